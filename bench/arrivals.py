@@ -1,0 +1,136 @@
+"""Times tasks that arrive at a fixed rate, from enqueue to the start of the handler.
+
+One process produces and consumes: a producer on one lane, waiting workers on the others,
+each taking one task at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import anyio
+
+from bench.common import percentiles
+from bench.competitors.base import AsyncLane, AsyncSystem, System, ThreadLane, ThreadSystem
+from bench.drive import CLAIM_WAIT_S, EMPTY_SECONDS_MAX, NUMBER_BYTES, fresh_queue, in_threads
+
+WARMUP_S = 1.0
+
+
+class Arrivals:
+    """Start and end of every task of a latency measurement, in seconds of one clock.
+
+    A task's time starts when its enqueue is called, or, if the producer is late because an
+    earlier enqueue took long, when it should have been called: slowness is not hidden.
+    """
+
+    def __init__(self, *, per_second: float, seconds: float, payload_bytes: int) -> None:
+        self.total = int(per_second * seconds)
+        self._gap = 1 / per_second
+        self._filler = bytes(payload_bytes - NUMBER_BYTES)
+        self._begin = time.perf_counter()
+        self._start = [0.0] * self.total
+        self._end = [0.0] * self.total
+        self._left = self.total
+        self.give_up_at = self._begin + seconds + EMPTY_SECONDS_MAX
+        self._lock = threading.Lock()
+
+    def wait_s(self, number: int) -> float:
+        """Seconds until the task is to be enqueued."""
+        return self._begin + number * self._gap - time.perf_counter()
+
+    def make(self, number: int, *, late: bool) -> list[bytes]:
+        """Start the task's clock; returns its payload."""
+        self._start[number] = self._begin + number * self._gap if late else time.perf_counter()
+        return [number.to_bytes(NUMBER_BYTES, "big") + self._filler]
+
+    def handle(self, payloads: Sequence[bytes]) -> None:
+        """What a worker's handler does first."""
+        now = time.perf_counter()
+        with self._lock:
+            for payload in payloads:
+                number = int.from_bytes(payload[:NUMBER_BYTES], "big")
+                if not self._end[number]:
+                    self._end[number] = now
+                    self._left -= 1
+
+    def open(self) -> bool:
+        """Whether workers must go on."""
+        return self._left > 0 and time.perf_counter() < self.give_up_at
+
+    def summary(self) -> dict[str, Any]:
+        """Percentiles in milliseconds over the tasks that were handled."""
+        times = [end - start for start, end in zip(self._start, self._end, strict=True) if end]
+        return {**percentiles(times), "tasks": len(times), "not_handled": self.total - len(times)}
+
+
+def latency(system: System, *, per_second: float, seconds: float, workers: int, payload_bytes: int) -> dict[str, Any]:
+    """Time from enqueue to the start of the handler, with ``workers`` waiting lanes."""
+
+    def fresh(duration: float) -> Arrivals:
+        return Arrivals(per_second=per_second, seconds=duration, payload_bytes=payload_bytes)
+
+    if isinstance(system, AsyncSystem):
+        return anyio.run(_latency_async, system, fresh, seconds, workers, backend=system.backend)
+    assert isinstance(system, ThreadSystem)
+    try:
+        producer, *consumers = system.open(fresh_queue(), lanes=1 + workers, waiting=True)
+        for duration in (WARMUP_S, seconds):
+            work = fresh(duration)
+            consume = [partial(_consume_thread, lane, work) for lane in consumers]
+            in_threads([partial(_produce_thread, producer, work), *consume])
+    finally:
+        system.close()
+    return work.summary()
+
+
+async def _latency_async(
+    system: AsyncSystem, fresh: Callable[[float], Arrivals], seconds: float, workers: int
+) -> dict[str, Any]:
+    try:
+        producer, *consumers = await system.open(fresh_queue(), lanes=1 + workers, waiting=True)
+        for duration in (WARMUP_S, seconds):
+            work = fresh(duration)
+            async with anyio.create_task_group() as group:
+                for lane in consumers:
+                    group.start_soon(_consume_async, lane, work)
+                await _produce_async(producer, work)
+    finally:
+        await system.close()
+    return work.summary()
+
+
+async def _produce_async(lane: AsyncLane, work: Arrivals) -> None:
+    for number in range(work.total):
+        wait_s = work.wait_s(number)
+        if wait_s > 0:
+            await anyio.sleep(wait_s)
+        await lane.enqueue(work.make(number, late=wait_s < 0))
+
+
+async def _consume_async(lane: AsyncLane, work: Arrivals) -> None:
+    while work.open():
+        batch = await lane.claim(1, CLAIM_WAIT_S)
+        if batch.payloads:
+            work.handle(batch.payloads)
+            await lane.complete(batch.receipt)
+
+
+def _produce_thread(lane: ThreadLane, work: Arrivals) -> None:
+    for number in range(work.total):
+        wait_s = work.wait_s(number)
+        if wait_s > 0:
+            time.sleep(wait_s)
+        lane.enqueue(work.make(number, late=wait_s < 0))
+
+
+def _consume_thread(lane: ThreadLane, work: Arrivals) -> None:
+    while work.open():
+        batch = lane.claim(1, CLAIM_WAIT_S)
+        if batch.payloads:
+            work.handle(batch.payloads)
+            lane.complete(batch.receipt)

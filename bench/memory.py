@@ -1,0 +1,160 @@
+"""What a large backlog costs a peer: memory beyond its mapped file, and slower claims.
+
+One peer on the embedded log holds 1,000,000 ready tasks.  Pages of the store's file are the
+kernel's cache and are counted apart (``smaps``); what remains is the peer's own.  Claims are
+timed in the same loop (enqueue, claim, complete) on an almost empty queue and behind the
+backlog.  Run it from the project's root: ``python -m bench.memory``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from bench.common import emit, machine, median_of, progress
+from bench.competitors.base import AsyncLane
+from bench.drive import CLAIM_WAIT_S, LostTasks, started
+from bench.onyxq_system import OnyxqEmbedded1
+from bench.options import end_on_signal, guarded
+
+QUEUE = "backlog"
+FILL_BATCH = 1_000
+FILL_LANES = 4
+CLAIM_BATCHES = (1, 100)
+AHEAD = 1_000
+"""Ready tasks on the almost empty queue."""
+SETTLE_S = 2.0
+"""Before memory is read, so that what is under way is done."""
+
+_MAPPING = re.compile(r"^[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ \d+\s*(.*)$")
+
+
+def main() -> None:
+    """Measure and print the JSON document."""
+    options = _options()
+    end_on_signal()
+    doc = {
+        "benchmark": "memory",
+        "machine": machine(),
+        "settings": {
+            "tasks": options.tasks,
+            "payload_bytes": options.payload,
+            "enqueued": f"in batches of {FILL_BATCH} by {FILL_LANES} lanes",
+            "claims": f"in batches of {' and '.join(map(str, CLAIM_BATCHES))} by one lane for {options.seconds} s, "
+            f"with {AHEAD} tasks ready and with {options.tasks + AHEAD}",
+            "runs": options.runs,
+            **OnyxqEmbedded1().settings(),
+        },
+        "result": guarded(lambda: median_of(options.runs, lambda: _once(options))),
+    }
+    emit(doc)
+
+
+def _options() -> argparse.Namespace:
+    made = argparse.ArgumentParser(
+        description="What a large backlog costs a peer.", formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    made.add_argument("--tasks", type=int, default=1_000_000, help="ready tasks in the backlog")
+    made.add_argument("--payload", type=int, default=100, help="bytes per task")
+    made.add_argument("--seconds", type=float, default=5.0, help="duration of each measurement of claims")
+    made.add_argument("--runs", type=int, default=3, help="measurements of which the median is given")
+    made.add_argument("--directory", type=Path, default=None, help="where data goes (default: the temporary directory)")
+    return made.parse_args()
+
+
+def _once(options: argparse.Namespace) -> dict[str, Any]:
+    system = OnyxqEmbedded1()
+    with started(system, options.directory):
+        return anyio.run(_measure, system, options, backend=system.backend)
+
+
+async def _measure(system: OnyxqEmbedded1, options: argparse.Namespace) -> dict[str, Any]:
+    payload = bytes(options.payload)
+    pid = system.pids()[0]
+    try:
+        lanes = await system.open(QUEUE, lanes=FILL_LANES, waiting=False)
+        await lanes[0].enqueue([payload] * AHEAD)
+        empty = {str(batch): await _claims(lanes[0], batch, payload, options.seconds) for batch in CLAIM_BATCHES}
+        before = await _memory(pid)
+        progress(f"enqueueing {options.tasks} tasks")
+        begin = time.perf_counter()
+        await _fill(lanes, payload, options.tasks)
+        elapsed = time.perf_counter() - begin
+        after = await _memory(pid)
+        full = {str(batch): await _claims(lanes[0], batch, payload, options.seconds) for batch in CLAIM_BATCHES}
+        later = await _memory(pid)
+    finally:
+        await system.close()
+    return {
+        "own_mib_before": before["own_mib"],
+        "own_mib_with_backlog": after["own_mib"],
+        "own_mib_after_claims": later["own_mib"],
+        "mapped_file_mib": after["mapped_file_mib"],
+        "own_bytes_per_task": round((after["own_mib"] - before["own_mib"]) * (1 << 20) / options.tasks, 2),
+        "enqueued_per_second": round(options.tasks / elapsed),
+        "claim_almost_empty": empty,
+        "claim_with_backlog": full,
+        "slow_down": {
+            batch: round(full[batch]["claim_ms"] / empty[batch]["claim_ms"], 2) for batch in map(str, CLAIM_BATCHES)
+        },
+    }
+
+
+async def _fill(lanes: list[AsyncLane], payload: bytes, tasks: int) -> None:
+    """Enqueue ``tasks`` tasks, every lane its share."""
+    batches = iter([FILL_BATCH] * (tasks // FILL_BATCH) + ([tasks % FILL_BATCH] if tasks % FILL_BATCH else []))
+
+    async def fill(lane: AsyncLane) -> None:
+        for count in batches:
+            await lane.enqueue([payload] * count)
+
+    async with anyio.create_task_group() as group:
+        for lane in lanes:
+            group.start_soon(fill, lane)
+
+
+async def _claims(lane: AsyncLane, batch: int, payload: bytes, seconds: float) -> dict[str, Any]:
+    """Median milliseconds of a claim, while each claim's tasks are replaced and completed."""
+    times = []
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        await lane.enqueue([payload] * batch)
+        begin = time.perf_counter()
+        taken = await lane.claim(batch, CLAIM_WAIT_S)
+        times.append(time.perf_counter() - begin)
+        if not taken.payloads:
+            raise LostTasks("a claim found nothing although tasks are ready")
+        await lane.complete(taken.receipt)
+    return {"claim_ms": round(1000 * statistics.median(times), 3), "claims": len(times)}
+
+
+async def _memory(pid: int) -> dict[str, float]:
+    await anyio.sleep(SETTLE_S)
+    own, mapped = resident_kib(await anyio.Path(f"/proc/{pid}/smaps").read_text(encoding="utf-8"))
+    return {"own_mib": round(own / 1024, 1), "mapped_file_mib": round(mapped / 1024, 1)}
+
+
+def resident_kib(smaps: str) -> tuple[int, int]:
+    """Resident KiB of a process: its own, and that of LMDB's mapped files."""
+    own = mapped = 0
+    path = ""
+    for line in smaps.splitlines():
+        if line.startswith("Rss:"):
+            kib = int(line.split()[1])
+            if path.endswith(".mdb"):
+                mapped += kib
+            else:
+                own += kib
+        elif found := _MAPPING.match(line):
+            path = found[1].removesuffix(" (deleted)")
+    return own, mapped
+
+
+if __name__ == "__main__":
+    main()

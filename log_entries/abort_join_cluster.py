@@ -1,0 +1,32 @@
+"""Undoes a join that is not complete.
+
+Submitted by a joiner that gives up, for instance because it is told to stop while it
+waits.  The peer is forgotten as if it had never asked, and the place it held is filled
+from the queue.  A peer that became a member meanwhile stays one: it has to leave.
+"""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from onyxq import ring
+from onyxq.entry import APPLIED, Stamp, Verdict
+from onyxq.replica import Replica
+
+VERSION = 1
+
+
+@frozen
+class Args:
+    """``joiner``: a peer that is prepared, accepted or queued."""
+
+    joiner: str
+
+
+def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
+    """Forget the joiner."""
+    if args.joiner in replica.ring.members:
+        return replica, "already joined"
+    if not ring.is_joining(replica.ring, args.joiner):
+        return replica, "not joining"
+    return ring.move(replica, ring.remove(replica.ring, args.joiner, stamp.position), stamp), APPLIED

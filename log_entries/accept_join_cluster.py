@@ -1,0 +1,39 @@
+"""Third phase of a join: the joiner becomes a member.
+
+Owed by the joiner, which by then watches its successor.  It is put into the ring behind
+the member that took it in; its node is present; partitions are placed anew; both peers
+are free to take in others, so queued joiners may be prepared.  ``joined_position`` of
+the peer becomes the position of this entry's record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attrs import frozen
+
+from onyxq import ring
+from onyxq.entry import APPLIED, Stamp, Verdict
+from onyxq.replica import Replica
+
+VERSION = 1
+
+
+@frozen
+class Args:
+    """``joiner``: a peer that was notified."""
+
+    joiner: str
+
+
+def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
+    """Make the joiner a member."""
+    after = ring.accept(replica.ring, args.joiner, stamp.position)
+    if after is None:
+        return replica, "not accepted"
+    return ring.move(replica, after, stamp), APPLIED
+
+
+def owed(replica: Replica, me: str) -> Sequence[Args]:
+    """Owed by the joiner once it was notified."""
+    return (Args(me),) if me in replica.ring.accepted.values() else ()

@@ -1,0 +1,36 @@
+"""Moves work away from a node that is going to stop.
+
+Submitted by a peer that is told to stop, or by an operator.  Marks the node as draining:
+it leads nothing any more, and partitions that would be left without a majority by its
+absence settle elsewhere first.  ``permanent`` moves all its copies: placement gives it
+nothing again.  Both end when a new peer of the node joins.
+"""
+
+from __future__ import annotations
+
+from attrs import evolve, frozen
+
+from onyxq import placement
+from onyxq.entry import APPLIED, Stamp, Verdict
+from onyxq.replica import Replica
+
+VERSION = 1
+
+
+@frozen
+class Args:
+    """``permanent``: the node is not expected back."""
+
+    node: str
+    permanent: bool
+
+
+def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
+    """Mark the node and place partitions anew."""
+    node = replica.nodes.get(args.node)
+    if node is None:
+        return replica, "unknown node"
+    drained = evolve(node, draining=True, replaced=node.replaced or args.permanent)
+    if drained == node:
+        return replica, "already draining"
+    return placement.reconcile(evolve(replica, nodes=replica.nodes.set(node.id, drained))), APPLIED

@@ -1,0 +1,53 @@
+"""The leader of a partition ends claims whose lease ran out.
+
+Submitted by the ready leader of the epoch.  Only what is held under the token with a
+deadline before the log time of this record becomes free, so no peer's clock and no
+outage of the log can end a claim early.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from attrs import frozen
+
+from onyxq.claims import BAD_RUN, NOTHING_HELD, Pieces, change, gather, merged, refusal, split
+from onyxq.entry import APPLIED, Stamp, Verdict
+from onyxq.ids import Run
+from onyxq.replica import Replica
+
+VERSION = 1
+
+
+class Expiry(NamedTuple):
+    """Runs claimed under one token, and how many counted attempts they have had now."""
+
+    token: int
+    attempts: int
+    runs: tuple[Run, ...]
+
+
+@frozen
+class Args:
+    """The leader's partition and epoch, and what it expires."""
+
+    partition: int
+    epoch: int
+    expirations: tuple[Expiry, ...]
+
+
+def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
+    """Drop the claims that are held and over."""
+    refused = refusal(replica, partition=args.partition, epoch=args.epoch, stamp=stamp)
+    if refused:
+        return replica, refused
+    wanted = gather(args.partition, [(item.token, item.runs) for item in args.expirations])
+    if wanted is None:
+        return replica, BAD_RUN
+
+    def expire(pieces: Pieces, token: int, bits: int) -> Pieces | None:
+        outside, inside = split(pieces, bits, lambda piece: piece[2] == token and piece[4] < stamp.log_time_ms)
+        return merged(outside) if inside else None
+
+    changed = change(replica, args.partition, wanted, expire)
+    return (replica, NOTHING_HELD) if changed is None else (changed, APPLIED)

@@ -1,0 +1,34 @@
+"""Takes a peer out of the ring, whatever it was doing.
+
+Submitted by whoever watches the peer and sees its pulse absent, or by the peer itself
+when it stops.  The ring is closed around it; a joiner that it was taking in goes to the
+head of the queue and is prepared anew in the same entry; its node becomes absent at the
+present log time; partitions are placed anew.  When the last member leaves, the first
+queued joiner is the ring.  A peer that was only joining is forgotten.  Several watchers
+may report the same peer: repeats change nothing.
+"""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from onyxq import ring
+from onyxq.entry import APPLIED, Stamp, Verdict
+from onyxq.replica import Replica
+
+VERSION = 1
+
+
+@frozen
+class Args:
+    """``reason``: in words, for those who read the log."""
+
+    peer: str
+    reason: str
+
+
+def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
+    """Close the ring around the peer."""
+    if not ring.contains(replica.ring, args.peer):
+        return replica, "not in the ring"
+    return ring.move(replica, ring.remove(replica.ring, args.peer, stamp.position), stamp), APPLIED

@@ -1,0 +1,38 @@
+"""Second phase of a join: the joiner is told whom to watch.
+
+Owed by the member that is to take the joiner in, which by then watches it.  From now on
+the joiner watches that member's successor instead of the member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attrs import evolve, frozen
+
+from onyxq import ring
+from onyxq.entry import APPLIED, Stamp, Verdict
+from onyxq.replica import Replica
+
+VERSION = 1
+
+
+@frozen
+class Args:
+    """``joiner``: a peer that is prepared."""
+
+    joiner: str
+
+
+def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
+    """Move the join from phase 1 to phase 2."""
+    after = ring.notify(replica.ring, args.joiner)
+    if after is None:
+        return replica, "not prepared"
+    return evolve(replica, ring=after), APPLIED
+
+
+def owed(replica: Replica, me: str) -> Sequence[Args]:
+    """Owed by the member that the joiner was prepared behind."""
+    joiner = replica.ring.prepared.get(me)
+    return (Args(joiner),) if joiner else ()

@@ -1,0 +1,68 @@
+"""First phase of a join: a peer asks to be taken into the ring.
+
+Submitted by the joiner itself, once its pulse exists.  With nobody in the ring it joins
+at once.  Else a member that is not stitching anybody (picked by the record's position)
+is to take it in and watches it from now on; with none free it waits in the queue and is
+prepared by the entry that frees a place.  Another peer of the same node, member or
+joining, leaves in the same entry: a node has at most one.
+"""
+
+from __future__ import annotations
+
+from attrs import evolve, frozen
+from pyrsistent import PMap
+
+from onyxq import ring
+from onyxq.entry import APPLIED, Stamp, Verdict
+from onyxq.replica import Peer, Replica
+
+VERSION = 1
+NAME_CHARACTERS_MAX = 200
+SLOTS_MAX = 1 << 16
+
+
+@frozen
+class Args:
+    """``address``, ``http``: HOST:PORT; ``versions``: entry name -> highest version that the peer knows."""
+
+    peer: str
+    node: str
+    address: str
+    http: str
+    zone: str
+    slots: int
+    tags: tuple[str, ...]
+    versions: PMap[str, int]
+
+
+def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
+    """Take the peer in, prepare or queue it; see the module's first paragraph."""
+    if args.peer != stamp.peer:
+        return replica, "not its own join"
+    if args.peer in replica.ring.members:
+        return replica, "already joined"
+    if args.peer in replica.peers:
+        return replica, "already joining"
+    if not 0 < len(args.peer) <= NAME_CHARACTERS_MAX or not 0 < len(args.node) <= NAME_CHARACTERS_MAX:
+        return replica, "bad name"
+    if not 0 <= args.slots <= SLOTS_MAX:
+        return replica, "bad slots"
+    others = sorted(peer.id for peer in replica.peers.values() if peer.node == args.node)
+    replica = evolve(replica, peers=replica.peers.set(args.peer, _peer(args)))
+    after = replica.ring
+    for other in others:
+        after = ring.remove(after, other, stamp.position)
+    return ring.move(replica, ring.enter(after, args.peer, stamp.position), stamp), APPLIED
+
+
+def _peer(args: Args) -> Peer:
+    return Peer(
+        id=args.peer,
+        node=args.node,
+        address=args.address,
+        http=args.http,
+        zone=args.zone,
+        slots=args.slots,
+        tags=args.tags,
+        versions=args.versions,
+    )

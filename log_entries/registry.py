@@ -1,0 +1,62 @@
+"""The explicit list of entries: what `onyxq.step` and the codec know.
+
+A new entry is one module and one line here.  The order is that in which obligations
+are looked for and in which the reference page lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType, ModuleType
+
+from pyrsistent import PMap, pmap
+
+from log_entries import (
+    abort_join_cluster,
+    accept_join_cluster,
+    create_cluster,
+    drain_node,
+    expire_claims,
+    gc,
+    grant_claims,
+    leave_cluster,
+    notify_join_cluster,
+    prepare_join_cluster,
+    ready_partition,
+    release_claims,
+    renew_claims,
+    replace_node,
+    set_slots,
+    settle_partition,
+    yield_partition,
+)
+from onyxq.entry import Entry, describe
+
+MODULES: tuple[ModuleType, ...] = (
+    create_cluster,
+    prepare_join_cluster,
+    notify_join_cluster,
+    accept_join_cluster,
+    abort_join_cluster,
+    leave_cluster,
+    set_slots,
+    drain_node,
+    replace_node,
+    ready_partition,
+    settle_partition,
+    yield_partition,
+    grant_claims,
+    renew_claims,
+    release_claims,
+    expire_claims,
+    gc,
+)
+
+ENTRIES: Mapping[str, Entry] = MappingProxyType({entry.name: entry for entry in map(describe, MODULES)})
+"""Name of an entry -> the entry."""
+
+BY_ARGS: Mapping[type, Entry] = MappingProxyType({entry.args: entry for entry in ENTRIES.values()})
+"""Class of an entry's arguments -> the entry."""
+
+VERSIONS: PMap[str, int] = pmap({entry.name: entry.version for entry in ENTRIES.values()})
+"""What a peer of this program announces when it joins: name -> highest version known."""

@@ -1,0 +1,70 @@
+"""The leader of a partition ends claims.
+
+Submitted by the ready leader of the epoch when tasks were completed (their completion is
+a fact by then), failed and are due again later, or were given back.  What of the runs is
+still held under the token becomes free; the rest of the arguments is history, which
+the store takes from the log.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from attrs import frozen
+
+from onyxq.claims import BAD_RUN, NOTHING_HELD, Pieces, change, gather, merged, refusal, split
+from onyxq.entry import APPLIED, Stamp, Verdict
+from onyxq.facts import RELEASED, RETRIED
+from onyxq.ids import Run
+from onyxq.replica import Replica
+
+VERSION = 1
+
+COMPLETED_EVENT = 4
+"""A completion fact of the runs is stored: no history row is needed."""
+EVENTS = (RELEASED, RETRIED, COMPLETED_EVENT)
+
+
+class Release(NamedTuple):
+    """Runs claimed under one token, and what became of them.
+
+    For RETRIED, ``retry_ms`` is the wall-clock time at which they are due again,
+    ``attempts`` how many counted attempts there were, ``note`` the error.
+    """
+
+    token: int
+    event: int
+    retry_ms: int
+    attempts: int
+    note: str
+    runs: tuple[Run, ...]
+
+
+@frozen
+class Args:
+    """The leader's partition and epoch, and what it releases."""
+
+    partition: int
+    epoch: int
+    releases: tuple[Release, ...]
+
+
+def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
+    """Drop the claims that are held."""
+    refused = refusal(replica, partition=args.partition, epoch=args.epoch, stamp=stamp)
+    if refused:
+        return replica, refused
+    if any(release.event not in EVENTS for release in args.releases):
+        return replica, "bad event"
+    wanted = gather(args.partition, [(release.token, release.runs) for release in args.releases])
+    if wanted is None:
+        return replica, BAD_RUN
+
+    def release(pieces: Pieces, token: int, bits: int) -> Pieces | None:
+        # A token of this very record cannot be known to anybody yet; were it released, a
+        # later grant of the same record would give the task the same token again.
+        outside, inside = split(pieces, bits, lambda piece: piece[2] == token != stamp.position)
+        return merged(outside) if inside else None
+
+    changed = change(replica, args.partition, wanted, release)
+    return (replica, NOTHING_HELD) if changed is None else (changed, APPLIED)

@@ -1,0 +1,58 @@
+"""The leader of a partition extends leases.
+
+Submitted by the ready leader of the epoch for its workers.  What of the runs is still
+held under the token gets the deadline log time plus lease, also when the old deadline
+has passed but the claim has not been expired.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from attrs import frozen
+
+from onyxq.claims import BAD_LEASE, BAD_RUN, NOTHING_HELD, Pieces, change, gather, lease_fits, merged, refusal, split
+from onyxq.entry import APPLIED, Stamp, Verdict
+from onyxq.ids import Run
+from onyxq.replica import Replica
+
+VERSION = 1
+
+
+class Renewal(NamedTuple):
+    """Runs claimed under one token; the lease is 1 ms to 24 hours from now."""
+
+    token: int
+    lease_ms: int
+    runs: tuple[Run, ...]
+
+
+@frozen
+class Args:
+    """The leader's partition and epoch, and what it renews."""
+
+    partition: int
+    epoch: int
+    renewals: tuple[Renewal, ...]
+
+
+def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
+    """Move the deadlines of what is held."""
+    refused = refusal(replica, partition=args.partition, epoch=args.epoch, stamp=stamp)
+    if refused:
+        return replica, refused
+    if not all(lease_fits(renewal.lease_ms) for renewal in args.renewals):
+        return replica, BAD_LEASE
+    kinds = [((at, item.token, item.lease_ms), item.runs) for at, item in enumerate(args.renewals)]
+    wanted = gather(args.partition, kinds)
+    if wanted is None:
+        return replica, BAD_RUN
+
+    def renew(pieces: Pieces, kind: tuple[int, int, int], bits: int) -> Pieces | None:
+        _, token, lease_ms = kind
+        outside, inside = split(pieces, bits, lambda piece: piece[2] == token)
+        deadline = stamp.log_time_ms + lease_ms
+        return merged([*outside, *((*piece[:4], deadline) for piece in inside)]) if inside else None
+
+    changed = change(replica, args.partition, wanted, renew)
+    return (replica, NOTHING_HELD) if changed is None else (changed, APPLIED)

@@ -1,0 +1,37 @@
+"""A leader gives a partition up because it cannot become ready or cannot write.
+
+Submitted by the leader of the epoch: it is cut off from its cohort, or its disk is full.
+The next live candidate leads, round and round; ``yields`` counts the turns, so that
+leaders pause longer each time.  With a single candidate that one tries again at a higher
+epoch.
+"""
+
+from __future__ import annotations
+
+from attrs import evolve, frozen
+
+from onyxq.entry import APPLIED, Stamp, Verdict
+from onyxq.placement import yielded
+from onyxq.replica import Replica
+
+VERSION = 1
+
+
+@frozen
+class Args:
+    """Which partition, and the epoch that is given up."""
+
+    partition: int
+    epoch: int
+
+
+def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
+    """Pass leadership on."""
+    found = replica.partitions.get(args.partition)
+    if found is None:
+        return replica, "no such partition"
+    if found.epoch != args.epoch:
+        return replica, "stale epoch"
+    if found.leader != stamp.peer:
+        return replica, "not the leader"
+    return evolve(replica, partitions=replica.partitions.set(args.partition, yielded(replica, found))), APPLIED

@@ -1,0 +1,116 @@
+"""Claims in flight as four entries change them (design: claims).
+
+Pure.  In the replica a stretch's claims are plain tuples ``(offset, count, token,
+worker, deadline)``, sorted and disjoint; neighbours that are alike are one piece.  What
+an entry asks for is gathered into one bit mask per stretch and kind first, so that a
+stretch is rewritten once however many runs name it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import TypeVar
+
+from onyxq.entry import Stamp
+from onyxq.ids import ID_BYTES, STRETCH_TASKS, Run, spans
+from onyxq.replica import ClaimPiece, Replica, with_pieces
+
+LEASE_MS_MAX = 24 * 60 * 60 * 1000
+
+BAD_RUN = "bad run"
+BAD_LEASE = "bad lease"
+NOTHING_HELD = "nothing held"
+
+Kind = TypeVar("Kind", bound=Hashable)
+Pieces = tuple[ClaimPiece, ...]
+
+
+def refusal(replica: Replica, *, partition: int, epoch: int, stamp: Stamp) -> str:
+    """Why the writer may not change the partition's claims now, or ""."""
+    found = replica.partitions.get(partition)
+    if found is None:
+        return "no such partition"
+    if found.epoch != epoch:
+        return "stale epoch"
+    if found.leader != stamp.peer:
+        return "not the leader"
+    return "" if found.ready else "not ready"
+
+
+def lease_fits(lease_ms: int) -> bool:
+    """Whether a lease is from 1 ms to 24 hours."""
+    return 1 <= lease_ms <= LEASE_MS_MAX
+
+
+def gather(partition: int, wanted: Iterable[tuple[Kind, Sequence[Run]]]) -> dict[bytes, dict[Kind, int]] | None:
+    """Masks per stretch and kind; None if a run is malformed, of another partition, not
+    within one stretch, or if there is none at all."""
+    prefix = partition.to_bytes(2, "big")
+    out: dict[bytes, dict[Kind, int]] = {}
+    for kind, runs in wanted:
+        for first, count in runs:
+            if len(first) != ID_BYTES or first[6:8] != prefix:
+                return None
+            counter = int.from_bytes(first[16:], "big")
+            offset = counter & (STRETCH_TASKS - 1)
+            if not 1 <= count <= STRETCH_TASKS - offset:
+                return None
+            masks = out.setdefault(first[:16] + (counter - offset).to_bytes(4, "big"), {})
+            masks[kind] = masks.get(kind, 0) | ((1 << count) - 1) << offset
+    return out or None
+
+
+def change(
+    replica: Replica,
+    partition: int,
+    wanted: dict[bytes, dict[Kind, int]],
+    edit: Callable[[Pieces, Kind, int], Pieces | None],
+) -> Replica | None:
+    """The replica with ``edit(pieces, kind, mask)`` done on every stretch of ``wanted``.
+
+    ``edit`` answers None where it concerns nothing; so does `change` if all edits do.
+    """
+    present = replica.claims.get(partition)
+    changes: dict[bytes, Pieces] = {}
+    for stretch, masks in wanted.items():
+        pieces = present.get(stretch, ()) if present is not None else ()
+        touched = False
+        for kind, bits in masks.items():
+            edited = edit(pieces, kind, bits) if pieces else None
+            if edited is not None:
+                pieces, touched = edited, True
+        if touched:
+            changes[stretch] = pieces
+    return with_pieces(replica, partition, changes) if changes else None
+
+
+def split(
+    pieces: Pieces, bits: int, concerns: Callable[[ClaimPiece], bool]
+) -> tuple[list[ClaimPiece], list[ClaimPiece]]:
+    """``pieces`` cut in two: what lies outside ``bits`` or does not concern, and the rest."""
+    outside: list[ClaimPiece] = []
+    inside: list[ClaimPiece] = []
+    for piece in pieces:
+        offset, count, token, worker, deadline = piece
+        mine = ((1 << count) - 1) << offset
+        if not mine & bits or not concerns(piece):
+            outside.append(piece)
+        elif not mine & ~bits:
+            inside.append(piece)
+        else:
+            outside += [(at, n, token, worker, deadline) for at, n in spans(mine & ~bits)]
+            inside += [(at, n, token, worker, deadline) for at, n in spans(mine & bits)]
+    return outside, inside
+
+
+def merged(pieces: Iterable[ClaimPiece]) -> Pieces:
+    """Disjoint pieces sorted, neighbours with the same token, worker and deadline as one."""
+    out: list[ClaimPiece] = []
+    for piece in sorted(pieces):
+        if out:
+            offset, count, *alike = out[-1]
+            if offset + count == piece[0] and alike == list(piece[2:]):
+                out[-1] = (offset, count + piece[1], *piece[2:])
+                continue
+        out.append(piece)
+    return tuple(out)

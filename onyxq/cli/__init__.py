@@ -1,0 +1,1 @@
+"""The command line: nouns then verbs, light to start; everything heavy is imported by the command that needs it."""

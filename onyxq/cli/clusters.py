@@ -1,0 +1,111 @@
+"""``onyxq cluster create`` and ``destroy``: clusters on ZooKeeper, without a running peer."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+from onyxq.cli.context import Context
+from onyxq.errors import BadRequest, Conflict
+from onyxq.ids import PARTITIONS_MAX
+
+if TYPE_CHECKING:
+    from onyxq.log.interface import LogSession
+    from onyxq.replica import Replica
+
+TOOL = "tool"
+"""The writer of records that come from outside the ring."""
+REPLICAS_MAX = 9
+
+
+def create(context: Context) -> None:
+    """Append the entry that makes a cluster; `Conflict` if there is one of that name."""
+    args = context.args
+    for name, value, limit in (
+        ("partitions", args.partitions, PARTITIONS_MAX),
+        ("replicas", args.replicas, REPLICAS_MAX),
+    ):
+        if not 1 <= value <= limit:
+            raise BadRequest(f"{name} must be 1 to {limit}, not {value}", field=name)
+    hosts = _hosts(context)
+
+    from onyxq.cli.daemons import run_in_trio
+    from onyxq.log.zookeeper import ZookeeperBackend
+
+    backend = ZookeeperBackend(hosts, args.name)
+    wanted = uuid.uuid4().hex
+
+    async def body() -> None:
+        session = await backend.session()
+        try:
+            await _create(session, args.name, wanted, partitions=args.partitions, replicas=args.replicas)
+        finally:
+            await session.aclose()
+
+    run_in_trio(body)
+    context.out.result({"name": args.name, "id": wanted}, f"created {args.name} ({wanted})")
+
+
+def destroy(context: Context) -> None:
+    """Delete a cluster's log."""
+    args = context.args
+    if not args.yes:
+        raise BadRequest(
+            f"this deletes the log of cluster {args.name!r}, with all claims in flight",
+            field="yes",
+            hint="Stop its peers, then say --yes.",
+        )
+    hosts = _hosts(context)
+
+    from onyxq.cli.daemons import run_in_trio
+    from onyxq.log.zookeeper import ZookeeperBackend
+
+    run_in_trio(ZookeeperBackend(hosts, args.name).destroy)
+    context.out.result({"name": args.name, "destroyed": True}, f"destroyed {args.name}")
+
+
+async def _create(session: LogSession, name: str, cluster_id: str, *, partitions: int, replicas: int) -> None:
+    from log_entries import create_cluster
+    from log_entries.registry import VERSIONS
+    from onyxq.log.codec import encode_entry, encode_record
+    from onyxq.replica import Settings
+
+    settings = Settings(partitions=partitions, replicas=replicas)
+    entry = create_cluster.Args(
+        name=name,
+        id=cluster_id,
+        partitions=settings.partitions,
+        replicas=settings.replicas,
+        session_timeout_ms=settings.session_timeout_ms,
+        absent_after_ms=settings.absent_after_ms,
+        yield_after_ms=settings.yield_after_ms,
+        enabled=VERSIONS,
+    )
+    # Whether it was the first is for the log to say: an entry too many changes nothing.
+    record = encode_record(cluster_id, TOOL, 1, time.time_ns() // 1_000_000, [encode_entry(entry)])
+    replica = await _read_to(session, await session.append(record))
+    if replica is None or replica.cluster is None or replica.cluster.id != cluster_id:
+        raise Conflict(f"there is a cluster {name!r} already", field="name", hint="Choose another name, or destroy it.")
+
+
+async def _read_to(session: LogSession, position: int) -> Replica | None:
+    """The replica as of a position, or as soon as it has a cluster; None if the log was trimmed before."""
+    from onyxq.log.interface import Record
+    from onyxq.replica import EMPTY
+    from onyxq.step import step
+
+    replica = EMPTY
+    while replica.position < position and replica.cluster is None:
+        found = await session.read(replica.position + 1)
+        if not isinstance(found, Record):
+            return None
+        replica = step(replica, found).replica
+    return replica
+
+
+def _hosts(context: Context) -> str:
+    hosts = context.text("zookeeper")
+    if not hosts:
+        raise BadRequest("which ZooKeeper?", field="zookeeper", hint="Give --zookeeper HOST:PORT or ONYXQ_ZOOKEEPER.")
+    return hosts

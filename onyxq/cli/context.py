@@ -1,0 +1,88 @@
+"""What a command's body gets: its arguments, the settings, a place to print, a way to a peer."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+from onyxq.cli.output import Output
+from onyxq.config import Config
+from onyxq.errors import BadRequest
+
+if TYPE_CHECKING:
+    from onyxq.client import Client
+
+_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?")
+
+
+@frozen
+class Context:
+    """The surroundings of one command."""
+
+    args: argparse.Namespace
+    config: Config
+    out: Output
+
+    def text(self, name: str) -> str:
+        """A setting that is text; empty where it is not set."""
+        value = self.config.setting(name, getattr(self.args, name, None)).value
+        return "" if value is None else str(value)
+
+    def number(self, name: str) -> int:
+        """A setting that is a number."""
+        return int(self.config.setting(name, getattr(self.args, name, None)).value or 0)
+
+    def given(self, name: str) -> str | None:
+        """A setting that somebody made, None where only the default is left."""
+        value = self.config.given(name, getattr(self.args, name, None))
+        return None if value is None else str(value)
+
+    @contextmanager
+    def client(self) -> Iterator[Client]:
+        """A connection with the peer that the settings name; raises `Unavailable`."""
+        from onyxq.client import Client
+
+        with Client(self.text("connect"), token=self.text("token") or None) as client:
+            yield client
+
+    def call(self, method: str, arguments: dict[str, Any] | None = None) -> Any:
+        """One call of a method of the API on a connection of its own."""
+        with self.client() as client:
+            return client.call(method, arguments or {})
+
+
+def task_id(text: str) -> bytes:
+    """The id that 40 hex digits name; raises `BadRequest`."""
+    if not re.fullmatch(r"[0-9a-fA-F]{40}", text):
+        raise BadRequest(f"an id is 40 hex digits, not {text!r}", field="id")
+    return bytes.fromhex(text)
+
+
+def milliseconds(text: str, *, field: str) -> int:
+    """``10s``, ``500ms``, ``5m``, ``2h``, ``1d`` or seconds as a bare number; raises `BadRequest`."""
+    found = _DURATION.fullmatch(text.strip())
+    if not found:
+        raise BadRequest(f"a duration looks like 10s, 500ms, 5m, 2h or 1d, not {text!r}", field=field)
+    return round(float(found[1]) * _UNITS_MS[found[2] or "s"])
+
+
+def moment(text: str, *, field: str) -> int:
+    """Milliseconds since the epoch of an ISO 8601 time (local unless it has a zone) or of such a number."""
+    if text.isdigit():
+        return int(text)
+    try:
+        return round(datetime.fromisoformat(text).timestamp() * 1000)
+    except ValueError:
+        raise BadRequest(f"a time looks like 2031-05-01T12:00:00, not {text!r}", field=field) from None
+
+
+def clock(ms: int | None) -> str:
+    """A wall-clock time, local, to the second; empty for None."""
+    return datetime.fromtimestamp(ms / 1000).isoformat(sep=" ", timespec="seconds") if ms is not None else ""

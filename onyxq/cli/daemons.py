@@ -1,0 +1,134 @@
+"""Commands that run until they are told to stop: ``dev``, ``peer start``, ``zookeeper start``.
+
+The first SIGTERM or SIGINT asks for an orderly end, the second ends the process at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from onyxq.cli.context import Context
+from onyxq.errors import BadRequest
+
+if TYPE_CHECKING:
+    import trio
+
+    from onyxq.peer.daemon import PeerAddresses
+
+OFF = "off"
+PEERS_MAX = 16
+"""Peers of one process."""
+
+
+def peer_start(context: Context) -> None:
+    """Run one peer."""
+    from onyxq.peer.daemon import PeerConfig, run_peer
+
+    http = context.text("http")
+    config = PeerConfig(
+        cluster=context.text("cluster"),
+        zookeeper=context.text("zookeeper") or None,
+        data=context.text("data"),
+        listen=_address(context, "listen"),
+        http=None if http in ("", OFF) else _address(context, "http"),
+        zone=context.text("zone"),
+        slots=context.number("slots"),
+    )
+
+    def ready(peer: PeerAddresses) -> None:
+        context.out.line(_shown(peer), f"ready {_words(peer)}")
+
+    _run(context, lambda stop: run_peer(config, ready=ready, stop=stop))
+
+
+def dev(context: Context) -> None:
+    """Run a whole cluster in this process."""
+    peers = context.args.peers
+    if not 1 <= peers <= PEERS_MAX:
+        raise BadRequest(f"peers must be 1 to {PEERS_MAX}, not {peers}", field="peers")
+    data, listen, http = context.given("data"), _address(context, "listen"), _address(context, "http")
+
+    from onyxq.peer.daemon import run_dev
+
+    def ready(found: list[PeerAddresses]) -> None:
+        shown = {"ready": True, "peers": [_shown(peer) for peer in found]}
+        context.out.line(shown, "\n".join(f"ready {_words(peer)}" for peer in found))
+
+    _run(context, lambda stop: run_dev(peers, data, listen=listen, http=http, ready=ready, stop=stop))
+
+
+def zookeeper_start(context: Context) -> None:
+    """Run a ZooKeeper, or an ensemble."""
+    import tempfile
+    from contextlib import ExitStack
+
+    from onyxq.log.zookeeper_server import ZookeeperServer
+
+    args = context.args
+    with ExitStack() as stack:
+        data = args.data or stack.enter_context(tempfile.TemporaryDirectory(prefix="onyxq-zookeeper-"))
+
+        async def serve(stop: trio.Event) -> None:
+            async with ZookeeperServer(data, servers=args.servers, port=args.port) as server:
+                context.out.line({"ready": True, "zookeeper": server.hosts}, f"ready {server.hosts}")
+                await stop.wait()
+
+        _run(context, serve)
+
+
+def _run(context: Context, serve: Callable[[trio.Event], Awaitable[Any]]) -> None:
+    """Run ``serve`` until it returns; its event is set by the first signal."""
+    import trio
+
+    async def stop_at_signal(stop: trio.Event) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for number in signals:
+                if stop.is_set():
+                    os._exit(128 + number)
+                context.out.note("stopping; once more to stop at once")
+                stop.set()
+
+    async def both() -> None:
+        stop = trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stop_at_signal, stop)
+            await serve(stop)
+            nursery.cancel_scope.cancel()
+
+    run_in_trio(both)
+
+
+def run_in_trio(body: Callable[[], Awaitable[None]]) -> None:
+    """Run to the end; of errors that tasks raised together the first one is what went wrong."""
+    import trio
+
+    try:
+        trio.run(body)
+    except BaseExceptionGroup as group:
+        raise _first(group) from group
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _address(context: Context, name: str) -> str:
+    """A ``HOST:PORT`` setting; raises `BadRequest`."""
+    value = context.text(name)
+    host, _, port = value.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise BadRequest(f"{name} must be HOST:PORT, not {value!r}", field=name)
+    return value
+
+
+def _shown(peer: PeerAddresses) -> dict[str, Any]:
+    return {"ready": True, "peer": peer.peer, "node": peer.node, "listen": peer.address, "http": peer.http}
+
+
+def _words(peer: PeerAddresses) -> str:
+    return f"peer={peer.peer} node={peer.node} listen={peer.address} http={peer.http or OFF}"

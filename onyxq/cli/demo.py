@@ -1,0 +1,56 @@
+"""``onyxq demo``: runs the word count of `onyxq.demo` and checks it against a plain one."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from onyxq.cli.context import Context
+from onyxq.cli.daemons import PEERS_MAX, run_in_trio
+from onyxq.errors import BadRequest
+
+COMMON_WORDS = 10
+EXIT_NOT_EXACT = 1
+
+
+def demo(context: Context) -> int:
+    """Count, check, print; 0 only if the counts are exact."""
+    args = context.args
+    if not 1 <= args.peers <= PEERS_MAX:
+        raise BadRequest(f"peers must be 1 to {PEERS_MAX}, not {args.peers}", field="peers")
+
+    from onyxq.demo.corpus import chunks, default_directory, plain_count, text_files
+    from onyxq.demo.driver import Outcome, count_on_cluster, figures
+
+    directory = Path(args.input).resolve() if args.input else default_directory()
+    files = text_files(directory)
+    shares = list(chunks(directory, files))
+    context.out.note(f"{len(files)} text files under {directory}, {len(shares)} map tasks")
+    data = Path(tempfile.mkdtemp(prefix="onyxq-demo-"))
+    outcomes: list[Outcome] = []
+
+    async def count() -> None:
+        outcomes.append(
+            await count_on_cluster(directory, shares, peers=args.peers, data=data, progress=context.out.progress)
+        )
+
+    try:
+        run_in_trio(count)
+    finally:
+        if not args.keep:
+            shutil.rmtree(data)
+    counts = outcomes[0].counts
+    context.out.note("checking against a plain count in one process")
+    exact = plain_count(files) == counts
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:COMMON_WORDS]
+    shown = figures(outcomes[0], files=len(files), size_bytes=sum(share.end - share.start for share in shares))
+    if args.keep:
+        shown["data"] = str(data)
+    if context.out.as_json:
+        context.out.document({"exact": exact, "common_words": [list(item) for item in ranked], **shown})
+    else:
+        context.out.table(None, [{"word": word, "count": count} for word, count in ranked], ("word", "count"))
+        print(f"\nexact: {'yes' if exact else 'no'}")
+        context.out.fields(shown)
+    return 0 if exact else EXIT_NOT_EXACT

@@ -1,0 +1,253 @@
+"""What a claimer holds: claims and batches of them (design: claims, runs).
+
+A claim of many tasks comes as a few runs.  `ClaimBatch` is a sequence that makes a
+`Claim` only for what is looked at, and goes back to the server as runs; payloads stay
+packed until they are asked for.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple, overload
+from zlib import crc32
+
+import anyio
+
+from onyxq.errors import Corrupt
+from onyxq.facts import TaskRun, task_header, unpack_task
+from onyxq.ids import TaskId, Token, counter_of, with_counter
+
+
+class ClaimedRun:
+    """Tasks with consecutive ids that were granted together."""
+
+    __slots__ = ("_header", "_offsets", "_run", "attempts", "body", "count", "expires", "first", "lease_ms", "token")
+
+    def __init__(
+        self,
+        *,
+        token: int,
+        first: bytes,
+        count: int = 1,
+        attempts: int = 0,
+        body: bytes = b"",
+        expires: float = 0.0,
+        lease_ms: int = 30_000,
+    ) -> None:
+        self.token = Token(token)
+        self.attempts = attempts
+        self.first = TaskId(first)
+        self.count = count
+        self.body = body
+        self.expires = expires
+        """Monotonic second (of the event loop's clock) up to which the lease surely runs."""
+        self.lease_ms = lease_ms
+        self._header: dict[str, Any] | None = None
+        self._run: TaskRun | None = None
+        self._offsets: list[int] = []
+
+    def id_at(self, index: int) -> TaskId:
+        """The id of one task."""
+        return with_counter(self.first, counter_of(self.first) + index)
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """What the tasks share: queue, priority, ..."""
+        if self._header is None:
+            self._header = task_header(self.body)[0] if self.body else {}
+        return self._header
+
+    def payload(self, index: int) -> bytes:
+        """The payload of one task; raises `Corrupt` if it is not what was enqueued."""
+        if not self.body:
+            return b""
+        if self._run is None:
+            self._run = unpack_task(self.body)
+            self._offsets = list(accumulate(self._run.lengths, initial=0))
+        data = self._run.payloads[self._offsets[index] : self._offsets[index + 1]]
+        if crc32(data) != self._run.checksums[index]:
+            raise Corrupt(f"the payload of task {self.id_at(index).hex()} does not match its checksum")
+        return data
+
+
+class Claim:
+    """A lease on one task."""
+
+    __slots__ = ("_expires", "index", "lock", "run", "seq", "unsure")
+
+    def __init__(self, run: ClaimedRun, index: int) -> None:
+        self.run = run
+        self.index = index
+        self.seq = 0
+        """Updates of this claim that were acknowledged: the number of the next one."""
+        self.unsure: bytes | None = None
+        """Data of update ``seq`` if it was sent and its outcome is not known."""
+        self.lock: anyio.Lock | None = None
+        self._expires = 0.0
+
+    @staticmethod
+    def of(task_id: bytes, token: int) -> Claim:
+        """A claim known by id and token only: it has no data and no known expiry."""
+        return Claim(ClaimedRun(token=token, first=task_id), 0)
+
+    @property
+    def id(self) -> TaskId:
+        """The task's id."""
+        return self.run.id_at(self.index)
+
+    @property
+    def token(self) -> Token:
+        """Fencing token: higher for every later claim of the task."""
+        return self.run.token
+
+    @property
+    def queue(self) -> str:
+        """The task's queue."""
+        return str(self.run.header.get("queue", ""))
+
+    @property
+    def priority(self) -> int:
+        """The task's priority."""
+        return int(self.run.header.get("priority", 0))
+
+    @property
+    def format(self) -> str:
+        """``json`` or ``bytes``: what ``data`` holds."""
+        return str(self.run.header.get("format", "bytes"))
+
+    @property
+    def retries(self) -> int | None:
+        """Failed attempts after which the task fails for good, beyond the first; None: never."""
+        retries = self.run.header.get("retries", 25)
+        return None if retries is None else int(retries)
+
+    @property
+    def attempts(self) -> int:
+        """Failed or expired attempts before this one."""
+        return self.run.attempts
+
+    @property
+    def data(self) -> bytes:
+        """The payload; raises `Corrupt` if its checksum does not fit."""
+        return self.run.payload(self.index)
+
+    @property
+    def expires(self) -> float:
+        """Monotonic second (`anyio.current_time`) up to which the lease surely runs."""
+        return max(self._expires, self.run.expires)
+
+    def extend(self, expires: float) -> None:
+        """The lease of this claim was renewed."""
+        self._expires = max(self._expires, expires)
+
+    def __repr__(self) -> str:
+        return f"Claim({self.id.hex()}, token={self.token}, queue={self.queue!r})"
+
+
+class ClaimBatch(Sequence[Claim]):
+    """Claims of one call, in the order in which they were granted."""
+
+    def __init__(self, runs: Iterable[ClaimedRun]) -> None:
+        self.runs = list(runs)
+        self._ends = list(accumulate(run.count for run in self.runs))
+        self._claims: dict[int, Claim] = {}
+
+    @staticmethod
+    def of(answer: dict[str, Any], *, expires: float, lease_ms: int) -> ClaimBatch:
+        """The batch in the answer to a claim request."""
+        return ClaimBatch(
+            ClaimedRun(
+                token=token,
+                first=first,
+                count=task_count(body),
+                attempts=attempts,
+                body=body,
+                expires=expires,
+                lease_ms=lease_ms,
+            )
+            for token, _, attempts, first, body in answer["claims"]
+        )
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    @overload
+    def __getitem__(self, index: int) -> Claim: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Claim]: ...
+    def __getitem__(self, index: int | slice) -> Claim | list[Claim]:
+        if isinstance(index, slice):
+            return [self._at(i) for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"claim {index} of {len(self)}")
+        return self._at(index % len(self))
+
+    def __iter__(self) -> Iterator[Claim]:
+        return map(self._at, range(len(self)))
+
+    def __repr__(self) -> str:
+        return f"<ClaimBatch of {len(self)} claims in {len(self.runs)} runs>"
+
+    @property
+    def payloads(self) -> list[bytes]:
+        """The payload of every claim; raises `Corrupt`."""
+        return [run.payload(i) for run in self.runs for i in range(run.count)]
+
+    @property
+    def expires(self) -> float:
+        """Monotonic second up to which the lease of every claim surely runs."""
+        return min((run.expires for run in self.runs), default=0.0)
+
+    def updated(self) -> bool:
+        """Whether updates were sent for any of the claims."""
+        return any(claim.seq for claim in self._claims.values())
+
+    def _at(self, index: int) -> Claim:
+        claim = self._claims.get(index)
+        if claim is None:
+            place = bisect_right(self._ends, index)
+            start = self._ends[place - 1] if place else 0
+            claim = self._claims[index] = Claim(self.runs[place], index - start)
+        return claim
+
+
+Claims = Claim | ClaimBatch | Iterable[Claim]
+
+
+class Piece(NamedTuple):
+    """Consecutive claims of one run."""
+
+    run: ClaimedRun
+    start: int
+    size: int
+    seq: int | None
+    """Number of updates, where one claim has some."""
+
+    @property
+    def item(self) -> list[Any]:
+        """What every item of a request begins with: first id, count, token."""
+        return [self.run.id_at(self.start), self.size, self.run.token]
+
+
+def pieces_of(claims: Claims) -> list[Piece]:
+    """The claims, in their order, as few pieces."""
+    if isinstance(claims, Claim):
+        return [Piece(claims.run, claims.index, 1, claims.seq or None)]
+    if isinstance(claims, ClaimBatch) and not claims.updated():
+        return [Piece(run, 0, run.count, None) for run in claims.runs]
+    pieces: list[Piece] = []
+    for claim in claims:
+        if pieces and not claim.seq:
+            run, start, size, seq = pieces[-1]
+            if claim.run is run and claim.index == start + size and seq is None:
+                pieces[-1] = Piece(run, start, size + 1, None)
+                continue
+        pieces.append(Piece(claim.run, claim.index, 1, claim.seq or None))
+    return pieces
+
+
+def task_count(body: bytes) -> int:
+    """Tasks in the body of a task run."""
+    return int.from_bytes(body[4:8], "little")

@@ -1,0 +1,230 @@
+"""Connections of one client: a coordinator, leaders it may ask directly, and the way
+from a dead peer to a living one (design: wire; "a client given one peer finds the
+others and survives its death").
+
+Any peer coordinates any request.  `Pool.call` keeps trying, at one peer after the
+other and ever more slowly, until its deadline; requests are made so that repeating
+them is safe.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+from attrs import evolve, field, frozen
+
+from onyxq.errors import NotLeader, OnyxqError, Overloaded, StaleEpoch, TimedOut, Unavailable
+from onyxq.wire.background import Spawner
+from onyxq.wire.connection import Connection
+from onyxq.wire.network import Network
+from onyxq.wire.protocol import Hello
+
+ATTEMPT_TIMEOUT_MS = 10_000
+"""Time for one attempt at one peer, beyond what the request itself may wait there."""
+CONNECT_TIMEOUT_MS = 2_000
+ROUTES_EVERY_S = 10.0
+ROUTES_PAUSE_S = 0.25
+"""Least time between two looks at the routes, however often they prove wrong."""
+RECONNECT_PAUSE_S = 5.0
+"""Pause before a leader that could not be reached is tried directly again."""
+BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.02, 1.0
+
+RETRYABLE = (Unavailable, Overloaded, TimedOut)
+"""Errors after which the same request may succeed."""
+
+
+@frozen
+class Routes:
+    """What a peer says about who does what."""
+
+    partitions: int = 0
+    leaders: dict[int, str] = field(factory=dict)
+    peers: tuple[str, ...] = ()
+
+
+class Backoff:
+    """Growing pauses up to a deadline (monotonic second)."""
+
+    def __init__(self, until: float, generator: random.Random) -> None:
+        self._until = until
+        self._generator = generator
+        self._pause_s = BACKOFF_FIRST_S
+
+    def over(self) -> bool:
+        """No time is left for another attempt."""
+        return anyio.current_time() + self._pause_s >= self._until
+
+    async def wait(self) -> None:
+        """Pause before the next attempt."""
+        await anyio.sleep(self._pause_s * (0.5 + self._generator.random() / 2))
+        self._pause_s = min(2 * self._pause_s, BACKOFF_MAX_S)
+
+
+class Pool:
+    """Connections to the peers of one cluster; used within the client's ``async with``."""
+
+    def __init__(
+        self, spawner: Spawner, network: Network, addresses: list[str], *, hello: Hello, generator: random.Random
+    ) -> None:
+        self.routes = Routes()
+        self.generator = generator
+        self._spawner = spawner
+        self._network = network
+        self._hello = hello
+        self._known = list(addresses)
+        """Addresses to try, the most promising first."""
+        self._coordinator: Connection | None = None
+        self._open: dict[str, Connection] = {}
+        self._not_before: dict[str, float] = {}
+        self._lock = anyio.Lock()
+        self._refreshed = anyio.Event()
+        self._wanted = anyio.Event()
+
+    # calls
+    async def call(
+        self,
+        method: str,
+        args: dict[str, Any] | Callable[[], dict[str, Any]],
+        *,
+        until: float,
+        address: str | None = None,
+        wait_ms: int = 0,
+        retry_until: float | None = None,
+        late: Callable[[Any], None] | None = None,
+    ) -> Any:
+        """The result of a request, tried until ``until`` (monotonic second).
+
+        ``args`` may be a function that makes them anew for each attempt.  ``address``:
+        peer to ask first, if there is a connection to it.  ``retry_until``: after that
+        time an error that a peer answered, or that no peer can be reached, is raised at
+        once; only a connection that broke is replaced, until ``until``.  ``wait_ms``:
+        how long the peer may wait before it answers.  Raises the last error.
+        """
+        backoff = Backoff(until, self.generator)
+        while True:
+            connection: Connection | None = None
+            try:
+                connection = self._direct(address) or await self.coordinator()
+                left_ms = max(1, int((until - anyio.current_time()) * 1000))
+                timeout_ms = min(left_ms, ATTEMPT_TIMEOUT_MS + wait_ms)
+                made = args if isinstance(args, dict) else args()
+                return await connection.call(method, made, timeout_ms=timeout_ms, late=late)
+            except RETRYABLE as error:
+                broke = connection is not None and connection.closed.is_set()
+                self._failed(connection, error)
+                hurried = retry_until is not None and anyio.current_time() >= retry_until
+                if backoff.over() or (hurried and not broke):
+                    raise
+            address = None
+            await backoff.wait()
+
+    def notify(self, method: str, args: dict[str, Any]) -> None:
+        """Tell the coordinator something, if there is one."""
+        if self._coordinator is not None:
+            self._coordinator.notify(method, args)
+
+    def leader_of(self, partition: int) -> str | None:
+        """Address of a partition's leader, as far as it is known."""
+        return self.routes.leaders.get(partition)
+
+    async def coordinator(self) -> Connection:
+        """The connection that requests go to; connects to the first known peer that answers."""
+        if self._coordinator is not None and not self._coordinator.closed.is_set():
+            return self._coordinator
+        async with self._lock:
+            if self._coordinator is not None and not self._coordinator.closed.is_set():
+                return self._coordinator
+            self._coordinator = await self._any_peer()
+            self.refresh_soon()
+            return self._coordinator
+
+    # routes
+    async def loaded_routes(self, until: float) -> Routes:
+        """Routes that name the partitions; raises as `call` does."""
+        if not self.routes.partitions:
+            self._take_routes(await self.call("routes", {}, until=until))
+        return self.routes
+
+    def refresh_soon(self) -> None:
+        """Have the routes looked up again."""
+        self._wanted.set()
+
+    async def keep_routes(self) -> None:
+        """Look the routes up when asked to and now and then; runs until cancelled."""
+        while True:
+            with anyio.move_on_after(ROUTES_EVERY_S):
+                await self._wanted.wait()
+            self._wanted = anyio.Event()
+            connection = self._coordinator
+            if connection is None or connection.closed.is_set():
+                continue
+            try:
+                self._take_routes(await connection.call("routes", {}, timeout_ms=ATTEMPT_TIMEOUT_MS))
+            except OnyxqError:
+                self._wanted.set()
+            await anyio.sleep(ROUTES_PAUSE_S)
+
+    def _take_routes(self, answer: dict[str, Any]) -> None:
+        peers = tuple(answer.get("peers", ()))
+        self.routes = Routes(int(answer["partitions"]), dict(answer.get("leaders", {})), peers)
+        if self._hello.cluster_id is None and answer.get("cluster_id"):
+            self._hello = evolve(self._hello, cluster_id=answer["cluster_id"])
+        self._known += [peer for peer in peers if peer not in self._known]
+
+    # connections
+    def _failed(self, connection: Connection | None, error: OnyxqError) -> None:
+        if connection is None:
+            return
+        if isinstance(error, TimedOut) and connection is self._coordinator:
+            # It accepts requests and does not answer them: another peer may.
+            self._coordinator = None
+            self._put_last(connection.address)
+        if connection.closed.is_set() or isinstance(error, (NotLeader, StaleEpoch)):
+            self.refresh_soon()
+
+    def _put_last(self, address: str) -> None:
+        if address in self._known:
+            self._known.remove(address)
+            self._known.append(address)
+
+    async def _any_peer(self) -> Connection:
+        errors: list[OnyxqError] = []
+        for address in list(self._known):
+            try:
+                return await self._connect(address)
+            except OnyxqError as error:
+                errors.append(error)
+                self._put_last(address)
+        unavailable = [error for error in errors if isinstance(error, Unavailable)]
+        raise (unavailable or errors or [Unavailable("no peer is known")])[-1]
+
+    async def _connect(self, address: str) -> Connection:
+        found = self._open.get(address)
+        if found is not None and not found.closed.is_set():
+            return found
+        connection = await Connection.start(
+            self._spawner, self._network, address, hello=self._hello, timeout_ms=CONNECT_TIMEOUT_MS
+        )
+        self._open[address] = connection
+        return connection
+
+    def _direct(self, address: str | None) -> Connection | None:
+        """An open connection to a leader; if there is none, one is made for later requests."""
+        if address is None:
+            return None
+        connection = self._open.get(address)
+        if connection is not None and not connection.closed.is_set():
+            return connection
+        if self._not_before.get(address, 0.0) <= anyio.current_time():
+            self._not_before[address] = anyio.current_time() + RECONNECT_PAUSE_S
+            self._spawner.start_soon(self._try_connect, address)
+        return None
+
+    async def _try_connect(self, address: str) -> None:
+        try:
+            await self._connect(address)
+        except OnyxqError:
+            self.refresh_soon()

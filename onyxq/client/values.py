@@ -1,0 +1,77 @@
+"""What clients get to see of tasks (design: interfaces)."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from attrs import frozen
+
+from onyxq.errors import BadRequest
+from onyxq.ids import ID_BYTES, TaskId
+
+_HEX = re.compile(r"[0-9a-fA-F]{40}")
+
+
+class ClaimRecord(NamedTuple):
+    """One claim in a task's history; times are milliseconds since the epoch."""
+
+    token: int
+    worker: str
+    start_ms: int
+    end_ms: int | None
+    outcome: str | None
+
+
+class TaskUpdate(NamedTuple):
+    """One update of a task."""
+
+    token: int
+    seq: int
+    data: bytes
+    at_ms: int
+
+
+@frozen(kw_only=True)
+class Task:
+    """A task as it is stored; ``state`` is scheduled, waiting, ready, claimed, completed, failed or cancelled."""
+
+    id: TaskId
+    queue: str
+    data: bytes
+    format: str
+    priority: int
+    state: str
+    at_ms: int
+    attempts: int
+    claims: tuple[ClaimRecord, ...]
+    updates: int
+    depends: tuple[bytes, ...] = ()
+    result: bytes | None = None
+    error: str | None = None
+
+    @staticmethod
+    def of(answer: dict[str, Any]) -> Task:
+        """The task in an answer; fields that this version does not know are left out."""
+        known = {name: answer[name] for name in Task.__annotations__ if name in answer}
+        known["claims"] = tuple(
+            ClaimRecord(*(claim.get(name) for name in ClaimRecord._fields)) for claim in known.get("claims", ())
+        )
+        known["depends"] = tuple(known.get("depends", ()))
+        return Task(**known)
+
+
+class Page(NamedTuple):
+    """Some tasks, and where to go on: None at the end."""
+
+    tasks: tuple[Task, ...]
+    after: TaskId | None
+
+
+def as_id(value: bytes | str) -> TaskId:
+    """A task id from its 20 bytes or 40 hex digits; raises `BadRequest`."""
+    if isinstance(value, str) and _HEX.fullmatch(value):
+        return TaskId(bytes.fromhex(value))
+    if isinstance(value, bytes) and len(value) == ID_BYTES:
+        return TaskId(value)
+    raise BadRequest(f"a task id is {ID_BYTES} bytes or 40 hex digits, not {value!r}", field="id")

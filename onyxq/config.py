@@ -1,0 +1,117 @@
+"""Settings of the command line: from the flag, else ``ONYXQ_<NAME>``, else ``onyxq.toml``, else the default.
+
+Only processes have these settings; a cluster's own (partitions, replicas, timeouts) are
+fixed by its ``create_cluster`` entry and live in the replica.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from onyxq.errors import BadRequest
+
+FILE_NAME = "onyxq.toml"
+SECRET = ("token",)
+
+
+@frozen
+class Known:
+    """A setting that exists: its default and what it is for."""
+
+    default: str | int | None
+    about: str
+
+
+SETTINGS: Mapping[str, Known] = {
+    "connect": Known("127.0.0.1:7400", "HOST:PORT of any peer"),
+    "token": Known(None, "credential sent to the peer"),
+    "cluster": Known("main", "name of the cluster"),
+    "zookeeper": Known(None, "HOST:PORT,... of ZooKeeper; the embedded log without"),
+    "data": Known("onyxq-data", "data directory of the node"),
+    "listen": Known("127.0.0.1:7400", "HOST:PORT for clients and other peers"),
+    "http": Known("127.0.0.1:7480", "HOST:PORT for HTTP and the dashboard, or `off`"),
+    "zone": Known("", "failure zone of the node"),
+    "slots": Known(1, "job slots that the peer offers"),
+}
+"""Every setting. ``--data`` of ``onyxq dev`` has no default: a directory that goes when it stops."""
+
+
+@frozen
+class Setting:
+    """A setting's value and where it came from."""
+
+    name: str
+    value: str | int | None
+    source: str
+    """``--flag``, ``ONYXQ_NAME``, the file's path, or ``default``."""
+
+
+@frozen
+class Config:
+    """All places that settings come from, but for the flags."""
+
+    environment: Mapping[str, str]
+    file: Mapping[str, Any]
+    path: str
+    """The file that was read, or empty."""
+
+    def setting(self, name: str, flag: str | int | None = None) -> Setting:
+        """The setting as the first place that has it says; raises `BadRequest`."""
+        if flag is not None:
+            return Setting(name, flag, f"--{name}")
+        variable = f"ONYXQ_{name.upper()}"
+        if self.environment.get(variable):
+            return Setting(name, _typed(name, self.environment[variable], variable), variable)
+        if name in self.file:
+            return Setting(name, _typed(name, self.file[name], self.path), self.path)
+        return Setting(name, SETTINGS[name].default, "default")
+
+    def given(self, name: str, flag: str | int | None = None) -> str | int | None:
+        """The setting's value, None where only the default is left."""
+        found = self.setting(name, flag)
+        return None if found.source == "default" else found.value
+
+
+def load(environment: Mapping[str, str], file: str | None = None) -> Config:
+    """Read ``file``, else ``ONYXQ_CONFIG``, else ``onyxq.toml`` here if there is one.
+
+    Raises `BadRequest` for a named file that is missing, TOML that is malformed, and
+    settings that do not exist.
+    """
+    named = file or environment.get("ONYXQ_CONFIG")
+    path = Path(named or FILE_NAME)
+    if not named and not path.is_file():
+        return Config(environment, {}, "")
+    try:
+        content = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise BadRequest(f"{path}: {error}", field="config") from None
+    for name in content:
+        if name not in SETTINGS:
+            raise BadRequest(f"{path}: there is no setting {name!r}{did_you_mean(name, SETTINGS)}", field=name)
+    return Config(environment, content, str(path))
+
+
+def did_you_mean(word: str, known: Mapping[str, Any] | list[str]) -> str:
+    """``; did you mean ...?`` if something known is close to ``word``, else nothing."""
+    import difflib  # only on the way to an error message
+
+    close = difflib.get_close_matches(word, list(known), n=2, cutoff=0.6)
+    return f"; did you mean {' or '.join(close)}?" if close else ""
+
+
+def _typed(name: str, value: Any, source: str) -> str | int:
+    kind = int if isinstance(SETTINGS[name].default, int) else str
+    if kind is int and isinstance(value, str):
+        try:
+            return int(value)
+        except ValueError:
+            raise BadRequest(f"{source}: {name} must be a number, not {value!r}", field=name) from None
+    if type(value) is not kind:
+        raise BadRequest(f"{source}: {name} must be a {'number' if kind is int else 'string'}", field=name)
+    return int(value) if kind is int else str(value)

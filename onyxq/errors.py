@@ -1,0 +1,208 @@
+"""Every error a user can meet: one hierarchy with stable codes.
+
+Each class carries ``code`` (stable, for programs), ``status`` (HTTP), ``exit_code``
+(command line) and ``hint`` (what to do about it).  ``field`` names the argument at
+fault where there is one.  Errors travel over the wire as maps; see `to_map`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from attrs import frozen
+
+
+class OnyxqError(Exception):
+    """Base of all errors raised by OnyxQ."""
+
+    code: ClassVar[str] = "internal"
+    status: ClassVar[int] = 500
+    exit_code: ClassVar[int] = 1
+    hint: ClassVar[str] = "This is a bug in OnyxQ; please report it with the server's log."
+
+    def __init__(self, message: str = "", *, field: str | None = None, hint: str | None = None) -> None:
+        super().__init__(message or self.code.replace("_", " "))
+        self.message = message or self.code.replace("_", " ")
+        self.field = field
+        self.advice = hint or self.hint
+
+    def to_map(self) -> dict[str, Any]:
+        """The form that travels over the wire."""
+        return {"code": self.code, "message": self.message, "field": self.field, "hint": self.advice}
+
+
+class BadRequest(OnyxqError):
+    """An argument is missing, of the wrong type or out of range; nothing was stored."""
+
+    code, status, exit_code, hint = "bad_request", 400, 2, "Correct the named field and send it again."
+
+
+class TooLarge(BadRequest):
+    """A body, task or frame is over its limit."""
+
+    code, status, hint = "too_large", 413, "Send less at once, or keep large data elsewhere."
+
+
+class NotFound(OnyxqError):
+    """No such task, queue, peer or partition."""
+
+    code, status, exit_code, hint = "not_found", 404, 3, "Check the id."
+
+
+class Conflict(OnyxqError):
+    """The request contradicts what is stored."""
+
+    code, status, exit_code, hint = "conflict", 409, 4, "Read the present state first."
+
+
+class StaleToken(Conflict):
+    """The claim no longer stands: a newer one was granted, or it is not this token's."""
+
+    code, hint = "stale_token", "Stop working on the task: it belongs to a newer claim."
+
+
+class SequenceGap(Conflict):
+    """An update's sequence number is not the next one of its claim."""
+
+    code, hint = "sequence_gap", "Send the missing updates first; they count from 0 per claim."
+
+
+class AlreadyFinished(Conflict):
+    """The task is completed, failed for good or cancelled."""
+
+    code, hint = "already_finished", "Nothing is left to do for this task."
+
+
+class Unauthorized(OnyxqError):
+    """No credential, or an unknown one."""
+
+    code, status, exit_code, hint = "unauthorized", 401, 1, "Give a token: --token or ONYXQ_TOKEN."
+
+
+class Forbidden(OnyxqError):
+    """The credential's role does not allow this."""
+
+    code, status, exit_code, hint = "forbidden", 403, 1, "Use a token with the role that is needed."
+
+
+class Unavailable(OnyxqError):
+    """No leader, log or quorum for this now; a retry may succeed."""
+
+    code, status, exit_code, hint = "unavailable", 503, 5, "Try again in a moment."
+
+
+class LogUnavailable(Unavailable):
+    """The coordination log cannot be reached: claims wait, enqueues and completions go on."""
+
+    code, hint = "log_unavailable", "ZooKeeper cannot be reached from there; claims resume by themselves."
+
+
+class NotLeader(Unavailable):
+    """The node does not lead that partition (any more, or not yet)."""
+
+    code, hint = "not_leader", "Ask the partition's present leader."
+
+
+class StaleEpoch(Unavailable):
+    """The node has reached a higher epoch of the partition."""
+
+    code, hint = "stale_epoch", "Another leader has taken over."
+
+
+class Behind(Unavailable):
+    """The node must catch up before it takes writes of this epoch."""
+
+    code, hint = "behind", "The leader brings it up to date and repeats."
+
+
+class Unknown(Unavailable):
+    """It cannot be told whether the request took effect; repeating it is safe."""
+
+    code, hint = "unknown", "Repeat the same request: it has effect at most once."
+
+
+class Overloaded(OnyxqError):
+    """A bounded queue is full."""
+
+    code, status, exit_code, hint = "overloaded", 429, 5, "Slow down and try again."
+
+
+class TimedOut(OnyxqError):
+    """The time given for a request passed."""
+
+    code, status, exit_code, hint = "timed_out", 504, 6, "Allow more time or look at the cluster's health."
+
+
+class ClusterMismatch(OnyxqError):
+    """A store, record or connection belongs to another cluster."""
+
+    code, status, exit_code, hint = "cluster_mismatch", 421, 1, "Point it at the cluster it belongs to."
+
+
+class ClockWrong(OnyxqError):
+    """This machine's clock is over 5 s off the median of the ring."""
+
+    code, hint = "clock_wrong", "Set the machine's clock (NTP) and start the peer again."
+
+
+class OlderThanCluster(OnyxqError):
+    """The cluster uses an entry that this version does not know."""
+
+    code, hint = "older_than_cluster", "Install the version that the other peers run."
+
+
+class Corrupt(OnyxqError):
+    """Stored or received bytes do not match their checksum."""
+
+    code, hint = "corrupt", "The row is repaired from its cohort; check the disk."
+
+
+class StoreFailed(Unavailable):
+    """The store could not write: disk full or failing."""
+
+    code, hint = "store_failed", "Free space on, or replace, the node's disk."
+
+
+class ProtocolError(OnyxqError):
+    """A frame is malformed; the connection is closed."""
+
+    code, status, hint = "protocol_error", 400, "Check that client and server versions fit."
+
+
+class Incomplete(OnyxqError):
+    """Something that this command needs is not installed."""
+
+    code, exit_code, hint = "missing_part", 1, "Install what the message names."
+
+
+def _all(cls: type[OnyxqError]) -> list[type[OnyxqError]]:
+    return [cls, *(found for child in cls.__subclasses__() for found in _all(child))]
+
+
+BY_CODE: dict[str, type[OnyxqError]] = {cls.code: cls for cls in _all(OnyxqError)}
+
+
+def from_map(error: dict[str, Any]) -> OnyxqError:
+    """The error that `OnyxqError.to_map` described."""
+    cls = BY_CODE.get(str(error.get("code")), OnyxqError)
+    return cls(str(error.get("message", "")), field=error.get("field"), hint=error.get("hint"))
+
+
+@frozen
+class Refused:
+    """Tasks of a request that were refused, and why: ``count`` consecutive ids from ``first`` on."""
+
+    first: bytes
+    count: int
+    error: OnyxqError
+
+
+class BatchRefused(Conflict):
+    """Some claims of a request were refused; the others were taken. ``refused`` names them."""
+
+    code, hint = "batch_refused", "Stop working on the refused tasks; the others are done."
+
+    def __init__(self, refused: list[Refused]) -> None:
+        tasks = sum(part.count for part in refused)
+        super().__init__(f"{tasks} claims were refused, the first because: {refused[0].error.message}")
+        self.refused = refused

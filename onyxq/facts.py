@@ -1,0 +1,260 @@
+"""Facts: the immutable rows that a cohort keeps, and their bytes (design: facts).
+
+A row is ``(key, value)``.  The key is
+``partition (2 bytes) + kind (1 byte) + first task id (20 bytes) + rest``, so rows of a
+partition and kind lie in id order.  The value ends with a CRC-32 of key and body, and
+is equal on every node.
+
+Kinds: ``T`` task run, ``C`` completion of a run, ``U`` update, ``H`` history (what the
+log said about a claim).
+
+The body of a task row is ``header length (4) | count (4) | header (msgpack map) |
+count x payload length (4) | count x payload CRC-32 (4) | payloads``.  The same bytes
+travel from the client to the disk and on to the worker; `slice_task` cuts a part out
+without decoding any payload.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from array import array
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgpack
+
+from onyxq.errors import BadRequest, Corrupt, TooLarge
+from onyxq.ids import ID_BYTES, RUN_TASKS_MAX, TaskId, partition_of
+
+TASK, COMPLETION, UPDATE, HISTORY = b"T", b"C", b"U", b"H"
+KINDS = (COMPLETION, HISTORY, TASK, UPDATE)
+
+RUN_BYTES_MAX = 256 * 1024
+"""Payload bytes of a run of more than one task."""
+TASK_BYTES_MAX = 16 * 1024 * 1024
+"""Payload bytes of a single task."""
+
+# Outcomes of a completion.
+COMPLETED, FAILED, CANCELLED = 0, 1, 2
+OUTCOMES = ("completed", "failed", "cancelled")
+
+# Events of a history row.
+GRANTED, RELEASED, EXPIRED, RETRIED = 0, 1, 2, 3
+
+_HEAD = struct.Struct("<II")
+_CRC = struct.Struct("<I")
+_ORDER = struct.Struct(">QI")
+
+
+class Row(NamedTuple):
+    """One fact: see the module's first paragraph for both parts."""
+
+    key: bytes
+    value: bytes
+
+
+class TaskRun(NamedTuple):
+    """A decoded task row: its header, payload lengths, checksums and packed payloads."""
+
+    header: dict[str, Any]
+    count: int
+    lengths: array[int]
+    checksums: array[int]
+    payloads: bytes
+
+    def payload(self, index: int) -> bytes:
+        """The checked payload of one task; raises `Corrupt`."""
+        start = sum(self.lengths[:index])
+        data = self.payloads[start : start + self.lengths[index]]
+        if zlib.crc32(data) != self.checksums[index]:
+            raise Corrupt(f"payload {index} does not match its checksum")
+        return data
+
+    def all_payloads(self) -> list[bytes]:
+        """Every payload, checked; raises `Corrupt`."""
+        out, start = [], 0
+        for length, crc in zip(self.lengths, self.checksums, strict=True):
+            data = self.payloads[start : start + length]
+            if zlib.crc32(data) != crc:
+                raise Corrupt("a payload does not match its checksum")
+            out.append(data)
+            start += length
+        return out
+
+
+class Completion(NamedTuple):
+    """A decoded completion row. ``results``: one per task, or empty for none at all."""
+
+    token: int
+    count: int
+    outcome: int
+    at_ms: int
+    results: list[bytes | None]
+
+
+class Update(NamedTuple):
+    """A decoded update row."""
+
+    token: int
+    seq: int
+    at_ms: int
+    data: bytes
+
+
+class History(NamedTuple):
+    """A decoded history row: what entry ``(position, index)`` did to the run's claim.
+
+    ``event`` is one of GRANTED (worker, at_ms, deadline_ms are set), RELEASED (given
+    back uncounted), RETRIED (failed: ``retry_ms`` wall-clock time it is due again) and
+    EXPIRED; the latter two raise the attempt count to ``attempts``.
+    """
+
+    position: int
+    index: int
+    count: int
+    event: int
+    token: int
+    at_ms: int
+    worker: str
+    retry_ms: int
+    attempts: int
+    note: str
+
+
+def key_of(kind: bytes, first: bytes, rest: bytes = b"") -> bytes:
+    """The key of a row about the run that starts at ``first``."""
+    return first[6:8] + kind + first + rest
+
+
+def first_of(key: bytes) -> TaskId:
+    """The first task id of the row at ``key``."""
+    return TaskId(bytes(key[3 : 3 + ID_BYTES]))
+
+
+def seal(key: bytes, body: bytes) -> bytes:
+    """The value of a row: its body and the checksum over key and body."""
+    return body + _CRC.pack(zlib.crc32(body, zlib.crc32(key)))
+
+
+def unseal(key: bytes, value: bytes) -> bytes:
+    """The body of a value; raises `Corrupt` if key or value were changed."""
+    body = value[:-4]
+    if len(value) < 4 or _CRC.unpack(value[-4:])[0] != zlib.crc32(body, zlib.crc32(key)):
+        raise Corrupt(f"the row of kind {key[2:3]!r} at task {key[3:23].hex()} does not match its checksum")
+    return body
+
+
+def pack_task(header: dict[str, Any], payloads: Sequence[bytes]) -> bytes:
+    """The body of a task row."""
+    head = msgpack.packb(header)
+    lengths = array("I", map(len, payloads))
+    checksums = array("I", map(zlib.crc32, payloads))
+    return b"".join(
+        (_HEAD.pack(len(head), len(payloads)), head, lengths.tobytes(), checksums.tobytes(), *payloads)
+    )
+
+
+def unpack_task(body: bytes) -> TaskRun:
+    """Decode the body of a task row; raises `BadRequest` if it is malformed."""
+    try:
+        head_bytes, count = _HEAD.unpack_from(body)
+        table = 8 + head_bytes
+        start = table + 8 * count
+        if not 1 <= count <= RUN_TASKS_MAX or start > len(body):
+            raise BadRequest("a task run's table is out of range", field="runs")
+        header = msgpack.unpackb(body[8:table])
+    except (struct.error, ValueError, msgpack.UnpackException) as error:
+        raise BadRequest(f"a task run is malformed: {error}", field="runs") from None
+    lengths, checksums = array("I"), array("I")
+    lengths.frombytes(body[table : table + 4 * count])
+    checksums.frombytes(body[table + 4 * count : start])
+    if not isinstance(header, dict) or sum(lengths) != len(body) - start:
+        raise BadRequest("a task run's lengths do not add up", field="runs")
+    return TaskRun(header, count, lengths, checksums, body[start:])
+
+
+def task_header(body: bytes) -> tuple[dict[str, Any], int]:
+    """Header and count of a task row's body that was checked before."""
+    head_bytes, count = _HEAD.unpack_from(body)
+    return msgpack.unpackb(body[8 : 8 + head_bytes]), count
+
+
+def check_sizes(run: TaskRun) -> None:
+    """Raise `TooLarge` if a run is over the limits."""
+    limit = TASK_BYTES_MAX if run.count == 1 else RUN_BYTES_MAX
+    if len(run.payloads) > limit:
+        raise TooLarge(f"{len(run.payloads)} payload bytes in a run of {run.count}; at most {limit}", field="data")
+
+
+def slice_task(body: bytes, offset: int, count: int) -> bytes:
+    """The body of the sub-run of ``count`` tasks from ``offset`` on."""
+    head_bytes, total = _HEAD.unpack_from(body)
+    if offset == 0 and count == total:
+        return body
+    table = 8 + head_bytes
+    crcs = table + 4 * total
+    data = crcs + 4 * total
+    lengths = array("I")
+    lengths.frombytes(body[table:crcs])
+    start = data + sum(lengths[:offset])
+    end = start + sum(lengths[offset : offset + count])
+    return b"".join(
+        (
+            _HEAD.pack(head_bytes, count),
+            body[8:table],
+            body[table + 4 * offset : table + 4 * (offset + count)],
+            body[crcs + 4 * offset : crcs + 4 * (offset + count)],
+            body[start:end],
+        )
+    )
+
+
+def task_row(first: bytes, body: bytes) -> Row:
+    """The row of a task run whose body is ``body``."""
+    key = key_of(TASK, first)
+    return Row(key, seal(key, body))
+
+
+def completion_row(first: bytes, done: Completion) -> Row:
+    """The row of a completion; lowest token wins where several cover a task."""
+    key = key_of(COMPLETION, first, _ORDER.pack(done.token, done.count))
+    return Row(key, seal(key, msgpack.packb(tuple(done))))
+
+
+def update_row(task_id: bytes, update: Update) -> Row:
+    """The row of one update of one task."""
+    key = key_of(UPDATE, task_id, _ORDER.pack(update.token, update.seq))
+    return Row(key, seal(key, msgpack.packb(tuple(update))))
+
+
+def history_row(first: bytes, event: History) -> Row:
+    """The row of one log entry's effect on a run's claim."""
+    key = key_of(HISTORY, first, _ORDER.pack(event.position, event.index))
+    return Row(key, seal(key, msgpack.packb(tuple(event))))
+
+
+def unpack_completion(body: bytes) -> Completion:
+    """Decode the body of a completion row."""
+    return Completion(*msgpack.unpackb(body))
+
+
+def unpack_update(body: bytes) -> Update:
+    """Decode the body of an update row."""
+    return Update(*msgpack.unpackb(body))
+
+
+def unpack_history(body: bytes) -> History:
+    """Decode the body of a history row."""
+    return History(*msgpack.unpackb(body))
+
+
+def partition_of_key(key: bytes) -> int:
+    """Partition a row belongs to."""
+    return int.from_bytes(key[:2], "big")
+
+
+def check_key(key: bytes) -> None:
+    """Raise `BadRequest` unless ``key`` is a well-formed row key."""
+    if len(key) < 23 or key[2:3] not in KINDS or partition_of_key(key) != partition_of(key[3:23]):
+        raise BadRequest("a row's key is malformed", field="rows")

@@ -1,0 +1,315 @@
+"""The HTTP interface as an ASGI application, for trio and asyncio.
+
+It knows the node only as an object with ``call``.  A request passes, in this order:
+path, method, origin, token, overload, query, body, handler; whatever goes wrong is
+answered as a problem document.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import anyio
+from attrs import define, frozen
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from onyxq.errors import BadRequest, Forbidden, NotFound, OnyxqError, Overloaded, Unauthorized
+from onyxq.http import claims, cluster, tasks
+from onyxq.http.bodies import Body, Budget, Disconnected, check_media, path_segments, query_pairs
+from onyxq.http.endpoint import PATH_FIELDS, ROLES, Api, Call, Endpoint, Kit
+from onyxq.http.keys import Keys
+from onyxq.http.openapi import openapi
+from onyxq.http.problems import MethodNotAllowed, check_role, problem
+from onyxq.http.shapes import Invalid
+from onyxq.http.values import decode_json
+from onyxq.ids import IdMaker
+
+ENDPOINTS: tuple[Endpoint, ...] = (*tasks.ENDPOINTS, *claims.ENDPOINTS, *cluster.ENDPOINTS)
+
+REQUESTS_MAX = 1_024
+"""Requests being answered at one time, those that wait aside."""
+WAITING_MAX = 4_096
+
+_log = logging.getLogger("onyxq.http")
+
+
+@frozen
+class Arrival:
+    """A request as it came."""
+
+    scope: Scope
+    headers: Headers
+    body: Body
+    receive: Receive
+
+    def segments(self) -> list[str]:
+        """Decoded parts of the path; raises `BadRequest`."""
+        return path_segments(self.scope.get("raw_path") or self.scope["path"].encode())
+
+
+@define
+class Gate:
+    """A bound on requests in progress."""
+
+    limit: int
+    inside: int = 0
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Count one request; raises `Overloaded` at the bound."""
+        if self.inside >= self.limit:
+            raise Overloaded(f"{self.limit} requests of this kind are in progress")
+        self.inside += 1
+        try:
+            yield
+        finally:
+            self.inside -= 1
+
+
+def create_app(
+    api: Api,
+    *,
+    tokens: Mapping[str, str] | None = None,
+    endpoints: Sequence[Endpoint] = ENDPOINTS,
+    now_ms: Callable[[], int] | None = None,
+    random_64: Callable[[], int] | None = None,
+) -> App:
+    """The application in front of a node.
+
+    ``tokens`` maps bearer tokens to the roles ``read``, ``write`` or ``admin``; without any,
+    none is asked for.  ``now_ms`` (wall clock, ms since the epoch) and ``random_64`` are for
+    tests.
+    """
+    unknown = sorted(set((tokens or {}).values()) - set(ROLES))
+    if unknown:
+        raise BadRequest(f"unknown role {unknown[0]}; roles are {', '.join(ROLES)}", field="tokens")
+    return App(
+        api, tokens=tokens or {}, endpoints=endpoints, now_ms=now_ms or _now_ms, random_64=random_64 or _random_64
+    )
+
+
+class App:
+    """See `create_app`."""
+
+    def __init__(
+        self,
+        api: Api,
+        *,
+        tokens: Mapping[str, str],
+        endpoints: Sequence[Endpoint],
+        now_ms: Callable[[], int],
+        random_64: Callable[[], int],
+    ) -> None:
+        self._roles = {_digest(token): role for token, role in tokens.items()}
+        self._endpoints = tuple(endpoints)
+        self._document: dict[str, Any] | None = None
+        self.kit = Kit(api, now_ms, IdMaker(now_ms, random_64), Keys(), self.document)
+        self._budget = Budget()
+        self._gate, self._waiting = Gate(REQUESTS_MAX), Gate(WAITING_MAX)
+
+    def document(self) -> dict[str, Any]:
+        """The OpenAPI document."""
+        if self._document is None:
+            self._document = openapi(self._endpoints, with_tokens=bool(self._roles))
+        return self._document
+
+    def close(self) -> None:
+        """Let requests that wait answer now."""
+        self.kit.closing.set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request, as ASGI has it."""
+        if scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            await self._respond(scope, receive, send)
+
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        body = Body(headers, receive, self._budget)
+        arrival = Arrival(scope, headers, body, receive)
+        sender = Sender(send, body, receive, is_head=scope["method"] == "HEAD")
+        with body.accounted():
+            try:
+                response = await self._answer(arrival)
+            except Disconnected:
+                return
+            except OnyxqError as error:
+                response = problem(error)
+            except Exception:
+                _log.exception("a request to %s failed", scope["path"])
+                response = problem(OnyxqError("something unexpected happened here"))
+            try:
+                await response(scope, receive, sender)
+            except Exception as error:
+                # The answer has begun: leaving it unfinished tells the client.
+                _log.error("an answer to %s was cut short: %s", scope["path"], error)
+
+    async def _answer(self, arrival: Arrival) -> Response:
+        segments, method = arrival.segments(), arrival.scope["method"]
+        candidates = [endpoint for endpoint in self._endpoints if _matches(endpoint, segments)]
+        if not candidates:
+            raise NotFound("there is no such path", hint="See /docs for what there is.")
+        allow = _allow(candidates)
+        if method == "OPTIONS":
+            return Response(status_code=204, headers={"allow": allow})
+        wanted = "GET" if method == "HEAD" else method
+        endpoint = next((endpoint for endpoint in candidates if endpoint.method == wanted), None)
+        if endpoint is None:
+            raise MethodNotAllowed(f"{method[:20]} is not possible here", allow=allow)
+        owner = self._authorize(endpoint, arrival.headers)
+        if endpoint.vital:
+            return await self._handle(endpoint, arrival, owner=owner)
+        with (self._waiting if endpoint.waits else self._gate).entered():
+            return await self._handle(endpoint, arrival, owner=owner)
+
+    def _authorize(self, endpoint: Endpoint, headers: Headers) -> str:
+        """A name for the credential; raises `Unauthorized` or `Forbidden`."""
+        if not self._roles:
+            _check_origin(endpoint, headers)
+            return ""
+        if endpoint.role is None:
+            return ""
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not token.strip():
+            raise Unauthorized("a bearer token is needed", field="Authorization")
+        digest = _digest(token.strip())
+        role = self._roles.get(digest)
+        if role is None:
+            raise Unauthorized("the token is not known", field="Authorization")
+        check_role(ROLES, have=role, need=endpoint.role)
+        return digest
+
+    async def _handle(self, endpoint: Endpoint, arrival: Arrival, *, owner: str) -> Response:
+        path = _path_values(endpoint, arrival.segments())
+        query = _checked(endpoint.query.check_query, query_pairs(arrival.scope["query_string"]), "the query")
+        raw, value = b"", {}
+        if endpoint.body is not None:
+            check_media(arrival.headers)
+            raw = await arrival.body.read()
+            given = decode_json(raw) if raw or endpoint.body_required else {}
+            value = _checked(endpoint.body.check, given, "the body")
+        call = Call(
+            kit=self.kit,
+            path=path,
+            query=query,
+            body=value,
+            raw=raw,
+            owner=owner,
+            headers=arrival.headers,
+            is_head=arrival.scope["method"] == "HEAD",
+            receive=arrival.receive,
+        )
+        return await endpoint.handle(call)
+
+
+class Sender:
+    """Sends an answer: no body for HEAD, and the request's unread rest is thrown away first.
+
+    Closing a connection with unread data resets it, and the client may lose the answer.
+    """
+
+    def __init__(self, send: Send, body: Body, receive: Receive, *, is_head: bool) -> None:
+        self._send = send
+        self._body = body
+        self._receive = receive
+        self._is_head = is_head
+
+    async def __call__(self, message: Message) -> None:
+        """Send one ASGI message."""
+        if message["type"] != "http.response.body":
+            await self._send(message)
+            return
+        if self._is_head:
+            message = {**message, "body": b""}
+        if message.get("more_body", False) or self._body.complete:
+            await self._send(message)
+            return
+        await self._send({**message, "more_body": True})
+        await self._body.drain()
+        await self._finish()
+
+    async def _finish(self) -> None:
+        # The server may wait for room to hand over the rest of the body, so somebody takes it.
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._swallow)
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+            group.cancel_scope.cancel()
+
+    async def _swallow(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _random_64() -> int:
+    return secrets.randbits(64)
+
+
+def _digest(token: str) -> str:
+    # Looked up by digest, so that the time taken tells nothing about tokens.
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _matches(endpoint: Endpoint, segments: list[str]) -> bool:
+    parts = endpoint.segments
+    if len(parts) != len(segments):
+        return False
+    pairs = zip(parts, segments, strict=True)
+    return all(part == segment or (part.startswith("{") and segment != "") for part, segment in pairs)
+
+
+def _allow(candidates: Sequence[Endpoint]) -> str:
+    methods = {endpoint.method for endpoint in candidates} | {"OPTIONS"}
+    if "GET" in methods:
+        methods.add("HEAD")
+    return ", ".join(sorted(methods))
+
+
+def _check_origin(endpoint: Endpoint, headers: Headers) -> None:
+    """Without tokens, keep web pages of other sites from changing anything."""
+    origin = headers.get("origin")
+    if origin is None or endpoint.method == "GET":
+        return
+    if origin.partition("://")[2] != headers.get("host"):
+        raise Forbidden("a page of another site must not do this", field="Origin", hint="Configure tokens to allow it.")
+
+
+def _path_values(endpoint: Endpoint, segments: list[str]) -> dict[str, Any]:
+    values = {part[1:-1]: text for part, text in zip(endpoint.segments, segments, strict=True) if part.startswith("{")}
+    out = {}
+    for name, text in values.items():
+        try:
+            out[name] = PATH_FIELDS[name].shape.check(text)
+        except Invalid as error:
+            error.within(name)
+            raise error.to_error("the path") from None
+    return out
+
+
+def _checked(check: Callable[[Any], dict[str, Any]], value: Any, whole: str) -> dict[str, Any]:
+    try:
+        return check(value)
+    except Invalid as error:
+        raise error.to_error(whole) from None
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

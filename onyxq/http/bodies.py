@@ -1,0 +1,151 @@
+"""Reading a request: its query and, within bounds of size, time and memory, its body."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from urllib.parse import parse_qsl, unquote_to_bytes
+
+import anyio
+from attrs import define
+from starlette.types import Receive
+
+from onyxq.errors import BadRequest, Overloaded, TooLarge
+from onyxq.http.problems import BodyTooSlow, UnsupportedMedia
+
+BODY_BYTES_MAX = 16 * 1024 * 1024
+BODIES_BYTES_MAX = 64 * 1024 * 1024
+"""Bytes of all bodies being read or answered at one time."""
+BODY_PAUSE_MAX_S = 30.0
+BODY_TIME_MAX_S = 120.0
+DRAIN_BYTES_MAX = 64 * 1024 * 1024
+DRAIN_TIME_MAX_S = 5.0
+QUERY_PARTS_MAX = 100
+
+_MEDIA = ("application/json", "application/x-www-form-urlencoded", "application/octet-stream", "text/plain")
+
+
+class Disconnected(Exception):
+    """The client went away."""
+
+
+@define
+class Budget:
+    """Memory for bodies that all requests share."""
+
+    limit: int = BODIES_BYTES_MAX
+    used: int = 0
+
+    def take(self, count: int) -> None:
+        """Reserve bytes; raises `Overloaded`."""
+        if self.used + count > self.limit:
+            raise Overloaded("too many large requests at one time", hint="Send smaller or fewer requests at a time.")
+        self.used += count
+
+
+class Body:
+    """The body of one request, read at most once."""
+
+    def __init__(self, headers: Mapping[str, str], receive: Receive, budget: Budget) -> None:
+        self._receive = receive
+        self._budget = budget
+        self._taken = 0
+        self.length = _length(headers)
+        self.complete = self.length == 0 and "transfer-encoding" not in headers
+
+    @contextmanager
+    def accounted(self) -> Iterator[None]:
+        """Give the reserved memory back at the end."""
+        try:
+            yield
+        finally:
+            self._budget.used -= self._taken
+
+    async def read(self) -> bytes:
+        """All of it; raises `TooLarge`, `BodyTooSlow`, `Overloaded` or `Disconnected`."""
+        if self.length > BODY_BYTES_MAX:
+            raise _too_large(f"the body has {self.length} bytes")
+        self._take(self.length)
+        chunks: list[bytes] = []
+        size = 0
+        with anyio.move_on_after(BODY_TIME_MAX_S):
+            while True:
+                chunk, more = await self._next()
+                size += len(chunk)
+                if size > BODY_BYTES_MAX:
+                    raise _too_large("the body is larger")
+                self._take(size)
+                chunks.append(chunk)
+                if not more:
+                    return b"".join(chunks)
+        raise BodyTooSlow(f"the body did not arrive within {BODY_TIME_MAX_S:.0f} s")
+
+    def _take(self, size: int) -> None:
+        if size > self._taken:
+            self._budget.take(size - self._taken)
+            self._taken = size
+
+    async def _next(self) -> tuple[bytes, bool]:
+        with anyio.move_on_after(BODY_PAUSE_MAX_S):
+            message = await self._receive()
+            if message["type"] != "http.request":
+                self.complete = True
+                raise Disconnected
+            more = bool(message.get("more_body", False))
+            self.complete = not more
+            return message.get("body", b""), more
+        raise BodyTooSlow(f"nothing of the body came for {BODY_PAUSE_MAX_S:.0f} s")
+
+    async def drain(self) -> None:
+        """Throw the rest away, within bounds, so that the client gets to read its answer."""
+        size = 0
+        with anyio.move_on_after(DRAIN_TIME_MAX_S):
+            while not self.complete and size < DRAIN_BYTES_MAX:
+                message = await self._receive()
+                size += len(message.get("body", b""))
+                self.complete = message["type"] != "http.request" or not message.get("more_body", False)
+
+
+def _length(headers: Mapping[str, str]) -> int:
+    text = headers.get("content-length", "0")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else BODY_BYTES_MAX + 1
+
+
+def _too_large(what: str) -> TooLarge:
+    return TooLarge(f"{what}; at most {BODY_BYTES_MAX} bytes are taken")
+
+
+def check_media(headers: Mapping[str, str]) -> None:
+    """Raise `UnsupportedMedia` unless the body can be JSON in UTF-8.
+
+    What tools send when told nothing (forms, plain text) is taken as JSON too.
+    """
+    media, _, parameters = headers.get("content-type", "application/json").lower().partition(";")
+    if media.strip() not in _MEDIA and not media.strip().endswith("+json"):
+        raise UnsupportedMedia("the content type is not JSON", field="Content-Type")
+    charset = parameters.partition("charset=")[2].strip(' "')
+    if charset and not charset.startswith(("utf-8", "utf8", "us-ascii")):
+        raise UnsupportedMedia("the charset is not UTF-8", field="Content-Type")
+    if headers.get("content-encoding", "identity").lower() != "identity":
+        raise UnsupportedMedia("compressed bodies are not taken", field="Content-Encoding")
+
+
+def query_pairs(query: bytes) -> list[tuple[str, str]]:
+    """Names and values of a query string; raises `BadRequest`."""
+    try:
+        text = query.decode("ascii")
+        return parse_qsl(
+            text, keep_blank_values=True, strict_parsing=bool(text), errors="strict", max_num_fields=QUERY_PARTS_MAX
+        )
+    except UnicodeDecodeError:
+        raise BadRequest("the query is not UTF-8") from None
+    except ValueError:
+        raise BadRequest("the query is malformed", hint="Write it as name=value&name=value.") from None
+
+
+def path_segments(raw_path: bytes) -> list[str]:
+    """Decoded parts of a path; an escaped slash stays within its part. Raises `BadRequest`."""
+    try:
+        return [unquote_to_bytes(part).decode() for part in raw_path.removeprefix(b"/").split(b"/")]
+    except UnicodeDecodeError:
+        raise BadRequest("the path is not UTF-8") from None

@@ -1,0 +1,116 @@
+"""What an endpoint of the HTTP interface is, and what its handler is given.
+
+Endpoints are values in explicit tables; routing, authorization, validation and the
+OpenAPI document all follow from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol, TypeAlias
+
+import anyio
+from attrs import define, field, frozen
+from starlette.responses import Response
+from starlette.types import Receive
+
+from onyxq.http.keys import Keys
+from onyxq.http.shapes import NOTHING, Field, HexId, Object, Schema, Text
+from onyxq.ids import IdMaker
+
+ROLES: Mapping[str, int] = {"read": 0, "write": 1, "admin": 2}
+"""Roles of tokens; each includes the ones before it."""
+
+PATH_FIELDS: Mapping[str, Field] = {
+    "id": Field(HexId(), required=True, doc="Id of the task."),
+    "queue": Field(Text(), required=True, doc="Name of the queue, percent-encoded."),
+    "peer": Field(Text(), required=True, doc="Id of the peer."),
+}
+"""Parameters that paths may have, by name."""
+
+
+class Api(Protocol):
+    """The node's service as this interface uses it."""
+
+    async def call(self, method: str, args: dict[str, Any]) -> Any:
+        """The result of a method of the node; raises `OnyxqError`."""
+        ...
+
+
+@define
+class Kit:
+    """What lives as long as the application."""
+
+    api: Api
+    now_ms: Callable[[], int]
+    maker: IdMaker
+    keys: Keys
+    document: Callable[[], dict[str, Any]]
+    """The OpenAPI document."""
+    closing: anyio.Event = field(factory=anyio.Event)
+    """Set when the server stops: whoever waits answers now."""
+    avoided: dict[int, int] = field(factory=dict)
+    """partition -> time in ms until which new tasks go elsewhere."""
+    turn: int = 0
+    """Rises with each run of new tasks, to spread them over partitions."""
+
+
+@frozen
+class Call:
+    """One request after its validation."""
+
+    kit: Kit
+    path: Mapping[str, Any]
+    query: Mapping[str, Any]
+    body: Mapping[str, Any]
+    raw: bytes
+    """The body as it came."""
+    owner: str
+    """Names the credential, without telling it; empty if none is asked for."""
+    headers: Mapping[str, str]
+    is_head: bool
+    receive: Receive
+    """Gives nothing but the client's disconnect once the body is read."""
+
+    async def ask(self, method: str, **args: Any) -> Any:
+        """The result of a method of the node; raises `OnyxqError`."""
+        return await self.kit.api.call(method, args)
+
+
+Handler: TypeAlias = Callable[[Call], Awaitable[Response]]
+
+
+@frozen(kw_only=True)
+class Endpoint:
+    """One method of one path."""
+
+    method: str
+    path: str
+    """Segments in braces are parameters of `PATH_FIELDS`."""
+    name: str
+    """The operation's id, for generated clients."""
+    summary: str
+    doc: str = ""
+    tag: str
+    handle: Handler
+    role: str | None = "read"
+    """Role that a token needs; None: nothing is asked."""
+    query: Object = NOTHING
+    body: Object | None = None
+    body_required: bool = True
+    status: int = 200
+    answer: Schema | None = None
+    """JSON schema of the answer; None: no body."""
+    media: str = "application/json"
+    headers: Mapping[str, Field] = field(factory=dict)
+    errors: tuple[int, ...] = ()
+    """Statuses of errors of its own, besides those that any endpoint has."""
+    waits: bool = False
+    """Whether it may wait for long: such requests are counted on their own."""
+    vital: bool = False
+    """Answered under overload too."""
+
+    @property
+    def segments(self) -> tuple[str, ...]:
+        """The path's parts."""
+        return tuple(self.path.strip("/").split("/"))

@@ -1,0 +1,89 @@
+"""Errors as HTTP answers: ``application/problem+json`` of RFC 9457.
+
+Every problem has ``type``, ``title``, ``status``, ``detail``, ``code``, ``field`` (null
+where no argument is at fault) and ``hint``; ``type`` points into the page ``/docs``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.responses import Response
+
+from onyxq.errors import BadRequest, Forbidden, OnyxqError, Unauthorized, Unavailable
+
+PROBLEM_TYPE = "application/problem+json"
+RETRY_AFTER_S = 1
+
+
+class MethodNotAllowed(OnyxqError):
+    """The path exists, but not with this method."""
+
+    code, status, exit_code, hint = "method_not_allowed", 405, 2, "Use a method that the Allow header names."
+
+    def __init__(self, message: str, *, allow: str) -> None:
+        super().__init__(message)
+        self.allow = allow
+
+
+class UnsupportedMedia(BadRequest):
+    """The body's content type or encoding is none that is understood."""
+
+    code, status, hint = "unsupported_media_type", 415, "Send plain JSON as application/json in UTF-8."
+
+
+class BodyTooSlow(OnyxqError):
+    """The request's body did not arrive in time."""
+
+    code, status, exit_code, hint = "request_timeout", 408, 6, "Send the body without long pauses."
+
+
+class Stopping(Unavailable):
+    """The server is about to stop."""
+
+    code, hint = "stopping", "Ask another peer, or this one again once it is back."
+
+
+def title_of(code: str) -> str:
+    """A code in words."""
+    return code.replace("_", " ").capitalize()
+
+
+def problem_of(error: OnyxqError, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The members of the problem document; ``extra`` adds members of its own."""
+    return {
+        "type": f"/docs#problem-{error.code}",
+        "title": title_of(error.code),
+        "status": error.status,
+        "detail": error.message,
+        "code": error.code,
+        "field": error.field,
+        "hint": error.advice,
+        **(extra or {}),
+    }
+
+
+def problem(error: OnyxqError, extra: Mapping[str, Any] | None = None) -> Response:
+    """The answer for an error."""
+    # ASCII escapes: a message may repeat text that is not encodable.
+    body = json.dumps(problem_of(error, extra)).encode("ascii")
+    return Response(body, status_code=error.status, headers=_headers(error), media_type=PROBLEM_TYPE)
+
+
+def _headers(error: OnyxqError) -> dict[str, str]:
+    headers = {"cache-control": "no-store"}
+    if error.status in (429, 503):
+        headers["retry-after"] = str(RETRY_AFTER_S)
+    if isinstance(error, Unauthorized):
+        headers["www-authenticate"] = 'Bearer realm="onyxq"'
+    if isinstance(error, MethodNotAllowed):
+        headers["allow"] = error.allow
+    return headers
+
+
+def check_role(roles: Mapping[str, int], *, have: str, need: str) -> None:
+    """Raise `Forbidden` unless the role is at least the one that is needed."""
+    if roles[have] < roles[need]:
+        raise Forbidden(f"this needs the role {need}; the token has {have}")

@@ -1,0 +1,146 @@
+"""Schemas of answers, for the OpenAPI document; they may grow members."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from onyxq.http.shapes import Schema
+
+
+def ref(name: str) -> Schema:
+    """A reference to a component."""
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+_TEXT: Schema = {"type": "string"}
+_COUNT: Schema = {"type": "integer", "format": "int64"}
+_FLAG: Schema = {"type": "boolean"}
+_ANY: Schema = {}
+_ID: Schema = {"type": "string", "pattern": "^[0-9a-f]{40}$"}
+_BYTES: Schema = {"type": "string", "contentEncoding": "base64", "format": "byte"}
+_MS: Schema = {"type": "integer", "format": "int64", "description": "Milliseconds since the epoch."}
+_POSITION: Schema = {"type": "integer", "format": "int64", "description": "Position of the replica in the log."}
+
+
+def _or_null(schema: Schema) -> Schema:
+    return {**schema, "type": [schema["type"], "null"]}
+
+
+def _list(item: Schema) -> Schema:
+    return {"type": "array", "items": item}
+
+
+def _object(required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None) -> Schema:
+    properties = {**required, **(optional or {})}
+    return {"type": "object", "required": list(required), "properties": properties}
+
+
+_STATES = ["scheduled", "waiting", "ready", "claimed", "completed", "failed", "cancelled"]
+_CLAIM_OF_TASK = _object(
+    {"token": _COUNT, "worker": _TEXT, "start_ms": _MS},
+    {"end_ms": _or_null(_MS), "outcome": {"type": ["string", "null"]}},
+)
+_TASK = _object(
+    {
+        "id": _ID,
+        "queue": _TEXT,
+        "priority": {"type": "integer", "format": "int32"},
+        "state": {"type": "string", "enum": _STATES},
+        "at_ms": _MS,
+        "depends": _list(_ID),
+        "attempts": _COUNT,
+    },
+    {
+        "data": _ANY,
+        "data_base64": _BYTES,
+        "claims": _list(_CLAIM_OF_TASK),
+        "updates": _COUNT,
+        "result": _ANY,
+        "result_base64": _BYTES,
+        "error": {"type": ["string", "null"]},
+    },
+)
+_UPDATE = _object({"token": _COUNT, "seq": _COUNT, "at_ms": _MS}, {"data": _ANY, "data_base64": _BYTES})
+_DEPTH = _object(dict.fromkeys(("total", "completed", "failed", "cancelled", "scheduled", "claimed", "ready"), _COUNT))
+_CLAIM_RESULT = _object({"id": _ID, "ok": _FLAG}, {"code": _TEXT, "detail": _TEXT, "hint": _TEXT})
+_MEMBER = _object({"peer": _TEXT, "node": _TEXT, "state": _TEXT}, {"watches": {"type": ["string", "null"]}})
+_PARTITION = _object(
+    {
+        "partition": _COUNT,
+        "members": _list(_TEXT),
+        "target": _list(_TEXT),
+        "leader": _TEXT,
+        "leader_node": _TEXT,
+        "epoch": _COUNT,
+        "ready": _FLAG,
+        "under_replicated": _FLAG,
+    }
+)
+_PEER = _object(
+    {"peer": _TEXT, "node": _TEXT, "address": _TEXT, "http": _TEXT, "zone": _TEXT, "slots": _COUNT, "state": _TEXT},
+    {"tags": _list(_TEXT), "draining": _FLAG, "clock_skew_ms": _COUNT},
+)
+_NODE = _object({"node": _TEXT, "peer": _TEXT, "zone": _TEXT}, {"absent_since_ms": _COUNT, "draining": _FLAG})
+_ENTRY = _object({"entry": _TEXT, "args": {"type": "object"}, "verdict": _TEXT})
+
+SCHEMAS: Mapping[str, Schema] = {
+    "Ids": _object({"ids": _list(_ID)}),
+    "Enqueued": _object({"ids": _list(_ID), "acks": {**_COUNT, "description": "Fewest copies stored of any task."}}),
+    "Task": _TASK,
+    "TaskPage": _object({"tasks": _list(ref("Task")), "after": {**_or_null(_ID), "description": "Null at the end."}}),
+    "TaskLog": _object({"updates": _list(_UPDATE)}),
+    "Claim": _object({"token": _COUNT, "expires_ms": _MS, "task": ref("Task")}),
+    "Claims": _object({"claims": _list(ref("Claim"))}),
+    "ClaimResult": _CLAIM_RESULT,
+    "ClaimResults": _object({"results": _list(ref("ClaimResult"))}),
+    "Depth": _DEPTH,
+    "Queue": _object({"queue": _TEXT, "depth": ref("Depth")}, {"oldest_ready_ms": _or_null(_COUNT)}),
+    "Queues": _object({"queues": _list(ref("Queue"))}),
+    "Cluster": _object(
+        {"name": _TEXT, "id": _TEXT, "position": _POSITION},
+        {
+            "log_time_ms": _COUNT,
+            "settings": {"type": "object"},
+            "peers": _COUNT,
+            "members": _list(_TEXT),
+            "under_replicated": _COUNT,
+            "not_ready": _COUNT,
+        },
+    ),
+    "Ring": _object({"position": _POSITION, "members": _list(_MEMBER)}, {"queue": _list(_TEXT), "closed": _FLAG}),
+    "Partitions": _object({"position": _POSITION, "partitions": _list(_PARTITION)}),
+    "Peers": _object({"position": _POSITION, "peers": _list(_PEER)}, {"nodes": _list(_NODE)}),
+    "Log": _object(
+        {
+            "position": _POSITION,
+            "records": _list(_object({"position": _COUNT, "at_ms": _MS, "peer": _TEXT, "entries": _list(_ENTRY)})),
+        }
+    ),
+    "GcReport": _object({"position": _POSITION, "trimmed": _COUNT, "origin_bytes": _COUNT}),
+    "Live": _object({"live": _FLAG}),
+    "Health": _object(
+        {"live": _FLAG, "ready": _FLAG, "reasons": _list(_TEXT)},
+        {"log_connected": _FLAG, "log_lag": _COUNT, "position": _POSITION},
+    ),
+    "Problem": _object(
+        {
+            "type": {"type": "string", "format": "uri-reference"},
+            "title": _TEXT,
+            "status": {"type": "integer"},
+            "detail": _TEXT,
+            "code": {"type": "string", "description": "Stable, for programs."},
+            "field": {"type": ["string", "null"], "description": "Dotted path of the argument at fault."},
+            "hint": _TEXT,
+        },
+        {
+            "ids": {**_list(_ID), "description": "Of an enqueue that was stored in part: the id of every task."},
+            "stored": {**_list(_FLAG), "description": "Of the same: which tasks are stored."},
+        },
+    ),
+}
+
+
+def components(inputs: Mapping[str, Schema]) -> dict[str, Any]:
+    """All components: the answers' and those of the requests."""
+    return {**SCHEMAS, **inputs}

@@ -1,0 +1,158 @@
+"""Task ids, runs of ids and stretches: the arithmetic that every layer shares.
+
+A task id is 20 bytes, big-endian: 48 bits of milliseconds, 16 bits of partition,
+64 bits naming the maker and a 32-bit counter.  Ids made together by one maker differ
+only in the counter, so a *run* ``(first, count)`` names many tasks in a few bytes.
+A *stretch* is 1,024 aligned consecutive ids; runs never cross a stretch border, which
+lets a set of tasks in one stretch be a bit mask in an ``int``.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple, NewType
+
+TaskId = NewType("TaskId", bytes)
+"""20 bytes; see the module's first paragraph."""
+Token = NewType("Token", int)
+"""Fencing token of a claim: the log position of its grant."""
+
+ID_BYTES = 20
+STRETCH_TASKS = 1024
+RUN_TASKS_MAX = STRETCH_TASKS
+PARTITIONS_MAX = 1 << 16
+COUNTER_MAX = (1 << 32) - 1
+
+_COUNTER = struct.Struct(">I")
+_PREFIX = struct.Struct(">QQ")
+
+
+class Run(NamedTuple):
+    """Consecutive task ids within one stretch."""
+
+    first: TaskId
+    count: int
+
+
+def make_id(ms: int, partition: int, maker: int, counter: int) -> TaskId:
+    """Put an id together from its four fields."""
+    return TaskId(_PREFIX.pack((ms << 16) | partition, maker) + _COUNTER.pack(counter))
+
+
+def ms_of(task_id: bytes) -> int:
+    """Milliseconds since the epoch at which the task is due, or was made if later."""
+    return int.from_bytes(task_id[:6], "big")
+
+
+def partition_of(task_id: bytes) -> int:
+    """Partition number held in the id."""
+    return int.from_bytes(task_id[6:8], "big")
+
+
+def counter_of(task_id: bytes) -> int:
+    """The maker's 32-bit counter."""
+    return int.from_bytes(task_id[16:20], "big")
+
+
+def with_counter(task_id: bytes, counter: int) -> TaskId:
+    """The id of the same maker and time with another counter."""
+    return TaskId(task_id[:16] + _COUNTER.pack(counter))
+
+
+def offset_of(task_id: bytes) -> int:
+    """Place of the id in its stretch, 0 to 1,023."""
+    return counter_of(task_id) & (STRETCH_TASKS - 1)
+
+
+def stretch_of(task_id: bytes) -> TaskId:
+    """First id of the stretch that holds ``task_id``."""
+    return with_counter(task_id, counter_of(task_id) & ~(STRETCH_TASKS - 1))
+
+
+def id_at(stretch: bytes, offset: int) -> TaskId:
+    """The id at ``offset`` of a stretch."""
+    return with_counter(stretch, counter_of(stretch) + offset)
+
+
+def mask_of(first: bytes, count: int) -> int:
+    """Bit mask, relative to the stretch, of a run that lies in one stretch."""
+    return ((1 << count) - 1) << offset_of(first)
+
+
+def spans(bits: int) -> Iterator[tuple[int, int]]:
+    """Maximal ``(offset, count)`` intervals of set bits, lowest first."""
+    base = 0
+    while bits:
+        skip = (bits & -bits).bit_length() - 1
+        bits >>= skip
+        count = (~bits & (bits + 1)).bit_length() - 1
+        yield base + skip, count
+        base += skip + count
+        bits >>= count
+
+
+def runs_of(stretch: bytes, bits: int) -> list[Run]:
+    """The runs that a mask of a stretch stands for."""
+    return [Run(id_at(stretch, offset), count) for offset, count in spans(bits)]
+
+
+def cut(first: bytes, count: int) -> list[Run]:
+    """Cut consecutive ids at stretch borders."""
+    runs = []
+    while count > 0:
+        part = min(count, STRETCH_TASKS - offset_of(first))
+        runs.append(Run(TaskId(first), part))
+        count -= part
+        if count:
+            first = with_counter(first, counter_of(first) + part)
+    return runs
+
+
+def ids_of(first: bytes, count: int) -> list[TaskId]:
+    """Every id of a run."""
+    prefix, start = first[:16], counter_of(first)
+    return [TaskId(prefix + _COUNTER.pack(start + i)) for i in range(count)]
+
+
+def runs_from_ids(ids: Iterable[bytes]) -> list[Run]:
+    """Runs that cover ``ids`` (any order, repeats allowed), sorted, cut at stretches."""
+    runs: list[Run] = []
+    first, count = b"", 0
+    for task_id in sorted(set(ids)):
+        if count and task_id == with_counter(first, counter_of(first) + count):
+            count += 1
+            continue
+        if count:
+            runs += cut(first, count)
+        first, count = task_id, 1
+    if count:
+        runs += cut(first, count)
+    return runs
+
+
+class IdMaker:
+    """Makes ids that never repeat, for one client session.
+
+    ``now_ms`` gives milliseconds since the epoch; ``random_64`` a random 64-bit maker.
+    """
+
+    def __init__(self, now_ms: Callable[[], int], random_64: Callable[[], int]) -> None:
+        self._now_ms = now_ms
+        self._random_64 = random_64
+        self._maker = random_64()
+        self._counter = 0
+
+    def run(self, partition: int, count: int, *, due_ms: int = 0) -> Run:
+        """A fresh run of ``count`` ids (1 to 1,024) for tasks due at ``due_ms``."""
+        if not 1 <= count <= RUN_TASKS_MAX:
+            raise ValueError(f"count must be 1 to {RUN_TASKS_MAX}, not {count}")
+        room = STRETCH_TASKS - (self._counter & (STRETCH_TASKS - 1))
+        if count > room:
+            self._counter += room
+        if self._counter + count > COUNTER_MAX:
+            self._maker = self._random_64()
+            self._counter = 0
+        first = make_id(max(due_ms, self._now_ms()), partition, self._maker, self._counter)
+        self._counter += count
+        return Run(first, count)

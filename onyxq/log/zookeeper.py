@@ -1,0 +1,284 @@
+"""The log in ZooKeeper: the one that many nodes share.
+
+Below ``/onyxq/<cluster>/``: ``log/<segment>/e-<sequence>`` (records only),
+``pulse/<peer>`` (ephemeral), ``origin/<position>-<writer>-<n>`` (chunks) and
+``origin/pointer``. The log's directory is never listed while the cluster is in use.
+
+`kazoo_client` bridges to kazoo, `zookeeper_reader` reads, `zookeeper_origin` keeps the
+origin; this module holds the session that ties them together.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trio
+from attrs import define, field
+from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
+from kazoo.protocol.states import EventType
+
+from onyxq.entry import RECORD_BYTES_MAX
+from onyxq.errors import BadRequest, LogUnavailable, TooLarge
+from onyxq.log.interface import START, AppendUnknown, Origin, Record, Trimmed
+from onyxq.log.kazoo_client import BROKEN, Link, create, delete, exists, get, replace, sync
+from onyxq.log.zookeeper_origin import Origins, position_of
+from onyxq.log.zookeeper_reader import Layout, Reader
+
+SESSION_TIMEOUT_MS = 6_000
+OPEN_TIMEOUT_S = 15.0
+_DESTROY_BATCH_RECORDS = 500
+
+
+class ZookeeperBackend:
+    """Sessions with one cluster's log in the ZooKeeper at ``hosts`` (``HOST:PORT,...``)."""
+
+    def __init__(
+        self,
+        hosts: str,
+        cluster: str,
+        *,
+        session_timeout_ms: int = SESSION_TIMEOUT_MS,
+        open_timeout_s: float = OPEN_TIMEOUT_S,
+    ) -> None:
+        if not cluster or "/" in cluster or cluster in (".", ".."):
+            raise BadRequest(f"{cluster!r} cannot be a cluster's name", field="cluster")
+        self.hosts = hosts
+        self.cluster = cluster
+        self._session_timeout_ms = session_timeout_ms
+        self._open_timeout_s = open_timeout_s
+
+    @property
+    def durable(self) -> bool:
+        """Always: ZooKeeper keeps it."""
+        return True
+
+    async def session(self) -> ZookeeperSession:
+        """A new ZooKeeper session; raises `LogUnavailable` if there is none in time."""
+        link = Link(self.hosts, session_timeout_ms=self._session_timeout_ms)
+        session = ZookeeperSession(link, Layout(self.cluster))
+        try:
+            await link.open(timeout_s=self._open_timeout_s)
+            await session.prepare()
+        except BaseException:
+            await link.close()
+            raise
+        return session
+
+    async def destroy(self) -> None:
+        """Delete the cluster's log, origin, pulses and all else below its directory."""
+        session = await self.session()
+        try:
+            await session.destroy()
+        finally:
+            await session.aclose()
+
+
+@define(eq=False)
+class _PulseWatch:
+    """Waiters for one pulse, woken by the next event about it."""
+
+    gone: bool = False
+    event: trio.Event = field(factory=trio.Event)
+
+
+class ZookeeperSession:
+    """One ZooKeeper session; see `LogSession`."""
+
+    def __init__(self, link: Link, layout: Layout) -> None:
+        self._link = link
+        self._layout = layout
+        self._reader = Reader(link, layout, origin_position=position_of)
+        self._origins = Origins(link, layout)
+        self._segment = 0
+        self._pulse_watches: dict[str, _PulseWatch] = {}
+
+    @property
+    def connected(self) -> bool:
+        """Whether ZooKeeper answers, as far as is known."""
+        return self._link.connected and not self._link.suspected
+
+    @property
+    def session_id(self) -> tuple[int, bytes] | None:
+        """ZooKeeper's id and password of the session; None while disconnected."""
+        found: tuple[int, bytes] | None = self._link.client.client_id
+        return found
+
+    async def wait_lost(self) -> None:
+        """See `LogSession.wait_lost`."""
+        await self._link.lost.wait()
+
+    async def prepare(self) -> None:
+        """Create the cluster's directories if need be."""
+        layout = self._layout
+        root = layout.root.rpartition("/")[0]
+        for path in (root, layout.root, layout.log, layout.segment(0), layout.pulses, layout.origins):
+            try:
+                await self._link.insist(create(path))
+            except NodeExistsError:
+                continue
+            except NoNodeError:
+                raise LogUnavailable(f"the parent of {path} does not exist in ZooKeeper") from None
+
+    # --- records --------------------------------------------------------------------
+
+    async def append(self, data: bytes) -> int:
+        """See `LogSession.append`; waits at most two thirds of the session timeout for a
+        connection, and as long again for the answer, before it raises `AppendUnknown`."""
+        if len(data) > RECORD_BYTES_MAX:
+            raise TooLarge(f"a record of {len(data)} bytes; at most {RECORD_BYTES_MAX}")
+        self._link.check()
+        with trio.move_on_after(self._link.patience_s) as waiting:
+            await self._link.wait_connected()
+        if waiting.cancelled_caught:
+            raise AppendUnknown("there is no connection to ZooKeeper")
+        with trio.move_on_after(self._link.patience_s):
+            return await self._append(data)
+        self._link.suspect()
+        raise AppendUnknown("ZooKeeper does not answer")
+
+    async def _append(self, data: bytes) -> int:
+        path = f"{self._layout.segment(self._segment)}/e-"
+        record = None
+        self._reader.depart()
+        try:
+            created, stat = await self._link.call(
+                lambda client: client.create_async(path, data, sequence=True, include_data=True)
+            )
+            record = Record(self._layout.position(self._segment, created), stat.ctime, data)
+            return record.position
+        except BROKEN:
+            raise AppendUnknown("the connection to ZooKeeper broke during an append") from None
+        except KazooException as error:
+            raise LogUnavailable(f"ZooKeeper refuses the record: {error!r}") from None
+        finally:
+            self._reader.arrive(record)
+
+    async def read(self, position: int) -> Record | Trimmed:
+        """See `LogSession.read`; one at a time."""
+        return await self._reader.read(position)
+
+    async def tail(self) -> int:
+        """See `LogSession.tail`: the position of the last record written, exact as of the call."""
+        return (self._segment << 31) + await self._written() - 1
+
+    async def _written(self) -> int:
+        """How many records were ever created in the segment.
+
+        ZooKeeper counts creations for the sequence; what it shows as ``cversion`` is
+        twice that, less the children there are (checked against real servers in the tests).
+        """
+        path = self._layout.segment(self._segment)
+        await self._link.insist(sync(path))
+        stat = await self._link.insist(exists(path))
+        return 0 if stat is None else ((stat.cversion + stat.numChildren) & 0xFFFFFFFF) >> 1
+
+    # --- pulses ---------------------------------------------------------------------
+
+    async def set_pulse(self, peer: str, data: bytes) -> None:
+        """See `LogSession.set_pulse`."""
+        path = self._pulse_path(peer)
+        while True:
+            await self._link.wait_connected()
+            try:
+                await self._link.call(lambda client: client.create_async(path, data, ephemeral=True))
+                return
+            except NodeExistsError:
+                if await self._take_over_pulse(path, data):
+                    return
+            except BROKEN:
+                await self._link.pause()
+
+    async def _take_over_pulse(self, path: str, data: bytes) -> bool:
+        """Set our own pulse's data, or delete that of another session; True if it is set."""
+        try:
+            stat = await self._link.call(exists(path))
+            if stat is None:
+                return False
+            identity = self.session_id
+            if identity is not None and stat.ephemeralOwner == identity[0]:
+                await self._link.call(replace(path, data))
+                return True
+            await self._link.call(delete(path))
+        except NoNodeError:
+            return False
+        except BROKEN:
+            await self._link.pause()
+        return False
+
+    async def pulses(self) -> dict[str, bytes]:
+        """See `LogSession.pulses`."""
+        await self._link.insist(sync(self._layout.pulses))
+        found = {}
+        for peer in sorted(await self._link.insist(lambda client: client.get_children_async(self._layout.pulses))):
+            path = self._pulse_path(peer)
+            try:
+                found[peer], _ = await self._link.insist(get(path))
+            except NoNodeError:
+                continue
+        return found
+
+    async def wait_pulse_gone(self, peer: str) -> None:
+        """See `LogSession.wait_pulse_gone`."""
+        path = self._pulse_path(peer)
+        # A server that lags behind could say that a pulse is absent which is only new.
+        await self._link.insist(sync(path))
+        while True:
+            watch = self._pulse_watches.setdefault(path, _PulseWatch())
+            stat = await self._link.insist(lambda client: client.exists_async(path, watch=self._on_pulse))
+            if stat is None:
+                return
+            await watch.event.wait()
+            self._link.check()
+            if watch.gone:
+                return
+
+    def _pulse_path(self, peer: str) -> str:
+        return f"{self._layout.pulses}/{peer}"
+
+    def _on_pulse(self, event: Any) -> None:
+        """In kazoo's thread: something happened to a pulse, or to the connection (no path then)."""
+        self._link.post(self._wake_pulse, event.path, event.type == EventType.DELETED)
+
+    def _wake_pulse(self, path: str | None, gone: bool) -> None:
+        for key in [path] if path is not None else list(self._pulse_watches):
+            watch = self._pulse_watches.pop(key, None)
+            if watch is not None:
+                watch.gone = gone
+                watch.event.set()
+
+    # --- origin ---------------------------------------------------------------------
+
+    async def origin(self) -> Origin | None:
+        """See `LogSession.origin`."""
+        return await self._origins.read()
+
+    async def store_origin(self, position: int, data: bytes, *, expected_version: int) -> bool:
+        """See `LogSession.store_origin`; also False unless ``position`` is above the present origin's."""
+        return await self._origins.store(position, data, expected_version=expected_version)
+
+    async def trim(self, upto: int) -> int:
+        """See `LogSession.trim`."""
+        return await self._origins.trim(upto)
+
+    async def destroy(self) -> None:
+        """Delete the cluster's directory; the records first, in batches, for there may be more than a list can hold."""
+        origin = await self._origins.read()
+        first, end = (origin.trimmed if origin else START) + 1, await self._written()
+        for start in range(first, end, _DESTROY_BATCH_RECORDS):
+            batch = range(start, min(end, start + _DESTROY_BATCH_RECORDS))
+            await self._delete([self._layout.record(position) for position in batch])
+        client = self._link.client
+        await trio.to_thread.run_sync(lambda: client.delete(self._layout.root, recursive=True), abandon_on_cancel=True)
+
+    async def _delete(self, paths: list[str]) -> None:
+        for reply in [self._link.start(delete(path)) for path in paths]:
+            try:
+                await reply.wait()
+            except NoNodeError:
+                continue
+            except BROKEN:
+                raise LogUnavailable("the connection to ZooKeeper broke; repeat it") from None
+
+    async def aclose(self) -> None:
+        """See `LogSession.aclose`."""
+        await self._link.close()

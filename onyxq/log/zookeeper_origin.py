@@ -1,0 +1,213 @@
+"""The origin in ZooKeeper: chunks, then one pointer set last; and trimming behind it.
+
+Chunk names carry the position and a random name of their writer, so writers never touch
+each other's chunks. The pointer is replaced only if its znode is unchanged since it was
+read and still has the generation that the writer built upon. It also holds how far the
+log is trimmed: records and progress change in one ZooKeeper transaction.
+"""
+
+from __future__ import annotations
+
+import secrets
+import zlib
+from typing import Any
+
+import msgpack
+import trio
+from attrs import astuple, evolve, frozen
+from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
+
+from onyxq.errors import Corrupt
+from onyxq.log.interface import START, Origin
+from onyxq.log.kazoo_client import BROKEN, Link, create, delete, get, replace, sync
+from onyxq.log.zookeeper_reader import Layout
+
+CHUNK_BYTES = 512 * 1024
+TRIM_BATCH_RECORDS = 1_000
+TRIM_RECORDS_PER_S_MAX = 5_000
+"""Trimming leaves room for appends: each deletion is an event for every reader."""
+_READ_TRIES = 10
+
+
+@frozen
+class Pointer:
+    """What the pointer's znode holds (as a msgpack list of these fields)."""
+
+    position: int
+    chunks: int
+    crc: int
+    """CRC-32 over all chunks."""
+    trimmed: int
+    writer: str
+    generation: int
+    """Counts the origins of this cluster; `Origin.version`."""
+
+    def pack(self) -> bytes:
+        """The znode's bytes."""
+        return bytes(msgpack.packb(astuple(self)))
+
+    @staticmethod
+    def unpack(data: bytes) -> Pointer:
+        """The pointer in a znode's bytes; raises `Corrupt`."""
+        try:
+            return Pointer(*msgpack.unpackb(data))
+        except (TypeError, ValueError, msgpack.UnpackException) as error:
+            raise Corrupt(f"the origin's pointer is malformed: {error}") from None
+
+
+def position_of(data: bytes) -> int:
+    """The origin's position in the pointer's bytes."""
+    return Pointer.unpack(data).position
+
+
+class Origins:
+    """Reads, stores and trims behind one cluster's origin."""
+
+    def __init__(self, link: Link, layout: Layout) -> None:
+        self._link = link
+        self._layout = layout
+
+    async def read(self) -> Origin | None:
+        """See `LogSession.origin`."""
+        await self._link.insist(sync(self._layout.root))
+        for _ in range(_READ_TRIES):
+            pointer, _version = await self._pointer()
+            if pointer is None:
+                return None
+            try:
+                chunks = [await self._chunk(pointer, number) for number in range(pointer.chunks)]
+            except NoNodeError:  # a newer origin replaced it meanwhile
+                continue
+            data = b"".join(chunks)
+            if zlib.crc32(data) != pointer.crc:
+                raise Corrupt(f"the origin at {pointer.position} does not match its checksum")
+            return Origin(pointer.position, data, pointer.trimmed, pointer.generation)
+        raise Corrupt(f"chunks of the origin at {self._layout.pointer} are missing")
+
+    async def store(self, position: int, data: bytes, *, expected_version: int) -> bool:
+        """See `LogSession.store_origin`."""
+        found, _ = await self._pointer()
+        if not _may_follow(found, position, expected_version):
+            return False
+        count = max(1, -(-len(data) // CHUNK_BYTES))
+        pointer = Pointer(position, count, zlib.crc32(data), START, secrets.token_hex(8), expected_version + 1)
+        for number in range(count):
+            await self._write_chunk(pointer, number, data[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES])
+        won = await self._set_pointer(pointer, expected_version)
+        if won:
+            await self._delete_older_chunks(pointer)
+        else:
+            await self._delete([self._chunk_path(pointer, number) for number in range(count)])
+        return won
+
+    async def trim(self, upto: int) -> int:
+        """See `LogSession.trim`."""
+        deleted = 0
+        while True:
+            await self._link.wait_connected()
+            pointer, version = await self._pointer()
+            if pointer is None:
+                return deleted
+            first = pointer.trimmed + 1
+            last = min(upto, pointer.position, first + TRIM_BATCH_RECORDS - 1)
+            if first > last:
+                return deleted
+            started = trio.current_time()
+            try:
+                deleted += await self._trim_batch(evolve(pointer, trimmed=last), version, first)
+            except BROKEN:  # the pointer tells whether it was carried out
+                await self._link.pause()
+                continue
+            await trio.sleep_until(started + (last - first + 1) / TRIM_RECORDS_PER_S_MAX)
+
+    async def _trim_batch(self, pointer: Pointer, version: int, first: int) -> int:
+        paths = [self._layout.record(position) for position in range(first, pointer.trimmed + 1)]
+
+        def commit(client: Any) -> Any:
+            transaction = client.transaction()
+            transaction.set_data(self._layout.pointer, pointer.pack(), version)
+            for path in paths:
+                transaction.delete(path)
+            return transaction.commit_async()
+
+        results = await self._link.call(commit)
+        if not any(isinstance(result, Exception) for result in results):
+            return len(paths)
+        if isinstance(results[0], BadVersionError):  # a new origin, or another's progress
+            return 0
+        # Somebody deleted a record behind our back: take the rest one by one.
+        deleted = await self._delete(paths)
+        try:
+            await self._link.call(replace(self._layout.pointer, pointer.pack(), version=version))
+        except BadVersionError:
+            pass
+        return deleted
+
+    async def _set_pointer(self, pointer: Pointer, expected_version: int) -> bool:
+        while True:
+            found, version = await self._pointer()
+            if found is not None and found.writer == pointer.writer:
+                return True  # an earlier try, whose answer was lost, was carried out
+            if not _may_follow(found, pointer.position, expected_version):
+                return False
+            data = evolve(pointer, trimmed=found.trimmed if found else START).pack()
+            try:
+                if found is None:
+                    await self._link.call(create(self._layout.pointer, data))
+                else:
+                    await self._link.call(replace(self._layout.pointer, data, version=version))
+                return True
+            except (BadVersionError, NodeExistsError):
+                continue
+            except BROKEN:
+                await self._link.pause()
+
+    async def _pointer(self) -> tuple[Pointer | None, int]:
+        """The pointer and its znode's version."""
+        try:
+            data, stat = await self._link.insist(get(self._layout.pointer))
+        except NoNodeError:
+            return None, -1
+        return Pointer.unpack(data), stat.version
+
+    def _chunk_path(self, pointer: Pointer, number: int) -> str:
+        return f"{self._layout.origins}/{pointer.position}-{pointer.writer}-{number}"
+
+    async def _chunk(self, pointer: Pointer, number: int) -> bytes:
+        path = self._chunk_path(pointer, number)
+        data, _ = await self._link.insist(get(path))
+        return bytes(data)
+
+    async def _write_chunk(self, pointer: Pointer, number: int, data: bytes) -> None:
+        path = self._chunk_path(pointer, number)
+        try:
+            await self._link.insist(create(path, data))
+        except NodeExistsError:
+            pass  # an earlier try, whose answer was lost, was carried out
+
+    async def _delete_older_chunks(self, pointer: Pointer) -> None:
+        """Delete what lies below the new origin: its predecessor's chunks, and those of crashed writers."""
+        names = await self._link.insist(lambda client: client.get_children_async(self._layout.origins))
+        older = [name for name in names if name[:1].isdigit() and int(name.split("-")[0]) < pointer.position]
+        await self._delete([f"{self._layout.origins}/{name}" for name in sorted(older)])
+
+    async def _delete(self, paths: list[str]) -> int:
+        """Delete what is there of ``paths``; gives how many were."""
+        deleted = 0
+        for path in paths:
+            try:
+                await self._link.insist(delete(path))
+                deleted += 1
+            except NoNodeError:
+                continue
+        return deleted
+
+
+def _may_follow(found: Pointer | None, position: int, expected_version: int) -> bool:
+    """Whether an origin at ``position``, built upon generation ``expected_version``, may replace ``found``.
+
+    It must lie above it, or deleting older chunks could hit those of a writer at work.
+    """
+    if found is None:
+        return expected_version == -1
+    return found.generation == expected_version and position > found.position

@@ -1,0 +1,261 @@
+"""Reading the ZooKeeper log: a window of pipelined gets and one persistent watch.
+
+The watch gives one event per record created (and per record deleted), and always before
+the record can be seen, so counting events tells how many records there can be at most
+beyond a position found empty: at the tail no get is outstanding and each record costs one
+event and one get.  Records this session appended itself are handed over without a get.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import trio
+from kazoo.exceptions import NoNodeError
+
+from onyxq.errors import Corrupt, LogUnavailable
+from onyxq.log.interface import Record, Trimmed
+from onyxq.log.kazoo_client import BROKEN, Link, get
+
+AHEAD_MAX = 64
+"""Gets outstanding, and records held, ahead of the reader."""
+AHEAD_FIRST = 4
+RECHECK_S = 5.0
+"""How long a reader waits at the tail before it looks again without an event."""
+_SEQUENCE_BITS = 31
+
+
+class Layout:
+    """Paths of one cluster in ZooKeeper."""
+
+    def __init__(self, cluster: str) -> None:
+        self.root = f"/onyxq/{cluster}"
+        self.log = f"{self.root}/log"
+        self.pulses = f"{self.root}/pulse"
+        self.origins = f"{self.root}/origin"
+        self.pointer = f"{self.origins}/pointer"
+
+    def segment(self, number: int) -> str:
+        """The directory of a segment's records."""
+        return f"{self.log}/{number}"
+
+    def record(self, position: int) -> str:
+        """The path of a record."""
+        return f"{self.segment(position >> _SEQUENCE_BITS)}/e-{position & ((1 << _SEQUENCE_BITS) - 1):010d}"
+
+    def position(self, segment: int, path: str) -> int:
+        """The position of a record created at ``path``."""
+        return (segment << _SEQUENCE_BITS) + int(path[-10:])
+
+
+class Reader:
+    """One session's window on the log. One read at a time."""
+
+    def __init__(self, link: Link, layout: Layout, *, origin_position: Callable[[Any], int]) -> None:
+        self._link = link
+        self._layout = layout
+        self._origin_position = origin_position
+        self._next = -1
+        """The position asked for, or to be asked for next; -1 before the first read."""
+        self._found: dict[int, Record] = {}
+        self._asked: dict[int, int] = {}
+        """Outstanding gets: position -> events counted when it was sent."""
+        self._refused: set[int] = set()
+        """Positions found empty although a later record exists."""
+        self._end = 0
+        """Every position below was written."""
+        self._events = 0
+        self._slack: int | None = None
+        """Position found empty less the events counted when it was asked for, the least of
+        this connection: no record at or above slack + events can exist yet. None: unknown."""
+        self._own_flights = 0
+        self._ahead = AHEAD_FIRST
+        self._generation = 0
+        self._segment = -1
+        self._error: BaseException | None = None
+        self._busy = False
+        self._changed = trio.Event()
+        link.on_connect.append(self._on_connect)
+        link.on_end.append(self._wake)
+
+    async def read(self, position: int) -> Record | Trimmed:
+        """See `LogSession.read`."""
+        if self._busy:
+            raise trio.BusyResourceError("a session has one reader at a time")
+        self._busy = True
+        try:
+            self._seek(position)
+            return await self._await_next(position)
+        finally:
+            self._busy = False
+
+    # --- own appends: called by the session ------------------------------------------
+
+    def depart(self) -> None:
+        """An append of this session is in flight: the next event is probably its own."""
+        self._own_flights += 1
+
+    def arrive(self, record: Record | None) -> None:
+        """An append came back, with the record if it is known to have landed."""
+        self._own_flights -= 1
+        if record is not None:
+            self._end = max(self._end, record.position + 1)
+            if 0 <= self._next <= record.position < self._next + AHEAD_MAX:
+                self._keep(record)
+        self._pump()
+
+    # --- the window -------------------------------------------------------------------
+
+    async def _await_next(self, position: int) -> Record | Trimmed:
+        while True:
+            self._link.check()
+            if self._error is not None:
+                raise LogUnavailable(f"ZooKeeper refuses to read the log: {self._error!r}")
+            record = self._found.pop(position, None)
+            if record is not None:
+                self._next = position + 1
+                self._pump()
+                await trio.lowlevel.checkpoint()
+                return record
+            if position in self._refused:
+                trimmed = await self._judge(position)
+                if trimmed is not None:
+                    return trimmed
+                continue
+            await self._wait(position)
+
+    async def _wait(self, position: int) -> None:
+        changed = self._changed
+        with trio.move_on_after(RECHECK_S) as waited:
+            await changed.wait()
+        if waited.cancelled_caught and self._link.connected and position not in self._asked:
+            self._ask(position)
+
+    async def _judge(self, position: int) -> Trimmed | None:
+        """Tell a trimmed record from one not written yet: the pointer first, then the record again."""
+        await self._link.wait_connected()
+        generation, events = self._generation, self._events
+        pointer = self._link.start(get(self._layout.pointer))
+        again = self._link.start(get(self._layout.record(position)))
+        try:
+            try:
+                trimmed = self._origin_position((await pointer.wait())[0])
+            except NoNodeError:
+                trimmed = -1
+            try:
+                self._on_found(position, *await again.wait())
+                return None
+            except NoNodeError:
+                pass
+        except BROKEN:
+            await self._link.pause()
+            return None
+        if position <= trimmed:
+            return Trimmed(trimmed)
+        if generation == self._generation:
+            if position < self._end:
+                raise Corrupt(f"record {position} of the log is missing, although a later one exists")
+            self._refused.discard(position)
+            self._tighten(position, events)
+            self._pump()
+        return None
+
+    def _seek(self, position: int) -> None:
+        if self._next < 0 or position >> _SEQUENCE_BITS != self._segment:
+            self._segment = position >> _SEQUENCE_BITS
+            self._slack = None
+            self._next = position
+            self._on_connect()
+        elif position != self._next:
+            self._generation += 1
+            self._asked.clear()
+            self._refused.clear()
+            self._found = {p: record for p, record in self._found.items() if position <= p < position + AHEAD_MAX}
+            self._next = position
+        self._pump()
+
+    def _on_connect(self) -> None:
+        """A new connection: watch first, then look, so that nothing is missed in between."""
+        self._generation += 1
+        self._asked.clear()
+        self._refused.clear()
+        self._slack = None
+        if self._next < 0 or not self._link.connected:
+            return
+        path = self._layout.segment(self._segment)
+        self._link.then(lambda client: client.watch_persistently(path, self._post_event), self._on_watched)
+        self._pump()
+
+    def _post_event(self) -> None:
+        self._link.post(self._on_event)
+
+    def _on_watched(self, value: Any, error: BaseException | None) -> None:
+        if error is not None and not isinstance(error, BROKEN):
+            self._error = error
+            self._wake()
+
+    def _on_event(self) -> None:
+        self._events += 1
+        self._pump()
+
+    def _pump(self) -> None:
+        """Send the gets that may find something."""
+        if self._next < 0 or not self._link.connected:
+            return
+        limit = self._next + self._ahead
+        if self._slack is not None:
+            # Events of own appends in flight are left out: their records come with the answer.
+            limit = min(limit, max(self._end, self._slack + self._events - self._own_flights))
+        for position in range(self._next, limit):
+            if position not in self._asked and position not in self._found and position not in self._refused:
+                self._ask(position)
+
+    def _ask(self, position: int) -> None:
+        generation, events = self._generation, self._events
+        self._asked[position] = events
+
+        def answered(value: Any, error: BaseException | None) -> None:
+            if generation != self._generation:
+                return
+            self._asked.pop(position, None)
+            if error is None:
+                self._on_found(position, *value)
+            elif isinstance(error, NoNodeError):
+                self._on_absent(position, events)
+            elif not isinstance(error, BROKEN):
+                self._error = error
+                self._wake()
+
+        self._link.then(get(self._layout.record(position)), answered)
+
+    def _on_found(self, position: int, data: bytes, stat: Any) -> None:
+        self._end = max(self._end, position + 1)
+        self._refused.discard(position)
+        self._ahead = min(AHEAD_MAX, self._ahead * 2)
+        if position >= self._next:
+            self._keep(Record(position, stat.ctime, data))
+        self._pump()
+
+    def _on_absent(self, position: int, events: int) -> None:
+        self._ahead = AHEAD_FIRST
+        if position >= self._end:
+            self._tighten(position, events)
+        if position < self._end or position == self._next:
+            self._refused.add(position)
+            if position == self._next:
+                self._wake()
+        self._pump()
+
+    def _tighten(self, position: int, events: int) -> None:
+        slack = position - events
+        self._slack = slack if self._slack is None else min(self._slack, slack)
+
+    def _keep(self, record: Record) -> None:
+        self._found[record.position] = record
+        if record.position == self._next:
+            self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()

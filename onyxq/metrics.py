@@ -1,0 +1,253 @@
+"""Metrics of a node and their Prometheus text, without dependencies.
+
+One `Metrics` per node: several nodes may live in one process.  Adding is a dictionary
+lookup and an addition, and is meant to be done once per run of tasks, not per task.
+The number of series of a metric is bounded: beyond it, labels become ``(other)``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Protocol, TypeAlias
+
+from onyxq import __version__
+
+Labels: TypeAlias = tuple[str, ...]
+Number: TypeAlias = int | float
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+SERIES_MAX = 10_000
+OTHER = "(other)"
+SECONDS: tuple[float, ...] = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1_800, 7_200, 43_200,
+)  # fmt: skip
+"""Upper bounds of the buckets for durations."""
+
+
+class Metric(Protocol):
+    """Something with a name and series of values."""
+
+    @property
+    def name(self) -> str:
+        """The metric's name."""
+        ...
+
+    def render(self) -> Iterator[str]:
+        """Its lines of Prometheus text."""
+        ...
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def _labels(names: Sequence[str], values: Iterable[str]) -> str:
+    pairs = ",".join(f'{name}="{_escape(value)}"' for name, value in zip(names, values, strict=True))
+    return f"{{{pairs}}}" if pairs else ""
+
+
+def _head(name: str, kind: str, doc: str) -> Iterator[str]:
+    yield f"# HELP {name} {doc}"
+    yield f"# TYPE {name} {kind}"
+
+
+class Counter:
+    """A sum that only grows, per combination of labels."""
+
+    def __init__(self, name: str, doc: str, *labels: str, series_max: int = SERIES_MAX) -> None:
+        self.name = name
+        self.doc = doc
+        self.labels = labels
+        self._series_max = series_max
+        self._values: dict[Labels, Number] = {} if labels else {(): 0}
+
+    def add(self, *labels: str, n: Number = 1) -> None:
+        """Add ``n`` to the series with these label values."""
+        values = self._values
+        if labels in values:
+            values[labels] += n
+        else:
+            self._add_new(labels, n)
+
+    def _add_new(self, labels: Labels, n: Number) -> None:
+        if len(labels) != len(self.labels):
+            raise ValueError(f"{self.name} has the labels {self.labels}")
+        if len(self._values) >= self._series_max:
+            labels = (OTHER,) * len(labels)
+        self._values[labels] = self._values.get(labels, 0) + n
+
+    def value(self, *labels: str) -> Number:
+        """The present sum of a series."""
+        return self._values.get(labels, 0)
+
+    def render(self) -> Iterator[str]:
+        """Its lines of Prometheus text."""
+        yield from _head(self.name, "counter", self.doc)
+        for labels, value in sorted(self._values.items()):
+            yield f"{self.name}{_labels(self.labels, labels)} {value}"
+
+
+class TaskCounter(Counter):
+    """What happened to tasks, by queue and event."""
+
+    def add(self, queue: str, event: str, n: Number = 1) -> None:  # type: ignore[override]
+        """Count ``n`` tasks of a queue: a whole run with one call."""
+        values, labels = self._values, (queue, event)
+        if labels in values:
+            values[labels] += n
+        elif len(values) >= self._series_max:
+            self._add_new((OTHER, event), n)
+        else:
+            values[labels] = n
+
+
+    __call__ = add
+
+
+class Total(Counter):
+    """A counter without labels."""
+
+    def __call__(self, n: Number = 1) -> None:
+        """Add ``n``."""
+        self._values[()] += n
+
+
+class Gauge:
+    """A present value, per combination of labels."""
+
+    def __init__(self, name: str, doc: str, *labels: str, series_max: int = SERIES_MAX) -> None:
+        self.name = name
+        self.doc = doc
+        self.labels = labels
+        self._series_max = series_max
+        self._values: dict[Labels, Number] = {}
+
+    def set(self, value: Number, *labels: str) -> None:
+        """Set a series to its present value."""
+        if len(labels) != len(self.labels):
+            raise ValueError(f"{self.name} has the labels {self.labels}")
+        if labels in self._values or len(self._values) < self._series_max:
+            self._values[labels] = value
+
+    def replace(self, values: Mapping[Labels, Number]) -> None:
+        """Set all series at once; those not named go."""
+        self._values = dict(sorted(values.items())[: self._series_max])
+
+    def value(self, *labels: str) -> Number | None:
+        """The present value of a series, if it has one."""
+        return self._values.get(labels)
+
+    def render(self) -> Iterator[str]:
+        """Its lines of Prometheus text."""
+        yield from _head(self.name, "gauge", self.doc)
+        for labels, value in sorted(self._values.items()):
+            yield f"{self.name}{_labels(self.labels, labels)} {value}"
+
+
+class Histogram:
+    """How values are distributed over fixed buckets."""
+
+    def __init__(self, name: str, doc: str, *, bounds: Sequence[float] = SECONDS) -> None:
+        self.name = name
+        self.doc = doc
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._sum: Number = 0
+
+    def observe(self, value: Number, n: int = 1) -> None:
+        """Count ``n`` values alike; a negative one (clocks differ) counts as 0."""
+        value = max(value, 0)
+        self._counts[bisect_left(self._bounds, value)] += n
+        self._sum += value * n
+
+    @property
+    def count(self) -> int:
+        """How many values were observed."""
+        return sum(self._counts)
+
+    def render(self) -> Iterator[str]:
+        """Its lines of Prometheus text."""
+        yield from _head(self.name, "histogram", self.doc)
+        below = 0
+        for bound, count in zip(self._bounds, self._counts, strict=False):
+            below += count
+            yield f'{self.name}_bucket{{le="{bound:g}"}} {below}'
+        yield f'{self.name}_bucket{{le="+Inf"}} {self.count}'
+        yield f"{self.name}_sum {self._sum}"
+        yield f"{self.name}_count {self.count}"
+
+
+class Metrics:
+    """Everything a node measures; times are in seconds, as Prometheus wants them."""
+
+    def __init__(self, *, version: str = __version__, series_max: int = SERIES_MAX) -> None:
+        self.tasks = TaskCounter(
+            "onyxq_tasks_total",
+            "Tasks by event: enqueued, claimed, completed, failed, retried, released, expired, cancelled.",
+            "queue",
+            "event",
+            series_max=series_max,
+        )
+        self.task_wait_seconds = Histogram(
+            "onyxq_task_wait_seconds", "Time from when a task was due until it was claimed."
+        )
+        self.task_run_seconds = Histogram(
+            "onyxq_task_run_seconds", "Time from a task's claim until it was completed or failed."
+        )
+        self.queue_depth = Gauge(
+            "onyxq_queue_depth", "Tasks of the partitions led here, by state.", "queue", "state", series_max=series_max
+        )
+        self.queue_oldest_seconds = Gauge(
+            "onyxq_queue_oldest_seconds",
+            "Age of the oldest ready task of the partitions led here.",
+            "queue",
+            series_max=series_max,
+        )
+        self.log_position = Gauge("onyxq_log_position", "Position up to which the log was applied.")
+        self.log_lag_entries = Gauge("onyxq_log_lag_entries", "Records known to be in the log and not applied yet.")
+        self.log_append_seconds = Histogram("onyxq_log_append_seconds", "Time that appending a record took.")
+        self.claims_expired = Total("onyxq_claims_expired_total", "Tasks whose claim ran out.")
+        self.partition_leader = Gauge(
+            "onyxq_partition_leader", "1 for each partition led here and ready, 0 while it is taken over.", "partition"
+        )
+        self.build_info = Gauge("onyxq_build_info", "Always 1; the label tells the version.", "version")
+        self.build_info.set(1, version)
+        self._all: list[Metric] = [item for item in vars(self).values() if hasattr(item, "render")]
+
+    def register(self, metric: Metric) -> None:
+        """Render one more metric; raises `ValueError` if its name is taken."""
+        if any(metric.name == known.name for known in self._all):
+            raise ValueError(f"there is a metric {metric.name} already")
+        self._all.append(metric)
+
+    def log_append(self, seconds: Number) -> None:
+        """Note how long appending one record took."""
+        self.log_append_seconds.observe(seconds)
+
+    def text(
+        self,
+        *,
+        position: int | None = None,
+        lag: int | None = None,
+        leading: Mapping[int, bool] | None = None,
+        depths: Mapping[str, Mapping[str, Number]] | None = None,
+        oldest_seconds: Mapping[str, Number] | None = None,
+    ) -> str:
+        """The metrics in Prometheus' text format, with what is only known when asked.
+
+        ``leading``: partition -> whether it is ready; ``depths``: queue -> state -> tasks;
+        ``oldest_seconds``: queue -> age of its oldest ready task.
+        """
+        if position is not None:
+            self.log_position.set(position)
+        if lag is not None:
+            self.log_lag_entries.set(lag)
+        if leading is not None:
+            self.partition_leader.replace({(str(number),): int(ready) for number, ready in leading.items()})
+        if depths is not None:
+            flat = {(queue, state): n for queue, states in depths.items() for state, n in states.items()}
+            self.queue_depth.replace(flat)
+        if oldest_seconds is not None:
+            self.queue_oldest_seconds.replace({(queue,): age for queue, age in oldest_seconds.items()})
+        return "\n".join(line for metric in self._all for line in metric.render()) + "\n"

@@ -1,0 +1,120 @@
+"""What a node answers as a member of partitions' cohorts: promises, writes, digests.
+
+A node never takes a write below the epoch it has reached; the promise is durable before
+it is given.  A write above it is refused as `Behind`: the leader first brings the node up
+to date (`onyxq.partition.leader`), then repeats.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from onyxq.errors import BadRequest, Behind, OnyxqError, StaleEpoch
+from onyxq.facts import KINDS, Row, check_key, partition_of_key
+from onyxq.store.interface import Batch, Piece, Store
+
+KEYS_PAGE = 4_000
+ROWS_PAGE_BYTES = 4 * 1024 * 1024
+
+
+class Host(Protocol):
+    """What the cohort needs of its node."""
+
+    store: Store
+    epochs: dict[int, int]
+
+    def pieces_added(self, pieces: Sequence[Piece]) -> None:
+        """New ready pieces are in the store."""
+        ...
+
+
+def checked_rows(rows: Any, partition: int) -> list[Row]:
+    """Rows as they came over the wire, verified; raises `BadRequest`."""
+    if not isinstance(rows, list):
+        raise BadRequest("rows must be a list", field="rows")
+    out = []
+    for row in rows:
+        if not (isinstance(row, list) and len(row) == 2 and all(isinstance(part, bytes) for part in row)):
+            raise BadRequest("a row must be [key, value]", field="rows")
+        key, value = row
+        check_key(key)
+        body = memoryview(value)
+        if len(value) < 4 or partition_of_key(key) != partition:
+            raise BadRequest("a row is of another partition", field="rows")
+        if zlib.crc32(body[:-4], zlib.crc32(key)) != int.from_bytes(body[-4:], "little"):
+            raise BadRequest("a row does not match its checksum", field="rows")
+        out.append(Row(key, value))
+    return out
+
+
+class Cohort:
+    """Serves the ``cohort.*`` methods of one node."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    async def reach(self, partition: int, epoch: int) -> None:
+        """Promise durably never to take a write below ``epoch``; raises `StaleEpoch`."""
+        host = self._host
+        reached = host.epochs.get(partition, 0)
+        if epoch < reached:
+            raise StaleEpoch(f"partition {partition} has reached epoch {reached}, not {epoch}")
+        host.epochs[partition] = epoch
+        await host.store.write(Batch(epochs=((partition, epoch),)))
+
+    def check(self, partition: int, epoch: int) -> None:
+        """Raise `StaleEpoch` or `Behind` unless ``epoch`` is the one reached."""
+        reached = self._host.epochs.get(partition, 0)
+        if epoch < reached:
+            raise StaleEpoch(f"partition {partition} has reached epoch {reached}, not {epoch}")
+        if epoch > reached:
+            raise Behind(f"partition {partition} has only reached epoch {reached}, not {epoch}")
+
+    async def write(self, writes: Any) -> list[dict[str, Any] | None]:
+        """Store ``[[partition, epoch, rows], ...]`` in one batch; an error map or None each."""
+        results: list[dict[str, Any] | None] = []
+        rows: list[Row] = []
+        for write in writes:
+            try:
+                partition, epoch, given = write
+                self.check(partition, epoch)
+                rows += checked_rows(given, partition)
+                results.append(None)
+            except OnyxqError as error:
+                results.append(error.to_map())
+        if rows:
+            written = await self._host.store.write(Batch(rows=rows))
+            self._host.pieces_added(written.pieces)
+        return results
+
+    def hours(self, partition: int) -> dict[int, list[int]]:
+        """Digest per hour, as ``[rows, total]``."""
+        return {hour: list(digest) for hour, digest in self._host.store.hours(partition).items()}
+
+    def leaves(self, partition: int, hour: int) -> dict[int, list[int]]:
+        """Digest per leaf of an hour."""
+        return {leaf: list(digest) for leaf, digest in self._host.store.leaves(partition, hour).items()}
+
+    def keys(self, partition: int, hour: int, leaves: Sequence[int]) -> list[bytes]:
+        """Row keys of some leaves."""
+        return [key for leaf in leaves for key in self._host.store.keys(partition, hour, leaf)]
+
+    def rows(self, keys: Sequence[bytes]) -> list[list[bytes]]:
+        """Rows by key, as many as fit a page; at least one of those that exist."""
+        out, size = [], 0
+        for key in keys:
+            value = self._host.store.get(key)
+            if value is None:
+                continue
+            if out and size + len(value) > ROWS_PAGE_BYTES:
+                break
+            out.append([key, value])
+            size += len(value)
+        return out
+
+    def covering(self, task_id: bytes) -> list[list[bytes]]:
+        """``[kind, first id, body]`` of every row that covers a task."""
+        store = self._host.store
+        return [[kind, first, body] for kind in KINDS for first, body in store.covering(kind, task_id)]

@@ -1,0 +1,299 @@
+"""One partition led by this node under one epoch: takeover, quorum writes, settling.
+
+Takeover: a majority of members promise the epoch durably; what they hold is merged into
+this store; then ``ready_partition`` goes to the log and the partition serves.  Behind
+that every holder is brought up to date, and once a majority of the target is,
+``settle_partition`` makes the target the members.
+
+The leader belongs to the node, not to the peer: while the log is away it goes on taking
+writes under its epoch.  A newer epoch anywhere in the cohort stops it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+import trio
+
+from log_entries import ready_partition, settle_partition, yield_partition
+from onyxq.errors import NotLeader, OnyxqError, StaleEpoch, StoreFailed, Unavailable, Unknown
+from onyxq.facts import Row
+from onyxq.partition.cohort import Host
+from onyxq.partition.replication import Sender, Vote, majority
+from onyxq.partition.sync import Exchange
+from onyxq.replica import Partition, Replica
+from onyxq.store.interface import Batch
+
+WRITE_TIMEOUT_S = 4.0
+RETRY_PAUSE_S = 0.25
+RETRY_PAUSE_MAX_S = 5.0
+COMPARE_EVERY_S = 60.0
+"""Between two comparisons of a holder that is up to date."""
+REACH_TIMEOUT_S = 2.0
+YIELD_PAUSE_MAX_S = 60.0
+
+
+class LeaderHost(Host, Protocol):
+    """What a leader needs of its node."""
+
+    node_id: str
+    replica: Replica
+
+    def sync_limit(self, node: str) -> trio.CapacityLimiter:
+        """Bounds how many partitions are brought up to date on a node at once."""
+        ...
+
+    def sender(self, node: str) -> Sender:
+        """The sender of writes to a node (this one included)."""
+        ...
+
+    async def call(self, node: str, method: str, args: dict[str, Any], *, timeout_s: float) -> Any:
+        """Call a method of another node; raises `Unavailable`."""
+        ...
+
+    async def propose(self, entry: Any) -> str:
+        """Submit an entry and return its verdict; raises `LogUnavailable`."""
+        ...
+
+    async def changed(self, replica: Replica) -> None:
+        """Return when the replica is no longer this one."""
+        ...
+
+    def became_ready(self, leader: PartitionLeader) -> None:
+        """The partition serves from now on."""
+        ...
+
+    def live_candidates(self, partition: int) -> int:
+        """Nodes that could lead the partition now."""
+        ...
+
+
+class PartitionLeader:
+    """See the module's first paragraph."""
+
+    def __init__(self, host: LeaderHost, *, partition: int, epoch: int, peer: str) -> None:
+        self.partition = partition
+        self.epoch = epoch
+        self.peer = peer
+        self.ready = False
+        self.deposed = False
+        self.scope = trio.CancelScope()
+        self.current: set[str] = {host.node_id}
+        """Holders that have all that was here when they were last compared."""
+        self._host = host
+        self._merged: set[str] = {host.node_id}
+        """Holders that reached the epoch and whose rows were merged after that."""
+        self._progress = trio.Event()
+        self._trouble_since: float | None = None
+        self._behind: dict[str, trio.Event] = {}
+
+    @property
+    def placed(self) -> Partition:
+        """Where the replica places the partition now."""
+        return self._host.replica.partitions[self.partition]
+
+    def check(self) -> None:
+        """Raise `NotLeader` unless writes may be taken."""
+        if self.deposed or not self.ready:
+            raise NotLeader(f"partition {self.partition} is not led from here (yet, or any more)")
+
+    # --- writes
+
+    def replicate(self, rows: Sequence[Row]) -> Vote:
+        """Send rows to every holder; the vote tells when majorities have them."""
+        placed = self.placed
+        vote = Vote(leader=self._host.node_id, members=placed.members, target=placed.target)
+
+        def heard(node: str, error: OnyxqError | None) -> None:
+            vote.hear(node, error)
+            if error is not None:
+                self._heard_error(node, error)
+
+        for node in self.holders():
+            self._host.sender(node).submit(self.partition, self.epoch, rows, heard)
+        return vote
+
+    async def decide(self, vote: Vote) -> int:
+        """How many holders have the write; raises `Unknown`, `StoreFailed` or `StaleEpoch`."""
+        if await vote.wait(WRITE_TIMEOUT_S):
+            self._trouble_since = None
+            return len(vote.acks)
+        if self._trouble_since is None:
+            self._trouble_since = trio.current_time()
+        for kind in (StaleEpoch, StoreFailed):
+            for error in vote.errors.values():
+                if isinstance(error, kind):
+                    raise error
+        if not vote.acks:
+            raise Unavailable(f"partition {self.partition}: no majority of its nodes can be written")
+        raise Unknown(f"partition {self.partition}: no majority of its nodes has confirmed the write")
+
+    async def write(self, rows: Sequence[Row]) -> int:
+        """Replicate and decide."""
+        return await self.decide(self.replicate(rows))
+
+    def holders(self) -> list[str]:
+        """Nodes of members and target, sorted."""
+        placed = self.placed
+        return sorted({*placed.members, *placed.target, self._host.node_id})
+
+    def has_majority(self) -> bool:
+        """Whether a majority of the members answers, as far as is known."""
+        up = {node for node in self.holders() if not self._host.sender(node).down}
+        return majority(self.placed.members, up)
+
+    def _heard_error(self, node: str, error: OnyxqError) -> None:
+        if isinstance(error, StaleEpoch):
+            self.deposed = True
+        self.current.discard(node)
+        if event := self._behind.get(node):
+            event.set()
+
+    # --- takeover, in the background until cancelled
+
+    async def run(self) -> None:
+        """Take over, settle, and keep every holder up to date until cancelled."""
+        with self.scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._followers, nursery)
+                nursery.start_soon(self._watch_trouble)
+                await self._take_over()
+                await self._settle()
+
+    async def _take_over(self) -> None:
+        self._trouble_since = trio.current_time()
+        await self._until_written(Batch(epochs=((self.partition, self.epoch),)))
+        while not majority(self.placed.members, self._merged):
+            await self._progressed()
+        self._trouble_since = None
+        while not self.ready:
+            placed = self.placed
+            if placed.epoch == self.epoch and placed.ready:
+                self.ready = True
+                self._host.became_ready(self)
+                return
+            await self._propose(ready_partition.Args(self.partition, self.epoch))
+
+    async def _until_written(self, batch: Batch) -> None:
+        if self.epoch < self._host.epochs.get(self.partition, 0):
+            self.deposed = True
+            await trio.sleep_forever()
+        self._host.epochs[self.partition] = self.epoch
+        while True:
+            try:
+                await self._host.store.write(batch)
+                return
+            except StoreFailed:
+                await trio.sleep(RETRY_PAUSE_S)
+
+    async def _settle(self) -> None:
+        while True:
+            placed = self.placed
+            if placed.members == placed.target:
+                await self._host.changed(self._host.replica)
+            elif majority(placed.target, self.current):
+                await self._propose(settle_partition.Args(self.partition, self.epoch))
+            else:
+                await self._progressed()
+
+    async def _propose(self, entry: Any) -> None:
+        try:
+            await self._host.propose(entry)
+        except Unavailable:
+            await trio.sleep(RETRY_PAUSE_S)
+
+    async def _progressed(self) -> None:
+        # Progress may come from a holder or from a new replica (the target changed).
+        replica = self._host.replica
+        async with trio.open_nursery() as nursery:
+
+            async def first(wait: Callable[..., Awaitable[None]], *args: Any) -> None:
+                await wait(*args)
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(first, self._progress.wait)
+            nursery.start_soon(first, self._host.changed, replica)
+
+    # --- holders
+
+    async def _followers(self, nursery: trio.Nursery) -> None:
+        scopes: dict[str, trio.CancelScope] = {}
+        while True:
+            replica = self._host.replica
+            wanted = set(self.holders()) - {self._host.node_id}
+            for node in sorted(scopes.keys() - wanted):
+                scopes.pop(node).cancel()
+                self.current.discard(node)
+            for node in sorted(wanted - scopes.keys()):
+                scopes[node] = trio.CancelScope()
+                nursery.start_soon(self._follow, node, scopes[node])
+            placed = replica.partitions[self.partition]
+            while True:
+                await self._host.changed(replica)
+                replica = self._host.replica
+                now = replica.partitions[self.partition]
+                if (now.members, now.target) != (placed.members, placed.target):
+                    break
+
+    async def _follow(self, node: str, scope: trio.CancelScope) -> None:
+        pause = RETRY_PAUSE_S
+        with scope:
+            while not self.deposed:
+                behind = self._behind[node] = trio.Event()
+                try:
+                    async with self._host.sync_limit(node):
+                        await self._bring_up(node)
+                    pause = RETRY_PAUSE_S
+                except OnyxqError as error:
+                    if isinstance(error, StaleEpoch):
+                        self.deposed = True
+                        return
+                    await trio.sleep(pause)
+                    pause = min(2 * pause, RETRY_PAUSE_MAX_S)
+                    continue
+                with trio.move_on_after(COMPARE_EVERY_S):
+                    await behind.wait()
+
+    async def _bring_up(self, node: str) -> None:
+        async def call(method: str, args: dict[str, Any]) -> Any:
+            return await self._host.call(node, method, args, timeout_s=10.0)
+
+        async def keep(rows: Sequence[Row]) -> None:
+            written = await self._host.store.write(Batch(rows=rows))
+            self._host.pieces_added(written.pieces)
+
+        reach = {"partition": self.partition, "epoch": self.epoch}
+        await self._host.call(node, "cohort.reach", reach, timeout_s=REACH_TIMEOUT_S)
+        # From here on it gets every write, so what is compared below can only be older.
+        self._host.sender(node).resume()
+        exchange = Exchange(
+            store=self._host.store, partition=self.partition, epoch=self.epoch, call=call, keep=keep
+        )
+        if node not in self._merged:
+            await exchange.run(pull=True, push=False)
+            self._merged.add(node)
+            self._note_progress()
+        await exchange.run(pull=True, push=True)
+        self.current.add(node)
+        self._note_progress()
+
+    def _note_progress(self) -> None:
+        self._progress.set()
+        self._progress = trio.Event()
+
+    # --- giving up
+
+    async def _watch_trouble(self) -> None:
+        while True:
+            await trio.sleep(1.0)
+            since = self._trouble_since
+            placed = self.placed
+            if since is None or placed.epoch != self.epoch:
+                continue
+            patience = min(
+                self._host.replica.settings.yield_after_ms / 1000 * 2 ** min(placed.yields, 6), YIELD_PAUSE_MAX_S
+            )
+            if trio.current_time() - since >= patience and self._host.live_candidates(self.partition) > 1:
+                self._trouble_since = trio.current_time()
+                await self._propose(yield_partition.Args(self.partition, self.epoch))

@@ -1,0 +1,585 @@
+"""What the leader of a partition does for clients: enqueue, finish, renew, update, expire.
+
+Enqueues, updates, completions and cancels are facts: quorum writes under the epoch, which
+go on while the log is away.  Renewals, failures with a retry and returns are entries.
+From the moment a newer grant is on its way older tokens are refused; a lapsed token is
+taken while nobody newer was granted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import trio
+
+from log_entries import expire_claims, release_claims, renew_claims
+from onyxq import facts
+from onyxq.entry import APPLIED
+from onyxq.errors import (
+    AlreadyFinished,
+    BadRequest,
+    Conflict,
+    NotFound,
+    NotLeader,
+    OnyxqError,
+    SequenceGap,
+    StaleToken,
+    Unknown,
+)
+from onyxq.facts import Completion, History, Row, Update
+from onyxq.ids import Run, TaskId, id_at, mask_of, ms_of, offset_of, partition_of, runs_of, stretch_of
+from onyxq.partition.granter import Granter, GranterHost
+from onyxq.partition.leader import PartitionLeader
+from onyxq.partition.replication import Vote
+from onyxq.replica import claimed_bits, held_bits, pieces_of
+
+BACKOFF_MAX_MS = 3_600_000
+RETRIES_DEFAULT = 25
+BACKOFF_DEFAULT_MS = 1_000
+CANCEL_TOKEN = (1 << 63) - 1
+"""A cancel has no token: it never wins over a completion that has one."""
+NOTE_CHARS_MAX = 1_024
+
+Refused = list[Any]
+"""``[first, count, error map]`` of a part of an item."""
+
+
+class OperationsHost(GranterHost, Protocol):
+    """What these operations need of their node."""
+
+    leaders: dict[int, PartitionLeader]
+    granter: Granter
+
+    def random(self) -> float:
+        """0 <= x < 1, from the node's generator."""
+        ...
+
+    async def verdicts(self, entries: Sequence[Any]) -> tuple[int, Sequence[str]]:
+        """Submit entries; position and verdicts. Raises `LogUnavailable`."""
+        ...
+
+    def submit_lazily(self, entry: Any) -> None:
+        """Submit an entry that nobody waits for; lost entries are owed again later."""
+        ...
+
+    def due_at(self, partition: int, due_ms: int) -> None:
+        """Something falls due in a partition then."""
+        ...
+
+    def count_event(self, queue: str, event: str, count: int) -> None:
+        """Metrics."""
+        ...
+
+
+class Finish(NamedTuple):
+    """A completion or dead letter to write for the tasks ``bits`` of a stretch."""
+
+    run: Run
+    token: int
+    outcome: int
+    results: list[bytes | None]
+
+
+class Operations:
+    """Serves the ``lead.*`` methods of one node."""
+
+    def __init__(self, host: OperationsHost) -> None:
+        self._host = host
+        self._updates: dict[tuple[bytes, int], int] = {}
+        """Next sequence number of updates being written, per (task, token)."""
+        self._finishing: dict[bytes, int] = {}
+        """Tasks with a completion being written, per stretch."""
+
+    def leader(self, partition: int) -> PartitionLeader:
+        """The serving leader of a partition; raises `NotLeader`, `BadRequest`."""
+        if partition >= self._host.replica.settings.partitions:
+            raise BadRequest(f"there is no partition {partition}", field="id")
+        leader = self._host.leaders.get(partition)
+        if leader is None:
+            raise NotLeader(f"partition {partition} is not led from here")
+        leader.check()
+        return leader
+
+    # --- enqueue
+
+    async def enqueue(self, runs: Sequence[tuple[TaskId, bytes]], wanted: int | None) -> list[int | dict[str, Any]]:
+        """Store task runs; how many nodes have each, or its error map."""
+        votes: list[Vote | int | OnyxqError] = []
+        leaders: list[PartitionLeader | None] = []
+        for first, body in runs:
+            leader = None
+            try:
+                leader = self.leader(partition_of(first))
+                votes.append(self._start_enqueue(leader, first, body))
+            except OnyxqError as error:
+                votes.append(error)
+            leaders.append(leader)
+        return [await self._ack(vote, leader, wanted) for vote, leader in zip(votes, leaders, strict=True)]
+
+    def _start_enqueue(self, leader: PartitionLeader, first: TaskId, body: bytes) -> Vote | int:
+        header, count = facts.task_header(body)
+        known = self._host.store.known_bits(stretch_of(first)) & mask_of(first, count)
+        new = mask_of(first, count) & ~known
+        base = offset_of(first)
+        rows = [
+            facts.task_row(run.first, facts.slice_task(body, offset_of(run.first) - base, run.count))
+            for run in runs_of(stretch_of(first), new)
+        ]
+        if known:
+            # A repeat: what is here already goes to the holders again, so that its ack is honest.
+            rows += self._known_rows(first, known)
+        if ms_of(first) > self._host.wall_ms():
+            self._host.due_at(leader.partition, ms_of(first))
+        self._host.count_event(header["queue"], "enqueued", new.bit_count())
+        return leader.replicate(rows)
+
+    def _known_rows(self, first: TaskId, known: int) -> list[Row]:
+        rows: dict[bytes, Row] = {}
+        for run in runs_of(stretch_of(first), known):
+            place = run.first
+            left = run.count
+            while left > 0 and (found := self._host.store.task_row(place)) is not None:
+                rows[found[0]] = facts.task_row(*found)
+                _, count = facts.task_header(found[1])
+                step = offset_of(found[0]) + count - offset_of(place)
+                left -= step
+                if left > 0:
+                    place = id_at(stretch_of(place), offset_of(place) + step)
+        return list(rows.values())
+
+    async def _ack(
+        self, vote: Vote | int | OnyxqError, leader: PartitionLeader | None, wanted: int | None
+    ) -> int | dict[str, Any]:
+        if isinstance(vote, OnyxqError):
+            return vote.to_map()
+        if isinstance(vote, int) or leader is None:
+            return 0
+        try:
+            acks = await leader.decide(vote)
+        except OnyxqError as error:
+            return error.to_map()
+        if wanted is not None and acks < wanted:
+            with trio.move_on_after(1.0):
+                while len(vote.acks) < min(wanted, len(leader.holders())):
+                    await trio.sleep(0.005)
+            acks = len(vote.acks)
+        return acks
+
+    # --- complete
+
+    async def complete(self, items: Sequence[tuple[TaskId, int, int, int | None, list[bytes | None]]]) -> list[list[Refused]]:
+        """Write completions for ``(first, count, token, seq, results)`` items of any partitions."""
+        refused: list[list[Refused]] = [[] for _ in items]
+        work: dict[int, list[tuple[int, Finish]]] = {}
+        for place, (first, count, token, seq, results) in enumerate(items):
+            try:
+                leader = self.leader(partition_of(first))
+                taken, refusals = self.standing(Run(first, count), token)
+                self._check_sequence(first, count, token, seq)
+                refused[place] += refusals
+                for run in runs_of(stretch_of(first), taken):
+                    part = results[offset_of(run.first) - offset_of(first) :][: run.count] if results else []
+                    finish = Finish(run, token, facts.COMPLETED, part)
+                    work.setdefault(leader.partition, []).append((place, finish))
+            except OnyxqError as error:
+                refused[place].append([first, count, error.to_map()])
+        await self._finish_all(work, refused)
+        return refused
+
+    async def _finish_all(self, work: dict[int, list[tuple[int, Finish]]], refused: list[list[Refused]]) -> None:
+        votes = []
+        for partition, finishes in sorted(work.items()):
+            leader = self._host.leaders[partition]
+            rows = self._completion_rows([finish for _, finish in finishes])
+            self._mark_finishing(finishes, on=True)
+            votes.append((leader, finishes, leader.replicate(rows)))
+        for leader, finishes, vote in votes:
+            try:
+                await leader.decide(vote)
+            except OnyxqError as error:
+                for place, finish in finishes:
+                    refused[place].append([*finish.run, error.to_map()])
+            else:
+                self._let_go(leader, [finish for _, finish in finishes])
+            finally:
+                self._mark_finishing(finishes, on=False)
+
+    def _completion_rows(self, finishes: Iterable[Finish]) -> list[Row]:
+        at_ms = self._host.wall_ms()
+        return [
+            facts.completion_row(
+                finish.run.first, Completion(finish.token, finish.run.count, finish.outcome, at_ms, finish.results)
+            )
+            for finish in merged(finishes)
+        ]
+
+    def _mark_finishing(self, finishes: Iterable[tuple[int, Finish]], *, on: bool) -> None:
+        for _, finish in finishes:
+            stretch = stretch_of(finish.run.first)
+            bits = self._finishing.get(stretch, 0)
+            bits = bits | mask_of(*finish.run) if on else bits & ~mask_of(*finish.run)
+            if bits:
+                self._finishing[stretch] = bits
+            else:
+                self._finishing.pop(stretch, None)
+
+    def _let_go(self, leader: PartitionLeader, finishes: list[Finish]) -> None:
+        """The completions are stored: free their claims, at the log's leisure."""
+        by_token: dict[int, list[Run]] = {}
+        for finish in finishes:
+            held = held_bits(self._host.replica, finish.run, finish.token)
+            by_token.setdefault(finish.token, []).extend(runs_of(stretch_of(finish.run.first), held))
+        releases = tuple(
+            release_claims.Release(token, release_claims.COMPLETED_EVENT, 0, 0, "", tuple(runs))
+            for token, runs in sorted(by_token.items())
+            if runs
+        )
+        if releases:
+            self._host.submit_lazily(release_claims.Args(leader.partition, leader.epoch, releases))
+
+    def standing(self, run: Run, token: int) -> tuple[int, list[Refused]]:
+        """Mask of the tasks on which ``token`` still stands, and the refused parts.
+
+        A lapsed token stands while nobody newer was granted. Tasks that this very token
+        completed already are neither: their repeat is simply done.
+        """
+        mask = mask_of(*run)
+        store = self._host.store
+        held = held_bits(self._host.replica, run, token) & ~self._host.granter.is_blocked(run)
+        finished = store.finished_bits(stretch_of(run.first)) & mask
+        stands = held & ~finished
+        refused: list[Refused] = []
+        rest = mask & ~stands
+        for part in runs_of(stretch_of(run.first), rest):
+            for task_id in (id_at(stretch_of(part.first), offset_of(part.first) + i) for i in range(part.count)):
+                error = self._why_not(task_id, token)
+                if error is None and not finished & mask_of(task_id, 1):
+                    stands |= mask_of(task_id, 1)
+                elif error is not None:
+                    refused.append([task_id, 1, error.to_map()])
+        return stands, refused
+
+    def _why_not(self, task_id: TaskId, token: int) -> OnyxqError | None:
+        """Why ``token`` does not stand on a task that it does not hold; None if it does."""
+        run = Run(task_id, 1)
+        store = self._host.store
+        if store.finished_bits(stretch_of(task_id)) & mask_of(*run):
+            done = [facts.unpack_completion(body) for _, body in store.covering(facts.COMPLETION, task_id)]
+            if any(one.token == token and one.outcome == facts.COMPLETED for one in done):
+                return None
+            return AlreadyFinished(f"task {task_id.hex()} is finished already")
+        if store.task_row(task_id) is None:
+            return NotFound(f"there is no task {task_id.hex()}", field="id")
+        if claimed_bits(pieces_of(self._host.replica, task_id)) & mask_of(*run) or self._host.granter.is_blocked(run):
+            return StaleToken(f"task {task_id.hex()} is claimed under another token")
+        grants = [
+            event.token
+            for event in self.history(task_id)
+            if event.event == facts.GRANTED
+        ]
+        if not grants or max(grants) != token:
+            return StaleToken(f"token {token} is not the last granted on task {task_id.hex()}")
+        return None
+
+    def history(self, task_id: TaskId) -> list[History]:
+        """What the log said about a task's claims, in order."""
+        rows = self._host.store.covering(facts.HISTORY, task_id)
+        return sorted(map(facts.unpack_history, (body for _, body in rows)))
+
+    # --- fail, release, renew
+
+    async def fail(self, items: Sequence[tuple[TaskId, int, int, str, int | None]]) -> list[list[Refused]]:
+        """Retry, or give up, ``(first, count, token, error, retry_in_ms)`` items."""
+        refused: list[list[Refused]] = [[] for _ in items]
+        dead: dict[int, list[tuple[int, Finish]]] = {}
+        retries: dict[int, list[release_claims.Release]] = {}
+        for place, (first, count, token, error, retry_in_ms) in enumerate(items):
+            try:
+                leader = self.leader(partition_of(first))
+                held = self._held(Run(first, count), token, refused[place])
+                for run in runs_of(stretch_of(first), held):
+                    self._plan_failure(run, token, error, retry_in_ms, place, dead, retries.setdefault(leader.partition, []))
+            except OnyxqError as problem:
+                refused[place].append([first, count, problem.to_map()])
+        await self._finish_all(dead, refused)
+        await self._release(retries, refused, items)
+        return refused
+
+    def _held(self, run: Run, token: int, refused: list[Refused]) -> int:
+        held = held_bits(self._host.replica, run, token)
+        held &= ~self._host.store.finished_bits(stretch_of(run.first))
+        for part in runs_of(stretch_of(run.first), mask_of(*run) & ~held):
+            refused.append([*part, StaleToken(f"token {token} does not hold task {part.first.hex()}").to_map()])
+        return held
+
+    def _plan_failure(
+        self,
+        run: Run,
+        token: int,
+        error: str,
+        retry_in_ms: int | None,
+        place: int,
+        dead: dict[int, list[tuple[int, Finish]]],
+        retries: list[release_claims.Release],
+    ) -> None:
+        for piece in self._host.granter.pieces(run):
+            row = self._host.store.task_row(piece.row_first)
+            header = facts.task_header(row[1])[0] if row else {}
+            attempts = piece.attempts + 1
+            limit = header.get("retries", RETRIES_DEFAULT)
+            for part in runs_of(stretch_of(run.first), piece.bits):
+                if limit is not None and attempts > limit:
+                    note = error.encode()[: 64 * 1024]
+                    dead.setdefault(partition_of(run.first), []).append(
+                        (place, Finish(part, token, facts.FAILED, [note] * part.count))
+                    )
+                else:
+                    wait_ms = retry_in_ms if retry_in_ms is not None else self._backoff_ms(header, attempts)
+                    retry_ms = self._host.wall_ms() + wait_ms
+                    retries.append(
+                        release_claims.Release(
+                            token, facts.RETRIED, retry_ms, attempts, error[:NOTE_CHARS_MAX], (part,)
+                        )
+                    )
+
+    def _backoff_ms(self, header: dict[str, Any], attempts: int) -> int:
+        full = min(header.get("backoff_ms", BACKOFF_DEFAULT_MS) << min(attempts - 1, 20), BACKOFF_MAX_MS)
+        return int(full / 2 + self._host.random() * full / 2)
+
+    async def release(self, items: Sequence[tuple[TaskId, int, int]]) -> list[list[Refused]]:
+        """Give ``(first, count, token)`` items back, uncounted."""
+        refused: list[list[Refused]] = [[] for _ in items]
+        work: dict[int, list[release_claims.Release]] = {}
+        for place, (first, count, token) in enumerate(items):
+            try:
+                leader = self.leader(partition_of(first))
+                held = self._held(Run(first, count), token, refused[place])
+                if held:
+                    runs = tuple(runs_of(stretch_of(first), held))
+                    work.setdefault(leader.partition, []).append(
+                        release_claims.Release(token, facts.RELEASED, 0, 0, "", runs)
+                    )
+            except OnyxqError as error:
+                refused[place].append([first, count, error.to_map()])
+        await self._release(work, refused, items)
+        return refused
+
+    async def _release(
+        self,
+        work: dict[int, list[release_claims.Release]],
+        refused: list[list[Refused]],
+        items: Sequence[tuple[Any, ...]],
+    ) -> None:
+        entries = [
+            release_claims.Args(partition, self._host.leaders[partition].epoch, tuple(releases))
+            for partition, releases in sorted(work.items())
+            if releases
+        ]
+        if not entries:
+            return
+        try:
+            _, verdicts = await self._host.verdicts(entries)
+        except OnyxqError as error:
+            verdicts = [error.message] * len(entries)
+            failed = error
+        else:
+            failed = Unknown("the partition's leader changed meanwhile")
+        for entry, verdict in zip(entries, verdicts, strict=True):
+            if verdict == APPLIED:
+                continue
+            for place, item in enumerate(items):
+                if partition_of(item[0]) == entry.partition and not refused[place]:
+                    refused[place].append([item[0], item[1], failed.to_map()])
+
+    async def renew(self, items: Sequence[tuple[TaskId, int, int, int]]) -> list[list[Refused]]:
+        """Extend the leases of ``(first, count, token, lease_ms)`` items."""
+        refused: list[list[Refused]] = [[] for _ in items]
+        work: dict[int, list[renew_claims.Renewal]] = {}
+        for place, (first, count, token, lease_ms) in enumerate(items):
+            try:
+                leader = self.leader(partition_of(first))
+                held = self._held(Run(first, count), token, refused[place])
+                if held:
+                    runs = tuple(runs_of(stretch_of(first), held))
+                    work.setdefault(leader.partition, []).append(renew_claims.Renewal(token, lease_ms, runs))
+            except OnyxqError as error:
+                refused[place].append([first, count, error.to_map()])
+        entries = [
+            renew_claims.Args(partition, self._host.leaders[partition].epoch, tuple(renewals))
+            for partition, renewals in sorted(work.items())
+        ]
+        if entries:
+            await self._renew(entries, refused, items)
+        return refused
+
+    async def _renew(
+        self, entries: list[renew_claims.Args], refused: list[list[Refused]], items: Sequence[tuple[TaskId, int, int, int]]
+    ) -> None:
+        try:
+            await self._host.verdicts(entries)
+        except OnyxqError as error:
+            for place, item in enumerate(items):
+                if not refused[place]:
+                    refused[place].append([item[0], item[1], error.to_map()])
+            return
+        for place, (first, count, token, _) in enumerate(items):
+            lost = mask_of(first, count) & ~held_bits(self._host.replica, Run(first, count), token)
+            if lost and not refused[place]:
+                stale = StaleToken(f"token {token} does not hold task {first.hex()} any more")
+                refused[place] += [[*run, stale.to_map()] for run in runs_of(stretch_of(first), lost)]
+
+    # --- update, cancel
+
+    async def update(self, items: Sequence[tuple[TaskId, int, int, bytes]]) -> list[dict[str, Any] | None]:
+        """Store ``(id, token, seq, data)`` updates; an error map or None each."""
+        started: list[tuple[PartitionLeader, Vote] | OnyxqError | None] = []
+        keys = []
+        for task_id, token, seq, data in items:
+            try:
+                started.append(self._start_update(task_id, token, seq, data))
+                keys.append((task_id, token))
+            except OnyxqError as error:
+                started.append(error)
+        results: list[dict[str, Any] | None] = []
+        for one in started:
+            if isinstance(one, tuple):
+                try:
+                    await one[0].decide(one[1])
+                    results.append(None)
+                except OnyxqError as error:
+                    results.append(error.to_map())
+            else:
+                results.append(one.to_map() if one is not None else None)
+        for key in keys:
+            self._updates.pop(key, None)
+        return results
+
+    def _start_update(self, task_id: TaskId, token: int, seq: int, data: bytes) -> tuple[PartitionLeader, Vote]:
+        leader = self.leader(partition_of(task_id))
+        taken, refused = self.standing(Run(task_id, 1), token)
+        if refused or not taken:
+            code = refused[0][2]["code"] if refused else AlreadyFinished.code
+            raise (StaleToken if code == StaleToken.code else AlreadyFinished)(
+                refused[0][2]["message"] if refused else f"task {task_id.hex()} is finished already"
+            )
+        stored = {one.seq: one for one in self._stored_updates(task_id, token)}
+        if seq in stored:
+            if stored[seq].data != data:
+                raise Conflict(f"update {seq} of this claim holds other data", field="data")
+            row = facts.update_row(task_id, stored[seq])
+        else:
+            expected = max(len(stored), self._updates.get((task_id, token), 0))
+            if seq != expected:
+                raise SequenceGap(f"update {expected} comes next, not {seq}", field="seq")
+            self._updates[task_id, token] = seq + 1
+            row = facts.update_row(task_id, Update(token, seq, self._host.wall_ms(), data))
+        return leader, leader.replicate([row])
+
+    def _stored_updates(self, task_id: TaskId, token: int) -> list[Update]:
+        found = map(facts.unpack_update, (body for _, body in self._host.store.covering(facts.UPDATE, task_id)))
+        return [one for one in found if one.token == token]
+
+    def _check_sequence(self, first: TaskId, count: int, token: int, seq: int | None) -> None:
+        """A completion that names a sequence number must follow the claim's last update."""
+        if seq is None:
+            return
+        stored = len(self._stored_updates(first, token))
+        if count != 1 or seq != stored:
+            raise SequenceGap(f"the completion's seq must be {stored}, not {seq}", field="seq")
+
+    async def cancel(self, ids: Sequence[TaskId]) -> list[dict[str, Any] | None]:
+        """Finish unclaimed tasks as cancelled; an error map or None each."""
+        refused: list[list[Refused]] = [[] for _ in ids]
+        work: dict[int, list[tuple[int, Finish]]] = {}
+        for place, task_id in enumerate(ids):
+            run = Run(task_id, 1)
+            try:
+                leader = self.leader(partition_of(task_id))
+                if self._host.store.task_row(task_id) is None:
+                    raise NotFound(f"there is no task {task_id.hex()}", field="id")
+                if self._host.store.finished_bits(stretch_of(task_id)) & mask_of(*run):
+                    raise AlreadyFinished(f"task {task_id.hex()} is finished already")
+                if claimed_bits(pieces_of(self._host.replica, task_id)) & mask_of(
+                    *run
+                ) or self._host.granter.is_blocked(run):
+                    raise Conflict(f"task {task_id.hex()} is claimed")
+                finish = Finish(run, CANCEL_TOKEN, facts.CANCELLED, [])
+                work.setdefault(leader.partition, []).append((place, finish))
+            except OnyxqError as error:
+                refused[place].append([task_id, 1, error.to_map()])
+        self._host.granter.block(finish.run for finishes in work.values() for _, finish in finishes)
+        await self._finish_all(work, refused)
+        self._host.granter.unblock(
+            [finish.run for finishes in work.values() for _, finish in finishes], readd=True
+        )
+        return [parts[0][2] if parts else None for parts in refused]
+
+    # --- expiry
+
+    async def expire(self) -> None:
+        """Take back, for every led partition, the claims whose deadline has passed."""
+        replica = self._host.replica
+        for partition in self._host.granter.led():
+            claims = replica.claims.get(partition)
+            if claims is None:
+                continue
+            leader = self._host.leaders.get(partition)
+            if leader is not None and leader.ready:
+                await self._expire(leader, claims)
+
+    async def _expire(self, leader: PartitionLeader, claims: Any) -> None:
+        log_time_ms = self._host.replica.log_time_ms
+        lapsed: list[expire_claims.Expiry] = []
+        done: list[Finish] = []
+        dead: list[tuple[int, Finish]] = []
+        for stretch, pieces in sorted(claims.items()):
+            finished = self._host.store.finished_bits(stretch)
+            for offset, count, token, _, deadline in pieces:
+                run = Run(id_at(stretch, offset), count)
+                over = finished & mask_of(*run)
+                done += [Finish(part, token, facts.COMPLETED, []) for part in runs_of(stretch, over)]
+                bits = mask_of(*run) & ~finished & ~self._finishing.get(stretch, 0)
+                if deadline < log_time_ms and bits:
+                    for part in runs_of(stretch, bits):
+                        self._plan_expiry(part, token, lapsed, dead)
+        if done:
+            self._let_go(leader, done)
+        if dead:
+            await self._finish_all({leader.partition: dead}, [[] for _ in dead])
+        if lapsed:
+            await self._host.verdicts([expire_claims.Args(leader.partition, leader.epoch, tuple(lapsed))])
+
+    def _plan_expiry(
+        self, run: Run, token: int, lapsed: list[expire_claims.Expiry], dead: list[tuple[int, Finish]]
+    ) -> None:
+        for piece in self._host.granter.pieces(run):
+            row = self._host.store.task_row(piece.row_first)
+            limit = facts.task_header(row[1])[0].get("retries", RETRIES_DEFAULT) if row else None
+            attempts = piece.attempts + 1
+            for part in runs_of(stretch_of(run.first), piece.bits):
+                if limit is not None and attempts > limit:
+                    note = f"the lease expired in attempt {attempts}".encode()
+                    dead.append((len(dead), Finish(part, token, facts.FAILED, [note] * part.count)))
+                else:
+                    lapsed.append(expire_claims.Expiry(token, attempts, (part,)))
+
+
+def merged(finishes: Iterable[Finish]) -> list[Finish]:
+    """Adjacent finishes of one token and outcome as one, so that they become one fact."""
+    out: list[Finish] = []
+    for finish in sorted(finishes, key=lambda one: (one.run.first, one.token)):
+        if out:
+            last = out[-1]
+            follows = (
+                stretch_of(last.run.first) == stretch_of(finish.run.first)
+                and offset_of(last.run.first) + last.run.count == offset_of(finish.run.first)
+                and (last.token, last.outcome, bool(last.results)) == (finish.token, finish.outcome, bool(finish.results))
+            )
+            if follows:
+                out[-1] = last._replace(
+                    run=Run(last.run.first, last.run.count + finish.run.count), results=last.results + finish.results
+                )
+                continue
+        out.append(finish)
+    return out

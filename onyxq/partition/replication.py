@@ -1,0 +1,145 @@
+"""Quorum writes: rows go to every holder of a partition, and a majority must keep them.
+
+Writes of many partitions that wait for the same node leave together: one message, one
+transaction there.  The same holds for the leader's own store.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+import trio
+
+from onyxq.errors import OnyxqError, StoreFailed, Unavailable, from_map
+from onyxq.facts import Row
+
+SENDER_FLIGHTS = 2
+"""Messages in flight per destination."""
+SENDER_BYTES_MAX = 4 * 1024 * 1024
+"""Row bytes of one message."""
+
+WAITING_BYTES_MAX = 64 * 1024 * 1024
+"""Row bytes that may wait for one node before it counts as down."""
+
+Heard = Callable[[str, OnyxqError | None], None]
+"""Called with the node and None once it has the rows, else with its error."""
+Send = Callable[[list[tuple[int, int, Sequence[Row]]]], Awaitable[list[OnyxqError | None]]]
+
+
+def majority(cohort: Iterable[str], have: set[str]) -> bool:
+    """Whether more than half of ``cohort`` is in ``have``; true for an empty one."""
+    nodes = list(cohort)
+    return not nodes or 2 * sum(node in have for node in nodes) > len(nodes)
+
+
+class Vote:
+    """One write under way: decided when majorities have it, or can no longer have it."""
+
+    def __init__(self, *, leader: str, members: Sequence[str], target: Sequence[str]) -> None:
+        self.acks: set[str] = set()
+        self.errors: dict[str, OnyxqError] = {}
+        self._leader = leader
+        self._cohorts = (tuple(members), tuple(target))
+        self._decided = trio.Event()
+
+    def hear(self, node: str, error: OnyxqError | None) -> None:
+        """A holder answered."""
+        if error is None:
+            self.acks.add(node)
+        else:
+            self.errors[node] = error
+        if self.won or self._lost:
+            self._decided.set()
+
+    @property
+    def won(self) -> bool:
+        """The leader and majorities of members and target have it."""
+        return self._leader in self.acks and all(majority(cohort, self.acks) for cohort in self._cohorts)
+
+    @property
+    def _lost(self) -> bool:
+        hopeful = {node for cohort in self._cohorts for node in cohort} - self.errors.keys() | {self._leader}
+        return self._leader in self.errors or not all(majority(cohort, hopeful) for cohort in self._cohorts)
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Whether it was won within ``timeout_s``."""
+        if not self.won:
+            with trio.move_on_after(timeout_s):
+                await self._decided.wait()
+        return self.won
+
+
+class Sender:
+    """Carries writes to one node; see the module's first paragraph."""
+
+    def __init__(self, node: str, send: Send) -> None:
+        self.node = node
+        self._send = send
+        self._waiting: deque[tuple[int, int, Sequence[Row], Heard]] = deque()
+        self._wake = trio.Event()
+        self._bytes = 0
+        self._down: OnyxqError | None = None
+
+    @property
+    def down(self) -> bool:
+        """Whether the node did not answer the last writes."""
+        return self._down is not None
+
+    def resume(self) -> None:
+        """The node answers (again): writes are sent to it from now on."""
+        self._down = None
+
+    def submit(self, partition: int, epoch: int, rows: Sequence[Row], heard: Heard) -> None:
+        """Queue rows of one partition; ``heard`` is called once, at once if the node is down."""
+        size = sum(len(row.value) for row in rows)
+        if self._down is None and self._bytes + size > WAITING_BYTES_MAX and self._waiting:
+            self._fail(Unavailable(f"node {self.node} does not keep up"))
+        if self._down is not None:
+            heard(self.node, self._down)
+            return
+        self._bytes += size
+        self._waiting.append((partition, epoch, rows, heard))
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Send until cancelled."""
+        async with trio.open_nursery() as nursery:
+            for _ in range(SENDER_FLIGHTS):
+                nursery.start_soon(self._flight)
+
+    async def _flight(self) -> None:
+        while True:
+            while not self._waiting:
+                if self._wake.is_set():
+                    self._wake = trio.Event()
+                await self._wake.wait()
+            group = self._take()
+            try:
+                errors = await self._send([(partition, epoch, rows) for partition, epoch, rows, _ in group])
+            except OnyxqError as error:
+                errors = [error] * len(group)
+                self._fail(error)
+            for (_, _, _, heard), problem in zip(group, errors, strict=True):
+                heard(self.node, problem)
+
+    def _take(self) -> list[tuple[int, int, Sequence[Row], Heard]]:
+        group, size = [], 0
+        while self._waiting and (not group or size < SENDER_BYTES_MAX):
+            group.append(self._waiting.popleft())
+            size += sum(len(row.value) for row in group[-1][2])
+        self._bytes -= size
+        return group
+
+    def _fail(self, error: OnyxqError) -> None:
+        # Whoever waits hears it now; the leaders' anti-entropy makes the node whole later.
+        if not isinstance(error, StoreFailed):
+            self._down = error
+        waiting, self._waiting, self._bytes = list(self._waiting), deque(), 0
+        for _, _, _, heard in waiting:
+            heard(self.node, error)
+
+
+def errors_from(results: Sequence[dict[str, object] | None]) -> list[OnyxqError | None]:
+    """Errors out of the maps that ``cohort.write`` answers."""
+    return [from_map(result) if result is not None else None for result in results]

@@ -1,0 +1,85 @@
+"""Windows: what a leader keeps in memory of its ready index, best tasks first.
+
+A window is only a hint about the order: whether a task is free is asked of the replica,
+of the grants on their way and of the store when it is picked, so a piece may stand in a
+window twice, or be outdated, and do no harm.  Memory is bounded: behind a full window
+the pieces stay in the store until it is read on.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+
+from onyxq.store.interface import Piece, Store
+
+WINDOW_PIECES = 512
+"""Pieces read at once."""
+WINDOW_PIECES_MAX = 8_192
+
+SortKey = tuple[int, int, bytes]
+Free = Callable[[Piece], int]
+"""The tasks of a piece that may be granted, as a mask."""
+
+
+class Window:
+    """The best ready pieces of one queue in one partition."""
+
+    def __init__(self, store: Store, *, partition: int, queue: str) -> None:
+        self.partition = partition
+        self.queue = queue
+        self._store = store
+        self._heap: list[tuple[SortKey, int, Piece]] = []
+        self._count = 0
+        self._last: Piece | None = None
+        self._complete = False
+        """Whether everything that the store holds was read."""
+
+    def add(self, piece: Piece) -> None:
+        """A piece became ready (again)."""
+        if not self._complete and (self._last is None or piece.sort_key > self._last.sort_key):
+            return  # it is read in its turn
+        self._push(piece)
+        if len(self._heap) > WINDOW_PIECES_MAX:
+            keep = heapq.nsmallest(WINDOW_PIECES_MAX // 2, self._heap)
+            self._heap, self._last, self._complete = keep, keep[-1][2], False
+
+    def restart(self) -> None:
+        """Forget what was read: everything in the store is looked at again."""
+        self._heap.clear()
+        self._last, self._complete = None, False
+
+    def head(self, free: Free) -> tuple[Piece, int] | None:
+        """The best piece with free tasks and their mask; drops those without."""
+        while True:
+            while self._heap:
+                piece = self._heap[0][2]
+                if bits := free(piece):
+                    return piece, bits
+                heapq.heappop(self._heap)
+            if self._complete:
+                return None
+            self._read_on()
+
+    def pop(self) -> None:
+        """Drop the head: all its free tasks were taken."""
+        heapq.heappop(self._heap)
+
+    def estimate(self) -> int:
+        """About how many tasks are ready, from what is in memory."""
+        return sum(piece.bits.bit_count() for _, _, piece in self._heap[:64])
+
+    def _read_on(self) -> None:
+        pieces = self._store.ready(self.partition, self.queue, after=self._last, limit=WINDOW_PIECES)
+        self._extend(pieces)
+        self._complete = len(pieces) < WINDOW_PIECES
+        if pieces:
+            self._last = pieces[-1]
+
+    def _extend(self, pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
+            self._push(piece)
+
+    def _push(self, piece: Piece) -> None:
+        self._count += 1
+        heapq.heappush(self._heap, (piece.sort_key, self._count, piece))

@@ -1,0 +1,340 @@
+"""Claiming across the cluster: which node to ask, and waiting until there is something.
+
+For every queue that somebody here waits on, this node keeps a question open at each node
+that leads partitions: "tell me when your best ready task is better than what I know".
+The answer is the present state, so nothing is missed across reconnections, elections or
+lost messages; the question is repeated at the latest every second.  A claimer asks the
+node with the best head first: exact when quiet, approximate under load.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import trio
+from attrs import define, field
+
+from onyxq.errors import LogUnavailable, OnyxqError, Unavailable
+from onyxq.ids import Run, TaskId, partition_of
+from onyxq.partition.granter import ClaimRequest, Granted, Head
+from onyxq.peer.node import Node
+from onyxq.replica import leader_node
+
+POLL_S = 1.0
+LINGER_S = 3.0
+"""How long a queue is watched after the last claimer went."""
+ASK_TIMEOUT_S = 5.0
+FIRST_ANSWERS_S = 1.0
+"""How long a claim that does not wait may take to hear from every leader."""
+CLAIMERS_MAX = 50_000
+
+
+@define(eq=False)
+class Claimer:
+    """One claim of one client, waiting or being answered."""
+
+    queues: Sequence[str]
+    maximum: int
+    lease_ms: int
+    worker: str
+    deadline: float
+    reply: Callable[[list[Granted]], None]
+    fail: Callable[[OnyxqError], None]
+    gone: bool = False
+    asking: bool = False
+    asked: set[str] = field(factory=set)
+    trouble: OnyxqError | None = None
+
+
+class _Watched:
+    """One queue that somebody waits on."""
+
+    def __init__(self, queue: str) -> None:
+        self.queue = queue
+        self.heads: dict[str, Head | None] = {}
+        """Best head per node; a node is missing until it answered once."""
+        self.scopes: dict[str, trio.CancelScope] = {}
+        self.wakes: dict[str, trio.Event] = {}
+        self.used_at = 0.0
+        self.waiting = 0
+
+
+class Claiming:
+    """See the module's first paragraph."""
+
+    def __init__(self, node: Node, give_back: Callable[[Sequence[Granted]], None]) -> None:
+        self._node = node
+        self._give_back = give_back
+        """Releases claims that nobody waits for."""
+        self._queues: dict[str, _Watched] = {}
+        self._claimers: deque[Claimer] = deque()
+        self._wake = trio.Event()
+        self._nursery: trio.Nursery | None = None
+        self._leading_of: tuple[Any, int, list[str]] = (None, 0, [])
+
+    def submit(self, claimer: Claimer) -> None:
+        """Take a claim; exactly one of its ``reply`` and ``fail`` is called, unless it is gone."""
+        if len(self._claimers) >= CLAIMERS_MAX:
+            claimer.fail(Unavailable("too many claims wait here"))
+            return
+        try:
+            self._node.outbox_now()
+        except LogUnavailable as error:
+            claimer.trouble = error
+        self._claimers.append(claimer)
+        for queue in claimer.queues:
+            self._watch(queue)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Match claimers and nodes until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            for queue in self._queues:
+                self._watch(queue)
+            while True:
+                wait_s = self._match()
+                with trio.move_on_after(wait_s):
+                    await self._wake.wait()
+                self._wake = trio.Event()
+
+    # --- watching queues
+
+    def _watch(self, queue: str) -> None:
+        watched = self._queues.get(queue)
+        if watched is None:
+            watched = self._queues[queue] = _Watched(queue)
+        watched.used_at = trio.current_time()
+        if self._nursery is None:
+            return
+        for node_id in self._leading_nodes():
+            if node_id not in watched.scopes:
+                watched.scopes[node_id] = trio.CancelScope()
+                self._nursery.start_soon(self._poll, watched, node_id)
+
+    def _leading_nodes(self) -> list[str]:
+        replica, leaders = self._node.replica, len(self._node.leaders)
+        if self._leading_of[0] is not replica.partitions or self._leading_of[1] != leaders:
+            found = {leader.id for p in replica.partitions if (leader := leader_node(replica, p)) is not None}
+            if leaders:
+                found.add(self._node.node_id)
+            self._leading_of = (replica.partitions, leaders, sorted(found))
+        return self._leading_of[2]
+
+    async def _poll(self, watched: _Watched, node_id: str) -> None:
+        try:
+            with watched.scopes[node_id]:
+                while self._still_wanted(watched, node_id):
+                    await self._ask_head(watched, node_id)
+        finally:
+            watched.scopes.pop(node_id, None)
+            watched.wakes.pop(node_id, None)
+            watched.heads.pop(node_id, None)
+            self._wake.set()
+
+    def _still_wanted(self, watched: _Watched, node_id: str) -> bool:
+        if node_id not in self._leading_nodes():
+            return False
+        if trio.current_time() - watched.used_at < LINGER_S:
+            return True
+        return any(watched.queue in claimer.queues and not claimer.gone for claimer in self._claimers)
+
+    async def _ask_head(self, watched: _Watched, node_id: str) -> None:
+        known = watched.heads.get(node_id)
+        better_than = list(known[:2]) if known is not None else None
+        # Not known yet: the present state is wanted at once.
+        timeout_s = POLL_S if node_id in watched.heads else 0.0
+        wake = watched.wakes[node_id] = trio.Event()
+        found: list[Head | None] = []
+        async with trio.open_nursery() as nursery:
+
+            async def interrupt() -> None:
+                await wake.wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(interrupt)
+            try:
+                found.append(await self._head_of(node_id, watched.queue, better_than, timeout_s))
+            except OnyxqError:
+                watched.heads[node_id] = None
+                self._wake.set()
+                await trio.sleep(0.2)
+            nursery.cancel_scope.cancel()
+        if not found or wake.is_set():
+            return
+        head = found[0]
+        watched.heads[node_id] = head
+        if head is not None:
+            self._wake.set()
+            if known is not None and head[:2] >= known[:2]:
+                # Nobody here is in need of more: ask again when somebody is, or later.
+                with trio.move_on_after(POLL_S):
+                    await wake.wait()
+        elif timeout_s == 0.0:
+            self._wake.set()
+
+    async def _head_of(
+        self, node_id: str, queue: str, better_than: list[int] | None, timeout_s: float
+    ) -> Head | None:
+        if node_id == self._node.node_id:
+            known = (better_than[0], better_than[1]) if better_than is not None else None
+            return await self._node.granter.wait_head(queue, known, timeout_s)
+        args = {"queue": queue, "known": better_than, "timeout_ms": int(timeout_s * 1000)}
+        found = await self._node.call(node_id, "lead.head", args, timeout_s=timeout_s + 2.0)
+        return tuple(found) if found is not None else None
+
+    # --- matching
+
+    def _match(self) -> float:
+        """Ask for whoever can be served; seconds until something must be looked at again."""
+        now = trio.current_time()
+        left: deque[Claimer] = deque()
+        next_deadline = now + 1.0
+        while self._claimers:
+            claimer = self._claimers.popleft()
+            if claimer.gone:
+                continue
+            if claimer.asking:
+                left.append(claimer)
+                continue
+            node_id = self._best_node(claimer)
+            if node_id is not None:
+                self._ask(claimer, node_id)
+                left.append(claimer)
+            elif now >= claimer.deadline and (self._all_known(claimer) or now >= claimer.deadline + FIRST_ANSWERS_S):
+                self._end(claimer)
+            else:
+                due = claimer.deadline if now < claimer.deadline else claimer.deadline + FIRST_ANSWERS_S
+                next_deadline = min(next_deadline, due)
+                left.append(claimer)
+        self._claimers = left
+        for claimer in left:
+            for queue in claimer.queues:
+                self._watch(queue)
+        return max(next_deadline - trio.current_time(), 0.0)
+
+    def _end(self, claimer: Claimer) -> None:
+        claimer.gone = True
+        if claimer.trouble is not None:
+            claimer.fail(claimer.trouble)
+        else:
+            claimer.reply([])
+
+    def _all_known(self, claimer: Claimer) -> bool:
+        nodes = self._leading_nodes()
+        return all(
+            node_id in self._queues[queue].heads
+            for queue in claimer.queues
+            for node_id in nodes
+        )
+
+    def _best_node(self, claimer: Claimer) -> str | None:
+        best: tuple[Head, str, _Watched] | None = None
+        for queue in claimer.queues:
+            watched = self._queues.get(queue)
+            for node_id, head in watched.heads.items() if watched else ():
+                if watched and head is not None and (best is None or head[:2] < best[0][:2]):
+                    best = (head, node_id, watched)
+        if best is None:
+            return None
+        head, node_id, watched = best
+        left = head[2] - claimer.maximum
+        # What is asked for now is no longer offered to the next claimer.
+        watched.heads[node_id] = (head[0], head[1], left) if left > 0 else None
+        return node_id
+
+    def _ask(self, claimer: Claimer, node_id: str) -> None:
+        assert self._nursery is not None
+        claimer.asking = True
+        self._nursery.start_soon(self._ask_node, claimer, node_id)
+
+    async def _ask_node(self, claimer: Claimer, node_id: str) -> None:
+        granted: list[Granted] = []
+        heads: dict[str, Head | None] = {}
+        try:
+            granted, heads = await self._claim_at(claimer, node_id)
+            claimer.trouble = None
+        except OnyxqError as error:
+            claimer.trouble = error
+            heads = dict.fromkeys(claimer.queues)
+        claimer.asking = False
+        if granted:
+            self._deliver(claimer, granted)
+        for queue in claimer.queues:
+            watched = self._queues.get(queue)
+            if watched is not None and node_id in watched.heads:
+                watched.heads[node_id] = heads.get(queue)
+                if node_id in watched.wakes:
+                    watched.wakes[node_id].set()
+        if claimer.trouble is not None and not claimer.gone:
+            if isinstance(claimer.trouble, LogUnavailable):
+                self._end(claimer)
+            else:
+                await trio.sleep(0.1)
+        self._wake.set()
+
+    def _deliver(self, claimer: Claimer, granted: list[Granted]) -> None:
+        if claimer.gone:
+            self._give_back(granted)
+            return
+        claimer.gone = True
+        claimer.reply(granted)
+
+    async def _claim_at(self, claimer: Claimer, node_id: str) -> tuple[list[Granted], dict[str, Head | None]]:
+        if node_id == self._node.node_id:
+            return await claim_here(
+                self._node,
+                queues=claimer.queues,
+                maximum=claimer.maximum,
+                lease_ms=claimer.lease_ms,
+                worker=claimer.worker,
+            )
+        args = {
+            "queues": list(claimer.queues),
+            "max": claimer.maximum,
+            "lease_ms": claimer.lease_ms,
+            "worker": claimer.worker,
+        }
+        answer = await self._node.call(node_id, "lead.claim", args, timeout_s=ASK_TIMEOUT_S)
+        heads = {queue: tuple(head) if head is not None else None for queue, head in answer["heads"].items()}
+        return [Granted(*one) for one in answer["claims"]], heads
+
+
+async def claim_here(
+    node: Node, *, queues: Sequence[str], maximum: int, lease_ms: int, worker: str
+) -> tuple[list[Granted], dict[str, Head | None]]:
+    """Claim from the partitions that this node leads; also its heads afterwards."""
+    done = trio.Event()
+    result: list[Any] = []
+    waiting = True
+
+    def reply(granted: list[Granted], error: OnyxqError | None) -> bool:
+        if waiting:
+            result.append((granted, error))
+            done.set()
+        return waiting
+
+    node.granter.submit(ClaimRequest(queues, maximum, lease_ms, worker, reply))
+    try:
+        with trio.move_on_after(ASK_TIMEOUT_S - 1.0):
+            await done.wait()
+    except trio.Cancelled:
+        for one in result[0][0] if result else ():
+            give_back_here(node, one)
+        raise
+    finally:
+        waiting = False
+    if not result:
+        raise LogUnavailable("the log did not answer in time")
+    granted, error = result[0]
+    if error is not None:
+        raise error
+    return granted, {queue: node.granter.head(queue) for queue in queues}
+
+
+def give_back_here(node: Node, granted: Granted) -> None:
+    """Release a claim on a partition that this node leads."""
+    count = int.from_bytes(granted.body[4:8], "little")
+    node.give_back(partition_of(granted.first), granted.token, [Run(TaskId(granted.first), count)])

@@ -1,0 +1,351 @@
+"""Running nodes: one per process against ZooKeeper, or several in one on the embedded log.
+
+A `RunningNode` opens the data directory, serves TCP and HTTP, and runs one peer after
+another until it is told to stop, or a peer ends for a reason that a new one would not
+cure (a wrong clock, another cluster's data, an older version than the cluster's).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import secrets
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import trio
+from anyio.abc import ByteStream
+from attrs import frozen
+
+from onyxq.errors import LogUnavailable
+from onyxq.http.app import create_app
+from onyxq.http.server import serve_http
+from onyxq.log.embedded import EmbeddedBackend
+from onyxq.log.interface import LogBackend, SessionLost
+from onyxq.peer.clock import Clock, SystemClock
+from onyxq.peer.node import Node
+from onyxq.peer.peer import Evicted, Peer
+from onyxq.peer.service import Service
+from onyxq.replica import Settings
+from onyxq.store.interface import Batch, Store
+from onyxq.store.lmdb_store import LmdbStore
+from onyxq.wire.network import Network
+from onyxq.wire.server import serve
+from onyxq.wire.tcp import TcpNetwork
+
+SESSION_RETRY_S = 1.0
+REJOIN_PAUSE_S = 0.2
+
+log = logging.getLogger(__name__)
+
+
+@frozen
+class PeerConfig:
+    """How one node of a process is run."""
+
+    data: str
+    cluster: str = "main"
+    zookeeper: str | None = None
+    listen: str = "127.0.0.1:7400"
+    http: str | None = "127.0.0.1:7480"
+    zone: str = ""
+    slots: int = 1
+    tags: tuple[str, ...] = ()
+    partitions: int = 64
+    replicas: int = 3
+    session_timeout_ms: int = 6_000
+    absent_after_ms: int = 60_000
+    yield_after_ms: int = 5_000
+
+
+@frozen
+class PeerAddresses:
+    """Where a node serves."""
+
+    peer: str
+    node: str
+    address: str
+    http: str
+
+
+class RunningNode:
+    """One node being run; see the module's first paragraph."""
+
+    def __init__(
+        self,
+        config: PeerConfig,
+        backend: LogBackend,
+        *,
+        network: Network | None = None,
+        clock: Clock | None = None,
+        open_store: Callable[[str, Clock], Store] | None = None,
+    ) -> None:
+        self.config = config
+        self.stop = trio.Event()
+        """Set it: the node drains, leaves and ends."""
+        self.addresses: PeerAddresses | None = None
+        self.ready = trio.Event()
+        self.service: Service | None = None
+        self.node: Node | None = None
+        self._backend = backend
+        self._network: Network = network or TcpNetwork()
+        self._clock = clock or SystemClock()
+        self._open_store = open_store or (lambda path, its_clock: LmdbStore.open(path, now_ms=its_clock.wall_ms))
+        self._random = random.Random(secrets.randbits(64))
+        self._peer: Peer | None = None
+
+    async def run(self) -> None:
+        """Serve until stopped; raises what a new peer would not cure."""
+        store = self._open_store(self.config.data, self._clock)
+        try:
+            node_id = await self._node_id(store)
+            async with trio.open_nursery() as nursery:
+                node = self.node = Node(
+                    node_id=node_id,
+                    cluster_name=self.config.cluster,
+                    store=store,
+                    network=self._network,
+                    clock=self._clock,
+                    random=self._random.random,
+                    nursery=nursery,
+                )
+                service = self.service = Service(node, random_64=lambda: self._random.getrandbits(64))
+                nursery.start_soon(node.run)
+                nursery.start_soon(service.run)
+                address = await nursery.start(self._serve_wire, node, service)
+                http = await nursery.start(self._serve_http, service) if self.config.http else ""
+                await self._peers(node, service, address, http)
+                nursery.cancel_scope.cancel()
+        finally:
+            with trio.CancelScope(shield=True):
+                await store.aclose()
+
+    async def _node_id(self, store: Store) -> str:
+        stored = store.meta("node_id")
+        if stored is not None:
+            return stored.decode()
+        node_id = f"{self._random.getrandbits(48):012x}"
+        await store.write(Batch(meta=(("node_id", node_id.encode()),)))
+        return node_id
+
+    async def _serve_wire(
+        self, node: Node, service: Service, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        async def handler(stream: ByteStream) -> None:
+            await serve(stream, hello=lambda _: node.hello(), dispatch=service.dispatch)
+
+        await self._network.serve(self.config.listen, handler, task_status=task_status)
+
+    async def _serve_http(
+        self, service: Service, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        assert self.config.http
+        await serve_http(create_app(service), self.config.http, task_status=task_status, shutdown=trio.Event())
+
+    async def _peers(self, node: Node, service: Service, address: str, http: str) -> None:
+        while not (self.stop.is_set() or service.leave_wanted.is_set()):
+            peer_id = f"{node.node_id}-{self._random.getrandbits(32):08x}"
+            peer = self._peer = service.peer = Peer(
+                node,
+                peer_id=peer_id,
+                address=address,
+                http=http,
+                zone=self.config.zone,
+                slots=self.config.slots,
+                tags=self.config.tags,
+                settings=Settings(
+                    partitions=self.config.partitions,
+                    replicas=self.config.replicas,
+                    session_timeout_ms=self.config.session_timeout_ms,
+                    absent_after_ms=self.config.absent_after_ms,
+                    yield_after_ms=self.config.yield_after_ms,
+                ),
+                new_cluster_id=lambda: f"{self._random.getrandbits(64):016x}",
+            )
+            self.addresses = PeerAddresses(peer=peer_id, node=node.node_id, address=address, http=http)
+            try:
+                await self._one_peer(peer, service)
+            except* (SessionLost, LogUnavailable) as group:
+                log.warning("peer %s ended: %s", peer_id, group.exceptions[0])
+            except* Evicted as group:
+                log.warning("peer %s ended: %s", peer_id, group.exceptions[0])
+            await trio.sleep(REJOIN_PAUSE_S)
+
+    async def _one_peer(self, peer: Peer, service: Service) -> None:
+        try:
+            session = await self._backend.session()
+        except LogUnavailable:
+            with trio.move_on_after(SESSION_RETRY_S):
+                await self.stop.wait()
+            raise
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._announce, peer)
+                nursery.start_soon(self._leave_when_told, peer, service)
+                await peer.run(session)
+                nursery.cancel_scope.cancel()
+        finally:
+            with trio.move_on_after(2, shield=True):
+                await session.aclose()
+
+    async def _announce(self, peer: Peer) -> None:
+        await peer.joined.wait()
+        self.ready.set()
+
+    async def _leave_when_told(self, peer: Peer, service: Service) -> None:
+        async with trio.open_nursery() as nursery:
+
+            async def first(event: trio.Event) -> None:
+                await event.wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(first, self.stop)
+            nursery.start_soon(first, service.leave_wanted)
+        await peer.leave()
+        with trio.move_on_after(2.0):
+            await trio.sleep_forever()  # the peer ends once it reads its own leave
+        raise LogUnavailable("the log did not take the leave in time")
+
+
+async def run_peer(
+    config: PeerConfig, *, ready: Callable[[PeerAddresses], None], stop: trio.Event, backend: LogBackend | None = None
+) -> None:
+    """Run one node until ``stop``; calls ``ready`` once it is in the ring and serves."""
+    Path(config.data).mkdir(parents=True, exist_ok=True)
+    async with _backend_of(config, backend) as chosen:
+        running = RunningNode(config, chosen)
+
+        async def announce() -> None:
+            await running.ready.wait()
+            assert running.addresses is not None
+            ready(running.addresses)
+
+        async def pass_stop() -> None:
+            await stop.wait()
+            running.stop.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(announce)
+            nursery.start_soon(pass_stop)
+            await running.run()
+            nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def _backend_of(config: PeerConfig, given: LogBackend | None) -> AsyncIterator[LogBackend]:
+    if given is not None:
+        yield given
+    elif config.zookeeper is not None:
+        from onyxq.log.zookeeper import ZookeeperBackend
+
+        yield ZookeeperBackend(config.zookeeper, config.cluster, session_timeout_ms=config.session_timeout_ms)
+    else:
+        embedded = EmbeddedBackend.open(str(Path(config.data) / "log"))
+        try:
+            yield embedded
+        finally:
+            with trio.CancelScope(shield=True):
+                await embedded.aclose()
+
+
+class LocalCluster:
+    """Several nodes in this process on one embedded log; use ``async with``.
+
+    ``data``: directory of the log and of one data directory per node; without it a
+    temporary one, deleted in the end.
+    """
+
+    def __init__(
+        self,
+        *,
+        peers: int = 3,
+        data: str | None = None,
+        listen: str = "127.0.0.1:0",
+        http: str | None = None,
+        partitions: int = 64,
+    ) -> None:
+        self.nodes: list[RunningNode] = []
+        self._peers = peers
+        self._data = data
+        self._listen = listen
+        self._http = http
+        self._partitions = partitions
+        self._stack = contextlib.AsyncExitStack()
+        self._nursery: trio.Nursery | None = None
+        self._ended: dict[int, trio.Event] = {}
+
+    @property
+    def addresses(self) -> list[str]:
+        """``HOST:PORT`` of every node that runs."""
+        return [node.addresses.address for node in self.nodes if node.addresses and not node.stop.is_set()]
+
+    @property
+    def http_addresses(self) -> list[str]:
+        """``HOST:PORT`` of HTTP of every node that runs."""
+        return [node.addresses.http for node in self.nodes if node.addresses and not node.stop.is_set()]
+
+    async def __aenter__(self) -> LocalCluster:
+        root = self._data
+        if root is None:
+            root = tempfile.mkdtemp(prefix="onyxq-")
+            self._stack.callback(shutil.rmtree, root, ignore_errors=True)
+        Path(root).mkdir(parents=True, exist_ok=True)
+        backend = EmbeddedBackend.open(str(Path(root) / "log"))
+        self._stack.push_async_callback(backend.aclose)
+        self._nursery = await self._stack.enter_async_context(trio.open_nursery())
+        for number in range(self._peers):
+            config = PeerConfig(
+                data=str(Path(root) / f"node-{number}"),
+                listen=self._listen if number == 0 else "127.0.0.1:0",
+                http=self._http if number == 0 or self._http is None else "127.0.0.1:0",
+                partitions=self._partitions,
+                replicas=min(3, self._peers),
+            )
+            Path(config.data).mkdir(parents=True, exist_ok=True)
+            node = RunningNode(config, backend)
+            self.nodes.append(node)
+            self._ended[number] = trio.Event()
+            self._nursery.start_soon(self._run, number)
+            if number == 0:
+                await node.ready.wait()
+        for node in self.nodes:
+            await node.ready.wait()
+        return self
+
+    async def _run(self, number: int) -> None:
+        try:
+            await self.nodes[number].run()
+        finally:
+            self._ended[number].set()
+
+    async def stop_peer(self, number: int) -> None:
+        """Drain one node and let it leave; returns when it has ended."""
+        self.nodes[number].stop.set()
+        await self._ended[number].wait()
+
+    async def __aexit__(self, *exc: object) -> None:
+        assert self._nursery is not None
+        self._nursery.cancel_scope.cancel()
+        await self._stack.__aexit__(*exc)  # type: ignore[arg-type]
+
+
+async def run_dev(
+    peers: int,
+    data: str | None,
+    *,
+    listen: str,
+    http: str,
+    ready: Callable[[list[PeerAddresses]], None],
+    stop: trio.Event,
+) -> None:
+    """A whole cluster in this process on the embedded log until ``stop``."""
+    async with LocalCluster(peers=peers, data=data, listen=listen, http=http) as cluster:
+        ready([node.addresses for node in cluster.nodes if node.addresses is not None])
+        await stop.wait()
+
+
+__all__ = ["LocalCluster", "PeerAddresses", "PeerConfig", "RunningNode", "run_dev", "run_peer"]

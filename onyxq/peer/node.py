@@ -1,0 +1,448 @@
+"""A node: a data directory, its store, and all that goes on while peers of it come and go.
+
+The node serves facts and clients for as long as the process lives.  Its peer (see
+`onyxq.peer.peer`) is one membership in the ring: it feeds the node each step of the log
+through `Node.advance`.  While no peer lives (the session was lost) the node goes on under
+the last replica and epoch.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import trio
+
+from log_entries import release_claims
+from onyxq import __version__, facts
+from onyxq.entry import APPLIED
+from onyxq.errors import Corrupt, LogUnavailable, OnyxqError, StoreFailed
+from onyxq.facts import Row
+from onyxq.ids import Run
+from onyxq.metrics import Metrics
+from onyxq.partition.cohort import Cohort
+from onyxq.partition.granter import Granter
+from onyxq.partition.leader import PartitionLeader
+from onyxq.partition.operations import Operations
+from onyxq.partition.replication import Sender, errors_from
+from onyxq.partition.sync import Exchange
+from onyxq.peer.clock import Clock
+from onyxq.peer.history import HistoryWriter, history_rows, returned_runs
+from onyxq.peer.links import Link
+from onyxq.peer.outbox import Outbox
+from onyxq.placement import holders
+from onyxq.replica import EMPTY, Replica, leader_node
+from onyxq.step import Outcome, Step
+from onyxq.store.interface import Batch, Piece, Store, Written
+from onyxq.wire.network import Network
+from onyxq.wire.protocol import Hello
+
+STALLED_S = 1.0
+"""A record that waits this long for ZooKeeper means: the log cannot be written now."""
+VERDICT_TIMEOUT_S = 4.0
+COHORT_WRITE_TIMEOUT_S = 3.0
+SYNC_PARALLEL = 4
+DROP_EVERY_S = 5.0
+RECENT_STEPS = 10_000
+"""Steps of the log kept in memory with their verdicts, for display."""
+
+log = logging.getLogger(__name__)
+
+
+class Stepped(NamedTuple):
+    """What became of a record, for display; holds no replica."""
+
+    position: int
+    at_ms: int
+    peer: str
+    problem: str
+    outcomes: tuple[Outcome, ...]
+
+
+class Node:
+    """See the module's first paragraph. ``nursery`` runs its background work."""
+
+    def __init__(
+        self,
+        *,
+        node_id: str,
+        cluster_name: str,
+        store: Store,
+        network: Network,
+        clock: Clock,
+        random: Callable[[], float],
+        nursery: trio.Nursery,
+    ) -> None:
+        self.node_id = node_id
+        self.cluster_name = cluster_name
+        self.store = store
+        self.clock = clock
+        self.replica: Replica = EMPTY
+        self.peer_id = ""
+        """The peer of this node that is in the ring, or empty."""
+        self.outbox: Outbox | None = None
+        self.log_connected = False
+        self.log_lag = 0
+        self.epochs = store.epochs()
+        self.leaders: dict[int, PartitionLeader] = {}
+        self.metrics = Metrics(version=__version__)
+        self.recent: deque[Stepped] = deque(maxlen=RECENT_STEPS)
+        self.random = random
+        self.addresses: dict[str, str] = {}
+        """Last known address of every node."""
+        self._nursery = nursery
+        self._network = network
+        self._links: dict[str, Link] = {}
+        self._senders: dict[str, Sender] = {}
+        self._limits: dict[str, trio.CapacityLimiter] = {}
+        self._placement = trio.Event()
+        self._moved = trio.Event()
+        self._due: list[tuple[int, int]] = []
+        self._due_wake = trio.Event()
+        self.history = HistoryWriter(store, self._history_written)
+        self.cohort = Cohort(self)
+        self.granter = Granter(self)
+        self.operations = Operations(self)
+
+    async def run(self) -> None:
+        """Background work until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.history.run)
+            nursery.start_soon(self.granter.run)
+            nursery.start_soon(self._promote_due)
+            nursery.start_soon(self._drop_foreign)
+
+    def start_soon(self, function: Callable[..., Any], *args: Any) -> None:
+        """Run something in the node's nursery."""
+        self._nursery.start_soon(function, *args)
+
+    # --- the log moves on
+
+    def advance(self, before: Replica, step: Step) -> None:
+        """Take over the replica that a step of the log gave."""
+        self.replica = after = step.replica
+        if step.outcomes:
+            self._note_history(before, step)
+        else:
+            self.history.add(after.position, ())
+        if self.outbox is not None and step.peer == self.outbox.peer and not step.problem:
+            self.outbox.applied(step.number, after.position, step.outcomes)
+        self.recent.append(Stepped(after.position, after.ctime_ms, step.peer, step.problem, step.outcomes))
+        if before.partitions is not after.partitions or before.peers is not after.peers:
+            self.reconcile()
+        self._moved.set()
+        self._moved = trio.Event()
+
+    def replace(self, replica: Replica) -> None:
+        """Take over a replica that was read from the origin."""
+        self.replica = replica
+        self.history.add(replica.position, ())
+        self.reconcile()
+        self._moved.set()
+        self._moved = trio.Event()
+
+    async def moved(self) -> None:
+        """Return at the next step of the log."""
+        await self._moved.wait()
+
+    async def changed(self, replica: Replica) -> None:
+        """Return when the partitions are placed otherwise than in ``replica``."""
+        while self.replica.partitions is replica.partitions:
+            await self._placement.wait()
+
+    def reconcile(self) -> None:
+        """Start and stop leading what the replica says."""
+        replica = self.replica
+        for peer in replica.peers.values():
+            self.addresses[peer.node] = peer.address
+        for number, leader in sorted(self.leaders.items()):
+            placed = replica.partitions.get(number)
+            if placed is None or (placed.leader, placed.epoch) != (leader.peer, leader.epoch):
+                self._stop_leading(number)
+        if self.peer_id in replica.ring.members:
+            for number, placed in sorted(replica.partitions.items()):
+                if placed.leader == self.peer_id and number not in self.leaders:
+                    self._start_leading(number, placed.epoch)
+        self._placement.set()
+        self._placement = trio.Event()
+
+    def _start_leading(self, number: int, epoch: int) -> None:
+        leader = PartitionLeader(self, partition=number, epoch=epoch, peer=self.peer_id)
+        self.leaders[number] = leader
+        self._nursery.start_soon(leader.run)
+
+    def _stop_leading(self, number: int) -> None:
+        leader = self.leaders.pop(number)
+        leader.deposed = True
+        leader.scope.cancel()
+        self.granter.drop(number)
+
+    def became_ready(self, leader: PartitionLeader) -> None:
+        """Claims start once everything that the log said before is in the store."""
+        self._nursery.start_soon(self._serve_claims, leader)
+
+    async def _serve_claims(self, leader: PartitionLeader) -> None:
+        await self.history.reached(self.replica.position)
+        if self.leaders.get(leader.partition) is leader:
+            self.due_at(leader.partition, self.store.next_due_ms(leader.partition))
+            self.granter.lead(leader)
+
+    def _note_history(self, before: Replica, step: Step) -> None:
+        after = step.replica
+        rows = history_rows(before, after, step.outcomes, self._holds)
+        led = set(self.granter.led())
+        returned = [
+            (partition, run, said)
+            for outcome in step.outcomes
+            if outcome.verdict == APPLIED
+            for partition, run, said in returned_runs(before, outcome)
+            if partition in led
+        ]
+        if not returned:
+            self.history.add(after.position, rows)
+            return
+        runs = [run for _, run, _ in returned]
+        self.granter.block(runs)
+
+        def stored() -> None:
+            for partition, _, said in returned:
+                if said.event == facts.RETRIED:
+                    self.due_at(partition, said.retry_ms)
+            self.granter.unblock(runs, readd=True)
+
+        expired = sum(run.count for _, run, said in returned if said.event == facts.EXPIRED)
+        if expired:
+            self.metrics.claims_expired.add(n=expired)
+        self.history.add(after.position, rows, stored)
+
+    def _holds(self, partition: int) -> bool:
+        placed = self.replica.partitions.get(partition)
+        return placed is not None and self.node_id in holders(placed)
+
+    def _history_written(self, written: Written) -> None:
+        self.pieces_added(written.pieces)
+
+    # --- what leaders, cohorts and granting ask of their node
+
+    def wall_ms(self) -> int:
+        """The node's wall clock."""
+        return self.clock.wall_ms()
+
+    def pieces_added(self, pieces: Sequence[Piece]) -> None:
+        """New ready pieces are in the store."""
+        if pieces:
+            self.granter.add(pieces)
+
+    def live_candidates(self, partition: int) -> int:
+        """Nodes that could lead the partition now."""
+        placed = self.replica.partitions[partition]
+        nodes = self.replica.nodes
+        return sum(1 for node in holders(placed) if node in nodes and nodes[node].peer)
+
+    def sync_limit(self, node: str) -> trio.CapacityLimiter:
+        """Bounds how many partitions are brought up to date on a node at once."""
+        return self._limits.setdefault(node, trio.CapacityLimiter(SYNC_PARALLEL))
+
+    def sender(self, node: str) -> Sender:
+        """The sender of writes to a node (this one included)."""
+        sender = self._senders.get(node)
+        if sender is None:
+
+            async def send(writes: list[tuple[int, int, Sequence[Row]]]) -> list[OnyxqError | None]:
+                if node == self.node_id:
+                    return await self._write_here(writes)
+                packed = [[partition, epoch, [list(row) for row in rows]] for partition, epoch, rows in writes]
+                answer = await self.call(
+                    node, "cohort.write", {"writes": packed}, timeout_s=COHORT_WRITE_TIMEOUT_S
+                )
+                return errors_from(answer)
+
+            sender = self._senders[node] = Sender(node, send)
+            self._nursery.start_soon(sender.run)
+        return sender
+
+    async def _write_here(self, writes: list[tuple[int, int, Sequence[Row]]]) -> list[OnyxqError | None]:
+        errors: list[OnyxqError | None] = []
+        rows: list[Row] = []
+        for partition, epoch, part in writes:
+            try:
+                self.cohort.check(partition, epoch)
+                rows += part
+                errors.append(None)
+            except OnyxqError as error:
+                errors.append(error)
+        try:
+            written = await self.store.write(Batch(rows=rows))
+        except StoreFailed as error:
+            return [error if found is None else found for found in errors]
+        self.pieces_added(written.pieces)
+        return errors
+
+    async def call(self, node: str, method: str, args: dict[str, Any], *, timeout_s: float) -> Any:
+        """Call a method of another node; raises `Unavailable`."""
+        link = self._links.get(node)
+        if link is None:
+            link = self._links[node] = Link(
+                node=node,
+                network=self._network,
+                nursery=self._nursery,
+                hello=self.hello,
+                address=lambda: self.addresses.get(node, ""),
+            )
+        return await link.call(method, args, timeout_s=timeout_s)
+
+    def hello(self) -> Hello:
+        """What this node says about itself."""
+        cluster = self.replica.cluster
+        return Hello(
+            cluster=self.cluster_name,
+            cluster_id=cluster.id if cluster else None,
+            role="peer",
+            node=self.node_id,
+            peer=self.peer_id,
+        )
+
+    # --- entries
+
+    def outbox_now(self) -> Outbox:
+        """The outbox of the member peer; raises `LogUnavailable`."""
+        outbox = self.outbox
+        if outbox is None or outbox.closed or self.peer_id not in self.replica.ring.members:
+            raise LogUnavailable("this node has no peer in the ring now")
+        if not self.log_connected or outbox.stalled_s() > STALLED_S:
+            raise LogUnavailable("the log cannot be reached from this node now")
+        return outbox
+
+    async def verdicts(self, entries: Sequence[Any]) -> tuple[int, Sequence[str]]:
+        """Submit entries; position and verdicts. Raises `LogUnavailable`."""
+        outbox = self.outbox_now()
+        done = trio.Event()
+        found: list[tuple[int, Sequence[str] | None]] = []
+
+        def heard(position: int, verdicts: Sequence[str] | None) -> None:
+            found.append((position, verdicts))
+            done.set()
+
+        outbox.submit(entries, heard)
+        with trio.move_on_after(VERDICT_TIMEOUT_S):
+            await done.wait()
+        if not found or found[0][1] is None:
+            raise LogUnavailable("the log did not answer in time; the entry may still take effect")
+        return found[0][0], found[0][1]
+
+    async def propose(self, entry: Any) -> str:
+        """Submit an entry that the replica asks for, once; its verdict."""
+        if self.outbox_now().holds(entry):
+            replica = self.replica
+            with trio.move_on_after(VERDICT_TIMEOUT_S):
+                await self.changed(replica)
+            return "on its way"
+        _, verdicts = await self.verdicts([entry])
+        return verdicts[0]
+
+    def submit_lazily(self, entry: Any) -> None:
+        """Submit an entry that nobody waits for; lost ones are owed again at expiry checks."""
+        outbox = self.outbox
+        if outbox is not None and not outbox.closed:
+            try:
+                outbox.submit([entry], lazy=True)
+            except LogUnavailable:
+                log.debug("a release waits until the log can be written")
+
+    def give_back(self, partition: int, token: int, runs: Sequence[Run]) -> None:
+        """Release claims that nobody waits for any more."""
+        leader = self.leaders.get(partition)
+        if leader is not None:
+            release = release_claims.Release(token, facts.RELEASED, 0, 0, "", tuple(runs))
+            self.submit_lazily(release_claims.Args(partition, leader.epoch, (release,)))
+
+    def corrupt(self, partition: int, error: Corrupt) -> None:
+        """A row is damaged: say so loudly."""
+        log.error("partition %d: %s", partition, error.message)
+
+    def count_event(self, queue: str, event: str, count: int) -> None:
+        """Metrics."""
+        self.metrics.tasks.add(queue, event, n=count)
+
+    # --- partitions that moved away
+
+    async def _drop_foreign(self) -> None:
+        while True:
+            await trio.sleep(DROP_EVERY_S)
+            replica = self.replica
+            if not self.peer_id or self.peer_id not in replica.ring.members:
+                continue
+            for number in self.store.partitions():
+                placed = replica.partitions.get(number)
+                if placed is None or not placed.ready or self.node_id in holders(placed):
+                    continue
+                try:
+                    await self._offer_and_drop(number)
+                except OnyxqError as error:
+                    log.info("partition %d is kept for now: %s", number, error.message)
+
+    async def _offer_and_drop(self, number: int) -> None:
+        """Give the partition's leader what it lacks, then drop what is here."""
+        leader = leader_node(self.replica, number)
+        if leader is None:
+            return
+
+        async def call(method: str, args: dict[str, Any]) -> Any:
+            method = "lead.offer" if method == "cohort.push" else method
+            return await self.call(leader.id, method, args, timeout_s=10.0)
+
+        async def keep(rows: Sequence[Row]) -> None:
+            raise AssertionError("an offer pulls nothing")
+
+        exchange = Exchange(store=self.store, partition=number, epoch=0, call=call, keep=keep)
+        await exchange.run(pull=False, push=True)
+        placed = self.replica.partitions[number]
+        if self.node_id not in holders(placed):
+            await self.store.write(Batch(drop=(number,)))
+            log.info("partition %d moved away: %d rows were handed over, its copy is dropped", number, exchange.pushed)
+
+    # --- what falls due
+
+    def due_at(self, partition: int, due_ms: int | None) -> None:
+        """Something falls due in a partition then."""
+        if due_ms is not None and (not self._due or (due_ms, partition) < self._due[0] or len(self._due) < 100_000):
+            heapq.heappush(self._due, (due_ms, partition))
+            self._due_wake.set()
+
+    async def _promote_due(self) -> None:
+        while True:
+            if not self._due:
+                self._due_wake = trio.Event()
+                await self._due_wake.wait()
+            wait_ms = self._due[0][0] - self.wall_ms()
+            if wait_ms > 0:
+                self._due_wake = trio.Event()
+                # The wall clock may jump while we wait on the monotonic one: look again each second.
+                with trio.move_on_after(min(wait_ms / 1000 + 0.001, 1.0)):
+                    await self._due_wake.wait()
+                continue
+            await self._promote(self._pop_due())
+
+    def _pop_due(self) -> set[int]:
+        now_ms = self.wall_ms()
+        due = set()
+        while self._due and self._due[0][0] <= now_ms:
+            due.add(heapq.heappop(self._due)[1])
+        return due & self.leaders.keys()
+
+    async def _promote(self, partitions: set[int]) -> None:
+        now_ms = self.wall_ms()
+        try:
+            written = await self.store.write(Batch(promote=tuple((number, now_ms) for number in sorted(partitions))))
+        except StoreFailed as error:
+            log.warning("due tasks wait: %s", error.message)
+            for number in partitions:
+                self.due_at(number, now_ms + 1_000)
+            await trio.sleep(0.1)
+            return
+        self.pieces_added(written.pieces)
+        for number in sorted(partitions):
+            self.due_at(number, self.store.next_due_ms(number))

@@ -1,0 +1,366 @@
+"""A peer: one membership of a node in the ring, from its session's start to its end.
+
+The loop reads a record, steps it, hands the new replica to the node, appends what is
+owed and reconciles duties.  A peer ends when its session is lost, when it reads its own
+leave, or when it is told to; then the node may start another one, under a fresh id.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import trio
+
+from log_entries import create_cluster, drain_node, gc, leave_cluster, prepare_join_cluster
+from log_entries.registry import VERSIONS
+from onyxq import snapshot
+from onyxq.duties import Duty, Snapshot, Watch, duties
+from onyxq.errors import ClockWrong, ClusterMismatch, LogUnavailable, OnyxqError, Unavailable
+from onyxq.log.interface import START, LogSession, SessionLost, Trimmed
+from onyxq.partition.replication import majority
+from onyxq.peer.node import Node
+from onyxq.peer.outbox import Outbox
+from onyxq.replica import CLOCK_SKEW_MAX_MS, EMPTY, Replica, Settings
+from onyxq.ring import contains
+from onyxq.step import owed, step
+from onyxq.store.interface import Batch
+
+TICK_S = 0.5
+QUIET_MAX_MS = 1_900
+"""While claims are in flight a record comes at least this often, so that log time moves."""
+DRAIN_TIMEOUT_S = 30.0
+TRIM_PATIENCE_S = 10.0
+OWED_EVERY_S = 1.0
+
+log = logging.getLogger(__name__)
+
+
+class Evicted(Exception):
+    """The peer read its own leave."""
+
+
+class Peer:
+    """See the module's first paragraph."""
+
+    def __init__(
+        self,
+        node: Node,
+        *,
+        peer_id: str,
+        address: str,
+        http: str,
+        zone: str,
+        slots: int,
+        tags: tuple[str, ...],
+        settings: Settings,
+        new_cluster_id: Callable[[], str],
+    ) -> None:
+        self.id = peer_id
+        self.node = node
+        self.address = address
+        self.joined = trio.Event()
+        self.gc_done: trio.Event = trio.Event()
+        self.gc_report: dict[str, int] = {}
+        self._http = http
+        self._zone = zone
+        self._slots = slots
+        self._tags = tags
+        self._settings = settings
+        self._new_cluster_id = new_cluster_id
+        self._scopes: dict[Duty, trio.CancelScope] = {}
+        self._wanted: frozenset[Duty] = frozenset()
+        self._captured: dict[int, Replica] = {}
+        self._leaving = False
+        self._owed_at = 0.0
+        self._record_at = 0.0
+
+    # --- life
+
+    async def run(self, session: LogSession) -> None:
+        """Join, work, and return when this peer has left; raises `SessionLost`, `Evicted`,
+        `ClusterMismatch`, `ClockWrong`, `OlderThanCluster`."""
+        node = self.node
+        outbox = Outbox(session, peer=self.id, clock=node.clock, on_append=node.metrics.log_append_seconds.observe)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._lost, session)
+                nursery.start_soon(self._watch_connection, session)
+                await self._catch_up(session)
+                nursery.start_soon(outbox.run)
+                await self._create_if_new(session, outbox)
+                self._check_cluster()
+                outbox.cluster_id = node.replica.cluster.id if node.replica.cluster else ""
+                await node.store.write(Batch(meta=(("cluster_id", outbox.cluster_id.encode()),)))
+                await session.set_pulse(self.id, self.address.encode())
+                node.peer_id, node.outbox = self.id, outbox
+                outbox.submit([self._prepare()])
+                nursery.start_soon(self._tick, outbox)
+                await self._follow(session, outbox, nursery)
+                nursery.cancel_scope.cancel()
+        finally:
+            # Log-bound work ends first; the node serves facts on under the last replica.
+            node.outbox = None
+            node.peer_id = ""
+            node.log_connected = False
+            outbox.close()
+
+    async def _lost(self, session: LogSession) -> None:
+        await session.wait_lost()
+        raise SessionLost("the session with the log was lost")
+
+    async def _watch_connection(self, session: LogSession) -> None:
+        while True:
+            self.node.log_connected = session.connected
+            await trio.sleep(0.1)
+
+    async def _catch_up(self, session: LogSession) -> None:
+        end = await session.tail()
+        while self.node.replica.position < end:
+            await self._read(session)
+
+    async def _create_if_new(self, session: LogSession, outbox: Outbox) -> None:
+        if self.node.replica.cluster is not None:
+            return
+        settings = self._settings
+        outbox.cluster_id = self._new_cluster_id()
+        outbox.submit(
+            [
+                create_cluster.Args(
+                    name=self.node.cluster_name,
+                    id=outbox.cluster_id,
+                    partitions=settings.partitions,
+                    replicas=settings.replicas,
+                    session_timeout_ms=settings.session_timeout_ms,
+                    absent_after_ms=settings.absent_after_ms,
+                    yield_after_ms=settings.yield_after_ms,
+                    enabled=VERSIONS,
+                )
+            ]
+        )
+        await outbox.flushed()
+        while self.node.replica.cluster is None:
+            await self._read(session)
+        # Somebody else's may have come first: then ours changed nothing, its number does not count.
+        outbox.number = self.node.replica.outbox.get(self.id, 0)
+
+    def _check_cluster(self) -> None:
+        cluster = self.node.replica.cluster
+        stored = self.node.store.meta("cluster_id")
+        if cluster is not None and stored is not None and stored.decode() != cluster.id:
+            raise ClusterMismatch(
+                f"this data directory belongs to cluster {stored.decode()}, the log to {cluster.id} ({cluster.name})"
+            )
+
+    def _prepare(self) -> prepare_join_cluster.Args:
+        return prepare_join_cluster.Args(
+            peer=self.id,
+            node=self.node.node_id,
+            address=self.address,
+            http=self._http,
+            zone=self._zone,
+            slots=self._slots,
+            tags=self._tags,
+            versions=VERSIONS,
+        )
+
+    # --- the log
+
+    async def _read(self, session: LogSession) -> None:
+        node = self.node
+        before = node.replica
+        found = await session.read(before.position + 1)
+        if isinstance(found, Trimmed):
+            origin = await session.origin()
+            if origin is not None and origin.position > before.position:
+                node.replace(snapshot.unpack(origin.data))
+            return
+        done = step(before, found)
+        self._record_at = trio.current_time()
+        for outcome in done.outcomes:
+            if isinstance(outcome.args, gc.Args) and done.replica.snapshot.position == found.position:
+                self._captured = {found.position: done.replica}
+        node.advance(before, done)
+
+    async def _follow(self, session: LogSession, outbox: Outbox, nursery: trio.Nursery) -> None:
+        known = False
+        before = EMPTY
+        while True:
+            replica = self.node.replica
+            known = known or contains(replica.ring, self.id)
+            if known and not contains(replica.ring, self.id):
+                if self._leaving:
+                    return
+                raise Evicted(f"peer {self.id} was taken out of the ring")
+            if replica.ring is not before.ring and self.id in replica.ring.members and not self.joined.is_set():
+                self.joined.set()
+                self.node.reconcile()
+            self._react(before, replica, session, outbox, nursery)
+            before = replica
+            await self._read(session)
+            # Records that are here already are stepped together before anything else runs.
+
+    def _react(
+        self, before: Replica, replica: Replica, session: LogSession, outbox: Outbox, nursery: trio.Nursery
+    ) -> None:
+        structure = (replica.ring, replica.partitions, replica.nodes, replica.snapshot)
+        unchanged = all(
+            new is old
+            for new, old in zip(
+                structure, (before.ring, before.partitions, before.nodes, before.snapshot), strict=True
+            )
+        )
+        now = trio.current_time()
+        if unchanged and now - self._owed_at < OWED_EVERY_S:
+            return
+        self._owed_at = now
+        for entry in owed(replica, self.id):
+            if not outbox.holds(entry):
+                outbox.submit([entry])
+        if not unchanged:
+            self._reconcile(duties(replica, self.id), session, nursery)
+
+    def _reconcile(self, wanted: frozenset[Duty], session: LogSession, nursery: trio.Nursery) -> None:
+        for duty in self._wanted - wanted:
+            if (scope := self._scopes.pop(duty, None)) is not None:
+                scope.cancel()
+        for duty in wanted - self._wanted:
+            if isinstance(duty, Watch):
+                self._start(duty, nursery, self._watch, session, duty.peer)
+            elif isinstance(duty, Snapshot):
+                self._start(duty, nursery, self._snapshot, session, duty.position)
+        self._wanted = wanted
+
+    def _start(self, duty: Duty, nursery: trio.Nursery, function: Callable[..., Any], *args: Any) -> None:
+        scope = self._scopes[duty] = trio.CancelScope()
+
+        async def body() -> None:
+            with scope:
+                await function(*args)
+
+        nursery.start_soon(body)
+
+    async def _watch(self, session: LogSession, peer: str) -> None:
+        while True:
+            await session.wait_pulse_gone(peer)
+            log.info("peer %s: the pulse of %s is gone", self.id, peer)
+            outbox = self.node.outbox
+            entry = leave_cluster.Args(peer, "its pulse is gone")
+            if outbox is not None and not outbox.holds(entry):
+                outbox.submit([entry])
+            # The duty goes with the leave; if it does not, the leave is owed again.
+            await trio.sleep(1.0)
+
+    # --- time
+
+    async def _tick(self, outbox: Outbox) -> None:
+        while True:
+            await trio.sleep(TICK_S)
+            node = self.node
+            self._check_clock()
+            if not node.log_connected or self.id not in node.replica.ring.members:
+                continue
+            led = [number for number in node.granter.led() if number in node.replica.claims]
+            if not led:
+                continue
+            if trio.current_time() - self._record_at > QUIET_MAX_MS / 1000:
+                outbox.submit_empty()
+            try:
+                await node.operations.expire()
+            except OnyxqError as error:
+                log.info("expiry waits: %s", error.message)
+
+    def _check_clock(self) -> None:
+        replica = self.node.replica
+        members = sorted(replica.ring.members)
+        if len(members) < 3 or self.id not in replica.ring.members:
+            return
+        skews = sorted(replica.peers[peer].clock_skew_ms for peer in members)
+        off = replica.peers[self.id].clock_skew_ms - skews[len(skews) // 2]
+        if abs(off) > CLOCK_SKEW_MAX_MS:
+            raise ClockWrong(f"this machine's clock is {off} ms off the median of the ring")
+
+    # --- leaving
+
+    async def leave(self) -> None:
+        """Drain, then leave the ring; returns once the leave is on its way or time is up."""
+        self._leaving = True
+        node = self.node
+        if node.outbox is None or self.id not in node.replica.ring.members:
+            return
+        try:
+            if len(node.replica.ring.members) > 1:
+                await node.propose(drain_node.Args(node.node_id, False))
+                with trio.move_on_after(DRAIN_TIMEOUT_S):
+                    while not self._drained():
+                        await node.moved()
+            await node.propose(leave_cluster.Args(self.id, "told to leave"))
+        except Unavailable as error:
+            log.warning("leaving without a word in the log: %s", error.message)
+
+    def _drained(self) -> bool:
+        replica = self.node.replica
+        live = {found.id for found in replica.nodes.values() if found.peer and found.id != self.node.node_id}
+        for placed in replica.partitions.values():
+            if placed.leader == self.id and live:
+                return False
+            if not placed.ready and placed.leader:
+                return False
+            if self.node.node_id in placed.members and not majority(placed.members, live):
+                return not any(node in live for node in placed.target)
+        return True
+
+    # --- gc
+
+    async def _snapshot(self, session: LogSession, position: int) -> None:
+        replica = self._captured.pop(position, None)
+        if replica is None:
+            return
+        data = await trio.to_thread.run_sync(snapshot.pack, replica)
+        old = await session.origin()
+        if old is None or old.position < position:
+            version = old.version if old is not None else -1
+            await session.store_origin(position, data, expected_version=version)
+        upto = await self._stored_everywhere(position)
+        trimmed = await session.trim(upto) if upto > START else 0
+        self.gc_report = {"position": position, "trimmed": trimmed, "origin_bytes": len(data)}
+        self.gc_done.set()
+
+    async def _stored_everywhere(self, position: int) -> int:
+        """Position up to which every live store has taken in the log, at most ``position``."""
+        upto = position
+        with trio.move_on_after(TRIM_PATIENCE_S):
+            while True:
+                positions = await self._store_positions()
+                upto = min([position, *positions])
+                if upto >= position:
+                    return upto
+                await trio.sleep(0.2)
+        return upto
+
+    async def _store_positions(self) -> list[int]:
+        node = self.node
+        found = []
+        for other in sorted(node.replica.nodes.values(), key=lambda one: one.id):
+            if not other.peer:
+                continue
+            if other.id == node.node_id:
+                await node.history.reached(self.node.replica.position)
+                found.append(node.history.stored)
+                continue
+            try:
+                found.append(await node.call(other.id, "cohort.position", {}, timeout_s=2.0))
+            except OnyxqError as error:
+                log.info("gc waits for node %s: %s", other.id, error.message)
+                found.append(START)
+        return found
+
+    async def collect(self) -> dict[str, int]:
+        """Compress, snapshot and trim; what was done. Raises `Unavailable`."""
+        self.gc_done = trio.Event()
+        await self.node.verdicts([gc.Args()])
+        with trio.move_on_after(60.0):
+            await self.gc_done.wait()
+            return self.gc_report
+        raise LogUnavailable("the collection did not end within 60 s")

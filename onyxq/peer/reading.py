@@ -1,0 +1,311 @@
+"""Reading: tasks, lists and counts, put together from the nodes that know.
+
+One task is read at its partition's leader, whose store is complete; without a leader it
+is read from a majority of the members.  Lists and counts ask every leading node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import trio
+
+from onyxq import facts
+from onyxq.errors import BadRequest, NotFound, OnyxqError, Unavailable
+from onyxq.ids import TaskId, id_at, ids_of, partition_of
+from onyxq.partition.replication import majority
+from onyxq.peer import arguments as check
+from onyxq.peer import views
+from onyxq.peer.node import Node
+from onyxq.peer.routing import is_passing, leader_of
+from onyxq.peer.taskview import task_view, updates_of
+from onyxq.placement import holders
+from onyxq.replica import claim_of
+
+READ_TIMEOUT_S = 5.0
+STATES = ("scheduled", "waiting", "ready", "claimed", "completed", "failed", "cancelled")
+COUNT_NAMES = ("total", "completed", "failed", "cancelled", "scheduled", "claimed")
+
+
+class Reading:
+    """Serves the reading methods of one node."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    # --- one task
+
+    async def get(self, args: dict[str, Any]) -> dict[str, Any]:
+        """State of one task; raises `NotFound`, `Unavailable`."""
+        check.only(args, ("id", "seen_token", "seen_seq"))
+        task_id = check.task_id(args.get("id"), "id", self._node.replica.settings.partitions)
+        view = (await self._read(task_id))["view"]
+        if view is None:
+            raise NotFound(f"there is no task {task_id.hex()}", field="id")
+        seen = args.get("seen_token")
+        if seen is not None:
+            check.token(seen, "seen_token")
+            if max([-1, *(claim["token"] for claim in view["claims"])]) < seen:
+                raise Unavailable("what is known here is older than seen_token")
+        if args.get("seen_seq") is not None:
+            check.integer(args["seen_seq"], "seen_seq", 0, 1 << 31)
+            if view["updates"] <= args["seen_seq"]:
+                raise Unavailable("what is known here is older than seen_seq")
+        return dict(view)
+
+    async def task_log(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Updates of one task; raises `NotFound`, `Unavailable`."""
+        check.only(args, ("id",))
+        task_id = check.task_id(args.get("id"), "id", self._node.replica.settings.partitions)
+        found = await self._read(task_id)
+        if found["view"] is None:
+            raise NotFound(f"there is no task {task_id.hex()}", field="id")
+        return {"updates": found["updates"]}
+
+    async def _read(self, task_id: TaskId) -> dict[str, Any]:
+        leader = leader_of(self._node, partition_of(task_id))
+        try:
+            if not leader:
+                raise Unavailable("nobody leads the partition now")
+            if leader == self._node.node_id:
+                return await self.lead_view({"id": task_id})
+            answer = await self._node.call(leader, "lead.view", {"id": task_id}, timeout_s=READ_TIMEOUT_S)
+            return dict(answer)
+        except OnyxqError as error:
+            if not is_passing(error):
+                raise
+            return await self._read_majority(task_id)
+
+    async def lead_view(self, args: dict[str, Any]) -> dict[str, Any]:
+        """The task as this leader knows it; raises `NotLeader`."""
+        task_id = args["id"]
+        self._node.operations.leader(partition_of(task_id))
+        return self._view(task_id, [tuple(row) for row in self._node.cohort.covering(task_id)])
+
+    def _view(self, task_id: TaskId, rows: list[Any]) -> dict[str, Any]:
+        view = task_view(task_id, rows, claim_of(self._node.replica, task_id), now_ms=self._node.wall_ms())
+        updates = [
+            {"token": one.token, "seq": one.seq, "data": one.data, "at_ms": one.at_ms} for one in updates_of(rows)
+        ]
+        return {"view": view, "updates": updates}
+
+    async def _read_majority(self, task_id: TaskId) -> dict[str, Any]:
+        placed = self._node.replica.partitions[partition_of(task_id)]
+        rows: set[tuple[bytes, bytes, bytes]] = set()
+        heard: set[str] = set()
+
+        async def ask(node_id: str) -> None:
+            try:
+                if node_id == self._node.node_id:
+                    found = self._node.cohort.covering(task_id)
+                else:
+                    found = await self._node.call(
+                        node_id, "cohort.covering", {"id": task_id}, timeout_s=READ_TIMEOUT_S / 2
+                    )
+            except OnyxqError:
+                return  # counted as not heard
+            rows.update((kind, first, body) for kind, first, body in found)
+            heard.add(node_id)
+
+        async with trio.open_nursery() as nursery:
+            for node_id in holders(placed):
+                nursery.start_soon(ask, node_id)
+        if not heard or not majority(placed.members, heard):
+            raise Unavailable(f"partition {partition_of(task_id)}: no leader, and no majority of its nodes answers")
+        return self._view(task_id, sorted(rows))
+
+    # --- lists
+
+    async def list(self, args: dict[str, Any]) -> dict[str, Any]:
+        """A page of tasks in id order."""
+        check.only(args, ("queue", "state", "after", "limit"))
+        limit = check.integer(args.get("limit", 100), "limit", 1, check.LIMIT_MAX)
+        if args.get("queue") is not None:
+            check.text(args["queue"], "queue", check.QUEUE_CHARS_MAX, least=1)
+        if args.get("state") is not None and args["state"] not in STATES:
+            raise BadRequest(f"state must be one of {', '.join(STATES)}", field="state")
+        if args.get("after") is not None:
+            check.task_id(args["after"], "after", 1 << 16)
+        wanted = {"queue": args.get("queue"), "state": args.get("state"), "after": args.get("after"), "limit": limit}
+        pages = await self._everywhere("lead.list", wanted, self.lead_list)
+        tasks = sorted((task for page in pages for task in page), key=lambda task: bytes(task["id"]))[:limit]
+        return {"tasks": tasks, "after": tasks[-1]["id"] if len(tasks) == limit else None}
+
+    async def lead_list(self, args: dict[str, Any]) -> list[dict[str, Any]]:
+        """The first tasks behind ``after`` in the partitions led from here."""
+        found: list[dict[str, Any]] = []
+        for partition in self._led():
+            part: list[dict[str, Any]] = []
+            for task_id in self._ids_after(partition, args["after"] or b"", args["queue"]):
+                view = self._view(task_id, [tuple(row) for row in self._node.cohort.covering(task_id)])["view"]
+                if view is not None and args["state"] in (None, view["state"]):
+                    part.append(view)
+                    if len(part) == args["limit"]:
+                        break
+            found += part
+            await trio.lowlevel.checkpoint()
+        return sorted(found, key=lambda task: bytes(task["id"]))[: args["limit"]]
+
+    def _ids_after(self, partition: int, after: bytes, queue: str | None) -> Iterator[TaskId]:
+        store = self._node.store
+        start = b""
+        if after:
+            # Row keys hold the partition of their own: ids of other partitions only give the time.
+            here = after[:6] + partition.to_bytes(2, "big") + after[8:]
+            covering = store.task_row(TaskId(here))
+            if covering is not None:
+                header, count = facts.task_header(covering[1])
+                if queue in (None, header["queue"]):
+                    yield from (one for one in ids_of(covering[0], count) if one > after)
+            start = here
+        while rows := store.task_rows(partition, after=start, limit=64):
+            for first, body in rows:
+                header, count = facts.task_header(body)
+                if queue in (None, header["queue"]):
+                    yield from (one for one in ids_of(first, count) if one > after)
+            start = rows[-1][0]
+
+    # --- counts
+
+    async def count(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Tasks by queue and state."""
+        check.only(args, ("queue",))
+        queue = args.get("queue")
+        if queue is not None:
+            check.text(queue, "queue", check.QUEUE_CHARS_MAX, least=1)
+        pages = await self._everywhere("lead.counts", {"queue": queue}, self.lead_counts)
+        totals: dict[str, list[int]] = {}
+        for page in pages:
+            for name, (counts, _) in page.items():
+                old = totals.setdefault(name, [0] * len(COUNT_NAMES))
+                totals[name] = [a + b for a, b in zip(old, counts, strict=True)]
+        if queue is not None:
+            totals.setdefault(queue, [0] * len(COUNT_NAMES))
+        return {"counts": {name: named(counts) for name, counts in sorted(totals.items())}}
+
+    async def queues(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Every queue with its depth and the age of its head."""
+        check.only(args, ())
+        pages = await self._everywhere("lead.counts", {"queue": None}, self.lead_counts)
+        totals: dict[str, list[int]] = {}
+        oldest: dict[str, int] = {}
+        for page in pages:
+            for name, (counts, due_ms) in page.items():
+                old = totals.setdefault(name, [0] * len(COUNT_NAMES))
+                totals[name] = [a + b for a, b in zip(old, counts, strict=True)]
+                if due_ms is not None:
+                    oldest[name] = min(due_ms, oldest.get(name, due_ms))
+        now_ms = self._node.wall_ms()
+        return {
+            "queues": [
+                {
+                    "queue": name,
+                    "depth": named(counts),
+                    "oldest_ready_ms": max(0, now_ms - oldest[name]) if name in oldest else None,
+                }
+                for name, counts in sorted(totals.items())
+            ]
+        }
+
+    async def lead_counts(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Counts, and the due time of the head, per queue in the partitions led from here."""
+        return {
+            name: [counts, head[1] if (head := self._node.granter.head(name)) is not None else None]
+            for name, counts in self.local_counts(args["queue"]).items()
+        }
+
+    def local_counts(self, queue: str | None) -> dict[str, list[int]]:
+        """Counts per queue, in the order of COUNT_NAMES."""
+        totals: dict[str, list[int]] = {}
+        for partition in self._led():
+            for name, counts in self._node.store.counts(partition).items():
+                if queue in (None, name):
+                    old = totals.setdefault(name, [0] * len(COUNT_NAMES))
+                    totals[name] = [a + b for a, b in zip(old, (*counts, 0), strict=True)]
+            for name, claimed in self._claimed(partition).items():
+                if name in totals:
+                    totals[name][-1] += claimed
+        return totals
+
+    def _claimed(self, partition: int) -> dict[str, int]:
+        """Unfinished tasks under a claim, per queue."""
+        store = self._node.store
+        totals: dict[str, int] = {}
+        for stretch, pieces in (self._node.replica.claims.get(partition) or {}).items():
+            finished = store.finished_bits(stretch)
+            for offset, count, *_ in pieces:
+                row = store.task_row(id_at(stretch, offset))
+                open_bits = ((1 << count) - 1) << offset & ~finished
+                if row is not None:
+                    name = facts.task_header(row[1])[0]["queue"]
+                    totals[name] = totals.get(name, 0) + open_bits.bit_count()
+        return totals
+
+    def _led(self) -> list[int]:
+        return [number for number, leader in sorted(self._node.leaders.items()) if leader.ready]
+
+    async def _everywhere(self, method: str, args: dict[str, Any], local: Any) -> list[Any]:
+        """Answers of all leading nodes; raises `Unavailable` if a partition has no leader."""
+        replica = self._node.replica
+        nodes = {leader_of(self._node, number) for number in replica.partitions}
+        if "" in nodes:
+            missing = [number for number in sorted(replica.partitions) if not leader_of(self._node, number)]
+            raise Unavailable(f"nobody leads partitions {missing[:5]} now")
+        answers: list[Any] = []
+        errors: list[OnyxqError] = []
+
+        async def ask(node_id: str) -> None:
+            try:
+                if node_id == self._node.node_id:
+                    answers.append(await local(args))
+                else:
+                    answers.append(await self._node.call(node_id, method, args, timeout_s=READ_TIMEOUT_S))
+            except OnyxqError as error:
+                errors.append(error)
+
+        async with trio.open_nursery() as nursery:
+            for node_id in sorted(nodes):
+                nursery.start_soon(ask, node_id)
+        if errors:
+            raise errors[0]
+        return answers
+
+    # --- the log
+
+    async def log(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Records that this node stepped lately, with verdicts."""
+        check.only(args, ("from", "limit"))
+        limit = check.integer(args.get("limit", 100), "limit", 1, check.LIMIT_MAX)
+        start = args.get("from")
+        recent = list(self._node.recent)
+        if start is None:
+            recent = recent[-limit:]
+        else:
+            check.integer(start, "from", 0, 1 << 62)
+            recent = [one for one in recent if one.position >= start][:limit]
+        return {
+            "position": self._node.replica.position,
+            "records": [
+                {
+                    "position": record.position,
+                    "at_ms": record.at_ms,
+                    "peer": record.peer,
+                    "problem": record.problem or None,
+                    "entries": [
+                        {"entry": one.name, "args": views.plain(one.args), "verdict": one.verdict}
+                        for one in record.outcomes
+                    ],
+                }
+                for record in recent
+            ],
+        }
+
+
+def named(counts: list[int]) -> dict[str, int]:
+    """Counts by name, with those that are ready."""
+    named = dict(zip(COUNT_NAMES, counts, strict=True))
+    finished = named["completed"] + named["failed"] + named["cancelled"]
+    named["ready"] = max(0, named["total"] - finished - named["scheduled"] - named["claimed"])
+    return named
+

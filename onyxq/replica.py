@@ -1,0 +1,228 @@
+"""The replica: one immutable tree that every peer at the same position holds equal.
+
+Pure: nothing here does I/O, reads a clock or draws a random number.  Nodes of the tree
+are frozen attrs classes, collections are pyrsistent maps and tuples, hot maps hold plain
+tuples.  Times are integer milliseconds: ``log_time_ms`` is the lease clock (it advances
+with records only), anything ending in ``wall_ms`` is a writer's wall clock.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from attrs import evolve, field, frozen
+from pyrsistent import PMap, pmap
+
+from onyxq.ids import Run, mask_of, offset_of, runs_of, stretch_of
+
+SEGMENT_POSITIONS = 1 << 31
+"""Positions of one log segment: position = segment * SEGMENT_POSITIONS + sequence."""
+LOG_TIME_STEP_MAX_MS = 5_000
+CLOCK_SKEW_MAX_MS = 5_000
+START_POSITION = -1
+
+ClaimPiece: TypeAlias = tuple[int, int, int, str, int]
+"""(offset in the stretch, count, token, worker, deadline in log time)."""
+
+
+@frozen
+class Settings:
+    """A cluster's settings, fixed by ``create_cluster``."""
+
+    partitions: int = 64
+    replicas: int = 3
+    session_timeout_ms: int = 6_000
+    absent_after_ms: int = 60_000
+    yield_after_ms: int = 5_000
+
+
+@frozen
+class Peer:
+    """One run of the daemon, known from ``prepare_join_cluster`` until it leaves."""
+
+    id: str
+    node: str
+    address: str
+    http: str
+    zone: str
+    slots: int
+    tags: tuple[str, ...]
+    versions: PMap[str, int]
+    joined_position: int = -1
+    """Position of the record that made it a member; -1 while joining."""
+    clock_skew_ms: int = 0
+    """Its last record's wall clock minus the znode's ctime."""
+
+
+@frozen
+class Node:
+    """A data directory with a stable id; outlives its peers."""
+
+    id: str
+    zone: str
+    peer: str = ""
+    """Its member peer, or empty while absent."""
+    absent_since_ms: int = -1
+    """Log time at which its last peer left; -1 while present."""
+    draining: bool = False
+    replaced: bool = False
+    """Placement gives it nothing until a peer of it joins again."""
+
+
+@frozen
+class Ring:
+    """Who watches whom. ``pairs[a] == b``: a watches b; one cycle through all members.
+
+    ``prepared[T] == S``: S is to be stitched in behind T (phase 1); ``accepted[T] == S``:
+    S was notified (phase 2).  ``queue``: joiners that wait for a place, oldest first.
+    A lone member has no pair.
+    """
+
+    members: PMap[str, None] = field(factory=pmap)
+    pairs: PMap[str, str] = field(factory=pmap)
+    prepared: PMap[str, str] = field(factory=pmap)
+    accepted: PMap[str, str] = field(factory=pmap)
+    queue: tuple[str, ...] = ()
+
+
+@frozen
+class Partition:
+    """Where one partition lives and who leads it; cohorts are sorted node ids."""
+
+    members: tuple[str, ...] = ()
+    target: tuple[str, ...] = ()
+    leader: str = ""
+    """A peer id, or empty while nobody can lead."""
+    epoch: int = 0
+    ready: bool = False
+    yields: int = 0
+    """How often leadership was given up since the partition was last ready."""
+
+
+@frozen
+class Cluster:
+    """Name and random id of the cluster; everything carries the id."""
+
+    name: str
+    id: str
+    settings: Settings
+
+
+@frozen
+class Snapshot:
+    """A ``gc`` entry in progress or done: who snapshots at which position."""
+
+    position: int = -1
+    peer: str = ""
+
+
+@frozen
+class Replica:
+    """All that peers agree on, at one position of the log."""
+
+    position: int = START_POSITION
+    log_time_ms: int = 0
+    ctime_ms: int = 0
+    """Znode ctime of the last record, for the advance of log time."""
+    cluster: Cluster | None = None
+    ring: Ring = field(factory=Ring)
+    peers: PMap[str, Peer] = field(factory=pmap)
+    nodes: PMap[str, Node] = field(factory=pmap)
+    partitions: PMap[int, Partition] = field(factory=pmap)
+    claims: PMap[int, PMap[bytes, tuple[ClaimPiece, ...]]] = field(factory=pmap)
+    """partition -> stretch -> pieces sorted by offset, disjoint; no empty values."""
+    enabled: PMap[str, int] = field(factory=pmap)
+    outbox: PMap[str, int] = field(factory=pmap)
+    """peer -> number of its last applied record."""
+    snapshot: Snapshot = field(factory=Snapshot)
+    extensions: PMap[str, Any] = field(factory=pmap)
+
+    @property
+    def settings(self) -> Settings:
+        """The cluster's settings; the defaults before ``create_cluster``."""
+        return self.cluster.settings if self.cluster else Settings()
+
+
+EMPTY = Replica()
+
+
+# --- claims -----------------------------------------------------------------
+
+
+def pieces_of(replica: Replica, task_id: bytes) -> tuple[ClaimPiece, ...]:
+    """The claims in flight in the task's stretch."""
+    claims = replica.claims.get(int.from_bytes(task_id[6:8], "big"))
+    return claims.get(stretch_of(task_id), ()) if claims is not None else ()
+
+
+def claim_of(replica: Replica, task_id: bytes) -> ClaimPiece | None:
+    """The claim in flight on one task."""
+    place = offset_of(task_id)
+    for piece in pieces_of(replica, task_id):
+        if piece[0] <= place < piece[0] + piece[1]:
+            return piece
+    return None
+
+
+def claimed_bits(pieces: tuple[ClaimPiece, ...], token: int | None = None) -> int:
+    """Stretch mask of the tasks that ``pieces`` cover (of one token if given)."""
+    bits = 0
+    for offset, count, piece_token, _, _ in pieces:
+        if token is None or piece_token == token:
+            bits |= ((1 << count) - 1) << offset
+    return bits
+
+
+def held_bits(replica: Replica, run: Run, token: int) -> int:
+    """Stretch mask of the tasks of ``run`` that are claimed under ``token``."""
+    return claimed_bits(pieces_of(replica, run.first), token) & mask_of(*run)
+
+
+def without(pieces: tuple[ClaimPiece, ...], bits: int) -> tuple[ClaimPiece, ...]:
+    """``pieces`` less the tasks in the stretch mask ``bits``."""
+    out: list[ClaimPiece] = []
+    for piece in pieces:
+        offset, count, token, worker, deadline = piece
+        mine = ((1 << count) - 1) << offset
+        if not mine & bits:
+            out.append(piece)
+            continue
+        for run in runs_of(bytes(20), mine & ~bits):
+            out.append((offset_of(run.first), run.count, token, worker, deadline))
+    return tuple(out)
+
+
+def with_pieces(replica: Replica, partition: int, changes: dict[bytes, tuple[ClaimPiece, ...]]) -> Replica:
+    """The replica with the pieces of some stretches of a partition replaced."""
+    claims = replica.claims.get(partition, pmap())
+    evolver = claims.evolver()
+    for stretch, pieces in changes.items():
+        if pieces:
+            evolver[stretch] = pieces
+        elif stretch in claims:
+            del evolver[stretch]
+    claims = evolver.persistent()
+    if claims:
+        return evolve(replica, claims=replica.claims.set(partition, claims))
+    return evolve(replica, claims=replica.claims.discard(partition))
+
+
+# --- membership, as placement and duties need it ------------------------------
+
+
+def live_nodes(replica: Replica) -> tuple[str, ...]:
+    """Sorted ids of the nodes that have a member peer."""
+    return tuple(sorted(node.id for node in replica.nodes.values() if node.peer))
+
+
+def first_peer(replica: Replica) -> str:
+    """The ring's first peer: the oldest member, which owes what nobody else does."""
+    members = [(replica.peers[peer].joined_position, peer) for peer in replica.ring.members]
+    return min(members)[1] if members else ""
+
+
+def leader_node(replica: Replica, partition: int) -> Node | None:
+    """The node whose peer leads the partition."""
+    found = replica.partitions.get(partition)
+    peer = replica.peers.get(found.leader) if found and found.leader else None
+    return replica.nodes.get(peer.node) if peer else None

@@ -1,0 +1,405 @@
+"""The store on disk: one LMDB environment per node.
+
+Batches that wait are applied together to one transaction, whose durable commit (the part
+that takes time and holds no interpreter lock) runs in one writer thread; everything that
+arrives meanwhile forms the next group.  Applying happens on the event loop's thread: it
+is interpreter work, which a second thread could not do in parallel and would only hand
+back and forth the interpreter lock for, at every call into LMDB.
+
+Reads see a snapshot that is renewed when a commit ends, before the writers hear of it.
+LMDB's own locks are off: the data directory's lock admits one process, transactions
+begin one after the other on one thread, and the snapshot is never older than the
+transaction before the one being written, whose pages LMDB does not reuse.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import lmdb
+import trio
+
+from onyxq.errors import Conflict, StoreFailed
+from onyxq.store.indexing import TABLE_NAMES, Applier, PreparedBatch, prepare_batch
+from onyxq.store.interface import Batch, Written
+from onyxq.store.reading import StoreReads
+
+MAP_BYTES = 1 << 30
+"""First size of the memory map; only what is used takes room on the disk."""
+MAP_BYTES_MAX = 1 << 44
+GROUP_BATCHES_MAX = 256
+"""Batches in one transaction: bounds how long the event loop is busy with one group."""
+GROUP_BYTES_MAX = 32 * 1024 * 1024
+RESERVE_BYTES_MAX = 64 * 1024 * 1024
+"""At the map's limit this much (or a sixteenth of it) is left to batches that drop
+partitions: deleting needs room before it gives any."""
+FORMAT = b"1"
+_FORMAT_KEY = b"\0format"
+
+_log = logging.getLogger(__name__)
+
+
+class LmdbTable:
+    """One named database inside a transaction; values are views into the map."""
+
+    __slots__ = ("_db", "_txn", "add", "delete", "get", "put")
+
+    def __init__(self, txn: lmdb.Transaction, db: Any) -> None:
+        self._txn = txn
+        self._db = db
+        self.get: Callable[[bytes], bytes | None] = cast(Any, partial(txn.get, db=db))
+        self.put: Callable[[bytes, bytes], object] = partial(txn.put, db=db)
+        self.add: Callable[[bytes, bytes], bool] = partial(txn.put, overwrite=False, db=db)
+        self.delete: Callable[[bytes], object] = partial(txn.delete, db=db)
+
+    def ascend(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Entries from ``start`` on."""
+        with self._txn.cursor(self._db) as cursor:
+            found = cursor.set_range(start) if start else cursor.first()
+            while found:
+                yield bytes(cursor.key()), cast(bytes, cursor.value())
+                found = cursor.next()
+
+    def descend(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Entries from ``start`` down."""
+        with self._txn.cursor(self._db) as cursor:
+            if not cursor.set_range(start):
+                found = cursor.last()
+            else:
+                found = bytes(cursor.key()) == start or cursor.prev()
+            while found:
+                yield bytes(cursor.key()), cast(bytes, cursor.value())
+                found = cursor.prev()
+
+    def clear(self, prefix: bytes) -> None:
+        """Delete every key that starts with ``prefix``."""
+        with self._txn.cursor(self._db) as cursor:
+            size = len(prefix)
+            found = cursor.set_range(prefix)
+            while found and bytes(cursor.key()[:size]) == prefix:
+                cursor.delete()
+                # Deleting leaves the cursor at the next entry, or at nothing.
+                found = bool(cursor.key())
+
+
+class LmdbTables:
+    """All tables of one transaction; see `onyxq.store.indexing.Tables`."""
+
+    def __init__(self, txn: lmdb.Transaction, dbs: dict[str, Any]) -> None:
+        self.rows = LmdbTable(txn, dbs["rows"])
+        self.ready = LmdbTable(txn, dbs["ready"])
+        self.due = LmdbTable(txn, dbs["due"])
+        self.stretch = LmdbTable(txn, dbs["stretch"])
+        self.counts = LmdbTable(txn, dbs["counts"])
+        self.hours = LmdbTable(txn, dbs["hours"])
+        self.leaves = LmdbTable(txn, dbs["leaves"])
+        self.epochs = LmdbTable(txn, dbs["epochs"])
+        self.meta = LmdbTable(txn, dbs["meta"])
+
+
+class _Ticket:
+    """One batch that waits, and the task to wake; no task if that was cancelled."""
+
+    __slots__ = ("prepared", "result", "task")
+
+    def __init__(self, prepared: PreparedBatch) -> None:
+        self.prepared = prepared
+        self.result: Written | StoreFailed | None = None
+        self.task: trio.lowlevel.Task | None = trio.lowlevel.current_task()
+
+
+class LmdbStore(StoreReads):
+    """A `Store` in one LMDB environment. Make it with `LmdbStore.open`."""
+
+    _tables: LmdbTables
+
+    def __init__(self, env: lmdb.Environment, lock: int, *, now_ms: Callable[[], int], map_bytes_max: int) -> None:
+        self._env = env
+        self._lock = lock
+        self._now_ms = now_ms
+        self._map_bytes = int(env.info()["map_size"])
+        self._map_bytes_max = map_bytes_max
+        self._map_bytes_limit = _limit(map_bytes_max)
+        self._dbs = {name: env.open_db(name.encode()) for name in TABLE_NAMES}
+        self._token = trio.lowlevel.current_trio_token()
+        self._waiting: deque[_Ticket] = deque()
+        self._group: list[_Ticket] = []
+        self._written: list[Written] = []
+        self._alone = 0
+        """So many of the waiting batches go one by one, since together they failed."""
+        self._busy = False
+        self._begin_asked = False
+        self._closed = False
+        self._idle = trio.Event()
+        self._commits: queue.SimpleQueue[lmdb.Transaction | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._commit_loop, name="onyxq-store", daemon=True)
+        self._snapshot = env.begin(buffers=True)
+        self._tables = LmdbTables(self._snapshot, self._dbs)
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        now_ms: Callable[[], int] | None = None,
+        map_bytes: int = MAP_BYTES,
+        map_bytes_max: int = MAP_BYTES_MAX,
+    ) -> LmdbStore:
+        """Open or create the store in a directory; call it inside trio.
+
+        ``now_ms`` gives milliseconds since the epoch. Raises `Conflict` if another
+        process has the directory, `StoreFailed` if it cannot be used.
+        """
+        directory = Path(path)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            lock = _lock(directory)
+        except OSError as error:
+            raise StoreFailed(f"the data directory {directory} cannot be used: {error}") from error
+        try:
+            env = lmdb.open(
+                str(directory),
+                map_size=min(map_bytes, _limit(map_bytes_max)),
+                max_dbs=len(TABLE_NAMES),
+                lock=False,
+                meminit=False,
+                max_spare_txns=2,
+            )
+            _check_format(env, directory)
+            now_ms = now_ms or (lambda: time.time_ns() // 1_000_000)
+            store = cls(env, lock, now_ms=now_ms, map_bytes_max=map_bytes_max)
+        except lmdb.Error as error:
+            os.close(lock)
+            raise StoreFailed(f"the store in {directory} cannot be opened: {error}") from error
+        except BaseException:
+            os.close(lock)
+            raise
+        store._thread.start()
+        return store
+
+    # --- writing ------------------------------------------------------------------
+
+    async def write(self, batch: Batch) -> Written:
+        """Make a batch durable; raises `StoreFailed` and `BadRequest`: nothing is stored.
+
+        If it is cancelled the batch may or may not have been stored.
+        """
+        if self._closed:
+            raise StoreFailed("the store is closed")
+        ticket = _Ticket(prepare_batch(batch))
+        self._waiting.append(ticket)
+        self._ask_begin()
+
+        def abandon(_: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
+            ticket.task = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abandon)
+        if isinstance(ticket.result, StoreFailed):
+            raise ticket.result
+        assert ticket.result is not None
+        return ticket.result
+
+    def _ask_begin(self) -> None:
+        """Begin in the loop's next tick: who else writes in this one joins the group."""
+        if not self._busy and not self._begin_asked:
+            self._begin_asked = True
+            self._token.run_sync_soon(self._begin)
+
+    def _begin(self) -> None:
+        """Apply groups of what waits until one is on its way to the disk."""
+        self._begin_asked = False
+        while self._waiting and not self._busy:
+            self._group = self._take()
+            self._apply()
+        if not self._waiting and not self._busy:
+            self._idle.set()
+
+    def _take(self) -> list[_Ticket]:
+        size = 0
+        group: list[_Ticket] = []
+        limit = 1 if self._alone else GROUP_BATCHES_MAX
+        while self._waiting and len(group) < limit and size < GROUP_BYTES_MAX:
+            group.append(self._waiting.popleft())
+            size += group[-1].prepared.bytes
+        self._alone = max(0, self._alone - 1)
+        return group
+
+    def _apply(self) -> None:
+        """Apply the group to a transaction and pass that to the writer thread."""
+        while True:
+            txn = None
+            try:
+                txn = self._env.begin(write=True, buffers=True)
+                applier = Applier(LmdbTables(txn, self._dbs), self._now_ms())
+                self._written = [applier.apply(ticket.prepared) for ticket in self._group]
+                applier.flush()
+            except lmdb.MapFullError:
+                assert txn is not None
+                txn.abort()
+                if self._grow():
+                    continue
+                self._split_or_fail()
+            except lmdb.Error as error:
+                if txn is not None:
+                    txn.abort()
+                self._fail(error)
+            except Exception as error:  # a bug: the waiters hear of it, the store goes on
+                _log.exception("a group of %d batches could not be applied", len(self._group))
+                if txn is not None:
+                    txn.abort()
+                self._fail(error)
+            else:
+                self._busy = True
+                self._commits.put(txn)
+            return
+
+    def _commit_loop(self) -> None:
+        """The writer thread: makes one transaction after the other durable."""
+        while True:
+            txn = self._commits.get()
+            if txn is None:
+                return
+            failure: lmdb.Error | None = None
+            try:
+                txn.commit()
+            except lmdb.Error as error:
+                failure = error
+            del txn
+            try:
+                self._token.run_sync_soon(self._committed, failure)
+            except trio.RunFinishedError:
+                return
+
+    def _committed(self, failure: lmdb.Error | None) -> None:
+        self._busy = False
+        if isinstance(failure, lmdb.MapFullError):
+            if self._grow():
+                self._apply()
+            else:
+                self._split_or_fail()
+        elif failure is not None:
+            self._fail(failure)
+        else:
+            self._give_back_reserve()
+            self._renew()
+            group, written = self._group, self._written
+            self._group, self._written = [], []
+            for ticket, result in zip(group, written, strict=True):
+                _wake(ticket, result)
+        self._begin()
+
+    def _split_or_fail(self) -> None:
+        """The map is full: whoever fits alone is not spoilt by the others."""
+        if len(self._group) > 1:
+            self._alone = len(self._group)
+            self._waiting.extendleft(reversed(self._group))
+            self._group = []
+        else:
+            self._fail(lmdb.MapFullError(f"the limit of {self._map_bytes_max} bytes is reached"))
+
+    def _fail(self, error: Exception) -> None:
+        group, self._group = self._group, []
+        for ticket in group:
+            _wake(ticket, StoreFailed(f"the store could not write: {error}"))
+
+    # --- the map ------------------------------------------------------------------
+
+    def _grow(self) -> bool:
+        """Enlarge the map; False at its limit. No write transaction may be open."""
+        drops = any(ticket.prepared.batch.drop for ticket in self._group)
+        limit = self._map_bytes_max if drops and len(self._group) == 1 else self._map_bytes_limit
+        if self._map_bytes >= limit:
+            return False
+        self._resize(min(2 * self._map_bytes, limit))
+        return True
+
+    def _give_back_reserve(self) -> None:
+        if self._map_bytes > self._map_bytes_limit:
+            self._resize(self._map_bytes_limit)
+
+    def _resize(self, size: int) -> None:
+        self._snapshot.abort()
+        self._env.set_mapsize(size)
+        self._map_bytes = size
+        self._renew()
+
+    def _renew(self) -> None:
+        """Let reads see the last committed transaction."""
+        self._snapshot.abort()
+        self._snapshot = self._env.begin(buffers=True)
+        self._tables = LmdbTables(self._snapshot, self._dbs)
+
+    # --- the end ------------------------------------------------------------------
+
+    async def aclose(self) -> None:
+        """Finish what waits and release the lock. Later calls do nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        with trio.CancelScope(shield=True):
+            while self._busy or self._waiting:
+                self._idle = trio.Event()
+                self._ask_begin()
+                await self._idle.wait()
+            self._commits.put(None)
+            await trio.to_thread.run_sync(self._thread.join)
+        self._snapshot.abort()
+        self._env.close()
+        os.close(self._lock)
+
+    def size_bytes(self) -> int:
+        """Bytes of the file that were ever used; LMDB reuses but does not return them."""
+        return (int(self._env.info()["last_pgno"]) + 1) * int(self._env.stat()["psize"])
+
+
+def _wake(ticket: _Ticket, result: Written | StoreFailed) -> None:
+    task, ticket.task = ticket.task, None
+    ticket.result = result
+    if task is not None:
+        trio.lowlevel.reschedule(task)
+
+
+def _limit(map_bytes_max: int) -> int:
+    """Map size up to which batches that drop nothing may go."""
+    return map_bytes_max - min(RESERVE_BYTES_MAX, map_bytes_max // 16)
+
+
+def _lock(directory: Path) -> int:
+    """The descriptor that holds the directory's lock; raises `Conflict`."""
+    lock = os.open(directory / "node.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(lock, 32).decode(errors="replace").strip()
+        os.close(lock)
+        raise Conflict(
+            f"the data directory {directory} is in use by process {holder or 'unknown'}",
+            hint="Stop that process, or give this one a data directory of its own.",
+        ) from None
+    os.ftruncate(lock, 0)
+    os.write(lock, f"{os.getpid()}\n".encode())
+    return lock
+
+
+def _check_format(env: lmdb.Environment, directory: Path) -> None:
+    meta = env.open_db(b"meta")
+    with env.begin(write=True) as txn:
+        stored = txn.get(_FORMAT_KEY, db=meta)
+        if stored is None:
+            txn.put(_FORMAT_KEY, FORMAT, db=meta)
+        elif bytes(stored) != FORMAT:
+            raise StoreFailed(
+                f"the store in {directory} has format {stored!r}, this version reads {FORMAT!r}",
+                hint="Use the version of OnyxQ that wrote it.",
+            )

@@ -1,0 +1,189 @@
+"""The store in memory: for the simulator, for tests, and as the model of the LMDB store.
+
+Tables are dictionaries with a sorted list of keys.  They belong to a `Disk`, which
+outlives the store as a real disk outlives a process: batches enter the tables only once
+the disk took them, all that waits at a time, so a crash loses exactly what was not
+acknowledged (or, as on real disks, keeps it although nobody heard of it).
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import trio
+
+from onyxq.errors import OnyxqError, StoreFailed
+from onyxq.store.indexing import Applier, PreparedBatch, prepare_batch
+from onyxq.store.interface import Batch, Written
+from onyxq.store.reading import StoreReads
+
+
+class MemoryTable:
+    """One ordered map; see `onyxq.store.indexing.Table`."""
+
+    def __init__(self) -> None:
+        self._entries: dict[bytes, bytes] = {}
+        self._keys: list[bytes] = []
+        self.get: Callable[[bytes], bytes | None] = self._entries.get
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Set the value of a key."""
+        if key not in self._entries:
+            self._insert(key)
+        self._entries[key] = value
+
+    def add(self, key: bytes, value: bytes) -> bool:
+        """Put unless the key exists; whether it was put."""
+        if key in self._entries:
+            return False
+        self._insert(key)
+        self._entries[key] = value
+        return True
+
+    def _insert(self, key: bytes) -> None:
+        if not self._keys or key > self._keys[-1]:
+            self._keys.append(key)
+        else:
+            self._keys.insert(bisect_left(self._keys, key), key)
+
+    def delete(self, key: bytes) -> None:
+        """Forget a key, if it is there."""
+        if self._entries.pop(key, None) is not None:
+            del self._keys[bisect_left(self._keys, key)]
+
+    def ascend(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Entries from ``start`` on."""
+        for place in range(bisect_left(self._keys, start), len(self._keys)):
+            key = self._keys[place]
+            yield key, self._entries[key]
+
+    def descend(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Entries from ``start`` down."""
+        for place in range(bisect_right(self._keys, start) - 1, -1, -1):
+            key = self._keys[place]
+            yield key, self._entries[key]
+
+    def clear(self, prefix: bytes) -> None:
+        """Delete every key that starts with ``prefix``."""
+        begin = end = bisect_left(self._keys, prefix)
+        while end < len(self._keys) and self._keys[end].startswith(prefix):
+            del self._entries[self._keys[end]]
+            end += 1
+        del self._keys[begin:end]
+
+    def size_bytes(self) -> int:
+        """Bytes of keys and values."""
+        return sum(len(key) + len(value) for key, value in self._entries.items())
+
+
+class MemoryTables:
+    """All tables; see `onyxq.store.indexing.Tables`."""
+
+    def __init__(self) -> None:
+        self.rows = MemoryTable()
+        self.ready = MemoryTable()
+        self.due = MemoryTable()
+        self.stretch = MemoryTable()
+        self.counts = MemoryTable()
+        self.hours = MemoryTable()
+        self.leaves = MemoryTable()
+        self.epochs = MemoryTable()
+        self.meta = MemoryTable()
+
+
+class Disk(Protocol):
+    """Where a memory store keeps its tables; `simulation.disk` has one with faults."""
+
+    tables: MemoryTables
+
+    def open(self) -> int:
+        """Begin a run of the store; writes of earlier runs are refused from now on."""
+        ...
+
+    async def sync(self, run: int, apply: Callable[[], None], size: int) -> None:
+        """Call ``apply`` once ``size`` bytes are durable; raises `StoreFailed` if they
+        cannot be, or if ``run`` is over (then they may or may not be there)."""
+        ...
+
+
+class PlainDisk:
+    """A disk without faults or delay."""
+
+    def __init__(self) -> None:
+        self.tables = MemoryTables()
+
+    def open(self) -> int:
+        """Begin a run of the store."""
+        return 0
+
+    async def sync(self, run: int, apply: Callable[[], None], size: int) -> None:
+        """Take the bytes at once."""
+        await trio.lowlevel.checkpoint()
+        apply()
+
+
+class _Ticket:
+    """One batch that waits, and what became of it."""
+
+    def __init__(self, prepared: PreparedBatch) -> None:
+        self.prepared = prepared
+        self.outcome: Written | OnyxqError | None = None
+
+
+class MemoryStore(StoreReads):
+    """A `Store` whose tables live in a `Disk`."""
+
+    def __init__(self, disk: Disk | None = None, *, now_ms: Callable[[], int] | None = None) -> None:
+        self._disk: Disk = disk or PlainDisk()
+        self._now_ms = now_ms or (lambda: time.time_ns() // 1_000_000)
+        self._tables = self._disk.tables
+        self._run = self._disk.open()
+        self._waiting: list[_Ticket] = []
+        self._turn = trio.Lock()
+        self._closed = False
+
+    async def write(self, batch: Batch) -> Written:
+        """Make a batch durable; raises `StoreFailed` and `BadRequest`: nothing is stored."""
+        if self._closed:
+            raise StoreFailed("the store is closed")
+        ticket = _Ticket(prepare_batch(batch))
+        self._waiting.append(ticket)
+        async with self._turn:
+            if ticket.outcome is None:
+                await self._commit()
+        assert ticket.outcome is not None
+        if isinstance(ticket.outcome, OnyxqError):
+            raise ticket.outcome
+        return ticket.outcome
+
+    async def _commit(self) -> None:
+        """Commit all that waits. A cancelled commit leaves it waiting for the next."""
+        group = list(self._waiting)
+
+        def apply() -> None:
+            applier = Applier(self._tables, self._now_ms())
+            for ticket in group:
+                ticket.outcome = applier.apply(ticket.prepared)
+            applier.flush()
+
+        try:
+            await self._disk.sync(self._run, apply, sum(ticket.prepared.bytes for ticket in group))
+        except StoreFailed as error:
+            for ticket in group:
+                ticket.outcome = error
+        del self._waiting[: len(group)]
+
+    async def aclose(self) -> None:
+        """Finish what waits."""
+        self._closed = True
+        async with self._turn:
+            if self._waiting:
+                await self._commit()
+
+    def size_bytes(self) -> int:
+        """Bytes of all keys and values."""
+        tables: list[MemoryTable] = list(vars(self._tables).values())
+        return sum(table.size_bytes() for table in tables)

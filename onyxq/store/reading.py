@@ -1,0 +1,241 @@
+"""The reading half of the store, shared by LMDB and memory.
+
+Every method reads the tables of the last committed transaction and leaves no cursor
+open behind it, so the snapshot may move on between any two calls, also while a caller
+iterates `StoreReads.keys`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+import msgpack
+
+from onyxq.errors import BadRequest
+from onyxq.facts import COMPLETION, HISTORY, KINDS, TASK, UPDATE, unpack_history, unseal
+from onyxq.ids import STRETCH_TASKS, TaskId, counter_of, id_at, ms_of, offset_of, stretch_of
+from onyxq.store.indexing import LOG_POSITION, Tables, groups, lowest, owners
+from onyxq.store.interface import Digest, Piece, QueueCounts
+from onyxq.store.records import (
+    COUNTS,
+    DIGEST,
+    EPOCH,
+    Stretch,
+    due_ms_of,
+    queue_digest,
+    ready_key_of,
+    stretch_key,
+    task_head,
+    unpack_ready,
+)
+
+_COUNT = struct.Struct(">8xI")
+
+
+class StoreReads:
+    """Reading methods of `onyxq.store.interface.Store`, over `_tables`."""
+
+    _tables: Tables
+
+    # --- promises and positions ---------------------------------------------------
+
+    def epochs(self) -> dict[int, int]:
+        """Epoch reached per partition."""
+        entries = self._tables.epochs.ascend(b"")
+        return {int.from_bytes(key, "big"): EPOCH.unpack(value)[0] for key, value in entries}
+
+    def log_position(self) -> int:
+        """Position up to which history was stored; -1 at first."""
+        stored = self._tables.meta.get(LOG_POSITION)
+        return -1 if stored is None else int(EPOCH.unpack(stored)[0])
+
+    def meta(self, name: str) -> bytes | None:
+        """A named value."""
+        stored = self._tables.meta.get(name.encode())
+        return None if stored is None else bytes(stored)
+
+    # --- facts ----------------------------------------------------------------------
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value of one row as stored (sealed; the caller checks it)."""
+        stored = self._tables.rows.get(key)
+        return None if stored is None else bytes(stored)
+
+    def task_row(self, task_id: bytes) -> tuple[TaskId, bytes] | None:
+        """First id and checked body of the task row that covers an id; raises `Corrupt`."""
+        stretch_id = stretch_of(task_id)
+        offset = offset_of(task_id)
+        stretch = self._stretch(stretch_id)
+        if not stretch.known >> offset & 1:
+            return None
+        low = task_id[6:8] + TASK + stretch_id
+        for key, value in self._tables.rows.descend(task_id[6:8] + TASK + task_id):
+            if key < low:
+                break
+            if _covers(TASK, key, value, task_id):
+                return TaskId(key[3:]), unseal(key, bytes(value))
+        return None
+
+    def covering(self, kind: bytes, task_id: bytes) -> list[tuple[TaskId, bytes]]:
+        """First ids and checked bodies of rows of a kind that cover an id, oldest first."""
+        prefix = task_id[6:8] + kind
+        start = prefix + (task_id if kind == UPDATE else stretch_of(task_id))
+        last = prefix + task_id + b"\xff" * 12
+        found = []
+        for key, value in self._tables.rows.ascend(start):
+            if key > last:
+                break
+            if _covers(kind, key, value, task_id):
+                found.append((key[23:], key, unseal(key, bytes(value))))
+        return [(TaskId(key[3:23]), body) for _, key, body in sorted(found)]
+
+    def task_rows(self, partition: int, *, after: bytes = b"", limit: int = 100) -> list[tuple[TaskId, bytes]]:
+        """Task rows (first id, checked body) in id order, of rows that start behind ``after``."""
+        prefix = partition.to_bytes(2, "big") + TASK
+        out: list[tuple[TaskId, bytes]] = []
+        for key, value in self._tables.rows.ascend(prefix + after):
+            if key[:3] != prefix or len(out) >= limit:
+                break
+            if key[3:] > after:
+                out.append((TaskId(key[3:]), unseal(key, bytes(value))))
+        return out
+
+    def finished_bits(self, stretch: bytes) -> int:
+        """Mask of the finished tasks of a stretch."""
+        return self._stretch(stretch).finished
+
+    def known_bits(self, stretch: bytes) -> int:
+        """Mask of the tasks of a stretch that task rows cover."""
+        return self._stretch(stretch).known
+
+    def moved(self, stretch: bytes) -> list[Piece]:
+        """The stretch's pieces whose due time or attempts differ from their task row's."""
+        record = self._stretch(stretch)
+        wanted = 0
+        for bits in record.moved.values():
+            wanted |= bits
+        unfinished = ~record.finished
+        origin = (ms_of(stretch), 0)
+        out = []
+        for owner in owners(self._tables, record, wanted):
+            row_first = id_at(stretch, owner.offset)
+            for (due_ms, attempts), bits in groups(record, owner.tasks).items():
+                if bits & unfinished and (due_ms, attempts) != origin:
+                    name, priority = owner.queue.name, owner.queue.priority
+                    first = lowest(stretch, bits)
+                    out.append(Piece(name, priority, due_ms, first, bits & unfinished, attempts, row_first))
+        return sorted(out, key=lambda piece: piece.first)
+
+    def _stretch(self, stretch: bytes) -> Stretch:
+        key = stretch_key(stretch)
+        stored = self._tables.stretch.get(key)
+        return Stretch(key) if stored is None else Stretch.unpack(key, stored)
+
+    # --- indexes ----------------------------------------------------------------------
+
+    def queues(self, partition: int) -> list[str]:
+        """Names of queues that have, or had, tasks in the partition."""
+        return list(self.counts(partition))
+
+    def ready(self, partition: int, queue: str, *, after: Piece | None = None, limit: int = 100) -> list[Piece]:
+        """Ready pieces of a queue in order, behind ``after``."""
+        prefix = partition.to_bytes(2, "big") + queue_digest(queue)
+        start = prefix if after is None else ready_key_of(after) + b"\0"
+        out: list[Piece] = []
+        for key, value in self._tables.ready.ascend(start):
+            if len(out) >= limit or key[:18] != prefix:
+                break
+            out.append(unpack_ready(queue, key, value))
+        return out
+
+    def next_due_ms(self, partition: int) -> int | None:
+        """Earliest due time in ``due``."""
+        prefix = partition.to_bytes(2, "big")
+        for key, _ in self._tables.due.ascend(prefix):
+            return due_ms_of(key) if key[:2] == prefix else None
+        return None
+
+    def counts(self, partition: int) -> dict[str, QueueCounts]:
+        """Counts per queue, in the order of names."""
+        prefix = partition.to_bytes(2, "big")
+        out = {}
+        for key, value in self._tables.counts.ascend(prefix):
+            if key[:2] != prefix:
+                break
+            out[bytes(value[COUNTS.size :]).decode()] = QueueCounts(*COUNTS.unpack_from(value))
+        return dict(sorted(out.items()))
+
+    # --- anti-entropy -----------------------------------------------------------------
+
+    def hours(self, partition: int) -> dict[int, Digest]:
+        """Digest per hour bucket (ms of the id // 3,600,000)."""
+        prefix = partition.to_bytes(2, "big")
+        out = {}
+        for key, value in self._tables.hours.ascend(prefix):
+            if key[:2] != prefix:
+                break
+            out[int.from_bytes(key[2:], "big")] = Digest(*DIGEST.unpack(value))
+        return out
+
+    def leaves(self, partition: int, hour: int) -> dict[int, Digest]:
+        """Digest per leaf of an hour bucket; empty leaves are absent."""
+        prefix = partition.to_bytes(2, "big") + hour.to_bytes(4, "big")
+        out = {}
+        for key, value in self._tables.leaves.ascend(prefix):
+            if key[:6] != prefix:
+                break
+            out[key[6]] = Digest(*DIGEST.unpack(value))
+        return out
+
+    def keys(self, partition: int, hour: int, leaf: int) -> Iterator[bytes]:
+        """Row keys of a leaf, sorted; rows that come meanwhile may be among them."""
+        prefix = partition.to_bytes(2, "big") + hour.to_bytes(4, "big") + bytes([leaf])
+        stretches = []
+        for key, _ in self._tables.stretch.ascend(prefix):
+            if key[:7] != prefix:
+                break
+            stretches.append(key[7:])
+        for kind in KINDS:
+            for stretch in stretches:
+                yield from self._keys_of(kind, stretch)
+
+    def _keys_of(self, kind: bytes, stretch: bytes) -> list[bytes]:
+        out = []
+        prefix = stretch[6:8] + kind + stretch[:16]
+        end = counter_of(stretch) + STRETCH_TASKS
+        for key, _ in self._tables.rows.ascend(stretch[6:8] + kind + stretch):
+            if key[:19] != prefix or counter_of(key[3:23]) >= end:
+                break
+            out.append(key)
+        return out
+
+    def partitions(self) -> list[int]:
+        """Partitions of which there are rows."""
+        out: list[int] = []
+        while not out or out[-1] < 0xFFFF:
+            start = (out[-1] + 1 if out else 0).to_bytes(2, "big")
+            found = next(iter(self._tables.hours.ascend(start)), None)
+            if found is None:
+                break
+            out.append(int.from_bytes(found[0][:2], "big"))
+        return out
+
+
+def _covers(kind: bytes, key: bytes, value: bytes, task_id: bytes) -> bool:
+    """Whether a row that starts at or before an id of its stretch covers it.
+
+    What cannot be told because the row is damaged counts as covering: checking it says so.
+    """
+    if kind == UPDATE:
+        return key[3:23] == task_id
+    try:
+        if kind == COMPLETION:
+            count = int(_COUNT.unpack(key[23:])[0])
+        elif kind == HISTORY:
+            count = unpack_history(bytes(value[:-4])).count
+        else:
+            count, _ = task_head(value)
+        return counter_of(key[3:23]) + count > counter_of(task_id)
+    except (BadRequest, struct.error, TypeError, ValueError, msgpack.UnpackException):
+        return True

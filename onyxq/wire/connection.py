@@ -1,0 +1,297 @@
+"""The calling side of the wire protocol: one connection, many calls in flight (design: wire).
+
+Works on trio and on asyncio.  A call is answered, or fails with the error that the
+server sent, or with `Unavailable` when the connection breaks (`Unknown` if the request
+may have been executed), or with `TimedOut`.  A call given up is withdrawn at the server.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import anyio
+from anyio.abc import ByteStream
+
+from onyxq.errors import OnyxqError, ProtocolError, TimedOut, Unavailable, Unknown
+from onyxq.wire.background import Background, Spawner
+from onyxq.wire.network import Network
+from onyxq.wire.outlet import UNSENT_BYTES_MAX, Outlet
+from onyxq.wire.protocol import (
+    CANCEL,
+    FRAME_BYTES_MAX,
+    HELLO_BYTES_MAX,
+    PING,
+    Decoder,
+    Encoder,
+    Hello,
+    check_cluster,
+    parse_answer,
+)
+
+CALLS_MAX = 1000
+"""Calls in flight on one connection (below what a server takes); more wait in line."""
+CONNECT_TIMEOUT_MS = 5_000
+CALL_TIMEOUT_MS = 30_000
+PING_AFTER_S = 5.0
+"""Silence, with calls in flight, after which the other side is asked for a sign of life;
+after as much again the connection counts as broken."""
+RECEIVE_BYTES = 256 * 1024
+LATE_MAX = 1000
+"""Withdrawn calls whose answers are still looked for."""
+
+BREAKS = (OSError, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
+"""What a byte stream raises when it is at its end (TimeoutError is an OSError)."""
+
+
+class _Call:
+    __slots__ = ("done", "error", "result")
+
+    def __init__(self) -> None:
+        self.done = anyio.Event()
+        self.result: Any = None
+        self.error: OnyxqError | None = None
+
+
+class Connection:
+    """A connection to one server; make it with `open` or `start`."""
+
+    def __init__(self, stream: ByteStream, *, address: str) -> None:
+        self.address = address
+        self.peer = Hello()
+        """What the server said about itself."""
+        self.closed = anyio.Event()
+        """Set when no call can be made any more."""
+        self._reason = ""
+        self._stream = stream
+        self._outlet = Outlet()
+        self._encoder = Encoder()
+        self._decoder = Decoder(frame_bytes_max=HELLO_BYTES_MAX)
+        self._calls: dict[int, _Call] = {}
+        self._late: dict[int, Callable[[Any], None]] = {}
+        self._next = 1
+        self._line: deque[anyio.Event] = deque()
+        """Callers that wait because too much is in flight, oldest first."""
+        self._stop = anyio.Event()
+        self._heard_at = 0.0
+        self._pinged_at: float | None = None
+
+    @classmethod
+    def open(
+        cls, network: Network, address: str, *, hello: Hello, timeout_ms: int = CONNECT_TIMEOUT_MS
+    ) -> AbstractAsyncContextManager[Connection]:
+        """A connection for the length of an ``async with`` block; raises as `start` does."""
+        return cls._open(network, address, hello, timeout_ms)
+
+    @classmethod
+    @asynccontextmanager
+    async def _open(cls, network: Network, address: str, hello: Hello, timeout_ms: int) -> AsyncIterator[Connection]:
+        async with Background() as background:
+            connection = await cls.start(background, network, address, hello=hello, timeout_ms=timeout_ms)
+            try:
+                yield connection
+            finally:
+                connection.close()
+
+    @classmethod
+    async def start(
+        cls,
+        spawner: Spawner,
+        network: Network,
+        address: str,
+        *,
+        hello: Hello,
+        timeout_ms: int = CONNECT_TIMEOUT_MS,
+    ) -> Connection:
+        """Connect, exchange hellos and run the connection in ``spawner`` (task group or nursery).
+
+        Raises `Unavailable` if nobody answers in time, and the server's error if it refuses.
+        """
+        with anyio.move_on_after(timeout_ms / 1000):
+            stream = await network.connect(address, timeout_ms=timeout_ms)
+            connection = cls(stream, address=address)
+            try:
+                await connection._greet(hello)
+            except BaseException:
+                await anyio.aclose_forcefully(stream)
+                raise
+            spawner.start_soon(connection._run)
+            return connection
+        raise Unavailable(f"{address} did not answer within {timeout_ms} ms")
+
+    async def call(
+        self,
+        method: str,
+        args: dict[str, Any],
+        *,
+        timeout_ms: int = CALL_TIMEOUT_MS,
+        late: Callable[[Any], None] | None = None,
+    ) -> Any:
+        """Send a request and wait for its answer.
+
+        ``late`` gets a result that arrived although the call had been given up.  Raises
+        the server's error, `Unavailable`, `TimedOut`, `BadRequest` or `TooLarge`.
+        """
+        call, number = _Call(), 0
+        try:
+            with anyio.move_on_after(timeout_ms / 1000):
+                if self._line or len(self._calls) >= CALLS_MAX or self._outlet.unsent >= UNSENT_BYTES_MAX:
+                    await self._room()
+                number = self._send_request(method, args, call)
+                await call.done.wait()
+        except BaseException:
+            self._give_up(number, call, late)
+            raise
+        if not call.done.is_set():
+            self._give_up(number, call, late)
+            raise TimedOut(f"{self.address} did not answer {method} within {timeout_ms} ms")
+        if call.error is not None:
+            raise call.error
+        return call.result
+
+    def notify(self, method: str, args: dict[str, Any]) -> None:
+        """Send a one-way message; it is lost if the connection is broken or 64 MiB are unsent."""
+        if not self.closed.is_set() and self._outlet.unsent < UNSENT_BYTES_MAX:
+            self._outlet.put(self._encoder.encode([0, method, args]))
+
+    def close(self) -> None:
+        """End the connection; calls in flight fail."""
+        self._fail_all("the connection was closed")
+        self._stop.set()
+
+    @property
+    def in_flight(self) -> int:
+        """Calls that wait for their answer."""
+        return len(self._calls)
+
+    def _send_request(self, method: str, args: dict[str, Any], call: _Call) -> int:
+        if self.closed.is_set():
+            raise Unavailable(f"no connection to {self.address}: {self._reason}")
+        number = self._next
+        frame = self._encoder.encode([number, method, args])
+        self._next += 1
+        self._calls[number] = call
+        self._outlet.put(frame)
+        return number
+
+    async def _room(self) -> None:
+        while not self.closed.is_set() and len(self._calls) >= CALLS_MAX:
+            turn = anyio.Event()
+            self._line.append(turn)
+            try:
+                await turn.wait()
+            except BaseException:
+                self._leave_line(turn)
+                raise
+        await self._outlet.room()
+
+    def _leave_line(self, turn: anyio.Event) -> None:
+        if turn.is_set():
+            self._next_in_line()
+        else:
+            self._line.remove(turn)
+
+    def _next_in_line(self) -> None:
+        if self._line:
+            self._line.popleft().set()
+
+    def _give_up(self, number: int, call: _Call, late: Callable[[Any], None] | None) -> None:
+        if self._calls.pop(number, None) is not None:
+            self.notify(CANCEL, {"id": number})
+            if late is not None:
+                self._late[number] = late
+                while len(self._late) > LATE_MAX:
+                    del self._late[next(iter(self._late))]
+            self._next_in_line()
+        elif late is not None and call.done.is_set() and call.error is None:
+            late(call.result)
+
+    async def _greet(self, hello: Hello) -> None:
+        await self._stream.send(self._encoder.encode(hello.to_message()))
+        while True:
+            try:
+                self._decoder.feed(await self._stream.receive(RECEIVE_BYTES))
+            except BREAKS as error:
+                raise Unavailable(f"{self.address} closed the connection: {error!r}") from None
+            for message, _ in self._decoder.messages():
+                self.peer = Hello.from_message(message)
+                check_cluster(hello, self.peer)
+                self._decoder.frame_bytes_max = FRAME_BYTES_MAX
+                self._heard_at = anyio.current_time()
+                return
+
+    async def _run(self) -> None:
+        try:
+            async with anyio.create_task_group() as group:
+                for part in (self._read, self._write, self._watch, self._until_stopped):
+                    group.start_soon(self._end_all_after, part, group.cancel_scope)
+        finally:
+            self._fail_all("the connection was closed")
+            self._outlet.abandon()
+            with anyio.CancelScope(shield=True):
+                await anyio.aclose_forcefully(self._stream)
+
+    async def _end_all_after(self, part: Callable[[], Any], scope: anyio.CancelScope) -> None:
+        try:
+            await part()
+        except BREAKS:
+            self._fail_all("the connection broke")
+        except OnyxqError as error:
+            self._fail_all(error.message)
+        scope.cancel()
+
+    async def _until_stopped(self) -> None:
+        await self._stop.wait()
+
+    async def _write(self) -> None:
+        await self._outlet.run(self._stream)
+
+    async def _read(self) -> None:
+        while True:
+            for message, _ in self._decoder.messages():
+                self._take(message)
+            data = await self._stream.receive(RECEIVE_BYTES)
+            self._heard_at = anyio.current_time()
+            self._decoder.feed(data)
+
+    def _take(self, message: Any) -> None:
+        number, result, error = parse_answer(message)
+        if number == 0:
+            raise error or ProtocolError("an answer without a request")
+        call = self._calls.pop(number, None)
+        if call is None:
+            late = self._late.pop(number, None)
+            if late is not None and error is None:
+                late(result)
+            return
+        call.result, call.error = result, error
+        call.done.set()
+        self._next_in_line()
+
+    async def _watch(self) -> None:
+        while True:
+            await anyio.sleep(PING_AFTER_S)
+            now = anyio.current_time()
+            uploading = self._outlet.unsent > 0 and now - self._outlet.sent_at < PING_AFTER_S
+            if not self._calls or uploading:
+                self._pinged_at = None
+            elif self._pinged_at is not None and self._heard_at <= self._pinged_at:
+                raise Unavailable(f"{self.address} went silent")
+            elif now - self._heard_at >= PING_AFTER_S:
+                self._pinged_at = now
+                self._outlet.put(self._encoder.encode([self._next, PING, {}]))
+                self._next += 1
+
+    def _fail_all(self, reason: str) -> None:
+        if self.closed.is_set():
+            return
+        self._reason = reason
+        self.closed.set()
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            call.error = Unknown(f"{self.address}: {reason} before the answer came")
+            call.done.set()
+        while self._line:
+            self._next_in_line()

@@ -1,0 +1,175 @@
+"""Framing of the wire protocol, without any input or output (design: one picture, wire).
+
+A frame is a 32-bit little-endian length and that many bytes of msgpack.  Messages are
+short lists::
+
+    ["onyxq", version, {...}]   hello, first in both directions
+    [id > 0, method, args]      request
+    [id, 0, result]             its answer
+    [id, 1, error map]          its failure; id 0: about the connection, which closes
+    [0, method, args]           one-way message; "$cancel" {"id": n} withdraws a request
+
+`Decoder` turns bytes, however they were cut, into messages; `Encoder` does the reverse.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import msgpack
+from attrs import field, frozen
+
+from onyxq.errors import BadRequest, ClusterMismatch, OnyxqError, ProtocolError, TooLarge, from_map
+
+FRAME_BYTES_MAX = 20 * 1024 * 1024
+"""Bytes of msgpack in one frame."""
+HELLO_BYTES_MAX = 64 * 1024
+"""The same until the hello was understood."""
+ARRAY_ITEMS_MAX = 1 << 18
+"""Items of one list: a few bytes must not make the decoder reserve gigabytes."""
+PACKER_BYTES_KEPT = 1024 * 1024
+"""A packer whose buffer grew beyond this is given up."""
+
+NAME = "onyxq"
+VERSION = 1
+CANCEL = "$cancel"
+PING = "$ping"
+
+_LENGTH = struct.Struct("<I")
+_FIELDS = ("cluster", "cluster_id", "credential", "role", "node", "peer")
+
+
+@frozen(kw_only=True)
+class Hello:
+    """What each side says about itself first."""
+
+    cluster: str | None = None
+    """Name of the cluster that is meant; None: whichever the other one belongs to."""
+    cluster_id: str | None = None
+    credential: str | None = field(default=None, repr=False)
+    role: str = "client"
+    """``client`` or ``peer``."""
+    node: str = ""
+    peer: str = ""
+
+    def to_message(self) -> list[Any]:
+        """The message that says it."""
+        return [NAME, VERSION, {name: getattr(self, name) for name in _FIELDS}]
+
+    @staticmethod
+    def from_message(message: Any) -> Hello:
+        """The hello in a message; raises `ProtocolError`, or the error the other side sent instead."""
+        match message:
+            case [0, 1, dict() as error]:
+                raise from_map(error)
+            case ["onyxq", int() as version, dict() as said]:
+                if version != VERSION:
+                    raise ProtocolError(f"the other side speaks version {version} of the protocol, this is {VERSION}")
+            case _:
+                raise ProtocolError("the first message is not a hello")
+        known = {name: said[name] for name in _FIELDS if said.get(name) is not None}
+        if not all(isinstance(value, str) for value in known.values()):
+            raise ProtocolError("a field of the hello is not text")
+        return Hello(**known)
+
+
+def check_cluster(mine: Hello, theirs: Hello) -> None:
+    """Raise `ClusterMismatch` if both sides name a cluster and mean different ones."""
+    for own, other in ((mine.cluster_id, theirs.cluster_id), (mine.cluster, theirs.cluster)):
+        if own is not None and other is not None and own != other:
+            raise ClusterMismatch(f"this is cluster {own!r}, the other side means {other!r}")
+
+
+class Encoder:
+    """Makes frames; one per connection (a packer belongs to one thread)."""
+
+    def __init__(self) -> None:
+        self._packer = msgpack.Packer()
+
+    def encode(self, message: list[Any]) -> bytes:
+        """The frame of a message; raises `TooLarge` and, for what msgpack cannot hold, `BadRequest`."""
+        try:
+            body: bytes = self._packer.pack(message)
+        except (TypeError, ValueError, OverflowError) as error:
+            self._packer = msgpack.Packer()
+            raise BadRequest(f"cannot be sent: {error}") from None
+        size = len(body)
+        if size > PACKER_BYTES_KEPT:
+            self._packer = msgpack.Packer()
+            if size > FRAME_BYTES_MAX:
+                raise TooLarge(f"a message of {size} bytes; at most {FRAME_BYTES_MAX}")
+        return _LENGTH.pack(size) + body
+
+
+class Decoder:
+    """Cuts a stream of bytes into messages.
+
+    After a `ProtocolError` the stream has no meaning any more: every later call raises
+    the same error.
+    """
+
+    def __init__(self, *, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+        self.frame_bytes_max = frame_bytes_max
+        self._buffer = bytearray()
+        self._start = 0
+        self._error: ProtocolError | None = None
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes as they came."""
+        if self._start:
+            del self._buffer[: self._start]
+            self._start = 0
+        self._buffer += data
+
+    @property
+    def waiting(self) -> int:
+        """Bytes taken that no message has used yet."""
+        return len(self._buffer) - self._start
+
+    def messages(self) -> Iterator[tuple[Any, int]]:
+        """Every complete message and its bytes; raises `ProtocolError` where one is malformed."""
+        while True:
+            if self._error is not None:
+                raise self._error
+            start, end = self._start + 4, len(self._buffer)
+            if start > end:
+                return
+            (size,) = _LENGTH.unpack_from(self._buffer, self._start)
+            if size > self.frame_bytes_max:
+                self._error = ProtocolError(f"a frame of {size} bytes; at most {self.frame_bytes_max}")
+                continue
+            if start + size > end:
+                return
+            message = self._unpack(start, start + size)
+            if self._error is None:
+                self._start = start + size
+                yield message, size
+
+    def _unpack(self, start: int, end: int) -> Any:
+        # The buffer cannot grow while a view of it is open.
+        with memoryview(self._buffer) as whole, whole[start:end] as body:
+            try:
+                return msgpack.unpackb(body, strict_map_key=False, max_array_len=ARRAY_ITEMS_MAX)
+            except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
+                self._error = ProtocolError(f"a frame is not msgpack: {error}")
+        return None
+
+
+def parse_request(message: Any) -> tuple[int, str, dict[str, Any]]:
+    """Id (0: one-way), method and args of a message to a server; raises `ProtocolError`."""
+    match message:
+        case [int() as number, str() as method, dict() as args] if number >= 0 and number is not False:
+            return number, method, args
+    raise ProtocolError("a message is not a request")
+
+
+def parse_answer(message: Any) -> tuple[int, Any, OnyxqError | None]:
+    """Id, result and error of a message to a client; raises `ProtocolError`."""
+    match message:
+        case [int() as number, 0, result] if number >= 0:
+            return number, result, None
+        case [int() as number, 1, dict() as error] if number >= 0:
+            return number, None, from_map(error)
+    raise ProtocolError("a message is not an answer")

@@ -1,0 +1,229 @@
+"""The answering side of the wire protocol: one call of `serve` per connection (design: wire).
+
+``dispatch`` is synchronous: it gets each `Request` and answers it at once or later, so
+a request costs no task.  What the other side sends can end its connection but never
+harms the server: reading stops while too much is in flight or unsent, and garbage is
+answered with an error.  Everything here belongs to the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+from anyio.abc import ByteStream
+
+from onyxq.errors import OnyxqError, ProtocolError
+from onyxq.wire.connection import BREAKS, RECEIVE_BYTES
+from onyxq.wire.outlet import Outlet
+from onyxq.wire.protocol import (
+    CANCEL,
+    FRAME_BYTES_MAX,
+    HELLO_BYTES_MAX,
+    PING,
+    Decoder,
+    Encoder,
+    Hello,
+    check_cluster,
+    parse_request,
+)
+
+REQUESTS_MAX = 1024
+"""Requests in flight per connection; reading stops there."""
+REQUEST_BYTES_MAX = 64 * 1024 * 1024
+"""Bytes of the requests in flight per connection; likewise."""
+HELLO_TIMEOUT_S = 5.0
+GOODBYE_TIMEOUT_S = 1.0
+
+log = logging.getLogger(__name__)
+
+
+class Request:
+    """One request; answer it once with `reply` or `fail` (later answers are ignored)."""
+
+    __slots__ = ("_exchange", "_number", "_size", "args", "method", "on_cancel", "open", "peer")
+
+    def __init__(self, exchange: _Exchange, number: int, size: int, method: str, args: dict[str, Any]) -> None:
+        self._exchange = exchange
+        self._number = number
+        self._size = size
+        self.method = method
+        self.args = args
+        self.peer = exchange.peer
+        """What the caller said about itself."""
+        self.on_cancel: Callable[[], None] | None = None
+        """Called if the caller withdraws the request, or its connection ends, before the answer."""
+        self.open = True
+        """False once answered or withdrawn."""
+
+    @property
+    def one_way(self) -> bool:
+        """Nobody waits for an answer."""
+        return self._number == 0
+
+    def reply(self, result: Any) -> None:
+        """Answer with a result (whatever msgpack holds)."""
+        if self.open:
+            self.open = False
+            self._exchange.answer(self._number, self._size, 0, result)
+
+    def fail(self, error: OnyxqError) -> None:
+        """Answer with an error."""
+        if self.open:
+            self.open = False
+            self._exchange.answer(self._number, self._size, 1, error.to_map())
+
+    def withdraw(self) -> None:
+        """The caller no longer waits."""
+        if self.open:
+            self.open = False
+            if self.on_cancel is not None:
+                self.on_cancel()
+
+
+Dispatch = Callable[[Request], None]
+Welcome = Callable[[Hello], Hello]
+
+
+class _Exchange:
+    """State of one connection."""
+
+    def __init__(self, stream: ByteStream, dispatch: Dispatch) -> None:
+        self.peer = Hello()
+        self.outlet = Outlet()
+        self.encoder = Encoder()
+        self.decoder = Decoder(frame_bytes_max=HELLO_BYTES_MAX)
+        self._stream = stream
+        self._dispatch = dispatch
+        self._requests: dict[int, Request] = {}
+        self._bytes = 0
+        self._freed = anyio.Event()
+        self.written = anyio.Event()
+        """Set when nothing more will be sent."""
+
+    async def greet(self, hello: Hello | Welcome) -> None:
+        """Take the caller's hello and answer it; raises the reason to refuse."""
+        while True:
+            for message, _ in self.decoder.messages():
+                self.peer = Hello.from_message(message)
+                mine = hello if isinstance(hello, Hello) else hello(self.peer)
+                check_cluster(mine, self.peer)
+                self.decoder.frame_bytes_max = FRAME_BYTES_MAX
+                self.outlet.put(self.encoder.encode(mine.to_message()))
+                return
+            self.decoder.feed(await self._stream.receive(HELLO_BYTES_MAX))
+
+    async def read(self) -> None:
+        """Take requests until the stream ends; raises what the stream raises and `ProtocolError`."""
+        while True:
+            for message, size in self.decoder.messages():
+                self._take(message, size)
+                if len(self._requests) >= REQUESTS_MAX or self._bytes >= REQUEST_BYTES_MAX:
+                    await self._room()
+            await self.outlet.room()
+            self.decoder.feed(await self._stream.receive(RECEIVE_BYTES))
+
+    def answer(self, number: int, size: int, status: int, result: Any) -> None:
+        """Queue the answer to a request and forget the request."""
+        if number == 0:
+            return
+        self._forget(number, size)
+        try:
+            frame = self.encoder.encode([number, status, result])
+        except OnyxqError as error:
+            log.error("the answer to a request could not be encoded: %s", error.message)
+            frame = self.encoder.encode([number, 1, error.to_map()])
+        self.outlet.put(frame)
+
+    def refuse(self, error: OnyxqError) -> None:
+        """Say why the connection ends, as the last frame."""
+        self.outlet.put(self.encoder.encode([0, 1, error.to_map()]))
+        self.outlet.end()
+
+    def withdraw_all(self) -> None:
+        """Nobody waits for anything any more."""
+        requests, self._requests = self._requests, {}
+        for request in requests.values():
+            request.withdraw()
+
+    def _take(self, message: Any, size: int) -> None:
+        number, method, args = parse_request(message)
+        if method == CANCEL:
+            self._cancel(args.get("id"))
+            return
+        request = Request(self, number, size, method, args)
+        if number:
+            if number in self._requests:
+                raise ProtocolError(f"request {number} is still in flight")
+            self._requests[number] = request
+            self._bytes += size
+        if method == PING:
+            request.reply(None)
+            return
+        try:
+            self._dispatch(request)
+        except OnyxqError as error:
+            request.fail(error)
+        except Exception:
+            # A bug met by one request must not take the node's other work down with it.
+            log.exception("the request %s failed unexpectedly", method)
+            request.fail(OnyxqError(f"{method} failed unexpectedly"))
+
+    def _cancel(self, number: Any) -> None:
+        request = self._requests.get(number) if type(number) is int else None
+        if request is not None:
+            self._forget(number, request._size)
+            request.withdraw()
+
+    def _forget(self, number: int, size: int) -> None:
+        if self._requests.pop(number, None) is not None:
+            self._bytes -= size
+            self._freed.set()
+
+    async def _room(self) -> None:
+        while len(self._requests) >= REQUESTS_MAX or self._bytes >= REQUEST_BYTES_MAX:
+            self._freed = anyio.Event()
+            await self._freed.wait()
+
+
+async def serve(stream: ByteStream, *, hello: Hello | Welcome, dispatch: Dispatch) -> None:
+    """Serve one connection until it ends, then close it.
+
+    ``hello`` is this side's hello, or makes it from the caller's and may raise an
+    `OnyxqError` to refuse.  Never raises for anything that the other side does.
+    """
+    exchange = _Exchange(stream, dispatch)
+    try:
+        async with anyio.create_task_group() as group:
+            group.start_soon(_write, exchange, stream, group.cancel_scope)
+            await _read(exchange, hello)
+            with anyio.move_on_after(GOODBYE_TIMEOUT_S):
+                await exchange.written.wait()
+            group.cancel_scope.cancel()
+    finally:
+        exchange.withdraw_all()
+        exchange.outlet.abandon()
+        with anyio.CancelScope(shield=True):
+            await anyio.aclose_forcefully(stream)
+
+
+async def _read(exchange: _Exchange, hello: Hello | Welcome) -> None:
+    try:
+        with anyio.fail_after(HELLO_TIMEOUT_S):
+            await exchange.greet(hello)
+        await exchange.read()
+    except BREAKS:
+        exchange.outlet.end()
+    except OnyxqError as error:
+        exchange.refuse(error)
+
+
+async def _write(exchange: _Exchange, stream: ByteStream, scope: anyio.CancelScope) -> None:
+    try:
+        await exchange.outlet.run(stream)
+    except BREAKS:
+        scope.cancel()
+    finally:
+        exchange.written.set()

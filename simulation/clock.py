@@ -1,0 +1,36 @@
+"""Simulated time: one clock for waits and for what machines take for wall-clock time.
+
+Waits run on trio's `MockClock`, which jumps as soon as every task waits, so hours pass in
+milliseconds and a run never depends on the machine's speed.  Wall clocks derive from it:
+each may be off by an offset of its own, run fast or slow, and jump.
+"""
+
+from __future__ import annotations
+
+import trio
+from trio.testing import MockClock
+
+EPOCH_MS = 1_700_000_000_000
+"""Wall-clock time at the start of a simulation."""
+
+
+def mock_clock() -> MockClock:
+    """A clock for ``trio.run(..., clock=...)`` that jumps over every wait."""
+    return MockClock(autojump_threshold=0)
+
+
+class SimulatedClock:
+    """A machine's wall clock, as `onyxq.peer.clock.Clock`; read it inside the simulation only."""
+
+    def __init__(self, *, offset_ms: int = 0, drift_ppm: int = 0) -> None:
+        self._offset_ms = offset_ms
+        self._drift_ppm = drift_ppm
+
+    def wall_ms(self) -> int:
+        """Now, as this machine sees it."""
+        passed = round(trio.current_time() * 1000)
+        return EPOCH_MS + self._offset_ms + passed + passed * self._drift_ppm // 1_000_000
+
+    def jump(self, by_ms: int) -> None:
+        """Set the clock forward (or back)."""
+        self._offset_ms += by_ms

@@ -1,0 +1,76 @@
+"""A simulated disk under a node's memory store: slow, full, or crashing.
+
+Whatever happens is decided by the caller's seeded generator through the fields below,
+never here, so a seed replays a run.  Rows can be damaged in place to model bit rot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from onyxq.errors import StoreFailed
+from onyxq.store.memory import MemoryTables
+
+
+class SimulatedDisk:
+    """A `onyxq.store.memory.Disk` with faults; it outlives the stores that open it."""
+
+    def __init__(self, *, delay_ms: Callable[[], int] = lambda: 0) -> None:
+        self.tables = MemoryTables()
+        self.failing = False
+        """While set, nothing is taken: the disk is full or broken."""
+        self.bytes_written = 0
+        self.syncs = 0
+        self._delay_ms = delay_ms
+        self._run = 0
+        self._pending: Callable[[], None] | None = None
+
+    def open(self) -> int:
+        """Begin a run of a store; a store of an earlier run writes no more."""
+        self._run += 1
+        return self._run
+
+    async def sync(self, run: int, apply: Callable[[], None], size: int) -> None:
+        """Take the bytes after the delay, all or nothing."""
+        self._check(run)
+        self._pending = apply
+        try:
+            delay_ms = self._delay_ms()
+            await trio.sleep(delay_ms / 1000)
+            self._check(run)
+            apply()
+        finally:
+            if run == self._run:
+                self._pending = None
+        self.syncs += 1
+        self.bytes_written += size
+
+    def _check(self, run: int) -> None:
+        if run != self._run:
+            raise StoreFailed("the process that wrote this crashed")
+        if self.failing:
+            raise StoreFailed("the simulated disk is full")
+
+    def crash(self, *, keep_unsynced: bool = False) -> None:
+        """The process dies now. What was not yet synced is lost, unless it is kept:
+        it then is on disk although nobody was told."""
+        if keep_unsynced and self._pending is not None and not self.failing:
+            self._pending()
+        self._pending = None
+        self._run += 1
+
+    def rot(self, key: bytes, *, bit: int = 0) -> bool:
+        """Flip one bit in a row's value; False if there is no such row."""
+        value = self.tables.rows.get(key)
+        if value is None:
+            return False
+        damaged = bytearray(value)
+        damaged[bit // 8 % len(damaged)] ^= 1 << bit % 8
+        self.tables.rows.put(key, bytes(damaged))
+        return True
+
+    def keys(self) -> list[bytes]:
+        """Keys of all rows, sorted: what `rot` may damage."""
+        return [key for key, _ in self.tables.rows.ascend(b"")]

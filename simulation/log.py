@@ -1,0 +1,274 @@
+"""The log in memory: deterministic, and broken on request.
+
+Implements `LogSession` with what ZooKeeper can do to a peer: connections that break while
+an append is in flight (which then exists, twice, or not at all, perhaps only later),
+sessions that expire, records that arrive late, a clock that jumps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+from attrs import define, field, frozen
+
+from onyxq.entry import RECORD_BYTES_MAX
+from onyxq.errors import Corrupt, LogUnavailable, TooLarge
+from onyxq.log.interface import START, AppendUnknown, Origin, Record, SessionLost, Trimmed
+from onyxq.peer.clock import Clock
+
+
+@frozen
+class _Break:
+    """What happens to a session's next append."""
+
+    landed: int
+    late: bool
+
+
+@define(eq=False)
+class MemoryBackend:
+    """One cluster's log in memory; ``clock`` stamps the records."""
+
+    clock: Clock
+    append_delay_s: Callable[[], float] | None = None
+    """How long an append takes, asked anew for each; None: no time."""
+    read_delay_s: Callable[[], float] | None = None
+    """How long a record takes to reach a reader, asked anew for each; None: no time."""
+    available: bool = True
+    """Whether new sessions can be had."""
+    records: dict[int, Record] = field(factory=dict)
+    landed_s: dict[int, float] = field(factory=dict)
+    """When each record became visible, by trio's clock."""
+    following: int = 0
+    stored: Origin | None = None
+    sessions: list[MemorySession] = field(factory=list)
+    """Open ones, in the order they were opened."""
+    pulse_owners: dict[str, tuple[MemorySession, bytes]] = field(factory=dict)
+    _changed: trio.Event = field(factory=trio.Event)
+
+    @property
+    def durable(self) -> bool:
+        """Never."""
+        return False
+
+    async def session(self) -> MemorySession:
+        """A new session; raises `LogUnavailable` while ``available`` is False."""
+        await trio.lowlevel.checkpoint()
+        if not self.available:
+            raise LogUnavailable("the log is down")
+        session = MemorySession(self)
+        self.sessions.append(session)
+        return session
+
+    async def destroy(self) -> None:
+        """Forget everything; open sessions are lost."""
+        for session in list(self.sessions):
+            self.expire(session)
+        self.records.clear()
+        self.following, self.stored = 0, None
+        await trio.lowlevel.checkpoint()
+
+    # --- faults ----------------------------------------------------------------------
+
+    def disconnect(self, session: MemorySession) -> None:
+        """Break the connection: reads wait, appends (also those in flight) raise `AppendUnknown`."""
+        session.connected = False
+        session.breakages += 1
+        self.notify()
+
+    def reconnect(self, session: MemorySession) -> None:
+        """Restore the connection; appends that were to land late do now."""
+        if session in self.sessions:
+            session.connected = True
+            for data in session.late:
+                self.land(data)
+            session.late.clear()
+        self.notify()
+
+    def expire(self, session: MemorySession) -> None:
+        """End the session as its owner sees it: lost; its pulse is gone."""
+        if session in self.sessions:
+            self.sessions.remove(session)
+        session.connected = False
+        session.breakages += 1
+        session.late.clear()
+        session.lost.set()
+        for peer in [peer for peer, (owner, _) in self.pulse_owners.items() if owner is session]:
+            del self.pulse_owners[peer]
+        self.notify()
+
+    def break_append(self, session: MemorySession, *, landed: int, late: bool = False) -> None:
+        """Have the session's next append raise `AppendUnknown` with the record there ``landed``
+        (0, 1, 2) times; ``late``: only once the session reconnects."""
+        session.breaks.append(_Break(landed, late))
+
+    def inject(self, data: bytes) -> int:
+        """Append bytes past all sessions, as a stranger with access to ZooKeeper could."""
+        return self.land(data)
+
+    # --- for sessions ------------------------------------------------------------------
+
+    def land(self, data: bytes) -> int:
+        """Make a record visible and give its position."""
+        position = self.following
+        self.records[position] = Record(position, self.clock.wall_ms(), data)
+        self.landed_s[position] = trio.current_time()
+        self.following = position + 1
+        self.notify()
+        return position
+
+    def notify(self) -> None:
+        """Wake everyone who waits for a change."""
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def wait_changed(self) -> None:
+        """Return at the next change of anything."""
+        await self._changed.wait()
+
+
+@define(eq=False)
+class MemorySession:
+    """A session with the log in memory; see `LogSession`."""
+
+    backend: MemoryBackend
+    connected: bool = True
+    lost: trio.Event = field(factory=trio.Event)
+    breaks: list[_Break] = field(factory=list)
+    late: list[bytes] = field(factory=list)
+    breakages: int = 0
+    """How often the connection broke."""
+
+    async def wait_lost(self) -> None:
+        """See `LogSession.wait_lost`."""
+        await self.lost.wait()
+
+    async def append(self, data: bytes) -> int:
+        """See `LogSession.append`."""
+        await trio.lowlevel.checkpoint()
+        self._check()
+        if len(data) > RECORD_BYTES_MAX:
+            raise TooLarge(f"a record of {len(data)} bytes; at most {RECORD_BYTES_MAX}")
+        if not self.connected:
+            raise AppendUnknown("the log cannot be reached")
+        if self.breaks:
+            self._land_broken(data, self.breaks.pop(0))
+            raise AppendUnknown("the connection broke during an append")
+        if self.backend.append_delay_s is None:
+            return self.backend.land(data)
+        return await self._append_slowly(data, self.backend.append_delay_s())
+
+    async def _append_slowly(self, data: bytes, delay_s: float) -> int:
+        """Half of the time the request travels, half the answer; a connection that breaks
+        on the way there leaves no record, on the way back one."""
+        breakages = self.breakages
+        await self._travel(delay_s / 2, breakages)
+        position = self.backend.land(data)
+        await self._travel(delay_s / 2, breakages)
+        return position
+
+    async def _travel(self, seconds: float, breakages: int) -> None:
+        with trio.move_on_after(seconds):
+            while self.breakages == breakages:
+                await self.backend.wait_changed()
+        self._check()
+        if self.breakages != breakages:
+            raise AppendUnknown("the connection broke during an append")
+
+    def _land_broken(self, data: bytes, fault: _Break) -> None:
+        for _ in range(fault.landed):
+            if fault.late:
+                self.late.append(data)
+            else:
+                self.backend.land(data)
+
+    async def read(self, position: int) -> Record | Trimmed:
+        """See `LogSession.read`."""
+        await trio.lowlevel.checkpoint()
+        backend = self.backend
+        delay_s = backend.read_delay_s() if backend.read_delay_s is not None else 0.0
+        while True:
+            self._check()
+            if not self.connected or position >= backend.following:
+                await backend.wait_changed()
+                continue
+            visible_s = backend.landed_s.get(position, 0.0) + delay_s
+            if visible_s <= trio.current_time():
+                return self._look(position)
+            await trio.sleep_until(visible_s)
+
+    def _look(self, position: int) -> Record | Trimmed:
+        record = self.backend.records.get(position)
+        if record is not None:
+            return record
+        if self.backend.stored is not None and position <= self.backend.stored.position:
+            return Trimmed(self.backend.stored.position)
+        raise Corrupt(f"record {position} of the log is missing, although a later one exists")
+
+    async def tail(self) -> int:
+        """See `LogSession.tail`."""
+        await self._reach()
+        return self.backend.following - 1
+
+    async def set_pulse(self, peer: str, data: bytes) -> None:
+        """See `LogSession.set_pulse`."""
+        await self._reach()
+        self.backend.pulse_owners[peer] = (self, data)
+        self.backend.notify()
+
+    async def pulses(self) -> dict[str, bytes]:
+        """See `LogSession.pulses`."""
+        await self._reach()
+        return {peer: data for peer, (_, data) in sorted(self.backend.pulse_owners.items(), key=lambda item: item[0])}
+
+    async def wait_pulse_gone(self, peer: str) -> None:
+        """See `LogSession.wait_pulse_gone`."""
+        await self._reach()
+        while not self.connected or peer in self.backend.pulse_owners:
+            await self.backend.wait_changed()
+            self._check()
+
+    async def origin(self) -> Origin | None:
+        """See `LogSession.origin`."""
+        await self._reach()
+        return self.backend.stored
+
+    async def store_origin(self, position: int, data: bytes, *, expected_version: int) -> bool:
+        """See `LogSession.store_origin`; also False unless ``position`` is above the present origin's."""
+        await self._reach()
+        found = self.backend.stored
+        if (found.version if found else -1) != expected_version or (found and position <= found.position):
+            return False
+        self.backend.stored = Origin(position, data, found.trimmed if found else START, expected_version + 1)
+        return True
+
+    async def trim(self, upto: int) -> int:
+        """See `LogSession.trim`."""
+        await self._reach()
+        found = self.backend.stored
+        if found is None or min(upto, found.position) <= found.trimmed:
+            return 0
+        last = min(upto, found.position)
+        gone = [self.backend.records.pop(position, None) for position in range(found.trimmed + 1, last + 1)]
+        for position in range(found.trimmed + 1, last + 1):
+            self.backend.landed_s.pop(position, None)
+        self.backend.stored = Origin(found.position, found.data, last, found.version)
+        return len(gone) - gone.count(None)
+
+    async def aclose(self) -> None:
+        """See `LogSession.aclose`."""
+        self.backend.expire(self)
+        await trio.lowlevel.checkpoint()
+
+    async def _reach(self) -> None:
+        """Wait until connected; raises `SessionLost`."""
+        await trio.lowlevel.checkpoint()
+        self._check()
+        while not self.connected:
+            await self.backend.wait_changed()
+            self._check()
+
+    def _check(self) -> None:
+        if self.lost.is_set():
+            raise SessionLost("the session has ended")

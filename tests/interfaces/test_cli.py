@@ -1,0 +1,284 @@
+"""The command line without a cluster: help, suggestions, exit codes, output forms."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from onyxq import errors
+from onyxq.cli.commands import COMMANDS, NOUNS
+from onyxq.cli.context import milliseconds, moment, task_id
+from onyxq.cli.main import run
+from onyxq.cli.output import Output, cell, layout
+from onyxq.cli.parser import Command, build
+from onyxq.errors import BadRequest
+
+HELP_SECONDS_MAX = 0.2
+SOME_ID = "00" * 20
+
+PROMISED = """
+    demo; dev; peer start; peer list; peer leave; cluster create; cluster show; cluster destroy; zookeeper start;
+    task enqueue; task get; task log; task list; task count; task claim; task complete; task fail; task renew;
+    task cancel; queue list; queue show; ring show; partition list; partition show; log tail; log show; log gc;
+    worker start; config show
+"""
+
+
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """An address on which nobody listens, kept from others while the test runs."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+def test_every_promised_command_exists() -> None:
+    """The names that scripts rely on are all there."""
+    assert {name.strip() for name in PROMISED.split(";")} == {command.name for command in COMMANDS}
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_help_shows_an_example_of_the_command(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    """``--help`` of every command exits with 0 and shows how it is used."""
+    with pytest.raises(SystemExit) as ended:
+        run([*command.name.split(), "--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert f"example: onyxq {command.name}" in shown
+    assert "--json" in shown
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_the_example_parses(command: Command) -> None:
+    """What the help shows can be typed."""
+    import shlex
+
+    args = build(COMMANDS, NOUNS).parse_args(shlex.split(command.example)[1:])
+    assert args.command is command
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_the_body_exists(command: Command) -> None:
+    """The function that a command names can be imported."""
+    import importlib
+
+    module, _, function = command.run.partition(":")
+    assert callable(getattr(importlib.import_module(module), function))
+
+
+@pytest.mark.parametrize("noun", NOUNS)
+def test_help_of_a_noun_lists_its_verbs(noun: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """``onyxq NOUN --help`` shows every verb and an example."""
+    with pytest.raises(SystemExit) as ended:
+        run([noun, "--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert "example: onyxq" in shown
+    assert all(command.name.split()[1] in shown for command in COMMANDS if command.name.startswith(noun + " "))
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (["tsk"], "did you mean task?"),
+        (["task", "enque", "q"], "did you mean enqueue"),
+        (["task", "get", SOME_ID, "--jsn"], "did you mean --json"),
+        (["dev", "--peeers=3"], "did you mean --peers"),
+        (["task", "list", "--state", "redy"], "did you mean ready?"),
+    ],
+)
+def test_a_slip_is_answered_with_what_was_meant(
+    typed: list[str], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Unknown commands, flags and choices exit with 2 and suggest the nearest."""
+    with pytest.raises(SystemExit) as ended:
+        run(typed)
+    assert ended.value.code == 2
+    assert meant in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        [],
+        ["task"],
+        ["task", "get"],
+        ["task", "complete", SOME_ID],
+        ["zookeeper", "start", "--servers", "2"],
+        ["partition", "show", "seven"],
+        ["--js", "demo"],
+    ],
+)
+def test_misuse_exits_with_2(typed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Missing and malformed arguments are usage errors, with a hint."""
+    with pytest.raises(SystemExit) as ended:
+        run(typed)
+    assert ended.value.code == 2
+    assert "--help" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ["task", "get", "abc"],
+        ["task", "enqueue", "q", "--data", "{", "--json"],
+        ["task", "enqueue", "q", "--data", "1", "--file", "x"],
+        ["cluster", "destroy", "main", "--zookeeper", "127.0.0.1:1"],
+        ["cluster", "create", "main"],
+        ["dev", "--peers", "0"],
+        ["dev", "--listen", "nowhere"],
+        ["demo", "--peers", "0"],
+        ["config", "show", "--config", "/does/not/exist.toml"],
+    ],
+)
+def test_bad_arguments_exit_with_2(typed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Arguments that parse but make no sense are refused before anything is done."""
+    assert run(typed) == 2
+    assert capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [["task", "count"], ["queue", "list"], ["cluster", "show"], ["log", "gc"], ["task", "enqueue", "q"]],
+    ids=" ".join,
+)
+def test_nobody_listening_exits_with_5(typed: list[str], nobody: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A peer that cannot be reached is `unavailable`, told without a traceback."""
+    assert run([*typed, "--connect", nobody]) == 5
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert nobody in shown.err
+    assert "hint:" in shown.err
+
+
+def test_errors_are_json_where_json_is_asked_for(nobody: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """With ``--json`` an error is one JSON document on stderr, with its stable code."""
+    assert run(["task", "count", "--json", "--connect", nobody]) == 5
+    assert json.loads(capsys.readouterr().err)["code"] == "unavailable"
+
+
+def test_a_missing_input_directory_exits_with_3(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is named but not there is `not found`."""
+    assert run(["demo", "--input", "/does/not/exist"]) == 3
+    assert "/does/not/exist" in capsys.readouterr().err
+
+
+def test_every_error_has_a_documented_exit_code() -> None:
+    """No error leaves the command line with a code that the help does not list."""
+    assert {cls.exit_code for cls in errors.BY_CODE.values()} <= {1, 2, 3, 4, 5, 6}
+
+
+def test_help_is_light() -> None:
+    """``onyxq --help`` loads neither the event loop nor the network, store or web parts."""
+    loaded = subprocess.run(
+        [sys.executable, "-c", _HELP_AND_MODULES], capture_output=True, text=True, check=True, timeout=60
+    ).stdout.splitlines()[-1]
+    assert not {"trio", "anyio", "msgpack", "lmdb", "kazoo", "fastapi", "starlette", "pyrsistent"} & set(loaded.split())
+
+
+_HELP_AND_MODULES = """
+import sys
+from onyxq.cli.main import run
+try:
+    run(["--help"])
+except SystemExit:
+    print(*sys.modules)
+"""
+
+
+def test_help_is_fast() -> None:
+    """The best of a few runs of ``onyxq --help``, by processor time, is under the promised limit."""
+    used = []
+    for _ in range(3):
+        before = os.times()
+        subprocess.run([sys.executable, "-m", "onyxq.cli.main", "--help"], capture_output=True, check=True, timeout=60)
+        after = os.times()
+        used.append(after.children_user + after.children_system - before.children_user - before.children_system)
+    assert min(used) < HELP_SECONDS_MAX
+
+
+# --- arguments ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [("10s", 10_000), ("500ms", 500), ("5m", 300_000), ("2h", 7_200_000), ("1d", 86_400_000), ("1.5", 1_500)],
+)
+def test_durations_have_units(text: str, ms: int) -> None:
+    """A duration is a number with a unit, or seconds."""
+    assert milliseconds(text, field="delay") == ms
+
+
+@pytest.mark.parametrize("text", ["", "s", "-1s", "1w", "ten"])
+def test_a_malformed_duration_names_its_field(text: str) -> None:
+    """What is no duration is refused under the option's name."""
+    with pytest.raises(BadRequest) as refused:
+        milliseconds(text, field="delay")
+    assert refused.value.field == "delay"
+
+
+def test_a_time_is_iso_or_milliseconds() -> None:
+    """``--at`` takes both forms, and the first with a zone."""
+    assert moment("1700000000000", field="at") == 1_700_000_000_000
+    assert moment("2023-11-14T22:13:20+00:00", field="at") == 1_700_000_000_000
+
+
+@pytest.mark.parametrize("text", ["", "00", "zz" * 20, "0" * 39])
+def test_an_id_is_40_hex_digits(text: str) -> None:
+    """Anything else is refused before a peer is asked."""
+    with pytest.raises(BadRequest):
+        task_id(text)
+
+
+# --- output ---------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    """A stream that says that it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def _table_on(stream: io.StringIO, environment: dict[str, str]) -> str:
+    out = Output(as_json=False, environment=environment, stdout=stream, stderr=io.StringIO())
+    out.table(None, [{"queue": "mail", "ready": 12}], ("queue", "ready"))
+    return stream.getvalue()
+
+
+def test_colours_are_for_terminals() -> None:
+    """Escape codes appear on a terminal and nowhere else."""
+    assert "\x1b[" in _table_on(Terminal(), {})
+    assert "\x1b[" not in _table_on(io.StringIO(), {})
+
+
+def test_no_color_is_heeded() -> None:
+    """``NO_COLOR`` set to anything takes the colours off a terminal."""
+    assert "\x1b[" not in _table_on(Terminal(), {"NO_COLOR": "1"})
+
+
+def test_numbers_stand_to_the_right() -> None:
+    """A table's numeric columns are aligned by their last digit."""
+    assert layout(("queue", "ready"), [["a", "5"], ["bb", "12"]]) == ["queue  ready", "a          5", "bb        12"]
+
+
+def test_json_leaves_out_the_table() -> None:
+    """With ``--json`` stdout is exactly one document."""
+    stream = io.StringIO()
+    Output(as_json=True, environment={}, stdout=stream, stderr=stream).table({"tasks": []}, [], ("id",))
+    assert json.loads(stream.getvalue()) == {"tasks": []}
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "-"), (True, "yes"), ([], "-"), ({"a": 1}, "a=1"), (["x", 2], "x,2")]
+)
+def test_cells_are_readable(value: object, text: str) -> None:
+    """Values of every kind have a short form."""
+    assert cell(value) == text

@@ -1,0 +1,107 @@
+"""Settings: the flag wins over the environment, that over the file, that over the default."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from onyxq.cli.main import run
+from onyxq.config import SETTINGS, load
+from onyxq.errors import BadRequest
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def _shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, tuple[object, str]]:
+    assert run(["config", "show", "--json", *arguments]) == 0
+    return {one["setting"]: (one["value"], one["source"]) for one in json.loads(capsys.readouterr().out)["settings"]}
+
+
+def test_defaults_are_promised(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without anything set, the documented defaults hold and say so."""
+    shown = _shown(capsys)
+    assert shown["connect"] == ("127.0.0.1:7400", "default")
+    assert shown["http"] == ("127.0.0.1:7480", "default")
+    assert set(shown) == set(SETTINGS)
+
+
+def test_the_file_wins_over_the_default(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``onyxq.toml`` in the current directory is read."""
+    (here / "onyxq.toml").write_text('zone = "a"\nslots = 4\n')
+    shown = _shown(capsys)
+    assert shown["zone"] == ("a", "onyxq.toml")
+    assert shown["slots"] == (4, "onyxq.toml")
+
+
+def test_the_environment_wins_over_the_file(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``ONYXQ_ZONE`` is taken before the file."""
+    (here / "onyxq.toml").write_text('zone = "a"\n')
+    monkeypatch.setenv("ONYXQ_ZONE", "b")
+    monkeypatch.setenv("ONYXQ_SLOTS", "7")
+    shown = _shown(capsys)
+    assert shown["zone"] == ("b", "ONYXQ_ZONE")
+    assert shown["slots"] == (7, "ONYXQ_SLOTS")
+
+
+def test_the_flag_wins_over_all(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is said on the command line is taken first."""
+    (here / "onyxq.toml").write_text('zone = "a"\n')
+    monkeypatch.setenv("ONYXQ_ZONE", "b")
+    assert _shown(capsys, "--zone", "c")["zone"] == ("c", "--zone")
+
+
+def test_a_file_can_be_named(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``--config`` and ``ONYXQ_CONFIG`` name another file, in this order."""
+    one, two = tmp_path / "one.toml", tmp_path / "two.toml"
+    one.write_text('cluster = "one"\n')
+    two.write_text('cluster = "two"\n')
+    monkeypatch.setenv("ONYXQ_CONFIG", str(one))
+    assert _shown(capsys)["cluster"] == ("one", str(one))
+    assert _shown(capsys, "--config", str(two))["cluster"] == ("two", str(two))
+
+
+def test_a_token_is_not_shown(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """``config show`` tells that there is a token, not which."""
+    monkeypatch.setenv("ONYXQ_TOKEN", "s3cret")
+    assert _shown(capsys)["token"] == ("(hidden)", "ONYXQ_TOKEN")
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ('zoned = "a"', "did you mean zone?"),
+        ("slots = 'many'", "must be a number"),
+        ("zone = 3", "must be a string"),
+        ("zone = ", "onyxq.toml"),
+    ],
+)
+def test_a_wrong_file_is_refused(here: Path, capsys: pytest.CaptureFixture[str], content: str, says: str) -> None:
+    """Unknown settings, wrong types and broken TOML are usage errors that name the place."""
+    (here / "onyxq.toml").write_text(content)
+    assert run(["config", "show"]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_number_in_the_environment_must_be_one(here: Path) -> None:
+    """``ONYXQ_SLOTS=x`` is refused with the variable's name."""
+    with pytest.raises(BadRequest, match="ONYXQ_SLOTS"):
+        load({"ONYXQ_SLOTS": "x"}).setting("slots")
+
+
+def test_given_tells_a_default_from_a_choice(here: Path) -> None:
+    """A setting that nobody made is None, whatever its default."""
+    assert load({}).given("data") is None
+    assert load({"ONYXQ_DATA": "d"}).given("data") == "d"

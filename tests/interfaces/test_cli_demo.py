@@ -1,0 +1,108 @@
+"""``onyxq demo``: its two ways of counting agree, and the whole of it is exact."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from onyxq.demo import corpus
+from onyxq.demo.worker import count_chunk, pack_counts, unpack_counts
+from onyxq.errors import NotFound
+
+DEMO_SECONDS_MAX = 120
+
+
+def _demo(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "onyxq.cli.main", "demo", "--input", str(directory), *arguments]
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=DEMO_SECONDS_MAX)
+
+
+def _some_text(directory: Path) -> None:
+    """A few hundred small files of words whose counts are known."""
+    for number in range(300):
+        (directory / f"{number:03}.txt").write_text(f"all of {number} und Straße ΣΑΣ\n" * (number % 7 + 1))
+    (directory / "odd.txt").write_bytes(b"caf\xe9 \xff\xfe all\r\nALL _x_ 3.14\n")
+    (directory / "binary").write_bytes(b"all\0all")
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(lines=st.lists(st.binary(max_size=40) | st.text(max_size=20).map(str.encode), max_size=20))
+def test_the_two_counts_agree_on_any_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[bytes]) -> None:
+    """However a file is cut, and whatever its bytes, the parts add up to the plain count."""
+    monkeypatch.setattr(corpus, "CHUNK_BYTES", 16)
+    file = tmp_path / "file"
+    file.write_bytes(b"\n".join(lines))
+    total: Counter[str] = Counter()
+    for share in corpus.chunks(tmp_path, [file]):
+        total.update(count_chunk(tmp_path / share.path, share.start, share.end))
+    assert total == corpus.plain_count([file])
+
+
+def test_every_byte_is_in_one_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks follow each other, end at line ends, and cover the file."""
+    monkeypatch.setattr(corpus, "CHUNK_BYTES", 10)
+    file = tmp_path / "file"
+    file.write_bytes(b"0123456\n" * 9 + b"end")
+    shares = list(corpus.chunks(tmp_path, [file]))
+    assert len(shares) > 3
+    assert [share.start for share in shares] == [0, *(share.end for share in shares[:-1])]
+    assert shares[-1].end == file.stat().st_size
+
+
+def test_binary_files_and_links_are_left_out(tmp_path: Path) -> None:
+    """Only regular files without zero bytes near their start are text."""
+    _some_text(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path / "odd.txt")
+    names = {file.name for file in corpus.text_files(tmp_path)}
+    assert "odd.txt" in names
+    assert not names & {"binary", "link"}
+
+
+def test_a_directory_without_text_is_refused(tmp_path: Path) -> None:
+    """Nothing to count is an error, not a count of nothing."""
+    with pytest.raises(NotFound):
+        corpus.text_files(tmp_path)
+
+
+@given(st.dictionaries(st.text(), st.integers(min_value=1, max_value=1 << 40)))
+def test_counts_survive_packing(counts: dict[str, int]) -> None:
+    """What a task keeps as its result is what was counted."""
+    assert unpack_counts(pack_counts(counts)) == counts
+
+
+@pytest.mark.slow
+def test_the_demo_is_exact_and_loses_a_peer(tmp_path: Path) -> None:
+    """A run on known files ends with 0, tells that it was exact, and stopped one peer on the way."""
+    _some_text(tmp_path)
+    ended = _demo(tmp_path, "--json")
+    assert ended.returncode == 0, ended.stderr
+    told = json.loads(ended.stdout)
+    assert told["exact"] is True
+    assert told["files"] == 301
+    assert told["stopped_peer"]
+    expected = corpus.plain_count(corpus.text_files(tmp_path))
+    assert told["words"] == expected.total()
+    assert dict(map(tuple, told["common_words"])).items() <= expected.items()
+    assert "map:" in ended.stderr
+
+
+@pytest.mark.slow
+def test_the_demo_keeps_its_data_when_asked(tmp_path: Path) -> None:
+    """``--keep`` leaves the peers' directories and says where; one peer is enough to count."""
+    import shutil
+
+    (tmp_path / "a.txt").write_text("one two two\n")
+    ended = _demo(tmp_path, "--keep", "--peers", "1", "--json")
+    assert ended.returncode == 0, ended.stderr
+    kept = Path(json.loads(ended.stdout)["data"])
+    try:
+        assert any(kept.iterdir())
+    finally:
+        shutil.rmtree(kept)

@@ -1,0 +1,51 @@
+"""Clusters on a real ZooKeeper, made and destroyed from the command line."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from onyxq.cli.main import run
+from onyxq.errors import Incomplete
+from onyxq.log.zookeeper_server import find_jars, find_java, free_port
+
+pytestmark = pytest.mark.slow
+
+STOP_SECONDS_MAX = 15
+
+
+@pytest.fixture(scope="module")
+def zookeeper() -> Iterator[str]:
+    """``onyxq zookeeper start`` for this module; its connection string."""
+    try:
+        find_java()
+        find_jars()
+    except Incomplete as missing:
+        pytest.skip(f"{missing}. {missing.advice}")
+    command = [sys.executable, "-m", "onyxq.cli.main", "zookeeper", "start", "--json", "--port", str(free_port())]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        yield json.loads(server.stdout.readline())["zookeeper"]
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(STOP_SECONDS_MAX) == 0
+
+
+def test_a_cluster_is_created_once(zookeeper: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Creating tells the cluster's id; creating it again is a conflict."""
+    assert run(["cluster", "create", "once", "--zookeeper", zookeeper, "--partitions", "8", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["id"]
+    assert run(["cluster", "create", "once", "--zookeeper", zookeeper]) == 4
+    assert "once" in capsys.readouterr().err
+
+
+def test_a_destroyed_cluster_can_be_created_anew(zookeeper: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Destroying takes ``--yes``, and leaves nothing in the way of another of the name."""
+    assert run(["cluster", "create", "again", "--zookeeper", zookeeper]) == 0
+    assert run(["cluster", "destroy", "again", "--zookeeper", zookeeper]) == 2
+    assert run(["cluster", "destroy", "again", "--zookeeper", zookeeper, "--yes"]) == 0
+    assert run(["cluster", "create", "again", "--zookeeper", zookeeper]) == 0

@@ -1,0 +1,378 @@
+"""The house rules that a machine can check, each a function from a source to complaints.
+
+A rule yields ``(line, what is wrong)`` for one parsed file.  `test_rules` plants a
+violation of each; `test_tree` applies all of them to the whole tree.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+from attrs import frozen
+
+ROOT = Path(__file__).resolve().parents[2]
+MODULE_LINES_MAX = 600
+
+PURE = (
+    "log_entries/*",
+    *(
+        f"onyxq/{name}.py"
+        for name in (
+            "ids",
+            "facts",
+            "replica",
+            "entry",
+            "ring",
+            "placement",
+            "step",
+            "invariants",
+            "invariants_placement",
+            "duties",
+            "claims",
+            "snapshot",
+        )
+    ),
+)
+"""Modules that only compute: same input, same output, on every peer."""
+
+EFFECTS = frozenset(
+    "aiohttp anyio asyncio concurrent datetime fastapi ftplib glob http httpx hypercorn kazoo lmdb logging "
+    "multiprocessing os pathlib queue random requests sched secrets select selectors shutil signal socket "
+    "socketserver ssl starlette subprocess tempfile threading time trio urllib uuid".split()
+)
+"""What a pure module never imports."""
+
+PURE_MAY_IMPORT = ("onyxq.errors", "onyxq.log.interface", "onyxq.log.codec", "log_entries", "onyxq.extensions")
+"""Project modules beside the pure ones that pure modules may see: values and bytes only."""
+
+ONLY_IN = {
+    "kazoo": ("onyxq/log/kazoo_client.py", "onyxq/log/zookeeper.py", "onyxq/log/zookeeper_origin.py"),
+    "lmdb": ("onyxq/store/lmdb_store.py", "onyxq/log/embedded.py"),
+    "simulation": ("simulation/*", "onyxq/cli/*", "onyxq/testing/*", "onyxq/testing.py"),
+}
+"""Modules that only some files may import; tests and benchmarks may import anything."""
+
+NEVER_IMPORTS = {
+    "onyxq/wire/*": ("onyxq.peer", "onyxq.partition", "onyxq.http", "onyxq.cli"),
+    "onyxq/store/*": ("onyxq.peer", "onyxq.partition", "onyxq.wire", "onyxq.log", "onyxq.http", "onyxq.cli"),
+    "onyxq/log/*": ("onyxq.peer", "onyxq.partition", "onyxq.wire", "onyxq.http", "onyxq.cli"),
+    "onyxq/client.py": ("onyxq.peer", "onyxq.partition", "onyxq.store", "onyxq.http", "onyxq.cli"),
+    "onyxq/partition/*": ("onyxq.http", "onyxq.cli"),
+    "onyxq/peer/*": ("onyxq.cli",),
+    "onyxq/http/*": ("onyxq.cli",),
+}
+"""Imports run one way: what the files on the left never import."""
+
+SLEEPS_ALLOWED: dict[str, str] = {}
+"""Test files that may sleep, and why."""
+
+Complaints: TypeAlias = Iterator[tuple[int, str]]
+
+
+@frozen
+class Source:
+    """One parsed file; ``path`` is relative to the root."""
+
+    path: str
+    text: str
+    tree: ast.Module
+
+    @property
+    def pure(self) -> bool:
+        """Whether it is one of the modules that only compute."""
+        return matches(self.path, PURE)
+
+    @property
+    def product(self) -> bool:
+        """Whether it is installed, in contrast to tests and benchmarks."""
+        return self.path.startswith(("onyxq/", "log_entries/", "simulation/"))
+
+    @property
+    def test(self) -> bool:
+        """Whether it belongs to the tests."""
+        return self.path.startswith("tests/")
+
+
+Rule: TypeAlias = Callable[[Source], Complaints]
+
+
+def parse(path: str, text: str) -> Source:
+    """The source of a text that stands, or might stand, at ``path``."""
+    return Source(path=path, text=text, tree=ast.parse(text))
+
+
+def sources() -> list[Source]:
+    """Every Python file of the project."""
+    tops = ("onyxq", "log_entries", "simulation", "tests", "bench", "examples")
+    files = [file for top in tops for file in sorted((ROOT / top).rglob("*.py"))]
+    return [parse(file.relative_to(ROOT).as_posix(), file.read_text("utf-8")) for file in files]
+
+
+def matches(path: str, patterns: tuple[str, ...]) -> bool:
+    """Whether ``path`` is one of the patterns, or under one that ends in ``*``."""
+    return any(path.startswith(p[:-1]) if p.endswith("*") else path == p for p in patterns)
+
+
+def imported(source: Source) -> Iterator[tuple[int, str]]:
+    """``(line, dotted name)`` of all that a file imports, wherever it does so."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = absolute(source.path, node)
+            yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
+
+
+def absolute(path: str, node: ast.ImportFrom) -> str:
+    """The module an import names, relative ones resolved."""
+    if not node.level:
+        return node.module or ""
+    package = path.removesuffix(".py").split("/")[: -node.level]
+    return ".".join([*package, *([node.module] if node.module else [])])
+
+
+def within(name: str, module: str) -> bool:
+    """Whether a dotted name is ``module`` or something in it."""
+    return name == module or name.startswith(module + ".")
+
+
+# --- imports ------------------------------------------------------------------
+
+
+def pure_modules_import_no_effects(source: Source) -> Complaints:
+    """Pure modules see no clock, randomness, system, network or logging."""
+    if source.pure:
+        for line, name in imported(source):
+            if name.partition(".")[0] in EFFECTS:
+                yield line, f"a pure module imports {name}"
+
+
+def pure_modules_import_pure_modules(source: Source) -> Complaints:
+    """Pure modules see of the project only pure modules, errors and the log's values."""
+    if not source.pure:
+        return
+    for line, name in imported(source):
+        if not within(name, "onyxq") or any(within(name, module) for module in PURE_MAY_IMPORT):
+            continue
+        parts = name.split(".")
+        candidates = ["/".join(parts[:size]) + ".py" for size in range(2, len(parts) + 1)]
+        if not any(matches(candidate, PURE) for candidate in candidates):
+            yield line, f"a pure module imports {name}, which is not pure"
+
+
+def some_imports_have_one_home(source: Source) -> Complaints:
+    """kazoo, lmdb and the simulation are each imported in few, known places."""
+    if source.product:
+        for line, name in imported(source):
+            for module, homes in ONLY_IN.items():
+                if within(name, module) and not matches(source.path, homes):
+                    yield line, f"{module} is imported outside {', '.join(homes)}"
+
+
+def imports_run_one_way(source: Source) -> Complaints:
+    """Lower layers do not know the upper ones."""
+    for pattern, modules in NEVER_IMPORTS.items():
+        if matches(source.path, (pattern,)):
+            for line, name in imported(source):
+                if any(within(name, module) for module in modules):
+                    yield line, f"{pattern} never imports {name}"
+
+
+# --- determinism --------------------------------------------------------------
+
+
+def pure_modules_are_exact(source: Source) -> Complaints:
+    """No ``hash()``, ``id()``, floats or true division where peers must agree."""
+    if not source.pure:
+        return
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("hash", "id", "float"):
+            yield node.lineno, f"{node.func.id}() in a pure module"
+        elif isinstance(node, ast.Constant) and isinstance(node.value, float):
+            yield node.lineno, f"the float {node.value} in a pure module"
+        elif isinstance(node, (ast.BinOp, ast.AugAssign)) and isinstance(node.op, ast.Div):
+            yield node.lineno, "true division in a pure module"
+
+
+ORDER_KEEPING = ("list", "tuple", "enumerate", "iter", "next", "zip", "map", "filter", "reversed")
+ORDER_FREE = ("sorted", "set", "frozenset", "any", "all", "sum", "min", "max", "len")
+SET_METHODS = ("union", "intersection", "difference", "symmetric_difference")
+
+
+def pure_modules_iterate_no_sets(source: Source) -> Complaints:
+    """Nothing unordered is iterated unsorted where peers must agree."""
+    if not source.pure:
+        return
+    for scope in ast.walk(source.tree):
+        if isinstance(scope, (ast.FunctionDef, ast.Module)):
+            names = _set_names(scope)
+            fine = _order_free(scope)
+            for line, what in _iterated(scope, fine):
+                if _is_set(what, names):
+                    yield line, f"a set is iterated unsorted: {ast.unparse(what)}"
+
+
+def _own(scope: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a scope without those of functions defined in it."""
+    waiting = list(ast.iter_child_nodes(scope))
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if not isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            waiting.extend(ast.iter_child_nodes(node))
+
+
+def _iterated(scope: ast.AST, fine: set[ast.AST]) -> Iterator[tuple[int, ast.expr]]:
+    for node in _own(scope):
+        if isinstance(node, ast.For):
+            yield node.lineno, node.iter
+        elif isinstance(node, (ast.ListComp, ast.GeneratorExp, ast.DictComp)) and node not in fine:
+            yield from ((node.lineno, part.iter) for part in node.generators)
+        elif isinstance(node, ast.Call) and _name(node.func) in (*ORDER_KEEPING, "join", "extend"):
+            yield from ((node.lineno, argument) for argument in node.args)
+        elif isinstance(node, ast.Starred):
+            yield node.lineno, node.value
+
+
+def _order_free(scope: ast.AST) -> set[ast.AST]:
+    """Comprehensions whose order is lost at once: arguments of ``sorted``, ``any`` ..."""
+    calls = (node for node in _own(scope) if isinstance(node, ast.Call) and _name(node.func) in ORDER_FREE)
+    return {argument for call in calls for argument in call.args}
+
+
+def _name(function: ast.expr) -> str:
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+def _set_names(scope: ast.AST) -> frozenset[str]:
+    """Local names that only ever hold sets, as far as can be seen."""
+    sets, others = set(), set()
+    for node in _own(scope):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            (sets if _is_set(node.value, frozenset()) else others).add(node.targets[0].id)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            noted = ast.unparse(node.annotation).startswith(("set", "frozenset"))
+            (sets if noted else others).add(node.target.id)
+    if isinstance(scope, ast.FunctionDef):
+        for argument in (*scope.args.args, *scope.args.kwonlyargs):
+            if argument.annotation and ast.unparse(argument.annotation).startswith(("set[", "frozenset[")):
+                sets.add(argument.arg)
+    return frozenset(sets - others)
+
+
+def _is_set(what: ast.expr, names: frozenset[str]) -> bool:
+    if isinstance(what, (ast.Set, ast.SetComp)):
+        return True
+    if isinstance(what, ast.Name):
+        return what.id in names
+    if isinstance(what, ast.Call):
+        if isinstance(what.func, ast.Attribute) and what.func.attr in SET_METHODS:
+            return True
+        return isinstance(what.func, ast.Name) and what.func.id in ("set", "frozenset")
+    if isinstance(what, ast.BinOp) and isinstance(what.op, (ast.BitOr, ast.BitAnd, ast.Sub, ast.BitXor)):
+        return _is_set(what.left, names) or _is_set(what.right, names)
+    return False
+
+
+# --- shape --------------------------------------------------------------------
+
+
+def nothing_is_swallowed(source: Source) -> Complaints:
+    """No bare ``except``, and none that catches everything and says nothing."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.ExceptHandler):
+            if node.type is None:
+                yield node.lineno, "a bare except"
+            elif _catches_all(node.type) and all(
+                isinstance(s, (ast.Pass, ast.Continue)) or _dots(s) for s in node.body
+            ):
+                yield node.lineno, "every exception is swallowed"
+        elif isinstance(node, ast.Call) and _name(node.func) == "suppress" and any(map(_catches_all, node.args)):
+            yield node.lineno, "every exception is suppressed"
+
+
+def _catches_all(what: ast.expr) -> bool:
+    parts = what.elts if isinstance(what, ast.Tuple) else [what]
+    return any(_name(part) in ("Exception", "BaseException") for part in parts)
+
+
+def _dots(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
+def modules_say_where_they_stand(source: Source) -> Complaints:
+    """Every module that holds anything starts with a docstring."""
+    if source.text.strip() and not ast.get_docstring(source.tree):
+        yield 1, "the module has no docstring"
+
+
+def public_names_have_docstrings(source: Source) -> Complaints:
+    """Public functions and classes say what they are."""
+    if not source.product:
+        return
+    # What an entry's Args, apply and owed are is the same in all of them: onyxq/entry.py says it.
+    told = ("Args", "apply", "owed") if source.path.startswith("log_entries/") else ()
+    for node in source.tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            public = not node.name.startswith("_") and node.name not in told
+            if public and not ast.get_docstring(node) and not _overloaded(node):
+                yield node.lineno, f"{node.name} has no docstring"
+
+
+def _overloaded(node: ast.AST) -> bool:
+    return any(_name(decorator) == "overload" for decorator in getattr(node, "decorator_list", ()))
+
+
+def tests_say_what_they_show(source: Source) -> Complaints:
+    """Every test has a docstring."""
+    if source.test:
+        for node in ast.walk(source.tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name.startswith("test_"):
+                if not ast.get_docstring(node):
+                    yield node.lineno, f"{node.name} has no docstring"
+
+
+def modules_stay_short(source: Source) -> Complaints:
+    """A module past the limit is two modules."""
+    lines = source.text.count("\n")
+    if lines > MODULE_LINES_MAX:
+        yield lines, f"{lines} lines; at most {MODULE_LINES_MAX}"
+
+
+def tests_do_not_sleep(source: Source) -> Complaints:
+    """Tests wait for events or use a clock of their own."""
+    if not source.test or source.path in SLEEPS_ALLOWED:
+        return
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "sleep":
+            if _name(node.func.value) in ("time", "trio", "anyio", "asyncio") and not _just_yields(node):
+                yield node.lineno, f"{ast.unparse(node.func)} in a test"
+    for line, name in imported(source):
+        if name in ("time.sleep", "trio.sleep", "anyio.sleep", "asyncio.sleep"):
+            yield line, f"{name} in a test"
+
+
+def _just_yields(call: ast.Call) -> bool:
+    """``sleep(0)`` lets others run; it waits for nothing."""
+    return len(call.args) == 1 and isinstance(call.args[0], ast.Constant) and call.args[0].value == 0
+
+
+RULES = (
+    pure_modules_import_no_effects,
+    pure_modules_import_pure_modules,
+    some_imports_have_one_home,
+    imports_run_one_way,
+    pure_modules_are_exact,
+    pure_modules_iterate_no_sets,
+    nothing_is_swallowed,
+    modules_say_where_they_stand,
+    public_names_have_docstrings,
+    tests_say_what_they_show,
+    modules_stay_short,
+    tests_do_not_sleep,
+)
