@@ -102,17 +102,6 @@ class TaskCounter(Counter):
             values[labels] = n
 
 
-    __call__ = add
-
-
-class Total(Counter):
-    """A counter without labels."""
-
-    def __call__(self, n: Number = 1) -> None:
-        """Add ``n``."""
-        self._values[()] += n
-
-
 class Gauge:
     """A present value, per combination of labels."""
 
@@ -207,7 +196,7 @@ class Metrics:
         self.log_position = Gauge("onyxq_log_position", "Position up to which the log was applied.")
         self.log_lag_entries = Gauge("onyxq_log_lag_entries", "Records known to be in the log and not applied yet.")
         self.log_append_seconds = Histogram("onyxq_log_append_seconds", "Time that appending a record took.")
-        self.claims_expired = Total("onyxq_claims_expired_total", "Tasks whose claim ran out.")
+        self.claims_expired = Counter("onyxq_claims_expired_total", "Tasks whose claim ran out.")
         self.partition_leader = Gauge(
             "onyxq_partition_leader", "1 for each partition led here and ready, 0 while it is taken over.", "partition"
         )
@@ -221,33 +210,6 @@ class Metrics:
             raise ValueError(f"there is a metric {metric.name} already")
         self._all.append(metric)
 
-    def log_append(self, seconds: Number) -> None:
-        """Note how long appending one record took."""
-        self.log_append_seconds.observe(seconds)
-
-    def text(
-        self,
-        *,
-        position: int | None = None,
-        lag: int | None = None,
-        leading: Mapping[int, bool] | None = None,
-        depths: Mapping[str, Mapping[str, Number]] | None = None,
-        oldest_seconds: Mapping[str, Number] | None = None,
-    ) -> str:
-        """The metrics in Prometheus' text format, with what is only known when asked.
-
-        ``leading``: partition -> whether it is ready; ``depths``: queue -> state -> tasks;
-        ``oldest_seconds``: queue -> age of its oldest ready task.
-        """
-        if position is not None:
-            self.log_position.set(position)
-        if lag is not None:
-            self.log_lag_entries.set(lag)
-        if leading is not None:
-            self.partition_leader.replace({(str(number),): int(ready) for number, ready in leading.items()})
-        if depths is not None:
-            flat = {(queue, state): n for queue, states in depths.items() for state, n in states.items()}
-            self.queue_depth.replace(flat)
-        if oldest_seconds is not None:
-            self.queue_oldest_seconds.replace({(queue,): age for queue, age in oldest_seconds.items()})
+    def text(self) -> str:
+        """The metrics in Prometheus' text format."""
         return "\n".join(line for metric in self._all for line in metric.render()) + "\n"

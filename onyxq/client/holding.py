@@ -40,7 +40,7 @@ class Holder:
     async def act(self, method: str, claims: Claims, items: list[Item], *, until: float) -> None:
         """Do ``method`` to items; raises the error itself for a single `Claim`, else `BatchRefused`.
 
-        An error that passes by itself and did not until the deadline is raised as it is.
+        If nothing at all was done, for reasons that pass, the first of these is raised.
         """
         if isinstance(claims, Claim):
             await self._one(method, items[0], until)
@@ -48,10 +48,10 @@ class Holder:
         refused: list[Refused] = []
         for request in requests_of(items):
             refused += await self._insist(method, request, until)
-        for part in refused:
-            if isinstance(part.error, RETRYABLE):
-                raise part.error
         if refused:
+            whole = sum(part.count for part in refused) == sum(item[1] for item in items)
+            if whole and all(isinstance(part.error, RETRYABLE) for part in refused):
+                raise refused[0].error
             raise BatchRefused(refused)
 
     async def update(self, claim: Claim, data: bytes, *, until: float) -> int:

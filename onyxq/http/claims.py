@@ -14,19 +14,22 @@ import anyio
 from attrs import define, field
 from starlette.responses import Response
 
-from onyxq.errors import Corrupt, OnyxqError, from_map
+from onyxq.errors import Corrupt, NotFound, OnyxqError, from_map
 from onyxq.facts import RUN_BYTES_MAX, unpack_task
 from onyxq.http.bodies import Disconnected
 from onyxq.http.endpoint import Call, Endpoint
-from onyxq.http.problems import Stopping
+from onyxq.http.problems import Stopping, renamed
 from onyxq.http.schemas import ref
 from onyxq.http.shapes import AnyValue, Array, Base64, Field, HexId, Integer, Invalid, Object, Text
 from onyxq.http.values import answer, answer_text, dumps, payload_of, task_json
-from onyxq.ids import RUN_TASKS_MAX, TaskId, counter_of, ids_of, ms_of, offset_of
+from onyxq.ids import RUN_TASKS_MAX, TaskId, counter_of, ids_of, ms_of, offset_of, partition_of
 
 LEASE_MIN_MS, LEASE_MAX_MS, LEASE_DEFAULT_MS = 1_000, 86_400_000, 30_000
 WAIT_MAX_MS = 600_000
 CLAIMS_MAX = 1_000
+QUEUES_MAX = 100
+SEQ_MAX = 1 << 31
+ERROR_CHARS_MAX = 64 * 1024
 CLAIMS_ANSWERED_MAX = 10_000
 RELEASE_TIME_MAX_S = 5.0
 
@@ -39,7 +42,7 @@ _LEASE = Field(Integer(LEASE_MIN_MS, LEASE_MAX_MS), default=LEASE_DEFAULT_MS)
 CLAIM = Object(
     "ClaimRequest",
     {
-        "queues": Field(Array(Text(), minimum=1, maximum=1_000), required=True),
+        "queues": Field(Array(Text(), minimum=1, maximum=QUEUES_MAX), required=True),
         "max": Field(Integer(1, CLAIMS_MAX), default=1),
         "lease_ms": _LEASE,
         "wait_ms": Field(Integer(0, WAIT_MAX_MS), default=0, doc="How long to wait for a first task."),
@@ -58,14 +61,14 @@ RELEASE = _many("Release", {})
 FAIL = _many(
     "Fail",
     {
-        "error": Field(Text(0, 10_000, name=False), default=""),
+        "error": Field(Text(0, ERROR_CHARS_MAX, name=False), default=""),
         "retry_in_ms": Field(Integer(0, 365 * 24 * 3_600_000), doc="Default: the task's back-off."),
     },
 )
 COMPLETE = _many(
     "Complete",
     {
-        "seq": Field(Integer(), doc="Number of updates that must have been stored."),
+        "seq": Field(Integer(0, SEQ_MAX), doc="Number of updates that must have been stored."),
         "result": Field(AnyValue(), keeps_null=True, doc="Any JSON value."),
         "result_base64": Field(Base64(), doc="Bytes, instead of result."),
     },
@@ -75,7 +78,7 @@ UPDATE = Object(
     {
         "id": _ID,
         "token": _TOKEN,
-        "seq": Field(Integer(), required=True, doc="Counts from 0 per claim."),
+        "seq": Field(Integer(0, SEQ_MAX), required=True, doc="Counts from 0 per claim."),
         "data": Field(AnyValue(), keeps_null=True, doc="Any JSON value."),
         "data_base64": Field(Base64(), doc="Bytes, instead of data."),
     },
@@ -232,15 +235,36 @@ def group_claims(
 
 async def _each(call: Call, method: str, items: Sequence[Item], args: list[list[Any]]) -> Response:
     """Call a method on the items and answer with a result for every claim."""
-    refused = (await call.ask(method, items=args))["results"]
-    results: list[dict[str, Any]] = [{"id": claim["id"], "ok": True} for claim in call.body["claims"]]
+    partitions = await call.partitions()
+    good = [index for index, item in enumerate(items) if partition_of(item.first) < partitions]
+    refused: list[Any] = [[[item.first, item.count, _foreign(item, partitions).to_map()]] for item in items]
+    try:
+        answers = (await call.ask(method, items=[args[index] for index in good]))["results"] if good else []
+    except OnyxqError as error:
+        error.field = renamed(error.field, [items[index].start for index in good], "claims")
+        raise
+    for index, parts in zip(good, answers, strict=True):
+        refused[index] = parts
+    return answer({"results": _results(call.body["claims"], items, refused)})
+
+
+def _foreign(item: Item, partitions: int) -> NotFound:
+    there = f"the id names partition {partition_of(item.first)}; the cluster has {partitions}"
+    return NotFound(there, field=f"claims[{item.start}].id")
+
+
+def _results(
+    claims: Sequence[Mapping[str, Any]], items: Sequence[Item], refused: Sequence[Any]
+) -> list[dict[str, Any]]:
+    """A result for each claim, from the refused parts of each item."""
+    results: list[dict[str, Any]] = [{"id": claim["id"], "ok": True} for claim in claims]
     for item, parts in zip(items, refused, strict=True):
         for first, count, why in parts:
             error = from_map(dict(why))
             start = item.start + counter_of(first) - counter_of(item.first)
             for index in range(start, start + count):
                 results[index] |= {"ok": False, "code": error.code, "detail": error.message, "hint": error.advice}
-    return answer({"results": results})
+    return results
 
 
 async def post_renew(call: Call) -> Response:
@@ -279,7 +303,11 @@ async def post_update(call: Call) -> Response:
             raise missing
     except Invalid as error:
         raise error.to_error("the body") from None
-    result = await call.ask("update", items=[[body["id"], body["token"], body["seq"], data[1]]])
+    try:
+        result = await call.ask("update", items=[[body["id"], body["token"], body["seq"], data[1]]])
+    except OnyxqError as error:
+        error.field = renamed(error.field, [0], "")
+        raise
     if result["results"][0] is not None:
         raise from_map(result["results"][0])
     return answer_text(dumps({"id": body["id"], "ok": True}))

@@ -51,6 +51,8 @@ class Kit:
     """Set when the server stops: whoever waits answers now."""
     avoided: dict[int, int] = field(factory=dict)
     """partition -> time in ms until which new tasks go elsewhere."""
+    partitions: int = 0
+    """Number of partitions, once known."""
     turn: int = 0
     """Rises with each run of new tasks, to spread them over partitions."""
 
@@ -71,6 +73,12 @@ class Call:
     is_head: bool
     receive: Receive
     """Gives nothing but the client's disconnect once the body is read."""
+
+    async def partitions(self) -> int:
+        """How many partitions the cluster has; fixed for its life, so asked for once."""
+        if not self.kit.partitions:
+            self.kit.partitions = (await self.ask("routes"))["partitions"]
+        return self.kit.partitions
 
     async def ask(self, method: str, **args: Any) -> Any:
         """The result of a method of the node; raises `OnyxqError`."""

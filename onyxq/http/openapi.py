@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from importlib import metadata
 from typing import Any
 
+from onyxq import __version__
 from onyxq.http.endpoint import PATH_FIELDS, Endpoint
 from onyxq.http.problems import PROBLEM_TYPE
 from onyxq.http.schemas import components, ref
@@ -29,14 +29,6 @@ _COMMON_ERRORS = {"query": (400,), "body": (400, 408, 413, 415)}
 _SCHEME = "token"
 
 
-def version() -> str:
-    """The installed version of OnyxQ."""
-    try:
-        return metadata.version("onyxq")
-    except metadata.PackageNotFoundError:
-        return "0"
-
-
 def openapi(endpoints: Sequence[Endpoint], *, with_tokens: bool) -> dict[str, Any]:
     """The document; ``with_tokens``: whether requests need an Authorization header."""
     paths: dict[str, dict[str, Any]] = {}
@@ -52,9 +44,9 @@ def openapi(endpoints: Sequence[Endpoint], *, with_tokens: bool) -> dict[str, An
         "openapi": "3.1.0",
         "info": {
             "title": "OnyxQ",
-            "version": version(),
+            "version": __version__,
             "description": _DESCRIPTION,
-            "license": {"name": "Apache-2.0"},
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
         "tags": [{"name": tag, "description": text} for tag, text in known.items() if tag in used],

@@ -7,7 +7,8 @@ where no argument is at fault) and ``hint``; ``type`` points into the page ``/do
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.responses import Response
@@ -16,6 +17,8 @@ from onyxq.errors import BadRequest, Forbidden, OnyxqError, Unauthorized, Unavai
 
 PROBLEM_TYPE = "application/problem+json"
 RETRY_AFTER_S = 1
+
+_ITEM = re.compile(r"(?:items|runs)\[([0-9]{1,9})\](.*)")
 
 
 class MethodNotAllowed(OnyxqError):
@@ -81,6 +84,17 @@ def _headers(error: OnyxqError) -> dict[str, str]:
     if isinstance(error, MethodNotAllowed):
         headers["allow"] = error.allow
     return headers
+
+
+def renamed(place: str | None, starts: Sequence[int], name: str) -> str | None:
+    """A field of a method's argument as the request calls it.
+
+    ``items[1].token`` becomes ``claims[7].token`` where item 1 starts at claim 7.
+    """
+    found = _ITEM.fullmatch(place or "")
+    if not found or int(found[1]) >= len(starts):
+        return place
+    return f"{name}[{starts[int(found[1])]}]{found[2]}" if name else found[2].removeprefix(".")
 
 
 def check_role(roles: Mapping[str, int], *, have: str, need: str) -> None:

@@ -21,7 +21,7 @@ from onyxq.http.enqueue import (
     runs_of_groups,
 )
 from onyxq.http.keys import Keyed
-from onyxq.http.problems import problem, problem_of
+from onyxq.http.problems import problem, problem_of, renamed
 from onyxq.http.schemas import ref
 from onyxq.http.shapes import (
     MS_MAX,
@@ -45,6 +45,9 @@ IDS_MAX = 10_000
 PAGE_DEFAULT, PAGE_MAX = 100, 1_000
 DELAY_MAX_MS = 100 * 366 * 24 * 3_600_000
 BACKOFF_MAX_MS = 24 * 3_600_000
+RETRIES_MAX = 1_000_000
+RUNS_AT_ONCE = 10_000
+"""Runs of one call of the method ``enqueue``."""
 AVOID_MS = 5_000
 """How long new tasks keep away from a partition that was unavailable."""
 
@@ -61,7 +64,7 @@ NEW_TASK = Object(
         "priority": Field(Integer(-(1 << 31), (1 << 31) - 1), default=0, doc="Higher is claimed first."),
         "delay_ms": _DELAY,
         "at_ms": _AT,
-        "retries": Field(Integer(0, (1 << 31) - 1), default=RETRIES_DEFAULT, keeps_null=True, doc="null: for ever."),
+        "retries": Field(Integer(0, RETRIES_MAX), default=RETRIES_DEFAULT, keeps_null=True, doc="null: for ever."),
         "backoff_ms": Field(Integer(0, BACKOFF_MAX_MS), default=BACKOFF_MS_DEFAULT),
         "ordering_key": Field(Later("string")),
         "unique_key": Field(Later("string")),
@@ -131,15 +134,28 @@ async def post_tasks(call: Call) -> Response:
     """Store tasks; 201 once enough copies of each are durable."""
     keyed = _keyed(call)
     now_ms = keyed.at_ms if keyed else call.kit.now_ms()
-    routes = await call.ask("routes")
-    groups = group_tasks(call.body["tasks"], partitions=routes["partitions"], now_ms=now_ms)
+    groups = group_tasks(call.body["tasks"], partitions=await call.partitions(), now_ms=now_ms)
     runs = await _runs(call, groups, keyed)
-    result = await call.ask("enqueue", runs=enqueue_args(groups, runs), w=call.body.get("w"))
-    acks = result["acks"]
+    acks = await _enqueue(call, groups, enqueue_args(groups, runs))
     failed = next((index for index, ack in enumerate(acks) if isinstance(ack, Mapping)), None)
     if failed is None:
         return answer({"ids": ids_of_runs(runs), "acks": min(acks)}, status=201)
     return _partly(call, groups=groups, runs=runs, acks=acks)
+
+
+async def _enqueue(call: Call, groups: list[Group], runs: list[list[bytes]]) -> list[Any]:
+    """The acks of each run, or its error as a map; raises only if nothing was stored."""
+    acks: list[Any] = []
+    while len(acks) < len(runs):
+        part = runs[len(acks) : len(acks) + RUNS_AT_ONCE]
+        try:
+            acks += (await call.ask("enqueue", runs=part, w=call.body.get("w")))["acks"]
+        except OnyxqError as error:
+            error.field = renamed(error.field, [group.start for group in groups[len(acks) :]], "tasks")
+            if not acks:
+                raise
+            acks += [error.to_map()] * (len(runs) - len(acks))
+    return acks
 
 
 def _keyed(call: Call) -> Keyed | None:
@@ -178,7 +194,7 @@ def _partly(call: Call, *, groups: list[Group], runs: list[Run], acks: list[Any]
         if error.status == 503:
             call.kit.avoided[int.from_bytes(run.first[6:8], "big")] = until
         if isinstance(error, BadRequest):
-            error.field = f"tasks[{group.start}]"
+            error.field = error.field if (error.field or "").startswith("tasks[") else f"tasks[{group.start}]"
         first = first or error
     assert first is not None
     return problem(first, {"ids": ids_of_runs(runs), "stored": stored})

@@ -147,7 +147,7 @@ class PartitionLeader:
         if isinstance(error, StaleEpoch):
             self.deposed = True
         self.current.discard(node)
-        if event := self._behind.get(node):
+        if (event := self._behind.get(node)) is not None:
             event.set()
 
     # --- takeover, in the background until cancelled

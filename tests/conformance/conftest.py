@@ -1,0 +1,53 @@
+"""A real ZooKeeper for all tests of a run, and a cluster of its own for each test."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from onyxq.errors import Incomplete
+from onyxq.log.zookeeper_server import ZookeeperServer
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Logs and stores run in trio."""
+    return "trio"
+
+
+def start_zookeeper(tmp_path_factory: pytest.TempPathFactory, *, servers: int) -> ZookeeperServer:
+    """A started server; skips the test without Java or pyspark, except under ``CI``, where it fails."""
+    try:
+        server = ZookeeperServer(tmp_path_factory.mktemp("zookeeper"), servers=servers)
+        server.start()
+    except Incomplete as error:
+        reason = f"{error} ({error.advice})"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return server
+
+
+@pytest.fixture(scope="session")
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZookeeperServer]:
+    """One server on a free port; a test that kills or freezes it leaves it running again."""
+    server = start_zookeeper(tmp_path_factory, servers=1)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZookeeperServer]:
+    """Three servers of one test."""
+    server = start_zookeeper(tmp_path_factory, servers=3)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def cluster() -> str:
+    """A cluster's name that no other test has."""
+    return f"test-{uuid.uuid4().hex[:12]}"
