@@ -1,7 +1,7 @@
 """Times tasks that arrive at a fixed rate, from enqueue to the start of the handler.
 
-One process produces and consumes: a producer on one lane, waiting workers on the others,
-each taking one task at a time.
+One process produces and consumes: producers on some lanes, so that one slow enqueue does not
+hold back the next, and waiting workers on the others, each taking one task at a time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import anyio
 
 from bench.common import percentiles
 from bench.competitors.base import AsyncLane, AsyncSystem, System, ThreadLane, ThreadSystem
-from bench.drive import CLAIM_WAIT_S, EMPTY_SECONDS_MAX, NUMBER_BYTES, fresh_queue, in_threads
+from bench.drive import CLAIM_WAIT_S, EMPTY_SECONDS_MAX, NUMBER_BYTES, LostTasks, fresh_queue, in_threads, make_payloads
 
 WARMUP_S = 1.0
 
@@ -24,14 +24,14 @@ WARMUP_S = 1.0
 class Arrivals:
     """Start and end of every task of a latency measurement, in seconds of one clock.
 
-    A task's time starts when its enqueue is called, or, if the producer is late because an
-    earlier enqueue took long, when it should have been called: slowness is not hidden.
+    A task's time starts when its enqueue is called, or, if every producer is late because
+    earlier enqueues took long, when it should have been called: slowness is not hidden.
     """
 
     def __init__(self, *, per_second: float, seconds: float, payload_bytes: int) -> None:
         self.total = int(per_second * seconds)
         self._gap = 1 / per_second
-        self._filler = bytes(payload_bytes - NUMBER_BYTES)
+        self._payload_bytes = payload_bytes
         self._begin = time.perf_counter()
         self._start = [0.0] * self.total
         self._end = [0.0] * self.total
@@ -46,7 +46,7 @@ class Arrivals:
     def make(self, number: int, *, late: bool) -> list[bytes]:
         """Start the task's clock; returns its payload."""
         self._start[number] = self._begin + number * self._gap if late else time.perf_counter()
-        return [number.to_bytes(NUMBER_BYTES, "big") + self._filler]
+        return make_payloads(number, 1, self._payload_bytes)
 
     def handle(self, payloads: Sequence[bytes]) -> None:
         """What a worker's handler does first."""
@@ -62,50 +62,65 @@ class Arrivals:
         """Whether workers must go on."""
         return self._left > 0 and time.perf_counter() < self.give_up_at
 
+    def check(self) -> None:
+        """Raise `LostTasks` if some were not handled in time: percentiles of the rest would mislead."""
+        if self._left:
+            raise LostTasks(f"{self._left} of {self.total} tasks were not handled within {EMPTY_SECONDS_MAX:.0f} s")
+
     def summary(self) -> dict[str, Any]:
-        """Percentiles in milliseconds over the tasks that were handled."""
-        times = [end - start for start, end in zip(self._start, self._end, strict=True) if end]
-        return {**percentiles(times), "tasks": len(times), "not_handled": self.total - len(times)}
+        """Percentiles in milliseconds."""
+        times = [end - start for start, end in zip(self._start, self._end, strict=True)]
+        return {**percentiles(times), "tasks": len(times)}
 
 
-def latency(system: System, *, per_second: float, seconds: float, workers: int, payload_bytes: int) -> dict[str, Any]:
-    """Time from enqueue to the start of the handler, with ``workers`` waiting lanes."""
+def latency(
+    system: System, *, per_second: float, seconds: float, producers: int, workers: int, payload_bytes: int
+) -> dict[str, Any]:
+    """Time from enqueue to the start of the handler; ``producers`` and ``workers`` are lanes."""
 
     def fresh(duration: float) -> Arrivals:
         return Arrivals(per_second=per_second, seconds=duration, payload_bytes=payload_bytes)
 
     if isinstance(system, AsyncSystem):
-        return anyio.run(_latency_async, system, fresh, seconds, workers, backend=system.backend)
+        return anyio.run(_latency_async, system, fresh, seconds, (producers, workers), backend=system.backend)
     assert isinstance(system, ThreadSystem)
     try:
-        producer, *consumers = system.open(fresh_queue(), lanes=1 + workers, waiting=True)
+        lanes = system.open(fresh_queue(), lanes=producers + workers, waiting=True)
         for duration in (WARMUP_S, seconds):
             work = fresh(duration)
-            consume = [partial(_consume_thread, lane, work) for lane in consumers]
-            in_threads([partial(_produce_thread, producer, work), *consume])
+            consume = [partial(_consume_thread, lane, work) for lane in lanes[producers:]]
+            produce = [
+                partial(_produce_thread, lane, work, range(place, work.total, producers))
+                for place, lane in enumerate(lanes[:producers])
+            ]
+            in_threads(produce + consume)
+            work.check()
     finally:
         system.close()
     return work.summary()
 
 
 async def _latency_async(
-    system: AsyncSystem, fresh: Callable[[float], Arrivals], seconds: float, workers: int
+    system: AsyncSystem, fresh: Callable[[float], Arrivals], seconds: float, lane_counts: tuple[int, int]
 ) -> dict[str, Any]:
     try:
-        producer, *consumers = await system.open(fresh_queue(), lanes=1 + workers, waiting=True)
+        producers, workers = lane_counts
+        lanes = await system.open(fresh_queue(), lanes=producers + workers, waiting=True)
         for duration in (WARMUP_S, seconds):
             work = fresh(duration)
             async with anyio.create_task_group() as group:
-                for lane in consumers:
+                for lane in lanes[producers:]:
                     group.start_soon(_consume_async, lane, work)
-                await _produce_async(producer, work)
+                for place, lane in enumerate(lanes[:producers]):
+                    group.start_soon(_produce_async, lane, work, range(place, work.total, producers))
+            work.check()
     finally:
         await system.close()
     return work.summary()
 
 
-async def _produce_async(lane: AsyncLane, work: Arrivals) -> None:
-    for number in range(work.total):
+async def _produce_async(lane: AsyncLane, work: Arrivals, numbers: range) -> None:
+    for number in numbers:
         wait_s = work.wait_s(number)
         if wait_s > 0:
             await anyio.sleep(wait_s)
@@ -120,8 +135,8 @@ async def _consume_async(lane: AsyncLane, work: Arrivals) -> None:
             await lane.complete(batch.receipt)
 
 
-def _produce_thread(lane: ThreadLane, work: Arrivals) -> None:
-    for number in range(work.total):
+def _produce_thread(lane: ThreadLane, work: Arrivals, numbers: range) -> None:
+    for number in numbers:
         wait_s = work.wait_s(number)
         if wait_s > 0:
             time.sleep(wait_s)

@@ -14,8 +14,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
+from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from bench.competitors.base import AsyncLane, AsyncSystem, System, ThreadLane, T
 
 NUMBER_BYTES = 8
 """Each payload starts with its number, so that every single task can be accounted for."""
+NOISE_BYTES = 1 << 20
 CLAIM_WAIT_S = 0.5
 EMPTY_SECONDS_MAX = 10.0
 """A lane that finds nothing for so long although tasks are outstanding gives up."""
@@ -72,12 +74,27 @@ def fresh_queue() -> str:
     return f"bench{next(_names)}"
 
 
+@lru_cache(maxsize=1)
+def _noise(size: int) -> bytes:
+    return Random(0).randbytes(size)
+
+
+def make_payloads(first: int, count: int, payload_bytes: int) -> list[bytes]:
+    """Numbered payloads. The rest is noise, so that compression anywhere gains nothing."""
+    rest = payload_bytes - NUMBER_BYTES
+    noise = _noise(NOISE_BYTES + rest)
+    starts = (number * 97 % NOISE_BYTES for number in range(first, first + count))
+    return [
+        number.to_bytes(NUMBER_BYTES, "big") + noise[start : start + rest] for number, start in enumerate(starts, first)
+    ]
+
+
 class Lifecycle:
     """Counters and call times of one measurement, shared by its lanes."""
 
     def __init__(self, *, batch: int, payload_bytes: int) -> None:
         self.batch = batch
-        self._filler = bytes(payload_bytes - NUMBER_BYTES)
+        self._payload_bytes = payload_bytes
         self._next = 0
         self._lock = threading.Lock()
         self.seen: list[bytes] = []
@@ -88,8 +105,7 @@ class Lifecycle:
         with self._lock:
             first = self._next
             self._next += self.batch
-        filler = self._filler
-        return [number.to_bytes(NUMBER_BYTES, "big") + filler for number in range(first, first + self.batch)]
+        return make_payloads(first, self.batch, self._payload_bytes)
 
     def note(self, call: str, since: float) -> float:
         """Record the duration of a call; returns the present time."""

@@ -1,6 +1,6 @@
 """Milliseconds from enqueue to the start of the handler at 100 tasks a second.
 
-One client process holds the producer and the waiting workers, so both ends read one clock.
+One client process holds the producers and the waiting workers, so both ends read one clock.
 Run it from the project's root: ``python -m bench.latency --systems onyxq``.
 """
 
@@ -23,8 +23,9 @@ def main() -> None:
         "tasks_per_second": options.rate,
         "seconds": options.seconds,
         "warmup_seconds": WARMUP_S,
+        "producers": options.producers,
         "workers": options.workers,
-        "worker": "one client process: a producer, and so many workers that wait for one task at a time",
+        "worker": "one client process: producers that take turns, and workers that wait for one task at a time",
         "runs": options.runs,
     }
 
@@ -39,7 +40,8 @@ def _options() -> argparse.Namespace:
     made = parser("Milliseconds from enqueue to the start of the handler.")
     made.add_argument("--rate", type=int, default=100, help="tasks per second")
     made.add_argument("--seconds", type=float, default=10.0, help="duration of one measurement")
-    made.add_argument("--workers", type=int, default=4, help="waiting workers")
+    made.add_argument("--producers", type=int, default=4, help="producers that take turns")
+    made.add_argument("--workers", type=int, default=8, help="waiting workers")
     return made.parse_args()
 
 
@@ -48,6 +50,7 @@ def _once(system: System, options: argparse.Namespace) -> dict[str, Any]:
         system,
         per_second=options.rate,
         seconds=options.seconds,
+        producers=options.producers,
         workers=options.workers,
         payload_bytes=options.payload,
     )

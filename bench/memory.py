@@ -19,7 +19,7 @@ import anyio
 
 from bench.common import emit, machine, median_of, progress
 from bench.competitors.base import AsyncLane
-from bench.drive import CLAIM_WAIT_S, LostTasks, started
+from bench.drive import CLAIM_WAIT_S, LostTasks, make_payloads, started
 from bench.onyxq_system import OnyxqEmbedded1
 from bench.options import end_on_signal, guarded
 
@@ -75,18 +75,22 @@ def _once(options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def _measure(system: OnyxqEmbedded1, options: argparse.Namespace) -> dict[str, Any]:
-    payload = bytes(options.payload)
+    payload = make_payloads(0, 1, options.payload)[0]
     pid = system.pids()[0]
     try:
         lanes = await system.open(QUEUE, lanes=FILL_LANES, waiting=False)
-        await lanes[0].enqueue([payload] * AHEAD)
+        await lanes[0].enqueue(make_payloads(0, AHEAD, options.payload))
         empty = {str(batch): await _claims(lanes[0], batch, payload, options.seconds) for batch in CLAIM_BATCHES}
         before = await _memory(pid)
         progress(f"enqueueing {options.tasks} tasks")
         begin = time.perf_counter()
-        await _fill(lanes, payload, options.tasks)
+        await _fill(lanes, options.payload, options.tasks)
         elapsed = time.perf_counter() - begin
+        ready = await system.ready(QUEUE)
+        if ready != options.tasks + AHEAD:
+            raise LostTasks(f"{options.tasks + AHEAD} tasks should be ready, {ready} are")
         after = await _memory(pid)
+        file_mib = round(system.file_bytes() / (1 << 20), 1)
         full = {str(batch): await _claims(lanes[0], batch, payload, options.seconds) for batch in CLAIM_BATCHES}
         later = await _memory(pid)
     finally:
@@ -96,6 +100,7 @@ async def _measure(system: OnyxqEmbedded1, options: argparse.Namespace) -> dict[
         "own_mib_with_backlog": after["own_mib"],
         "own_mib_after_claims": later["own_mib"],
         "mapped_file_mib": after["mapped_file_mib"],
+        "file_on_disk_mib": file_mib,
         "own_bytes_per_task": round((after["own_mib"] - before["own_mib"]) * (1 << 20) / options.tasks, 2),
         "enqueued_per_second": round(options.tasks / elapsed),
         "claim_almost_empty": empty,
@@ -106,13 +111,13 @@ async def _measure(system: OnyxqEmbedded1, options: argparse.Namespace) -> dict[
     }
 
 
-async def _fill(lanes: list[AsyncLane], payload: bytes, tasks: int) -> None:
+async def _fill(lanes: list[AsyncLane], payload_bytes: int, tasks: int) -> None:
     """Enqueue ``tasks`` tasks, every lane its share."""
-    batches = iter([FILL_BATCH] * (tasks // FILL_BATCH) + ([tasks % FILL_BATCH] if tasks % FILL_BATCH else []))
+    firsts = iter(range(0, tasks, FILL_BATCH))
 
     async def fill(lane: AsyncLane) -> None:
-        for count in batches:
-            await lane.enqueue([payload] * count)
+        for first in firsts:
+            await lane.enqueue(make_payloads(first, min(FILL_BATCH, tasks - first), payload_bytes))
 
     async with anyio.create_task_group() as group:
         for lane in lanes:

@@ -60,10 +60,12 @@ class OnyxqEmbedded1(AsyncSystem):
         self._zookeeper: ZookeeperServer | None = None
         self._client: Any = None
         self.addresses: list[str] = []
+        self._home = Path()
 
     def start(self, directory: Path) -> None:
         """Start ZooKeeper if it is part of the configuration, then the peers."""
         more: list[str] = []
+        self._home = directory
         if self.zookeepers:
             try:
                 self._zookeeper = ZookeeperServer(directory / "zookeeper", servers=self.zookeepers)
@@ -102,6 +104,15 @@ class OnyxqEmbedded1(AsyncSystem):
     def pids(self) -> list[int]:
         """Process ids of the peers."""
         return self._servers.pids()
+
+    def file_bytes(self) -> int:
+        """Disk space that the LMDB files of all peers take."""
+        return sum(512 * file.stat().st_blocks for file in self._home.rglob("*.mdb"))
+
+    async def ready(self, queue: str) -> int:
+        """How many tasks of a queue are ready; only while lanes are open."""
+        counts = await self._client.count(queue)
+        return int(counts[queue]["ready"])
 
     async def open(self, queue: str, *, lanes: int, waiting: bool) -> list[AsyncLane]:
         """One client for all lanes."""

@@ -32,6 +32,7 @@ APPLIED = "applied"
 
 RECORD_BYTES_MAX = 512 * 1024
 ENTRY_BYTES_MAX = 256 * 1024
+INT_MIN, INT_MAX = -(1 << 63), (1 << 63) - 1
 
 
 @frozen
@@ -50,6 +51,7 @@ class Stamp:
 Verdict: TypeAlias = str
 Apply: TypeAlias = Callable[[Replica, Any, Stamp], tuple[Replica, Verdict]]
 Owed: TypeAlias = Callable[[Replica, str], Sequence[Any]]
+Reader: TypeAlias = Callable[[Any, str], Any]
 
 
 @frozen
@@ -81,22 +83,28 @@ def describe(module: types.ModuleType) -> Entry:
 
 
 @cache
-def _fields(args: type) -> tuple[tuple[str, Any], ...]:
+def _fields(args: Any) -> tuple[tuple[str, Any], ...]:
     hints = typing.get_type_hints(args)
     return tuple((f.name, hints[f.name]) for f in attrs.fields(args))
 
 
+@cache
+def _readers(args: Any) -> tuple[tuple[str, Reader], ...]:
+    return tuple((name, _reader(kind)) for name, kind in _fields(args))
+
+
 def encode_args(args: Any) -> list[Any]:
     """The fields of ``args`` in order, as msgpack can hold them."""
-    return [_plain(getattr(args, name)) for name, _ in _fields(type(args))]
+    kind: Any = type(args)
+    return [_plain(getattr(args, name)) for name, _ in _fields(kind)]
 
 
 def decode_args(args: type, values: Any) -> Any:
     """``args`` built from what `encode_args` gave; raises `Malformed`."""
-    fields = _fields(args)
-    if not isinstance(values, (list, tuple)) or len(values) != len(fields):
-        raise Malformed(f"{args.__module__}: {len(fields)} arguments expected")
-    return args(**{name: _typed(kind, value, name) for (name, kind), value in zip(fields, values, strict=True)})
+    readers = _readers(args)
+    if not isinstance(values, (list, tuple)) or len(values) != len(readers):
+        raise Malformed(f"{args.__module__}: {len(readers)} arguments expected")
+    return args(*[read(value, name) for (name, read), value in zip(readers, values, strict=True)])
 
 
 def _plain(value: Any) -> Any:
@@ -107,34 +115,75 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _typed(kind: Any, value: Any, name: str) -> Any:  # noqa: PLR0911
-    origin = typing.get_origin(kind)
+# --- readers: one per type, made once, because every record of the log passes through them ---
+
+
+@cache
+def _reader(kind: Any) -> Reader:
+    """The function that checks a value from the log, of the argument ``name``, against a type."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if isinstance(kind, typing.NewType):
-        return _typed(kind.__supertype__, value, name)
+        return _reader(kind.__supertype__)
     if origin is tuple:
-        return _typed_tuple(typing.get_args(kind), value, name)
+        many = len(arguments) == 2 and arguments[1] is Ellipsis
+        return _list_reader(arguments[0]) if many else _tuple_reader(arguments, tuple)
     if origin is PMap:
-        key_kind, item_kind = typing.get_args(kind)
-        if not isinstance(value, dict):
-            raise Malformed(f"{name}: a map expected")
-        return pmap({_typed(key_kind, k, name): _typed(item_kind, v, name) for k, v in value.items()})
+        return _map_reader(*arguments)
     if isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields"):
-        hints = tuple(typing.get_type_hints(kind).values())
-        return kind(*_typed_tuple(hints, value, name))
+        named: Any = kind
+        return _tuple_reader(tuple(typing.get_type_hints(kind).values()), named._make)
     if kind is Any:
-        return value
-    if type(value) is not kind:
-        raise Malformed(f"{name}: {getattr(kind, '__name__', kind)} expected, not {type(value).__name__}")
-    if kind is int and not -(1 << 63) <= value < 1 << 63:
+        return lambda value, name: value
+    return _int_reader if kind is int else _plain_reader(kind)
+
+
+def _int_reader(value: Any, name: str) -> Any:
+    if type(value) is not int:
+        raise Malformed(f"{name}: int expected, not {type(value).__name__}")
+    if not INT_MIN <= value <= INT_MAX:
         raise Malformed(f"{name}: the number is out of range")
     return value
 
 
-def _typed_tuple(kinds: tuple[Any, ...], value: Any, name: str) -> tuple[Any, ...]:
-    if not isinstance(value, (list, tuple)):
-        raise Malformed(f"{name}: a list expected")
-    if len(kinds) == 2 and kinds[1] is Ellipsis:
-        return tuple(_typed(kinds[0], item, name) for item in value)
-    if len(value) != len(kinds):
-        raise Malformed(f"{name}: {len(kinds)} items expected")
-    return tuple(_typed(kind, item, name) for kind, item in zip(kinds, value, strict=True))
+def _plain_reader(kind: Any) -> Reader:
+    def read(value: Any, name: str) -> Any:
+        if type(value) is not kind:
+            raise Malformed(f"{name}: {getattr(kind, '__name__', kind)} expected, not {type(value).__name__}")
+        return value
+
+    return read
+
+
+def _list_reader(kind: Any) -> Reader:
+    item = _reader(kind)
+
+    def read(value: Any, name: str) -> Any:
+        if not isinstance(value, (list, tuple)):
+            raise Malformed(f"{name}: a list expected")
+        return tuple([item(part, name) for part in value])
+
+    return read
+
+
+def _tuple_reader(kinds: tuple[Any, ...], make: Callable[[list[Any]], Any]) -> Reader:
+    readers = tuple(_reader(kind) for kind in kinds)
+
+    def read(value: Any, name: str) -> Any:
+        if not isinstance(value, (list, tuple)):
+            raise Malformed(f"{name}: a list expected")
+        if len(value) != len(readers):
+            raise Malformed(f"{name}: {len(readers)} items expected")
+        return make([item(part, name) for item, part in zip(readers, value, strict=True)])
+
+    return read
+
+
+def _map_reader(key_kind: Any, item_kind: Any) -> Reader:
+    key, item = _reader(key_kind), _reader(item_kind)
+
+    def read(value: Any, name: str) -> Any:
+        if not isinstance(value, dict):
+            raise Malformed(f"{name}: a map expected")
+        return pmap({key(k, name): item(v, name) for k, v in value.items()})
+
+    return read

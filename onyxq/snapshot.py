@@ -52,13 +52,14 @@ def _plain(value: Any) -> Any:
         return {key: _plain(value[key]) for key in sorted(value)}
     if isinstance(value, (tuple, list)):
         return [_plain(item) for item in value]
-    if attrs.has(type(value)):
-        return [_plain(getattr(value, name)) for name, _ in _fields(type(value))]
+    kind: Any = type(value)
+    if attrs.has(kind):
+        return [_plain(getattr(value, name)) for name, _ in _fields(kind)]
     return value
 
 
 @cache
-def _fields(kind: type) -> tuple[tuple[str, Any], ...]:
+def _fields(kind: Any) -> tuple[tuple[str, Any], ...]:
     hints = typing.get_type_hints(kind)
     return tuple((item.name, hints[item.name]) for item in attrs.fields(kind))
 

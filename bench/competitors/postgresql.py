@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import pwd
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.competitors.base import AsyncLane, AsyncSystem, Batch, Skip
-from bench.competitors.servers import Servers, find_program, free_port, version_of
+from bench.competitors.servers import START_SECONDS_MAX, Servers, find_program, free_port, version_of
 
 USER = "postgres"
 
@@ -112,6 +113,7 @@ class PostgreSql(AsyncSystem):
             user=user,
         )  # fmt: skip
         self._servers.wait_port(self._port)
+        self._wait_serving()
 
     def stop(self) -> None:
         """Stop the server; open connections have been closed before."""
@@ -132,14 +134,33 @@ class PostgreSql(AsyncSystem):
         from psycopg import AsyncConnection
 
         table = queue.replace("-", "_")
-        conninfo = f"host=127.0.0.1 port={self._port} user={USER} dbname=postgres"
         self._connections = []
         for _ in range(lanes):
-            self._connections.append(await AsyncConnection.connect(conninfo, autocommit=True, prepare_threshold=1))
+            self._connections.append(
+                await AsyncConnection.connect(self._conninfo(), autocommit=True, prepare_threshold=1)
+            )
         await self._connections[0].execute(CREATE.format(queue=table), prepare=False)
         return [
             PostgresLane(each, table, worker=number, waiting=waiting) for number, each in enumerate(self._connections)
         ]
+
+    def _conninfo(self) -> str:
+        return f"host=127.0.0.1 port={self._port} user={USER} dbname=postgres"
+
+    def _wait_serving(self) -> None:
+        """The port is open before the server takes connections."""
+        import psycopg
+
+        until = time.monotonic() + START_SECONDS_MAX
+        while True:
+            try:
+                psycopg.connect(self._conninfo()).close()
+                return
+            except psycopg.OperationalError:
+                self._servers.check()
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.05)
 
     async def close(self) -> None:
         """Close every connection."""

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from onyxq.cli.context import Context
+from onyxq.cli.output import log_to_stderr
 from onyxq.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ def _run(context: Context, serve: Callable[[trio.Event], Awaitable[Any]]) -> Non
             await serve(stop)
             nursery.cancel_scope.cancel()
 
+    log_to_stderr()
     run_in_trio(both)
 
 

@@ -21,19 +21,18 @@ def demo(context: Context) -> int:
         raise BadRequest(f"peers must be 1 to {PEERS_MAX}, not {args.peers}", field="peers")
 
     from onyxq.demo.corpus import chunks, default_directory, plain_count, text_files
-    from onyxq.demo.driver import Outcome, count_on_cluster, figures
+    from onyxq.demo.driver import Outcome, Voice, count_on_cluster, figures
 
     directory = Path(args.input).resolve() if args.input else default_directory()
     files = text_files(directory)
     shares = list(chunks(directory, files))
     context.out.note(f"{len(files)} text files under {directory}, {len(shares)} map tasks")
     data = Path(tempfile.mkdtemp(prefix="onyxq-demo-"))
+    voice = Voice(progress=context.out.progress, note=context.out.note)
     outcomes: list[Outcome] = []
 
     async def count() -> None:
-        outcomes.append(
-            await count_on_cluster(directory, shares, peers=args.peers, data=data, progress=context.out.progress)
-        )
+        outcomes.append(await count_on_cluster(directory, shares, peers=args.peers, data=data, voice=voice))
 
     try:
         run_in_trio(count)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, Any
 
 from onyxq.errors import OnyxqError
 
+PROGRESS_EVERY_S = 2.0
+"""Between lines of progress that are not written over."""
 BOLD, RED, PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[0m"
 
 
@@ -31,6 +34,7 @@ class Output:
         self._stderr = stderr or sys.stderr
         self._no_color = bool(environment.get("NO_COLOR"))
         self._progress_shown = False
+        self._progress_at = -PROGRESS_EVERY_S
 
     def document(self, value: Any) -> None:
         """One JSON document, indented for reading."""
@@ -70,11 +74,12 @@ class Output:
             print(f"{name.replace('_', ' '):<{width}}  {cell(item)}", file=self._stdout)
 
     def progress(self, text: str) -> None:
-        """Say on stderr how far it is; on a terminal the line is written over."""
+        """Say on stderr how far it is: on a terminal one line written over, else now and then a line."""
         if self._stderr.isatty():
             print(f"\r\x1b[K{text}", end="", file=self._stderr, flush=True)
             self._progress_shown = True
-        else:
+        elif time.monotonic() - self._progress_at >= PROGRESS_EVERY_S:
+            self._progress_at = time.monotonic()
             print(text, file=self._stderr, flush=True)
 
     def note(self, text: str) -> None:
@@ -131,3 +136,10 @@ def layout(columns: Sequence[str], rows: Sequence[Sequence[str]], *, bold: bool 
 
 def _number(text: str) -> bool:
     return text == "-" or text.replace(".", "", 1).replace("-", "", 1).isdigit()
+
+
+def log_to_stderr() -> None:
+    """What long-running commands have to warn of, a line each, with the time."""
+    import logging
+
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

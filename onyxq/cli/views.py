@@ -136,8 +136,8 @@ def _plain(value: Any) -> Any:
 
 
 def _queue_row(queue: dict[str, Any]) -> dict[str, Any]:
-    oldest = queue["oldest_ready_ms"]
-    age = "" if oldest is None else f"{max(0, time.time() - oldest / 1000):.0f}s"
+    age_ms = queue["oldest_ready_ms"]
+    age = "" if age_ms is None else f"{age_ms / 1000:.0f}s"
     return {"queue": queue["queue"], **queue["depth"], "oldest_ready": age}
 
 

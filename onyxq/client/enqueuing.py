@@ -243,7 +243,7 @@ def cut_payloads(payloads: Sequence[bytes]) -> Iterator[tuple[int, int]]:
         end = min(start + RUN_TASKS_MAX, len(payloads))
         if ends[end] - ends[start] > RUN_BYTES_MAX:
             end = start + 1
-            while ends[end + 1] - ends[start] <= RUN_BYTES_MAX:
+            while end < len(payloads) and ends[end + 1] - ends[start] <= RUN_BYTES_MAX:
                 end += 1
         yield start, end
         start = end

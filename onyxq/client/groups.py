@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 import anyio
 
-from onyxq.errors import OnyxqError, TimedOut
+from onyxq.errors import BadRequest, OnyxqError, TimedOut
 from onyxq.wire.background import Spawner
 
 OVERLAP_AFTER_S = 0.1
@@ -94,6 +94,13 @@ class Group(Generic[Entry, Outcome]):
             outcomes = await self._send([waiter.entry for waiter in taken], max(waiter.until for waiter in taken))
             for waiter, outcome in zip(taken, outcomes, strict=True):
                 waiter.outcome = outcome
+        except BadRequest as error:
+            if len(taken) > 1:
+                # Nothing was done; only the call that is at fault is to hear of it.
+                for waiter in taken:
+                    await self._send_one([waiter])
+                return
+            taken[0].outcome = error
         except OnyxqError as error:
             for waiter in taken:
                 waiter.outcome = error

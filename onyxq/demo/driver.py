@@ -35,7 +35,15 @@ STOPPABLE_FROM = 3
 STALLED_AFTER_S = 60.0
 LOOK_EVERY_S = 0.2
 
-Progress = Callable[[str], None]
+Say = Callable[[str], None]
+
+
+@frozen
+class Voice:
+    """How the demo tells what it does: ``progress`` may be passed over, ``note`` stays."""
+
+    progress: Say
+    note: Say
 
 
 @frozen
@@ -52,35 +60,35 @@ class Outcome:
 
 
 async def count_on_cluster(
-    directory: Path, shares: Sequence[Chunk], *, peers: int, data: Path, progress: Progress
+    directory: Path, shares: Sequence[Chunk], *, peers: int, data: Path, voice: Voice
 ) -> Outcome:
     """Count the words of all shares; raises `TimedOut` if the cluster makes no progress."""
     async with LocalCluster(peers=peers, data=str(data)) as cluster:
         addresses = cluster.addresses
-        progress(f"{peers} peers serve: {', '.join(addresses)}")
+        voice.note(f"{peers} peers serve: {', '.join(addresses)}")
         async with AsyncClient(addresses[0]) as client, _workers(directory, addresses) as ran:
             started = trio.current_time()
             maps = await client.enqueue_many(MAP, [json.dumps(share._asdict()).encode() for share in shares])
-            stopped = await _map(client, cluster, len(maps), progress)
-            total, reduces = await _reduce(client, maps, progress)
+            stopped = await _map(client, cluster, len(maps), voice)
+            total, reduces = await _reduce(client, maps, voice)
             seconds = trio.current_time() - started
     return Outcome(counts=total, tasks=len(maps) + reduces, seconds=seconds, ran=sum(ran), stopped=stopped)
 
 
-async def _map(client: AsyncClient, cluster: LocalCluster, total: int, progress: Progress) -> str:
+async def _map(client: AsyncClient, cluster: LocalCluster, total: int, voice: Voice) -> str:
     """Wait for the map tasks; stop a peer while they are in flight and return its id."""
     stopped, last = "", len(cluster.nodes) - 1
     async for done in _completed(client, MAP, total):
-        progress(f"map: {done} of {total} tasks")
+        voice.progress(f"map: {done} of {total} tasks")
         if not stopped and done * 100 >= STOP_AT_PERCENT * total and last + 1 >= STOPPABLE_FROM:
             addresses = cluster.nodes[last].addresses
             stopped = addresses.peer if addresses else ""
-            progress(f"map: {done} of {total} tasks; stopping peer {stopped}")
+            voice.note(f"map: {done} of {total} tasks; stopping peer {stopped}")
             await cluster.stop_peer(last)
     return stopped
 
 
-async def _reduce(client: AsyncClient, tasks: list[TaskId], progress: Progress) -> tuple[dict[str, int], int]:
+async def _reduce(client: AsyncClient, tasks: list[TaskId], voice: Voice) -> tuple[dict[str, int], int]:
     """Add results up, ``FAN_IN`` by ``FAN_IN``, until one is left; the counts, and how many tasks that took."""
     made = 0
     while len(tasks) > 1 or not made:
@@ -89,7 +97,7 @@ async def _reduce(client: AsyncClient, tasks: list[TaskId], progress: Progress) 
         tasks = await client.enqueue_many(REDUCE, payloads)
         made += len(tasks)
         async for done in _completed(client, REDUCE, made):
-            progress(f"reduce: {done} of {made} tasks")
+            voice.progress(f"reduce: {done} of {made} tasks")
     last = await client.get(tasks[0])
     return unpack_counts(last.result or b""), made
 

@@ -1,6 +1,6 @@
 """A worker of the demo, a process of its own: claims map and reduce tasks until its stdin ends.
 
-Run as ``python -m onyxq.demo.worker NAME DIRECTORY HOST:PORT...``; at the end it prints how many
+Run as ``python -m onyxq.demo.worker NAME DIRECTORY HOST:PORT``; at the end it prints how many
 tasks it ran, as JSON.  A map task counts the words of a chunk and keeps the counts as
 its result; a reduce task adds the results of others, which it reads through the API.
 """
@@ -24,6 +24,8 @@ MAP, REDUCE = "demo-map", "demo-reduce"
 LEASE_MS = 10_000
 WAIT_MS = 500
 CLAIM_TASKS = 16
+LOOPS = 2
+"""While one waits for an answer, the other counts."""
 PAUSE_S = 0.1
 """Between attempts while nobody can serve."""
 
@@ -89,7 +91,8 @@ async def main(name: str, directory: Path, address: str) -> None:
     ran = Counter[str]()
 
     async with AsyncClient(address) as client, trio.open_nursery() as nursery:
-        nursery.start_soon(work, client, name, directory, ran)
+        for _ in range(LOOPS):
+            nursery.start_soon(work, client, name, directory, ran)
         await trio.to_thread.run_sync(sys.stdin.buffer.read, abandon_on_cancel=True)
         nursery.cancel_scope.cancel()
     print(json.dumps({"worker": name, "ran": ran.total()}))

@@ -348,7 +348,8 @@ class EmbeddedBackend:
         """See `LogSession.trim`."""
         total = 0
         while True:
-            pointer, deleted = await self.submit(work=lambda: self._trim_batch(upto))
+            found: tuple[_Pointer | None, int] = await self.submit(work=lambda: self._trim_batch(upto))
+            pointer, deleted = found
             if pointer is None:
                 return total
             self._pointer = pointer
@@ -446,8 +447,8 @@ class EmbeddedSession:
 
     async def wait_pulse_gone(self, peer: str) -> None:
         """See `LogSession.wait_pulse_gone`."""
-        self._check()
         await trio.lowlevel.checkpoint()
+        self._check()
         while self._backend.has_pulse(peer):
             await self._backend.wait_session_end()
             self._check()

@@ -31,6 +31,7 @@ from kazoo.exceptions import (
     OperationTimeoutError,
     SessionExpiredError,
 )
+from kazoo.handlers.threading import AsyncResult, SequentialThreadingHandler
 from kazoo.protocol.connection import ConnectionHandler
 from kazoo.protocol.serialization import Watch, int_struct, write_string
 from kazoo.protocol.states import KazooState, KeeperState
@@ -95,6 +96,20 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
         super()._read_watch_event(buffer, offset)
 
 
+class _DirectResult(AsyncResult):  # type: ignore[misc]  # kazoo has no types
+    """Calls back in the connection's thread: the callbacks here only post to trio, so the
+    thread that kazoo keeps for callbacks would add nothing but its delay."""
+
+    def _do_callbacks(self) -> None:
+        for callback in self._callbacks:
+            callback(self)
+
+
+class _DirectHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
+    def async_result(self) -> _DirectResult:
+        return _DirectResult(self)
+
+
 class SessionClient(KazooClient):  # type: ignore[misc]  # kazoo has no types
     """One ZooKeeper session: reconnects until it is told that the session expired."""
 
@@ -103,6 +118,7 @@ class SessionClient(KazooClient):  # type: ignore[misc]  # kazoo has no types
         super().__init__(
             hosts=hosts,
             timeout=session_timeout_ms / 1000,
+            handler=_DirectHandler(),
             connection_retry=KazooRetry(max_tries=-1, delay=RECONNECT_FIRST_S, max_delay=RECONNECT_MAX_S),
             logger=logging.getLogger("onyxq.log.kazoo"),
         )
@@ -212,6 +228,7 @@ class Link:
         self._scheduled = False
         self._changed = trio.Event()
         self._flying: set[Reply] = set()
+        self._heard = trio.current_time()
 
     # --- from kazoo's threads ------------------------------------------------------
 
@@ -281,6 +298,16 @@ class Link:
         """One call; raises kazoo's errors, with the end of the session as `SessionLost`."""
         return await self.start(make).wait()
 
+    async def call_patiently(self, make: Start) -> Any:
+        """As `call`, but a server silent for `patience_s` is a broken connection: then `suspected`."""
+        reply = self.start(make)
+        sent = trio.current_time()
+        while (deadline := max(sent, self._heard) + self.patience_s) > trio.current_time():
+            with trio.move_on_at(deadline):
+                return await reply.wait()
+        self.suspected = True
+        raise OperationTimeoutError("the server is silent")
+
     async def insist(self, make: Start) -> Any:
         """A call that may be repeated: sent again after each reconnect until it is answered."""
         while True:
@@ -294,10 +321,6 @@ class Link:
         """Let the state change that explains a broken call arrive; bounds the rate of repeats."""
         with trio.move_on_after(RECONNECT_FIRST_S):
             await self._changed.wait()
-
-    def suspect(self) -> None:
-        """Say that the server does not answer."""
-        self.suspected = True
 
     def end(self) -> None:
         """The session is over: wake whoever waits."""
@@ -325,6 +348,7 @@ class Link:
             error = SessionLost("the ZooKeeper session has ended")
         elif not isinstance(error, BROKEN):
             self.suspected = False
+            self._heard = trio.current_time()
         done(value, error)
 
     def _settle(self, reply: Reply, value: Any, error: BaseException | None) -> None:

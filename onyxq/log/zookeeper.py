@@ -91,6 +91,7 @@ class ZookeeperSession:
         self._origins = Origins(link, layout)
         self._segment = 0
         self._pulse_watches: dict[str, _PulseWatch] = {}
+        link.on_end.append(lambda: self._wake_pulse(None, False))
 
     @property
     def connected(self) -> bool:
@@ -123,7 +124,8 @@ class ZookeeperSession:
 
     async def append(self, data: bytes) -> int:
         """See `LogSession.append`; waits at most two thirds of the session timeout for a
-        connection, and as long again for the answer, before it raises `AppendUnknown`."""
+        connection, and as long for an answer while nothing is heard of ZooKeeper, before it
+        raises `AppendUnknown`."""
         if len(data) > RECORD_BYTES_MAX:
             raise TooLarge(f"a record of {len(data)} bytes; at most {RECORD_BYTES_MAX}")
         self._link.check()
@@ -131,23 +133,20 @@ class ZookeeperSession:
             await self._link.wait_connected()
         if waiting.cancelled_caught:
             raise AppendUnknown("there is no connection to ZooKeeper")
-        with trio.move_on_after(self._link.patience_s):
-            return await self._append(data)
-        self._link.suspect()
-        raise AppendUnknown("ZooKeeper does not answer")
+        return await self._append(data)
 
     async def _append(self, data: bytes) -> int:
         path = f"{self._layout.segment(self._segment)}/e-"
         record = None
         self._reader.depart()
         try:
-            created, stat = await self._link.call(
+            created, stat = await self._link.call_patiently(
                 lambda client: client.create_async(path, data, sequence=True, include_data=True)
             )
             record = Record(self._layout.position(self._segment, created), stat.ctime, data)
             return record.position
         except BROKEN:
-            raise AppendUnknown("the connection to ZooKeeper broke during an append") from None
+            raise AppendUnknown("the connection to ZooKeeper broke, or was silent, during an append") from None
         except KazooException as error:
             raise LogUnavailable(f"ZooKeeper refuses the record: {error!r}") from None
         finally:

@@ -61,6 +61,8 @@ class Reader:
         self._found: dict[int, Record] = {}
         self._asked: dict[int, int] = {}
         """Outstanding gets: position -> events counted when it was sent."""
+        self._front = 0
+        """Below it every position of the window was asked for, found or refused."""
         self._refused: set[int] = set()
         """Positions found empty although a later record exists."""
         self._end = 0
@@ -69,6 +71,8 @@ class Reader:
         self._slack: int | None = None
         """Position found empty less the events counted when it was asked for, the least of
         this connection: no record at or above slack + events can exist yet. None: unknown."""
+        self._doubt = False
+        """Whether the slack stems from a position that may be empty because it was trimmed."""
         self._own_flights = 0
         self._ahead = AHEAD_FIRST
         self._generation = 0
@@ -118,7 +122,7 @@ class Reader:
                 self._pump()
                 await trio.lowlevel.checkpoint()
                 return record
-            if position in self._refused:
+            if position in self._refused or (self._doubt and position not in self._asked):
                 trimmed = await self._judge(position)
                 if trimmed is not None:
                     return trimmed
@@ -152,11 +156,14 @@ class Reader:
             await self._link.pause()
             return None
         if position <= trimmed:
+            self._end = max(self._end, trimmed + 1)
+            self._slack, self._doubt = None, False
             return Trimmed(trimmed)
         if generation == self._generation:
             if position < self._end:
                 raise Corrupt(f"record {position} of the log is missing, although a later one exists")
             self._refused.discard(position)
+            self._doubt = False
             self._tighten(position, events)
             self._pump()
         return None
@@ -164,11 +171,11 @@ class Reader:
     def _seek(self, position: int) -> None:
         if self._next < 0 or position >> _SEQUENCE_BITS != self._segment:
             self._segment = position >> _SEQUENCE_BITS
-            self._slack = None
             self._next = position
             self._on_connect()
         elif position != self._next:
             self._generation += 1
+            self._front = position
             self._asked.clear()
             self._refused.clear()
             self._found = {p: record for p, record in self._found.items() if position <= p < position + AHEAD_MAX}
@@ -178,9 +185,10 @@ class Reader:
     def _on_connect(self) -> None:
         """A new connection: watch first, then look, so that nothing is missed in between."""
         self._generation += 1
+        self._front = 0
         self._asked.clear()
         self._refused.clear()
-        self._slack = None
+        self._slack, self._doubt = None, False
         if self._next < 0 or not self._link.connected:
             return
         path = self._layout.segment(self._segment)
@@ -207,9 +215,10 @@ class Reader:
         if self._slack is not None:
             # Events of own appends in flight are left out: their records come with the answer.
             limit = min(limit, max(self._end, self._slack + self._events - self._own_flights))
-        for position in range(self._next, limit):
+        for position in range(max(self._next, self._front), limit):
             if position not in self._asked and position not in self._found and position not in self._refused:
                 self._ask(position)
+        self._front = max(self._front, limit)
 
     def _ask(self, position: int) -> None:
         generation, events = self._generation, self._events
@@ -239,7 +248,9 @@ class Reader:
 
     def _on_absent(self, position: int, events: int) -> None:
         self._ahead = AHEAD_FIRST
+        self._front = min(self._front, position)
         if position >= self._end:
+            self._doubt = True
             self._tighten(position, events)
         if position < self._end or position == self._next:
             self._refused.add(position)

@@ -24,7 +24,7 @@ from types import FrameType, TracebackType
 
 import trio
 
-from onyxq.errors import Incomplete
+from onyxq.errors import Conflict, Incomplete
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 5.0
@@ -75,6 +75,19 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def _check_free(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise Conflict(
+                f"port {port} cannot be used: {error.strerror}",
+                field="port",
+                hint="Choose another --port (0: a free one).",
+            ) from None
+
+
 class ZookeeperServer:
     """One server, or an ensemble of three, on 127.0.0.1; use it with ``with`` or ``async with``.
 
@@ -114,7 +127,8 @@ class ZookeeperServer:
     # --- starting and stopping ---------------------------------------------------
 
     def start(self) -> None:
-        """Start all servers and wait until they serve; raises `Incomplete` if they do not."""
+        """Start all servers and wait until they serve; raises `Incomplete` if they do not,
+        `Conflict` if a port is taken."""
         self._spawn_all()
         try:
             for waited in self._wait_ready():
@@ -213,6 +227,8 @@ class ZookeeperServer:
         return process
 
     def _spawn_all(self) -> None:
+        for port in self.ports:
+            _check_free(port)  # or the server that has it would be taken for ours
         for server in range(len(self.ports)):
             self.spawn(server)
 

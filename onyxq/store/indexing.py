@@ -26,7 +26,6 @@ from onyxq.store.records import (
     DIGEST,
     EPOCH,
     HASH_MASK,
-    OUTCOMES_COUNT,
     Prepared,
     QueueKey,
     Stretch,
@@ -345,9 +344,9 @@ class Applier:
         newly = changed & ~finished
         for owner in owners(self._tables, stretch, changed):
             counts = self._counts_of(stretch.key[:2], owner.queue)
-            for outcome in range(OUTCOMES_COUNT):
-                counts[1 + outcome] += (owner.tasks & stretch.done[outcome]).bit_count()
-                counts[1 + outcome] -= (owner.tasks & before[outcome]).bit_count()
+            for outcome, (was, now) in enumerate(zip(before, stretch.done, strict=True)):
+                if was != now:
+                    counts[1 + outcome] += (owner.tasks & now).bit_count() - (owner.tasks & was).bit_count()
             if owner.tasks & newly:
                 for (due_ms, _), bits in groups(stretch, owner.tasks).items():
                     if bits & newly:

@@ -45,6 +45,7 @@ RESERVE_BYTES_MAX = 64 * 1024 * 1024
 partitions: deleting needs room before it gives any."""
 FORMAT = b"1"
 _FORMAT_KEY = b"\0format"
+_FREED = "\0freed"
 
 _log = logging.getLogger(__name__)
 
@@ -95,27 +96,40 @@ class LmdbTable:
 class LmdbTables:
     """All tables of one transaction; see `onyxq.store.indexing.Tables`."""
 
+    rows: LmdbTable
+    ready: LmdbTable
+    due: LmdbTable
+    stretch: LmdbTable
+    counts: LmdbTable
+    hours: LmdbTable
+    leaves: LmdbTable
+    epochs: LmdbTable
+    meta: LmdbTable
+
     def __init__(self, txn: lmdb.Transaction, dbs: dict[str, Any]) -> None:
-        self.rows = LmdbTable(txn, dbs["rows"])
-        self.ready = LmdbTable(txn, dbs["ready"])
-        self.due = LmdbTable(txn, dbs["due"])
-        self.stretch = LmdbTable(txn, dbs["stretch"])
-        self.counts = LmdbTable(txn, dbs["counts"])
-        self.hours = LmdbTable(txn, dbs["hours"])
-        self.leaves = LmdbTable(txn, dbs["leaves"])
-        self.epochs = LmdbTable(txn, dbs["epochs"])
-        self.meta = LmdbTable(txn, dbs["meta"])
+        self._txn = txn
+        self._dbs = dbs
+
+    def __getattr__(self, name: str) -> LmdbTable:
+        # Made when first used: most transactions touch some tables only.
+        if name not in self._dbs:
+            raise AttributeError(name)
+        table = LmdbTable(self._txn, self._dbs[name])
+        setattr(self, name, table)
+        return table
 
 
 class _Ticket:
     """One batch that waits, and the task to wake; no task if that was cancelled."""
 
-    __slots__ = ("prepared", "result", "task")
+    __slots__ = ("prepared", "result", "task", "urgent")
 
-    def __init__(self, prepared: PreparedBatch) -> None:
+    def __init__(self, prepared: PreparedBatch, task: trio.lowlevel.Task | None) -> None:
         self.prepared = prepared
         self.result: Written | StoreFailed | None = None
-        self.task: trio.lowlevel.Task | None = trio.lowlevel.current_task()
+        self.task = task
+        self.urgent = bool(prepared.batch.drop) or task is None
+        """It makes room, and may use the map's reserve."""
 
 
 class LmdbStore(StoreReads):
@@ -196,7 +210,7 @@ class LmdbStore(StoreReads):
         """
         if self._closed:
             raise StoreFailed("the store is closed")
-        ticket = _Ticket(prepare_batch(batch))
+        ticket = _Ticket(prepare_batch(batch), trio.lowlevel.current_task())
         self._waiting.append(ticket)
         self._ask_begin()
 
@@ -291,10 +305,13 @@ class LmdbStore(StoreReads):
         elif failure is not None:
             self._fail(failure)
         else:
-            self._give_back_reserve()
-            self._renew()
             group, written = self._group, self._written
             self._group, self._written = [], []
+            if any(ticket.prepared.batch.drop for ticket in group):
+                self._free_dropped()
+            elif self._map_bytes > self._map_bytes_limit:
+                self._resize(self._map_bytes_limit)
+            self._renew()
             for ticket, result in zip(group, written, strict=True):
                 _wake(ticket, result)
         self._begin()
@@ -317,16 +334,18 @@ class LmdbStore(StoreReads):
 
     def _grow(self) -> bool:
         """Enlarge the map; False at its limit. No write transaction may be open."""
-        drops = any(ticket.prepared.batch.drop for ticket in self._group)
-        limit = self._map_bytes_max if drops and len(self._group) == 1 else self._map_bytes_limit
+        urgent = len(self._group) == 1 and self._group[0].urgent
+        limit = self._map_bytes_max if urgent else self._map_bytes_limit
         if self._map_bytes >= limit:
             return False
         self._resize(min(2 * self._map_bytes, limit))
         return True
 
-    def _give_back_reserve(self) -> None:
-        if self._map_bytes > self._map_bytes_limit:
-            self._resize(self._map_bytes_limit)
+    def _free_dropped(self) -> None:
+        """Commit once more after a drop: LMDB reuses pages one transaction later only,
+        and where the map is full nobody else's transaction would ever succeed."""
+        self._waiting.appendleft(_Ticket(prepare_batch(Batch(meta=((_FREED, b""),))), None))
+        self._alone += 1
 
     def _resize(self, size: int) -> None:
         self._snapshot.abort()

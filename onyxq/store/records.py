@@ -58,6 +58,7 @@ DUE_MS_MAX = (1 << 62) - 1
 OUTCOMES_COUNT = 3
 
 _HEAD = struct.Struct("<II")
+_CRC = struct.Struct("<I")
 _ORDER = struct.Struct(">QI")
 _PLACE = struct.Struct(">IQ")
 _DUE = struct.Struct(">Q")
@@ -140,8 +141,7 @@ def prepare(row: Row) -> Prepared:
     kind = key[2:3]
     first = TaskId(key[3:23])
     try:
-        body = unseal(key, value)
-        count, detail = _check_body(kind, key, body)
+        count, detail = _check_body(kind, key, value)
     except (Corrupt, struct.error, TypeError, ValueError, msgpack.UnpackException) as error:
         raise BadRequest(f"a row of kind {kind!r} is malformed: {error}", field="rows") from None
     stretch = stretch_of(first)
@@ -151,9 +151,10 @@ def prepare(row: Row) -> Prepared:
     return Prepared(key, value, kind, first, stretch, mask, detail)
 
 
-def _check_body(kind: bytes, key: bytes, body: bytes) -> tuple[int, Detail]:
+def _check_body(kind: bytes, key: bytes, value: bytes) -> tuple[int, Detail]:
     if kind == TASK:
-        return _check_task(key, body)
+        return _check_task(key, value)
+    body = unseal(key, value)
     if kind == COMPLETION:
         return _check_completion(key, body)
     if kind == HISTORY:
@@ -161,14 +162,17 @@ def _check_body(kind: bytes, key: bytes, body: bytes) -> tuple[int, Detail]:
     return _check_update(key, body)
 
 
-def _check_task(key: bytes, body: bytes) -> tuple[int, QueueKey]:
+def _check_task(key: bytes, value: bytes) -> tuple[int, QueueKey]:
+    body = memoryview(value)[:-4]  # large, so it is not copied as `unseal` does
     head_bytes, count = _HEAD.unpack_from(body)
+    if _CRC.unpack(value[-4:])[0] != zlib.crc32(body, zlib.crc32(key)):
+        raise Corrupt("it does not match its checksum")
     table = 8 + head_bytes
     if not 1 <= count <= STRETCH_TASKS or len(key) != 23 or table + 8 * count > len(body):
         raise ValueError("its table is out of range")
-    if sum(memoryview(body)[table : table + 4 * count].cast("I")) != len(body) - table - 8 * count:
+    if sum(body[table : table + 4 * count].cast("I")) != len(body) - table - 8 * count:
         raise ValueError("its lengths do not add up")
-    return count, queue_key(body[8:table])
+    return count, queue_key(bytes(body[8:table]))
 
 
 def completion_head(body: bytes) -> tuple[int, int, int]:

@@ -76,7 +76,8 @@ class Connection:
         """Callers that wait because too much is in flight, oldest first."""
         self._stop = anyio.Event()
         self._heard_at = 0.0
-        self._pinged_at: float | None = None
+        self._pinged = False
+        """A sign of life was asked for and none came since."""
 
     @classmethod
     def open(
@@ -254,6 +255,7 @@ class Connection:
                 self._take(message)
             data = await self._stream.receive(RECEIVE_BYTES)
             self._heard_at = anyio.current_time()
+            self._pinged = False
             self._decoder.feed(data)
 
     def _take(self, message: Any) -> None:
@@ -276,11 +278,11 @@ class Connection:
             now = anyio.current_time()
             uploading = self._outlet.unsent > 0 and now - self._outlet.sent_at < PING_AFTER_S
             if not self._calls or uploading:
-                self._pinged_at = None
-            elif self._pinged_at is not None and self._heard_at <= self._pinged_at:
+                self._pinged = False
+            elif self._pinged:
                 raise Unavailable(f"{self.address} went silent")
             elif now - self._heard_at >= PING_AFTER_S:
-                self._pinged_at = now
+                self._pinged = True
                 self._outlet.put(self._encoder.encode([self._next, PING, {}]))
                 self._next += 1
 

@@ -34,14 +34,11 @@ current_claim: ContextVar[Claim] = ContextVar("current_claim")
 """Within a task: its claim, for updates and as a fencing token."""
 
 
-class Stop(Exception):
-    """Raised by a task's body to fail for good: no retry."""
-
-
 class _Job:
     def __init__(self, claim: Claim) -> None:
         self.claim = claim
         self.scope = anyio.CancelScope()
+        self.started = False
         self.stale = False
 
     def drop(self) -> None:
@@ -79,8 +76,8 @@ class Worker:
         self._name = name
         self._jobs: dict[TaskId, _Job] = {}
         self._changed = anyio.Event()
-        self._stopping = anyio.Event()
-        self._claiming = anyio.CancelScope()
+        self._stopping = False
+        self._claiming: anyio.CancelScope | None = None
         self.finished = 0
         """Tasks completed."""
         self.failed = 0
@@ -93,35 +90,47 @@ class Worker:
 
     def stop(self) -> None:
         """Claim no more; finish what runs, give back what does not. Again: give everything back now."""
-        if self._stopping.is_set():
-            for job in self._jobs.values():
+        for job in self._jobs.values():
+            if self._stopping or not job.started:
                 job.scope.cancel()
-        self._stopping.set()
-        self._claiming.cancel()
+        self._stopping = True
+        if self._claiming is not None:
+            self._claiming.cancel()
 
     async def serve(self, client: AsyncClient) -> None:
         """Work until `stop`; raises errors that no retry can mend (a bad queue name, no permission)."""
         running = anyio.Semaphore(self._concurrency)
         token = current_client.set(client)
+        failure: OnyxqError | None = None
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._renew, client)
-                await self._claim(client, group, running)
-                with anyio.move_on_after(self._drain_ms / 1000):
-                    await self._below(1)
-                for job in self._jobs.values():
-                    job.scope.cancel()
-                await self._below(1)
+                try:
+                    await self._claim(client, group, running)
+                except OnyxqError as error:
+                    failure = error
+                if not self._stopping:
+                    self.stop()
+                await self._drain()
                 group.cancel_scope.cancel()
         finally:
             current_client.reset(token)
+        if failure is not None:
+            raise failure
+
+    async def _drain(self) -> None:
+        with anyio.move_on_after(self._drain_ms / 1000):
+            await self._below(1)
+        for job in self._jobs.values():
+            job.scope.cancel()
+        await self._below(1)
 
     async def _claim(self, client: AsyncClient, group: TaskGroup, running: anyio.Semaphore) -> None:
         pause_s = PAUSE_FIRST_S
         # Asking for one free place at a time would cost a grant per task.
         least = max(1, self._capacity // 4)
-        with self._claiming:
-            while True:
+        with anyio.CancelScope() as self._claiming:
+            while not self._stopping:
                 await self._below(self._capacity - least + 1)
                 try:
                     batch = await self._ask(client)
@@ -133,6 +142,8 @@ class Worker:
                 pause_s = PAUSE_FIRST_S
                 for claim in batch:
                     job = self._jobs[claim.id] = _Job(claim)
+                    if self._stopping:
+                        job.scope.cancel()
                     group.start_soon(self._work, client, job, running)
 
     async def _ask(self, client: AsyncClient) -> ClaimBatch:
@@ -150,26 +161,21 @@ class Worker:
         current_claim.set(job.claim)
         result: bytes | None = None
         problem: str | None = None
-        final = False
         try:
             with job.scope:
                 async with running:
-                    if self._stopping.is_set():
-                        job.scope.cancel()
-                        await anyio.lowlevel.checkpoint()
+                    job.started = True
                     try:
                         result = await self._body(job.claim)
                     except Exception as error:
                         # Whatever user code raises is the outcome of the attempt.
-                        problem, final = describe(error), isinstance(error, Stop)
-            await self._report(client, job, result, problem, final=final)
+                        problem = describe(error)
+            await self._report(client, job, result, problem)
         finally:
             del self._jobs[job.claim.id]
             self._changed.set()
 
-    async def _report(
-        self, client: AsyncClient, job: _Job, result: bytes | None, problem: str | None, *, final: bool
-    ) -> None:
+    async def _report(self, client: AsyncClient, job: _Job, result: bytes | None, problem: str | None) -> None:
         claim = job.claim
         if job.stale:
             log.warning("the claim on task %s no longer stands; its work was stopped", claim.id.hex())
@@ -181,7 +187,7 @@ class Worker:
                 await client.complete(claim, result)
                 self.finished += 1
             else:
-                await client.fail(claim, problem, FINAL if final else None)
+                await client.fail(claim, problem)
                 self.failed += 1
         except OnyxqError as error:
             log.warning("the outcome of task %s was not taken: %s", claim.id.hex(), error.message)

@@ -248,12 +248,14 @@ def test_draining_ends_when_a_new_peer_of_the_node_joins() -> None:
     """It marks the node; the next peer of the node starts fresh."""
     world = created("a", "b")
     assert world.verdicts("b", drain_node.Args("node-b", True)) == ["applied"]
-    assert world.now.nodes["node-b"].draining and world.now.nodes["node-b"].replaced
+    drained = world.now.nodes["node-b"]
+    assert drained.draining and drained.replaced
     assert world.verdicts("b", drain_node.Args("node-b", False)) == ["already draining"]
     assert world.verdicts("b", drain_node.Args("node-x", False)) == ["unknown node"]
     world.submit("b2", joining("b2", "node-b"))
     world.settle("a", "b2")
-    assert not world.now.nodes["node-b"].draining and not world.now.nodes["node-b"].replaced
+    back = world.now.nodes["node-b"]
+    assert not back.draining and not back.replaced
 
 
 def test_gc_names_its_writer_and_forgets_peers_that_are_gone() -> None:

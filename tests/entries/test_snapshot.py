@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from attrs import evolve
 from pyrsistent import pmap, v
@@ -18,7 +20,8 @@ def rich() -> Replica:
     world = generated_world(seed=5, records=250)
     found = max(world.replicas, key=lambda one: (len(one.ring.pairs), len(one.claims), one.position))
     assert found.claims and found.ring.pairs and found.nodes and found.outbox
-    return evolve(found, extensions=pmap({"ext": pmap({"list": (1, None, "x"), "map": pmap({"b": b"b"})})}))
+    state: dict[str, Any] = {"list": (1, None, "x"), "map": pmap({"b": b"b"})}
+    return evolve(found, extensions=pmap({"ext": pmap(state)}))
 
 
 def test_the_empty_replica_comes_back() -> None:

@@ -49,7 +49,9 @@ PURE_MAY_IMPORT = ("onyxq.errors", "onyxq.log.interface", "onyxq.log.codec", "lo
 """Project modules beside the pure ones that pure modules may see: values and bytes only."""
 
 ONLY_IN = {
-    "kazoo": ("onyxq/log/kazoo_client.py", "onyxq/log/zookeeper.py", "onyxq/log/zookeeper_origin.py"),
+    "kazoo": tuple(
+        f"onyxq/log/{name}.py" for name in ("kazoo_client", "zookeeper", "zookeeper_origin", "zookeeper_reader")
+    ),
     "lmdb": ("onyxq/store/lmdb_store.py", "onyxq/log/embedded.py"),
     "simulation": ("simulation/*", "onyxq/cli/*", "onyxq/testing/*", "onyxq/testing.py"),
 }
@@ -65,6 +67,12 @@ NEVER_IMPORTS = {
     "onyxq/http/*": ("onyxq.cli",),
 }
 """Imports run one way: what the files on the left never import."""
+
+EVERYBODYS = ("onyxq.peer.clock",)
+"""Interfaces to the world, which any layer may import wherever they are."""
+
+SIMULATED_TIME = ("simulation", "trio.testing.MockClock")
+"""Tests that import one of these run on a clock that jumps: their sleeps take no time and need no luck."""
 
 SLEEPS_ALLOWED: dict[str, str] = {}
 """Test files that may sleep, and why."""
@@ -177,7 +185,7 @@ def imports_run_one_way(source: Source) -> Complaints:
     for pattern, modules in NEVER_IMPORTS.items():
         if matches(source.path, (pattern,)):
             for line, name in imported(source):
-                if any(within(name, module) for module in modules):
+                if any(within(name, module) for module in modules) and not any(within(name, one) for one in EVERYBODYS):
                     yield line, f"{pattern} never imports {name}"
 
 
@@ -345,16 +353,24 @@ def modules_stay_short(source: Source) -> Complaints:
 
 
 def tests_do_not_sleep(source: Source) -> Complaints:
-    """Tests wait for events or use a clock of their own."""
-    if not source.test or source.path in SLEEPS_ALLOWED:
+    """Tests wait for what happens: an event, a condition looked at again and again, or simulated time."""
+    simulated = any(within(name, home) for _, name in imported(source) for home in SIMULATED_TIME)
+    if not source.test or source.path in SLEEPS_ALLOWED or simulated:
         return
+    loops = [node for node in ast.walk(source.tree) if isinstance(node, ast.While) and not _for_ever(node)]
+    looking = {node for loop in loops for node in ast.walk(loop)}
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "sleep":
-            if _name(node.func.value) in ("time", "trio", "anyio", "asyncio") and not _just_yields(node):
+            lucky = node not in looking and not _just_yields(node)
+            if lucky and _name(node.func.value) in ("time", "trio", "anyio", "asyncio"):
                 yield node.lineno, f"{ast.unparse(node.func)} in a test"
     for line, name in imported(source):
         if name in ("time.sleep", "trio.sleep", "anyio.sleep", "asyncio.sleep"):
             yield line, f"{name} in a test"
+
+
+def _for_ever(loop: ast.While) -> bool:
+    return isinstance(loop.test, ast.Constant)
 
 
 def _just_yields(call: ast.Call) -> bool:

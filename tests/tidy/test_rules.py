@@ -51,6 +51,8 @@ PLANTED = [
     (rules.tests_do_not_sleep, "tests/test_a.py", "time.sleep(1)", "clock.sleep(1)"),
     (rules.tests_do_not_sleep, "tests/test_a.py", "from trio import sleep", "from trio import run"),
     (rules.tests_do_not_sleep, "tests/test_a.py", "trio.sleep(0.1)", "trio.sleep(0)"),
+    (rules.tests_do_not_sleep, "tests/test_a.py", "while True: trio.sleep(1)", "while not done: trio.sleep(1)"),
+    (rules.tests_do_not_sleep, "tests/test_a.py", "trio.sleep(1)", "import simulation.clock\ntrio.sleep(1)"),
 ]
 
 

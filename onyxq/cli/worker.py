@@ -1,0 +1,26 @@
+"""``onyxq worker start``: runs the tasks of an application until it is told to stop."""
+
+from __future__ import annotations
+
+from onyxq.cli.context import Context
+from onyxq.cli.output import log_to_stderr
+from onyxq.errors import BadRequest
+
+
+def start(context: Context) -> None:
+    """Find the application and work; `BadRequest` if it is not there.
+
+    ``--connect`` (or its setting) wins over the address that the application names.
+    """
+    args = context.args
+    if args.concurrency < 1:
+        raise BadRequest(f"concurrency must be at least 1, not {args.concurrency}", field="concurrency")
+    queues = [name.strip() for name in args.queues.split(",") if name.strip()] if args.queues else None
+
+    from onyxq.worker import load_app, run_worker
+
+    app = load_app(args.app)
+    worker = app.worker(queues, args.concurrency)
+    log_to_stderr()
+    context.out.note(f"working for {args.app}; SIGTERM finishes what runs and ends")
+    run_worker(worker, context.given("connect") or app.address, token=context.text("token") or None)

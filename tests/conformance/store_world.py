@@ -1,0 +1,114 @@
+"""What the suites of the store share: stores of each kind, and rows to put in them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import trio
+import trio.testing
+
+from onyxq.facts import (
+    COMPLETED,
+    Completion,
+    History,
+    Row,
+    completion_row,
+    first_of,
+    history_row,
+    pack_task,
+    task_row,
+    unpack_completion,
+)
+from onyxq.ids import TaskId, counter_of, make_id
+from onyxq.store.interface import Batch, Digest, QueueCounts, Written
+from onyxq.store.lmdb_store import LmdbStore
+from onyxq.store.memory import MemoryStore
+from simulation.disk import SimulatedDisk
+
+NOW_MS = 1_700_000_000_000
+AnyStore = LmdbStore | MemoryStore
+
+
+class World:
+    """Opens stores of one kind whose clock the test sets."""
+
+    def __init__(self, kind: str, directory: Path) -> None:
+        self.kind = kind
+        self.directory = directory
+        self.disk = SimulatedDisk()
+        self.now_ms = NOW_MS
+
+    def open(self, **options: Any) -> AnyStore:
+        """The store, with what it held before."""
+        if self.kind == "memory":
+            return MemoryStore(self.disk, now_ms=lambda: self.now_ms)
+        return LmdbStore.open(self.directory, now_ms=lambda: self.now_ms, **options)
+
+    @asynccontextmanager
+    async def store(self, **options: Any) -> Any:
+        """The store for one block."""
+        store = self.open(**options)
+        try:
+            yield store
+        finally:
+            await store.aclose()
+
+
+def in_trio(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Run an async test."""
+
+    @functools.wraps(test)
+    def wrapper(**arguments: Any) -> None:
+        trio.run(functools.partial(test, **arguments))
+
+    return wrapper
+
+
+def first_id(counter: int = 0, *, partition: int = 3, ms: int = NOW_MS - 1000, maker: int = 7) -> TaskId:
+    """An id whose tasks are due a second ago."""
+    return make_id(ms, partition, maker, counter)
+
+
+def tasks(first: bytes, count: int, **header: Any) -> Row:
+    """A task row of the queue "mail"."""
+    payloads = [b"payload %d" % i for i in range(count)]
+    return task_row(first, pack_task({"queue": "mail", **header}, payloads))
+
+
+def done(first: bytes, count: int, *, token: int = 10, outcome: int = COMPLETED) -> Row:
+    """A completion row."""
+    return completion_row(first, Completion(token, count, outcome, NOW_MS, []))
+
+
+def completion_of(row: Row, maker: int) -> Row:
+    """The same completion about the tasks of another maker."""
+    first = first_of(row.key)
+    return completion_row(first_id(counter_of(first), maker=maker), unpack_completion(row.value[:-4]))
+
+
+def event(first: bytes, count: int, kind: int, *, position: int, retry_ms: int = 0, attempts: int = 0) -> Row:
+    """A history row."""
+    return history_row(first, History(position, 0, count, kind, 5, NOW_MS, "w", retry_ms, attempts, ""))
+
+
+async def put(store: AnyStore, *rows: Row) -> Written:
+    """Write rows in one batch."""
+    return await store.write(Batch(rows=rows))
+
+
+def counts(**numbers: int) -> QueueCounts:
+    """Counts, zero where not given."""
+    return QueueCounts(**{name: numbers.get(name, 0) for name in QueueCounts._fields})
+
+
+def digests(store: AnyStore) -> dict[tuple[int, int], tuple[Digest, dict[int, Digest]]]:
+    """Every digest of a store."""
+    return {
+        (partition, hour): (digest, store.leaves(partition, hour))
+        for partition in store.partitions()
+        for hour, digest in store.hours(partition).items()
+    }

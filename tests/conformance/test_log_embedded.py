@@ -1,0 +1,125 @@
+"""What only the embedded log does: one process, one disk, durable across restarts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import lmdb
+import pytest
+import trio
+
+from onyxq.errors import Conflict, Corrupt, LogUnavailable
+from onyxq.log.embedded import EmbeddedBackend
+from onyxq.log.interface import Record, SessionLost, Trimmed
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Logs run in trio."""
+    return "trio"
+
+
+async def test_records_origin_and_positions_survive_a_restart(tmp_path: Path) -> None:
+    """Pulses do not: their sessions ended."""
+    backend = EmbeddedBackend.open(tmp_path)
+    session = await backend.session()
+    for number in range(20):
+        await session.append(b"%d" % number)
+    assert await session.store_origin(9, b"o", expected_version=-1)
+    await session.trim(4)
+    await session.set_pulse("a", b"")
+    await backend.aclose()
+
+    backend = EmbeddedBackend.open(tmp_path)
+    session = await backend.session()
+    found = await session.origin()
+    assert found is not None and (found.position, found.data, found.trimmed) == (9, b"o", 4)
+    assert await session.read(4) == Trimmed(9)
+    for number in range(5, 20):
+        record = await session.read(number)
+        assert isinstance(record, Record) and record.data == b"%d" % number
+    assert await session.append(b"next") == 20
+    assert await session.pulses() == {}
+    await backend.aclose()
+
+
+async def test_closing_the_backend_ends_its_sessions(tmp_path: Path) -> None:
+    """Also those that wait; afterwards no session is to be had."""
+    backend = EmbeddedBackend.open(tmp_path)
+    session = await backend.session()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(session.wait_lost)
+        await backend.aclose()
+    with pytest.raises(SessionLost):
+        await session.append(b"x")
+    with pytest.raises(LogUnavailable):
+        await backend.session()
+
+
+def test_a_second_opening_in_the_same_process_is_refused(tmp_path: Path) -> None:
+    """Until the first is closed."""
+    backend = EmbeddedBackend.open(tmp_path)
+    with pytest.raises(Conflict, match="in use by process"):
+        EmbeddedBackend.open(tmp_path)
+    backend.close()
+    EmbeddedBackend.open(tmp_path).close()
+
+
+@pytest.mark.slow
+def test_another_process_is_refused_by_name_of_the_owner(tmp_path: Path) -> None:
+    """The message names who has it open; a killed owner leaves no lock behind."""
+    code = (
+        "import sys; from onyxq.log.embedded import EmbeddedBackend; EmbeddedBackend.open(sys.argv[1]);"
+        "print('open', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as owner:
+        assert owner.stdout is not None and owner.stdout.readline() == b"open\n"
+        with pytest.raises(Conflict, match=f"process {owner.pid}"):
+            EmbeddedBackend.open(tmp_path)
+        owner.kill()
+        owner.wait()
+    EmbeddedBackend.open(tmp_path).close()
+
+
+async def test_a_flipped_bit_in_a_record_is_a_clear_error(tmp_path: Path) -> None:
+    """A damaged record is never handed out."""
+    backend = EmbeddedBackend.open(tmp_path)
+    session = await backend.session()
+    await session.append(b"precious")
+    await backend.aclose()
+    with lmdb.open(str(tmp_path), max_dbs=2) as environment, environment.begin(write=True) as transaction:
+        records = environment.open_db(b"records", txn=transaction)
+        value = bytearray(transaction.get(bytes(8), db=records) or b"")
+        value[-1] ^= 1
+        transaction.put(bytes(8), bytes(value), db=records)
+    backend = EmbeddedBackend.open(tmp_path)
+    session = await backend.session()
+    with pytest.raises(Corrupt, match="record 0"):
+        await session.read(0)
+    await backend.aclose()
+
+
+async def test_the_event_loop_runs_while_records_are_written(tmp_path: Path) -> None:
+    """A commit does not hold up anybody else."""
+    backend = EmbeddedBackend.open(tmp_path)
+    session = await backend.session()
+    turns = 0
+    async with trio.open_nursery() as nursery:
+
+        async def spin() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await trio.lowlevel.checkpoint()
+
+        nursery.start_soon(spin)
+        await session.append(bytes(400_000))
+        nursery.cancel_scope.cancel()
+    assert turns > 1
+    await backend.aclose()

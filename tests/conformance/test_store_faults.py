@@ -1,0 +1,312 @@
+"""The store under damage, crashes, full disks and many writers at once."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pytest
+import trio
+import trio.testing
+
+from onyxq.errors import Conflict, Corrupt, StoreFailed
+from onyxq.facts import (
+    EXPIRED,
+    TASK,
+    Row,
+    key_of,
+    pack_task,
+    task_row,
+)
+from onyxq.store.interface import Batch, Written
+from simulation.disk import SimulatedDisk
+from tests.conformance.store_world import (
+    NOW_MS,
+    AnyStore,
+    World,
+    digests,
+    done,
+    event,
+    first_id,
+    in_trio,
+    put,
+    tasks,
+)
+
+
+@pytest.fixture(params=["memory", "lmdb"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+    """Each kind of store in turn."""
+    return World(request.param, tmp_path)
+
+
+@pytest.fixture
+def lmdb_world(tmp_path: Path) -> World:
+    """For what only a store on disk can do."""
+    return World("lmdb", tmp_path)
+
+
+# --- damage, crashes, full disks --------------------------------------------------------
+
+
+def rot(world: World, key: bytes) -> None:
+    """Flip a bit in a stored row while no store is open."""
+    if world.kind == "memory":
+        assert world.disk.rot(key, bit=333)
+        return
+    with lmdb.open(str(world.directory), max_dbs=16, lock=False) as env, env.begin(write=True) as txn:
+        rows = env.open_db(b"rows", txn)
+        value = bytearray(txn.get(key, db=rows) or b"")
+        value[41] ^= 1
+        txn.put(key, bytes(value), db=rows)
+
+
+@in_trio
+async def test_a_flipped_bit_is_told_and_repaired_by_the_sound_row(world: World) -> None:
+    """Never a wrong payload; writing the row as it was heals it, digests unchanged."""
+    row = tasks(first_id(0), 4)
+    async with world.store() as store:
+        await put(store, row)
+        sound = digests(store)
+    rot(world, row.key)
+    async with world.store() as store:
+        with pytest.raises(Corrupt):
+            store.task_row(first_id(1))
+        with pytest.raises(Corrupt):
+            store.covering(TASK, first_id(1))
+        with pytest.raises(Corrupt):
+            store.task_rows(3)
+        await put(store, row)
+        assert store.task_row(first_id(1)) == (first_id(0), row.value[:-4])
+        assert digests(store) == sound
+
+
+@in_trio
+async def test_reopening_keeps_everything(world: World) -> None:
+    """Rows, indexes, counts, digests, promises and positions."""
+
+    def state(store: AnyStore) -> list[Any]:
+        return [
+            store.counts(3),
+            digests(store),
+            store.ready(3, "mail"),
+            store.moved(first_id(0)),
+            store.next_due_ms(3),
+            store.epochs(),
+            store.log_position(),
+            store.meta("node"),
+            store.task_rows(3),
+        ]
+
+    async with world.store() as store:
+        rows = (tasks(first_id(0), 9), tasks(first_id(0, ms=NOW_MS + 4), 1), done(first_id(2), 2))
+        await store.write(Batch(rows=rows, epochs=((3, 2),), log_position=9, meta=(("node", b"n1"),)))
+        await put(store, event(first_id(4), 2, EXPIRED, position=4, attempts=2))
+        before = state(store)
+    async with world.store() as store:
+        assert state(store) == before
+
+
+@in_trio
+async def test_batches_that_wait_together_each_get_their_own_answer(world: World) -> None:
+    """Also when they are about the same tasks."""
+    answers: dict[int, Written] = {}
+    async with world.store() as store:
+
+        async def write(number: int) -> None:
+            answers[number] = await put(store, tasks(first_id(number // 2 * 4), 4))
+
+        async with trio.open_nursery() as nursery:
+            for number in range(100):
+                nursery.start_soon(write, number)
+        assert sum(answer.new_rows for answer in answers.values()) == 50
+        assert all(answers[n].new_rows + answers[n + 1].new_rows == 1 for n in range(0, 100, 2))
+        assert store.counts(3)["mail"].total == 200
+
+
+@in_trio
+async def test_a_cancelled_write_disturbs_nobody(world: World) -> None:
+    """Its batch may be stored; those beside it are, and the store goes on."""
+    async with world.store() as store:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(put, store, tasks(first_id(0), 1))
+            with trio.CancelScope() as scope:
+                scope.cancel()
+                await put(store, tasks(first_id(1), 1))
+        await put(store, tasks(first_id(2), 1))
+        assert store.known_bits(first_id(0)) & 0b101 == 0b101
+
+
+@in_trio
+async def test_a_closed_store_refuses_writes(world: World) -> None:
+    """And what waited when it was closed is stored."""
+    store = world.open()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(put, store, tasks(first_id(0), 1))
+        await trio.testing.wait_all_tasks_blocked()
+        await store.aclose()
+    await store.aclose()
+    with pytest.raises(StoreFailed):
+        await put(store, tasks(first_id(1), 1))
+    async with world.store() as store:
+        assert store.known_bits(first_id(0)) == 1
+
+
+@in_trio
+async def test_the_map_grows_by_itself(lmdb_world: World) -> None:
+    """A small map is no limit."""
+    body = pack_task({"queue": "mail"}, [bytes(100_000)])
+    async with lmdb_world.store(map_bytes=1 << 20) as store:
+        for counter in range(40):
+            await put(store, task_row(first_id(counter), body))
+        assert store.size_bytes() > 4_000_000
+        assert store.known_bits(first_id(0)) == (1 << 40) - 1
+
+
+async def fill(store: AnyStore) -> int:
+    """Write until the store is full; how many rows of 30 kB it took."""
+    body = pack_task({"queue": "mail"}, [bytes(30_000)])
+    for counter in range(1000):
+        try:
+            await put(store, task_row(first_id(counter), body))
+        except StoreFailed:
+            assert store.get(key_of(TASK, first_id(counter))) is None
+            return counter
+    raise AssertionError("it was never full")
+
+
+@in_trio
+async def test_a_full_map_fails_the_batch_and_a_drop_makes_room(lmdb_world: World) -> None:
+    """What was stored is still read; after the drop as much fits as before."""
+    async with lmdb_world.store(map_bytes=1 << 18, map_bytes_max=1 << 22) as store:
+        stored = await fill(store)
+        assert stored > 20
+        assert store.known_bits(first_id(0)) == (1 << stored) - 1
+        await store.write(Batch(drop=(3,)))
+        assert store.known_bits(first_id(0)) == 0
+        assert await fill(store) >= stored - 5
+
+
+@in_trio
+async def test_a_batch_too_large_for_the_map_does_not_spoil_its_group(lmdb_world: World) -> None:
+    """The others of the group are stored."""
+    large = task_row(first_id(0), pack_task({"queue": "mail"}, [bytes(6_000_000)]))
+    failed = []
+    async with lmdb_world.store(map_bytes=1 << 18, map_bytes_max=1 << 22) as store:
+
+        async def write(row: Row) -> None:
+            try:
+                await put(store, row)
+            except StoreFailed:
+                failed.append(row)
+
+        async with trio.open_nursery() as nursery:
+            for row in (tasks(first_id(1), 1), large, tasks(first_id(2), 1)):
+                nursery.start_soon(write, row)
+        assert failed == [large]
+        assert store.known_bits(first_id(0)) == 0b110
+
+
+@in_trio
+async def test_a_raised_limit_lets_a_full_store_go_on(lmdb_world: World) -> None:
+    """Reopened with more room, nothing is missing."""
+    async with lmdb_world.store(map_bytes=1 << 18, map_bytes_max=1 << 21) as store:
+        stored = await fill(store)
+    async with lmdb_world.store(map_bytes_max=1 << 23) as store:
+        assert store.known_bits(first_id(0)) == (1 << stored) - 1
+        assert await fill(store) > stored
+
+
+@in_trio
+async def test_a_disk_that_refuses_bytes_fails_the_write_only(lmdb_world: World) -> None:
+    """Nothing of the batch is stored; once there is room again writes succeed."""
+    body = pack_task({"queue": "mail"}, [bytes(200_000)])
+    async with lmdb_world.store() as store:
+        await put(store, tasks(first_id(0), 1))
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (store.size_bytes() + 8192, limits[1]))
+        try:
+            with pytest.raises(StoreFailed):
+                await put(store, task_row(first_id(1), body))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert store.known_bits(first_id(0)) == 0b1
+        await put(store, task_row(first_id(1), body))
+        assert store.known_bits(first_id(0)) == 0b11
+
+
+@in_trio
+async def test_a_data_directory_admits_one_store(lmdb_world: World) -> None:
+    """The second is told who has it; once closed it may be opened."""
+    async with lmdb_world.store():
+        with pytest.raises(Conflict, match="in use by process"):
+            lmdb_world.open()
+    async with lmdb_world.store():
+        pass
+
+
+@in_trio
+async def test_a_killed_process_leaves_what_it_acknowledged(lmdb_world: World) -> None:
+    """The lock goes with the process and every acknowledged batch is there."""
+    program = (
+        "import os, sys, trio\n"
+        "from tests.conformance import store_world as t\n"
+        "from onyxq.store.lmdb_store import LmdbStore\n"
+        "async def main():\n"
+        "    store = LmdbStore.open(sys.argv[1])\n"
+        "    for counter in range(20):\n"
+        "        await t.put(store, t.tasks(t.first_id(counter), 1))\n"
+        "    os.kill(os.getpid(), 9)\n"
+        "trio.run(main)\n"
+    )
+    root = Path(__file__).parents[2]
+    arguments = [sys.executable, "-c", program, str(lmdb_world.directory)]
+    finished = await trio.run_process(arguments, check=False, cwd=root, capture_stderr=True)
+    assert finished.returncode == -9, finished.stderr.decode()
+    async with lmdb_world.store() as store:
+        assert store.known_bits(first_id(0)) == (1 << 20) - 1
+
+
+# --- the simulated disk -----------------------------------------------------------------
+
+
+@in_trio
+async def test_a_failing_disk_fails_writes_until_it_is_well(tmp_path: Path) -> None:
+    """Nothing of a failed batch is there."""
+    world = World("memory", tmp_path)
+    async with world.store() as store:
+        world.disk.failing = True
+        with pytest.raises(StoreFailed):
+            await put(store, tasks(first_id(0), 1))
+        assert store.known_bits(first_id(0)) == 0
+        world.disk.failing = False
+        await put(store, tasks(first_id(0), 1))
+        assert store.known_bits(first_id(0)) == 1
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_crash_decides_what_was_not_yet_synced(tmp_path: Path, *, keep: bool) -> None:
+    """The acknowledged stays, the write in flight is lost or kept whole."""
+
+    async def main() -> None:
+        world = World("memory", tmp_path)
+        world.disk = SimulatedDisk(delay_ms=lambda: 50)
+        store = world.open()
+        await put(store, tasks(first_id(0), 1))
+        async with trio.open_nursery() as nursery:
+
+            async def doomed() -> None:
+                with pytest.raises(StoreFailed):
+                    await put(store, tasks(first_id(1), 1), done(first_id(0), 1))
+
+            nursery.start_soon(doomed)
+            await trio.testing.wait_all_tasks_blocked()
+            world.disk.crash(keep_unsynced=keep)
+        async with world.store() as reopened:
+            assert reopened.known_bits(first_id(0)) == (0b11 if keep else 0b1)
+            assert reopened.finished_bits(first_id(0)) == (0b1 if keep else 0)
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))

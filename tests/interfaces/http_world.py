@@ -1,0 +1,297 @@
+"""A small service in memory behind the HTTP interface, and ways to call it in tests.
+
+It stores task rows as real ones do (packed runs), so that what goes through the HTTP
+interface is decoded by the same code as in a node.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import httpx
+from attrs import define, field
+
+from onyxq.errors import AlreadyFinished, Conflict, NotFound, OnyxqError, SequenceGap, StaleToken
+from onyxq.facts import pack_task, unpack_task
+from onyxq.http import App, create_app
+from onyxq.ids import IdMaker, ids_of, ms_of, partition_of
+from onyxq.metrics import Metrics
+
+PARTITIONS = 64
+NOW_MS = 1_800_000_000_000
+
+
+@define
+class FakeTask:
+    """One task and all that is known of it."""
+
+    header: dict[str, Any]
+    data: bytes
+    state: str = "ready"
+    token: int = 0
+    attempts: int = 0
+    updates: list[dict[str, Any]] = field(factory=list)
+    result: bytes | None = None
+    error: str | None = None
+
+
+class FakeService:
+    """The methods of a node, on dictionaries. ``broken`` maps methods to errors they raise."""
+
+    def __init__(self) -> None:
+        self.now_ms = NOW_MS
+        self.tasks: dict[bytes, FakeTask] = {}
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.broken: dict[str, Exception] = {}
+        self.refused_partitions: dict[int, OnyxqError] = {}
+        self.led = list(range(PARTITIONS))
+        self.metrics = Metrics(version="test")
+        self.claiming = anyio.Event()
+        """Set once somebody waits for a task."""
+        self._arrived = anyio.Event()
+        self._token = 100
+        self._maker = IdMaker(lambda: self.now_ms, lambda: 7)
+
+    async def call(self, method: str, args: dict[str, Any]) -> Any:
+        """As a node's service."""
+        self.calls.append((method, args))
+        await anyio.lowlevel.checkpoint()
+        if method in self.broken:
+            raise self.broken[method]
+        if method in ("complete", "fail", "renew", "release"):
+            return {"results": [self._finish(method, item) for item in args["items"]]}
+        answer = getattr(self, f"_{method}")(args)
+        return await answer if isinstance(answer, Awaitable) else answer
+
+    def asked(self, method: str) -> list[dict[str, Any]]:
+        """The arguments of every call of a method so far."""
+        return [args for name, args in self.calls if name == method]
+
+    # --- tasks
+
+    def _enqueue(self, args: dict[str, Any]) -> dict[str, Any]:
+        acks: list[Any] = []
+        for first, body in args["runs"]:
+            error = self.refused_partitions.get(partition_of(first))
+            if error is not None:
+                acks.append(error.to_map())
+                continue
+            run = unpack_task(body)
+            for task_id, data in zip(ids_of(first, run.count), run.all_payloads(), strict=True):
+                self.tasks.setdefault(task_id, FakeTask(run.header, data))
+            acks.append(args["w"] or 2)
+        self._arrived.set()
+        self._arrived = anyio.Event()
+        return {"acks": acks}
+
+    def _view(self, task_id: bytes, task: FakeTask) -> dict[str, Any]:
+        state = "scheduled" if task.state == "ready" and ms_of(task_id) > self.now_ms else task.state
+        claims = [{"token": task.token, "worker": "w", "start_ms": 1, "end_ms": None, "outcome": None}]
+        return {
+            "id": task_id,
+            "queue": task.header["queue"],
+            "data": task.data,
+            "format": task.header.get("format", "bytes"),
+            "priority": task.header.get("priority", 0),
+            "state": state,
+            "at_ms": ms_of(task_id),
+            "depends": [],
+            "attempts": task.attempts,
+            "claims": claims if task.token else [],
+            "updates": len(task.updates),
+            "result": task.result,
+            "error": task.error,
+        }
+
+    def _known(self, task_id: bytes) -> FakeTask:
+        if task_id not in self.tasks:
+            raise NotFound("there is no such task", field="id")
+        return self.tasks[task_id]
+
+    def _get(self, args: dict[str, Any]) -> dict[str, Any]:
+        return self._view(args["id"], self._known(args["id"]))
+
+    def _task_log(self, args: dict[str, Any]) -> dict[str, Any]:
+        return {"updates": self._known(args["id"]).updates}
+
+    def _list(self, args: dict[str, Any]) -> dict[str, Any]:
+        views = [self._view(task_id, self.tasks[task_id]) for task_id in sorted(self.tasks)]
+        wanted = [
+            view
+            for view in views
+            if args["queue"] in (None, view["queue"])
+            and args["state"] in (None, view["state"])
+            and (args["after"] is None or view["id"] > args["after"])
+        ]
+        page = wanted[: args["limit"]]
+        return {"tasks": page, "after": page[-1]["id"] if len(wanted) > len(page) else None}
+
+    def _cancel(self, args: dict[str, Any]) -> dict[str, Any]:
+        results: list[Any] = []
+        for task_id in args["ids"]:
+            task = self.tasks.get(task_id)
+            if task is None:
+                results.append(NotFound("there is no such task").to_map())
+            elif task.state != "ready":
+                results.append(Conflict(f"the task is {task.state}").to_map())
+            else:
+                task.state = "cancelled"
+                results.append(None)
+        return {"results": results}
+
+    def _ids(self, args: dict[str, Any]) -> dict[str, Any]:
+        return {"ids": [task_id for _ in range(args["count"]) for task_id in ids_of(*self._maker.run(3, 1))]}
+
+    def _routes(self, args: dict[str, Any]) -> dict[str, Any]:
+        return {"partitions": PARTITIONS, "leaders": dict.fromkeys(self.led, "127.0.0.1:1"), "peers": [], "position": 1}
+
+    # --- claims
+
+    async def _claim(self, args: dict[str, Any]) -> dict[str, Any]:
+        with anyio.move_on_after(args["wait_ms"] / 1000):
+            while not (ready := self._ready(args["queues"])):
+                arrived = self._arrived
+                self.claiming.set()
+                await arrived.wait()
+            return {"claims": [self._grant(task_id, args) for task_id in ready[: args["max"]]]}
+        return {"claims": []}
+
+    def _ready(self, queues: list[str]) -> list[bytes]:
+        views = [self._view(task_id, task) for task_id, task in self.tasks.items()]
+        wanted = [view for view in views if view["state"] == "ready" and view["queue"] in queues]
+        return [view["id"] for view in sorted(wanted, key=lambda view: (-view["priority"], view["id"]))]
+
+    def _grant(self, task_id: bytes, args: dict[str, Any]) -> list[Any]:
+        self._token += 1
+        task = self.tasks[task_id]
+        task.state, task.token = "claimed", self._token
+        expires_ms = self.now_ms + args["lease_ms"]
+        return [task.token, expires_ms, task.attempts, task_id, pack_task(task.header, [task.data])]
+
+    def _finish(self, method: str, item: list[Any]) -> list[Any]:
+        first, count, token, *rest = item
+        refused = []
+        for index, task_id in enumerate(ids_of(first, count)):
+            task = self.tasks.get(task_id)
+            error: OnyxqError | None = None
+            if task is None:
+                error = NotFound("there is no such task")
+            elif task.state == "completed":
+                error = AlreadyFinished("the task is completed")
+            elif task.state != "claimed" or task.token != token:
+                error = StaleToken("the claim no longer stands")
+            else:
+                self._apply(method, task, rest, index)
+            if error is not None:
+                refused.append([task_id, 1, error.to_map()])
+        return refused
+
+    def _apply(self, method: str, task: FakeTask, rest: list[Any], index: int) -> None:
+        if method == "complete":
+            task.state, task.result = "completed", rest[1][index] if rest[1] else None
+        elif method == "fail":
+            task.state, task.attempts, task.error = "ready", task.attempts + 1, rest[0]
+        elif method == "release":
+            task.state = "ready"
+
+    def _update(self, args: dict[str, Any]) -> dict[str, Any]:
+        task_id, token, seq, data = args["items"][0]
+        task = self._known(task_id)
+        if task.token != token:
+            return {"results": [StaleToken("the claim no longer stands").to_map()]}
+        if seq != len(task.updates):
+            return {"results": [SequenceGap(f"{len(task.updates)} is the next").to_map()]}
+        task.updates.append({"token": token, "seq": seq, "data": data, "at_ms": self.now_ms})
+        return {"results": [None]}
+
+    # --- the cluster
+
+    def _queues(self, args: dict[str, Any]) -> dict[str, Any]:
+        names = sorted({task.header["queue"] for task in self.tasks.values()})
+        return {"queues": [{"queue": name, "depth": self._depth(name), "oldest_ready_ms": None} for name in names]}
+
+    def _depth(self, queue: str) -> dict[str, int]:
+        states = ("total", "completed", "failed", "cancelled", "scheduled", "claimed", "ready")
+        views = [self._view(task_id, task) for task_id, task in self.tasks.items()]
+        mine = [view["state"] for view in views if view["queue"] == queue]
+        return {state: len(mine) if state == "total" else mine.count(state) for state in states}
+
+    def _cluster(self, args: dict[str, Any]) -> dict[str, Any]:
+        return {"name": "main", "id": "c0ffee", "position": 9, "settings": {"partitions": PARTITIONS}, "members": ["p1"]}
+
+    def _ring(self, args: dict[str, Any]) -> dict[str, Any]:
+        member = {"peer": "p1", "node": "n1", "watches": None, "state": "member"}
+        return {"position": 9, "members": [member], "queue": [], "closed": True}
+
+    def _partitions(self, args: dict[str, Any]) -> dict[str, Any]:
+        return {"position": 9, "partitions": [{"partition": 0, "members": ["n1"], "leader": "p1", "epoch": 1}]}
+
+    def _peers(self, args: dict[str, Any]) -> dict[str, Any]:
+        return {"position": 9, "peers": [{"peer": "p1", "node": "<n1>", "address": "127.0.0.1:7400"}], "nodes": []}
+
+    def _log(self, args: dict[str, Any]) -> dict[str, Any]:
+        entry = {"entry": "grant_claims", "args": {"runs": ((b"\x01" * 20, 3),)}, "verdict": "applied"}
+        return {"position": 9, "records": [{"position": args["from"] or 0, "at_ms": 1, "peer": "p1", "entries": [entry]}]}
+
+    def _gc(self, args: dict[str, Any]) -> dict[str, Any]:
+        return {"position": 9, "trimmed": 4, "origin_bytes": 100}
+
+    def _leave(self, args: dict[str, Any]) -> dict[str, Any]:
+        if args["peer"] != "p1":
+            raise NotFound("there is no such peer", field="peer")
+        return {}
+
+    def _health(self, args: dict[str, Any]) -> dict[str, Any]:
+        return {"live": True, "ready": True, "reasons": [], "log_connected": True, "log_lag": 0, "position": 9}
+
+    def _metrics(self, args: dict[str, Any]) -> dict[str, Any]:
+        return {"text": self.metrics.text()}
+
+
+def on_trio(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    """Run an async test on trio."""
+
+    @functools.wraps(test)
+    def run() -> None:
+        anyio.run(test, backend="trio")
+
+    return run
+
+
+def app_of(service: FakeService, tokens: Mapping[str, str] | None = None) -> App:
+    """The application in front of a service, on the service's clock."""
+    return create_app(service, tokens=tokens, now_ms=lambda: service.now_ms, random_64=lambda: 42)
+
+
+@asynccontextmanager
+async def client_of(
+    service: FakeService, *, tokens: Mapping[str, str] | None = None, token: str | None = None
+) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the application, without a network."""
+    transport = httpx.ASGITransport(app_of(service, tokens), raise_app_exceptions=True)
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    async with httpx.AsyncClient(transport=transport, base_url="http://peer", headers=headers) as client:
+        yield client
+
+
+@asynccontextmanager
+async def world() -> AsyncIterator[tuple[FakeService, httpx.AsyncClient]]:
+    """A fresh service and a client of it."""
+    service = FakeService()
+    async with client_of(service) as client:
+        yield service, client
+
+
+def check_problem(answer: httpx.Response, status: int, *, code: str, field: str | None = None) -> dict[str, Any]:
+    """The problem document of an answer, once it is certain to be a complete one."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    problem: dict[str, Any] = answer.json()
+    assert {"type", "title", "status", "detail", "code", "field", "hint"} <= set(problem)
+    assert (problem["status"], problem["code"], problem["field"]) == (status, code, field), problem
+    assert problem["detail"] and problem["hint"]
+    return problem

@@ -1,0 +1,482 @@
+"""Applications and workers: functions as tasks, renewals, stale claims, and the way out."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+import pytest
+import trio
+
+import onyxq
+from onyxq import App, api
+from onyxq.client import AsyncClient, Claim
+from onyxq.errors import BadRequest, LogUnavailable, OnyxqError, Unavailable
+from onyxq.wire.server import Request
+from onyxq.wire.tcp import TcpNetwork
+from onyxq.worker import Worker, current_claim, load_app
+from simulation.network import SimulatedNetwork
+from tests.interfaces.fake_service import FakeCluster, FakePeer, play
+
+BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])
+ROOT = Path(__file__).resolve().parents[2]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that is about to happen, under any clock."""
+    while not condition():
+        await anyio.sleep(0.05)
+
+
+async def with_worker(
+    cluster: FakeCluster,
+    network: SimulatedNetwork,
+    worker: Worker,
+    body: Callable[[AsyncClient, FakePeer], Awaitable[None]],
+) -> None:
+    """Run ``body`` while a worker works at a cluster of one peer; ends when both have."""
+    peer = await cluster.start(network.host("a"), "a:1")
+    async with AsyncClient("a:1", network=network.host("w")) as client, anyio.create_task_group() as group:
+        group.start_soon(worker.serve, client)
+        await body(client, peer)
+
+
+def a_call(name: str, *args: Any, **kwargs: Any) -> bytes:
+    """The payload of a call of a task."""
+    return json.dumps({"task": name, "args": args, "kwargs": kwargs}).encode()
+
+
+@BACKENDS
+def test_functions_run_and_their_results_are_kept_as_json(backend: str) -> None:
+    """Async functions on the loop, others in a thread; None is no result."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        app = App()
+
+        @app.task(queue="sums")
+        async def add(a: int, b: int) -> int:
+            return a + b
+
+        @app.task(queue="sums")
+        def double(a: int) -> dict[str, int]:
+            return {"twice": 2 * a}
+
+        @app.task(queue="sums")
+        def nothing() -> None:
+            return None
+
+        worker = app.worker(concurrency=3)
+        prefix = add.name.removesuffix("add")
+
+        async def body(client: AsyncClient, peer: FakePeer) -> None:
+            calls = [a_call(f"{prefix}add", 1, b=2), a_call(f"{prefix}double", 4), a_call(f"{prefix}nothing")]
+            ids = await client.enqueue_many("sums", calls, format="json")
+            await until(lambda: len(cluster.outcomes) == 3)
+            assert [cluster.outcomes[task_id] for task_id in ids] == [b"3", b'{"twice":8}', None]
+            worker.stop()
+
+        await with_worker(cluster, network, worker, body)
+        assert (worker.finished, worker.failed, worker.held) == (3, 0, 0)
+
+    play(scenario, backend=backend)
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        (a_call("explode"), "ValueError: boom"),
+        (a_call("unknown"), "no task named 'unknown'"),
+        (a_call("explode", 1, 2, 3), "TypeError"),
+        (b"{not json", "not a call"),
+        (b"[]", "not a call"),
+    ],
+)
+def test_what_goes_wrong_is_the_error_of_the_attempt(payload: bytes, reason: str) -> None:
+    """And the worker goes on."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        app = App()
+
+        @app.task(queue="q", name="explode")
+        async def explode() -> None:
+            raise ValueError("boom")
+
+        worker = app.worker()
+
+        async def body(client: AsyncClient, peer: FakePeer) -> None:
+            task_id = await client.enqueue("q", payload)
+            await until(lambda: task_id in cluster.outcomes)
+            assert reason in cluster.outcomes[task_id].message
+            worker.stop()
+
+        await with_worker(cluster, network, worker, body)
+
+    play(scenario)
+
+
+def test_no_more_run_at_once_than_was_asked_for() -> None:
+    """Though more are claimed ahead."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        running = most = held = 0
+
+        async def work(claim: Claim) -> None:
+            nonlocal running, most, held
+            running += 1
+            most, held = max(most, running), max(held, worker.held)
+            await anyio.sleep(1)
+            running -= 1
+
+        worker = Worker(work, queues=["q"], concurrency=4)
+
+        async def body(client: AsyncClient, peer: FakePeer) -> None:
+            await client.enqueue_many("q", [b""] * 30)
+            await until(lambda: len(cluster.outcomes) == 30)
+            worker.stop()
+
+        await with_worker(cluster, network, worker, body)
+        assert (most, held) == (4, 8)
+
+    play(scenario)
+
+
+def test_leases_are_renewed_while_work_goes_on() -> None:
+    """Every third of the lease, all that is held in one request."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        async def work(claim: Claim) -> None:
+            await anyio.sleep(100)
+            assert claim.expires > anyio.current_time()
+
+        worker = Worker(work, queues=["q"], concurrency=5, lease_ms=30_000)
+
+        async def body(client: AsyncClient, peer: FakePeer) -> None:
+            await client.enqueue_many("q", [b""] * 5)
+            await until(lambda: len(cluster.outcomes) == 5)
+            worker.stop()
+            assert len(peer.methods("renew")) in (9, 10)
+            assert all(args["items"][0][1] == 5 for args in peer.arguments("renew"))
+
+        await with_worker(cluster, network, worker, body)
+        assert worker.failed == 0
+
+    play(scenario)
+
+
+def test_work_whose_claim_went_stale_is_stopped() -> None:
+    """Nothing is reported for it; the others go on."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        stopped: list[bytes] = []
+
+        async def work(claim: Claim) -> None:
+            try:
+                await anyio.sleep(50)
+            except anyio.get_cancelled_exc_class():
+                stopped.append(claim.id)
+                raise
+
+        worker = Worker(work, queues=["q"], concurrency=3, lease_ms=30_000)
+
+        async def body(client: AsyncClient, peer: FakePeer) -> None:
+            ids = await client.enqueue_many("q", [b""] * 3)
+            await until(lambda: worker.held == 3)
+            cluster.steal(ids[1])
+            await until(lambda: len(cluster.outcomes) == 2)
+            worker.stop()
+            assert stopped == [ids[1]]
+            assert peer.methods("release", "fail") == []
+
+        await with_worker(cluster, network, worker, body)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(("error", "stopped"), [(Unavailable("no quorum"), True), (LogUnavailable(), False)])
+def test_work_is_stopped_when_its_lease_may_have_ended(error: OnyxqError, stopped: bool) -> None:
+    """Unless it is the log that cannot be reached: then its time, and the lease, stand still."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        ended: list[bool] = []
+
+        async def work(claim: Claim) -> None:
+            try:
+                await anyio.sleep(100)
+                ended.append(False)
+            except anyio.get_cancelled_exc_class():
+                ended.append(True)
+                raise
+
+        worker = Worker(work, queues=["q"], lease_ms=30_000)
+
+        async def body(client: AsyncClient, peer: FakePeer) -> None:
+            def refuse(request: Request) -> bool:
+                if request.method == "renew":
+                    request.fail(error)
+                return request.method == "renew"
+
+            peer.intercept = refuse
+            await client.enqueue("q", b"")
+            await until(lambda: bool(ended))
+            worker.stop()
+
+        await with_worker(cluster, network, worker, body)
+        assert ended == [stopped]
+
+    play(scenario)
+
+
+def test_a_stopping_worker_finishes_what_runs_and_gives_back_the_rest() -> None:
+    """And claims nothing more."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        async def work(claim: Claim) -> None:
+            await anyio.sleep(5)
+
+        worker = Worker(work, queues=["q"], concurrency=2, ahead=3)
+
+        async def body(client: AsyncClient, peer: FakePeer) -> None:
+            await client.enqueue_many("q", [b""] * 20)
+            await until(lambda: worker.held == 5)
+            await anyio.sleep(1)
+            worker.stop()
+
+        await with_worker(cluster, network, worker, body)
+        assert len(cluster.outcomes) == 2
+        assert set(cluster.tokens) == set(cluster.outcomes)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("twice", [True, False], ids=["second signal", "drain time over"])
+def test_work_that_does_not_end_is_stopped_and_given_back(twice: bool) -> None:
+    """At the second signal, or when the time to drain is over."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        worker = Worker(lambda claim: trio.sleep_forever(), queues=["q"], concurrency=2, drain_ms=10_000)
+
+        async def body(client: AsyncClient, peer: FakePeer) -> None:
+            await client.enqueue_many("q", [b""] * 2)
+            await until(lambda: worker.held == 2)
+            await anyio.sleep(1)
+            worker.stop()
+            if twice:
+                worker.stop()
+
+        start = anyio.current_time()
+        await with_worker(cluster, network, worker, body)
+        assert cluster.tokens == {}
+        assert (anyio.current_time() - start < 5) is twice
+
+    play(scenario)
+
+
+def test_a_worker_goes_on_when_claiming_fails_for_a_while() -> None:
+    """Whatever passes by itself."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        async def work(claim: Claim) -> bytes:
+            return b"ok"
+
+        worker = Worker(work, queues=["q"], wait_ms=1_000)
+
+        async def body(client: AsyncClient, peer: FakePeer) -> None:
+            def refuse(request: Request) -> bool:
+                if request.method == "claim":
+                    request.fail(LogUnavailable())
+                return request.method == "claim"
+
+            peer.intercept = refuse
+            await client.enqueue("q", b"")
+            await anyio.sleep(20)
+            peer.intercept = None
+            await until(lambda: bool(cluster.outcomes))
+            worker.stop()
+
+        await with_worker(cluster, network, worker, body)
+
+    play(scenario)
+
+
+def test_a_worker_ends_with_an_error_that_no_retry_mends() -> None:
+    """A bad queue name, a missing permission."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        peer = await cluster.start(network.host("a"), "a:1")
+
+        def refuse(request: Request) -> bool:
+            if request.method == "claim":
+                request.fail(BadRequest("no such thing", field="queues"))
+            return request.method == "claim"
+
+        peer.intercept = refuse
+        worker = Worker(lambda claim: trio.sleep_forever(), queues=["q"])
+        async with AsyncClient("a:1", network=network.host("w")) as client:
+            with pytest.raises(BadRequest, match="no such thing"):
+                await worker.serve(client)
+
+    play(scenario)
+
+
+def test_a_task_can_enqueue_and_see_its_claim() -> None:
+    """Over the worker's own connection."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        app = App("nowhere:1")
+
+        @app.task(queue="q", name="first")
+        async def first() -> int:
+            await second.enqueue_async(5)
+            return current_claim.get().token
+
+        @app.task(queue="q", name="second")
+        async def second(n: int) -> int:
+            return n
+
+        worker = app.worker()
+
+        async def body(client: AsyncClient, peer: FakePeer) -> None:
+            await client.enqueue("q", a_call("first"))
+            await until(lambda: len(cluster.outcomes) == 2)
+            assert sorted(cluster.outcomes.values()) == [b"1", b"5"]
+            worker.stop()
+
+        await with_worker(cluster, network, worker, body)
+
+    play(scenario)
+
+
+def test_arguments_are_checked_when_a_call_is_enqueued() -> None:
+    """Not hours later, in a worker."""
+    app = App("nowhere:1")
+
+    @app.task
+    def send(to: str) -> None:
+        """Send."""
+
+    for wrong in (lambda: send.enqueue(too="x"), lambda: send.enqueue(to=object()), lambda: send.enqueue()):  # type: ignore[call-arg, arg-type]
+        with pytest.raises(BadRequest) as caught:
+            wrong()
+        assert caught.value.field == "args"
+    send("called directly")
+
+
+def test_two_tasks_cannot_have_one_name() -> None:
+    """A worker would not know which to call."""
+    app = App()
+    app.task(name="a")(print)
+    with pytest.raises(BadRequest, match="two tasks"):
+        app.task(name="a")(repr)
+
+
+def test_plain_code_enqueues_through_the_application() -> None:
+    """The payload names the function; options go with the task."""
+
+    async def main() -> None:
+        async with anyio.create_task_group() as group:
+            cluster = FakeCluster(group)
+            peer = await cluster.start(TcpNetwork(), "127.0.0.1:0")
+            app = App(peer.address)
+
+            @app.task(queue="mail", retries=5, name="send")
+            def send(to: str, body: str) -> None:
+                """Send."""
+
+            try:
+                await anyio.to_thread.run_sync(lambda: send.options(priority=3).enqueue("a", body="b"))
+                await send.enqueue_async(to="c", body="d")
+                report = await anyio.to_thread.run_sync(api.gc, peer.address)
+                assert report == api.GcReport(7, 3, 100)
+                async with AsyncClient(peer.address) as client:
+                    claims = await client.claim("mail", max=5)
+            finally:
+                await anyio.to_thread.run_sync(app.close)
+            found = {claim.data: (claim.priority, claim.retries, claim.format) for claim in claims}
+            assert found == {
+                b'{"task":"send","args":["a"],"kwargs":{"body":"b"}}': (3, 5, "json"),
+                b'{"task":"send","args":[],"kwargs":{"to":"c","body":"d"}}': (0, 5, "json"),
+            }
+            group.cancel_scope.cancel()
+
+    anyio.run(main, backend="trio")
+
+
+@pytest.mark.parametrize("target", ["", "json", "json:", ":app", "no.such.module:app", "json:dumps", "json:nothing"])
+def test_a_wrong_application_is_a_bad_request(target: str) -> None:
+    """What is not there, or is not an App."""
+    with pytest.raises(BadRequest) as caught:
+        load_app(target)
+    assert caught.value.field == "app"
+
+
+@pytest.mark.slow
+def test_sigterm_lets_a_worker_process_finish_its_task(tmp_path: Path) -> None:
+    """The task that runs completes; the process ends by itself."""
+    tmp_path.joinpath("shop.py").write_text(
+        textwrap.dedent(
+            """
+            import sys, time
+            from onyxq import App
+
+            app = App(sys.argv[1])
+
+            @app.task(queue="q", name="slow")
+            def slow():
+                print("started", flush=True)
+                time.sleep(0.5)
+                return "finished"
+
+            if __name__ == "__main__":
+                app.worker().run(backend=sys.argv[2])
+            """
+        )
+    )
+
+    def signalled(address: str, backend: str) -> int:
+        command = [sys.executable, str(tmp_path / "shop.py"), address, backend]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"started\n"
+            process.send_signal(signal.SIGTERM)
+            return process.wait(20)
+
+    async def main() -> None:
+        async with anyio.create_task_group() as group:
+            cluster = FakeCluster(group)
+            peer = await cluster.start(TcpNetwork(), "127.0.0.1:0")
+            async with AsyncClient(peer.address) as client:
+                for backend in ("asyncio", "trio"):
+                    task_id = await client.enqueue("q", a_call("slow"))
+                    assert await anyio.to_thread.run_sync(signalled, peer.address, backend) == 0
+                    assert cluster.outcomes[task_id] == b'"finished"'
+            group.cancel_scope.cancel()
+
+    anyio.run(main, backend="trio")
+
+
+def test_the_package_offers_its_public_names() -> None:
+    """Loaded when used."""
+    assert onyxq.App is App
+    assert onyxq.AsyncClient is AsyncClient
+    assert onyxq.api is api
+    assert isinstance(onyxq.__version__, str)
+    with pytest.raises(AttributeError):
+        _ = onyxq.nothing
+
+
+def test_importing_the_package_loads_next_to_nothing() -> None:
+    """No client, no event loop is loaded before it is needed."""
+    code = "import sys, onyxq; print([name for name in ('anyio', 'trio', 'msgpack') if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert found.stdout == "[]\n"

@@ -1,0 +1,269 @@
+"""The command line against a cluster: one ``onyxq dev`` for all tests of this module."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onyxq.cli.main import run
+
+pytestmark = pytest.mark.slow
+
+STOP_SECONDS_MAX = 20
+ONYXQ = [sys.executable, "-m", "onyxq.cli.main"]
+FREE = ["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
+
+
+def _started(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([*ONYXQ, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.fixture(scope="module")
+def dev() -> Iterator[str]:
+    """A cluster of one peer; the address it printed."""
+    with _started("dev", "--json", *FREE) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            pytest.fail(process.communicate()[1])
+        yield json.loads(line)["peers"][0]["listen"]
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=STOP_SECONDS_MAX)
+        assert process.returncode == 0, said
+
+
+class Line:
+    """Runs commands against the cluster and reads what they print."""
+
+    def __init__(self, address: str, capsys: pytest.CaptureFixture[str]) -> None:
+        self._connect = ["--connect", address]
+        self._capsys = capsys
+
+    def code(self, *arguments: str) -> int:
+        """The exit code."""
+        code = run([*arguments, *self._connect])
+        self.said = self._capsys.readouterr()
+        return code
+
+    def json(self, *arguments: str) -> Any:
+        """The document that a successful command prints with ``--json``."""
+        code = self.code(*arguments, "--json")
+        assert code == 0, self.said.err
+        return json.loads(self.said.out)
+
+
+@pytest.fixture
+def line(dev: str, capsys: pytest.CaptureFixture[str]) -> Line:
+    """Commands against the cluster of this module."""
+    return Line(dev, capsys)
+
+
+@pytest.fixture
+def queue() -> str:
+    """A queue of the test's own."""
+    return f"queue-{uuid.uuid4().hex[:8]}"
+
+
+def test_a_task_goes_from_enqueue_to_completion(line: Line, queue: str) -> None:
+    """Enqueue, claim, complete, get: each prints what the next one needs."""
+    task = line.json("task", "enqueue", queue, "--data", '{"to": "a"}', "--priority", "5")["id"]
+    claimed = line.json("task", "claim", queue, "--lease", "30s", "--wait", "10s", "--worker", "w1")["claims"]
+    assert [one["task"]["id"] for one in claimed] == [task]
+    assert claimed[0]["task"]["data"] == {"to": "a"}
+    assert line.code("task", "complete", task, "--token", str(claimed[0]["token"]), "--result", '"sent"') == 0
+    found = line.json("task", "get", task)
+    assert (found["state"], found["priority"], found["result"]) == ("completed", 5, "sent")
+    assert [(one["worker"], one["token"]) for one in found["claims"]] == [("w1", claimed[0]["token"])]
+
+
+def test_the_bytes_of_a_file_come_back_as_they_were(line: Line, queue: str, tmp_path: Path) -> None:
+    """``--file`` enqueues bytes, which JSON shows as base64."""
+    (tmp_path / "data").write_bytes(b"\x00\xff{}")
+    task = line.json("task", "enqueue", queue, "--file", str(tmp_path / "data"))["id"]
+    assert line.json("task", "get", task)["data_base64"] == "AP97fQ=="
+
+
+def test_a_delayed_task_is_scheduled(line: Line, queue: str) -> None:
+    """``--delay`` makes a task due later; it cannot be claimed now, but cancelled."""
+    task = line.json("task", "enqueue", queue, "--data", "1", "--delay", "1h")["id"]
+    assert line.json("task", "get", task)["state"] == "scheduled"
+    assert line.json("task", "claim", queue)["claims"] == []
+    assert line.code("task", "cancel", task) == 0
+    assert line.json("task", "get", task)["state"] == "cancelled"
+
+
+def test_a_stale_token_exits_with_4(line: Line, queue: str) -> None:
+    """Completing under a token that is not the claim's is a conflict."""
+    task = line.json("task", "enqueue", queue)["id"]
+    token = line.json("task", "claim", queue, "--wait", "10s")["claims"][0]["token"]
+    assert line.code("task", "complete", task, "--token", str(token - 1)) == 4
+    assert "hint:" in line.said.err
+    assert line.code("task", "renew", task, "--token", str(token), "--lease", "1m") == 0
+    assert line.code("task", "complete", task, "--token", str(token)) == 0
+
+
+def test_a_failed_task_is_due_again(line: Line, queue: str) -> None:
+    """``task fail`` counts the attempt and schedules the next."""
+    task = line.json("task", "enqueue", queue)["id"]
+    token = line.json("task", "claim", queue, "--wait", "10s")["claims"][0]["token"]
+    assert line.code("task", "fail", task, "--token", str(token), "--error", "no", "--retry-in", "1h") == 0
+    found = line.json("task", "get", task)
+    assert (found["state"], found["attempts"]) == ("scheduled", 1)
+
+
+def test_what_is_not_there_exits_with_3(line: Line) -> None:
+    """Unknown tasks, queues, partitions and positions are `not found`."""
+    assert line.code("task", "get", "00" * 20) == 3
+    assert line.code("queue", "show", "nobody-uses-it") == 3
+    assert line.code("partition", "show", "65000") == 3
+    assert line.code("log", "show", str(1 << 40)) == 3
+
+
+def test_lists_page_up_to_the_limit(line: Line, queue: str) -> None:
+    """``task list`` stops at its limit and tells where to go on."""
+    made = [line.json("task", "enqueue", queue, "--data", str(number))["id"] for number in range(3)]
+    first = line.json("task", "list", "--queue", queue, "--limit", "2")
+    rest = line.json("task", "list", "--queue", queue, "--after", first["after"])
+    listed = [task["id"] for task in first["tasks"] + rest["tasks"]]
+    assert listed == sorted(made)
+    assert line.json("task", "count", "--queue", queue)["counts"][queue]["total"] == 3
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "task list",
+        "task count",
+        "queue list",
+        "cluster show",
+        "peer list",
+        "ring show",
+        "partition list",
+        "partition show 0",
+    ],
+)
+def test_views_print_a_table_and_a_document(line: Line, queue: str, typed: str) -> None:
+    """Every view has both forms, and says something."""
+    line.json("task", "enqueue", queue)
+    assert line.code(*typed.split()) == 0
+    assert line.said.out.strip()
+    assert line.json(*typed.split())
+
+
+def test_a_queue_is_shown_with_its_depth(line: Line, queue: str) -> None:
+    """``queue show`` names the queue and counts its tasks."""
+    line.json("task", "enqueue", queue)
+    assert line.json("queue", "show", queue)["depth"]["total"] == 1
+    assert line.json("queue", "show", queue)["oldest_ready_ms"] < 60_000
+    assert line.code("queue", "show", queue) == 0
+    assert queue in line.said.out
+
+
+def test_a_record_is_shown_with_its_entries(line: Line, queue: str) -> None:
+    """``log show`` prints the entries of the record that granted a claim, and what became of them."""
+    line.json("task", "enqueue", queue)
+    token = line.json("task", "claim", queue, "--wait", "10s")["claims"][0]["token"]
+    record = line.json("log", "show", str(token))
+    assert ("grant_claims", "applied") in [(entry["entry"], entry["verdict"]) for entry in record["entries"]]
+    assert line.code("log", "show", str(token)) == 0
+    assert "grant_claims" in line.said.out
+
+
+def test_the_log_can_be_collected(line: Line) -> None:
+    """``log gc`` returns once the log is trimmed; what was trimmed is no longer shown."""
+    done = line.json("log", "gc")
+    assert done["position"] > 0
+    assert done["origin_bytes"] > 0
+
+
+def test_the_log_is_followed_as_json_lines(dev: str, line: Line, queue: str) -> None:
+    """``log tail --json`` prints a line per record, from the position asked for."""
+    start = line.json("cluster", "show")["position"] + 1
+    line.json("task", "enqueue", queue)
+    line.json("task", "claim", queue, "--wait", "10s")
+    with _started("log", "tail", "--from", str(start), "--json", "--connect", dev) as tail:
+        assert tail.stdout is not None
+        entries: list[str] = []
+        while "grant_claims" not in entries:
+            record = json.loads(tail.stdout.readline())
+            assert record["position"] >= start
+            entries += [entry["entry"] for entry in record["entries"]]
+        tail.send_signal(signal.SIGINT)
+        tail.communicate(timeout=STOP_SECONDS_MAX)
+        assert tail.returncode == 130
+
+
+APP = """
+from onyxq import App
+
+app = App("127.0.0.1:1")
+
+
+@app.task(queue={queue!r})
+def add(a: int, b: int) -> int:
+    return a + b
+"""
+
+
+def test_a_worker_runs_the_tasks_of_an_application(dev: str, line: Line, queue: str, tmp_path: Path) -> None:
+    """``worker start`` finds the application in its directory, works where ``--connect`` says, and ends when told."""
+    (tmp_path / "sums.py").write_text(APP.format(queue=queue))
+    call = json.dumps({"task": "add", "args": [2], "kwargs": {"b": 3}})
+    task = line.json("task", "enqueue", queue, "--data", call)["id"]
+    command = [*ONYXQ, "worker", "start", "sums:app", "--connect", dev]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as worker:
+        while line.json("task", "get", task)["state"] != "completed":
+            assert worker.poll() is None
+        worker.send_signal(signal.SIGTERM)
+        _, said = worker.communicate(timeout=STOP_SECONDS_MAX)
+        assert worker.returncode == 0, said
+    assert line.json("task", "get", task)["result"] == 5
+
+
+def test_a_missing_application_exits_with_2(line: Line) -> None:
+    """What is no module, or no App in it, is told as such."""
+    assert line.code("worker", "start", "no_such_module_here:app") == 2
+    assert line.code("worker", "start", "json:loads") == 2
+    assert "onyxq.App" in line.said.err
+
+
+def test_a_peer_says_ready_and_leaves_when_told(tmp_path: Path) -> None:
+    """``peer start`` prints one ready line; SIGTERM ends it with 0, and its data serves the next run."""
+    nodes = set()
+    for _ in range(2):
+        with _started("peer", "start", "--data", str(tmp_path / "data"), *FREE) as process:
+            assert process.stdout is not None
+            said = process.stdout.readline().split()
+            if not said:
+                pytest.fail(process.communicate()[1])
+            assert said[0] == "ready"
+            told = dict(word.split("=", 1) for word in said[1:])
+            assert set(told) == {"peer", "node", "listen", "http"}
+            nodes.add(told["node"])
+            process.send_signal(signal.SIGTERM)
+            rest, errors = process.communicate(timeout=STOP_SECONDS_MAX)
+            assert process.returncode == 0, errors
+            assert rest == ""
+    assert len(nodes) == 1
+
+
+def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
+    """Whoever does not want to wait for the drain says so twice."""
+    with _started("dev", *FREE, "--data", str(tmp_path)) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline().startswith("ready ")
+        os.kill(process.pid, signal.SIGSTOP)  # so that both signals wait for it together
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
+        os.kill(process.pid, signal.SIGCONT)
+        process.communicate(timeout=STOP_SECONDS_MAX)
+        assert process.returncode in (128 + signal.SIGTERM, 128 + signal.SIGINT)

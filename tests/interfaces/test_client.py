@@ -1,0 +1,697 @@
+"""The client: runs, grouping, leases, and what it does when peers die, refuse or lag."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onyxq.client import AsyncClient, Claim, Client
+from onyxq.client.enqueuing import cut_payloads, cut_with_ids
+from onyxq.client.holding import merged, narrowed, requests_of
+from onyxq.errors import (
+    BadRequest,
+    BatchRefused,
+    Corrupt,
+    LogUnavailable,
+    NotLeader,
+    OnyxqError,
+    Refused,
+    StaleToken,
+    TooLarge,
+    Unavailable,
+)
+from onyxq.facts import RUN_BYTES_MAX, task_header, unpack_task
+from onyxq.ids import RUN_TASKS_MAX, TaskId, ids_of, make_id, partition_of
+from onyxq.wire.server import Request
+from onyxq.wire.tcp import TcpNetwork
+from simulation.network import SimulatedNetwork
+from tests.interfaces.fake_service import FakeCluster, FakePeer, led_by, partitions_of, play
+
+BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])
+
+
+def client_of(network: SimulatedNetwork, *addresses: str, **more: Any) -> AsyncClient:
+    """A client on a host of its own, with ids that are the same in every run."""
+    return AsyncClient(
+        addresses or "a:1", network=network.host("client"), now_ms=lambda: 1000, random_64=lambda: 42, **more
+    )
+
+
+async def together(*calls: Any) -> list[Any]:
+    """Results or errors of calls made at the same time."""
+    results: list[Any] = [None] * len(calls)
+
+    async def run(place: int, call: Any) -> None:
+        try:
+            results[place] = await call
+        except OnyxqError as error:
+            results[place] = error
+
+    async with anyio.create_task_group() as group:
+        for place, call in enumerate(calls):
+            group.start_soon(run, place, call)
+    return results
+
+
+# enqueueing
+
+
+@BACKENDS
+def test_a_batch_is_claimed_and_completed_as_runs(backend: str) -> None:
+    """A thousand tasks travel as one run each way, and no claim object is made for them."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        peer = await cluster.start(network.host("a"), "a:1")
+        async with client_of(network) as client:
+            ids = await client.enqueue_many("mail", [b"%d" % n for n in range(1000)], priority=5)
+            claims = await client.claim(["mail"], max=1000, worker="w1")
+            assert len(claims) == 1000
+            await client.complete(claims)
+            assert claims._claims == {}
+        (request,) = peer.arguments("complete")
+        assert request["items"] == [[ids[0], 1000, 1, None, None]]
+        assert sorted(cluster.outcomes) == ids
+        assert [len(args["runs"]) for args in peer.arguments("enqueue")] == [1]
+
+    play(scenario, backend=backend)
+
+
+def test_a_claim_shows_what_was_enqueued() -> None:
+    """Data, queue and priority of the very task, whichever is looked at."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        await cluster.start(network.host("a"), "a:1")
+        async with client_of(network) as client:
+            ids = await client.enqueue_many("mail", [b"a", b"", b"ccc"], priority=-7)
+            claims = await client.claim("mail", max=10)
+            assert [claim.data for claim in claims] == claims.payloads == [b"a", b"", b"ccc"]
+            assert [claim.id for claim in claims] == ids
+            assert (claims[-1].queue, claims[-1].priority, claims[-1].token) == ("mail", -7, 1)
+            assert claims[0] is claims[0]
+            assert claims[1:] == [claims[1], claims[2]]
+
+    play(scenario)
+
+
+def test_a_payload_that_was_changed_is_not_handed_out() -> None:
+    """The checksum made by the enqueuer is verified by the worker."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        await cluster.start(network.host("a"), "a:1")
+        async with client_of(network) as client:
+            await client.enqueue("mail", b"right")
+            ((first, body),) = cluster.rows.items()
+            cluster.rows[first] = body.replace(b"right", b"wrong")
+            with pytest.raises(Corrupt):
+                _ = (await client.claim("mail"))[0].data
+
+    play(scenario)
+
+
+def test_only_what_differs_from_the_defaults_is_in_a_header() -> None:
+    """Headers of alike tasks are alike bytes."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        await cluster.start(network.host("a"), "a:1")
+        async with client_of(network) as client:
+            await client.enqueue_many("plain", [b""])
+            await client.enqueue_many("odd", [b""], retries=None, format="json", priority=1, backoff_ms=5)
+        headers = [task_header(body)[0] for body in cluster.rows.values()]
+        odd = {"backoff_ms": 5, "format": "json", "priority": 1, "queue": "odd", "retries": None}
+        assert [list(header.items()) for header in headers] == [[("queue", "plain")], list(odd.items())]
+
+    play(scenario)
+
+
+def test_a_delayed_task_has_its_due_time_in_the_id() -> None:
+    """The id is all that says when a task is due."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        await cluster.start(network.host("a"), "a:1")
+        async with client_of(network) as client:
+            later = await client.enqueue("mail", b"x", delay_ms=500)
+            at = await client.enqueue("mail", b"x", at_ms=77_000)
+            now = await client.enqueue("mail", b"x", at_ms=5)
+        assert [int.from_bytes(task_id[:6], "big") for task_id in (later, at, now)] == [1500, 77_000, 1000]
+
+    play(scenario)
+
+
+@given(sizes=st.lists(st.sampled_from([0, 1, 100, RUN_BYTES_MAX // 3, RUN_BYTES_MAX, RUN_BYTES_MAX + 1]), max_size=30))
+def test_runs_are_as_long_as_the_limits_allow(sizes: list[int]) -> None:
+    """No run is over the limits unless it is one task, and none could take the next task."""
+    payloads = [bytes(size) for size in sizes]
+    cuts = list(cut_payloads(payloads))
+    assert [place for start, end in cuts for place in range(start, end)] == list(range(len(payloads)))
+    for start, end in cuts:
+        assert end - start == 1 or sum(sizes[start:end]) <= RUN_BYTES_MAX
+        assert end == len(sizes) or sum(sizes[start : end + 1]) > RUN_BYTES_MAX
+
+
+def test_more_tasks_than_a_run_holds_become_several_runs() -> None:
+    """1,024 at most."""
+    assert [end - start for start, end in cut_payloads([b""] * 2500)] == [RUN_TASKS_MAX, RUN_TASKS_MAX, 452]
+
+
+@given(gaps=st.lists(st.integers(1, 3), min_size=1, max_size=50), start=st.integers(1000, 1040))
+def test_given_ids_are_cut_where_they_do_not_follow_or_cross_a_stretch(gaps: list[int], start: int) -> None:
+    """Every cut is a run of consecutive ids within one stretch."""
+    counters = [start + sum(gaps[:place]) for place in range(len(gaps))]
+    ids = [make_id(1, 2, 3, counter) for counter in counters]
+    for begin, end in cut_with_ids([b"x"] * len(ids), ids):
+        assert ids[begin:end] == ids_of(ids[begin], end - begin)
+        assert counters[begin] // 1024 == counters[end - 1] // 1024
+
+
+def test_repeating_a_call_with_its_ids_makes_no_second_task() -> None:
+    """The same ids, cut the same way, to the same partitions."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        peer = await cluster.start(network.host("a"), "a:1")
+        async with client_of(network) as client:
+            ids = await client.make_ids(1500)
+            payloads = [b"%d" % n for n in range(1500)]
+            assert await client.enqueue_many("mail", payloads, ids=ids) == ids
+            first = [args["runs"] for args in peer.arguments("enqueue")]
+            await client.enqueue_many("mail", payloads, ids=[task_id.hex() for task_id in ids])
+            again = [args["runs"] for args in peer.arguments("enqueue")][len(first) :]
+        assert again == first
+        assert sorted(cluster.tasks()) == sorted(ids)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"queue": "", "payloads": [b""]}, BadRequest),
+        ({"queue": "q" * 201, "payloads": [b""]}, BadRequest),
+        ({"queue": "q", "payloads": ["text"]}, BadRequest),
+        ({"queue": "q", "payloads": [b""], "priority": 2**31}, BadRequest),
+        ({"queue": "q", "payloads": [b""], "retries": -1}, BadRequest),
+        ({"queue": "q", "payloads": [b""], "delay_ms": -1}, BadRequest),
+        ({"queue": "q", "payloads": [b""], "format": "yaml"}, BadRequest),
+        ({"queue": "q", "payloads": [b""], "ids": []}, BadRequest),
+        ({"queue": "q", "payloads": [b""], "ids": [b"short"]}, BadRequest),
+        ({"queue": "q", "payloads": [bytes(16 * 1024 * 1024 + 1)]}, TooLarge),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_is_sent(arguments: dict[str, Any], error: type[OnyxqError]) -> None:
+    """With the field at fault."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        peer = await cluster.start(network.host("a"), "a:1")
+        async with client_of(network) as client:
+            with pytest.raises(error) as caught:
+                await client.enqueue_many(**arguments)
+            assert caught.value.field
+        assert peer.arguments("enqueue") == []
+
+    play(scenario)
+
+
+@BACKENDS
+def test_single_calls_that_come_together_leave_together(backend: str) -> None:
+    """The first goes at once; those that come while it is in flight make one run."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        peer = await cluster.start(network.host("a"), "a:1")
+        async with client_of(network) as client:
+            await client.enqueue("mail", b"routes are known now")
+            before = len(peer.arguments("enqueue"))
+            ids = await together(*(client.enqueue("mail", b"%d" % n) for n in range(300)))
+            sizes = [unpack_task(args["runs"][0][1]).count for args in peer.arguments("enqueue")[before:]]
+            assert sum(sizes) == 300
+            assert len(sizes) <= 3
+            assert len(set(ids)) == 300
+            claims = await client.claim("mail", max=1000)
+            assert {claim.id: claim.data for claim in claims if claim.id in set(ids)} == {
+                task_id: b"%d" % n for n, task_id in enumerate(ids)
+            }
+            await together(*(client.complete(claim, b"r%d" % n) for n, claim in enumerate(claims)))
+            assert len(peer.arguments("complete")) <= 3
+            assert [cluster.outcomes[claim.id] for claim in claims] == [b"r%d" % n for n in range(301)]
+
+    play(scenario, backend=backend)
+
+
+def test_calls_of_different_kinds_are_not_mixed() -> None:
+    """A run has one header."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        await cluster.start(network.host("a"), "a:1")
+        async with client_of(network) as client:
+            calls = [client.enqueue("ab"[n % 2], b"x", priority=n % 3) for n in range(60)]
+            ids = await together(*calls)
+        kinds = {
+            task_id: (header["queue"], header.get("priority", 0))
+            for first, body in cluster.rows.items()
+            for header, count in [task_header(body)]
+            for task_id in ids_of(first, count)
+        }
+        assert [kinds[task_id] for task_id in ids] == [("ab"[n % 2], n % 3) for n in range(60)]
+
+    play(scenario)
+
+
+def test_a_bad_call_in_a_group_harms_nobody_else() -> None:
+    """The peer refuses the whole request; the others are sent again without it."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        await cluster.start(network.host("a"), "a:1")
+        async with client_of(network) as client:
+            await client.enqueue_many("mail", [b"x"] * 5)
+            claims = await client.claim("mail", max=5)
+            leases = [5_000, 5_000, 1, 5_000, 5_000]
+            found = await together(*(client.renew(claim, lease) for claim, lease in zip(claims, leases, strict=True)))
+        assert [type(error) for error in found] == [type(None)] * 2 + [BadRequest] + [type(None)] * 2
+
+    play(scenario)
+
+
+# peers that die, lag and refuse
+
+
+@BACKENDS
+def test_a_client_given_one_peer_survives_its_death(backend: str) -> None:
+    """It learns of the others in time, and goes on with one of them."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        first = await cluster.start(network.host("a"), "a:1")
+        second = await cluster.start(network.host("b"), "b:1")
+        async with client_of(network) as client:
+            await client.enqueue("mail", b"1")
+            first.stop()
+            network.cut("a")
+            await client.enqueue("mail", b"2")
+            assert len(await client.claim("mail", max=2)) in (1, 2)
+        assert second.methods("enqueue") == ["enqueue"]
+
+    play(scenario, backend=backend)
+
+
+def test_a_request_cut_off_is_repeated_with_the_same_ids() -> None:
+    """The peer stored the tasks and died before it answered: there is no second set."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        first = await cluster.start(network.host("a"), "a:1")
+        second = await cluster.start(network.host("b"), "b:1")
+
+        def store_and_die(request: Request) -> bool:
+            if request.method != "enqueue":
+                return False
+            cluster.do_enqueue(request.args)
+            first.stop()
+            network.cut("a")
+            return True
+
+        first.intercept = store_and_die
+        async with client_of(network, "a:1", "b:1") as client:
+            ids = await client.enqueue_many("mail", [b"x"] * 3)
+        assert cluster.tasks() == ids
+        assert second.arguments("enqueue") == first.arguments("enqueue")
+
+    play(scenario)
+
+
+def refuse_once(peer: FakePeer, method: str, error: OnyxqError, *, times: int = 1) -> None:
+    """Let a peer refuse a method for a while."""
+    left = [times]
+
+    def intercept(request: Request) -> bool:
+        if request.method != method or not left[0]:
+            return False
+        left[0] -= 1
+        request.fail(error)
+        return True
+
+    peer.intercept = intercept
+
+
+def test_errors_that_pass_are_waited_out() -> None:
+    """Ever longer, up to the deadline."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        peer = await cluster.start(network.host("a"), "a:1")
+        refuse_once(peer, "enqueue", NotLeader(), times=5)
+        async with client_of(network) as client:
+            await client.enqueue("mail", b"x")
+            assert peer.methods("enqueue") == ["enqueue"] * 6
+            refuse_once(peer, "enqueue", NotLeader(), times=1000)
+            start = anyio.current_time()
+            with pytest.raises(NotLeader):
+                await client.enqueue_many("mail", [b"x"], timeout_ms=3_000)
+            assert 1 < anyio.current_time() - start <= 3
+
+    play(scenario)
+
+
+def test_a_run_that_was_refused_stays_in_its_partition_and_new_ones_avoid_it() -> None:
+    """A partition without a quorum delays only what was already sent there."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        peer = await cluster.start(network.host("a"), "a:1")
+        led_by(cluster, peer)
+        sick: list[int] = []
+
+        def intercept(request: Request) -> bool:
+            if request.method != "enqueue":
+                return False
+            (partition,) = partitions_of(request.args)
+            if not sick:
+                sick.append(partition)
+            if partition == sick[0]:
+                request.reply({"acks": [Unavailable("no quorum").to_map()]})
+                return True
+            return False
+
+        peer.intercept = intercept
+        async with client_of(network) as client:
+            with pytest.raises(Unavailable, match="no quorum"):
+                await client.enqueue_many("mail", [b"x"], timeout_ms=2_000)
+            tried = [partitions_of(args) for args in peer.arguments("enqueue")]
+            assert tried == [[sick[0]]] * len(tried)
+            ids = [await client.enqueue("mail", b"x") for _ in range(8)]
+        assert sick[0] not in map(partition_of, ids)
+
+    play(scenario)
+
+
+def test_tasks_go_straight_to_the_leader_of_their_partition() -> None:
+    """Once there is a connection to it; until then the coordinator passes them on."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        first = await cluster.start(network.host("a"), "a:1")
+        second = await cluster.start(network.host("b"), "b:1")
+        led_by(cluster, first, second)
+        async with client_of(network) as client:
+            for _ in range(8):
+                await client.enqueue("mail", b"x")
+                await anyio.sleep(0.1)
+            first.asked.clear()
+            second.asked.clear()
+            await client.enqueue_many("mail", [b"x" * 1000] * 3000)
+        for peer, wanted in ((first, 0), (second, 1)):
+            sent = [partition for args in peer.arguments("enqueue") for partition in partitions_of(args)]
+            assert sent
+            assert {partition % 2 for partition in sent} == {wanted}
+
+    play(scenario)
+
+
+def test_a_peer_that_accepts_and_never_answers_is_left_for_another() -> None:
+    """After one attempt's time, well within the deadline."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        first = await cluster.start(network.host("a"), "a:1")
+        second = await cluster.start(network.host("b"), "b:1")
+        first.intercept = lambda request: True
+        async with client_of(network, "a:1", "b:1") as client:
+            assert await client.enqueue("mail", b"x")
+        assert second.methods("enqueue") == ["enqueue"]
+
+    play(scenario)
+
+
+def test_nobody_there_is_unavailable_at_the_deadline() -> None:
+    """And at once for a plain call, as the command line makes it."""
+
+    async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:
+        async with client_of(network) as client:
+            start = anyio.current_time()
+            with pytest.raises(Unavailable, match="nobody listens"):
+                await client.call("cluster", {})
+            assert anyio.current_time() - start < 0.1
+            with pytest.raises(Unavailable, match="nobody listens"):
+                await client.cluster()
+            assert 28 < anyio.current_time() - start <= 30
+
+    play(scenario)
+
+
+# claims
+
+
+def test_a_lease_counts_from_when_the_request_was_sent() -> None:
+    """However long the answer took."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        await cluster.start(network.host("a"), "a:1")
+        network.delay("client", "a", delay_ms=400)
+        async with client_of(network) as client:
+            await client.enqueue_many("mail", [b"x"] * 2)
+            sent_at = anyio.current_time()
+            claims = await client.claim("mail", max=2, lease_ms=10_000)
+            assert anyio.current_time() - sent_at > 0.79
+            assert claims.expires == claims[0].expires == sent_at + 10
+            sent_at = anyio.current_time()
+            await client.renew(claims[0], lease_ms=60_000)
+            assert (claims[0].expires, claims[1].expires) == (sent_at + 60, claims.expires)
+            sent_at = anyio.current_time()
+            await client.renew(claims)
+            assert claims[1].expires == sent_at + 10
+
+    play(scenario)
+
+
+def test_a_long_wait_is_cut_so_that_the_lease_is_fresh() -> None:
+    """A grant at the end of a minute's wait is worth most of its lease."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        await cluster.start(network.host("a"), "a:1")
+        async with client_of(network) as client, anyio.create_task_group() as group:
+
+            async def enqueue_later() -> None:
+                await anyio.sleep(50)
+                await client.enqueue("mail", b"x")
+
+            group.start_soon(enqueue_later)
+            claims = await client.claim("mail", lease_ms=20_000, wait_ms=60_000)
+            assert len(claims) == 1
+            assert claims.expires - anyio.current_time() >= 15
+
+    play(scenario)
+
+
+def test_a_claim_without_tasks_is_empty_when_the_wait_is_over() -> None:
+    """Not earlier, not later."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        await cluster.start(network.host("a"), "a:1")
+        async with client_of(network) as client:
+            start = anyio.current_time()
+            claims = await client.claim(["mail", "other"], wait_ms=5_000)
+            assert (len(claims), list(claims), anyio.current_time() - start) == (0, [], pytest.approx(5.0, abs=0.01))
+
+    play(scenario)
+
+
+def test_claiming_is_tried_again_while_the_wait_lasts() -> None:
+    """And the reason is raised when it does not."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        peer = await cluster.start(network.host("a"), "a:1")
+        async with client_of(network) as client:
+            await client.enqueue("mail", b"x")
+            refuse_once(peer, "claim", LogUnavailable(), times=3)
+            with pytest.raises(LogUnavailable):
+                await client.claim("mail")
+            assert len(await client.claim("mail", wait_ms=5_000)) == 1
+
+    play(scenario)
+
+
+def test_claims_that_arrive_for_nobody_are_given_back() -> None:
+    """A claim was cancelled while its answer was on the way."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        await cluster.start(network.host("a"), "a:1")
+        async with client_of(network) as client:
+            await client.enqueue("mail", b"x")
+            network.delay("client", "a", delay_ms=100)
+            with anyio.move_on_after(0.15):
+                await client.claim("mail")
+            assert cluster.tokens
+            await anyio.sleep(1)
+            assert not cluster.tokens
+
+    play(scenario)
+
+
+@BACKENDS
+def test_a_stale_claim_is_raised_for_one_and_named_for_many(backend: str) -> None:
+    """The others of the batch are completed."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        await cluster.start(network.host("a"), "a:1")
+        async with client_of(network) as client:
+            await client.enqueue_many("mail", [b"x"] * 5)
+            claims = await client.claim("mail", max=5)
+            cluster.steal(claims[2].id)
+            with pytest.raises(StaleToken):
+                await client.complete(claims[2])
+            with pytest.raises(BatchRefused) as caught:
+                await client.complete(claims)
+            assert [(part.first, part.count) for part in caught.value.refused] == [(claims[2].id, 1)]
+            assert isinstance(caught.value.refused[0].error, StaleToken)
+            assert sorted(cluster.outcomes) == [claims[n].id for n in (0, 1, 3, 4)]
+
+    play(scenario, backend=backend)
+
+
+def test_parts_refused_for_a_passing_reason_are_sent_again_alone() -> None:
+    """With their own results."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        peer = await cluster.start(network.host("a"), "a:1")
+        async with client_of(network) as client:
+            await client.enqueue_many("mail", [b"x"] * 5)
+            claims = await client.claim("mail", max=5)
+            once = [True]
+
+            def refuse_part(request: Request) -> bool:
+                if request.method != "complete" or not once:
+                    return False
+                once.clear()
+                request.reply({"results": [[[claims[1].id, 2, NotLeader().to_map()]]]})
+                return True
+
+            peer.intercept = refuse_part
+            await client.complete(claims, results=[b"0", b"1", None, b"3", b"4"])
+        again = peer.arguments("complete")[1]["items"]
+        assert again == [[claims[1].id, 2, 1, None, [b"1", None]]]
+
+    play(scenario)
+
+
+def test_claims_in_a_list_go_back_as_runs_where_they_can() -> None:
+    """Consecutive claims of one grant are one item."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        peer = await cluster.start(network.host("a"), "a:1")
+        async with client_of(network) as client:
+            await client.enqueue_many("mail", [b"x"] * 6)
+            claims = await client.claim("mail", max=6)
+            await client.fail([claims[0], claims[1], claims[3]], "broken", 50)
+            await client.release(claim for claim in claims[4:])
+        assert peer.arguments("fail")[0]["items"] == [
+            [claims[0].id, 2, 1, "broken", 50],
+            [claims[3].id, 1, 1, "broken", 50],
+        ]
+        assert peer.arguments("release")[0]["items"] == [[claims[4].id, 2, 1]]
+
+    play(scenario)
+
+
+def test_a_claim_known_by_id_and_token_is_enough() -> None:
+    """As the command line has it."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        await cluster.start(network.host("a"), "a:1")
+        async with client_of(network) as client:
+            task_id = await client.enqueue("mail", b"x")
+            token = (await client.claim("mail"))[0].token
+            await client.complete(Claim.of(task_id, token), b"done")
+        assert cluster.outcomes == {task_id: b"done"}
+
+    play(scenario)
+
+
+def test_updates_of_a_claim_are_numbered_from_zero() -> None:
+    """And a completion says how many there were."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        peer = await cluster.start(network.host("a"), "a:1")
+        async with client_of(network) as client:
+            await client.enqueue_many("mail", [b"x"] * 3)
+            claims = await client.claim("mail", max=3)
+            await together(*(client.update(claims[1], b"%d" % n) for n in range(3)))
+            await client.complete(claims)
+        assert [update[:3] for update in cluster.updates] == [[claims[1].id, 1, n] for n in range(3)]
+        assert sorted(update[3] for update in cluster.updates) == [b"0", b"1", b"2"]
+        assert [item[1:4] for item in peer.arguments("complete")[0]["items"]] == [[1, 1, None], [1, 1, 3], [1, 1, None]]
+
+    play(scenario)
+
+
+def test_an_update_of_unknown_outcome_is_sent_again_before_the_next() -> None:
+    """Its number may be taken, so nothing else may use it."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        peer = await cluster.start(network.host("a"), "a:1")
+        async with client_of(network) as client:
+            await client.enqueue("mail", b"x")
+            claim = (await client.claim("mail"))[0]
+            peer.intercept = lambda request: request.method == "update"
+            with pytest.raises(OnyxqError):
+                await client.update(claim, b"first", timeout_ms=1_000)
+            peer.intercept = None
+            assert await client.update(claim, b"second") == 1
+        assert [update[2:] for update in cluster.updates] == [[0, b"first"], [1, b"second"]]
+
+    play(scenario)
+
+
+def item(counter: int, count: int, *more: Any) -> list[Any]:
+    """An item of some request."""
+    return [make_id(1, 2, 3, counter), count, 9, *more]
+
+
+def test_neighbouring_items_are_merged_with_their_results() -> None:
+    """Only where token and everything else agree."""
+    found = merged([item(2, 1, None, [b"2"]), item(0, 2, None, [b"0", None]), item(5, 1, None, None)])
+    assert found == [item(0, 3, None, [b"0", None, b"2"]), item(5, 1, None, None)]
+    assert merged([item(0, 1, "a", 5), item(1, 1, "b", 5), item(2, 1, "b", 6)]) == [
+        item(0, 1, "a", 5),
+        item(1, 1, "b", 5),
+        item(2, 1, "b", 6),
+    ]
+
+
+def test_a_refused_part_is_cut_out_of_its_item() -> None:
+    """With its part of the results."""
+    items = [item(0, 4, None, [b"0", b"1", b"2", b"3"]), item(10, 2, None, None)]
+    part = Refused(TaskId(items[0][0][:16] + b"\0\0\0\1"), 2, NotLeader())
+    assert narrowed(items, part) == item(1, 2, None, [b"1", b"2"])
+
+
+def test_large_results_are_spread_over_requests() -> None:
+    """No request comes near the size of a frame."""
+    results = [bytes(1024 * 1024)] * 10
+    requests = requests_of([item(0, 10, None, results)])
+    assert sum(one[1] for request in requests for one in request) == 10
+    assert all(sum(len(one[4]) for one in request) <= 4 for request in requests)
+
+
+# the blocking client
+
+
+def test_the_blocking_client_does_the_same_from_threads() -> None:
+    """Over real TCP."""
+
+    async def main() -> None:
+        async with anyio.create_task_group() as group:
+            cluster = FakeCluster(group)
+            peer = await cluster.start(TcpNetwork(), "127.0.0.1:0")
+            await anyio.to_thread.run_sync(use, peer.address)
+            assert len(cluster.outcomes) == 3
+            group.cancel_scope.cancel()
+
+    def use(address: str) -> None:
+        with Client(address) as client:
+            client.enqueue_many("mail", [b"1", b"2", b"3"])
+            claims = client.claim(["mail"], max=3, wait_ms=1_000, worker="w1")
+            client.update(claims[0], b"half way")
+            client.renew(claims)
+            client.complete(claims)
+            with pytest.raises(StaleToken):
+                client.complete(Claim.of(claims[0].id, 99))
+        with pytest.raises(Unavailable, match="not open"):
+            client.count()
+
+    anyio.run(main, backend="trio")

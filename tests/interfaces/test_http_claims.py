@@ -1,0 +1,279 @@
+"""Claims over HTTP: taking, finishing, and clients that go away."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import anyio
+import httpx
+
+from onyxq.errors import Unavailable
+from onyxq.facts import pack_task
+from onyxq.ids import make_id
+from tests.interfaces.http_world import NOW_MS, FakeService, app_of, check_problem, on_trio, world
+
+
+async def claimed(client: httpx.AsyncClient, count: int) -> list[dict[str, Any]]:
+    """Enqueue that many tasks and claim them."""
+    tasks = [{"queue": "a", "data": n} for n in range(count)]
+    assert (await client.post("/v1/tasks", json={"tasks": tasks})).status_code == 201
+    answer = await client.post("/v1/claims", json={"queues": ["a"], "max": count})
+    claims: list[dict[str, Any]] = answer.json()["claims"]
+    return claims
+
+
+def named(claim: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """A claim as the finishing requests name it."""
+    return {"id": claim["task"]["id"], "token": claim["token"], **more}
+
+
+@on_trio
+async def test_a_claim_brings_the_task_and_its_token() -> None:
+    """Token, expiry, data and state are all there."""
+    async with world() as (_, client):
+        (claim,) = await claimed(client, 1)
+        assert claim["expires_ms"] == NOW_MS + 30_000
+        assert claim["task"]["data"] == 0
+        assert claim["task"]["state"] == "claimed"
+        assert claim["task"]["attempts"] == 0
+
+
+@on_trio
+async def test_a_claim_of_a_run_brings_each_task() -> None:
+    """A run granted as one comes apart into its tasks."""
+    async with world() as (service, client):
+        first = make_id(NOW_MS, 1, 1, 7)
+
+        async def grant(args: dict[str, Any]) -> dict[str, Any]:
+            return {"claims": [[5, 6, 2, first, pack_task({"queue": "a", "format": "json"}, [b"1", b"2"])]]}
+
+        service._claim = grant  # type: ignore[method-assign]
+        claims = (await client.post("/v1/claims", json={"queues": ["a"], "max": 2})).json()["claims"]
+        assert [claim["task"]["data"] for claim in claims] == [1, 2]
+        assert claims[1]["task"]["id"] == make_id(NOW_MS, 1, 1, 8).hex()
+        assert {claim["task"]["attempts"] for claim in claims} == {2}
+
+
+@on_trio
+async def test_no_task_is_an_empty_list() -> None:
+    """Without waiting the answer comes at once."""
+    async with world() as (_, client):
+        answer = await client.post("/v1/claims", json={"queues": ["none"]})
+        assert (answer.status_code, answer.json()) == (200, {"claims": []})
+
+
+@on_trio
+async def test_a_waiting_claim_gets_a_task_that_arrives() -> None:
+    """A long poll ends with the first task."""
+    async with world() as (service, client):
+        answers: list[httpx.Response] = []
+
+        async def wait() -> None:
+            answers.append(await client.post("/v1/claims", json={"queues": ["a"], "wait_ms": 60_000}))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(wait)
+            await service.claiming.wait()
+            await client.post("/v1/tasks", json={"tasks": [{"queue": "a", "data": "x"}]})
+        assert answers[0].json()["claims"][0]["task"]["data"] == "x"
+
+
+@on_trio
+async def test_completions_carry_results() -> None:
+    """JSON and bytes; a null result is none."""
+    async with world() as (_, client):
+        one, two, three = await claimed(client, 3)
+        body = [named(one, result={"n": 1}), named(two, result_base64=base64.b64encode(b"\xff").decode()), named(three)]
+        answer = await client.post("/v1/claims/complete", json={"claims": body})
+        assert [result["ok"] for result in answer.json()["results"]] == [True, True, True]
+        tasks = [(await client.get(f"/v1/tasks/{claim['id']}")).json() for claim in body]
+        assert [task["state"] for task in tasks] == ["completed"] * 3
+        assert tasks[0]["result"] == {"n": 1}
+        assert tasks[1]["result_base64"] == "/w=="
+        assert tasks[2]["result"] is None
+
+
+@on_trio
+async def test_one_bad_claim_does_not_spoil_the_others() -> None:
+    """Each has its own result, in request order, with the reason where refused."""
+    async with world() as (service, client):
+        one, two, three = await claimed(client, 3)
+        unknown = {"id": make_id(NOW_MS, 3, 3, 3).hex(), "token": 1}
+        foreign = {"id": make_id(NOW_MS, 9_999, 3, 3).hex(), "token": 1}
+        claims = [named(one), named(two) | {"token": 1}, unknown, foreign, named(three)]
+        results = (await client.post("/v1/claims/complete", json={"claims": claims})).json()["results"]
+        assert [result["id"] for result in results] == [claim["id"] for claim in claims]
+        assert [result.get("code") for result in results] == [None, "stale_token", "not_found", "not_found", None]
+        assert [result["ok"] for result in results] == [True, False, False, False, True]
+        assert len(service.asked("complete")) == 1
+
+
+@on_trio
+async def test_claims_that_say_the_same_travel_as_a_run() -> None:
+    """Consecutive ids under one token are one item; the refused part maps back to its claims."""
+    async with world() as (service, client):
+        ids = [make_id(NOW_MS, 1, 1, n) for n in range(4)]
+        claims = [{"id": one.hex(), "token": 9, "lease_ms": 5_000} for one in ids]
+        results = (await client.post("/v1/claims/renew", json={"claims": claims})).json()["results"]
+        assert service.asked("renew")[0]["items"] == [[ids[0], 4, 9, 5_000]]
+        assert [result["id"] for result in results] == [one.hex() for one in ids]
+        assert {result["code"] for result in results} == {"not_found"}
+
+
+@on_trio
+async def test_updates_completed_by_number_are_never_grouped() -> None:
+    """seq speaks of one task, so such completions stay single."""
+    async with world() as (service, client):
+        ids = [make_id(NOW_MS, 1, 1, n) for n in range(2)]
+        await client.post("/v1/claims/complete", json={"claims": [{"id": i.hex(), "token": 9, "seq": 3} for i in ids]})
+        assert service.asked("complete")[0]["items"] == [[one, 1, 9, 3, None] for one in ids]
+
+
+@on_trio
+async def test_failing_releasing_and_renewing() -> None:
+    """error and retry_in_ms reach the node, and the task is ready again."""
+    async with world() as (service, client):
+        one, two = await claimed(client, 2)
+        await client.post("/v1/claims/fail", json={"claims": [named(one, error="broken\n", retry_in_ms=5)]})
+        assert service.asked("fail")[0]["items"][0][3:] == ["broken\n", 5]
+        assert (await client.post("/v1/claims/renew", json={"claims": [named(two)]})).json()["results"][0]["ok"]
+        assert (await client.post("/v1/claims/release", json={"claims": [named(two)]})).json()["results"][0]["ok"]
+        tasks = [(await client.get(f"/v1/tasks/{claim['task']['id']}")).json() for claim in (one, two)]
+        assert [(task["state"], task["attempts"]) for task in tasks] == [("ready", 1), ("ready", 0)]
+
+
+@on_trio
+async def test_updates_are_numbered() -> None:
+    """A gap and a stale token are conflicts; the log shows what is stored."""
+    async with world() as (_, client):
+        (claim,) = await claimed(client, 1)
+        answer = await client.post("/v1/claims/update", json=named(claim, seq=0, data={"half": True}))
+        assert (answer.status_code, answer.json()["ok"]) == (200, True)
+        gap = await client.post("/v1/claims/update", json=named(claim, seq=2, data=1))
+        check_problem(gap, 409, code="sequence_gap")
+        stale = await client.post("/v1/claims/update", json=named(claim, seq=1, data=1) | {"token": 1})
+        check_problem(stale, 409, code="stale_token")
+        log = (await client.get(f"/v1/tasks/{claim['task']['id']}/log")).json()["updates"]
+        assert [(update["seq"], update["data"]) for update in log] == [(0, {"half": True})]
+
+
+@on_trio
+async def test_an_update_needs_data() -> None:
+    """Null is data; nothing at all is not."""
+    async with world() as (_, client):
+        (claim,) = await claimed(client, 1)
+        assert (await client.post("/v1/claims/update", json=named(claim, seq=0, data=None))).status_code == 200
+        missing = await client.post("/v1/claims/update", json=named(claim, seq=1))
+        check_problem(missing, 400, code="bad_request", field="data")
+
+
+@on_trio
+async def test_a_damaged_run_does_not_keep_the_others_back() -> None:
+    """A payload with a bad checksum is left out; alone it is an error."""
+    async with world() as (service, client):
+        good, bad = (make_id(NOW_MS, 1, 1, n) for n in (1, 2))
+        body = pack_task({"queue": "a"}, [b"xyz"])
+        grants = [[5, 6, 0, bad, body[:-1] + b"!"], [5, 6, 0, good, body]]
+
+        async def grant(args: dict[str, Any]) -> dict[str, Any]:
+            return {"claims": grants[: args["max"]]}
+
+        service._claim = grant  # type: ignore[method-assign]
+        claims = (await client.post("/v1/claims", json={"queues": ["a"], "max": 2})).json()["claims"]
+        assert [claim["task"]["id"] for claim in claims] == [good.hex()]
+        check_problem(await client.post("/v1/claims", json={"queues": ["a"], "max": 1}), 500, code="corrupt")
+
+
+@on_trio
+async def test_without_a_log_claims_say_so() -> None:
+    """503 with Retry-After."""
+    async with world() as (service, client):
+        service.broken["claim"] = Unavailable("the log cannot be reached")
+        answer = await client.post("/v1/claims", json={"queues": ["a"]})
+        check_problem(answer, 503, code="unavailable")
+        assert answer.headers["retry-after"]
+
+
+# --- clients that go away -------------------------------------------------------
+
+
+class Wire:
+    """One ASGI exchange in the hands of a test."""
+
+    def __init__(self, body: bytes) -> None:
+        self.body = body
+        self.gone = anyio.Event()
+        self.sent: list[Any] = []
+        self._asked = False
+
+    async def receive(self) -> dict[str, Any]:
+        """The body, then nothing until the client is gone."""
+        if not self._asked:
+            self._asked = True
+            return {"type": "http.request", "body": self.body, "more_body": False}
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        """Note what was sent."""
+        self.sent.append(message)
+
+
+def scope_of(path: str) -> dict[str, Any]:
+    """The scope of a POST."""
+    return {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": [(b"content-length", b"30")],
+    }
+
+
+@on_trio
+async def test_a_client_that_goes_away_claims_nothing() -> None:
+    """Its long poll is cancelled, and nothing is answered."""
+    service = FakeService()
+    wire = Wire(b'{"queues":["a"],"wait_ms":60000}')
+    async with anyio.create_task_group() as group:
+        group.start_soon(app_of(service), scope_of("/v1/claims"), wire.receive, wire.send)
+        await service.claiming.wait()
+        wire.gone.set()
+    assert wire.sent == []
+    assert service.asked("release") == []
+
+
+@on_trio
+async def test_claims_granted_to_a_client_that_is_gone_are_released() -> None:
+    """A grant that arrives just after the disconnect is given back at once."""
+    service = FakeService()
+    wire = Wire(b'{"queues":["a"],"max":2}')
+    first = make_id(NOW_MS, 1, 1, 1)
+
+    async def grant(args: dict[str, Any]) -> dict[str, Any]:
+        wire.gone.set()
+        with anyio.CancelScope(shield=True):
+            await anyio.lowlevel.checkpoint()
+            await anyio.wait_all_tasks_blocked()
+        return {"claims": [[55, 6, 0, first, pack_task({"queue": "a"}, [b"1", b"2"])]]}
+
+    service._claim = grant  # type: ignore[method-assign]
+    await app_of(service)(scope_of("/v1/claims"), wire.receive, wire.send)
+    assert wire.sent == []
+    assert service.asked("release") == [{"items": [[first, 2, 55]]}]
+
+
+@on_trio
+async def test_a_server_that_stops_lets_waiting_clients_go() -> None:
+    """Their polls end with no task."""
+    service = FakeService()
+    app = app_of(service)
+    wire = Wire(b'{"queues":["a"],"wait_ms":60000}')
+    async with anyio.create_task_group() as group:
+        group.start_soon(app, scope_of("/v1/claims"), wire.receive, wire.send)
+        await service.claiming.wait()
+        app.close()
+    assert wire.sent[0]["status"] == 200
+    assert wire.sent[1]["body"] == b'{"claims":[]}'

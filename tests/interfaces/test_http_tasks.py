@@ -1,0 +1,378 @@
+"""Ids and tasks over HTTP: what is stored for a request, and what comes back."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import httpx
+
+from onyxq.errors import Overloaded, Unavailable
+from onyxq.facts import RUN_BYTES_MAX, unpack_task
+from onyxq.http.keys import KEY_AGE_MAX_MS, KEYS_MAX, Keys
+from onyxq.ids import make_id, ms_of, offset_of, partition_of, with_counter
+from tests.interfaces.http_world import NOW_MS, FakeService, check_problem, client_of, on_trio, world
+
+NDJSON = {"accept": "application/x-ndjson"}
+
+
+async def enqueue(client: httpx.AsyncClient, *tasks: object, **extra: object) -> list[str]:
+    """Enqueue tasks and return their ids."""
+    answer = await client.post("/v1/tasks", json={"tasks": tasks, **extra})
+    assert answer.status_code == 201, answer.text
+    ids: list[str] = answer.json()["ids"]
+    return ids
+
+
+@on_trio
+async def test_a_task_comes_back_as_it_was_put_in() -> None:
+    """JSON data, priority and queue survive the way through stored bytes."""
+    async with world() as (_, client):
+        data = {"to": "ä@example.org", "n": [1, -2.5, None, True, 10**30], "half": "\ud800"}
+        body = json.dumps({"tasks": [{"queue": "mail", "data": data, "priority": -3}]})
+        answer = await client.post("/v1/tasks", content=body)
+        assert answer.status_code == 201
+        assert answer.json()["acks"] == 2
+        task = (await client.get(f"/v1/tasks/{answer.json()['ids'][0]}")).json()
+        assert (task["queue"], task["priority"], task["state"]) == ("mail", -3, "ready")
+        assert task["data"] == data
+        assert task["depends"] == []
+        assert task["at_ms"] == NOW_MS
+
+
+@on_trio
+async def test_data_is_stored_as_compact_utf8_json() -> None:
+    """The payload's bytes are what a worker in any language can decode."""
+    async with world() as (service, client):
+        await enqueue(client, {"queue": "q", "data": {"b": [1, "ü"], "a": None}})
+        (run,) = service.asked("enqueue")[0]["runs"]
+        decoded = unpack_task(run[1])
+        assert decoded.payload(0) == '{"b":[1,"ü"],"a":null}'.encode()
+        assert decoded.header == {"format": "json", "queue": "q"}
+
+
+@on_trio
+async def test_bytes_travel_as_base64() -> None:
+    """data_base64 is stored as bytes and comes back as data_base64."""
+    async with world() as (service, client):
+        (task_id,) = await enqueue(client, {"queue": "q", "data_base64": base64.b64encode(b"\x00\xff5").decode()})
+        assert service.tasks[bytes.fromhex(task_id)].data == b"\x00\xff5"
+        assert service.tasks[bytes.fromhex(task_id)].header == {"queue": "q"}
+        task = (await client.get(f"/v1/tasks/{task_id}")).json()
+        assert base64.b64decode(task["data_base64"]) == b"\x00\xff5"
+        assert "data" not in task
+
+
+@on_trio
+async def test_bytes_that_look_like_json_stay_bytes() -> None:
+    """The stored format decides, not the look of the bytes."""
+    async with world() as (_, client):
+        (task_id,) = await enqueue(client, {"queue": "q", "data_base64": base64.b64encode(b"5").decode()})
+        assert (await client.get(f"/v1/tasks/{task_id}")).json()["data_base64"] == "NQ=="
+
+
+@on_trio
+async def test_stored_json_that_is_none_is_shown_as_base64() -> None:
+    """A row whose format lies cannot break an answer's JSON."""
+    async with world() as (service, client):
+        (task_id,) = await enqueue(client, {"queue": "q", "data": 1})
+        for bad in (b"NaN", b"{", b"\xff", b"[" * 100_000):
+            service.tasks[bytes.fromhex(task_id)].data = bad
+            task = (await client.get(f"/v1/tasks/{task_id}")).json()
+            assert base64.b64decode(task["data_base64"]) == bad
+
+
+@on_trio
+async def test_consecutive_tasks_of_a_kind_are_one_run() -> None:
+    """Alike tasks travel together; a change of priority or delay starts another run."""
+    async with world() as (service, client):
+        tasks = [{"queue": "a", "data": n} for n in range(3)]
+        tasks += [{"queue": "a", "data": 3, "priority": 1}, {"queue": "a", "data": 4, "priority": 1, "delay_ms": 5}]
+        ids = await enqueue(client, *tasks)
+        runs = service.asked("enqueue")[0]["runs"]
+        assert [unpack_task(body).count for _, body in runs] == [3, 1, 1]
+        assert [service.tasks[bytes.fromhex(task_id)].data for task_id in ids] == [b"0", b"1", b"2", b"3", b"4"]
+
+
+@on_trio
+async def test_runs_stay_within_their_limits() -> None:
+    """At most 1,024 tasks and 256 KiB a run, unless one task alone is larger."""
+    async with world() as (service, client):
+        await enqueue(client, *[{"queue": "a"} for _ in range(2_500)])
+        big = "x" * (RUN_BYTES_MAX // 2)
+        await enqueue(client, *[{"queue": "a", "data": big} for _ in range(2)], {"queue": "a", "data": big * 3})
+        first, second = service.asked("enqueue")
+        assert [unpack_task(body).count for _, body in first["runs"]] == [1024, 1024, 452]
+        assert all(offset_of(run) == 0 for run, _ in first["runs"][:2])
+        assert [unpack_task(body).count for _, body in second["runs"]] == [1, 1, 1]
+
+
+@on_trio
+async def test_ids_of_the_client_are_kept_and_grouped() -> None:
+    """Consecutive ids in order form one run, cut where a stretch ends."""
+    async with world() as (service, client):
+        start = make_id(NOW_MS, 5, 77, 1_022)
+        ids = [with_counter(start, 1_022 + n) for n in (0, 1, 2, 3)] + [with_counter(start, 5_000)]
+        answered = await enqueue(client, *[{"id": one.hex().upper(), "queue": "a"} for one in ids])
+        assert answered == [one.hex() for one in ids]
+        runs = service.asked("enqueue")[0]["runs"]
+        assert [(first, unpack_task(body).count) for first, body in runs] == [(ids[0], 2), (ids[2], 2), (ids[4], 1)]
+
+
+@on_trio
+async def test_a_delay_becomes_part_of_the_id() -> None:
+    """delay_ms and at_ms make ids that are due then."""
+    async with world() as (_, client):
+        ids = await enqueue(
+            client, {"queue": "a", "delay_ms": 60_000}, {"queue": "a", "at_ms": NOW_MS + 5}, {"queue": "a"}
+        )
+        assert [ms_of(bytes.fromhex(one)) - NOW_MS for one in ids] == [60_000, 5, 0]
+        assert (await client.get(f"/v1/tasks/{ids[0]}")).json()["state"] == "scheduled"
+
+
+@on_trio
+async def test_a_due_time_just_past_means_now() -> None:
+    """Ten seconds in the past are forgiven, more is refused by name."""
+    async with world() as (_, client):
+        (task_id,) = await enqueue(client, {"queue": "a", "at_ms": NOW_MS - 10_000})
+        assert ms_of(bytes.fromhex(task_id)) == NOW_MS
+        answer = await client.post("/v1/tasks", json={"tasks": [{"queue": "a"}, {"queue": "a", "at_ms": NOW_MS - 10_001}]})
+        check_problem(answer, 400, code="bad_request", field="tasks[1].at_ms")
+
+
+@on_trio
+async def test_an_id_and_a_due_time_must_agree() -> None:
+    """An id holds its due time; ids for later come from /v1/ids with at_ms."""
+    async with world() as (_, client):
+        later = NOW_MS + 60_000
+        made = (await client.get(f"/v1/ids?count=1&at_ms={later}")).json()["ids"][0]
+        assert await enqueue(client, {"id": made, "queue": "a", "at_ms": later}) == [made]
+        now = (await client.get("/v1/ids")).json()["ids"][0]
+        answer = await client.post("/v1/tasks", json={"tasks": [{"id": now, "queue": "a", "delay_ms": 5_000}]})
+        check_problem(answer, 400, code="bad_request", field="tasks[0].delay_ms")
+
+
+@on_trio
+async def test_the_header_holds_only_what_is_not_default() -> None:
+    """retries null means for ever; defaults leave no trace."""
+    async with world() as (service, client):
+        await enqueue(client, {"queue": "a", "retries": 25, "backoff_ms": 1_000, "priority": 0, "depends": []})
+        await enqueue(client, {"queue": "a", "retries": None, "backoff_ms": 5, "unique_key": None})
+        headers = [unpack_task(args["runs"][0][1]).header for args in service.asked("enqueue")]
+        assert headers[0] == {"format": "json", "queue": "a"}
+        assert headers[1] == {"backoff_ms": 5, "format": "json", "queue": "a", "retries": None}
+
+
+@on_trio
+async def test_w_is_passed_on() -> None:
+    """The answer tells the fewest copies of any task."""
+    async with world() as (service, client):
+        answer = await client.post("/v1/tasks", json={"tasks": [{"queue": "a"}], "w": 3})
+        assert answer.json()["acks"] == 3
+        assert service.asked("enqueue")[0]["w"] == 3
+
+
+@on_trio
+async def test_new_tasks_go_to_partitions_with_a_leader() -> None:
+    """A partition without leader, or one that just failed, gets no new tasks for a while."""
+    async with world() as (service, client):
+        service.led = [4, 9]
+        ids = [await enqueue(client, {"queue": "a"}) for _ in range(4)]
+        assert {partition_of(bytes.fromhex(one)) for (one,) in ids} == {4, 9}
+        service.refused_partitions = {4: Unavailable("no quorum")}
+        answers = [await client.post("/v1/tasks", json={"tasks": [{"queue": "a"}]}) for _ in range(5)]
+        assert sorted(answer.status_code for answer in answers) == [201, 201, 201, 201, 503]
+
+
+@on_trio
+async def test_a_failed_run_names_every_task() -> None:
+    """After a partial failure the ids and what is stored are told, so that a repeat is safe."""
+    async with world() as (service, client):
+        ids = [make_id(NOW_MS, partition, 1, 0).hex() for partition in (1, 2)]
+        service.refused_partitions = {2: Unavailable("partition 2 has no leader")}
+        body = {"tasks": [{"id": one, "queue": "a"} for one in ids]}
+        answer = await client.post("/v1/tasks", json=body)
+        problem = check_problem(answer, 503, code="unavailable")
+        assert answer.headers["retry-after"] == "1"
+        assert (problem["ids"], problem["stored"]) == (ids, [True, False])
+        service.refused_partitions = {}
+        assert (await client.post("/v1/tasks", json=body)).json()["ids"] == ids
+
+
+@on_trio
+async def test_overload_says_when_to_try_again() -> None:
+    """429 comes with Retry-After."""
+    async with world() as (service, client):
+        service.broken["enqueue"] = Overloaded("the queue of writes is full")
+        answer = await client.post("/v1/tasks", json={"tasks": [{"queue": "a"}]})
+        check_problem(answer, 429, code="overloaded")
+        assert int(answer.headers["retry-after"]) >= 1
+
+
+# --- idempotency --------------------------------------------------------------
+
+
+@on_trio
+async def test_a_repeat_with_the_same_key_is_the_same_tasks() -> None:
+    """Also later, and also for delayed tasks: nothing is stored twice."""
+    async with world() as (service, client):
+        body = {"tasks": [{"queue": "a"}, {"queue": "a", "delay_ms": 1_000}, {"queue": "b"}]}
+        headers = {"idempotency-key": "order-77"}
+        first = (await client.post("/v1/tasks", json=body, headers=headers)).json()["ids"]
+        service.now_ms += 3_600_000
+        second = (await client.post("/v1/tasks", json=body, headers=headers)).json()["ids"]
+        assert first == second
+        assert len(service.tasks) == len(set(first)) == 3
+        other = (await client.post("/v1/tasks", json=body, headers={"idempotency-key": "order-78"})).json()["ids"]
+        assert not set(first) & set(other)
+
+
+@on_trio
+async def test_a_repeat_after_a_failure_uses_the_same_ids() -> None:
+    """The partitions chosen at first are kept, whatever happened to their leaders since."""
+    async with world() as (service, client):
+        body, headers = {"tasks": [{"queue": "a"}]}, {"idempotency-key": "k"}
+        service.broken["enqueue"] = Unavailable("the outcome is not known")
+        check_problem(await client.post("/v1/tasks", json=body, headers=headers), 503, code="unavailable")
+        service.broken.clear()
+        service.led = [0]
+        await client.post("/v1/tasks", json=body, headers=headers)
+        tried, stored = service.asked("enqueue")
+        assert tried == stored
+
+
+@on_trio
+async def test_a_key_with_another_body_is_a_conflict() -> None:
+    """Nothing is stored then; a refused request does not use its key up."""
+    async with world() as (service, client):
+        headers = {"idempotency-key": "k"}
+        bad = await client.post("/v1/tasks", json={"tasks": [{"queue": "a", "at_ms": 1}]}, headers=headers)
+        check_problem(bad, 400, code="bad_request", field="tasks[0].at_ms")
+        assert (await client.post("/v1/tasks", json={"tasks": [{"queue": "a"}]}, headers=headers)).status_code == 201
+        again = await client.post("/v1/tasks", json={"tasks": [{"queue": "b"}]}, headers=headers)
+        check_problem(again, 409, code="conflict", field="Idempotency-Key")
+        assert len(service.tasks) == 1
+
+
+@on_trio
+async def test_an_unusable_key_is_refused() -> None:
+    """Empty or overlong keys are named."""
+    async with world() as (_, client):
+        for key in ("", "k" * 256):
+            answer = await client.post("/v1/tasks", json={"tasks": [{"queue": "a"}]}, headers={"idempotency-key": key})
+            check_problem(answer, 400, code="bad_request", field="Idempotency-Key")
+
+
+def test_keys_are_bounded_in_number_and_age() -> None:
+    """The oldest go first; after a day a key is new again."""
+    keys = Keys(keys_max=3)
+    for number in range(5):
+        keys.store(keys.find(f"k{number}", owner="", body=b"", now_ms=NOW_MS + number))
+    assert len(keys) == 3
+    assert keys.find("k4", owner="", body=b"", now_ms=NOW_MS + 9).at_ms == NOW_MS + 4
+    assert keys.find("k4", owner="other", body=b"", now_ms=NOW_MS + 9).at_ms == NOW_MS + 9
+    late = NOW_MS + 4 + KEY_AGE_MAX_MS
+    assert keys.find("k4", owner="", body=b"other", now_ms=late).at_ms == late
+    assert KEYS_MAX == 65_536
+
+
+# --- reading ------------------------------------------------------------------
+
+
+@on_trio
+async def test_ids_are_fresh() -> None:
+    """As many as asked for, all different."""
+    async with world() as (_, client):
+        ids = (await client.get("/v1/ids?count=2000")).json()["ids"]
+        later = (await client.get("/v1/ids?count=2000&delay_ms=7")).json()["ids"]
+        assert len(set(ids) | set(later)) == 4_000
+        assert {ms_of(bytes.fromhex(one)) for one in later} == {NOW_MS + 7}
+
+
+@on_trio
+async def test_what_was_seen_is_passed_to_the_read() -> None:
+    """seen_token and seen_seq go to the node."""
+    async with world() as (service, client):
+        (task_id,) = await enqueue(client, {"queue": "a"})
+        await client.get(f"/v1/tasks/{task_id}?seen_token=5&seen_seq=2")
+        (args,) = service.asked("get")
+        assert (args["seen_token"], args["seen_seq"]) == (5, 2)
+
+
+@on_trio
+async def test_an_unknown_task_is_not_found() -> None:
+    """404 as a problem, for the task, its log and its cancellation."""
+    async with world() as (_, client):
+        missing = make_id(NOW_MS, 1, 1, 1).hex()
+        check_problem(await client.get(f"/v1/tasks/{missing}"), 404, code="not_found", field="id")
+        check_problem(await client.get(f"/v1/tasks/{missing}/log"), 404, code="not_found", field="id")
+        check_problem(await client.delete(f"/v1/tasks/{missing}"), 404, code="not_found")
+
+
+@on_trio
+async def test_a_task_can_be_cancelled_once() -> None:
+    """204 without a body, then 409."""
+    async with world() as (_, client):
+        (task_id,) = await enqueue(client, {"queue": "a"})
+        answer = await client.delete(f"/v1/tasks/{task_id}")
+        assert (answer.status_code, answer.content) == (204, b"")
+        assert (await client.get(f"/v1/tasks/{task_id}")).json()["state"] == "cancelled"
+        check_problem(await client.delete(f"/v1/tasks/{task_id}"), 409, code="conflict")
+
+
+@on_trio
+async def test_a_list_is_paged_in_the_order_of_ids() -> None:
+    """after and limit walk through all tasks; filters apply."""
+    async with world() as (_, client):
+        ids = await enqueue(client, *[{"queue": "a"} for _ in range(5)])
+        await enqueue(client, {"queue": "b"})
+        first = (await client.get("/v1/tasks?queue=a&limit=3")).json()
+        rest = (await client.get(f"/v1/tasks?queue=a&limit=3&after={first['after']}")).json()
+        assert [task["id"] for task in first["tasks"] + rest["tasks"]] == sorted(ids)
+        assert rest["after"] is None
+        assert (await client.get("/v1/tasks?state=completed")).json() == {"tasks": [], "after": None}
+
+
+@on_trio
+async def test_a_stream_has_one_task_a_line() -> None:
+    """All pages follow each other; data with line breaks stays in its line."""
+    async with world() as (service, client):
+        ids = await enqueue(client, *[{"queue": "a"} for _ in range(2_300)])
+        service.tasks[bytes.fromhex(ids[0])].data = b'{\n "a":\r\n 1}'
+        answer = await client.get("/v1/tasks?queue=a", headers=NDJSON)
+        assert answer.headers["content-type"].startswith("application/x-ndjson")
+        lines = [json.loads(line) for line in answer.text.splitlines()]
+        assert [line["id"] for line in lines] == sorted(ids)
+        assert lines[0]["data"] == {"a": 1}
+        assert len(service.asked("list")) == 3
+
+
+@on_trio
+async def test_a_stream_can_be_limited() -> None:
+    """limit is the number of lines."""
+    async with world() as (_, client):
+        await enqueue(client, *[{"queue": "a"} for _ in range(1_500)])
+        answer = await client.get("/v1/tasks?limit=1200", headers=NDJSON)
+        assert len(answer.text.splitlines()) == 1_200
+
+
+@on_trio
+async def test_a_stream_that_fails_at_once_is_a_problem() -> None:
+    """The first page is read before the answer begins."""
+    async with world() as (service, client):
+        service.broken["list"] = Unavailable("no leader")
+        check_problem(await client.get("/v1/tasks", headers=NDJSON), 503, code="unavailable")
+
+
+@on_trio
+async def test_keys_of_different_tokens_do_not_meet() -> None:
+    """Two users may use the same Idempotency-Key."""
+    service = FakeService()
+    tokens = {"one": "write", "two": "write"}
+    async with client_of(service, tokens=tokens) as client:
+        ids = []
+        for token in tokens:
+            headers = {"idempotency-key": "k", "authorization": f"Bearer {token}"}
+            answer = await client.post("/v1/tasks", json={"tasks": [{"queue": token}]}, headers=headers)
+            ids += answer.json()["ids"]
+        assert len(set(ids)) == 2

@@ -1,0 +1,60 @@
+"""The documents fit the code: generated pages are fresh, links lead somewhere, RST is well-formed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from log_entries.__main__ import page
+from onyxq.cli.commands import COMMANDS, NOUNS
+from onyxq.cli.parser import build
+from onyxq.config import SETTINGS
+from tests.tidy.rules import ROOT
+
+DOCUMENTS = sorted([*ROOT.glob("*.rst"), *ROOT.glob("docs/*.rst")])
+_LINK = re.compile(r"`[^`<]+<([^>]+)>`_")
+_COMMAND = re.compile(r"``onyxq ([a-z ]+)")
+
+
+def test_the_entries_page_is_fresh() -> None:
+    """``docs/entries.rst`` is what ``python -m log_entries`` prints."""
+    assert (ROOT / "docs/entries.rst").read_text("utf-8") == page(), "python -m log_entries > docs/entries.rst"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    """Every relative link of a document names a file that is there."""
+    for target in _LINK.findall(document.read_text("utf-8")):
+        assert target.startswith("https://") or (document.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_commands_that_are_named_exist(document: Path) -> None:
+    """A command that a text speaks of is one that can be typed."""
+    names = {command.name for command in COMMANDS} | set(NOUNS)
+    for said in _COMMAND.findall(document.read_text("utf-8")):
+        words = said.split()
+        assert " ".join(words[:2]) in names or words[0] in names, said
+
+
+def test_every_setting_is_documented() -> None:
+    """The operations page has all settings with their defaults."""
+    text = (ROOT / "docs/operations.rst").read_text("utf-8")
+    for name, known in SETTINGS.items():
+        row = next(line for line in text.splitlines() if line.startswith(f"``{name}``"))
+        assert known.default in (None, "") or f"``{known.default}``" in row
+
+
+def test_every_document_starts_with_a_title() -> None:
+    """The first line is underlined along its length, so that it is a title in reStructuredText."""
+    for document in DOCUMENTS:
+        title, underline = document.read_text("utf-8").splitlines()[:2]
+        assert underline == "=" * len(title), document.name
+
+
+def test_the_parser_can_be_built_for_every_command() -> None:
+    """No two declared commands stand in each other's way."""
+    assert build(COMMANDS, NOUNS)
+    assert len({command.name for command in COMMANDS}) == len(COMMANDS)
