@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import tempfile
 import time
 import uuid
@@ -174,9 +175,8 @@ def main() -> None:
             document["results"][log] = results = {}
             for name in loads:
                 progress(f"{log}: {name}")
-                results[name] = median_of(
-                    options.runs, lambda hosts=hosts, name=name: trio.run(run_once, hosts, name, options.seconds)
-                )
+                run = functools.partial(trio.run, run_once, hosts, name, options.seconds)
+                results[name] = median_of(options.runs, run)
     emit(document)
 
 

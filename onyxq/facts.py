@@ -58,7 +58,7 @@ class TaskRun(NamedTuple):
     """A decoded task row: its header, payload lengths, checksums and packed payloads."""
 
     header: dict[str, Any]
-    count: int
+    count: int  # type: ignore[assignment]  # shadows the tuple's method
     lengths: array[int]
     checksums: array[int]
     payloads: bytes
@@ -87,7 +87,7 @@ class Completion(NamedTuple):
     """A decoded completion row. ``results``: one per task, or empty for none at all."""
 
     token: int
-    count: int
+    count: int  # type: ignore[assignment]  # shadows the tuple's method
     outcome: int
     at_ms: int
     results: list[bytes | None]
@@ -111,8 +111,8 @@ class History(NamedTuple):
     """
 
     position: int
-    index: int
-    count: int
+    index: int  # type: ignore[assignment]  # shadows the tuple's method
+    count: int  # type: ignore[assignment]  # shadows the tuple's method
     event: int
     token: int
     at_ms: int

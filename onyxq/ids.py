@@ -32,7 +32,7 @@ class Run(NamedTuple):
     """Consecutive task ids within one stretch."""
 
     first: TaskId
-    count: int
+    count: int  # type: ignore[assignment]  # shadows the tuple's method
 
 
 def make_id(ms: int, partition: int, maker: int, counter: int) -> TaskId:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from onyxq.cli.context import Context
 from onyxq.cli.daemons import PEERS_MAX, run_in_trio
@@ -39,17 +40,19 @@ def demo(context: Context) -> int:
     finally:
         if not args.keep:
             shutil.rmtree(data)
-    counts = outcomes[0].counts
+    (outcome,) = outcomes
     context.out.note("checking against a plain count in one process")
-    exact = plain_count(files) == counts
+    exact = plain_count(files) == outcome.counts
+    shown = figures(outcome, files=len(files), size_bytes=sum(share.end - share.start for share in shares))
+    _report(context, outcome.counts, exact=exact, shown={**shown, "data": str(data)} if args.keep else shown)
+    return 0 if exact else EXIT_NOT_EXACT
+
+
+def _report(context: Context, counts: dict[str, int], *, exact: bool, shown: dict[str, Any]) -> None:
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:COMMON_WORDS]
-    shown = figures(outcomes[0], files=len(files), size_bytes=sum(share.end - share.start for share in shares))
-    if args.keep:
-        shown["data"] = str(data)
     if context.out.as_json:
         context.out.document({"exact": exact, "common_words": [list(item) for item in ranked], **shown})
-    else:
-        context.out.table(None, [{"word": word, "count": count} for word, count in ranked], ("word", "count"))
-        print(f"\nexact: {'yes' if exact else 'no'}")
-        context.out.fields(shown)
-    return 0 if exact else EXIT_NOT_EXACT
+        return
+    context.out.table(None, [{"word": word, "count": count} for word, count in ranked], ("word", "count"))
+    print(f"\nexact: {'yes' if exact else 'no'}")
+    context.out.fields(shown)

@@ -78,6 +78,8 @@ async def count_on_cluster(
 async def _map(client: AsyncClient, cluster: LocalCluster, total: int, voice: Voice) -> str:
     """Wait for the map tasks; stop a peer while they are in flight and return its id."""
     stopped, last = "", len(cluster.nodes) - 1
+    if last + 1 < STOPPABLE_FROM:
+        voice.note(f"none of fewer than {STOPPABLE_FROM} peers is stopped: the others would be no majority")
     async for done in _completed(client, MAP, total):
         voice.progress(f"map: {done} of {total} tasks")
         if not stopped and done * 100 >= STOP_AT_PERCENT * total and last + 1 >= STOPPABLE_FROM:

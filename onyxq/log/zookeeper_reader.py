@@ -163,6 +163,7 @@ class Reader:
             if position < self._end:
                 raise Corrupt(f"record {position} of the log is missing, although a later one exists")
             self._refused.discard(position)
+            self._front = min(self._front, position)
             self._doubt = False
             self._tighten(position, events)
             self._pump()

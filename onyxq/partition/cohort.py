@@ -103,7 +103,8 @@ class Cohort:
 
     def rows(self, keys: Sequence[bytes]) -> list[list[bytes]]:
         """Rows by key, as many as fit a page; at least one of those that exist."""
-        out, size = [], 0
+        out: list[list[bytes]] = []
+        size = 0
         for key in keys:
             value = self._host.store.get(key)
             if value is None:

@@ -124,7 +124,8 @@ class Sender:
                 heard(self.node, problem)
 
     def _take(self) -> list[tuple[int, int, Sequence[Row], Heard]]:
-        group, size = [], 0
+        group: list[tuple[int, int, Sequence[Row], Heard]] = []
+        size = 0
         while self._waiting and (not group or size < SENDER_BYTES_MAX):
             group.append(self._waiting.popleft())
             size += sum(len(row.value) for row in group[-1][2])

@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import trio
-from anyio.abc import ByteStream
+from anyio.abc import ByteStream, TaskStatus
 from attrs import frozen
 
 from onyxq.errors import LogUnavailable
@@ -133,7 +133,7 @@ class RunningNode:
         return node_id
 
     async def _serve_wire(
-        self, node: Node, service: Service, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED
+        self, node: Node, service: Service, *, task_status: TaskStatus[str] = trio.TASK_STATUS_IGNORED
     ) -> None:
         async def handler(stream: ByteStream) -> None:
             await serve(stream, hello=lambda _: node.hello(), dispatch=service.dispatch)

@@ -63,6 +63,8 @@ class Outbox:
         self._flight_since: float | None = None
         self._empty_wanted = False
         self.closed = False
+        self.sent_at = trio.current_time()
+        """When the last record was appended."""
 
     # --- what others ask of it
 
@@ -140,6 +142,7 @@ class Outbox:
             await self._append(self.number, data)
             self._on_append(trio.current_time() - self._flight_since)
             self._flight_since = None
+            self.sent_at = trio.current_time()
             self._flushed.set()
             self._flushed = trio.Event()
 

@@ -22,8 +22,8 @@ from onyxq.log.interface import START, LogSession, SessionLost, Trimmed
 from onyxq.partition.replication import majority
 from onyxq.peer.node import Node
 from onyxq.peer.outbox import Outbox
-from onyxq.replica import CLOCK_SKEW_MAX_MS, EMPTY, Replica, Settings
-from onyxq.ring import contains
+from onyxq.replica import CLOCK_SKEW_MAX_MS, EMPTY, Replica, Settings, first_peer
+from onyxq.ring import clock_error_ms, contains
 from onyxq.step import owed, step
 from onyxq.store.interface import Batch
 
@@ -33,6 +33,7 @@ QUIET_MAX_MS = 1_900
 DRAIN_TIMEOUT_S = 30.0
 TRIM_PATIENCE_S = 10.0
 OWED_EVERY_S = 1.0
+CLOCK_PATIENCE_S = 10.0
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +76,7 @@ class Peer:
         self._leaving = False
         self._owed_at = 0.0
         self._record_at = 0.0
+        self._clock_off_since: float | None = None
 
     # --- life
 
@@ -140,10 +142,13 @@ class Peer:
             ]
         )
         await outbox.flushed()
-        while self.node.replica.cluster is None:
+        while not self._known():
             await self._read(session)
         # Somebody else's may have come first: then ours changed nothing, its number does not count.
         outbox.number = self.node.replica.outbox.get(self.id, 0)
+
+    def _known(self) -> bool:
+        return self.node.replica.cluster is not None
 
     def _check_cluster(self) -> None:
         cluster = self.node.replica.cluster
@@ -258,28 +263,47 @@ class Peer:
         while True:
             await trio.sleep(TICK_S)
             node = self.node
-            self._check_clock()
             if not node.log_connected or self.id not in node.replica.ring.members:
                 continue
-            led = [number for number in node.granter.led() if number in node.replica.claims]
-            if not led:
-                continue
-            if trio.current_time() - self._record_at > QUIET_MAX_MS / 1000:
+            await self._check_clock(outbox)
+            claims = any(number in node.replica.claims for number in node.granter.led())
+            quiet_s = trio.current_time() - self._record_at
+            if (claims or self._counts_absence()) and quiet_s > QUIET_MAX_MS / 1000:
                 outbox.submit_empty()
-            try:
-                await node.operations.expire()
-            except OnyxqError as error:
-                log.info("expiry waits: %s", error.message)
+            if claims:
+                try:
+                    await node.operations.expire()
+                except OnyxqError as error:
+                    log.info("expiry waits: %s", error.message)
 
-    def _check_clock(self) -> None:
+    def _counts_absence(self) -> bool:
+        """Whether this peer, as the ring's first, sees to it that log time passes for absent nodes."""
         replica = self.node.replica
-        members = sorted(replica.ring.members)
-        if len(members) < 3 or self.id not in replica.ring.members:
+        absent = any(not node.peer and not node.replaced for node in replica.nodes.values())
+        return absent and first_peer(replica) == self.id
+
+    async def _check_clock(self, outbox: Outbox) -> None:
+        """Leave if this clock stays off the others'.
+
+        Skews are as of each peer's last record, so after a jump of ZooKeeper's clock they
+        disagree until everybody has written again: all do so before anybody judges.
+        """
+        replica, now = self.node.replica, trio.current_time()
+        off_ms = {peer: clock_error_ms(replica, peer) for peer in replica.ring.members}
+        if max(off_ms.values()) <= CLOCK_SKEW_MAX_MS:
+            self._clock_off_since = None
             return
-        skews = sorted(replica.peers[peer].clock_skew_ms for peer in members)
-        off = replica.peers[self.id].clock_skew_ms - skews[len(skews) // 2]
-        if abs(off) > CLOCK_SKEW_MAX_MS:
-            raise ClockWrong(f"this machine's clock is {off} ms off the median of the ring")
+        if now - outbox.sent_at > QUIET_MAX_MS / 1000:
+            outbox.submit_empty()
+        if off_ms[self.id] <= CLOCK_SKEW_MAX_MS:
+            self._clock_off_since = None
+            return
+        if self._clock_off_since is None:
+            self._clock_off_since = now
+        if now - self._clock_off_since > CLOCK_PATIENCE_S:
+            error = ClockWrong(f"this machine's clock is {off_ms[self.id]} ms off the median of the ring")
+            await self.node.propose(leave_cluster.Args(self.id, error.message))
+            raise error
 
     # --- leaving
 
@@ -301,14 +325,14 @@ class Peer:
 
     def _drained(self) -> bool:
         replica = self.node.replica
-        live = {found.id for found in replica.nodes.values() if found.peer and found.id != self.node.node_id}
+        live = {found.id for found in replica.nodes.values() if found.peer and not found.draining}
+        if not live:
+            return True  # everybody leaves: nobody is there to take anything over
         for placed in replica.partitions.values():
-            if placed.leader == self.id and live:
-                return False
-            if not placed.ready and placed.leader:
+            if placed.leader == self.id or not placed.ready:
                 return False
             if self.node.node_id in placed.members and not majority(placed.members, live):
-                return not any(node in live for node in placed.target)
+                return False
         return True
 
     # --- gc

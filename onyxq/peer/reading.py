@@ -117,7 +117,7 @@ class Reading:
 
     # --- lists
 
-    async def list(self, args: dict[str, Any]) -> dict[str, Any]:
+    async def page(self, args: dict[str, Any]) -> dict[str, Any]:
         """A page of tasks in id order."""
         check.only(args, ("queue", "state", "after", "limit"))
         limit = check.integer(args.get("limit", 100), "limit", 1, check.LIMIT_MAX)

@@ -65,7 +65,7 @@ class Service:
             "routes": self._routes,
             "get": self._reading.get,
             "task_log": self._reading.task_log,
-            "list": self._reading.list,
+            "list": self._reading.page,
             "count": self._reading.count,
             "queues": self._reading.queues,
             "log": self._reading.log,
