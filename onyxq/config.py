@@ -37,6 +37,9 @@ SETTINGS: Mapping[str, Known] = {
     "http": Known("127.0.0.1:7480", "HOST:PORT for HTTP and the dashboard, or `off`"),
     "zone": Known("", "failure zone of the node"),
     "slots": Known(1, "job slots that the peer offers"),
+    "session_timeout_ms": Known(6_000, "silence after which ZooKeeper gives the peer up"),
+    "absent_after_ms": Known(60_000, "absence after which copies are made elsewhere; for a new cluster"),
+    "yield_after_ms": Known(5_000, "trouble after which a leader yields; for a new cluster"),
 }
 """Every setting. ``--data`` of ``onyxq dev`` has no default: a directory that goes when it stops."""
 
@@ -63,7 +66,7 @@ class Config:
     def setting(self, name: str, flag: str | int | None = None) -> Setting:
         """The setting as the first place that has it says; raises `BadRequest`."""
         if flag is not None:
-            return Setting(name, flag, f"--{name}")
+            return Setting(name, flag, "--" + name.replace("_", "-"))
         variable = f"ONYXQ_{name.upper()}"
         if self.environment.get(variable):
             return Setting(name, _typed(name, self.environment[variable], variable), variable)

@@ -2,7 +2,8 @@
 
 One `Metrics` per node: several nodes may live in one process.  Adding is a dictionary
 lookup and an addition, and is meant to be done once per run of tasks, not per task.
-The number of series of a metric is bounded: beyond it, labels become ``(other)``.
+The number of series of a metric is bounded: beyond it, the first label (the one whose
+values come from users) becomes ``(other)``.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Counter:
         if len(labels) != len(self.labels):
             raise ValueError(f"{self.name} has the labels {self.labels}")
         if len(self._values) >= self._series_max:
-            labels = (OTHER,) * len(labels)
+            labels = (OTHER, *labels[1:])
         self._values[labels] = self._values.get(labels, 0) + n
 
     def value(self, *labels: str) -> Number:
@@ -86,20 +87,6 @@ class Counter:
         yield from _head(self.name, "counter", self.doc)
         for labels, value in sorted(self._values.items()):
             yield f"{self.name}{_labels(self.labels, labels)} {value}"
-
-
-class TaskCounter(Counter):
-    """What happened to tasks, by queue and event."""
-
-    def add(self, queue: str, event: str, n: Number = 1) -> None:  # type: ignore[override]
-        """Count ``n`` tasks of a queue: a whole run with one call."""
-        values, labels = self._values, (queue, event)
-        if labels in values:
-            values[labels] += n
-        elif len(values) >= self._series_max:
-            self._add_new((OTHER, event), n)
-        else:
-            values[labels] = n
 
 
 class Gauge:
@@ -171,7 +158,7 @@ class Metrics:
     """Everything a node measures; times are in seconds, as Prometheus wants them."""
 
     def __init__(self, *, version: str = __version__, series_max: int = SERIES_MAX) -> None:
-        self.tasks = TaskCounter(
+        self.tasks = Counter(
             "onyxq_tasks_total",
             "Tasks by event: enqueued, claimed, completed, failed, retried, released, expired, cancelled.",
             "queue",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from onyxq.cli.parser import Command, Option, option, setting
+from onyxq.config import SETTINGS
 
 NOUNS = {
     "peer": "start, list and drain peers",
@@ -25,6 +26,7 @@ ID = option("id", metavar="ID", help="40 hex digits")
 TOKEN_OF_CLAIM = option("--token", dest="claim_token", metavar="T", type=int, required=True, help="the claim's token")
 LEASE = option("--lease", metavar="TIME", default="30s", help="how long the claim holds (default 30s)")
 QUEUE_FILTER = option("--queue", metavar="QUEUE", help="only of this queue")
+PEER_SETTINGS = tuple(name for name in SETTINGS if name not in ("connect", "token"))
 ZOOKEEPER_NEEDED = setting("zookeeper", required=False, help="HOST:PORT,... of ZooKeeper; needed")
 PARTITIONS = option(
     "--partitions", type=int, default=64, metavar="N", help="partitions of the cluster, for good (default 64)"
@@ -70,7 +72,7 @@ COMMANDS: tuple[Command, ...] = (
         "daemons:peer_start",
         "run one peer until SIGTERM, which drains it and leaves",
         "peer start --zookeeper zk1:2181,zk2:2181 --data /var/lib/onyxq --zone a",
-        *map(setting, ("cluster", "zookeeper", "data", "listen", "http", "zone", "slots")),
+        *map(setting, PEER_SETTINGS),
     ),
     _shown("peer list", "peers and nodes of the cluster"),
     _shown(
@@ -199,7 +201,7 @@ COMMANDS: tuple[Command, ...] = (
         "settings:show",
         "every setting and where it came from",
         "config show --listen 0.0.0.0:7400",
-        *map(setting, ("cluster", "zookeeper", "data", "listen", "http", "zone", "slots")),
+        *map(setting, PEER_SETTINGS),
         talks=True,
     ),
 )

@@ -37,6 +37,9 @@ def peer_start(context: Context) -> None:
         http=None if http in ("", OFF) else _address(context, "http"),
         zone=context.text("zone"),
         slots=context.number("slots"),
+        session_timeout_ms=context.number("session_timeout_ms"),
+        absent_after_ms=context.number("absent_after_ms"),
+        yield_after_ms=context.number("yield_after_ms"),
     )
 
     def ready(peer: PeerAddresses) -> None:

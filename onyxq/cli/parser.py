@@ -37,7 +37,7 @@ def setting(name: str, **details: Any) -> Option:
         details.setdefault("type", int)
     shown = f" (default {known.default})" if known.default not in (None, "") else ""
     details.setdefault("help", known.about + shown)
-    return (f"--{name}",), {"default": None, "metavar": name.upper(), **details}
+    return ("--" + name.replace("_", "-"),), {"default": None, "metavar": name.upper(), **details}
 
 
 @frozen

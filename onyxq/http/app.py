@@ -248,7 +248,7 @@ class Sender:
 
     async def _swallow(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
-            pass
+            await anyio.lowlevel.checkpoint()
 
 
 def _now_ms() -> int:

@@ -101,6 +101,7 @@ class Body:
         size = 0
         with anyio.move_on_after(DRAIN_TIME_MAX_S):
             while not self.complete and size < DRAIN_BYTES_MAX:
+                await anyio.lowlevel.checkpoint()
                 message = await self._receive()
                 size += len(message.get("body", b""))
                 self.complete = message["type"] != "http.request" or not message.get("more_body", False)

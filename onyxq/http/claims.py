@@ -99,7 +99,7 @@ async def while_connected(call: Call, work: Callable[[], Awaitable[Any]]) -> tup
         async def watch_client() -> None:
             nonlocal gone
             while (await call.receive())["type"] != "http.disconnect":
-                pass
+                await anyio.lowlevel.checkpoint()
             gone = True
             scope.cancel()
 

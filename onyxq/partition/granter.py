@@ -280,9 +280,7 @@ class Granter:
         for pick in picks:
             if won:
                 expires_ms = now_ms + pick.request.lease_ms
-                pick.request.granted.append(
-                    Granted(token, expires_ms, pick.piece.attempts, pick.run.first, pick.body)
-                )
+                pick.request.granted.append(Granted(token, expires_ms, pick.piece.attempts, pick.run.first, pick.body))
         for request in {pick.request: None for pick in picks}:
             request.entries -= 1
             if request.entries == 0:
@@ -404,4 +402,3 @@ class Granter:
         head = heads.windows[partition].head(self._free)
         if head is not None:
             heads.note(head[0].sort_key, partition)
-

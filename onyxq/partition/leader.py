@@ -267,9 +267,7 @@ class PartitionLeader:
         await self._host.call(node, "cohort.reach", reach, timeout_s=REACH_TIMEOUT_S)
         # From here on it gets every write, so what is compared below can only be older.
         self._host.sender(node).resume()
-        exchange = Exchange(
-            store=self._host.store, partition=self.partition, epoch=self.epoch, call=call, keep=keep
-        )
+        exchange = Exchange(store=self._host.store, partition=self.partition, epoch=self.epoch, call=call, keep=keep)
         if node not in self._merged:
             await exchange.run(pull=True, push=False)
             self._merged.add(node)

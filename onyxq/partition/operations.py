@@ -168,7 +168,9 @@ class Operations:
 
     # --- complete
 
-    async def complete(self, items: Sequence[tuple[TaskId, int, int, int | None, list[bytes | None]]]) -> list[list[Refused]]:
+    async def complete(
+        self, items: Sequence[tuple[TaskId, int, int, int | None, list[bytes | None]]]
+    ) -> list[list[Refused]]:
         """Write completions for ``(first, count, token, seq, results)`` items of any partitions."""
         refused: list[list[Refused]] = [[] for _ in items]
         work: dict[int, list[tuple[int, Finish]]] = {}
@@ -273,11 +275,7 @@ class Operations:
             return NotFound(f"there is no task {task_id.hex()}", field="id")
         if claimed_bits(pieces_of(self._host.replica, task_id)) & mask_of(*run) or self._host.granter.is_blocked(run):
             return StaleToken(f"task {task_id.hex()} is claimed under another token")
-        grants = [
-            event.token
-            for event in self.history(task_id)
-            if event.event == facts.GRANTED
-        ]
+        grants = [event.token for event in self.history(task_id) if event.event == facts.GRANTED]
         if not grants or max(grants) != token:
             return StaleToken(f"token {token} is not the last granted on task {task_id.hex()}")
         return None
@@ -299,7 +297,9 @@ class Operations:
                 leader = self.leader(partition_of(first))
                 held = self._held(Run(first, count), token, refused[place])
                 for run in runs_of(stretch_of(first), held):
-                    self._plan_failure(run, token, error, retry_in_ms, place, dead, retries.setdefault(leader.partition, []))
+                    self._plan_failure(
+                        run, token, error, retry_in_ms, place, dead, retries.setdefault(leader.partition, [])
+                    )
             except OnyxqError as problem:
                 refused[place].append([first, count, problem.to_map()])
         await self._finish_all(dead, refused)
@@ -414,7 +414,10 @@ class Operations:
         return refused
 
     async def _renew(
-        self, entries: list[renew_claims.Args], refused: list[list[Refused]], items: Sequence[tuple[TaskId, int, int, int]]
+        self,
+        entries: list[renew_claims.Args],
+        refused: list[list[Refused]],
+        items: Sequence[tuple[TaskId, int, int, int]],
     ) -> None:
         try:
             await self._host.verdicts(entries)
@@ -510,9 +513,7 @@ class Operations:
                 refused[place].append([task_id, 1, error.to_map()])
         self._host.granter.block(finish.run for finishes in work.values() for _, finish in finishes)
         await self._finish_all(work, refused)
-        self._host.granter.unblock(
-            [finish.run for finishes in work.values() for _, finish in finishes], readd=True
-        )
+        self._host.granter.unblock([finish.run for finishes in work.values() for _, finish in finishes], readd=True)
         return [parts[0][2] if parts else None for parts in refused]
 
     # --- expiry
@@ -574,7 +575,8 @@ def merged(finishes: Iterable[Finish]) -> list[Finish]:
             follows = (
                 stretch_of(last.run.first) == stretch_of(finish.run.first)
                 and offset_of(last.run.first) + last.run.count == offset_of(finish.run.first)
-                and (last.token, last.outcome, bool(last.results)) == (finish.token, finish.outcome, bool(finish.results))
+                and (last.token, last.outcome, bool(last.results))
+                == (finish.token, finish.outcome, bool(finish.results))
             )
             if follows:
                 out[-1] = last._replace(

@@ -46,9 +46,7 @@ class Exchange:
             their_leaves = await self._call("cohort.leaves", {"partition": self._partition, "hour": hour})
             my_leaves = {leaf: list(digest) for leaf, digest in self._store.leaves(self._partition, hour).items()}
             leaves = sorted(
-                leaf
-                for leaf in their_leaves.keys() | my_leaves.keys()
-                if their_leaves.get(leaf) != my_leaves.get(leaf)
+                leaf for leaf in their_leaves.keys() | my_leaves.keys() if their_leaves.get(leaf) != my_leaves.get(leaf)
             )
             found.append((hour, leaves))
         return found

@@ -16,7 +16,7 @@ from typing import Any
 import trio
 from attrs import define, field
 
-from onyxq.errors import LogUnavailable, OnyxqError, Unavailable
+from onyxq.errors import LogUnavailable, OnyxqError, Unavailable, from_map
 from onyxq.ids import Run, TaskId, partition_of
 from onyxq.partition.granter import ClaimRequest, Granted, Head
 from onyxq.peer.node import Node
@@ -29,6 +29,9 @@ ASK_TIMEOUT_S = 5.0
 FIRST_ANSWERS_S = 1.0
 """How long a claim that does not wait may take to hear from every leader."""
 CLAIMERS_MAX = 50_000
+BUSY = ""
+ASKS_MAX = 2
+"""Questions in flight to one node; further claimers gather."""
 
 
 @define(eq=False)
@@ -46,6 +49,10 @@ class Claimer:
     asking: bool = False
     asked: set[str] = field(factory=set)
     trouble: OnyxqError | None = None
+
+
+Asked = tuple[list[str], int, int, str]
+"""(queues, most tasks, lease in ms, worker) of one claimer."""
 
 
 class _Watched:
@@ -72,6 +79,8 @@ class Claiming:
         self._claimers: deque[Claimer] = deque()
         self._wake = trio.Event()
         self._nursery: trio.Nursery | None = None
+        self._asks: dict[str, int] = {}
+        """Questions in flight per node."""
         self._leading_of: tuple[Any, int, list[str]] = (None, 0, [])
 
     def submit(self, claimer: Claimer) -> None:
@@ -175,9 +184,7 @@ class Claiming:
         elif timeout_s == 0.0:
             self._wake.set()
 
-    async def _head_of(
-        self, node_id: str, queue: str, better_than: list[int] | None, timeout_s: float
-    ) -> Head | None:
+    async def _head_of(self, node_id: str, queue: str, better_than: list[int] | None, timeout_s: float) -> Head | None:
         if node_id == self._node.node_id:
             known = (better_than[0], better_than[1]) if better_than is not None else None
             return await self._node.granter.wait_head(queue, known, timeout_s)
@@ -191,29 +198,34 @@ class Claiming:
         """Ask for whoever can be served; seconds until something must be looked at again."""
         now = trio.current_time()
         left: deque[Claimer] = deque()
-        next_deadline = now + 1.0
+        groups: dict[str, list[Claimer]] = {}
+        next_look = now + 1.0
         while self._claimers:
             claimer = self._claimers.popleft()
             if claimer.gone:
                 continue
+            left.append(claimer)
             if claimer.asking:
-                left.append(claimer)
                 continue
             node_id = self._best_node(claimer)
+            if node_id == BUSY:
+                continue  # it answers soon; claimers gather for the next question
             if node_id is not None:
-                self._ask(claimer, node_id)
-                left.append(claimer)
+                claimer.asking = True
+                groups.setdefault(node_id, []).append(claimer)
             elif now >= claimer.deadline and (self._all_known(claimer) or now >= claimer.deadline + FIRST_ANSWERS_S):
                 self._end(claimer)
             else:
                 due = claimer.deadline if now < claimer.deadline else claimer.deadline + FIRST_ANSWERS_S
-                next_deadline = min(next_deadline, due)
-                left.append(claimer)
+                next_look = min(next_look, due)
         self._claimers = left
-        for claimer in left:
-            for queue in claimer.queues:
-                self._watch(queue)
-        return max(next_deadline - trio.current_time(), 0.0)
+        for queue in {queue for claimer in left for queue in claimer.queues}:
+            self._watch(queue)
+        assert self._nursery is not None
+        for node_id, group in groups.items():
+            self._asks[node_id] = self._asks.get(node_id, 0) + 1
+            self._nursery.start_soon(self._ask_node, group, node_id)
+        return max(next_look - now, 0.0)
 
     def _end(self, claimer: Claimer) -> None:
         claimer.gone = True
@@ -224,11 +236,7 @@ class Claiming:
 
     def _all_known(self, claimer: Claimer) -> bool:
         nodes = self._leading_nodes()
-        return all(
-            node_id in self._queues[queue].heads
-            for queue in claimer.queues
-            for node_id in nodes
-        )
+        return all(node_id in self._queues[queue].heads for queue in claimer.queues for node_id in nodes)
 
     def _best_node(self, claimer: Claimer) -> str | None:
         best: tuple[Head, str, _Watched] | None = None
@@ -240,39 +248,39 @@ class Claiming:
         if best is None:
             return None
         head, node_id, watched = best
+        if self._asks.get(node_id, 0) >= ASKS_MAX:
+            return BUSY
         left = head[2] - claimer.maximum
         # What is asked for now is no longer offered to the next claimer.
         watched.heads[node_id] = (head[0], head[1], left) if left > 0 else None
         return node_id
 
-    def _ask(self, claimer: Claimer, node_id: str) -> None:
-        assert self._nursery is not None
-        claimer.asking = True
-        self._nursery.start_soon(self._ask_node, claimer, node_id)
-
-    async def _ask_node(self, claimer: Claimer, node_id: str) -> None:
-        granted: list[Granted] = []
-        heads: dict[str, Head | None] = {}
+    async def _ask_node(self, group: list[Claimer], node_id: str) -> None:
+        requests: list[Asked] = [(list(one.queues), one.maximum, one.lease_ms, one.worker) for one in group]
+        queues = sorted({queue for one in group for queue in one.queues})
         try:
-            granted, heads = await self._claim_at(claimer, node_id)
-            claimer.trouble = None
+            answers, heads = await self._claim_at(requests, node_id)
         except OnyxqError as error:
-            claimer.trouble = error
-            heads = dict.fromkeys(claimer.queues)
-        claimer.asking = False
-        if granted:
-            self._deliver(claimer, granted)
-        for queue in claimer.queues:
+            answers, heads = [error] * len(group), dict.fromkeys(queues)
+        self._asks[node_id] -= 1
+        for queue in queues:
             watched = self._queues.get(queue)
             if watched is not None and node_id in watched.heads:
                 watched.heads[node_id] = heads.get(queue)
                 if node_id in watched.wakes:
                     watched.wakes[node_id].set()
-        if claimer.trouble is not None and not claimer.gone:
-            if isinstance(claimer.trouble, LogUnavailable):
+        troubled = False
+        for claimer, answer in zip(group, answers, strict=True):
+            claimer.asking = False
+            claimer.trouble = answer if isinstance(answer, OnyxqError) else None
+            if isinstance(answer, LogUnavailable) and not claimer.gone:
                 self._end(claimer)
-            else:
-                await trio.sleep(0.1)
+            elif isinstance(answer, OnyxqError):
+                troubled = True
+            elif answer:
+                self._deliver(claimer, answer)
+        if troubled:
+            await trio.sleep(0.1)
         self._wake.set()
 
     def _deliver(self, claimer: Claimer, granted: list[Granted]) -> None:
@@ -282,56 +290,59 @@ class Claiming:
         claimer.gone = True
         claimer.reply(granted)
 
-    async def _claim_at(self, claimer: Claimer, node_id: str) -> tuple[list[Granted], dict[str, Head | None]]:
+    async def _claim_at(
+        self, requests: list[Asked], node_id: str
+    ) -> tuple[list[list[Granted] | OnyxqError], dict[str, Head | None]]:
         if node_id == self._node.node_id:
-            return await claim_here(
-                self._node,
-                queues=claimer.queues,
-                maximum=claimer.maximum,
-                lease_ms=claimer.lease_ms,
-                worker=claimer.worker,
-            )
-        args = {
-            "queues": list(claimer.queues),
-            "max": claimer.maximum,
-            "lease_ms": claimer.lease_ms,
-            "worker": claimer.worker,
-        }
-        answer = await self._node.call(node_id, "lead.claim", args, timeout_s=ASK_TIMEOUT_S)
+            return await claim_here(self._node, requests)
+        answer = await self._node.call(node_id, "lead.claim", {"requests": requests}, timeout_s=ASK_TIMEOUT_S)
         heads = {queue: tuple(head) if head is not None else None for queue, head in answer["heads"].items()}
-        return [Granted(*one) for one in answer["claims"]], heads
+        return [unpack_answer(one) for one in answer["claims"]], heads
+
+
+def pack_answer(answer: list[Granted] | OnyxqError) -> Any:
+    """What one request got, as it travels."""
+    return answer.to_map() if isinstance(answer, OnyxqError) else [list(one) for one in answer]
+
+
+def unpack_answer(packed: Any) -> list[Granted] | OnyxqError:
+    """The reverse of `pack_answer`."""
+    return from_map(packed) if isinstance(packed, dict) else [Granted(*one) for one in packed]
 
 
 async def claim_here(
-    node: Node, *, queues: Sequence[str], maximum: int, lease_ms: int, worker: str
-) -> tuple[list[Granted], dict[str, Head | None]]:
-    """Claim from the partitions that this node leads; also its heads afterwards."""
+    node: Node, requests: Sequence[Asked]
+) -> tuple[list[list[Granted] | OnyxqError], dict[str, Head | None]]:
+    """Claim from the partitions that this node leads: what each request got, and the heads afterwards."""
     done = trio.Event()
-    result: list[Any] = []
+    answers: dict[int, list[Granted] | OnyxqError] = {}
     waiting = True
 
-    def reply(granted: list[Granted], error: OnyxqError | None) -> bool:
-        if waiting:
-            result.append((granted, error))
-            done.set()
-        return waiting
+    def replier(place: int) -> Callable[[list[Granted], OnyxqError | None], bool]:
+        def reply(granted: list[Granted], error: OnyxqError | None) -> bool:
+            if waiting:
+                answers[place] = error if error is not None else granted
+                if len(answers) == len(requests):
+                    done.set()
+            return waiting
 
-    node.granter.submit(ClaimRequest(queues, maximum, lease_ms, worker, reply))
+        return reply
+
+    for place, (queues, maximum, lease_ms, worker) in enumerate(requests):
+        node.granter.submit(ClaimRequest(queues, maximum, lease_ms, worker, replier(place)))
     try:
         with trio.move_on_after(ASK_TIMEOUT_S - 1.0):
             await done.wait()
     except trio.Cancelled:
-        for one in result[0][0] if result else ():
-            give_back_here(node, one)
+        for answer in answers.values():
+            for one in answer if not isinstance(answer, OnyxqError) else ():
+                give_back_here(node, one)
         raise
     finally:
         waiting = False
-    if not result:
-        raise LogUnavailable("the log did not answer in time")
-    granted, error = result[0]
-    if error is not None:
-        raise error
-    return granted, {queue: node.granter.head(queue) for queue in queues}
+    late = LogUnavailable("the log did not answer in time")
+    heads = {queue: node.granter.head(queue) for queue in sorted({queue for one in requests for queue in one[0]})}
+    return [answers.get(place, late) for place in range(len(requests))], heads
 
 
 def give_back_here(node: Node, granted: Granted) -> None:

@@ -50,7 +50,9 @@ def returned_runs(before: Replica, outcome: Outcome) -> list[tuple[int, Run, His
     return found
 
 
-def history_rows(before: Replica, after: Replica, outcomes: Sequence[Outcome], holds: Callable[[int], bool]) -> list[Row]:
+def history_rows(
+    before: Replica, after: Replica, outcomes: Sequence[Outcome], holds: Callable[[int], bool]
+) -> list[Row]:
     """The rows that a record adds to the partitions for which ``holds`` is true."""
     rows: list[Row] = []
     position, at_ms = after.position, after.ctime_ms

@@ -21,7 +21,13 @@ class Link:
     """The connection to one node."""
 
     def __init__(
-        self, *, node: str, network: Network, nursery: trio.Nursery, hello: Callable[[], Hello], address: Callable[[], str]
+        self,
+        *,
+        node: str,
+        network: Network,
+        nursery: trio.Nursery,
+        hello: Callable[[], Hello],
+        address: Callable[[], str],
     ) -> None:
         self.node = node
         self._network = network

@@ -255,9 +255,7 @@ class Node:
                 if node == self.node_id:
                     return await self._write_here(writes)
                 packed = [[partition, epoch, [list(row) for row in rows]] for partition, epoch, rows in writes]
-                answer = await self.call(
-                    node, "cohort.write", {"writes": packed}, timeout_s=COHORT_WRITE_TIMEOUT_S
-                )
+                answer = await self.call(node, "cohort.write", {"writes": packed}, timeout_s=COHORT_WRITE_TIMEOUT_S)
                 return errors_from(answer)
 
             sender = self._senders[node] = Sender(node, send)

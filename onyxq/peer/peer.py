@@ -212,9 +212,7 @@ class Peer:
         structure = (replica.ring, replica.partitions, replica.nodes, replica.snapshot)
         unchanged = all(
             new is old
-            for new, old in zip(
-                structure, (before.ring, before.partitions, before.nodes, before.snapshot), strict=True
-            )
+            for new, old in zip(structure, (before.ring, before.partitions, before.nodes, before.snapshot), strict=True)
         )
         now = trio.current_time()
         if unchanged and now - self._owed_at < OWED_EVERY_S:

@@ -308,4 +308,3 @@ def named(counts: list[int]) -> dict[str, int]:
     finished = named["completed"] + named["failed"] + named["cancelled"]
     named["ready"] = max(0, named["total"] - finished - named["scheduled"] - named["claimed"])
     return named
-

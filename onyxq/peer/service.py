@@ -21,7 +21,7 @@ from onyxq.partition.cohort import checked_rows
 from onyxq.partition.granter import Granted
 from onyxq.peer import arguments as check
 from onyxq.peer import views
-from onyxq.peer.claiming import Claimer, Claiming, claim_here
+from onyxq.peer.claiming import Claimer, Claiming, claim_here, pack_answer
 from onyxq.peer.node import Node
 from onyxq.peer.peer import Peer
 from onyxq.peer.reading import Reading, named
@@ -339,14 +339,8 @@ class Service:
         self.node.start_soon(release)
 
     async def _lead_claim(self, args: dict[str, Any]) -> dict[str, Any]:
-        granted, heads = await claim_here(
-            self.node,
-            queues=args["queues"],
-            maximum=args["max"],
-            lease_ms=args["lease_ms"],
-            worker=args["worker"],
-        )
-        return {"claims": [list(one) for one in granted], "heads": heads}
+        answers, heads = await claim_here(self.node, [tuple(one) for one in args["requests"]])
+        return {"claims": [pack_answer(one) for one in answers], "heads": heads}
 
     async def _lead_head(self, args: dict[str, Any]) -> Any:
         known = tuple(args["known"]) if args["known"] is not None else None
@@ -489,4 +483,3 @@ def _sync(function: Callable[[dict[str, Any]], Any]) -> Handler:
         return function(args)
 
     return handler
-

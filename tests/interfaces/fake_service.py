@@ -171,6 +171,8 @@ class FakeCluster:
         return [[task_id, 1, error] for task_id in ids_of(item[0], item[1]) if self.tokens.get(task_id) != item[2]]
 
     def _claim(self, request: Request) -> None:
+        if not request.open:
+            return
         args = request.args
         found = list(self._free(args["queues"], args["max"]))
         if found:
@@ -178,7 +180,7 @@ class FakeCluster:
             for first, count, _ in found:
                 self.tokens |= dict.fromkeys(ids_of(first, count), self.last_token)
             request.reply({"claims": [[self.last_token, 0, 0, first, body] for first, _, body in found]})
-        elif args["wait_ms"] > 0 and request.open:
+        elif args["wait_ms"] > 0:
             self._waiting.append(request)
             self._group.start_soon(self._end_wait, request)
         else:

@@ -1,0 +1,250 @@
+"""The HTTP server on real sockets: large and slow clients, disconnects, stopping."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+import httpx
+import pytest
+import trio
+
+from onyxq.errors import BadRequest, Unavailable
+from onyxq.http import server
+from onyxq.http.server import parse_address, serve_http
+from tests.interfaces.http_world import FakeService, app_of, check_problem, on_trio
+
+PATIENCE_S = 20.0
+
+
+@asynccontextmanager
+async def serving(service: FakeService) -> AsyncIterator[tuple[str, trio.Event]]:
+    """The address of a running server, and the event that stops it."""
+    shutdown = trio.Event()
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            start = partial(serve_http, app_of(service), "127.0.0.1:0", shutdown=shutdown)
+            yield await nursery.start(start), shutdown
+            shutdown.set()
+
+
+async def connected(address: str) -> trio.SocketStream:
+    """A plain connection to the server."""
+    host, port = parse_address(address)
+    return await trio.open_tcp_stream(host, port)
+
+
+def post(path: str, body: bytes, *, length: int | None = None) -> bytes:
+    """A raw request."""
+    size = len(body) if length is None else length
+    return b"POST %s HTTP/1.1\r\nhost: peer\r\ncontent-length: %d\r\n\r\n%s" % (path.encode(), size, body)
+
+
+async def read_answer(stream: trio.SocketStream) -> tuple[int, bytes]:
+    """Status and body of one answer that has a Content-Length."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        piece = await stream.receive_some()
+        assert piece, f"the connection ended early: {data!r}"
+        data += piece
+    head, _, body = data.partition(b"\r\n\r\n")
+    length = next(int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
+    while len(body) < length:
+        body += await stream.receive_some()
+    return int(head.split()[1]), body
+
+
+async def read_all(stream: trio.SocketStream) -> bytes:
+    """Whatever comes until the connection ends."""
+    data = b""
+    try:
+        while piece := await stream.receive_some():
+            data += piece
+    except trio.BrokenResourceError:
+        return data
+    return data
+
+
+@on_trio
+async def test_requests_are_served_on_one_connection() -> None:
+    """Enqueue, claim and complete through real HTTP."""
+    async with serving(FakeService()) as (address, _), httpx.AsyncClient(base_url=f"http://{address}") as client:
+        ids = (await client.post("/v1/tasks", json={"tasks": [{"queue": "a", "data": "ü"}]})).json()["ids"]
+        (claim,) = (await client.post("/v1/claims", json={"queues": ["a"]})).json()["claims"]
+        assert (claim["task"]["id"], claim["task"]["data"]) == (ids[0], "ü")
+        done = {"claims": [{"id": ids[0], "token": claim["token"]}]}
+        assert (await client.post("/v1/claims/complete", json=done)).json()["results"][0]["ok"]
+        assert (await client.get(f"/v1/tasks/{ids[0]}")).json()["state"] == "completed"
+        assert "server" not in (await client.head("/")).headers
+
+
+@on_trio
+async def test_an_oversized_upload_still_reads_its_answer() -> None:
+    """The client may send all of its 20 MiB and then finds the 413."""
+    service = FakeService()
+    async with serving(service) as (address, _), httpx.AsyncClient(base_url=f"http://{address}") as client:
+        check_problem(await client.post("/v1/tasks", content=b" " * (20 << 20)), 413, code="too_large")
+        assert (await client.get("/livez")).status_code == 200
+        assert service.calls == []
+
+
+@on_trio
+async def test_an_oversized_upload_is_answered_before_it_is_sent() -> None:
+    """The declared length is enough."""
+    async with serving(FakeService()) as (address, _):
+        async with await connected(address) as stream:
+            await stream.send_all(post("/v1/tasks", b"{", length=20 << 20))
+            status, body = await read_answer(stream)
+            assert (status, json.loads(body)["code"]) == (413, "too_large")
+
+
+@on_trio
+async def test_an_upload_that_breaks_off_stores_nothing() -> None:
+    """Half a body is no request."""
+    service = FakeService()
+    async with serving(service) as (address, _):
+        async with await connected(address) as stream:
+            await stream.send_all(post("/v1/tasks", b'{"tasks":[{"queue":"a"}]}', length=1_000))
+        async with httpx.AsyncClient(base_url=f"http://{address}") as client:
+            assert (await client.get("/livez")).status_code == 200
+        assert service.calls == []
+
+
+@on_trio
+async def test_a_disconnect_ends_a_long_poll() -> None:
+    """The node's wait is cancelled; a task that comes later is free for others."""
+    service = FakeService()
+    async with serving(service) as (address, _):
+        ended = trio.Event()
+        claim = service._claim
+
+        async def noted(args: object) -> object:
+            try:
+                return await claim(args)  # type: ignore[arg-type]
+            finally:
+                ended.set()
+
+        service._claim = noted  # type: ignore[method-assign, assignment]
+        stream = await connected(address)
+        await stream.send_all(post("/v1/claims", b'{"queues":["a"],"wait_ms":600000}'))
+        await service.claiming.wait()
+        await stream.aclose()
+        await ended.wait()
+        async with httpx.AsyncClient(base_url=f"http://{address}") as client:
+            await client.post("/v1/tasks", json={"tasks": [{"queue": "a"}]})
+            assert len((await client.post("/v1/claims", json={"queues": ["a"]})).json()["claims"]) == 1
+
+
+@on_trio
+async def test_a_stop_answers_waiting_clients_and_frees_the_port() -> None:
+    """A long poll ends with an empty list, idle connections are closed."""
+    service = FakeService()
+    async with serving(service) as (address, shutdown):
+        idle, polling = await connected(address), await connected(address)
+        await polling.send_all(post("/v1/claims", b'{"queues":["a"],"wait_ms":600000}'))
+        await service.claiming.wait()
+        shutdown.set()
+        assert await read_answer(polling) == (200, b'{"claims":[]}')
+        assert await read_all(idle) == b""
+        await idle.aclose()
+        await polling.aclose()
+    with socket.socket() as free:
+        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        free.bind(parse_address(address))
+
+
+@on_trio
+async def test_garbage_does_not_harm_the_server() -> None:
+    """What is no HTTP is refused or dropped."""
+    async with serving(FakeService()) as (address, _):
+        for garbage in (b"\x00\xff" * 100 + b"\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"GET /" + b"x" * 100_000, b"\x16\x03\x01"):
+            async with await connected(address) as stream:
+                await stream.send_all(garbage)
+                await stream.send_eof()
+                assert b" 200 " not in await read_all(stream)
+        async with httpx.AsyncClient(base_url=f"http://{address}") as client:
+            assert (await client.get("/livez")).status_code == 200
+
+
+def test_a_slow_header_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection without a whole request is closed after a while."""
+    monkeypatch.setattr(server, "IDLE_TIME_MAX_S", 0.05)
+
+    @on_trio
+    async def slow() -> None:
+        async with serving(FakeService()) as (address, _):
+            async with await connected(address) as stream:
+                await stream.send_all(b"GET /livez HTTP/1.1\r\nhost: ")
+                assert await read_all(stream) == b""
+
+    slow()
+
+
+def test_a_client_that_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream into a full pipe ends, and with it the reading of pages."""
+    monkeypatch.setattr(server, "SEND_PAUSE_MAX_S", 0.1)
+
+    @on_trio
+    async def stuck() -> None:
+        service = FakeService()
+        async with serving(service) as (address, _):
+            async with httpx.AsyncClient(base_url=f"http://{address}") as client:
+                tasks = [{"queue": "a", "data": "x" * 1_000}] * 12_000
+                assert (await client.post("/v1/tasks", json={"tasks": tasks})).status_code == 201
+            stream = await connected(address)
+            await stream.send_all(b"GET /v1/tasks HTTP/1.1\r\nhost: p\r\naccept: application/x-ndjson\r\n\r\n")
+            with pytest.raises(trio.BrokenResourceError):
+                while True:
+                    # Sending notices the end without reading anything of the answer.
+                    await stream.send_all(b"x")
+                    await trio.lowlevel.checkpoint()
+            await stream.aclose()
+            assert len(service.asked("list")) < 12
+
+    stuck()
+
+
+@on_trio
+async def test_a_stream_that_fails_midway_ends_unfinished() -> None:
+    """The last line is the problem, and the client sees that the answer is not whole."""
+    service = FakeService()
+    pages = service._list
+
+    def failing(args: dict[str, object]) -> dict[str, object]:
+        if args["after"]:
+            raise Unavailable("no leader any more")
+        return pages(args)
+
+    async with serving(service) as (address, _), httpx.AsyncClient(base_url=f"http://{address}") as client:
+        await client.post("/v1/tasks", json={"tasks": [{"queue": "a"}] * 1_500})
+        service._list = failing  # type: ignore[method-assign]
+        lines: list[str] = []
+        with pytest.raises(httpx.RemoteProtocolError):
+            async with client.stream("GET", "/v1/tasks", headers={"accept": "application/x-ndjson"}) as answer:
+                async for line in answer.aiter_lines():
+                    lines.append(line)
+        assert len(lines) == 1_001
+        assert json.loads(lines[-1])["problem"]["code"] == "unavailable"
+
+
+@on_trio
+async def test_an_address_in_use_is_a_clear_error() -> None:
+    """The message names the address."""
+    async with serving(FakeService()) as (address, _):
+        with pytest.raises(Unavailable, match=address):
+            await serve_http(app_of(FakeService()), address, shutdown=trio.Event())
+
+
+@pytest.mark.parametrize("address", ["", "host", "host:", ":80", "host:x", "host:70000", "host:-1"])
+def test_a_malformed_address_is_refused(address: str) -> None:
+    """HOST:PORT is needed."""
+    with pytest.raises(BadRequest):
+        parse_address(address)
+
+
+def test_addresses_of_ipv6_are_in_brackets() -> None:
+    """As in URLs."""
+    assert parse_address("[::1]:7480") == ("::1", 7480)
