@@ -46,8 +46,15 @@ class Holder:
             await self._one(method, items[0], until)
             return
         refused: list[Refused] = []
-        for request in requests_of(items):
-            refused += await self._insist(method, request, until)
+        if len(items) == 1 and items[0][1] == 1:
+            # A batch of one task is as good as a single claim: it goes with others that come now.
+            try:
+                await self._one(method, items[0], until)
+            except OnyxqError as error:
+                refused.append(Refused(items[0][0], 1, error))
+        else:
+            for request in requests_of(items):
+                refused += await self._insist(method, request, until)
         if refused:
             whole = sum(part.count for part in refused) == sum(item[1] for item in items)
             if whole and all(isinstance(part.error, RETRYABLE) for part in refused):

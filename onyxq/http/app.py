@@ -199,6 +199,8 @@ class App:
             raw = await arrival.body.read()
             given = decode_json(raw) if raw or endpoint.body_required else {}
             value = _checked(endpoint.body.check, given, "the body")
+        elif arrival.body.complete:
+            await arrival.body.read()  # the message that says so; behind it comes the disconnect only
         call = Call(
             kit=self.kit,
             path=path,

@@ -46,6 +46,12 @@ class BoundedStream(HalfCloseableStream):
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self._stream = stream
+        self.scope = trio.CancelScope()
+        """Of the task that serves the connection: ended once nothing can be sent any more.
+
+        Reading is suspended while an answer is under way and the client has sent more,
+        so the end would not be noticed there.
+        """
         self.socket = stream.socket
         """Where the connection's two addresses are read."""
 
@@ -53,11 +59,13 @@ class BoundedStream(HalfCloseableStream):
         """Send it all; raises `trio.BrokenResourceError` if the client does not take it."""
         view = memoryview(data)
         for start in range(0, len(view), SEND_PIECE_BYTES):
-            with trio.move_on_after(SEND_PAUSE_MAX_S) as scope:
-                await self._stream.send_all(view[start : start + SEND_PIECE_BYTES])
-            if scope.cancelled_caught:
+            try:
+                with trio.fail_after(SEND_PAUSE_MAX_S):
+                    await self._stream.send_all(view[start : start + SEND_PIECE_BYTES])
+            except (trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError):
+                self.scope.cancel()
                 await trio.aclose_forcefully(self)
-                raise trio.BrokenResourceError("the client does not read its answer")
+                raise trio.BrokenResourceError("the client does not take its answer") from None
 
     async def wait_send_all_might_not_block(self) -> None:
         """As the connection does."""
@@ -143,7 +151,8 @@ class HttpServer:
             return
         self._streams.add(stream)
         try:
-            await TCPServer(self._app, self._config, self._context, ConnectionState({}), cast(Any, stream))
+            with stream.scope:
+                await TCPServer(self._app, self._config, self._context, ConnectionState({}), cast(Any, stream))
         except Exception:
             _log.exception("a connection failed")
         finally:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from onyxq.errors import BadRequest, OnyxqError, from_map
 from onyxq.http.endpoint import Call, Endpoint
@@ -21,7 +22,7 @@ from onyxq.http.enqueue import (
     runs_of_groups,
 )
 from onyxq.http.keys import Keyed
-from onyxq.http.problems import problem, problem_of, renamed
+from onyxq.http.problems import problem, renamed
 from onyxq.http.schemas import ref
 from onyxq.http.shapes import (
     MS_MAX,
@@ -36,10 +37,10 @@ from onyxq.http.shapes import (
     Object,
     Text,
 )
+from onyxq.http.streaming import NDJSON, LinesResponse, Page
 from onyxq.http.values import answer, answer_text, dumps, task_json, update_json
 from onyxq.ids import RUN_TASKS_MAX, Run, ids_of
 
-NDJSON = "application/x-ndjson"
 STATES = ("scheduled", "waiting", "ready", "claimed", "completed", "failed", "cancelled")
 IDS_MAX = 10_000
 PAGE_DEFAULT, PAGE_MAX = 100, 1_000
@@ -222,38 +223,33 @@ async def delete_task(call: Call) -> Response:
 
 async def list_tasks(call: Call) -> Response:
     """One page, or all of them as a stream of lines."""
-    wanted = {"queue": call.query.get("queue"), "state": call.query.get("state")}
-    after, limit = call.query.get("after"), call.query.get("limit")
+    limit = call.query.get("limit")
     streamed = NDJSON in call.headers.get("accept", "")
     if not streamed and limit is not None and limit > PAGE_MAX:
         hint = f"Ask for pages, or stream with Accept: {NDJSON}."
         raise BadRequest(f"limit must be 1 to {PAGE_MAX}, not {limit}", field="limit", hint=hint)
-    size = min(limit or (PAGE_MAX if streamed else PAGE_DEFAULT), PAGE_MAX)
-    page = await call.ask("list", after=after, limit=size, **wanted)
-    if not streamed:
-        tasks = ",".join(map(task_json, page["tasks"]))
-        return answer_text(f'{{"tasks":[{tasks}],"after":{dumps(page["after"])}}}')
-    headers = {"cache-control": "no-store"}
-    if call.is_head:
-        return Response(media_type=NDJSON, headers=headers)
-    return StreamingResponse(_lines(call, page, wanted, limit), media_type=NDJSON, headers=headers)
+    if streamed:
+        first = await _page(call, call.query.get("after"), limit)
+        return Response(media_type=NDJSON) if call.is_head else LinesResponse(first)
+    page = await _list(call, call.query.get("after"), limit or PAGE_DEFAULT)
+    tasks = ",".join(map(task_json, page["tasks"]))
+    return answer_text(f'{{"tasks":[{tasks}],"after":{dumps(page["after"])}}}')
 
 
-async def _lines(call: Call, page: dict[str, Any], wanted: dict[str, Any], limit: int | None) -> AsyncIterator[bytes]:
-    """Pages of lines; an error midway is the last line, and the stream then ends unfinished."""
-    left = limit
-    while True:
-        tasks = page["tasks"][:left]
-        if tasks:
-            yield ("\n".join(map(task_json, tasks)) + "\n").encode()
-        left = None if left is None else left - len(tasks)
-        if page["after"] is None or left == 0:
-            return
-        try:
-            page = await call.ask("list", after=page["after"], limit=min(left or PAGE_MAX, PAGE_MAX), **wanted)
-        except OnyxqError as error:
-            yield (dumps({"problem": problem_of(error)}) + "\n").encode()
-            raise
+async def _list(call: Call, after: bytes | None, limit: int) -> dict[str, Any]:
+    queue, state = call.query.get("queue"), call.query.get("state")
+    page: dict[str, Any] = await call.ask("list", queue=queue, state=state, after=after, limit=limit)
+    return page
+
+
+async def _page(call: Call, after: bytes | None, limit: int | None) -> Page:
+    """The page behind ``after`` of a stream that may have ``limit`` more lines."""
+    page = await _list(call, after, min(limit or PAGE_MAX, PAGE_MAX))
+    left = None if limit is None else limit - len(page["tasks"])
+    lines = list(map(task_json, page["tasks"]))
+    if page["after"] is None or left == 0:
+        return Page(lines, None)
+    return Page(lines, partial(_page, call, page["after"], left))
 
 
 ENDPOINTS = (

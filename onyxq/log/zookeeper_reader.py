@@ -16,7 +16,7 @@ from kazoo.exceptions import NoNodeError
 
 from onyxq.errors import Corrupt, LogUnavailable
 from onyxq.log.interface import Record, Trimmed
-from onyxq.log.kazoo_client import BROKEN, Link, get
+from onyxq.log.kazoo_client import BROKEN, Link, Reply, get
 
 AHEAD_MAX = 64
 """Gets outstanding, and records held, ahead of the reader."""
@@ -137,37 +137,49 @@ class Reader:
             self._ask(position)
 
     async def _judge(self, position: int) -> Trimmed | None:
-        """Tell a trimmed record from one not written yet: the pointer first, then the record again."""
+        """Tell a trimmed record from one not written yet: None if it is to be asked for again, or was found.
+
+        The record is looked at before the pointer, and the pointer moves before records are
+        deleted: absent while the pointer is still below means that it was not there yet.
+        """
         await self._link.wait_connected()
-        generation, events = self._generation, self._events
+        generation, events, end = self._generation, self._events, self._end
+        record = self._link.start(get(self._layout.record(position)))
         pointer = self._link.start(get(self._layout.pointer))
-        again = self._link.start(get(self._layout.record(position)))
         try:
-            try:
-                trimmed = self._origin_position((await pointer.wait())[0])
-            except NoNodeError:
-                trimmed = -1
-            try:
-                self._on_found(position, *await again.wait())
+            if await self._take(position, record):
                 return None
+            try:
+                origin = self._origin_position((await pointer.wait())[0])
             except NoNodeError:
-                pass
+                origin = -1
+            if position <= origin:  # and it may have been written in between
+                if await self._take(position, self._link.start(get(self._layout.record(position)))):
+                    return None
+                self._end = max(self._end, origin + 1)
+                self._slack, self._doubt = None, False
+                return Trimmed(origin)
         except BROKEN:
             await self._link.pause()
             return None
-        if position <= trimmed:
-            self._end = max(self._end, trimmed + 1)
-            self._slack, self._doubt = None, False
-            return Trimmed(trimmed)
+        if position < end:
+            raise Corrupt(f"record {position} of the log is missing, although a later one exists")
         if generation == self._generation:
-            if position < self._end:
-                raise Corrupt(f"record {position} of the log is missing, although a later one exists")
             self._refused.discard(position)
             self._front = min(self._front, position)
             self._doubt = False
             self._tighten(position, events)
             self._pump()
         return None
+
+    async def _take(self, position: int, reply: Reply) -> bool:
+        """Keep the record that a get found; False if it found none."""
+        try:
+            data, stat = await reply.wait()
+        except NoNodeError:
+            return False
+        self._on_found(position, data, stat)
+        return True
 
     def _seek(self, position: int) -> None:
         if self._next < 0 or position >> _SEQUENCE_BITS != self._segment:

@@ -31,6 +31,7 @@ RETRY_PAUSE_MAX_S = 5.0
 COMPARE_EVERY_S = 60.0
 """Between two comparisons of a holder that is up to date."""
 REACH_TIMEOUT_S = 2.0
+TARGET_PATIENCE_S = 1.0
 YIELD_PAUSE_MAX_S = 60.0
 
 
@@ -84,6 +85,8 @@ class PartitionLeader:
         self._host = host
         self._merged: set[str] = {host.node_id}
         """Holders that reached the epoch and whose rows were merged after that."""
+        self._reached: set[str] = {host.node_id}
+        """Holders that promised the epoch: they take writes."""
         self._progress = trio.Event()
         self._trouble_since: float | None = None
         self._behind: dict[str, trio.Event] = {}
@@ -166,6 +169,10 @@ class PartitionLeader:
         await self._until_written(Batch(epochs=((self.partition, self.epoch),)))
         while not majority(self.placed.members, self._merged):
             await self._progressed()
+        with trio.move_on_after(TARGET_PATIENCE_S):
+            # Writes need a majority of the target too; a dead target must not hold up reads and claims.
+            while not majority(self.placed.target, self._reached):
+                await self._progressed()
         self._trouble_since = None
         while not self.ready:
             placed = self.placed
@@ -267,6 +274,8 @@ class PartitionLeader:
         await self._host.call(node, "cohort.reach", reach, timeout_s=REACH_TIMEOUT_S)
         # From here on it gets every write, so what is compared below can only be older.
         self._host.sender(node).resume()
+        self._reached.add(node)
+        self._note_progress()
         exchange = Exchange(store=self._host.store, partition=self.partition, epoch=self.epoch, call=call, keep=keep)
         if node not in self._merged:
             await exchange.run(pull=True, push=False)

@@ -83,6 +83,7 @@ class RunningNode:
         network: Network | None = None,
         clock: Clock | None = None,
         open_store: Callable[[str, Clock], Store] | None = None,
+        seed: int | None = None,
     ) -> None:
         self.config = config
         self.stop = trio.Event()
@@ -95,7 +96,7 @@ class RunningNode:
         self._network: Network = network or TcpNetwork()
         self._clock = clock or SystemClock()
         self._open_store = open_store or (lambda path, its_clock: LmdbStore.open(path, now_ms=its_clock.wall_ms))
-        self._random = random.Random(secrets.randbits(64))
+        self._random = random.Random(secrets.randbits(64) if seed is None else seed)
         self._peer: Peer | None = None
 
     async def run(self) -> None:

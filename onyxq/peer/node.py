@@ -140,7 +140,11 @@ class Node:
         """Take over a replica that was read from the origin."""
         self.replica = replica
         self.history.add(replica.position, ())
+        if self.outbox is not None:
+            self.outbox.skipped(replica.outbox.get(self.outbox.peer, 0))
         self.reconcile()
+        for number in self.granter.led():
+            self.granter.restart_windows(number)
         self._moved.set()
         self._moved = trio.Event()
 

@@ -112,6 +112,16 @@ class Outbox:
             if len(submission.verdicts) == len(submission.entries) and submission.done:
                 submission.done(position, submission.verdicts)
 
+    def skipped(self, number: int) -> None:
+        """The reader jumped to an origin in which records up to ``number`` are applied
+        already; their verdicts cannot be known any more."""
+        for behind in sorted(found for found in self._unread if found <= number):
+            told: set[int] = set()
+            for submission, _ in self._unread.pop(behind):
+                if submission.done and id(submission) not in told:
+                    told.add(id(submission))
+                    submission.done(-1, None)
+
     def close(self) -> None:
         """The session ended: everybody who waits hears that the outcome is unknown."""
         self.closed = True

@@ -210,7 +210,10 @@ class Connection:
             late(call.result)
 
     async def _greet(self, hello: Hello) -> None:
-        await self._stream.send(self._encoder.encode(hello.to_message()))
+        try:
+            await self._stream.send(self._encoder.encode(hello.to_message()))
+        except BREAKS as error:
+            raise Unavailable(f"{self.address} closed the connection: {error!r}") from None
         while True:
             try:
                 self._decoder.feed(await self._stream.receive(RECEIVE_BYTES))

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from onyxq.errors import Incomplete
+from onyxq.log import zookeeper_reader
 from onyxq.log.zookeeper_server import ZookeeperServer
 
 
@@ -45,6 +46,12 @@ def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZookeeperServ
     server = start_zookeeper(tmp_path_factory, servers=3)
     yield server
     server.stop()
+
+
+@pytest.fixture(autouse=True)
+def readers_do_not_look_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ZooKeeper reader that missed an event waits for ever, rather than a few seconds."""
+    monkeypatch.setattr(zookeeper_reader, "RECHECK_S", 3_600.0)
 
 
 @pytest.fixture

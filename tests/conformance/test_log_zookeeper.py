@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import random
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -57,6 +60,14 @@ async def opened(backend: ZookeeperBackend) -> AsyncIterator[Opener]:
 def is_down(session: ZookeeperSession) -> bool:
     """Whether the session knows that it cannot reach the log."""
     return not session.connected
+
+
+def break_connection(session: ZookeeperSession) -> None:
+    """Cut the session's connection, if it has one."""
+    stream = session._link.client._connection._socket
+    if stream is not None:
+        with contextlib.suppress(OSError):
+            stream.shutdown(socket.SHUT_RDWR)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -264,6 +275,59 @@ async def test_no_call_gets_into_a_new_session_while_one_expires(zookeeper: Zook
         await expire(zookeeper, session)
     await session.aclose()  # ends kazoo's threads: what they were to send is sent
     assert await other.tail() + 1 - len(known) in (0, 1)
+
+
+@pytest.mark.slow
+@bounded
+async def test_readers_never_stall_or_differ_while_connections_break_and_the_log_is_trimmed(opened: Opener) -> None:
+    """Three readers, two of which append, against trims and broken connections, all at random moments."""
+    chance = random.Random(7)
+    sessions = [await opened() for _ in range(3)]
+    seen: dict[int, Record] = {}
+    positions = [0, 0, 0]
+
+    async def read(number: int) -> None:
+        while True:
+            found = await sessions[number].read(positions[number])
+            if isinstance(found, Record):
+                assert seen.setdefault(found.position, found) == found
+                positions[number] = found.position + 1
+            else:
+                assert found.origin >= positions[number]
+                positions[number] = found.origin + 1
+
+    async def write(number: int, stop: trio.Event) -> None:
+        while not stop.is_set():
+            await append_until_known(sessions[number], chance.randrange(1_000_000), [])
+            await trio.sleep(chance.random() * 0.01)
+
+    async def trim(session: ZookeeperSession, stop: trio.Event) -> None:
+        while not stop.is_set():
+            found, tail = await session.origin(), await session.tail()
+            if await session.store_origin(tail - 5, b"o", expected_version=found.version if found else -1):
+                await session.trim(tail - chance.randrange(10))
+            await trio.sleep(chance.random() * 0.3)
+
+    async def disturb(stop: trio.Event) -> None:
+        while not stop.is_set():
+            break_connection(chance.choice(sessions))
+            await trio.sleep(chance.random() * 0.6)
+
+    async with trio.open_nursery() as readers:
+        for number in range(3):
+            readers.start_soon(read, number)
+        stop = trio.Event()
+        async with trio.open_nursery() as others:
+            others.start_soon(write, 0, stop)
+            others.start_soon(write, 1, stop)
+            others.start_soon(trim, sessions[2], stop)
+            others.start_soon(disturb, stop)
+            await trio.sleep(4)
+            stop.set()
+        tail = await sessions[0].tail()
+        with trio.fail_after(10):
+            await until(lambda: min(positions) > tail)
+        readers.cancel_scope.cancel()
 
 
 @bounded

@@ -15,6 +15,7 @@ from anyio.abc import TaskGroup
 from trio.testing import MockClock
 
 from onyxq import facts
+from onyxq.client import AsyncClient
 from onyxq.errors import BadRequest, NotFound, OnyxqError, StaleToken
 from onyxq.ids import TaskId, ids_of, partition_of
 from onyxq.wire.network import Network
@@ -238,3 +239,40 @@ def play(scenario: Scenario, *, backend: str = "trio", network: SimulatedNetwork
         trio.run(main, clock=MockClock(autojump_threshold=0))
     else:
         anyio.run(main, backend=backend)
+
+
+def client_of(network: SimulatedNetwork, *addresses: str, **more: Any) -> AsyncClient:
+    """A client on a host of its own, with ids that are the same in every run."""
+    return AsyncClient(
+        addresses or "a:1", network=network.host("client"), now_ms=lambda: 1000, random_64=lambda: 42, **more
+    )
+
+
+async def together(*calls: Any) -> list[Any]:
+    """Results or errors of calls made at the same time."""
+    results: list[Any] = [None] * len(calls)
+
+    async def run(place: int, call: Any) -> None:
+        try:
+            results[place] = await call
+        except OnyxqError as error:
+            results[place] = error
+
+    async with anyio.create_task_group() as group:
+        for place, call in enumerate(calls):
+            group.start_soon(run, place, call)
+    return results
+
+
+def refuse_once(peer: FakePeer, method: str, error: OnyxqError, *, times: int = 1) -> None:
+    """Let a peer refuse a method for a while."""
+    left = [times]
+
+    def intercept(request: Request) -> bool:
+        if request.method != method or not left[0]:
+            return False
+        left[0] -= 1
+        request.fail(error)
+        return True
+
+    peer.intercept = intercept

@@ -221,7 +221,13 @@ class FakeService:
         return {state: len(mine) if state == "total" else mine.count(state) for state in states}
 
     def _cluster(self, args: dict[str, Any]) -> dict[str, Any]:
-        return {"name": "main", "id": "c0ffee", "position": 9, "settings": {"partitions": PARTITIONS}, "members": ["p1"]}
+        return {
+            "name": "main",
+            "id": "c0ffee",
+            "position": 9,
+            "settings": {"partitions": PARTITIONS},
+            "members": ["p1"],
+        }
 
     def _ring(self, args: dict[str, Any]) -> dict[str, Any]:
         member = {"peer": "p1", "node": "n1", "watches": None, "state": "member"}
@@ -235,7 +241,10 @@ class FakeService:
 
     def _log(self, args: dict[str, Any]) -> dict[str, Any]:
         entry = {"entry": "grant_claims", "args": {"runs": ((b"\x01" * 20, 3),)}, "verdict": "applied"}
-        return {"position": 9, "records": [{"position": args["from"] or 0, "at_ms": 1, "peer": "p1", "entries": [entry]}]}
+        return {
+            "position": 9,
+            "records": [{"position": args["from"] or 0, "at_ms": 1, "peer": "p1", "entries": [entry]}],
+        }
 
     def _gc(self, args: dict[str, Any]) -> dict[str, Any]:
         return {"position": 9, "trimmed": 4, "origin_bytes": 100}

@@ -6,12 +6,12 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import anyio
 import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import anyio
 from onyxq.http import bodies
 from onyxq.http.bodies import BODY_BYTES_MAX, Budget
 from onyxq.ids import make_id

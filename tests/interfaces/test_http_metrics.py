@@ -53,7 +53,13 @@ def test_histograms_are_cumulative() -> None:
     for value in (1, 1.5, 99, -5):
         histogram.observe(value)
     lines = list(histogram.render())
-    assert lines[2:] == ['h_bucket{le="1"} 2', 'h_bucket{le="2"} 3', 'h_bucket{le="+Inf"} 4', "h_sum 101.5", "h_count 4"]
+    assert lines[2:] == [
+        'h_bucket{le="1"} 2',
+        'h_bucket{le="2"} 3',
+        'h_bucket{le="+Inf"} 4',
+        "h_sum 101.5",
+        "h_count 4",
+    ]
 
 
 def test_the_number_of_series_is_bounded() -> None:

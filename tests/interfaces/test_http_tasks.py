@@ -136,7 +136,9 @@ async def test_a_due_time_just_past_means_now() -> None:
     async with world() as (_, client):
         (task_id,) = await enqueue(client, {"queue": "a", "at_ms": NOW_MS - 10_000})
         assert ms_of(bytes.fromhex(task_id)) == NOW_MS
-        answer = await client.post("/v1/tasks", json={"tasks": [{"queue": "a"}, {"queue": "a", "at_ms": NOW_MS - 10_001}]})
+        answer = await client.post(
+            "/v1/tasks", json={"tasks": [{"queue": "a"}, {"queue": "a", "at_ms": NOW_MS - 10_001}]}
+        )
         check_problem(answer, 400, code="bad_request", field="tasks[1].at_ms")
 
 

@@ -178,26 +178,23 @@ def test_more_calls_than_a_connection_takes_wait_in_line() -> None:
     play(scenario)
 
 
-def test_a_server_stops_reading_when_too_many_requests_are_in_flight() -> None:
+def test_a_server_stops_reading_when_too_many_requests_are_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     """A caller that does not keep to the bound waits; it cannot make the server grow."""
 
     async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:
         async with connected(network, later) as world:
-            connection_module.CALLS_MAX, before = 10**9, connection_module.CALLS_MAX
-            try:
-                async with anyio.create_task_group() as group:
-                    for _ in range(REQUESTS_MAX + 50):
-                        group.start_soon(world.connection.call, "x", {})
-                    await anyio.sleep(1)
-                    assert len(world.requests) == REQUESTS_MAX
-                    while len(world.requests) < REQUESTS_MAX + 50:
-                        for request in list(world.requests):
-                            request.reply(None)
-                        await anyio.sleep(0.1)
-                    for request in world.requests:
+            monkeypatch.setattr(connection_module, "CALLS_MAX", 10**9)
+            async with anyio.create_task_group() as group:
+                for _ in range(REQUESTS_MAX + 50):
+                    group.start_soon(world.connection.call, "x", {})
+                await anyio.sleep(1)
+                assert len(world.requests) == REQUESTS_MAX
+                while len(world.requests) < REQUESTS_MAX + 50:
+                    for request in list(world.requests):
                         request.reply(None)
-            finally:
-                connection_module.CALLS_MAX = before
+                    await anyio.sleep(0.1)
+                for request in world.requests:
+                    request.reply(None)
 
     play(scenario)
 

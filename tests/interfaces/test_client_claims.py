@@ -1,0 +1,258 @@
+"""The client and its claims: leases, stale tokens, updates, and what goes back as runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from onyxq.client import Claim
+from onyxq.client.holding import merged, narrowed, requests_of
+from onyxq.errors import (
+    BatchRefused,
+    LogUnavailable,
+    NotLeader,
+    OnyxqError,
+    Refused,
+    StaleToken,
+)
+from onyxq.ids import TaskId, make_id
+from onyxq.wire.server import Request
+from simulation.network import SimulatedNetwork
+from tests.interfaces.fake_service import FakeCluster, client_of, play, refuse_once, together
+
+BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])
+
+
+def test_a_lease_counts_from_when_the_request_was_sent() -> None:
+    """However long the answer took."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        await cluster.start(network.host("a"), "a:1")
+        network.delay("client", "a", delay_ms=400)
+        async with client_of(network) as client:
+            await client.enqueue_many("mail", [b"x"] * 2)
+            sent_at = anyio.current_time()
+            claims = await client.claim("mail", max=2, lease_ms=10_000)
+            assert anyio.current_time() - sent_at > 0.79
+            assert claims.expires == claims[0].expires == sent_at + 10
+            sent_at = anyio.current_time()
+            await client.renew(claims[0], lease_ms=60_000)
+            assert (claims[0].expires, claims[1].expires) == (sent_at + 60, claims.expires)
+            sent_at = anyio.current_time()
+            await client.renew(claims)
+            assert claims[1].expires == sent_at + 10
+
+    play(scenario)
+
+
+def test_a_long_wait_is_cut_so_that_the_lease_is_fresh() -> None:
+    """A grant at the end of a minute's wait is worth most of its lease."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        await cluster.start(network.host("a"), "a:1")
+        async with client_of(network) as client, anyio.create_task_group() as group:
+
+            async def enqueue_later() -> None:
+                await anyio.sleep(50)
+                await client.enqueue("mail", b"x")
+
+            group.start_soon(enqueue_later)
+            claims = await client.claim("mail", lease_ms=20_000, wait_ms=60_000)
+            assert len(claims) == 1
+            assert claims.expires - anyio.current_time() >= 15
+
+    play(scenario)
+
+
+def test_a_claim_without_tasks_is_empty_when_the_wait_is_over() -> None:
+    """Not earlier, not later."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        await cluster.start(network.host("a"), "a:1")
+        async with client_of(network) as client:
+            start = anyio.current_time()
+            claims = await client.claim(["mail", "other"], wait_ms=5_000)
+            assert list(claims) == []
+            assert anyio.current_time() - start == pytest.approx(5.0, abs=0.01)
+
+    play(scenario)
+
+
+def test_claiming_is_tried_again_while_the_wait_lasts() -> None:
+    """And the reason is raised when it does not."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        peer = await cluster.start(network.host("a"), "a:1")
+        async with client_of(network) as client:
+            await client.enqueue("mail", b"x")
+            refuse_once(peer, "claim", LogUnavailable(), times=3)
+            with pytest.raises(LogUnavailable):
+                await client.claim("mail")
+            assert len(await client.claim("mail", wait_ms=5_000)) == 1
+
+    play(scenario)
+
+
+def test_claims_that_arrive_for_nobody_are_given_back() -> None:
+    """A claim was cancelled while its answer was on the way."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        await cluster.start(network.host("a"), "a:1")
+        async with client_of(network) as client:
+            await client.enqueue("mail", b"x")
+            network.delay("client", "a", delay_ms=100)
+            with anyio.move_on_after(0.15):
+                await client.claim("mail")
+            assert cluster.tokens
+            await anyio.sleep(1)
+            assert not cluster.tokens
+
+    play(scenario)
+
+
+@BACKENDS
+def test_a_stale_claim_is_raised_for_one_and_named_for_many(backend: str) -> None:
+    """The others of the batch are completed."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        await cluster.start(network.host("a"), "a:1")
+        async with client_of(network) as client:
+            await client.enqueue_many("mail", [b"x"] * 5)
+            claims = await client.claim("mail", max=5)
+            cluster.steal(claims[2].id)
+            with pytest.raises(StaleToken):
+                await client.complete(claims[2])
+            with pytest.raises(BatchRefused) as caught:
+                await client.complete(claims)
+            assert [(part.first, part.count) for part in caught.value.refused] == [(claims[2].id, 1)]
+            assert isinstance(caught.value.refused[0].error, StaleToken)
+            assert sorted(cluster.outcomes) == [claims[n].id for n in (0, 1, 3, 4)]
+
+    play(scenario, backend=backend)
+
+
+def test_parts_refused_for_a_passing_reason_are_sent_again_alone() -> None:
+    """With their own results."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        peer = await cluster.start(network.host("a"), "a:1")
+        async with client_of(network) as client:
+            await client.enqueue_many("mail", [b"x"] * 5)
+            claims = await client.claim("mail", max=5)
+            once = [True]
+
+            def refuse_part(request: Request) -> bool:
+                if request.method != "complete" or not once:
+                    return False
+                once.clear()
+                request.reply({"results": [[[claims[1].id, 2, NotLeader().to_map()]]]})
+                return True
+
+            peer.intercept = refuse_part
+            await client.complete(claims, results=[b"0", b"1", None, b"3", b"4"])
+        again = peer.arguments("complete")[1]["items"]
+        assert again == [[claims[1].id, 2, 1, None, [b"1", None]]]
+
+    play(scenario)
+
+
+def test_claims_in_a_list_go_back_as_runs_where_they_can() -> None:
+    """Consecutive claims of one grant are one item."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        peer = await cluster.start(network.host("a"), "a:1")
+        async with client_of(network) as client:
+            await client.enqueue_many("mail", [b"x"] * 6)
+            claims = await client.claim("mail", max=6)
+            await client.fail([claims[0], claims[1], claims[3]], "broken", 50)
+            await client.release(claim for claim in claims[4:])
+        assert peer.arguments("fail")[0]["items"] == [
+            [claims[0].id, 2, 1, "broken", 50],
+            [claims[3].id, 1, 1, "broken", 50],
+        ]
+        assert peer.arguments("release")[0]["items"] == [[claims[4].id, 2, 1]]
+
+    play(scenario)
+
+
+def test_a_claim_known_by_id_and_token_is_enough() -> None:
+    """As the command line has it."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        await cluster.start(network.host("a"), "a:1")
+        async with client_of(network) as client:
+            task_id = await client.enqueue("mail", b"x")
+            token = (await client.claim("mail"))[0].token
+            await client.complete(Claim.of(task_id, token), b"done")
+        assert cluster.outcomes == {task_id: b"done"}
+
+    play(scenario)
+
+
+def test_updates_of_a_claim_are_numbered_from_zero() -> None:
+    """And a completion says how many there were."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        peer = await cluster.start(network.host("a"), "a:1")
+        async with client_of(network) as client:
+            await client.enqueue_many("mail", [b"x"] * 3)
+            claims = await client.claim("mail", max=3)
+            await together(*(client.update(claims[1], b"%d" % n) for n in range(3)))
+            await client.complete(claims)
+        assert [update[:3] for update in cluster.updates] == [[claims[1].id, 1, n] for n in range(3)]
+        assert sorted(update[3] for update in cluster.updates) == [b"0", b"1", b"2"]
+        assert [item[1:4] for item in peer.arguments("complete")[0]["items"]] == [[1, 1, None], [1, 1, 3], [1, 1, None]]
+
+    play(scenario)
+
+
+def test_an_update_of_unknown_outcome_is_sent_again_before_the_next() -> None:
+    """Its number may be taken, so nothing else may use it."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        peer = await cluster.start(network.host("a"), "a:1")
+        async with client_of(network) as client:
+            await client.enqueue("mail", b"x")
+            claim = (await client.claim("mail"))[0]
+            peer.intercept = lambda request: request.method == "update"
+            with pytest.raises(OnyxqError):
+                await client.update(claim, b"first", timeout_ms=1_000)
+            peer.intercept = None
+            assert await client.update(claim, b"second") == 1
+        assert [update[2:] for update in cluster.updates] == [[0, b"first"], [1, b"second"]]
+
+    play(scenario)
+
+
+def item(counter: int, count: int, *more: Any) -> list[Any]:
+    """An item of some request."""
+    return [make_id(1, 2, 3, counter), count, 9, *more]
+
+
+def test_neighbouring_items_are_merged_with_their_results() -> None:
+    """Only where token and everything else agree."""
+    found = merged([item(2, 1, None, [b"2"]), item(0, 2, None, [b"0", None]), item(5, 1, None, None)])
+    assert found == [item(0, 3, None, [b"0", None, b"2"]), item(5, 1, None, None)]
+    assert merged([item(0, 1, "a", 5), item(1, 1, "b", 5), item(2, 1, "b", 6)]) == [
+        item(0, 1, "a", 5),
+        item(1, 1, "b", 5),
+        item(2, 1, "b", 6),
+    ]
+
+
+def test_a_refused_part_is_cut_out_of_its_item() -> None:
+    """With its part of the results."""
+    items = [item(0, 4, None, [b"0", b"1", b"2", b"3"]), item(10, 2, None, None)]
+    part = Refused(TaskId(items[0][0][:16] + b"\0\0\0\1"), 2, NotLeader())
+    assert narrowed(items, part) == item(1, 2, None, [b"1", b"2"])
+
+
+def test_large_results_are_spread_over_requests() -> None:
+    """No request comes near the size of a frame."""
+    results = [bytes(1024 * 1024)] * 10
+    requests = requests_of([item(0, 10, None, results)])
+    assert sum(one[1] for request in requests for one in request) == 10
+    assert all(sum(len(one[4]) for one in request) <= 4 for request in requests)

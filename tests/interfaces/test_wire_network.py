@@ -1,0 +1,128 @@
+"""The simulated network: what its faults do to a stream, and that a run can be repeated."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+from anyio.abc import ByteStream
+
+from onyxq.errors import Unavailable
+from simulation.network import BUFFER_BYTES_MAX, SimulatedNetwork
+from tests.interfaces.fake_service import FakeCluster, play
+
+
+@asynccontextmanager
+async def ends(network: SimulatedNetwork) -> AsyncIterator[tuple[ByteStream, ByteStream]]:
+    """Both ends of a stream between hosts ``a`` and ``b``."""
+    far: list[ByteStream] = []
+    done = anyio.Event()
+
+    async def handler(stream: ByteStream) -> None:
+        far.append(stream)
+        await done.wait()
+
+    async with anyio.create_task_group() as group:
+        address = await group.start(
+            lambda task_status: network.host("b").serve("b:0", handler, task_status=task_status)
+        )
+        near = await network.host("a").connect(address, timeout_ms=1_000)
+        while not far:
+            await anyio.sleep(0)
+        yield near, far[0]
+        group.cancel_scope.cancel()
+
+
+def test_bytes_arrive_in_order_after_the_delay() -> None:
+    """Also when the delay shrinks while some are on the way."""
+
+    async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:
+        async with ends(network) as (near, far):
+            start = anyio.current_time()
+            network.delay("a", "b", delay_ms=100)
+            await near.send(b"first")
+            network.delay("a", "b", delay_ms=0)
+            await near.send(b"second")
+            assert await far.receive() == b"first"
+            assert anyio.current_time() - start == pytest.approx(0.1)
+            assert await far.receive() == b"second"
+
+    play(scenario)
+
+
+def test_a_partition_holds_bytes_back_until_it_heals() -> None:
+    """As TCP repeats what was lost: late, but complete and in order."""
+
+    async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:
+        async with ends(network) as (near, far):
+            await near.send(b"before")
+            network.part(["a"], ["b", "c"])
+            await near.send(b"after")
+            await near.aclose()
+            with anyio.move_on_after(60) as waited:
+                await far.receive()
+            assert waited.cancelled_caught
+            with pytest.raises(Unavailable):
+                await network.host("a").connect("b:40000", timeout_ms=1_000)
+            network.heal()
+            assert [await far.receive(), await far.receive()] == [b"before", b"after"]
+            with pytest.raises(anyio.EndOfStream):
+                await far.receive()
+
+    play(scenario)
+
+
+def test_a_cut_breaks_both_ends_at_once() -> None:
+    """Also for whoever waits in receive."""
+
+    async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:
+        async with ends(network) as (near, far), anyio.create_task_group() as group:
+
+            async def wait() -> None:
+                with pytest.raises(anyio.BrokenResourceError):
+                    await far.receive()
+
+            group.start_soon(wait)
+            await anyio.wait_all_tasks_blocked()
+            network.cut("a", "b")
+            with pytest.raises(anyio.BrokenResourceError):
+                await near.send(b"x")
+
+    play(scenario)
+
+
+def test_a_sender_waits_while_nobody_receives() -> None:
+    """A stream holds a bounded number of bytes."""
+
+    async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:
+        async with ends(network) as (near, far):
+            await near.send(bytes(BUFFER_BYTES_MAX))
+            with anyio.move_on_after(60) as waited:
+                await near.send(b"more")
+            assert waited.cancelled_caught
+            await far.receive()
+            await near.send(b"more")
+
+    play(scenario)
+
+
+def test_the_same_seed_cuts_the_bytes_in_the_same_places() -> None:
+    """So a run can be repeated."""
+
+    def pieces(seed: int) -> list[int]:
+        sizes: list[int] = []
+
+        async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:
+            async with ends(network) as (near, far):
+                await near.send(bytes(10_000))
+                while sum(sizes) < 10_000:
+                    sizes.append(len(await far.receive()))
+
+        play(scenario, network=SimulatedNetwork(generator=random.Random(seed)))
+        return sizes
+
+    assert pieces(7) == pieces(7)
+    assert len({tuple(pieces(seed)) for seed in range(10)}) > 5

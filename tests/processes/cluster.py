@@ -1,0 +1,299 @@
+"""Real peers for tests: one process each, on a real ZooKeeper, looked at through the API only.
+
+A `Cluster` starts peers, breaks them by process id (kill, freeze, SIGTERM) and asks them
+over HTTP what they know.  Everything that is waited for is a state that some peer tells,
+with a deadline; nobody sleeps for luck.  Processes end with the test, whatever happens:
+by id when it is over, and through the kernel's parent-death signal if it is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import pytest
+import trio
+
+from onyxq.client import AsyncClient
+from onyxq.errors import OnyxqError
+
+SESSION_TIMEOUT_MS = 3_000
+"""Long enough for a busy machine of two cores, short enough to wait for."""
+READY_TIMEOUT_S = 30.0
+STATE_TIMEOUT_S = 30.0
+ASK_TIMEOUT_S = 2.0
+POLL_S = 0.05
+TAIL_LINES = 40
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+T = TypeVar("T")
+
+
+def bounded(seconds: float) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., Awaitable[None]]]:
+    """A test that waits for ever fails instead."""
+
+    def decorate(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+        @functools.wraps(test)
+        async def run(*args: Any, **kwargs: Any) -> None:
+            with trio.fail_after(seconds):
+                await test(*args, **kwargs)
+
+        return run
+
+    return decorate
+
+
+class PeerProcess:
+    """One node: its data directory, and the process that runs on it now, if one does."""
+
+    def __init__(self, name: str, *, data: Path, output: Path, arguments: Iterable[str]) -> None:
+        self.name = name
+        self.data = data
+        self.first_peer = ""
+        """Id of the peer that the process started with."""
+        self.node = ""
+        self.address = ""
+        self.http = ""
+        self.process: subprocess.Popen[bytes] | None = None
+        self.frozen = False
+        self._arguments = list(arguments)
+        self._said = output / f"{name}.out"
+        self._stderr = output / f"{name}.err"
+
+    @property
+    def runs(self) -> bool:
+        """Whether its process is there (a frozen one is)."""
+        return self.process is not None and self.process.poll() is None
+
+    def spawn(self) -> None:
+        """Start the process, without waiting until it serves."""
+        assert not self.runs
+        self.data.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "onyxq.cli.main", "peer", "start", "--json", "--data", str(self.data)]
+        surroundings = {name: value for name, value in os.environ.items() if not name.startswith("ONYXQ_")}
+        with open(self._said, "wb") as said, open(self._stderr, "ab") as stderr:
+            self.process = subprocess.Popen(
+                [*command, *self._arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=stderr,
+                env={**surroundings, "PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                cwd=self._said.parent,
+                start_new_session=True,
+                preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509  # one system call, its library loaded before
+            )
+
+    async def ready(self) -> None:
+        """Return once it printed its ``ready`` line; fails if it ends, or takes too long."""
+        assert self.process is not None
+        line = b""
+        with trio.move_on_after(READY_TIMEOUT_S):
+            while not line.endswith(b"\n"):
+                if not self.runs:
+                    pytest.fail(f"peer {self.name} ended with code {self.process.returncode} before it was ready")
+                await trio.sleep(POLL_S)
+                with open(self._said, "rb") as said:
+                    line = said.readline()
+        if not line.endswith(b"\n"):
+            pytest.fail(f"peer {self.name} is not ready after {READY_TIMEOUT_S:.0f} s")
+        found = json.loads(line)
+        assert self.node in ("", found["node"]), "a node keeps its id"
+        self.first_peer, self.node, self.address, self.http = (
+            found["peer"], found["node"], found["listen"], found["http"]
+        )  # fmt: skip
+
+    def kill(self) -> None:
+        """SIGKILL; returns when the process is gone."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+        self.frozen = False
+
+    def freeze(self) -> None:
+        """SIGSTOP."""
+        assert self.process is not None and self.runs
+        self.process.send_signal(signal.SIGSTOP)
+        self.frozen = True
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        assert self.process is not None and self.runs
+        self.process.send_signal(signal.SIGCONT)
+        self.frozen = False
+
+    async def terminate(self, *, seconds: float = 20.0) -> None:
+        """SIGTERM; returns when it has drained and ended by itself, with code 0."""
+        assert self.process is not None and self.runs
+        self.process.terminate()
+        with trio.move_on_after(seconds):
+            while self.runs:
+                await trio.sleep(POLL_S)
+        assert self.process.poll() == 0, f"peer {self.name}: {self.process.poll()} (None: still runs) after SIGTERM"
+
+    def tail(self) -> str:
+        """The last lines it wrote to stderr."""
+        if not self._stderr.exists():
+            return "(never started)"
+        lines = self._stderr.read_text(errors="replace").splitlines()
+        return "\n".join([f"... {max(0, len(lines) - TAIL_LINES)} lines before", *lines[-TAIL_LINES:]])
+
+
+class Cluster:
+    """Peers of one cluster; use it with ``async with``."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        zookeeper: str,
+        name: str,
+        yield_after_ms: int = 5_000,
+        session_timeout_ms: int = SESSION_TIMEOUT_MS,
+    ) -> None:
+        self.peers: dict[str, PeerProcess] = {}
+        self.root = root
+        self._arguments = [
+            *("--cluster", name, "--zookeeper", zookeeper, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"),
+            *("--session-timeout-ms", str(session_timeout_ms), "--yield-after-ms", str(yield_after_ms)),
+        ]
+
+    async def __aenter__(self) -> Cluster:
+        self._http = httpx.AsyncClient(timeout=ASK_TIMEOUT_S, trust_env=False)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.end()
+        with trio.CancelScope(shield=True):
+            await self._http.aclose()
+
+    def end(self) -> None:
+        """Kill every process that still runs."""
+        for peer in self.peers.values():
+            with contextlib.suppress(ProcessLookupError):
+                peer.kill()
+
+    # --- processes
+
+    def __getitem__(self, name: str) -> PeerProcess:
+        return self.peers[name]
+
+    def add(self, name: str, *, data: Path | None = None) -> PeerProcess:
+        """A node that does not run yet."""
+        peer = PeerProcess(name, data=data or self.root / name, output=self.root, arguments=self._arguments)
+        self.peers[name] = peer
+        return peer
+
+    async def start(self, *names: str) -> None:
+        """Start nodes together, new ones or again; returns once each said that it serves."""
+        for name in names:
+            (self.peers.get(name) or self.add(name)).spawn()
+        for name in names:
+            await self.peers[name].ready()
+
+    @property
+    def serving(self) -> list[PeerProcess]:
+        """Those that run and are not frozen."""
+        return [peer for peer in self.peers.values() if peer.runs and not peer.frozen]
+
+    def client(self, *names: str, timeout_ms: int = 30_000) -> AsyncClient:
+        """A client that knows the named peers first (default: all that serve)."""
+        known = [self.peers[name] for name in names] or self.serving
+        return AsyncClient([peer.address for peer in known], timeout_ms=timeout_ms)
+
+    # --- looking, over HTTP
+
+    async def send(self, peer: PeerProcess, method: str, path: str, body: Any = None) -> httpx.Response:
+        """One request to one peer; raises `httpx.TransportError`."""
+        return await self._http.request(method, f"http://{peer.http}{path}", json=body)
+
+    async def see(self, peer: PeerProcess, path: str) -> Any:
+        """What a peer answers to GET; raises `httpx.HTTPError`."""
+        answer = await self.send(peer, "GET", path)
+        answer.raise_for_status()
+        return answer.json()
+
+    async def until(self, about: str, check: Callable[[], Awaitable[T]], *, seconds: float = STATE_TIMEOUT_S) -> T:
+        """What ``check`` gives once it is true; a failed request counts as false."""
+        found: T | None = None
+        last: Exception | None = None
+        with trio.move_on_after(seconds):
+            while not found:
+                try:
+                    found = await check()
+                    last = None
+                except (httpx.HTTPError, OnyxqError) as error:
+                    last = error
+                if not found:
+                    await trio.sleep(POLL_S)
+        if not found:
+            pytest.fail(f"{about}: not within {seconds:.0f} s; last answer {found!r}, last error {last!r}")
+        return found
+
+    async def partitions(self, peer: PeerProcess) -> dict[int, dict[str, Any]]:
+        """Where every partition lives, as a peer sees it."""
+        return {found["partition"]: found for found in (await self.see(peer, "/v1/partitions"))["partitions"]}
+
+    async def nodes_of_ring(self, peer: PeerProcess) -> set[str]:
+        """Nodes of the ring's members, as a peer sees it; empty while the ring is not closed."""
+        ring = await self.see(peer, "/v1/ring")
+        return {member["node"] for member in ring["members"]} if ring["closed"] else set()
+
+    async def whole(self, *names: str, seconds: float = STATE_TIMEOUT_S) -> None:
+        """Return once each named peer sees exactly these in a closed ring, and every partition
+        led by one of them, ready and settled."""
+        chosen = [self.peers[name] for name in names]
+        nodes = {peer.node for peer in chosen}
+
+        async def look() -> bool:
+            for peer in chosen:
+                if await self.nodes_of_ring(peer) != nodes:
+                    return False
+                for placed in (await self.partitions(peer)).values():
+                    if not placed["ready"] or placed["leader_node"] not in nodes:
+                        return False
+                    if placed["members"] != placed["target"]:
+                        return False
+            return True
+
+        await self.until(f"a closed ring of {', '.join(names)} with every partition served", look, seconds=seconds)
+
+    async def replicated(self, peer: PeerProcess, *, seconds: float = STATE_TIMEOUT_S) -> None:
+        """Return once a peer sees no partition under-replicated."""
+
+        async def look() -> bool:
+            found = await self.see(peer, "/v1/cluster")
+            return bool(found["under_replicated"] == 0 and found["not_ready"] == 0)
+
+        await self.until("no partition under-replicated", look, seconds=seconds)
+
+    async def led_by(self, peer: PeerProcess, *, seen_by: PeerProcess) -> list[int]:
+        """Partitions that a peer's node leads, as another one sees it."""
+        placed = await self.partitions(seen_by)
+        return [number for number, found in sorted(placed.items()) if found["leader_node"] == peer.node]
+
+    def tails(self) -> list[tuple[str, str]]:
+        """For each node, the end of what it wrote to stderr."""
+        return [(f"stderr of peer {peer.name} ({peer.node})", peer.tail()) for peer in self.peers.values()]
+
+
+def _die_with(parent: int) -> Callable[[], None]:
+    """What a child runs before exec: be killed when the thread that started it ends."""
+
+    def prepare() -> None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # the parent died before the call above
+            os._exit(1)
+
+    return prepare

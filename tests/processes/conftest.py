@@ -1,0 +1,55 @@
+"""A real ZooKeeper for all tests of a run, peers of its own for each test; what they said, on failure."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import AsyncIterator, Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+from onyxq.errors import Incomplete
+from onyxq.log.zookeeper_server import ZookeeperServer
+from tests.processes.cluster import Cluster
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Tests run in trio."""
+    return "trio"
+
+
+@pytest.fixture(scope="session")
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZookeeperServer]:
+    """One server on a free port; skips without Java or pyspark, except under ``CI``, where it fails."""
+    try:
+        server = ZookeeperServer(tmp_path_factory.mktemp("zookeeper"))
+        server.start()
+    except Incomplete as error:
+        reason = f"{error} ({error.advice})"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+async def cluster(zookeeper: ZookeeperServer, tmp_path: Path) -> AsyncIterator[Cluster]:
+    """A cluster without peers yet; they are killed after the test."""
+    name = f"test-{uuid.uuid4().hex[:12]}"
+    async with Cluster(tmp_path, zookeeper=zookeeper.hosts, name=name) as found:
+        yield found
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failed test shows the end of what its peers wrote."""
+    report = yield
+    found = getattr(item, "funcargs", {}).get("cluster")
+    if report.failed and isinstance(found, Cluster):
+        report.sections += found.tails()
+    return report

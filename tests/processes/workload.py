@@ -1,0 +1,171 @@
+"""Producers and workers for tests, with a history of what was acknowledged to them.
+
+The two promises under test: a task whose enqueue was acknowledged is never lost, and one
+whose completion was acknowledged is never handed out again.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+import trio
+
+from onyxq.client import AsyncClient, ClaimBatch
+from onyxq.errors import BatchRefused, OnyxqError, Unavailable
+from onyxq.ids import ids_of
+from tests.processes.cluster import POLL_S, Cluster
+
+LEASE_MS = 5_000
+"""Short: claims whose answer died with a peer come back within the test."""
+BATCH_TASKS = 100
+PAGE_TASKS = 1_000
+
+
+class History:
+    """What producers and workers were told."""
+
+    def __init__(self, queue: str) -> None:
+        self.queue = queue
+        self.enqueued: set[bytes] = set()
+        """Acknowledged enqueues."""
+        self.completed: dict[bytes, int] = {}
+        """Acknowledged completions: the token of each task."""
+        self.granted: dict[bytes, int] = {}
+        """Highest token each task was handed out with."""
+        self.wrong: list[str] = []
+        """Promises that were broken."""
+        self._moved = trio.Event()
+
+    def took(self, claims: ClaimBatch) -> None:
+        """A worker was handed these."""
+        for claim in claims:
+            done = self.completed.get(claim.id)
+            if done is not None and claim.token > done:
+                self.wrong.append(f"{claim.id.hex()} completed under {done}, handed out again under {claim.token}")
+            if claim.token == self.granted.get(claim.id):
+                self.wrong.append(f"{claim.id.hex()} handed out twice under {claim.token}")
+            self.granted[claim.id] = max(claim.token, self.granted.get(claim.id, -1))
+
+    def finished(self, claims: ClaimBatch, refused: Sequence[Any] = ()) -> None:
+        """A worker was told that these, but for the refused parts, are completed."""
+        left_out = {task_id for part in refused for task_id in ids_of(part.first, part.count)}
+        for claim in claims:
+            if claim.id in left_out:
+                continue
+            if claim.token < self.granted[claim.id]:
+                newer = self.granted[claim.id]
+                self.wrong.append(f"{claim.id.hex()} completed under {claim.token} though {newer} was granted")
+            self.completed[claim.id] = claim.token
+        self.moved()
+
+    def moved(self) -> None:
+        """Wake whoever waits for progress."""
+        self._moved.set()
+        self._moved = trio.Event()
+
+    async def until_completed(self, count: int) -> None:
+        """Return once so many completions were acknowledged."""
+        while len(self.completed) < count:
+            await self._moved.wait()
+
+    async def until_all_completed(self) -> None:
+        """Return once every acknowledged enqueue has an acknowledged completion."""
+        while self.enqueued - self.completed.keys():
+            await self._moved.wait()
+
+
+async def enqueue_over_tcp(history: History, client: AsyncClient, count: int) -> None:
+    """Store tasks in batches; the client repeats until each is acknowledged."""
+    for start in range(0, count, BATCH_TASKS):
+        batch = [b"%d" % number for number in range(start, min(count, start + BATCH_TASKS))]
+        history.enqueued.update(await client.enqueue_many(history.queue, batch))
+
+
+async def enqueue_over_http(history: History, cluster: Cluster, count: int) -> None:
+    """Store tasks in batches; a batch that was not acknowledged goes to another peer under the same ids."""
+    for start in range(0, count, BATCH_TASKS):
+        size = min(BATCH_TASKS, count - start)
+        ids = (await _insist(cluster, "GET", f"/v1/ids?count={size}", None))["ids"]
+        data = [base64.b64encode(b"%d" % (start + place)).decode() for place in range(size)]
+        tasks = [
+            {"id": task_id, "queue": history.queue, "data_base64": text}
+            for task_id, text in zip(ids, data, strict=True)
+        ]
+        answer = await _insist(cluster, "POST", "/v1/tasks", {"tasks": tasks})
+        assert answer["ids"] == ids
+        history.enqueued.update(map(bytes.fromhex, ids))
+
+
+async def _insist(cluster: Cluster, method: str, path: str, body: Any) -> Any:
+    """The answer of the first peer that gives one: 503 and broken connections pass."""
+    turn = 0
+    while True:
+        peers = cluster.serving
+        peer = peers[turn % len(peers)]
+        turn += 1
+        try:
+            answer = await cluster.send(peer, method, path, body)
+        except httpx.TransportError:
+            await trio.lowlevel.checkpoint()
+        else:
+            if answer.is_success:
+                return answer.json()
+            assert answer.status_code == 503, answer.text
+        with trio.move_on_after(POLL_S):
+            await trio.sleep_forever()
+
+
+async def work(history: History, client: AsyncClient, worker: str) -> None:
+    """Claim and complete until cancelled."""
+    while True:
+        try:
+            claims = await client.claim(
+                [history.queue], max=BATCH_TASKS // 2, lease_ms=LEASE_MS, wait_ms=500, worker=worker
+            )
+            if claims:
+                await complete(history, client, claims)
+        except Unavailable:
+            with trio.move_on_after(POLL_S):
+                await trio.sleep_forever()
+
+
+async def complete(history: History, client: AsyncClient, claims: ClaimBatch) -> None:
+    """Complete claims, and note what was acknowledged; raises `Unavailable` if nothing could be done."""
+    history.took(claims)
+    try:
+        await client.complete(claims)
+    except BatchRefused as error:
+        history.finished(claims, error.refused)
+    else:
+        history.finished(claims)
+
+
+async def states(client: AsyncClient, queue: str) -> dict[bytes, str]:
+    """State of every task of a queue, read page by page; raises `OnyxqError`."""
+    found: dict[bytes, str] = {}
+    after: bytes | None = None
+    more = True
+    while more:
+        page = await client.list(queue, after=after, limit=PAGE_TASKS)
+        found.update((task.id, task.state) for task in page.tasks)
+        after = page.after
+        more = after is not None
+    return found
+
+
+async def all_there(cluster: Cluster, client: AsyncClient, queue: str, expected: dict[bytes, str]) -> None:
+    """Fail unless exactly the expected tasks are there in the expected states, once reading works."""
+
+    async def read() -> dict[bytes, str]:
+        return await states(client, queue)
+
+    found = await cluster.until(f"reading all of {queue}", read)
+    lost = expected.keys() - found.keys()
+    assert not lost, f"{len(lost)} of {len(expected)} tasks are lost, the first {min(lost).hex()}"
+    assert found == expected
+
+
+__all__ = ["History", "OnyxqError", "all_there", "complete", "enqueue_over_http", "enqueue_over_tcp", "states", "work"]
