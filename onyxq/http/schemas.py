@@ -38,8 +38,8 @@ def _object(required: Mapping[str, Schema], optional: Mapping[str, Schema] | Non
 
 _STATES = ["scheduled", "waiting", "ready", "claimed", "completed", "failed", "cancelled"]
 _CLAIM_OF_TASK = _object(
-    {"token": _COUNT, "worker": _TEXT, "start_ms": _MS},
-    {"end_ms": _or_null(_MS), "outcome": {"type": ["string", "null"]}},
+    {"token": _COUNT, "worker": _TEXT},
+    {"start_ms": _or_null(_MS), "end_ms": _or_null(_MS), "outcome": {"type": ["string", "null"]}},
 )
 _TASK = _object(
     {
@@ -64,14 +64,14 @@ _TASK = _object(
 _UPDATE = _object({"token": _COUNT, "seq": _COUNT, "at_ms": _MS}, {"data": _ANY, "data_base64": _BYTES})
 _DEPTH = _object(dict.fromkeys(("total", "completed", "failed", "cancelled", "scheduled", "claimed", "ready"), _COUNT))
 _CLAIM_RESULT = _object({"id": _ID, "ok": _FLAG}, {"code": _TEXT, "detail": _TEXT, "hint": _TEXT})
-_MEMBER = _object({"peer": _TEXT, "node": _TEXT, "state": _TEXT}, {"watches": {"type": ["string", "null"]}})
+_MEMBER = _object({"peer": _TEXT, "node": _TEXT, "state": _TEXT}, {"watches": _list(_TEXT)})
 _PARTITION = _object(
     {
         "partition": _COUNT,
         "members": _list(_TEXT),
         "target": _list(_TEXT),
-        "leader": _TEXT,
-        "leader_node": _TEXT,
+        "leader": _or_null(_TEXT),
+        "leader_node": _or_null(_TEXT),
         "epoch": _COUNT,
         "ready": _FLAG,
         "under_replicated": _FLAG,
@@ -81,7 +81,10 @@ _PEER = _object(
     {"peer": _TEXT, "node": _TEXT, "address": _TEXT, "http": _TEXT, "zone": _TEXT, "slots": _COUNT, "state": _TEXT},
     {"tags": _list(_TEXT), "draining": _FLAG, "clock_skew_ms": _COUNT},
 )
-_NODE = _object({"node": _TEXT, "peer": _TEXT, "zone": _TEXT}, {"absent_since_ms": _COUNT, "draining": _FLAG})
+_NODE = _object(
+    {"node": _TEXT, "peer": _or_null(_TEXT), "zone": _TEXT},
+    {"absent_since_ms": _or_null(_COUNT), "draining": _FLAG},
+)
 _ENTRY = _object({"entry": _TEXT, "args": {"type": "object"}, "verdict": _TEXT})
 
 SCHEMAS: Mapping[str, Schema] = {
@@ -98,7 +101,7 @@ SCHEMAS: Mapping[str, Schema] = {
     "Queue": _object({"queue": _TEXT, "depth": ref("Depth")}, {"oldest_ready_ms": _or_null(_COUNT)}),
     "Queues": _object({"queues": _list(ref("Queue"))}),
     "Cluster": _object(
-        {"name": _TEXT, "id": _TEXT, "position": _POSITION},
+        {"name": _or_null(_TEXT), "id": _or_null(_TEXT), "position": _POSITION},
         {
             "log_time_ms": _COUNT,
             "settings": {"type": "object"},

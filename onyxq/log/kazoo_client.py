@@ -346,7 +346,11 @@ class Link:
         if isinstance(error, _ENDED):
             self.end()
             error = SessionLost("the ZooKeeper session has ended")
-        elif not isinstance(error, BROKEN):
+        elif isinstance(error, BROKEN):
+            # Told before the change of state that follows. If kazoo is connected again by now, that was told too.
+            if self.connected and not self.client.connected:
+                self._become(connected=False)
+        else:
             self.suspected = False
             self._heard = trio.current_time()
         done(value, error)

@@ -184,8 +184,10 @@ class ZookeeperServer:
     # --- faults, for tests --------------------------------------------------------
 
     def pause(self, server: int = 0) -> None:
-        """Freeze a server (SIGSTOP)."""
-        self._running(server).send_signal(signal.SIGSTOP)
+        """Freeze a server (SIGSTOP); returns once it stands still."""
+        process = self._running(server)
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
 
     def resume(self, server: int = 0) -> None:
         """Thaw a frozen server."""

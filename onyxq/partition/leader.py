@@ -249,6 +249,7 @@ class PartitionLeader:
             while not self.deposed:
                 behind = self._behind[node] = trio.Event()
                 try:
+                    await self._reach(node)
                     async with self._host.sync_limit(node):
                         await self._bring_up(node)
                     pause = RETRY_PAUSE_S
@@ -262,7 +263,17 @@ class PartitionLeader:
                 with trio.move_on_after(COMPARE_EVERY_S):
                     await behind.wait()
 
+    async def _reach(self, node: str) -> None:
+        """Have the node promise the epoch; from then on it gets every write."""
+        reach = {"partition": self.partition, "epoch": self.epoch}
+        await self._host.call(node, "cohort.reach", reach, timeout_s=REACH_TIMEOUT_S)
+        self._host.sender(node).resume()
+        self._reached.add(node)
+        self._note_progress()
+
     async def _bring_up(self, node: str) -> None:
+        """Take what the node has (once it reached the epoch), give it what it lacks."""
+
         async def call(method: str, args: dict[str, Any]) -> Any:
             return await self._host.call(node, method, args, timeout_s=10.0)
 
@@ -270,17 +281,15 @@ class PartitionLeader:
             written = await self._host.store.write(Batch(rows=rows))
             self._host.pieces_added(written.pieces)
 
-        reach = {"partition": self.partition, "epoch": self.epoch}
-        await self._host.call(node, "cohort.reach", reach, timeout_s=REACH_TIMEOUT_S)
-        # From here on it gets every write, so what is compared below can only be older.
-        self._host.sender(node).resume()
-        self._reached.add(node)
-        self._note_progress()
         exchange = Exchange(store=self._host.store, partition=self.partition, epoch=self.epoch, call=call, keep=keep)
         if node not in self._merged:
-            await exchange.run(pull=True, push=False)
+            differing = await exchange.run(pull=True, push=False)
             self._merged.add(node)
+            if not differing:
+                self.current.add(node)
             self._note_progress()
+            if not differing:
+                return
         await exchange.run(pull=True, push=True)
         self.current.add(node)
         self._note_progress()

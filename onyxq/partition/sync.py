@@ -51,12 +51,14 @@ class Exchange:
             found.append((hour, leaves))
         return found
 
-    async def run(self, *, pull: bool, push: bool) -> None:
-        """Make one side, or both, hold what the other has."""
-        for hour, leaves in await self.differing():
+    async def run(self, *, pull: bool, push: bool) -> bool:
+        """Make one side, or both, hold what the other has; whether anything differed."""
+        differing = await self.differing()
+        for hour, leaves in differing:
             for start in range(0, len(leaves), LEAVES_PAGE):
                 page = leaves[start : start + LEAVES_PAGE]
                 await self._leaves(hour, page, pull=pull, push=push)
+        return bool(differing)
 
     async def _leaves(self, hour: int, leaves: list[int], *, pull: bool, push: bool) -> None:
         where = {"partition": self._partition, "hour": hour, "leaves": leaves}

@@ -230,7 +230,7 @@ class FakeService:
         }
 
     def _ring(self, args: dict[str, Any]) -> dict[str, Any]:
-        member = {"peer": "p1", "node": "n1", "watches": None, "state": "member"}
+        member = {"peer": "p1", "node": "n1", "watches": [], "state": "member"}
         return {"position": 9, "members": [member], "queue": [], "closed": True}
 
     def _partitions(self, args: dict[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def task(**members: Any) -> dict[str, Any]:
     return {"tasks": [OK | members]}
 
 
-BAD_TASKS = [
+BAD_TASKS: list[tuple[Any, str | None]] = [
     ([], None),
     ("text", None),
     (None, None),
@@ -373,7 +373,7 @@ def test_a_body_that_stalls_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None
         async def receive() -> dict[str, Any]:
             if sent and not sent[-1].get("more_body", True):
                 return {"type": "http.disconnect"}
-            await anyio.sleep_forever()
+            await anyio.Event().wait()
             raise AssertionError
 
         async def send(message: Any) -> None:

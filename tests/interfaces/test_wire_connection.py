@@ -185,7 +185,7 @@ def test_a_server_stops_reading_when_too_many_requests_are_in_flight(monkeypatch
         async with connected(network, later) as world:
             monkeypatch.setattr(connection_module, "CALLS_MAX", 10**9)
             async with anyio.create_task_group() as group:
-                for _ in range(REQUESTS_MAX + 50):
+                for _call in range(REQUESTS_MAX + 50):
                     group.start_soon(world.connection.call, "x", {})
                 await anyio.sleep(1)
                 assert len(world.requests) == REQUESTS_MAX

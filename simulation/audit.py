@@ -1,0 +1,67 @@
+"""The audit of a simulated run: an independent replica that steps every record.
+
+It reads the log's memory, not through any session, so no fault touches it, and hands
+each step to the checkers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from onyxq.log.interface import Record
+from onyxq.replica import EMPTY, Replica
+from onyxq.step import step
+from simulation.checkers import Checker
+from simulation.checkers.done_stays_done import DoneStaysDone
+from simulation.checkers.invariants_hold import InvariantsHold
+from simulation.checkers.nothing_lost import NothingLost
+from simulation.checkers.one_claim import OneClaim
+from simulation.checkers.replicas_equal import ReplicasEqual
+from simulation.checkers.tokens_increase import TokensIncrease
+from simulation.history import History
+from simulation.log import MemoryBackend
+
+
+class Audit:
+    """See the module's first paragraph."""
+
+    def __init__(self, backend: MemoryBackend, history: History) -> None:
+        self.replica: Replica = EMPTY
+        self.one_claim = OneClaim(history)
+        self.done_stays_done = DoneStaysDone(history)
+        self.nothing_lost = NothingLost(history)
+        self.replicas_equal = ReplicasEqual(history)
+        self.checkers: tuple[Checker, ...] = (
+            self.replicas_equal,
+            InvariantsHold(history),
+            self.one_claim,
+            TokensIncrease(history),
+            self.done_stays_done,
+            self.nothing_lost,
+        )
+        self.records: list[Record] = []
+        self._backend = backend
+
+    def catch_up(self) -> None:
+        """Step what was written since; raises `simulation.checkers.Broken`."""
+        while (record := self._backend.records.get(self.replica.position + 1)) is not None:
+            before = self.replica
+            done = step(before, record)
+            self.replica = done.replica
+            self.records.append(record)
+            for checker in self.checkers:
+                checker.step(before, done)
+
+    async def run(self, replicas: Callable[[], Iterable[tuple[str, Replica]]]) -> None:
+        """Follow the log until cancelled; ``replicas`` gives the running nodes' own."""
+        while True:
+            self.catch_up()
+            for node, replica in replicas():
+                self.replicas_equal.compare(node, replica)
+            await self._backend.wait_changed()
+
+    def finish(self) -> None:
+        """Judge the whole run."""
+        self.catch_up()
+        for checker in self.checkers:
+            checker.finish()

@@ -1,0 +1,72 @@
+"""Never two valid claims on a task at once, as the log says and as workers believe.
+
+The log's side keeps its own table of claims from the verdicts alone, without asking the
+replica.  The workers' side trusts nothing but what workers heard and their own clocks.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from attrs import define, field
+
+from log_entries import expire_claims, grant_claims, release_claims
+from onyxq.entry import APPLIED
+from onyxq.ids import Run, TaskId, ids_of
+from onyxq.replica import Replica
+from onyxq.step import Step
+from simulation.checkers import Checker
+
+
+@define(eq=False)
+class OneClaim(Checker):
+    """See the module's first paragraph."""
+
+    name: ClassVar[str] = "one claim at a time"
+    holders: dict[TaskId, int] = field(factory=dict)
+    """Token under which each task is claimed."""
+    granted: set[tuple[TaskId, int]] = field(factory=set)
+
+    def step(self, before: Replica, step: Step) -> None:
+        """Follow the claims of one record."""
+        for outcome in step.outcomes:
+            args = outcome.args
+            if outcome.verdict != APPLIED:
+                continue
+            if isinstance(args, grant_claims.Args):
+                for grant in args.grants:
+                    self._grant(grant.runs, step.replica.position)
+            elif isinstance(args, release_claims.Args):
+                for release in args.releases:
+                    self._end(release.runs, release.token)
+            elif isinstance(args, expire_claims.Args):
+                for expiry in args.expirations:
+                    self._end(expiry.runs, expiry.token)
+
+    def _grant(self, runs: tuple[Run, ...], token: int) -> None:
+        for task_id in (one for run in runs for one in ids_of(*run)):
+            if task_id in self.holders:
+                raise self.broken(f"{task_id.hex()} was granted under {token} while held under {self.holders[task_id]}")
+            self.holders[task_id] = token
+            self.granted.add((task_id, token))
+
+    def _end(self, runs: tuple[Run, ...], token: int) -> None:
+        for task_id in (one for run in runs for one in ids_of(*run)):
+            if self.holders.get(task_id) == token:
+                del self.holders[task_id]
+
+    def heard(self, task_id: TaskId, token: int, now_s: float) -> None:
+        """A worker was told that it holds a task."""
+        others = [(other, grant) for other, grant in self.history.holders(task_id, now_s) if other != token]
+        if others and self.history.heard[task_id, token].valid_until_s > now_s:
+            other, grant = others[0]
+            raise self.broken(
+                f"a worker was given {task_id.hex()} under {token} while {grant.worker} holds it under {other} "
+                f"for another {grant.valid_until_s - now_s:.3f} s"
+            )
+
+    def finish(self) -> None:
+        """Whatever workers were given was granted by the log."""
+        for task_id, token in self.history.heard:
+            if (task_id, token) not in self.granted:
+                raise self.broken(f"a worker was given {task_id.hex()} under {token}, which the log never granted")

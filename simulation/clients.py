@@ -1,0 +1,115 @@
+"""Clients of a simulated cluster that note what they do and hear (design: simulation)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import trio
+
+from onyxq.client import AsyncClient
+from onyxq.client.claims import Claim, ClaimBatch
+from onyxq.errors import Conflict, OnyxqError
+from onyxq.ids import TaskId
+from simulation.audit import Audit
+from simulation.history import Enqueued, Finished, Heard, History
+
+
+class RecordingClient:
+    """An `AsyncClient` whose calls and answers go into the history."""
+
+    def __init__(
+        self, client: AsyncClient, *, name: str, history: History, audit: Audit, log_end: Callable[[], int]
+    ) -> None:
+        self.client = client
+        self.name = name
+        self._history = history
+        self._audit = audit
+        self._log_end = log_end
+
+    async def enqueue(
+        self,
+        queue: str,
+        payloads: Sequence[bytes],
+        *,
+        priority: int = 0,
+        delay_ms: int = 0,
+        retries: int | None = 25,
+        backoff_ms: int = 1000,
+        timeout_ms: int | None = None,
+    ) -> list[TaskId]:
+        """Enqueue; raises `OnyxqError`."""
+        ids = await self._noting(
+            self.client.enqueue_many(
+                queue,
+                payloads,
+                priority=priority,
+                delay_ms=delay_ms,
+                retries=retries,
+                backoff_ms=backoff_ms,
+                timeout_ms=timeout_ms,
+            )
+        )
+        now_s = trio.current_time()
+        for task_id, data in zip(ids, payloads, strict=True):
+            self._history.enqueued[task_id] = Enqueued(queue, data, now_s)
+        return ids
+
+    async def claim(
+        self, queue: str, *, maximum: int = 1, lease_ms: int = 10_000, wait_ms: int = 0, timeout_ms: int | None = None
+    ) -> ClaimBatch:
+        """Claim; raises `OnyxqError`."""
+        claims = await self._noting(
+            self.client.claim(
+                [queue], max=maximum, lease_ms=lease_ms, wait_ms=wait_ms, worker=self.name, timeout_ms=timeout_ms
+            )
+        )
+        now_s = trio.current_time()
+        for claim in claims:
+            self._history.heard[claim.id, claim.token] = Heard(self.name, now_s, claim.expires)
+            self._audit.one_claim.heard(claim.id, claim.token, now_s)
+        return claims
+
+    async def complete(self, claim: Claim, result: bytes | None = None, *, timeout_ms: int | None = None) -> None:
+        """Complete one task; raises `OnyxqError`."""
+        self._end(claim)
+        await self._noting(self.client.complete(claim, result, timeout_ms=timeout_ms))
+        if claim.id not in self._history.completed:
+            self._history.completed[claim.id] = Finished(claim.token, result, self._log_end())
+        self._audit.catch_up()
+        self._audit.done_stays_done.check(claim.id)
+
+    async def renew(self, claim: Claim, lease_ms: int, *, timeout_ms: int | None = None) -> None:
+        """Renew one claim; raises `OnyxqError`."""
+        await self._noting(self.client.renew(claim, lease_ms, timeout_ms=timeout_ms))
+        self._history.heard[claim.id, claim.token].valid_until_s = claim.expires
+
+    async def fail(
+        self, claim: Claim, error: str, retry_in_ms: int | None = None, *, timeout_ms: int | None = None
+    ) -> None:
+        """Report a failed attempt; raises `OnyxqError`."""
+        self._end(claim)
+        await self._noting(self.client.fail(claim, error, retry_in_ms, timeout_ms=timeout_ms))
+
+    async def release(self, claim: Claim, *, timeout_ms: int | None = None) -> None:
+        """Give one task back; raises `OnyxqError`."""
+        self._end(claim)
+        await self._noting(self.client.release(claim, timeout_ms=timeout_ms))
+
+    async def update(self, claim: Claim, data: bytes, *, timeout_ms: int | None = None) -> int:
+        """Append an update; raises `OnyxqError`."""
+        number = await self._noting(self.client.update(claim, data, timeout_ms=timeout_ms))
+        self._history.updates.setdefault((claim.id, claim.token), []).append(data)
+        return number
+
+    async def cancel(self, task_id: TaskId) -> None:
+        """Cancel a task; raises `OnyxqError`."""
+        await self._noting(self.client.cancel(task_id))
+        self._history.cancelled.add(task_id)
+
+    def _end(self, claim: Claim) -> None:
+        heard = self._history.heard.get((claim.id, claim.token))
+        if heard is not None:
+            heard.ended = True
+
+    async def _noting[T](self, call):  # placeholder
+        ...

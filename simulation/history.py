@@ -1,0 +1,73 @@
+"""What the clients of a simulated cluster did and were told (design: simulation).
+
+Filled in by `simulation.clients`, judged by `simulation.checkers` together with the log.
+Times are seconds of the simulation's clock, positions are the log's.
+"""
+
+from __future__ import annotations
+
+from attrs import define, field, frozen
+
+from onyxq.ids import TaskId
+
+Held = tuple[TaskId, int]
+"""A task and the token under which somebody holds, or held, it."""
+
+
+@frozen
+class Enqueued:
+    """A task whose enqueue was acknowledged."""
+
+    queue: str
+    data: bytes
+    at_s: float
+
+
+@define
+class Heard:
+    """A grant as its worker sees it."""
+
+    worker: str
+    heard_s: float
+    valid_until_s: float
+    """By the worker's own count: from when it sent the request, or its last renewal."""
+    ended: bool = False
+    """The worker has begun to give the task back or to finish it."""
+
+
+@frozen
+class Finished:
+    """A task whose completion was acknowledged."""
+
+    token: int
+    result: bytes | None
+    position: int
+    """First position of the log that was free then: no later grant may hold."""
+
+
+@define(eq=False)
+class History:
+    """Everything that clients were told."""
+
+    enqueued: dict[TaskId, Enqueued] = field(factory=dict)
+    heard: dict[Held, Heard] = field(factory=dict)
+    completed: dict[TaskId, Finished] = field(factory=dict)
+    updates: dict[Held, list[bytes]] = field(factory=dict)
+    """Acknowledged updates in order of their sequence numbers."""
+    unsure_updates: set[Held] = field(factory=set)
+    """Claims with an update whose outcome was never heard."""
+    cancelled: set[TaskId] = field(factory=set)
+    errors: dict[str, int] = field(factory=dict)
+    """How often clients met each error code."""
+
+    def holders(self, task_id: TaskId, now_s: float) -> list[tuple[int, Heard]]:
+        """Who believes to hold a task now: (token, grant)."""
+        return [
+            (token, grant)
+            for (held, token), grant in self.heard.items()
+            if held == task_id and not grant.ended and grant.valid_until_s > now_s
+        ]
+
+    def error(self, code: str) -> None:
+        """A client met an error."""
+        self.errors[code] = self.errors.get(code, 0) + 1
