@@ -31,6 +31,8 @@ from onyxq.store.interface import Piece, Store
 
 REQUESTS_MAX = 10_000
 ROW_CACHE_ROWS = 256
+ESTIMATE_MAX = 1_000
+"""Ready tasks are counted no further than this for coordinators."""
 
 Head = tuple[int, int, int]
 """(-priority, due time, about how many ready tasks) of the best ready task."""
@@ -203,8 +205,12 @@ class Granter:
         best = self._best(queue)
         if best is None:
             return None
-        window, piece, _ = best
-        return (-piece.priority, piece.due_ms, max(1, window.estimate()))
+        heads, piece, about = self._queues[queue], best[1], 0
+        for partition in heads.keys:
+            about += heads.windows[partition].estimate()
+            if about >= ESTIMATE_MAX:
+                break
+        return (-piece.priority, piece.due_ms, max(1, about))
 
     async def wait_head(self, queue: str, known: tuple[int, int] | None, timeout_s: float) -> Head | None:
         """The head once there is one better than ``known`` (any, if None), or at the time's end."""

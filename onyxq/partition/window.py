@@ -67,7 +67,7 @@ class Window:
 
     def estimate(self) -> int:
         """About how many tasks are ready, from what is in memory."""
-        return sum(piece.bits.bit_count() for _, _, piece in self._heap[:64])
+        return sum(piece.bits.bit_count() for _, _, piece in self._heap[:16])
 
     def _read_on(self) -> None:
         pieces = self._store.ready(self.partition, self.queue, after=self._last, limit=WINDOW_PIECES)

@@ -171,6 +171,22 @@ async def test_a_frozen_server_is_noticed_by_an_idle_session(zookeeper: Zookeepe
 
 @pytest.mark.slow
 @bounded
+async def test_a_frozen_server_is_noticed_under_a_stream_of_calls(zookeeper: ZookeeperServer, opened: Opener) -> None:
+    """Calls that are sent but never answered are no sign of life."""
+    session = await opened()
+    zookeeper.pause()
+    try:
+        with trio.fail_after(SESSION_TIMEOUT_MS / 1000):
+            while session.connected:
+                with trio.move_on_after(0.05):
+                    await session.tail()
+    finally:
+        zookeeper.resume()
+    await until(lambda: session.connected)
+
+
+@pytest.mark.slow
+@bounded
 async def test_a_server_killed_amid_appends_comes_back_to_the_same_session(
     zookeeper: ZookeeperServer, opened: Opener
 ) -> None:

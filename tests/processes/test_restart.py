@@ -1,0 +1,43 @@
+"""All peers at once: the cluster comes back by itself, and its data stays where it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.processes.cluster import Cluster, PeerProcess, bounded
+from tests.processes.workload import all_there
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+NAMES = ("a", "b", "c")
+TASKS = 1_000
+
+
+async def cohorts(cluster: Cluster, peer: PeerProcess) -> dict[int, tuple[list[str], list[str]]]:
+    """Members and target of every partition."""
+    return {number: (found["members"], found["target"]) for number, found in (await cluster.partitions(peer)).items()}
+
+
+@bounded(90)
+async def test_a_cluster_killed_whole_reforms_and_moves_nothing(cluster: Cluster) -> None:
+    """SIGKILL to every peer at once, then all start again: ring, cohorts, tasks and claims as before."""
+    await cluster.start(*NAMES)
+    await cluster.whole(*NAMES)
+    async with cluster.client() as client:
+        ids = await client.enqueue_many("work", [b"%d" % number for number in range(TASKS)])
+        done = await client.claim(["work"], max=100, lease_ms=60_000, wait_ms=5_000, worker="early")
+        await client.complete(done)
+        kept = await client.claim(["work"], max=10, lease_ms=60_000, wait_ms=5_000, worker="patient")
+    before = await cohorts(cluster, cluster["a"])
+    for name in NAMES:
+        cluster[name].kill()
+    await cluster.start(*NAMES)
+    await cluster.whole(*NAMES)
+    for name in NAMES:
+        assert await cohorts(cluster, cluster[name]) == before
+    async with cluster.client() as client:
+        expected = dict.fromkeys(ids, "ready")
+        expected |= {claim.id: "completed" for claim in done} | {claim.id: "claimed" for claim in kept}
+        await all_there(cluster, client, "work", expected)
+        await client.complete(kept)
+        assert (await client.count("work"))["work"]["completed"] == len(done) + len(kept)

@@ -1,0 +1,161 @@
+"""ZooKeeper stops answering: facts go on, claims wait, and nobody loses one for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import trio
+
+from onyxq.client import AsyncClient, ClaimBatch
+from onyxq.errors import LogUnavailable, OnyxqError, Unavailable
+from onyxq.log.zookeeper_server import ZookeeperServer
+from tests.processes.cluster import POLL_S, Cluster, bounded
+from tests.processes.workload import History, all_there, complete, work
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+NAMES = ("a", "b", "c")
+FREEZE_S = 15.0
+LEASE_MS = 10_000
+"""Shorter than the freeze."""
+LONG_LEASE_MS = 120_000
+TASKS = 2_000
+
+
+@contextmanager
+def frozen(zookeeper: ZookeeperServer) -> Iterator[None]:
+    """ZooKeeper does not run in here; it does afterwards, whatever happened."""
+    zookeeper.pause()
+    try:
+        yield
+    finally:
+        zookeeper.resume()
+
+
+@bounded(120)
+async def test_facts_go_on_while_zookeeper_is_frozen_and_no_claim_is_lost(
+    cluster: Cluster, zookeeper: ZookeeperServer
+) -> None:
+    """15 s without the log, longer than every session and than the lease of the claim at hand."""
+    await cluster.start(*NAMES)
+    await cluster.whole(*NAMES)
+    history, held_history = History("work"), History("held")
+    async with cluster.client() as client, trio.open_nursery() as nursery:
+        history.enqueued.update(await client.enqueue_many("work", [b"x"] * TASKS))
+        held_history.enqueued.update(await client.enqueue_many("held", [b"y"] * 20))
+        stock = await claimed(client, "work", TASKS)
+        held = (await claimed(client, "held", 20))[0]
+        nursery.start_soon(renewed, client, held)
+        nursery.start_soon(work, held_history, client, "rival")
+        acked: list[float] = []
+        with frozen(zookeeper):
+            began = trio.current_time()
+            async with trio.open_nursery() as during:
+                during.cancel_scope.deadline = began + FREEZE_S
+                during.start_soon(enqueue_on, history, client, acked)
+                during.start_soon(complete_on, history, client, stock)
+                during.start_soon(expect_log_unavailable, cluster, client, held)
+        print(f"while frozen: {len(acked)} enqueues and {len(history.completed)} completions acknowledged")
+        # After a moment in which everybody's writes wait for one another, it goes on to the very end.
+        assert max(acked) - began > FREEZE_S - 3
+        assert len(history.completed) > 0
+        assert held_history.granted == {}, "the rival was given what is held"
+
+        nursery.start_soon(work, history, client, "worker")
+        await history.until_all_completed()
+        for batch in stock:
+            if batch[0].id not in history.completed:
+                await complete(history, client, batch)
+        print(f"all work done {trio.current_time() - began - FREEZE_S:.1f} s after the thaw")
+        await complete(held_history, client, held)
+        nursery.cancel_scope.cancel()
+    assert (history.wrong, held_history.wrong) == ([], [])
+    assert held_history.completed.keys() == held_history.enqueued
+    await cluster.whole(*NAMES)
+    async with cluster.client() as client:
+        await all_there(cluster, client, "work", dict.fromkeys(history.enqueued, "completed"))
+        for task_id in sorted(held_history.enqueued):
+            assert len((await client.get(task_id)).claims) == 1, "granted once, to the one who held it"
+
+
+async def claimed(client: AsyncClient, queue: str, count: int) -> list[ClaimBatch]:
+    """Every task of a queue, claimed by one worker."""
+    found: list[ClaimBatch] = []
+    lease_ms = LEASE_MS if queue == "held" else LONG_LEASE_MS
+    while sum(map(len, found)) < count:
+        found.append(await client.claim([queue], max=100, lease_ms=lease_ms, wait_ms=1_000, worker="holder"))
+    return found
+
+
+async def renewed(client: AsyncClient, held: ClaimBatch) -> None:
+    """Renew as a worker does: ahead of time, and for as long as it takes while the log is away."""
+    while True:
+        await client.renew(held, LEASE_MS, timeout_ms=60_000)
+        with trio.move_on_after(LEASE_MS / 4_000):
+            await trio.sleep_forever()
+
+
+async def enqueue_on(history: History, client: AsyncClient, acked: list[float]) -> None:
+    """Enqueue until cancelled, noting when each was acknowledged."""
+    while True:
+        history.enqueued.update(await client.enqueue_many("work", [b"z"] * 5))
+        acked.append(trio.current_time())
+        with trio.move_on_after(POLL_S):
+            await trio.sleep_forever()
+
+
+async def complete_on(history: History, client: AsyncClient, stock: list[ClaimBatch]) -> None:
+    """Complete what was claimed before, one batch after the other, all through the freeze."""
+    for batch in stock:
+        await complete(history, client, batch)
+        with trio.move_on_after(FREEZE_S / len(stock) / 2):
+            await trio.sleep_forever()
+
+
+async def expect_log_unavailable(cluster: Cluster, client: AsyncClient, held: ClaimBatch) -> None:
+    """Once the peers noticed, claims and renewals say that the log is away, over TCP and HTTP, to the end."""
+    wanted = {"queues": ["held"], "max": 1, "lease_ms": LEASE_MS, "wait_ms": 0, "worker": "asker"}
+    item = [held.runs[0].first, 1, held.runs[0].token, LEASE_MS]
+    peer = cluster.serving[0]
+    with trio.move_on_after(6):
+        while not (
+            await claim_refused(client, wanted)
+            and await renewal_refused(client, item)
+            and (await cluster.send(peer, "POST", "/v1/claims", wanted)).status_code == 503
+        ):
+            await trio.sleep(POLL_S)
+    while True:
+        assert await claim_refused(client, wanted)
+        assert await renewal_refused(client, item)
+        answer = await cluster.send(peer, "POST", "/v1/claims", wanted)
+        assert (answer.status_code, answer.json()["code"]) == (503, LogUnavailable.code)
+        assert int(answer.headers["Retry-After"]) > 0
+        body = {"claims": [{"id": held[0].id.hex(), "token": held[0].token, "lease_ms": LEASE_MS}]}
+        answer = await cluster.send(peer, "POST", "/v1/claims/renew", body)
+        results = answer.json().get("results")
+        assert results and results[0]["code"] == LogUnavailable.code, json.dumps(answer.json())
+        with trio.move_on_after(0.5):
+            await trio.sleep_forever()
+
+
+async def claim_refused(client: AsyncClient, wanted: dict[str, object]) -> bool:
+    """Whether a claim is answered with `log_unavailable`."""
+    try:
+        await client.call("claim", wanted)
+    except LogUnavailable:
+        return True
+    except Unavailable:
+        return False
+    return False
+
+
+async def renewal_refused(client: AsyncClient, item: list[object]) -> bool:
+    """Whether a renewal is answered with `log_unavailable`."""
+    try:
+        refused = (await client.call("renew", {"items": [item]}))["results"][0]
+    except OnyxqError:
+        return False
+    return bool(refused) and refused[0][2]["code"] == LogUnavailable.code
