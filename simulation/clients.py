@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 import trio
 
 from onyxq.client import AsyncClient
 from onyxq.client.claims import Claim, ClaimBatch
-from onyxq.errors import Conflict, OnyxqError
+from onyxq.errors import OnyxqError
 from onyxq.ids import TaskId
 from simulation.audit import Audit
 from simulation.history import Enqueued, Finished, Heard, History
+
+Answer = TypeVar("Answer")
 
 
 class RecordingClient:
@@ -98,7 +101,7 @@ class RecordingClient:
     async def update(self, claim: Claim, data: bytes, *, timeout_ms: int | None = None) -> int:
         """Append an update; raises `OnyxqError`."""
         number = await self._noting(self.client.update(claim, data, timeout_ms=timeout_ms))
-        self._history.updates.setdefault((claim.id, claim.token), []).append(data)
+        self._history.updates.setdefault((claim.id, claim.token), {})[number] = data
         return number
 
     async def cancel(self, task_id: TaskId) -> None:
@@ -111,5 +114,10 @@ class RecordingClient:
         if heard is not None:
             heard.ended = True
 
-    async def _noting[T](self, call):  # placeholder
-        ...
+    async def _noting(self, call: Awaitable[Answer]) -> Answer:
+        """The call's answer; notes the error that it raises."""
+        try:
+            return await call
+        except OnyxqError as error:
+            self._history.error(error.code)
+            raise

@@ -52,10 +52,8 @@ class History:
     enqueued: dict[TaskId, Enqueued] = field(factory=dict)
     heard: dict[Held, Heard] = field(factory=dict)
     completed: dict[TaskId, Finished] = field(factory=dict)
-    updates: dict[Held, list[bytes]] = field(factory=dict)
-    """Acknowledged updates in order of their sequence numbers."""
-    unsure_updates: set[Held] = field(factory=set)
-    """Claims with an update whose outcome was never heard."""
+    updates: dict[Held, dict[int, bytes]] = field(factory=dict)
+    """Acknowledged updates by sequence number."""
     cancelled: set[TaskId] = field(factory=set)
     errors: dict[str, int] = field(factory=dict)
     """How often clients met each error code."""

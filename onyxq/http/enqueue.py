@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import anyio
 from attrs import define, field
 
 from onyxq.errors import BadRequest
@@ -19,6 +20,8 @@ from onyxq.ids import RUN_TASKS_MAX, Run, TaskId, counter_of, ids_of, ms_of, off
 
 PAST_MAX_MS = 10_000
 """A due time this far in the past is taken for a slip of the clock, not for a mistake."""
+TASKS_AT_ONCE = 500
+"""Tasks handled before others get their turn."""
 RETRIES_DEFAULT = 25
 BACKOFF_MS_DEFAULT = 1_000
 
@@ -49,11 +52,13 @@ class Group:
         return same_maker and counter_of(task_id) == counter_of(self.first) + count and offset_of(task_id) > 0
 
 
-def group_tasks(tasks: Sequence[Mapping[str, Any]], *, partitions: int, now_ms: int) -> list[Group]:
+async def group_tasks(tasks: Sequence[Mapping[str, Any]], *, partitions: int, now_ms: int) -> list[Group]:
     """The groups that the checked tasks of a request fall into; raises `BadRequest`."""
     groups: list[Group] = []
     seen: dict[TaskId, int] = {}
     for index, task in enumerate(tasks):
+        if index % TASKS_AT_ONCE == 0:
+            await anyio.lowlevel.checkpoint()
         try:
             task_id = _own_id(task, index, seen, partitions)
             due_ms = _due_ms(task, now_ms)

@@ -47,7 +47,7 @@ PAGE_DEFAULT, PAGE_MAX = 100, 1_000
 DELAY_MAX_MS = 100 * 366 * 24 * 3_600_000
 BACKOFF_MAX_MS = 24 * 3_600_000
 RETRIES_MAX = 1_000_000
-RUNS_AT_ONCE = 10_000
+RUNS_AT_ONCE = 1_000
 """Runs of one call of the method ``enqueue``."""
 AVOID_MS = 5_000
 """How long new tasks keep away from a partition that was unavailable."""
@@ -135,22 +135,23 @@ async def post_tasks(call: Call) -> Response:
     """Store tasks; 201 once enough copies of each are durable."""
     keyed = _keyed(call)
     now_ms = keyed.at_ms if keyed else call.kit.now_ms()
-    groups = group_tasks(call.body["tasks"], partitions=await call.partitions(), now_ms=now_ms)
+    groups = await group_tasks(call.body["tasks"], partitions=await call.partitions(), now_ms=now_ms)
     runs = await _runs(call, groups, keyed)
-    acks = await _enqueue(call, groups, enqueue_args(groups, runs))
+    acks = await _enqueue(call, groups, runs)
     failed = next((index for index, ack in enumerate(acks) if isinstance(ack, Mapping)), None)
     if failed is None:
         return answer({"ids": ids_of_runs(runs), "acks": min(acks)}, status=201)
     return _partly(call, groups=groups, runs=runs, acks=acks)
 
 
-async def _enqueue(call: Call, groups: list[Group], runs: list[list[bytes]]) -> list[Any]:
+async def _enqueue(call: Call, groups: list[Group], runs: list[Run]) -> list[Any]:
     """The acks of each run, or its error as a map; raises only if nothing was stored."""
     acks: list[Any] = []
     while len(acks) < len(runs):
-        part = runs[len(acks) : len(acks) + RUNS_AT_ONCE]
+        part = slice(len(acks), len(acks) + RUNS_AT_ONCE)
         try:
-            acks += (await call.ask("enqueue", runs=part, w=call.body.get("w")))["acks"]
+            packed = enqueue_args(groups[part], runs[part])
+            acks += (await call.ask("enqueue", runs=packed, w=call.body.get("w")))["acks"]
         except OnyxqError as error:
             error.field = renamed(error.field, [group.start for group in groups[len(acks) :]], "tasks")
             if not acks:

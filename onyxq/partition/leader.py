@@ -96,6 +96,11 @@ class PartitionLeader:
         """Where the replica places the partition now."""
         return self._host.replica.partitions[self.partition]
 
+    @property
+    def in_trouble(self) -> bool:
+        """Whether the takeover, or the last write, has not succeeded yet."""
+        return self._trouble_since is not None
+
     def check(self) -> None:
         """Raise `NotLeader` unless writes may be taken."""
         if self.deposed or not self.ready:
@@ -160,7 +165,6 @@ class PartitionLeader:
         with self.scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._followers, nursery)
-                nursery.start_soon(self._watch_trouble)
                 await self._take_over()
                 await self._settle()
 
@@ -300,16 +304,17 @@ class PartitionLeader:
 
     # --- giving up
 
-    async def _watch_trouble(self) -> None:
-        while True:
-            await trio.sleep(1.0)
-            since = self._trouble_since
-            placed = self.placed
-            if since is None or placed.epoch != self.epoch:
-                continue
-            patience = min(
-                self._host.replica.settings.yield_after_ms / 1000 * 2 ** min(placed.yields, 6), YIELD_PAUSE_MAX_S
-            )
-            if trio.current_time() - since >= patience and self._host.live_candidates(self.partition) > 1:
-                self._trouble_since = trio.current_time()
-                await self._propose(yield_partition.Args(self.partition, self.epoch))
+    async def yield_if_in_trouble(self) -> None:
+        """Give up leading when no write, or no takeover, has succeeded for too long.
+
+        The node calls it every second. Each yield of the partition in a row doubles the patience.
+        """
+        since, placed = self._trouble_since, self.placed
+        if since is None or placed.epoch != self.epoch:
+            return
+        patience = min(
+            self._host.replica.settings.yield_after_ms / 1000 * 2 ** min(placed.yields, 6), YIELD_PAUSE_MAX_S
+        )
+        if trio.current_time() - since >= patience and self._host.live_candidates(self.partition) > 1:
+            self._trouble_since = trio.current_time()
+            await self._propose(yield_partition.Args(self.partition, self.epoch))

@@ -114,6 +114,7 @@ class Node:
             nursery.start_soon(self.granter.run)
             nursery.start_soon(self._promote_due)
             nursery.start_soon(self._drop_foreign)
+            nursery.start_soon(self._yield_in_trouble, nursery)
 
     def start_soon(self, function: Callable[..., Any], *args: Any) -> None:
         """Run something in the node's nursery."""
@@ -183,6 +184,13 @@ class Node:
         leader.deposed = True
         leader.scope.cancel()
         self.granter.drop(number)
+
+    async def _yield_in_trouble(self, nursery: trio.Nursery) -> None:
+        while True:
+            await trio.sleep(1.0)
+            for leader in list(self.leaders.values()):
+                if leader.in_trouble:
+                    nursery.start_soon(leader.yield_if_in_trouble)
 
     def became_ready(self, leader: PartitionLeader) -> None:
         """Claims start once everything that the log said before is in the store."""

@@ -27,11 +27,8 @@ class NothingLost(Checker):
         known = self.history.enqueued[task.id]
         if (task.queue, task.data) != (known.queue, known.data):
             raise self.broken(f"{task.id.hex()} holds {task.data!r}, acknowledged was {known.data!r}")
-        stored: dict[int, list[bytes]] = {}
-        for update in updates:
-            stored.setdefault(update.token, []).append(update.data)
+        stored = {(update.token, update.seq): update.data for update in updates}
         for (task_id, token), heard in self.history.updates.items():
-            if task_id == task.id and stored.get(token, [])[: len(heard)] != heard:
-                raise self.broken(
-                    f"{task_id.hex()} has the updates {stored.get(token)} of {token}, acknowledged were {heard}"
-                )
+            for number, data in heard.items() if task_id == task.id else ():
+                if stored.get((token, number)) != data:
+                    raise self.broken(f"update {number} of {task.id.hex()} under {token} is not {data!r} any more")

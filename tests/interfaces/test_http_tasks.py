@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from typing import Any
 
 import httpx
 
@@ -184,6 +185,24 @@ async def test_new_tasks_go_to_partitions_with_a_leader() -> None:
         service.refused_partitions = {4: Unavailable("no quorum")}
         answers = [await client.post("/v1/tasks", json={"tasks": [{"queue": "a"}]}) for _ in range(5)]
         assert sorted(answer.status_code for answer in answers) == [201, 201, 201, 201, 503]
+
+
+@on_trio
+async def test_many_runs_are_sent_in_parts() -> None:
+    """A failure midway still tells what is stored."""
+    async with world() as (service, client):
+        tasks = [{"queue": "a", "priority": n % 2} for n in range(1_500)]
+        enqueue_all = service._enqueue
+
+        def once(args: dict[str, Any]) -> dict[str, Any]:
+            if len(service.asked("enqueue")) > 1:
+                raise Unavailable("no quorum any more")
+            return enqueue_all(args)
+
+        service._enqueue = once  # type: ignore[method-assign]
+        problem = check_problem(await client.post("/v1/tasks", json={"tasks": tasks}), 503, code="unavailable")
+        assert problem["stored"] == [True] * 1_000 + [False] * 500
+        assert [bytes.fromhex(one) in service.tasks for one in problem["ids"]] == problem["stored"]
 
 
 @on_trio

@@ -1,0 +1,444 @@
+"""A whole cluster in one thread: real nodes on a simulated log, network, disks and clocks.
+
+Everything that the nodes do is the code that runs in production; only the five
+interfaces to the world are simulated (design: simulation).  A seed decides every delay,
+fault and scheduling order, so a failing run can be repeated.  Hours pass in seconds.
+
+    def test_x():
+        simulate(my_workload, seed=7)      # async def my_workload(world: World) -> None
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import trio
+from attrs import define, field, frozen
+
+from onyxq.client import AsyncClient
+from onyxq.errors import LogUnavailable, OnyxqError
+from onyxq.peer.daemon import PeerConfig, RunningNode
+from onyxq.replica import Replica
+from onyxq.store.memory import MemoryStore
+from simulation.audit import Audit
+from simulation.clients import RecordingClient
+from simulation.clock import SimulatedClock, mock_clock
+from simulation.disk import SimulatedDisk
+from simulation.history import History
+from simulation.log import MemoryBackend, MemorySession
+from simulation.network import Host, SimulatedNetwork
+from simulation.scheduling import seeded_scheduling
+
+SETTLE_S = 90.0
+"""Simulated seconds in which a cluster without faults must serve everything again."""
+RUN_S_MAX = 7_200.0
+"""Simulated seconds after which a run counts as hung."""
+STEPS_MAX = 500_000
+"""Task switches without the clock moving after which a run counts as spinning."""
+
+
+@frozen
+class Options:
+    """How a world is made."""
+
+    nodes: int = 3
+    partitions: int = 8
+    replicas: int = 3
+    session_timeout_ms: int = 6_000
+    absent_after_ms: int = 60_000
+    yield_after_ms: int = 5_000
+    network_delay_ms: int = 1
+    append_delay_ms: tuple[int, int] = (1, 4)
+    read_delay_ms: tuple[int, int] = (0, 3)
+    disk_delay_ms: tuple[int, int] = (0, 2)
+    clock_offset_ms: int = 200
+    """Clocks of nodes are off by up to this."""
+
+
+@define(eq=False)
+class NodeLog:
+    """The log as one node reaches it."""
+
+    backend: MemoryBackend
+    reachable: bool = True
+    session_now: MemorySession | None = None
+
+    @property
+    def durable(self) -> bool:
+        """As the log itself."""
+        return self.backend.durable
+
+    async def session(self) -> MemorySession:
+        """A new session; raises `LogUnavailable`."""
+        if not self.reachable:
+            await trio.sleep(1.0)
+            raise LogUnavailable("the log cannot be reached from this node")
+        self.session_now = await self.backend.session()
+        return self.session_now
+
+    async def destroy(self) -> None:
+        """Delete the cluster's log."""
+        await self.backend.destroy()
+
+
+@define(eq=False)
+class SimulatedNode:
+    """One machine: its disk, clock and connections outlive the processes that run on it."""
+
+    name: str
+    config: PeerConfig
+    disk: SimulatedDisk
+    clock: SimulatedClock
+    log: NodeLog
+    network: Host
+    running: RunningNode | None = None
+    scope: trio.CancelScope = field(factory=trio.CancelScope)
+    ended: trio.Event = field(factory=trio.Event)
+    killed: bool = False
+
+    @property
+    def address(self) -> str:
+        """``HOST:PORT``."""
+        return self.config.listen
+
+    @property
+    def replica(self) -> Replica | None:
+        """The replica of the process that runs, if one does."""
+        return self.running.node.replica if self.running is not None and self.running.node is not None else None
+
+    @property
+    def peer_id(self) -> str:
+        """The peer that the process runs, or empty."""
+        return self.running.node.peer_id if self.running is not None and self.running.node is not None else ""
+
+    @property
+    def node_id(self) -> str:
+        """The id in the data directory."""
+        return self.running.node.node_id if self.running is not None and self.running.node is not None else ""
+
+
+class World:
+    """See the module's first paragraph; made by `simulate`."""
+
+    def __init__(self, *, seed: int, options: Options, nursery: trio.Nursery) -> None:
+        self.seed = seed
+        self.options = options
+        self.random = random.Random(seed)
+        self.clock = SimulatedClock()
+        """The log's clock, and the clients'."""
+        self.network = SimulatedNetwork(
+            delay_ms=options.network_delay_ms, generator=random.Random(self.random.getrandbits(64))
+        )
+        self.backend = MemoryBackend(
+            clock=self.clock,
+            append_delay_s=lambda: self._between(options.append_delay_ms),
+            read_delay_s=lambda: self._between(options.read_delay_ms),
+        )
+        self.history = History()
+        self.audit = Audit(self.backend, self.history)
+        self.nodes: list[SimulatedNode] = []
+        self.nursery = nursery
+        self._clients = 0
+        for _ in range(options.nodes):
+            self.add_node()
+
+    def _between(self, bounds_ms: tuple[int, int]) -> float:
+        return self.random.uniform(*bounds_ms) / 1000
+
+    # --- nodes
+
+    def add_node(self) -> SimulatedNode:
+        """Another machine; nothing runs on it yet."""
+        options = self.options
+        name = f"n{len(self.nodes)}"
+        offset = options.clock_offset_ms
+        node = SimulatedNode(
+            name=name,
+            config=PeerConfig(
+                data=name,
+                listen=f"{name}:7400",
+                http=None,
+                partitions=options.partitions,
+                replicas=options.replicas,
+                session_timeout_ms=options.session_timeout_ms,
+                absent_after_ms=options.absent_after_ms,
+                yield_after_ms=options.yield_after_ms,
+            ),
+            disk=SimulatedDisk(delay_ms=lambda: self.random.randint(*options.disk_delay_ms)),
+            clock=SimulatedClock(offset_ms=self.random.randint(-offset, offset)),
+            log=NodeLog(self.backend),
+            network=self.network.host(name),
+        )
+        self.nodes.append(node)
+        return node
+
+    def start_node(self, node: SimulatedNode) -> None:
+        """Start a process on a machine where none runs."""
+        assert node.running is None, f"{node.name} runs already"
+        node.scope, node.ended, node.killed = trio.CancelScope(), trio.Event(), False
+        node.running = RunningNode(
+            node.config,
+            node.log,
+            network=node.network,
+            clock=node.clock,
+            open_store=lambda _, clock: MemoryStore(node.disk, now_ms=clock.wall_ms),
+            seed=self.random.getrandbits(64),
+        )
+        self.nursery.start_soon(self._run, node, node.running)
+
+    async def _run(self, node: SimulatedNode, running: RunningNode) -> None:
+        try:
+            with node.scope:
+                await running.run()
+        except BaseException:
+            if not node.killed:
+                raise
+        finally:
+            node.running = None
+            node.ended.set()
+
+    async def crash_node(self, node: SimulatedNode) -> None:
+        """Kill the process now: unsynced writes and connections go, its pulse stays until the session times out."""
+        assert node.running is not None, f"{node.name} does not run"
+        node.killed = True
+        node.disk.crash(keep_unsynced=self.random.random() < 0.5)
+        self.network.cut(node.name)
+        if node.log.session_now is not None:
+            self._orphan(node.log.session_now)
+        node.scope.cancel()
+        await node.ended.wait()
+
+    def _orphan(self, session: MemorySession) -> None:
+        """The session's owner is gone; the log only notices when it times out."""
+        ghost = MemorySession(self.backend)
+        self.backend.sessions.append(ghost)
+        for peer, (owner, data) in list(self.backend.pulse_owners.items()):
+            if owner is session:
+                self.backend.pulse_owners[peer] = (ghost, data)
+        session.late.clear()
+        session.connected = False
+        session.breakages += 1
+        self.nursery.start_soon(self._expire_later, ghost)
+
+    async def _expire_later(self, session: MemorySession) -> None:
+        await trio.sleep(self.options.session_timeout_ms / 1000)
+        self.backend.expire(session)
+
+    async def restart_node(self, node: SimulatedNode, *, after_s: float = 0.0) -> None:
+        """Kill the process, wait, start another one on the same disk."""
+        await self.crash_node(node)
+        await trio.sleep(after_s)
+        self.start_node(node)
+
+    async def stop_node(self, node: SimulatedNode) -> None:
+        """Have the process drain, leave and end, as on SIGTERM."""
+        assert node.running is not None, f"{node.name} does not run"
+        node.running.stop.set()
+        await node.ended.wait()
+
+    # --- faults of the log
+
+    def expire_session(self, node: SimulatedNode) -> None:
+        """The node's session ends, and the node hears of it."""
+        if node.log.session_now is not None:
+            self.backend.expire(node.log.session_now)
+
+    def disconnect_log(self, node: SimulatedNode) -> None:
+        """The node loses the log; after the session timeout its pulse goes, which it only hears when back."""
+        node.log.reachable = False
+        session = node.log.session_now
+        if session is not None and session in self.backend.sessions:
+            self.backend.disconnect(session)
+            self.nursery.start_soon(self._time_out, session)
+
+    async def _time_out(self, session: MemorySession) -> None:
+        with trio.move_on_after(self.options.session_timeout_ms / 1000):
+            while not session.connected:
+                await self.backend.wait_changed()
+            return
+        for peer in [peer for peer, (owner, _) in self.backend.pulse_owners.items() if owner is session]:
+            del self.backend.pulse_owners[peer]
+        session.late.clear()
+        self.backend.notify()
+
+    def reconnect_log(self, node: SimulatedNode) -> None:
+        """The node reaches the log again, and hears whether its session outlived the pause."""
+        node.log.reachable = True
+        session = node.log.session_now
+        if session is None or session not in self.backend.sessions:
+            return
+        if node.peer_id and not any(owner is session for owner, _ in self.backend.pulse_owners.values()):
+            self.backend.expire(session)
+        else:
+            self.backend.reconnect(session)
+
+    def log_down(self) -> None:
+        """Nobody reaches the log; sessions stand still with it."""
+        self.backend.available = False
+        for session in list(self.backend.sessions):
+            self.backend.disconnect(session)
+
+    def log_up(self, *, sessions_lost: bool = False) -> None:
+        """The log is back, with or without the sessions it had."""
+        self.backend.available = True
+        for session in list(self.backend.sessions):
+            if sessions_lost:
+                self.backend.expire(session)
+            else:
+                self.backend.reconnect(session)
+
+    # --- faults of the network
+
+    def isolate(self, node: SimulatedNode, *, clients: bool = False) -> None:
+        """Nothing gets through between a node and the others (and the clients)."""
+        others = [other.name for other in self.nodes if other is not node]
+        if clients:
+            others += [f"c{number}" for number in range(self._clients)]
+        self.network.part([node.name], others)
+
+    # --- clients
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[RecordingClient]:
+        """A client on a machine of its own, which knows every node."""
+        name = f"c{self._clients}"
+        self._clients += 1
+        addresses = [node.address for node in self.nodes]
+        self.random.shuffle(addresses)
+        generator = random.Random(self.random.getrandbits(64))
+        client = AsyncClient(
+            addresses,
+            network=self.network.host(name),
+            now_ms=self.clock.wall_ms,
+            random_64=lambda: generator.getrandbits(64),
+        )
+        async with client:
+            yield RecordingClient(
+                client,
+                name=name,
+                history=self.history,
+                audit=self.audit,
+                log_end=lambda: self.backend.following,
+            )
+
+    # --- waiting and judging
+
+    async def until(self, condition: Callable[[], bool], what: str, *, within_s: float = SETTLE_S) -> None:
+        """Return once ``condition`` holds; `AssertionError` if it does not in time."""
+        with trio.move_on_after(within_s):
+            while not condition():
+                await trio.sleep(0.05)
+            return
+        raise AssertionError(f"not within {within_s} s: {what}")
+
+    def serving(self) -> bool:
+        """Whether every running node is in the ring, caught up, and every partition is ready and settled."""
+        running = [node for node in self.nodes if node.running is not None]
+        replica = self.audit.replica
+        if not replica.partitions or replica.position != self.backend.following - 1:
+            return False
+        members = set(replica.ring.members)
+        mine = {node.peer_id for node in running}
+        return members == mine and all(
+            placed.ready and placed.members == placed.target for placed in replica.partitions.values()
+        )
+
+    async def settle(self, *, within_s: float = SETTLE_S) -> None:
+        """Return once everything is served; `AssertionError` with the state if it is not in time."""
+        with trio.move_on_after(within_s):
+            while not self.serving():
+                await trio.sleep(0.05)
+            return
+        raise AssertionError(f"not serving within {within_s} s: {self.describe()}")
+
+    def describe(self) -> str:
+        """The state in words, for failures."""
+        replica = self.audit.replica
+        partitions = {
+            number: (placed.members, placed.target, placed.leader, placed.epoch, placed.ready)
+            for number, placed in sorted(replica.partitions.items())
+            if not placed.ready or placed.members != placed.target
+        }
+        nodes = {node.name: (node.node_id, node.peer_id) for node in self.nodes}
+        return f"position {replica.position}, ring {replica.ring}, nodes {nodes}, partitions {partitions}"
+
+    async def read_back(self) -> None:
+        """Read every acknowledged task and update and hand them to the checkers."""
+        async with self.client() as reader:
+            for task_id in sorted(self.history.enqueued):
+                try:
+                    task = await reader.client.get(task_id)
+                    updates = await reader.client.task_log(task_id)
+                except OnyxqError as error:
+                    self.audit.nothing_lost.missing(task_id, error)
+                    continue
+                self.audit.nothing_lost.read_back(task, updates)
+                self.audit.done_stays_done.read_back(task)
+
+    def replicas(self) -> list[tuple[str, Replica]]:
+        """Name and replica of every node that runs."""
+        return [(node.name, node.replica) for node in self.nodes if node.replica is not None]
+
+
+class _Spinning(trio.abc.Instrument):
+    """Stops a run in which tasks wake each other for ever without time passing."""
+
+    def __init__(self, stop: Callable[[], None]) -> None:
+        self._stop = stop
+        self._steps = 0
+        self._at = -1.0
+        self.found = False
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        """Count steps at one instant."""
+        now = trio.current_time()
+        self._steps = self._steps + 1 if now == self._at else 0
+        self._at = now
+        if self._steps > STEPS_MAX and not self.found:
+            self.found = True
+            self._stop()
+
+
+def simulate(
+    workload: Callable[[World], Awaitable[None]],
+    *,
+    seed: int,
+    options: Options | None = None,
+    started: bool = True,
+) -> World:
+    """Run ``workload`` in a world of its own, then audit it; the world as it ended.
+
+    ``started``: begin with all nodes serving.  After the workload everything that was
+    acknowledged is read back.  Raises what the workload, a node or a checker raised, and
+    `AssertionError` for a run that hangs.
+    """
+
+    async def main() -> World:
+        with trio.fail_after(RUN_S_MAX):
+            async with trio.open_nursery() as nursery:
+                spinning = _Spinning(nursery.cancel_scope.cancel)
+                trio.lowlevel.add_instrument(spinning)
+                world = World(seed=seed, options=options or Options(), nursery=nursery)
+                nursery.start_soon(world.audit.run, world.replicas)
+                if started:
+                    for node in world.nodes:
+                        world.start_node(node)
+                    await world.settle()
+                await workload(world)
+                await world.read_back()
+                world.audit.finish()
+                for node in world.nodes:
+                    node.killed = True
+                nursery.cancel_scope.cancel()
+        assert not spinning.found, "tasks woke each other without end"
+        return world
+
+    with seeded_scheduling(seed):
+        try:
+            return trio.run(main, clock=mock_clock())
+        except BaseException as error:
+            error.add_note(f"simulation seed {seed}")
+            raise
+
