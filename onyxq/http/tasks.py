@@ -134,9 +134,13 @@ def _turn(call: Call, partitions: list[int]) -> int:
 async def post_tasks(call: Call) -> Response:
     """Store tasks; 201 once enough copies of each are durable."""
     keyed = _keyed(call)
-    now_ms = keyed.at_ms if keyed else call.kit.now_ms()
-    groups = await group_tasks(call.body["tasks"], partitions=await call.partitions(), now_ms=now_ms)
-    runs = await _runs(call, groups, keyed)
+    groups = await _grouped(call, keyed)
+    open_partitions = await _open_partitions(call)
+    faster = _keyed(call)
+    if faster is not None and faster is not keyed and faster.partitions:
+        # The same request came twice at a time, and the other one was first to choose its ids.
+        keyed, groups = faster, await _grouped(call, faster)
+    runs = _runs(call, groups, keyed=keyed, open_partitions=open_partitions)
     acks = await _enqueue(call, groups, runs)
     failed = next((index for index, ack in enumerate(acks) if isinstance(ack, Mapping)), None)
     if failed is None:
@@ -168,19 +172,23 @@ def _keyed(call: Call) -> Keyed | None:
     return call.kit.keys.find(key, owner=call.owner, body=call.raw, now_ms=call.kit.now_ms())
 
 
-async def _runs(call: Call, groups: list[Group], keyed: Keyed | None) -> list[Run]:
+async def _grouped(call: Call, keyed: Keyed | None) -> list[Group]:
+    now_ms = keyed.at_ms if keyed else call.kit.now_ms()
+    return await group_tasks(call.body["tasks"], partitions=await call.partitions(), now_ms=now_ms)
+
+
+def _runs(call: Call, groups: list[Group], *, keyed: Keyed | None, open_partitions: list[int]) -> list[Run]:
+    """The run of each group, with ids that follow from the key if there is one."""
     fresh = sum(group.first is None for group in groups)
-    if keyed is None or not keyed.partitions:
-        open_partitions = await _open_partitions(call) if fresh else []
+    chosen = keyed.partitions if keyed else ()
+    if not chosen:
         chosen = tuple(_turn(call, open_partitions) for _ in range(fresh))
-        if keyed is not None:
-            keyed.partitions = chosen
-            call.kit.keys.store(keyed)
-    if keyed is not None:
-        known = keyed
-        return runs_of_groups(groups, lambda index, count, due_ms: known.run(index, count, due_ms=due_ms))
-    maker = call.kit.maker
-    return runs_of_groups(groups, lambda index, count, due_ms: maker.run(chosen[index], count, due_ms=due_ms))
+    if keyed is None:
+        maker = call.kit.maker
+        return runs_of_groups(groups, lambda index, count, due_ms: maker.run(chosen[index], count, due_ms=due_ms))
+    keyed.partitions = chosen
+    call.kit.keys.store(keyed)
+    return runs_of_groups(groups, lambda index, count, due_ms: keyed.run(index, count, due_ms=due_ms))
 
 
 def _partly(call: Call, *, groups: list[Group], runs: list[Run], acks: list[Any]) -> Response:
@@ -272,7 +280,9 @@ ENDPOINTS = (
         tag="tasks",
         summary="Enqueue tasks",
         doc="If a part could not be stored, the problem's members `ids` and `stored` name every task: "
-        "repeat the request under these ids, or with the same Idempotency-Key.",
+        "repeat the request under these ids, or with the same Idempotency-Key. Keys are remembered in memory "
+        "by the peer that got them: 65,536 of them, for 24 hours, not across its restart. To be safe beyond "
+        "that, send ids from GET /v1/ids.",
         handle=post_tasks,
         role="write",
         body=NEW_TASKS,

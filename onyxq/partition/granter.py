@@ -23,6 +23,7 @@ from onyxq.entry import APPLIED
 from onyxq.errors import Corrupt, LogUnavailable, OnyxqError, Unavailable
 from onyxq.facts import slice_task, task_header
 from onyxq.ids import Run, TaskId, mask_of, ms_of, offset_of, runs_of, stretch_of
+from onyxq.metrics import Metrics
 from onyxq.partition.leader import PartitionLeader
 from onyxq.partition.window import SortKey, Window
 from onyxq.peer.outbox import Outbox
@@ -31,6 +32,7 @@ from onyxq.store.interface import Piece, Store
 
 REQUESTS_MAX = 10_000
 ROW_CACHE_ROWS = 256
+QUEUES_KNOWN_MAX = 100_000
 ESTIMATE_MAX = 1_000
 """Ready tasks are counted no further than this for coordinators."""
 
@@ -78,6 +80,11 @@ class GranterHost(Protocol):
 
     store: Store
     replica: Replica
+    metrics: Metrics
+
+    def count_event(self, queue: str, event: str, count: int) -> None:
+        """Metrics."""
+        ...
 
     def outbox_now(self) -> Outbox:
         """The outbox of the member peer; raises `LogUnavailable`."""
@@ -122,6 +129,7 @@ class Granter:
         self._requests: deque[ClaimRequest] = deque()
         self._wake = trio.Event()
         self._rows: dict[bytes, bytes] = {}
+        self._queue_of: dict[bytes, str] = {}
 
     # --- leadership
 
@@ -285,12 +293,24 @@ class Granter:
         now_ms = self._host.wall_ms()
         for pick in picks:
             if won:
+                self._note_claimed(pick, now_ms)
                 expires_ms = now_ms + pick.request.lease_ms
                 pick.request.granted.append(Granted(token, expires_ms, pick.piece.attempts, pick.run.first, pick.body))
         for request in {pick.request: None for pick in picks}:
             request.entries -= 1
             if request.entries == 0:
                 self._answer(request, lost=verdicts is None)
+
+    def _note_claimed(self, pick: _Pick, now_ms: int) -> None:
+        if len(self._queue_of) >= QUEUES_KNOWN_MAX:
+            self._queue_of.clear()
+        self._queue_of[stretch_of(pick.run.first)] = pick.piece.queue
+        self._host.count_event(pick.piece.queue, "claimed", pick.run.count)
+        self._host.metrics.task_wait_seconds.observe(max(0, now_ms - pick.piece.due_ms) / 1000, pick.run.count)
+
+    def queue_of(self, task_id: bytes) -> str:
+        """Queue of a task granted here lately, for metrics; empty if that is not known."""
+        return self._queue_of.get(stretch_of(task_id), "")
 
     def _answer(self, request: ClaimRequest, *, lost: bool) -> None:
         error = LogUnavailable("the log was lost while the claim was made") if lost and not request.granted else None

@@ -67,10 +67,6 @@ class OperationsHost(GranterHost, Protocol):
         """Something falls due in a partition then."""
         ...
 
-    def count_event(self, queue: str, event: str, count: int) -> None:
-        """Metrics."""
-        ...
-
 
 class Finish(NamedTuple):
     """A completion or dead letter to write for the tasks ``bits`` of a stretch."""
@@ -203,6 +199,9 @@ class Operations:
                 for place, finish in finishes:
                     refused[place].append([*finish.run, error.to_map()])
             else:
+                for _, finish in finishes:
+                    queue = self._host.granter.queue_of(finish.run.first)
+                    self._host.count_event(queue, facts.OUTCOMES[finish.outcome], finish.run.count)
                 self._let_go(leader, [finish for _, finish in finishes])
             finally:
                 self._mark_finishing(finishes, on=False)

@@ -145,7 +145,7 @@ class RunningNode:
         self, service: Service, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED
     ) -> None:
         assert self.config.http
-        await serve_http(create_app(service), self.config.http, task_status=task_status, shutdown=trio.Event())
+        await serve_http(create_app(service), self.config.http, task_status=task_status, shutdown=self.stop)
 
     async def _peers(self, node: Node, service: Service, address: str, http: str) -> None:
         while not (self.stop.is_set() or service.leave_wanted.is_set()):

@@ -15,6 +15,7 @@ from kazoo.client import KazooClient
 
 from onyxq.errors import Corrupt, LogUnavailable
 from onyxq.log.interface import AppendUnknown, Record, SessionLost
+from onyxq.log.kazoo_client import SessionClient
 from onyxq.log.zookeeper import ZookeeperBackend, ZookeeperSession
 from onyxq.log.zookeeper_server import ZookeeperServer
 
@@ -76,9 +77,9 @@ async def until(condition: Callable[[], bool]) -> None:
         await trio.sleep(0.01)
 
 
-async def expire(zookeeper: ZookeeperServer, session: ZookeeperSession) -> None:
+async def expire(zookeeper: ZookeeperServer, session_id: tuple[int, bytes] | None) -> None:
     """End a session at the server, as its timeout would: another connection with its id closes it."""
-    twin = KazooClient(zookeeper.hosts, client_id=session.session_id)
+    twin = KazooClient(zookeeper.hosts, client_id=session_id)
     await trio.to_thread.run_sync(twin.start)
     await trio.to_thread.run_sync(twin.stop)
     twin.close()
@@ -263,12 +264,27 @@ async def test_an_expired_session_is_lost_everywhere_and_for_good(zookeeper: Zoo
         nursery.start_soon(wait, "read", lambda: session.read(0))
         nursery.start_soon(session.wait_lost)
         nursery.start_soon(other.wait_pulse_gone, "a")
-        await expire(zookeeper, session)
+        await expire(zookeeper, session.session_id)
     assert ended == ["read"]
     assert not session.connected
     with pytest.raises(SessionLost):
         await session.append(b"zombie")
     assert await other.tail() == -1
+
+
+@bounded
+async def test_a_client_whose_session_expired_never_connects_again(zookeeper: ZookeeperServer) -> None:
+    """Where kazoo would open a new session, in which calls would be carried out."""
+    client = SessionClient(zookeeper.hosts, session_timeout_ms=SESSION_TIMEOUT_MS)
+    states: list[str] = []
+    client.add_listener(states.append)
+    await trio.to_thread.run_sync(client.start)
+    await expire(zookeeper, client.client_id)
+    try:
+        assert await trio.to_thread.run_sync(client._connection.connection_stopped.wait, 10.0)
+        assert states[-1] == "LOST"
+    finally:
+        await trio.to_thread.run_sync(client.finish)
 
 
 @bounded
@@ -288,7 +304,7 @@ async def test_no_call_gets_into_a_new_session_while_one_expires(zookeeper: Zook
     async with trio.open_nursery() as nursery:
         nursery.start_soon(write)
         await until_tail(other, 20)
-        await expire(zookeeper, session)
+        await expire(zookeeper, session.session_id)
     await session.aclose()  # ends kazoo's threads: what they were to send is sent
     assert await other.tail() + 1 - len(known) in (0, 1)
 

@@ -6,6 +6,7 @@ import base64
 import json
 from typing import Any
 
+import anyio
 import httpx
 
 from onyxq.errors import Overloaded, Unavailable
@@ -246,6 +247,25 @@ async def test_a_repeat_with_the_same_key_is_the_same_tasks() -> None:
         assert len(service.tasks) == len(set(first)) == 3
         other = (await client.post("/v1/tasks", json=body, headers={"idempotency-key": "order-78"})).json()["ids"]
         assert not set(first) & set(other)
+
+
+@on_trio
+async def test_the_same_request_twice_at_a_time_is_the_same_tasks() -> None:
+    """A client that gives up waiting and repeats does not race itself."""
+    async with world() as (service, client):
+        body = {"tasks": [{"queue": "a", "priority": n % 2, "delay_ms": 5} for n in range(1_200)]}
+        ids: list[list[str]] = []
+
+        async def send() -> None:
+            answer = await client.post("/v1/tasks", json=body, headers={"idempotency-key": "k"})
+            ids.append(answer.json()["ids"])
+            service.now_ms += 1
+
+        async with anyio.create_task_group() as group:
+            for _ in range(4):
+                group.start_soon(send)
+        assert ids == [ids[0]] * 4
+        assert len(service.tasks) == 1_200
 
 
 @on_trio

@@ -1,0 +1,213 @@
+"""A whole cluster in a thread of the test process, and a caller that may send anything.
+
+The caller speaks the wire protocol by hand (sockets, struct and msgpack only), so that
+nothing of the product stands between a test and what it wants to send.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from types import TracebackType
+from typing import Any
+
+import httpx
+import msgpack
+import trio
+
+from onyxq.ids import TaskId, make_id
+from onyxq.peer.daemon import LocalCluster
+
+START_S_MAX = 20
+ANSWER_S_MAX = 10
+
+HELLO: dict[str, Any] = {"role": "client"}
+_serial = count(1)
+
+
+def fresh_id(partition: int = 1, *, ms: int = 1_700_000_000_000) -> TaskId:
+    """An id that no test had before; its stretch begins with it."""
+    return make_id(ms, partition, 0xBAD, 1024 * next(_serial))
+
+
+@contextmanager
+def running(*, peers: int = 1, http: bool = False) -> Iterator[LocalCluster]:
+    """A cluster that runs in a thread of its own; raises what made it fail."""
+    up = threading.Event()
+    said: list[LocalCluster] = []
+    errors: list[BaseException] = []
+    stops: list[tuple[trio.lowlevel.TrioToken, trio.Event]] = []
+
+    async def main() -> None:
+        stop = trio.Event()
+        async with LocalCluster(peers=peers, http="127.0.0.1:0" if http else None) as cluster:
+            said.append(cluster)
+            stops.append((trio.lowlevel.current_trio_token(), stop))
+            up.set()
+            await stop.wait()
+
+    def run() -> None:
+        try:
+            trio.run(main)
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            up.set()
+
+    thread = threading.Thread(target=run, name="cluster")
+    thread.start()
+    try:
+        assert up.wait(START_S_MAX), "the cluster did not start in time"
+        if errors:
+            raise errors[0]
+        yield said[0]
+    finally:
+        if stops and not errors:
+            token, stop = stops[0]
+            token.run_sync_soon(stop.set)
+        thread.join(START_S_MAX)
+        assert not thread.is_alive(), "the cluster did not stop in time"
+        if errors:
+            raise errors[0]
+
+
+class Wire:
+    """One connection, by hand. Use ``with``; ``hello`` None: say nothing."""
+
+    def __init__(self, address: str, *, hello: dict[str, Any] | None = HELLO) -> None:
+        host, port = address.rsplit(":", 1)
+        self._socket = socket.create_connection((host, int(port)), timeout=ANSWER_S_MAX)
+        self._numbers = count(1)
+        self.greeting: Any = None
+        if hello is not None:
+            self.send(["onyxq", 1, hello])
+            self.greeting = self.receive()
+
+    def __enter__(self) -> Wire:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._socket.close()
+
+    def send(self, message: Any) -> None:
+        """One frame."""
+        self.send_bytes(frame(msgpack.packb(message)))
+
+    def send_bytes(self, data: bytes) -> None:
+        """Anything; what the other side no longer takes is dropped."""
+        try:
+            self._socket.sendall(data)
+        except (BrokenPipeError, ConnectionResetError):
+            return
+
+    def end(self) -> None:
+        """Send nothing more."""
+        self._socket.shutdown(socket.SHUT_WR)
+
+    def receive(self) -> Any:
+        """The next message; None once the other side closed."""
+        head = self._exactly(4)
+        if head is None:
+            return None
+        body = self._exactly(int(struct.unpack("<I", head)[0]))
+        return None if body is None else msgpack.unpackb(body, strict_map_key=False)
+
+    def _exactly(self, size: int) -> bytes | None:
+        data = b""
+        while len(data) < size:
+            try:
+                part = self._socket.recv(size - len(data))
+            except ConnectionResetError:
+                return None
+            if not part:
+                return None
+            data += part
+        return data
+
+    def answer(self, method: Any, args: Any) -> tuple[Any, dict[str, Any] | None]:
+        """Result and error of one call."""
+        number = next(self._numbers)
+        self.send([number, method, args])
+        answered = self.receive()
+        assert answered is not None, f"{method}: the connection was closed"
+        back, status, body = answered
+        assert back == number, answered
+        return (body, None) if status == 0 else (None, body)
+
+    def call(self, method: str, args: dict[str, Any]) -> Any:
+        """Result of one call that must succeed."""
+        result, error = self.answer(method, args)
+        assert error is None, error
+        return result
+
+    def error(self, method: Any, args: Any) -> dict[str, Any]:
+        """Error of one call that must fail, complete as errors are."""
+        result, error = self.answer(method, args)
+        assert error is not None, f"{method} of {str(args)[:200]} gave {result}"
+        return complete_error(error)
+
+    def goodbye(self) -> list[Any]:
+        """Everything that still comes until the other side closes."""
+        out = []
+        while (message := self.receive()) is not None:
+            out.append(message)
+        return out
+
+
+def frame(body: bytes) -> bytes:
+    """A frame around any bytes."""
+    return struct.pack("<I", len(body)) + body
+
+
+def complete_error(error: Any) -> dict[str, Any]:
+    """The error map, once it is certain that nothing of it is missing."""
+    assert isinstance(error, dict) and {"code", "message", "field", "hint"} <= error.keys(), error
+    assert error["message"] and error["hint"] and error["code"] != "internal", error
+    return error
+
+
+class Live:
+    """A single node, a wire connection and an HTTP client of it."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self.cluster = cluster
+        self.address = cluster.addresses[0]
+        self.wire = Wire(self.address)
+        self.http = httpx.Client(base_url=f"http://{cluster.http_addresses[0]}", timeout=ANSWER_S_MAX, trust_env=False)
+
+    def close(self) -> None:
+        """Close both."""
+        self.wire.__exit__(None, None, None)
+        self.http.close()
+
+    def total(self) -> int:
+        """Tasks stored in all queues."""
+        with Wire(self.address) as wire:
+            return sum(counts["total"] for counts in wire.call("count", {"queue": None})["counts"].values())
+
+    def check_serves(self, body: bytes, queue: str) -> None:
+        """One task's whole life, on a fresh connection and over HTTP."""
+        with Wire(self.address) as wire:
+            first = fresh_id(7)
+            assert wire.call("enqueue", {"runs": [[first, body]], "w": None}) == {"acks": [1]}
+            ((token, _, _, claimed, _),) = wire.call("claim", claim_of(queue, wait_ms=2_000))["claims"]
+            assert claimed == first
+            assert wire.call("complete", {"items": [[first, 1, token, None, [b"ok"]]]}) == {"results": [[]]}
+        answer = self.http.get(f"/v1/tasks/{first.hex()}")
+        assert answer.status_code == 200 and answer.json()["state"] == "completed"
+
+
+def claim_of(*queues: str, **members: Any) -> dict[str, Any]:
+    """Arguments of a claim of one task."""
+    return {"queues": list(queues), "max": 1, "lease_ms": 30_000, "wait_ms": 0, "worker": "w"} | members
+
+
+def names(cases: Sequence[tuple[Any, ...]]) -> list[str]:
+    """Short names for parameters."""
+    return [f"{place}-{case[0]}" for place, case in enumerate(cases)]
