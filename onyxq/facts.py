@@ -29,6 +29,8 @@ from onyxq.ids import ID_BYTES, RUN_TASKS_MAX, TaskId, partition_of
 
 TASK, COMPLETION, UPDATE, HISTORY = b"T", b"C", b"U", b"H"
 KINDS = (COMPLETION, HISTORY, TASK, UPDATE)
+KEY_BYTES = (23, 35)
+"""Bytes of a task row's key and of any other's."""
 
 RUN_BYTES_MAX = 256 * 1024
 """Payload bytes of a run of more than one task."""
@@ -256,5 +258,5 @@ def partition_of_key(key: bytes) -> int:
 
 def check_key(key: bytes) -> None:
     """Raise `BadRequest` unless ``key`` is a well-formed row key."""
-    if len(key) < 23 or key[2:3] not in KINDS or partition_of_key(key) != partition_of(key[3:23]):
+    if type(key) is not bytes or len(key) not in KEY_BYTES or key[2:3] not in KINDS or partition_of_key(key) != partition_of(key[3:23]):
         raise BadRequest("a row's key is malformed", field="rows")

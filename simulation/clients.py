@@ -68,7 +68,7 @@ class RecordingClient:
         )
         now_s = trio.current_time()
         for claim in claims:
-            self._history.heard[claim.id, claim.token] = Heard(self.name, now_s, claim.expires)
+            self._history.heard.setdefault(claim.id, {})[claim.token] = Heard(self.name, now_s, claim.expires)
             self._audit.one_claim.heard(claim.id, claim.token, now_s)
         return claims
 
@@ -84,7 +84,7 @@ class RecordingClient:
     async def renew(self, claim: Claim, lease_ms: int, *, timeout_ms: int | None = None) -> None:
         """Renew one claim; raises `OnyxqError`."""
         await self._noting(self.client.renew(claim, lease_ms, timeout_ms=timeout_ms))
-        self._history.heard[claim.id, claim.token].valid_until_s = claim.expires
+        self._history.heard[claim.id][claim.token].valid_until_s = claim.expires
 
     async def fail(
         self, claim: Claim, error: str, retry_in_ms: int | None = None, *, timeout_ms: int | None = None
@@ -101,7 +101,7 @@ class RecordingClient:
     async def update(self, claim: Claim, data: bytes, *, timeout_ms: int | None = None) -> int:
         """Append an update; raises `OnyxqError`."""
         number = await self._noting(self.client.update(claim, data, timeout_ms=timeout_ms))
-        self._history.updates.setdefault((claim.id, claim.token), {})[number] = data
+        self._history.updates.setdefault(claim.id, {})[claim.token, number] = data
         return number
 
     async def cancel(self, task_id: TaskId) -> None:
@@ -110,7 +110,7 @@ class RecordingClient:
         self._history.cancelled.add(task_id)
 
     def _end(self, claim: Claim) -> None:
-        heard = self._history.heard.get((claim.id, claim.token))
+        heard = self._history.heard.get(claim.id, {}).get(claim.token)
         if heard is not None:
             heard.ended = True
 

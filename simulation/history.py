@@ -10,9 +10,6 @@ from attrs import define, field, frozen
 
 from onyxq.ids import TaskId
 
-Held = tuple[TaskId, int]
-"""A task and the token under which somebody holds, or held, it."""
-
 
 @frozen
 class Enqueued:
@@ -50,10 +47,11 @@ class History:
     """Everything that clients were told."""
 
     enqueued: dict[TaskId, Enqueued] = field(factory=dict)
-    heard: dict[Held, Heard] = field(factory=dict)
+    heard: dict[TaskId, dict[int, Heard]] = field(factory=dict)
+    """Grants of each task by token."""
     completed: dict[TaskId, Finished] = field(factory=dict)
-    updates: dict[Held, dict[int, bytes]] = field(factory=dict)
-    """Acknowledged updates by sequence number."""
+    updates: dict[TaskId, dict[tuple[int, int], bytes]] = field(factory=dict)
+    """Acknowledged updates of each task by token and sequence number."""
     cancelled: set[TaskId] = field(factory=set)
     errors: dict[str, int] = field(factory=dict)
     """How often clients met each error code."""
@@ -62,8 +60,8 @@ class History:
         """Who believes to hold a task now: (token, grant)."""
         return [
             (token, grant)
-            for (held, token), grant in self.heard.items()
-            if held == task_id and not grant.ended and grant.valid_until_s > now_s
+            for token, grant in self.heard.get(task_id, {}).items()
+            if not grant.ended and grant.valid_until_s > now_s
         ]
 
     def error(self, code: str) -> None:

@@ -26,11 +26,11 @@ CALL_TIMEOUT_MS = 15_000
 class Mix:
     """How a load behaves."""
 
-    producers: int = 2
-    workers: int = 4
+    producers: int = 1
+    workers: int = 3
     queue: str = "q"
-    batch_max: int = 20
-    pause_s: float = 0.3
+    batch_max: int = 8
+    pause_s: float = 1.0
     """Longest pause of a producer."""
     claim_max: int = 8
     lease_ms: tuple[int, int] = (2_000, 8_000)

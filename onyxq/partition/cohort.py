@@ -7,16 +7,19 @@ to date (`onyxq.partition.leader`), then repeats.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from onyxq.errors import BadRequest, Behind, OnyxqError, StaleEpoch
 from onyxq.facts import KINDS, Row, check_key, partition_of_key
-from onyxq.store.interface import Batch, Piece, Store
+from onyxq.ids import PARTITIONS_MAX
+from onyxq.store.interface import LEAVES, Batch, Piece, Store
+from onyxq.store.records import prepare
 
 KEYS_PAGE = 4_000
 ROWS_PAGE_BYTES = 4 * 1024 * 1024
+EPOCHS = 1 << 62
+HOURS = 1 << 32
 
 
 class Host(Protocol):
@@ -38,15 +41,18 @@ def checked_rows(rows: Any, partition: int) -> list[Row]:
     for row in rows:
         if not (isinstance(row, list) and len(row) == 2 and all(isinstance(part, bytes) for part in row)):
             raise BadRequest("a row must be [key, value]", field="rows")
-        key, value = row
-        check_key(key)
-        body = memoryview(value)
-        if len(value) < 4 or partition_of_key(key) != partition:
+        out.append(Row(*row))
+        prepare(out[-1])
+        if partition_of_key(out[-1].key) != partition:
             raise BadRequest("a row is of another partition", field="rows")
-        if zlib.crc32(body[:-4], zlib.crc32(key)) != int.from_bytes(body[-4:], "little"):
-            raise BadRequest("a row does not match its checksum", field="rows")
-        out.append(Row(key, value))
     return out
+
+
+def _number(value: Any, field: str, below: int) -> int:
+    """A number from a peer; raises `BadRequest`."""
+    if type(value) is not int or not 0 <= value < below:
+        raise BadRequest(f"{field} must be a whole number below {below}", field=field)
+    return value
 
 
 class Cohort:
@@ -58,16 +64,17 @@ class Cohort:
     async def reach(self, partition: int, epoch: int) -> None:
         """Promise durably never to take a write below ``epoch``; raises `StaleEpoch`."""
         host = self._host
+        _number(partition, "partition", PARTITIONS_MAX)
         reached = host.epochs.get(partition, 0)
-        if epoch < reached:
+        if _number(epoch, "epoch", EPOCHS) < reached:
             raise StaleEpoch(f"partition {partition} has reached epoch {reached}, not {epoch}")
         host.epochs[partition] = epoch
         await host.store.write(Batch(epochs=((partition, epoch),)))
 
     def check(self, partition: int, epoch: int) -> None:
         """Raise `StaleEpoch` or `Behind` unless ``epoch`` is the one reached."""
-        reached = self._host.epochs.get(partition, 0)
-        if epoch < reached:
+        reached = self._host.epochs.get(_number(partition, "partition", PARTITIONS_MAX), 0)
+        if _number(epoch, "epoch", EPOCHS) < reached:
             raise StaleEpoch(f"partition {partition} has reached epoch {reached}, not {epoch}")
         if epoch > reached:
             raise Behind(f"partition {partition} has only reached epoch {reached}, not {epoch}")
@@ -91,14 +98,21 @@ class Cohort:
 
     def hours(self, partition: int) -> dict[int, list[int]]:
         """Digest per hour, as ``[rows, total]``."""
+        _number(partition, "partition", PARTITIONS_MAX)
         return {hour: list(digest) for hour, digest in self._host.store.hours(partition).items()}
 
     def leaves(self, partition: int, hour: int) -> dict[int, list[int]]:
         """Digest per leaf of an hour."""
+        _number(partition, "partition", PARTITIONS_MAX)
+        _number(hour, "hour", HOURS)
         return {leaf: list(digest) for leaf, digest in self._host.store.leaves(partition, hour).items()}
 
     def keys(self, partition: int, hour: int, leaves: Sequence[int]) -> list[bytes]:
         """Row keys of some leaves."""
+        _number(partition, "partition", PARTITIONS_MAX)
+        _number(hour, "hour", HOURS)
+        for leaf in leaves:
+            _number(leaf, "leaves", LEAVES)
         return [key for leaf in leaves for key in self._host.store.keys(partition, hour, leaf)]
 
     def rows(self, keys: Sequence[bytes]) -> list[list[bytes]]:
@@ -106,6 +120,7 @@ class Cohort:
         out: list[list[bytes]] = []
         size = 0
         for key in keys:
+            check_key(key)
             value = self._host.store.get(key)
             if value is None:
                 continue

@@ -147,9 +147,11 @@ class PartitionLeader:
         return sorted({*placed.members, *placed.target, self._host.node_id})
 
     def has_majority(self) -> bool:
-        """Whether a majority of the members answers, as far as is known."""
-        up = {node for node in self.holders() if not self._host.sender(node).down}
-        return majority(self.placed.members, up)
+        """Whether a majority of the members is in the ring and answers, as far as is known."""
+        host = self._host
+        nodes = host.replica.nodes
+        up = {node for node in self.placed.members if node in nodes and nodes[node].peer and not host.sender(node).down}
+        return majority(self.placed.members, up | {host.node_id})
 
     def _heard_error(self, node: str, error: OnyxqError) -> None:
         if isinstance(error, StaleEpoch):

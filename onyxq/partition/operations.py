@@ -308,7 +308,10 @@ class Operations:
     def _held(self, run: Run, token: int, refused: list[Refused]) -> int:
         held = held_bits(self._host.replica, run, token)
         held &= ~self._host.store.finished_bits(stretch_of(run.first))
-        for part in runs_of(stretch_of(run.first), mask_of(*run) & ~held):
+        known = self._host.store.known_bits(stretch_of(run.first)) | held
+        for part in runs_of(stretch_of(run.first), mask_of(*run) & ~known):
+            refused.append([*part, NotFound(f"there is no task {part.first.hex()}", field="id").to_map()])
+        for part in runs_of(stretch_of(run.first), mask_of(*run) & known & ~held):
             refused.append([*part, StaleToken(f"token {token} does not hold task {part.first.hex()}").to_map()])
         return held
 

@@ -1,12 +1,18 @@
-"""Checks of what clients send: each names the field at fault and stores nothing."""
+"""Checks of what clients and peers send: each names the field at fault and stores nothing.
+
+The functions at the end make the whole work list of a method.  A leader makes it again
+from what another node passed on: nothing that is malformed gets as far as an entry or a
+row, whoever sent it.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from onyxq import facts
-from onyxq.errors import BadRequest, TooLarge
+from onyxq.errors import BadRequest, Corrupt, TooLarge
 from onyxq.ids import ID_BYTES, RUN_TASKS_MAX, STRETCH_TASKS, TaskId, offset_of, partition_of
 
 QUEUE_CHARS_MAX = 200
@@ -22,11 +28,19 @@ RETRY_MS_MAX = 366 * 86_400_000
 RESULT_BYTES_MAX = 16 * 1024 * 1024
 TOKEN_MAX = (1 << 63) - 1
 W_MAX = 9
+SEQ_MAX = 1 << 31
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def _is_queue(value: Any) -> bool:
+    return isinstance(value, str) and 1 <= len(value) <= QUEUE_CHARS_MAX and not _CONTROL.search(value)
+
+
 HEADER: dict[str, Callable[[Any], bool]] = {
     "backoff_ms": lambda value: type(value) is int and 0 <= value <= 86_400_000,
     "format": lambda value: value in ("json", "bytes"),
     "priority": lambda value: type(value) is int and PRIORITY[0] <= value <= PRIORITY[1],
-    "queue": lambda value: isinstance(value, str) and 1 <= len(value) <= QUEUE_CHARS_MAX,
+    "queue": _is_queue,
     "retries": lambda value: value is None or (type(value) is int and 0 <= value <= 1_000_000),
 }
 """What a task run's header may say."""
@@ -53,6 +67,13 @@ def text(value: Any, field: str, most: int, *, least: int = 0) -> str:
     if not isinstance(value, str) or not least <= len(value) <= most:
         raise BadRequest(f"{field} must be a string of {least} to {most} characters", field=field)
     return value
+
+
+def name(value: Any, field: str, most: int, *, least: int = 0) -> str:
+    """A string within bounds and without control characters."""
+    if _CONTROL.search(text(value, field, most, least=least)):
+        raise BadRequest(f"{field} must not contain control characters", field=field)
+    return str(value)
 
 
 def task_id(value: Any, field: str, partitions: int) -> TaskId:
@@ -90,29 +111,37 @@ def token(value: Any, field: str) -> int:
     return integer(value, field, 0, TOKEN_MAX)
 
 
-def task_run(item: list[Any], place: int, partitions: int) -> tuple[TaskId, bytes]:
-    """A task run to enqueue, checked as a whole; raises `TooLarge` too."""
+def task_run(item: list[Any], place: int, partitions: int, *, from_peer: bool = False) -> tuple[TaskId, bytes]:
+    """A task run to enqueue; raises `TooLarge` too.
+
+    The node that a client talks to checks the payloads' checksums; its peers need not again.
+    """
     field = f"runs[{place}]"
     first, body = task_id(item[0], f"{field}.id", partitions), item[1]
     if not isinstance(body, bytes):
         raise BadRequest(f"{field} must hold bytes", field=field)
-    decoded = facts.unpack_task(body)
+    try:
+        decoded = facts.unpack_task(body)
+        facts.check_sizes(decoded)
+        if not from_peer:
+            decoded.all_payloads()
+    except (BadRequest, Corrupt) as error:
+        kind, part = (TooLarge, f"{field}.data") if isinstance(error, TooLarge) else (BadRequest, field)
+        raise kind(f"{part}: {error.message}", field=part) from None
     run([first, decoded.count], field, partitions)
-    facts.check_sizes(decoded)
-    for name, value in decoded.header.items():
-        if name not in HEADER:
-            raise BadRequest(f"a task has no field {str(name)[:100]!r}", field=f"{field}.{str(name)[:100]}")
-        if not HEADER[name](value):
-            raise BadRequest(f"{name} is not acceptable: {str(value)[:100]!r}", field=f"{field}.{name}")
+    for key, value in decoded.header.items():
+        if key not in HEADER:
+            raise BadRequest(f"a task has no field {str(key)[:100]!r}", field=f"{field}.{str(key)[:100]}")
+        if not HEADER[key](value):
+            raise BadRequest(f"{key} is not acceptable: {str(value)[:100]!r}", field=f"{field}.{key}")
     if "queue" not in decoded.header:
         raise BadRequest("a task must name its queue", field=f"{field}.queue")
-    decoded.all_payloads()
     return first, body
 
 
 def results(value: Any, field: str, count: int) -> list[bytes | None]:
     """Results of a completion: none at all, or one per task."""
-    if value is None:
+    if value is None or value == []:
         return []
     if not isinstance(value, list) or len(value) != count:
         raise BadRequest(f"{field} must be a list of {count}", field=field)
@@ -127,4 +156,100 @@ def queues(value: Any) -> list[str]:
     """Names of queues to claim from."""
     if not isinstance(value, list) or not 1 <= len(value) <= 100:
         raise BadRequest("queues must be a list of 1 to 100 names", field="queues")
-    return [text(one, f"queues[{place}]", QUEUE_CHARS_MAX, least=1) for place, one in enumerate(value)]
+    return [name(one, f"queues[{place}]", QUEUE_CHARS_MAX, least=1) for place, one in enumerate(value)]
+
+
+# --- whole work lists
+
+
+def task_runs(
+    args: dict[str, Any], partitions: int, *, from_peer: bool = False
+) -> tuple[list[tuple[TaskId, bytes]], int | None]:
+    """Runs to enqueue, and how many nodes must have them (None: a majority)."""
+    only(args, ("runs", "w"))
+    wanted = args.get("w")
+    if wanted is not None:
+        integer(wanted, "w", 1, W_MAX)
+    found = items({"runs": args.get("runs")}, 2, "runs")
+    return [task_run(item, place, partitions, from_peer=from_peer) for place, item in enumerate(found)], wanted
+
+
+def completions(
+    args: dict[str, Any], partitions: int
+) -> list[tuple[TaskId, int, int, int | None, list[bytes | None]]]:
+    """Items of ``complete``: first, count, token, seq, results."""
+    work = []
+    for place, item in enumerate(items(args, 5)):
+        field = f"items[{place}]"
+        seq = item[3] if item[3] is None else integer(item[3], f"{field}.seq", 0, SEQ_MAX)
+        first, count, number = _held(item, field, partitions)
+        work.append((first, count, number, seq, results(item[4], f"{field}.result", count)))
+    return work
+
+
+def failures(args: dict[str, Any], partitions: int) -> list[tuple[TaskId, int, int, str, int | None]]:
+    """Items of ``fail``: first, count, token, error, retry_in_ms."""
+    work = []
+    for place, item in enumerate(items(args, 5)):
+        field = f"items[{place}]"
+        error = text(item[3], f"{field}.error", ERROR_CHARS_MAX)
+        retry = item[4] if item[4] is None else integer(item[4], f"{field}.retry_in_ms", 0, RETRY_MS_MAX)
+        work.append((*_held(item, field, partitions), error, retry))
+    return work
+
+
+def renewals(args: dict[str, Any], partitions: int) -> list[tuple[TaskId, int, int, int]]:
+    """Items of ``renew``: first, count, token, lease_ms."""
+    work = []
+    for place, item in enumerate(items(args, 4)):
+        field = f"items[{place}]"
+        work.append((*_held(item, field, partitions), integer(item[3], f"{field}.lease_ms", *LEASE_MS)))
+    return work
+
+
+def releases(args: dict[str, Any], partitions: int) -> list[tuple[TaskId, int, int]]:
+    """Items of ``release``: first, count, token."""
+    return [_held(item, f"items[{place}]", partitions) for place, item in enumerate(items(args, 3))]
+
+
+def _held(item: list[Any], field: str, partitions: int) -> tuple[TaskId, int, int]:
+    first, count = run(item, field, partitions)
+    return first, count, token(item[2], f"{field}.token")
+
+
+def updates(args: dict[str, Any], partitions: int) -> list[tuple[TaskId, int, int, bytes]]:
+    """Items of ``update``: id, token, seq, data."""
+    work = []
+    for place, item in enumerate(items(args, 4)):
+        field = f"items[{place}]"
+        found = task_id(item[0], f"{field}.id", partitions)
+        number = token(item[1], f"{field}.token")
+        seq = integer(item[2], f"{field}.seq", 0, SEQ_MAX)
+        if not isinstance(item[3], bytes) or len(item[3]) > facts.RUN_BYTES_MAX:
+            raise BadRequest(f"{field}.data must be at most {facts.RUN_BYTES_MAX} bytes", field=f"{field}.data")
+        work.append((found, number, seq, item[3]))
+    return work
+
+
+def cancels(args: dict[str, Any], partitions: int) -> list[TaskId]:
+    """Ids to ``cancel``."""
+    only(args, ("ids",))
+    ids = args.get("ids")
+    if not isinstance(ids, list) or len(ids) > ITEMS_MAX:
+        raise BadRequest(f"ids must be a list of at most {ITEMS_MAX}", field="ids")
+    return [task_id(one, f"ids[{place}]", partitions) for place, one in enumerate(ids)]
+
+
+def claim_terms(queue_names: Any, most: Any, lease_ms: Any, worker: Any) -> tuple[list[str], int, int, str]:
+    """What one claimer asks for."""
+    return (
+        queues(queue_names),
+        integer(most, "max", 1, CLAIM_TASKS_MAX),
+        integer(lease_ms, "lease_ms", *LEASE_MS),
+        name(worker, "worker", WORKER_CHARS_MAX),
+    )
+
+
+def claims(args: dict[str, Any]) -> list[tuple[list[str], int, int, str]]:
+    """What the claimers of another node ask for together."""
+    return [claim_terms(*item) for item in items(args, 4, "requests")]

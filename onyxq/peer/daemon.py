@@ -137,7 +137,7 @@ class RunningNode:
         self, node: Node, service: Service, *, task_status: TaskStatus[str] = trio.TASK_STATUS_IGNORED
     ) -> None:
         async def handler(stream: ByteStream) -> None:
-            await serve(stream, hello=lambda _: node.hello(), dispatch=service.dispatch)
+            await serve(stream, hello=node.welcome, dispatch=service.dispatch)
 
         await self._network.serve(self.config.listen, handler, task_status=task_status)
 

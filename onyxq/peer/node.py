@@ -19,7 +19,7 @@ import trio
 from log_entries import release_claims
 from onyxq import __version__, facts
 from onyxq.entry import APPLIED
-from onyxq.errors import Corrupt, LogUnavailable, OnyxqError, StoreFailed
+from onyxq.errors import BadRequest, Corrupt, Forbidden, LogUnavailable, OnyxqError, StoreFailed
 from onyxq.facts import Row
 from onyxq.ids import Run
 from onyxq.metrics import Metrics
@@ -314,6 +314,17 @@ class Node:
             node=self.node_id,
             peer=self.peer_id,
         )
+
+    def welcome(self, theirs: Hello) -> Hello:
+        """This node's hello to whoever said ``theirs``; raises the reason to refuse.
+
+        A peer is trusted with the cohort's methods: it must name the cluster's id, not just its name.
+        """
+        if theirs.role not in ("client", "peer"):
+            raise BadRequest(f"there is no role {theirs.role[:100]!r}", field="role")
+        if theirs.role == "peer" and not (theirs.cluster_id and theirs.node):
+            raise Forbidden("a peer must name the cluster's id and its node")
+        return self.hello()
 
     # --- entries
 

@@ -13,7 +13,7 @@ import trio
 
 from onyxq import facts
 from onyxq.errors import BadRequest, NotFound, OnyxqError, Unavailable
-from onyxq.ids import TaskId, id_at, ids_of, partition_of
+from onyxq.ids import PARTITIONS_MAX, TaskId, id_at, ids_of, partition_of
 from onyxq.partition.replication import majority
 from onyxq.peer import arguments as check
 from onyxq.peer import views
@@ -39,29 +39,34 @@ class Reading:
     async def get(self, args: dict[str, Any]) -> dict[str, Any]:
         """State of one task; raises `NotFound`, `Unavailable`."""
         check.only(args, ("id", "seen_token", "seen_seq"))
-        task_id = check.task_id(args.get("id"), "id", self._node.replica.settings.partitions)
+        task_id = self._task_id(args)
+        seen, seen_seq = args.get("seen_token"), args.get("seen_seq")
+        if seen is not None:
+            check.token(seen, "seen_token")
+        if seen_seq is not None:
+            check.integer(seen_seq, "seen_seq", 0, check.SEQ_MAX)
         view = (await self._read(task_id))["view"]
         if view is None:
             raise NotFound(f"there is no task {task_id.hex()}", field="id")
-        seen = args.get("seen_token")
-        if seen is not None:
-            check.token(seen, "seen_token")
-            if max([-1, *(claim["token"] for claim in view["claims"])]) < seen:
-                raise Unavailable("what is known here is older than seen_token")
-        if args.get("seen_seq") is not None:
-            check.integer(args["seen_seq"], "seen_seq", 0, 1 << 31)
-            if view["updates"] <= args["seen_seq"]:
-                raise Unavailable("what is known here is older than seen_seq")
+        if seen is not None and max([-1, *(claim["token"] for claim in view["claims"])]) < seen:
+            raise Unavailable("what is known here is older than seen_token")
+        if seen_seq is not None and view["updates"] <= seen_seq:
+            raise Unavailable("what is known here is older than seen_seq")
         return dict(view)
 
     async def task_log(self, args: dict[str, Any]) -> dict[str, Any]:
         """Updates of one task; raises `NotFound`, `Unavailable`."""
         check.only(args, ("id",))
-        task_id = check.task_id(args.get("id"), "id", self._node.replica.settings.partitions)
+        task_id = self._task_id(args)
         found = await self._read(task_id)
         if found["view"] is None:
             raise NotFound(f"there is no task {task_id.hex()}", field="id")
         return {"updates": found["updates"]}
+
+    def _task_id(self, args: dict[str, Any]) -> TaskId:
+        if self._node.replica.cluster is None:
+            raise Unavailable("the cluster is not known here yet")
+        return check.task_id(args.get("id"), "id", self._node.replica.settings.partitions)
 
     async def _read(self, task_id: TaskId) -> dict[str, Any]:
         leader = leader_of(self._node, partition_of(task_id))
@@ -79,7 +84,7 @@ class Reading:
 
     async def lead_view(self, args: dict[str, Any]) -> dict[str, Any]:
         """The task as this leader knows it; raises `NotLeader`."""
-        task_id = args["id"]
+        task_id = self._task_id(args)
         self._node.operations.leader(partition_of(task_id))
         return self._view(task_id, [tuple(row) for row in self._node.cohort.covering(task_id)])
 
@@ -119,21 +124,15 @@ class Reading:
 
     async def page(self, args: dict[str, Any]) -> dict[str, Any]:
         """A page of tasks in id order."""
-        check.only(args, ("queue", "state", "after", "limit"))
-        limit = check.integer(args.get("limit", 100), "limit", 1, check.LIMIT_MAX)
-        if args.get("queue") is not None:
-            check.text(args["queue"], "queue", check.QUEUE_CHARS_MAX, least=1)
-        if args.get("state") is not None and args["state"] not in STATES:
-            raise BadRequest(f"state must be one of {', '.join(STATES)}", field="state")
-        if args.get("after") is not None:
-            check.task_id(args["after"], "after", 1 << 16)
-        wanted = {"queue": args.get("queue"), "state": args.get("state"), "after": args.get("after"), "limit": limit}
+        wanted = page_args(args)
+        limit = wanted["limit"]
         pages = await self._everywhere("lead.list", wanted, self.lead_list)
         tasks = sorted((task for page in pages for task in page), key=lambda task: bytes(task["id"]))[:limit]
         return {"tasks": tasks, "after": tasks[-1]["id"] if len(tasks) == limit else None}
 
     async def lead_list(self, args: dict[str, Any]) -> list[dict[str, Any]]:
         """The first tasks behind ``after`` in the partitions led from here."""
+        args = page_args(args)
         found: list[dict[str, Any]] = []
         for partition in self._led():
             part: list[dict[str, Any]] = []
@@ -170,10 +169,7 @@ class Reading:
 
     async def count(self, args: dict[str, Any]) -> dict[str, Any]:
         """Tasks by queue and state."""
-        check.only(args, ("queue",))
-        queue = args.get("queue")
-        if queue is not None:
-            check.text(queue, "queue", check.QUEUE_CHARS_MAX, least=1)
+        queue = queue_arg(args)
         pages = await self._everywhere("lead.counts", {"queue": queue}, self.lead_counts)
         totals: dict[str, list[int]] = {}
         for page in pages:
@@ -212,7 +208,7 @@ class Reading:
         """Counts, and the due time of the head, per queue in the partitions led from here."""
         return {
             name: [counts, head[1] if (head := self._node.granter.head(name)) is not None else None]
-            for name, counts in self.local_counts(args["queue"]).items()
+            for name, counts in self.local_counts(queue_arg(args)).items()
         }
 
     def local_counts(self, queue: str | None) -> dict[str, list[int]]:
@@ -300,6 +296,27 @@ class Reading:
                 for record in recent
             ],
         }
+
+
+def queue_arg(args: dict[str, Any]) -> str | None:
+    """The queue that is asked for, None for all."""
+    check.only(args, ("queue",))
+    queue = args.get("queue")
+    return None if queue is None else check.text(queue, "queue", check.QUEUE_CHARS_MAX, least=1)
+
+
+def page_args(args: dict[str, Any]) -> dict[str, Any]:
+    """Which page of which tasks is asked for, complete."""
+    check.only(args, ("queue", "state", "after", "limit"))
+    queue, state, after = args.get("queue"), args.get("state"), args.get("after")
+    if queue is not None:
+        check.text(queue, "queue", check.QUEUE_CHARS_MAX, least=1)
+    if state is not None and state not in STATES:
+        raise BadRequest(f"state must be one of {', '.join(STATES)}", field="state")
+    if after is not None:
+        check.task_id(after, "after", PARTITIONS_MAX)
+    limit = check.integer(args.get("limit", 100), "limit", 1, check.LIMIT_MAX)
+    return {"queue": queue, "state": state, "after": after, "limit": limit}
 
 
 def named(counts: list[int]) -> dict[str, int]:

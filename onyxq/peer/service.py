@@ -16,7 +16,7 @@ import trio
 from log_entries import leave_cluster
 from onyxq import facts
 from onyxq.errors import BadRequest, Forbidden, NotFound, OnyxqError, Overloaded, Unavailable
-from onyxq.ids import IdMaker, ids_of
+from onyxq.ids import PARTITIONS_MAX, IdMaker, ids_of
 from onyxq.partition.cohort import checked_rows
 from onyxq.partition.granter import Granted
 from onyxq.peer import arguments as check
@@ -32,6 +32,7 @@ from onyxq.wire.server import Request
 ENQUEUE_BYTES_MAX = 256 * 1024 * 1024
 """Payload bytes of enqueues being written; above it clients hear `Overloaded`."""
 LOG_LAG_READY = 1_000
+HEAD_TIMEOUT_MS_MAX = 10_000
 IDS_MAX = 100_000
 
 log = logging.getLogger(__name__)
@@ -79,32 +80,32 @@ class Service:
             "health": self._health,
             "metrics": self._metrics,
         }
-        operations, cohort = node.operations, node.cohort
-        self._peer_methods: dict[str, Handler] = {
-            "lead.enqueue": lambda a: operations.enqueue([(f, b) for f, b in a["runs"]], a["w"]),
-            "lead.complete": lambda a: operations.complete(a["items"]),
-            "lead.fail": lambda a: operations.fail(a["items"]),
-            "lead.renew": lambda a: operations.renew(a["items"]),
-            "lead.release": lambda a: operations.release(a["items"]),
-            "lead.update": lambda a: operations.update(a["items"]),
-            "lead.cancel": lambda a: operations.cancel(a["ids"]),
+        self.peer_methods: dict[str, Handler] = {
+            "lead.enqueue": self._lead_enqueue,
+            "lead.complete": self._lead(check.completions, node.operations.complete),
+            "lead.fail": self._lead(check.failures, node.operations.fail),
+            "lead.renew": self._lead(check.renewals, node.operations.renew),
+            "lead.release": self._lead(check.releases, node.operations.release),
+            "lead.update": self._lead(check.updates, node.operations.update),
+            "lead.cancel": self._lead(check.cancels, node.operations.cancel),
             "lead.claim": self._lead_claim,
             "lead.head": self._lead_head,
             "lead.view": self._reading.lead_view,
             "lead.list": self._reading.lead_list,
             "lead.counts": self._reading.lead_counts,
             "lead.offer": self._lead_offer,
-            "cohort.write": lambda a: cohort.write(a["writes"]),
+            "cohort.write": lambda a: node.cohort.write(a["writes"]),
             "cohort.reach": self._cohort_reach,
             "cohort.push": self._cohort_push,
-            "cohort.hours": _sync(lambda a: cohort.hours(a["partition"])),
-            "cohort.leaves": _sync(lambda a: cohort.leaves(a["partition"], a["hour"])),
-            "cohort.keys": _sync(lambda a: cohort.keys(a["partition"], a["hour"], a["leaves"])),
-            "cohort.rows": _sync(lambda a: cohort.rows(a["keys"])),
-            "cohort.covering": _sync(lambda a: cohort.covering(a["id"])),
+            "cohort.hours": _sync(lambda a: node.cohort.hours(a["partition"])),
+            "cohort.leaves": _sync(lambda a: node.cohort.leaves(a["partition"], a["hour"])),
+            "cohort.keys": _sync(lambda a: node.cohort.keys(a["partition"], a["hour"], a["leaves"])),
+            "cohort.rows": _sync(lambda a: node.cohort.rows(a["keys"])),
+            "cohort.covering": _sync(lambda a: node.cohort.covering(self._task_id(a["id"]))),
             "cohort.position": self._cohort_position,
             "peer.leave": self._peer_leave,
         }
+        """What only peers may call."""
 
     async def run(self) -> None:
         """Background work until cancelled."""
@@ -132,10 +133,10 @@ class Service:
             request.on_cancel = withdrawn
             self.claiming.submit(claimer)
             return
-        handler = self._methods.get(request.method) or self._peer_methods.get(request.method)
+        handler = self._methods.get(request.method) or self.peer_methods.get(request.method)
         if handler is None:
             raise NotFound(f"there is no method {request.method[:100]!r}", field="method")
-        if request.method in self._peer_methods and request.peer.role != "peer":
+        if request.method in self.peer_methods and request.peer.role != "peer":
             raise Forbidden(f"{request.method} is for peers")
         self.node.start_soon(self._serve, request, handler)
 
@@ -146,12 +147,13 @@ class Service:
                 request.reply(await handler(request.args))
             except OnyxqError as error:
                 request.fail(error)
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
-                if request.method not in self._peer_methods:
-                    log.exception("%s failed", request.method)
-                    request.fail(OnyxqError(f"{request.method} failed unexpectedly"))
-                else:
+            except Exception as error:
+                # A bug, or nonsense from a peer, ends this request and never the node.
+                log.exception("%s failed", request.method)
+                if request.method in self.peer_methods:
                     request.fail(BadRequest(f"{request.method}: {error!r}"))
+                else:
+                    request.fail(OnyxqError(f"{request.method} failed unexpectedly"))
 
     def _partitions(self) -> int:
         if self.node.replica.cluster is None:
@@ -161,13 +163,7 @@ class Service:
     # --- tasks
 
     async def _enqueue(self, args: dict[str, Any]) -> dict[str, Any]:
-        partitions = self._partitions()
-        check.only(args, ("runs", "w"))
-        wanted = args.get("w")
-        if wanted is not None:
-            check.integer(wanted, "w", 1, check.W_MAX)
-        found = check.items({"runs": args.get("runs")}, 2, "runs")
-        runs = [check.task_run(item, place, partitions) for place, item in enumerate(found)]
+        runs, wanted = check.task_runs(args, self._partitions())
         size = sum(len(body) for _, body in runs)
         if self._enqueueing + size > ENQUEUE_BYTES_MAX:
             raise Overloaded("too many bytes are being enqueued here")
@@ -201,60 +197,23 @@ class Service:
         return {"results": refused}
 
     async def _complete(self, args: dict[str, Any]) -> dict[str, Any]:
-        partitions = self._partitions()
-        work = []
-        for place, item in enumerate(check.items(args, 5)):
-            field = f"items[{place}]"
-            first, count = check.run(item, field, partitions)
-            token = check.token(item[2], f"{field}.token")
-            seq = item[3] if item[3] is None else check.integer(item[3], f"{field}.seq", 0, 1 << 31)
-            work.append((first, count, token, seq, check.results(item[4], f"{field}.result", count)))
+        work = check.completions(args, self._partitions())
         return await self._items("complete", work, self.node.operations.complete)
 
     async def _fail(self, args: dict[str, Any]) -> dict[str, Any]:
-        partitions = self._partitions()
-        work = []
-        for place, item in enumerate(check.items(args, 5)):
-            field = f"items[{place}]"
-            first, count = check.run(item, field, partitions)
-            token = check.token(item[2], f"{field}.token")
-            error = check.text(item[3], f"{field}.error", check.ERROR_CHARS_MAX)
-            retry = item[4]
-            if retry is not None:
-                check.integer(retry, f"{field}.retry_in_ms", 0, check.RETRY_MS_MAX)
-            work.append((first, count, token, error, retry))
+        work = check.failures(args, self._partitions())
         return await self._items("fail", work, self.node.operations.fail)
 
     async def _renew(self, args: dict[str, Any]) -> dict[str, Any]:
-        partitions = self._partitions()
-        work = []
-        for place, item in enumerate(check.items(args, 4)):
-            field = f"items[{place}]"
-            first, count = check.run(item, field, partitions)
-            token = check.token(item[2], f"{field}.token")
-            work.append((first, count, token, check.integer(item[3], f"{field}.lease_ms", *check.LEASE_MS)))
+        work = check.renewals(args, self._partitions())
         return await self._items("renew", work, self.node.operations.renew)
 
     async def _release(self, args: dict[str, Any]) -> dict[str, Any]:
-        partitions = self._partitions()
-        work = []
-        for place, item in enumerate(check.items(args, 3)):
-            field = f"items[{place}]"
-            first, count = check.run(item, field, partitions)
-            work.append((first, count, check.token(item[2], f"{field}.token")))
+        work = check.releases(args, self._partitions())
         return await self._items("release", work, self.node.operations.release)
 
     async def _update(self, args: dict[str, Any]) -> dict[str, Any]:
-        partitions = self._partitions()
-        work = []
-        for place, item in enumerate(check.items(args, 4)):
-            field = f"items[{place}]"
-            found = check.task_id(item[0], f"{field}.id", partitions)
-            token = check.token(item[1], f"{field}.token")
-            seq = check.integer(item[2], f"{field}.seq", 0, 1 << 31)
-            if not isinstance(item[3], bytes) or len(item[3]) > facts.RUN_BYTES_MAX:
-                raise BadRequest(f"{field}.data must be at most {facts.RUN_BYTES_MAX} bytes", field=f"{field}.data")
-            work.append((found, token, seq, item[3]))
+        work = check.updates(args, self._partitions())
         results = await self._router.each(
             work,
             method="lead.update",
@@ -267,12 +226,7 @@ class Service:
         return {"results": results}
 
     async def _cancel(self, args: dict[str, Any]) -> dict[str, Any]:
-        partitions = self._partitions()
-        check.only(args, ("ids",))
-        ids = args.get("ids")
-        if not isinstance(ids, list) or len(ids) > check.ITEMS_MAX:
-            raise BadRequest(f"ids must be a list of at most {check.ITEMS_MAX}", field="ids")
-        work = [(check.task_id(one, f"ids[{place}]", partitions),) for place, one in enumerate(ids)]
+        work = [(one,) for one in check.cancels(args, self._partitions())]
         results = await self._router.each(
             work,
             method="lead.cancel",
@@ -284,6 +238,19 @@ class Service:
         )
         return {"results": results}
 
+    async def _lead_enqueue(self, args: dict[str, Any]) -> Any:
+        runs, wanted = check.task_runs(args, self._partitions(), from_peer=True)
+        return await self.node.operations.enqueue(runs, wanted)
+
+    def _lead(self, checked: Callable[[dict[str, Any], int], Any], work: Callable[[Any], Awaitable[Any]]) -> Handler:
+        async def handler(args: dict[str, Any]) -> Any:
+            return await work(checked(args, self._partitions()))
+
+        return handler
+
+    def _task_id(self, value: Any) -> bytes:
+        return check.task_id(value, "id", self._partitions())
+
     # --- claims
 
     def _claimer(
@@ -291,11 +258,15 @@ class Service:
     ) -> Claimer:
         check.only(args, ("queues", "max", "lease_ms", "wait_ms", "worker"))
         wait_ms = check.integer(args.get("wait_ms", 0), "wait_ms", 0, check.WAIT_MS_MAX)
+        worker = args.get("worker")
+        queues, maximum, lease_ms, worker = check.claim_terms(
+            args.get("queues"), args.get("max", 1), args.get("lease_ms", 30_000), "" if worker is None else worker
+        )
         return Claimer(
-            queues=check.queues(args.get("queues")),
-            maximum=check.integer(args.get("max", 1), "max", 1, check.CLAIM_TASKS_MAX),
-            lease_ms=check.integer(args.get("lease_ms", 30_000), "lease_ms", *check.LEASE_MS),
-            worker=check.text(args.get("worker") or "", "worker", check.WORKER_CHARS_MAX),
+            queues=queues,
+            maximum=maximum,
+            lease_ms=lease_ms,
+            worker=worker,
             deadline=trio.current_time() + wait_ms / 1000,
             reply=lambda granted: reply({"claims": [list(one) for one in granted]}),
             fail=fail,
@@ -339,12 +310,17 @@ class Service:
         self.node.start_soon(release)
 
     async def _lead_claim(self, args: dict[str, Any]) -> dict[str, Any]:
-        answers, heads = await claim_here(self.node, [tuple(one) for one in args["requests"]])
+        answers, heads = await claim_here(self.node, check.claims(args))
         return {"claims": [pack_answer(one) for one in answers], "heads": heads}
 
     async def _lead_head(self, args: dict[str, Any]) -> Any:
-        known = tuple(args["known"]) if args["known"] is not None else None
-        return await self.node.granter.wait_head(args["queue"], known, args["timeout_ms"] / 1000)
+        queue = check.name(args["queue"], "queue", check.QUEUE_CHARS_MAX, least=1)
+        timeout_ms = check.integer(args["timeout_ms"], "timeout_ms", 0, HEAD_TIMEOUT_MS_MAX)
+        known = args["known"]
+        if known is not None:
+            priority, due_ms = (check.integer(one, "known", -(1 << 63), 1 << 63) for one in known)
+            known = (priority, due_ms)
+        return await self.node.granter.wait_head(queue, known, timeout_ms / 1000)
 
     # --- the cohort
 
@@ -363,7 +339,7 @@ class Service:
         return self.node.history.stored
 
     async def _lead_offer(self, args: dict[str, Any]) -> None:
-        leader = self.node.operations.leader(args["partition"])
+        leader = self.node.operations.leader(check.integer(args["partition"], "partition", 0, PARTITIONS_MAX - 1))
         await leader.write(checked_rows(args["rows"], args["partition"]))
 
     # --- the cluster
@@ -442,6 +418,7 @@ class Service:
             self.leave_wanted.set()
 
     async def _health(self, args: dict[str, Any]) -> dict[str, Any]:
+        check.only(args, ())
         node = self.node
         reasons = []
         if node.replica.cluster is None or not node.peer_id:
@@ -460,6 +437,7 @@ class Service:
         }
 
     async def _metrics(self, args: dict[str, Any]) -> dict[str, str]:
+        check.only(args, ())
         node, metrics = self.node, self.node.metrics
         metrics.log_position.set(node.replica.position)
         metrics.log_lag_entries.set(node.log_lag)

@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 from anyio.abc import ByteStream
 
-from onyxq.errors import OnyxqError, ProtocolError
+from onyxq.errors import OnyxqError, ProtocolError, TimedOut
 from onyxq.wire.connection import BREAKS, RECEIVE_BYTES
 from onyxq.wire.outlet import Outlet
 from onyxq.wire.protocol import (
@@ -211,8 +211,10 @@ async def serve(stream: ByteStream, *, hello: Hello | Welcome, dispatch: Dispatc
 
 async def _read(exchange: _Exchange, hello: Hello | Welcome) -> None:
     try:
-        with anyio.fail_after(HELLO_TIMEOUT_S):
+        with anyio.move_on_after(HELLO_TIMEOUT_S) as scope:
             await exchange.greet(hello)
+        if scope.cancelled_caught:
+            raise TimedOut(f"no hello came within {HELLO_TIMEOUT_S:g} s", hint="Say hello first.")
         await exchange.read()
     except BREAKS:
         exchange.outlet.end()

@@ -58,7 +58,7 @@ class OneClaim(Checker):
     def heard(self, task_id: TaskId, token: int, now_s: float) -> None:
         """A worker was told that it holds a task."""
         others = [(other, grant) for other, grant in self.history.holders(task_id, now_s) if other != token]
-        if others and self.history.heard[task_id, token].valid_until_s > now_s:
+        if others and self.history.heard[task_id][token].valid_until_s > now_s:
             other, grant = others[0]
             raise self.broken(
                 f"a worker was given {task_id.hex()} under {token} while {grant.worker} holds it under {other} "
@@ -67,6 +67,7 @@ class OneClaim(Checker):
 
     def finish(self) -> None:
         """Whatever workers were given was granted by the log."""
-        for task_id, token in self.history.heard:
+        heard = [(task_id, token) for task_id, grants in self.history.heard.items() for token in grants]
+        for task_id, token in heard:
             if (task_id, token) not in self.granted:
                 raise self.broken(f"a worker was given {task_id.hex()} under {token}, which the log never granted")

@@ -354,7 +354,7 @@ async def test_readers_never_stall_or_differ_while_connections_break_and_the_log
             others.start_soon(write, 1, stop)
             others.start_soon(trim, sessions[2], stop)
             others.start_soon(disturb, stop)
-            await trio.sleep(4)
+            await until_tail(sessions[2], 300)
             stop.set()
         tail = await sessions[0].tail()
         with trio.fail_after(10):

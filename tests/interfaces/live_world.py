@@ -19,6 +19,7 @@ import httpx
 import msgpack
 import trio
 
+from onyxq.facts import pack_task
 from onyxq.ids import TaskId, make_id
 from onyxq.peer.daemon import LocalCluster
 
@@ -191,8 +192,10 @@ class Live:
         with Wire(self.address) as wire:
             return sum(counts["total"] for counts in wire.call("count", {"queue": None})["counts"].values())
 
-    def check_serves(self, body: bytes, queue: str) -> None:
+    def check_serves(self) -> None:
         """One task's whole life, on a fresh connection and over HTTP."""
+        queue = f"life-{next(_serial)}"
+        body = pack_task({"queue": queue}, [b"x"])
         with Wire(self.address) as wire:
             first = fresh_id(7)
             assert wire.call("enqueue", {"runs": [[first, body]], "w": None}) == {"acks": [1]}

@@ -214,9 +214,11 @@ class Cluster:
 
     # --- looking, over HTTP
 
-    async def send(self, peer: PeerProcess, method: str, path: str, body: Any = None) -> httpx.Response:
+    async def send(
+        self, peer: PeerProcess, method: str, path: str, body: Any = None, *, seconds: float = ASK_TIMEOUT_S
+    ) -> httpx.Response:
         """One request to one peer; raises `httpx.TransportError`."""
-        return await self._http.request(method, f"http://{peer.http}{path}", json=body)
+        return await self._http.request(method, f"http://{peer.http}{path}", json=body, timeout=seconds)
 
     async def see(self, peer: PeerProcess, path: str) -> Any:
         """What a peer answers to GET; raises `httpx.HTTPError`."""

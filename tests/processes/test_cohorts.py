@@ -11,11 +11,10 @@ import pytest
 import trio
 
 from onyxq.client import AsyncClient
-from onyxq.errors import Unavailable
 from onyxq.ids import partition_of
 from onyxq.log.zookeeper_server import ZookeeperServer
-from tests.processes.cluster import Cluster, bounded
-from tests.processes.workload import all_there
+from tests.processes.cluster import Cluster, PeerProcess, bounded
+from tests.processes.workload import all_there, spread
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -24,6 +23,8 @@ TASKS = 500
 LEASE_MS = 60_000
 DISK_BYTES = 48 * 1024 * 1024
 YIELD_AFTER_MS = 1_500
+MINORITY_CODES = {"unavailable", "not_leader", "unknown"}
+"""What a peer may say where no majority can be reached."""
 
 
 async def enqueue_in(client: AsyncClient, queue: str, partitions: set[int]) -> list[bytes]:
@@ -112,7 +113,7 @@ async def test_a_leader_with_a_full_disk_yields_and_others_serve(
         led = set(await cluster.led_by(full, seen_by=other))
         assert led
         async with cluster.client("b", "c", timeout_ms=45_000) as client:
-            first = await client.enqueue_many("work", [b"x"] * TASKS)
+            first = await spread(client, "work", TASKS)
             ballast = small_disk / "ballast"
             fill(ballast)
             ids = await enqueue_in(client, "work", led)
@@ -145,7 +146,7 @@ async def test_one_of_two_that_drains_leaves_the_other_serving_alone(cluster: Cl
     await cluster.whole("a", "b")
     stays, goes = cluster["a"], cluster["b"]
     async with cluster.client() as client:
-        ids = await client.enqueue_many("work", [b"x"] * TASKS)
+        ids = await spread(client, "work", TASKS)
         kept = await client.claim(["work"], max=10, lease_ms=LEASE_MS, wait_ms=5_000, worker="patient")
         await goes.terminate()
         await cluster.whole("a")
@@ -157,6 +158,14 @@ async def test_one_of_two_that_drains_leaves_the_other_serving_alone(cluster: Cl
         await all_there(cluster, client, "work", dict.fromkeys(ids, "completed"))
 
 
+async def expect_refusal(cluster: Cluster, peer: PeerProcess, method: str, path: str, body: object) -> None:
+    """Ask for what needs a majority: 503, a reason, and when to try again."""
+    answer = await cluster.send(peer, method, path, body, seconds=20)
+    assert answer.status_code == 503, f"{method} {path}: {answer.status_code} {answer.text}"
+    assert answer.json()["code"] in MINORITY_CODES
+    assert int(answer.headers["Retry-After"]) > 0
+
+
 @bounded(90)
 async def test_one_of_two_without_the_other_says_so_until_it_is_back(cluster: Cluster) -> None:
     """SIGKILL leaves one of two, which is no majority: it refuses, and still answers what it can."""
@@ -164,29 +173,30 @@ async def test_one_of_two_without_the_other_says_so_until_it_is_back(cluster: Cl
     await cluster.whole("a", "b")
     left, killed = cluster["a"], cluster["b"]
     async with cluster.client() as client:
-        ids = await client.enqueue_many("work", [b"x"] * TASKS)
+        ids = await spread(client, "work", TASKS)
         held = await client.claim(["work"], max=5, lease_ms=LEASE_MS, wait_ms=5_000, worker="patient")
     killed.kill()
 
     async def alone() -> bool:
-        ring = await cluster.see(left, "/v1/ring")
-        placed = await cluster.partitions(left)
-        return [one["node"] for one in ring["members"]] == [left.node] and not any(
-            one["ready"] for one in placed.values()
-        )
+        return [one["node"] for one in (await cluster.see(left, "/v1/ring"))["members"]] == [left.node]
 
-    await cluster.until("a ring of one without a majority anywhere", alone)
-    async with cluster.client("a", timeout_ms=10_000) as client:
-        with pytest.raises(Unavailable):
-            await client.enqueue("work", b"y", timeout_ms=2_000)
-        with pytest.raises(Unavailable):
-            await client.complete(held[0], timeout_ms=2_000)
-        with pytest.raises(Unavailable):
-            await client.claim(["work"], max=1, lease_ms=LEASE_MS, wait_ms=500, worker="w", timeout_ms=2_000)
-        with pytest.raises(Unavailable):
-            await client.get(ids[0])
-        cluster_view = await cluster.see(left, "/v1/cluster")
-        assert cluster_view["under_replicated"] == cluster_view["not_ready"] == cluster_view["settings"]["partitions"]
+    await cluster.until("a ring of one", alone)
+    orphans = [number for number, one in (await cluster.partitions(left)).items() if not one["ready"]]
+    orphan = next(task_id for task_id in ids if partition_of(task_id) in orphans).hex()
+    claim = {"queues": ["work"], "max": 1, "lease_ms": 1_000, "wait_ms": 0}
+    done = {"claims": [{"id": one.id.hex(), "token": one.token} for one in held]}
+    async with trio.open_nursery() as nursery:
+        for asked in (
+            ("POST", "/v1/tasks", {"tasks": [{"queue": "work"}]}),
+            ("POST", "/v1/claims", claim),
+            ("DELETE", f"/v1/tasks/{orphan}", None),
+            ("GET", f"/v1/tasks/{orphan}", None),
+        ):
+            nursery.start_soon(expect_refusal, cluster, left, *asked)
+        answer = await cluster.send(left, "POST", "/v1/claims/complete", done, seconds=20)
+        assert {one["code"] for one in answer.json()["results"]} <= MINORITY_CODES
+        view = await cluster.see(left, "/v1/cluster")
+        assert (view["under_replicated"], view["not_ready"]) == (view["settings"]["partitions"], len(orphans))
         assert (await cluster.send(left, "GET", "/livez")).is_success
 
     await cluster.start("b")
@@ -204,20 +214,20 @@ async def test_one_node_grows_to_three_and_shrinks_back_to_one(cluster: Cluster)
     """Every partition gets its copies and gives them back; every task can be read all the time."""
     await cluster.start("a")
     await cluster.whole("a")
-    async with cluster.client("a") as client:
-        ids = await client.enqueue_many("work", [b"x"] * TASKS)
+    async with cluster.client() as client:
+        ids = await spread(client, "work", TASKS)
         done = await claim_and_complete(client, "work", TASKS // 2)
-        await cluster.start("b", "c")
-        await cluster.whole(*NAMES)
-        await cluster.replicated(cluster["c"])
-        expected = dict.fromkeys(ids, "ready") | dict.fromkeys(done, "completed")
-        await all_there(cluster, client, "work", expected)
-        await cluster["a"].terminate()
-        await cluster.whole("b", "c")
-        await all_there(cluster, client, "work", expected)
-        await cluster["b"].terminate()
-        await cluster.whole("c")
-        await all_there(cluster, client, "work", expected)
+    expected = dict.fromkeys(ids, "ready") | dict.fromkeys(done, "completed")
+    await cluster.start("b", "c")
+    await cluster.whole(*NAMES)
+    await cluster.replicated(cluster["c"])
+    for left, goes in ((NAMES, "a"), (("b", "c"), "b"), (("c",), "")):
+        await cluster.whole(*left)
+        async with cluster.client() as client:
+            await all_there(cluster, client, "work", expected)
+        if goes:
+            await cluster[goes].terminate()
+    async with cluster.client() as client:
         done += await claim_and_complete(client, "work", TASKS - len(done))
         assert sorted(done) == sorted(ids)
         task = await client.get(ids[0])

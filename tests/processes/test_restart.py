@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.processes.cluster import Cluster, PeerProcess, bounded
-from tests.processes.workload import all_there
+from tests.processes.workload import all_there, spread
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -24,7 +24,7 @@ async def test_a_cluster_killed_whole_reforms_and_moves_nothing(cluster: Cluster
     await cluster.start(*NAMES)
     await cluster.whole(*NAMES)
     async with cluster.client() as client:
-        ids = await client.enqueue_many("work", [b"%d" % number for number in range(TASKS)])
+        ids = await spread(client, "work", TASKS)
         done = await client.claim(["work"], max=100, lease_ms=60_000, wait_ms=5_000, worker="early")
         await client.complete(done)
         kept = await client.claim(["work"], max=10, lease_ms=60_000, wait_ms=5_000, worker="patient")

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 import pytest
 import trio
 
-from onyxq.client import AsyncClient, ClaimBatch
+from onyxq.client import AsyncClient, Claim, ClaimBatch
 from onyxq.errors import LogUnavailable, OnyxqError, Unavailable
 from onyxq.log.zookeeper_server import ZookeeperServer
 from tests.processes.cluster import POLL_S, Cluster, bounded
-from tests.processes.workload import History, all_there, complete, work
+from tests.processes.workload import History, all_there, complete, spread, work
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -44,10 +44,10 @@ async def test_facts_go_on_while_zookeeper_is_frozen_and_no_claim_is_lost(
     await cluster.whole(*NAMES)
     history, held_history = History("work"), History("held")
     async with cluster.client() as client, trio.open_nursery() as nursery:
-        history.enqueued.update(await client.enqueue_many("work", [b"x"] * TASKS))
-        held_history.enqueued.update(await client.enqueue_many("held", [b"y"] * 20))
+        history.enqueued.update(await spread(client, "work", TASKS))
+        held_history.enqueued.update(await spread(client, "held", 20))
         stock = await claimed(client, "work", TASKS)
-        held = (await claimed(client, "held", 20))[0]
+        held = [claim for batch in await claimed(client, "held", 20) for claim in batch]
         nursery.start_soon(renewed, client, held)
         nursery.start_soon(work, held_history, client, "rival")
         acked: list[float] = []
@@ -86,7 +86,7 @@ async def claimed(client: AsyncClient, queue: str, count: int) -> list[ClaimBatc
     return found
 
 
-async def renewed(client: AsyncClient, held: ClaimBatch) -> None:
+async def renewed(client: AsyncClient, held: list[Claim]) -> None:
     """Renew as a worker does: ahead of time, and for as long as it takes while the log is away."""
     while True:
         await client.renew(held, LEASE_MS, timeout_ms=60_000)
@@ -111,10 +111,10 @@ async def complete_on(history: History, client: AsyncClient, stock: list[ClaimBa
         await complete(history, client, batch)
 
 
-async def expect_log_unavailable(cluster: Cluster, client: AsyncClient, held: ClaimBatch, until: float) -> None:
+async def expect_log_unavailable(cluster: Cluster, client: AsyncClient, held: list[Claim], until: float) -> None:
     """Once the peers noticed, claims and renewals say that the log is away, over TCP and HTTP, to the end."""
     wanted = {"queues": ["held"], "max": 1, "lease_ms": LEASE_MS, "wait_ms": 0, "worker": "asker"}
-    item = [held.runs[0].first, 1, held.runs[0].token, LEASE_MS]
+    item = [held[0].id, 1, held[0].token, LEASE_MS]
     peer = cluster.serving[0]
     with trio.move_on_after(6):
         while not (

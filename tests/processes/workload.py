@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import trio
 
-from onyxq.client import AsyncClient, ClaimBatch
+from onyxq.client import AsyncClient, Claim
 from onyxq.errors import BatchRefused, OnyxqError, Unavailable
 from onyxq.ids import ids_of
 from tests.processes.cluster import POLL_S, Cluster
@@ -21,6 +21,8 @@ from tests.processes.cluster import POLL_S, Cluster
 LEASE_MS = 5_000
 """Short: claims whose answer died with a peer come back within the test."""
 BATCH_TASKS = 100
+SPREAD_TASKS = 5
+"""Tasks that go to one partition before the next one's turn."""
 PAGE_TASKS = 1_000
 
 
@@ -39,7 +41,7 @@ class History:
         """Promises that were broken."""
         self._moved = trio.Event()
 
-    def took(self, claims: ClaimBatch) -> None:
+    def took(self, claims: Sequence[Claim]) -> None:
         """A worker was handed these."""
         for claim in claims:
             done = self.completed.get(claim.id)
@@ -49,7 +51,7 @@ class History:
                 self.wrong.append(f"{claim.id.hex()} handed out twice under {claim.token}")
             self.granted[claim.id] = max(claim.token, self.granted.get(claim.id, -1))
 
-    def finished(self, claims: ClaimBatch, refused: Sequence[Any] = ()) -> None:
+    def finished(self, claims: Sequence[Claim], refused: Sequence[Any] = ()) -> None:
         """A worker was told that these, but for the refused parts, are completed."""
         left_out = {task_id for part in refused for task_id in ids_of(part.first, part.count)}
         for claim in claims:
@@ -118,6 +120,14 @@ async def _insist(cluster: Cluster, method: str, path: str, body: Any) -> Any:
             await trio.sleep_forever()
 
 
+async def spread(client: AsyncClient, queue: str, count: int) -> list[bytes]:
+    """Ids of so many acknowledged tasks, over all partitions."""
+    ids: list[bytes] = []
+    while len(ids) < count:
+        ids += await client.enqueue_many(queue, [b"x"] * min(SPREAD_TASKS, count - len(ids)))
+    return ids
+
+
 async def work(history: History, client: AsyncClient, worker: str) -> None:
     """Claim and complete until cancelled."""
     while True:
@@ -132,7 +142,7 @@ async def work(history: History, client: AsyncClient, worker: str) -> None:
                 await trio.sleep_forever()
 
 
-async def complete(history: History, client: AsyncClient, claims: ClaimBatch) -> None:
+async def complete(history: History, client: AsyncClient, claims: Sequence[Claim]) -> None:
     """Complete claims, and note what was acknowledged; raises `Unavailable` if nothing could be done."""
     history.took(claims)
     try:
@@ -169,4 +179,4 @@ async def all_there(cluster: Cluster, client: AsyncClient, queue: str, expected:
     assert not wrong, f"{len(wrong)} of {len(found)} tasks are not as expected: {dict(list(wrong.items())[:5])}"
 
 
-__all__ = ["History", "OnyxqError", "all_there", "complete", "enqueue_over_http", "enqueue_over_tcp", "states", "work"]
+__all__ = ["History", "OnyxqError", "all_there", "complete", "enqueue_over_http", "enqueue_over_tcp", "spread", "states", "work"]
