@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -94,9 +94,9 @@ def _readers(args: Any) -> tuple[tuple[str, Reader], ...]:
 
 
 def encode_args(args: Any) -> list[Any]:
-    """The fields of ``args`` in order, as msgpack can hold them."""
+    """The fields of ``args`` in order, for msgpack with `plain_map` as its ``default``."""
     kind: Any = type(args)
-    return [_plain(getattr(args, name)) for name, _ in _fields(kind)]
+    return [getattr(args, name) for name, _ in _fields(kind)]
 
 
 def decode_args(args: type, values: Any) -> Any:
@@ -107,12 +107,11 @@ def decode_args(args: type, values: Any) -> Any:
     return args(*[read(value, name) for (name, read), value in zip(readers, values, strict=True)])
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, (PMap, Mapping)):
-        return {key: _plain(item) for key, item in sorted(value.items())}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value
+def plain_map(value: Any) -> dict[Any, Any]:
+    """A persistent map as msgpack can hold it, in the order of its keys."""
+    if not isinstance(value, PMap):
+        raise TypeError(f"an entry cannot hold {type(value).__name__}")
+    return dict(sorted(value.items()))
 
 
 # --- readers: one per type, made once, because every record of the log passes through them ---

@@ -52,11 +52,15 @@ def count_chunk(path: Path, start: int, end: int) -> dict[str, int]:
 
 
 async def added(client: AsyncClient, tasks: list[str]) -> dict[str, int]:
-    """The sum of the counts that completed tasks keep."""
+    """The sum of the counts that completed tasks keep; asks for all of them at once."""
     total: Counter[str] = Counter()
-    for task in tasks:
-        found = await client.get(task)
-        total.update(unpack_counts(found.result or b""))
+
+    async def add(task: str) -> None:
+        total.update(unpack_counts((await client.get(task)).result or b""))
+
+    async with trio.open_nursery() as nursery:
+        for task in tasks:
+            nursery.start_soon(add, task)
     return total
 
 
@@ -75,14 +79,17 @@ async def work(client: AsyncClient, name: str, directory: Path, ran: Counter[str
     the claim lapsed: the task is run again, by this worker or another.
     """
     while True:
+        served = False
         try:
             claims = await client.claim([MAP, REDUCE], max=CLAIM_TASKS, lease_ms=LEASE_MS, wait_ms=WAIT_MS, worker=name)
             results = [await run_task(client, claim, directory) for claim in claims]
             if claims:
                 ran.update(claim.queue for claim in claims)
                 await client.complete(claims, results=results)
-        except (Unavailable, TimedOut, Overloaded, BatchRefused) as error:
-            print(f"{name}: {error}; trying again", file=sys.stderr)
+            served = True
+        except* (Unavailable, TimedOut, Overloaded, BatchRefused) as group:
+            print(f"{name}: {group.exceptions[0]}; trying again", file=sys.stderr)
+        if not served:
             await trio.sleep(PAUSE_S)
 
 

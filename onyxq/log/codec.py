@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from log_entries.registry import BY_ARGS
-from onyxq.entry import ENTRY_BYTES_MAX, RECORD_BYTES_MAX, encode_args
+from onyxq.entry import ENTRY_BYTES_MAX, RECORD_BYTES_MAX, encode_args, plain_map
 from onyxq.errors import TooLarge
 
 RECORD_OVERHEAD_BYTES_MAX = 1024
@@ -46,7 +46,7 @@ class RecordContent(NamedTuple):
 def encode_entry(args: Any) -> bytes:
     """The bytes of the entry whose arguments are ``args``; raises `TooLarge` above 256 KiB."""
     entry = BY_ARGS[type(args)]
-    data: bytes = msgpack.packb([entry.name, entry.version, encode_args(args)])
+    data: bytes = msgpack.packb([entry.name, entry.version, encode_args(args)], default=plain_map)
     if len(data) > ENTRY_BYTES_MAX:
         raise TooLarge(f"an entry {entry.name} of {len(data)} bytes; at most {ENTRY_BYTES_MAX}")
     return data

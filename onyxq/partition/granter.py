@@ -22,7 +22,7 @@ from log_entries import grant_claims
 from onyxq.entry import APPLIED
 from onyxq.errors import Corrupt, LogUnavailable, OnyxqError, Unavailable
 from onyxq.facts import slice_task, task_header
-from onyxq.ids import Run, TaskId, mask_of, ms_of, offset_of, runs_of, stretch_of
+from onyxq.ids import Run, TaskId, id_at, mask_of, ms_of, offset_of, runs_of, stretch_of
 from onyxq.metrics import Metrics
 from onyxq.partition.leader import PartitionLeader
 from onyxq.partition.window import SortKey, Window
@@ -126,10 +126,15 @@ class Granter:
         self._leaders: dict[int, PartitionLeader] = {}
         self._queues: dict[str, _QueueHeads] = {}
         self._blocked: dict[bytes, int] = {}
+        self.finishing: dict[bytes, int] = {}
+        """Tasks whose completion is being written, per stretch: not to be had meanwhile, whoever
+        holds them. A lapsed token may complete a task that nobody holds."""
         self._requests: deque[ClaimRequest] = deque()
         self._wake = trio.Event()
         self._rows: dict[bytes, bytes] = {}
         self._queue_of: dict[bytes, str] = {}
+        self._seen: dict[bytes, tuple[int, list[Piece]]] | None = None
+        """While one round picks: unavailable tasks and moved pieces per stretch."""
 
     # --- leadership
 
@@ -184,14 +189,18 @@ class Granter:
             else:
                 self._blocked.pop(stretch, None)
         if readd:
-            self.add(piece for run in runs for piece in self.pieces(run))
+            self.offer(runs)
+
+    def offer(self, runs: Iterable[Run]) -> None:
+        """Offer again what is ready of these runs."""
+        self.add(piece for run in runs for piece in self.pieces(run))
 
     def is_blocked(self, run: Run) -> int:
         """Mask of the run's tasks that are blocked."""
         return self._blocked.get(stretch_of(run.first), 0) & mask_of(*run)
 
     def pieces(self, run: Run) -> list[Piece]:
-        """The ready, unfinished pieces of a run of one task row."""
+        """The ready, unfinished pieces of a run, which may be of several task rows."""
         store = self._host.store
         stretch = stretch_of(run.first)
         bits = mask_of(*run) & ~store.finished_bits(stretch)
@@ -200,10 +209,15 @@ class Granter:
             if piece.bits & bits and piece.due_ms <= self._host.wall_ms():
                 found.append(piece._replace(bits=piece.bits & bits))
             bits &= ~piece.bits
-        row = store.task_row(run.first) if bits else None
-        if row is not None:
-            header, _ = task_header(row[1])
-            found.append(Piece(header["queue"], header.get("priority", 0), ms_of(row[0]), row[0], bits, 0, row[0]))
+        while bits:
+            row = store.task_row(id_at(stretch, (bits & -bits).bit_length() - 1))
+            if row is None:
+                bits &= bits - 1
+                continue
+            header, count = task_header(row[1])
+            covered = bits & mask_of(row[0], count)
+            found.append(Piece(header["queue"], header.get("priority", 0), ms_of(row[0]), row[0], covered, 0, row[0]))
+            bits &= ~covered
         return found
 
     # --- heads, as coordinators ask for them
@@ -266,12 +280,15 @@ class Granter:
     def _round(self, outbox: Outbox) -> None:
         requests, self._requests = list(self._requests), deque()
         picks: dict[int, list[_Pick]] = {}
+        # Nothing but this round's own blocks changes before it ends: look each stretch up once.
+        self._seen = {}
         for request in requests:
             found = self._pick(request)
             for pick in found:
                 picks.setdefault(int.from_bytes(pick.run.first[6:8], "big"), []).append(pick)
             if not found:
                 request.reply([], self._why_nothing(request))
+        self._seen = None
         for partition, chosen in sorted(picks.items()):
             for request in {pick.request for pick in chosen}:
                 request.entries += 1
@@ -394,16 +411,25 @@ class Granter:
 
     def _free(self, piece: Piece) -> int:
         stretch = stretch_of(piece.first)
-        store = self._host.store
-        bits = piece.bits & ~claimed_bits(pieces_of(self._host.replica, piece.first))
-        bits &= ~self._blocked.get(stretch, 0)
+        bits = piece.bits & ~self._blocked.get(stretch, 0)
         if not bits:
             return 0
-        bits &= ~store.finished_bits(stretch)
-        for moved in store.moved(stretch):
+        taken, moved_pieces = self._state(stretch)
+        bits &= ~taken
+        for moved in moved_pieces:
             if (moved.due_ms, moved.attempts) != (piece.due_ms, piece.attempts):
                 bits &= ~moved.bits
         return bits
+
+    def _state(self, stretch: TaskId) -> tuple[int, list[Piece]]:
+        """Tasks of a stretch that are claimed, finished or being finished; its moved pieces."""
+        if self._seen is not None and stretch in self._seen:
+            return self._seen[stretch]
+        taken = claimed_bits(pieces_of(self._host.replica, stretch)) | self.finishing.get(stretch, 0)
+        state = (taken | self._host.store.finished_bits(stretch), self._host.store.moved(stretch))
+        if self._seen is not None:
+            self._seen[stretch] = state
+        return state
 
     def _why_nothing(self, request: ClaimRequest) -> OnyxqError | None:
         for queue in request.queues:

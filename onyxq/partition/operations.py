@@ -75,6 +75,8 @@ class Finish(NamedTuple):
     token: int
     outcome: int
     results: list[bytes | None]
+    rows: Sequence[Row] = ()
+    """Of a repeat: the rows that were stored the first time."""
 
 
 class Operations:
@@ -84,8 +86,6 @@ class Operations:
         self._host = host
         self._updates: dict[tuple[bytes, int], int] = {}
         """Next sequence number of updates being written, per (task, token)."""
-        self._finishing: dict[bytes, int] = {}
-        """Tasks with a completion being written, per stretch."""
 
     def leader(self, partition: int) -> PartitionLeader:
         """The serving leader of a partition; raises `NotLeader`, `BadRequest`."""
@@ -180,16 +180,38 @@ class Operations:
                     part = results[offset_of(run.first) - offset_of(first) :][: run.count] if results else []
                     finish = Finish(run, token, facts.COMPLETED, part)
                     work.setdefault(leader.partition, []).append((place, finish))
+                rest = mask_of(first, count) & ~taken
+                for part_first, part_count, _ in refusals:
+                    rest &= ~mask_of(part_first, part_count)
+                for run in runs_of(stretch_of(first), rest):
+                    finish = Finish(run, token, facts.COMPLETED, [], self._completion_rows_of(run, token))
+                    work.setdefault(leader.partition, []).append((place, finish))
             except OnyxqError as error:
                 refused[place].append([first, count, error.to_map()])
         await self._finish_all(work, refused)
         return refused
 
+    def _completion_rows_of(self, run: Run, token: int) -> list[Row]:
+        """The rows that are here already of tasks completed under ``token``.
+
+        They may be here only: a repeat sends them to the holders again, so that its ack is honest.
+        """
+        rows: dict[bytes, Row] = {}
+        for offset in range(run.count):
+            task_id = id_at(stretch_of(run.first), offset_of(run.first) + offset)
+            for first, body in self._host.store.covering(facts.COMPLETION, task_id):
+                done = facts.unpack_completion(body)
+                if done.token == token:
+                    row = facts.completion_row(first, done)
+                    rows[row.key] = row
+        return list(rows.values())
+
     async def _finish_all(self, work: dict[int, list[tuple[int, Finish]]], refused: list[list[Refused]]) -> None:
         votes = []
         for partition, finishes in sorted(work.items()):
             leader = self._host.leaders[partition]
-            rows = self._completion_rows([finish for _, finish in finishes])
+            rows = self._completion_rows([finish for _, finish in finishes if not finish.rows])
+            rows += {row.key: row for _, finish in finishes for row in finish.rows}.values()
             self._mark_finishing(finishes, on=True)
             votes.append((leader, finishes, leader.replicate(rows)))
         for leader, finishes, vote in votes:
@@ -199,12 +221,14 @@ class Operations:
                 for place, finish in finishes:
                     refused[place].append([*finish.run, error.to_map()])
             else:
-                for _, finish in finishes:
+                for finish in (finish for _, finish in finishes if not finish.rows):
                     queue = self._host.granter.queue_of(finish.run.first)
                     self._host.count_event(queue, facts.OUTCOMES[finish.outcome], finish.run.count)
                 self._let_go(leader, [finish for _, finish in finishes])
             finally:
                 self._mark_finishing(finishes, on=False)
+                # Where nothing was stored after all they are to be had again.
+                self._host.granter.offer(finish.run for _, finish in finishes)
 
     def _completion_rows(self, finishes: Iterable[Finish]) -> list[Row]:
         at_ms = self._host.wall_ms()
@@ -216,14 +240,15 @@ class Operations:
         ]
 
     def _mark_finishing(self, finishes: Iterable[tuple[int, Finish]], *, on: bool) -> None:
+        finishing = self._host.granter.finishing
         for _, finish in finishes:
             stretch = stretch_of(finish.run.first)
-            bits = self._finishing.get(stretch, 0)
+            bits = finishing.get(stretch, 0)
             bits = bits | mask_of(*finish.run) if on else bits & ~mask_of(*finish.run)
             if bits:
-                self._finishing[stretch] = bits
+                finishing[stretch] = bits
             else:
-                self._finishing.pop(stretch, None)
+                finishing.pop(stretch, None)
 
     def _let_go(self, leader: PartitionLeader, finishes: list[Finish]) -> None:
         """The completions are stored: free their claims, at the log's leisure."""
@@ -243,7 +268,7 @@ class Operations:
         """Mask of the tasks on which ``token`` still stands, and the refused parts.
 
         A lapsed token stands while nobody newer was granted. Tasks that this very token
-        completed already are neither: their repeat is simply done.
+        completed already are neither: their repeat is stored again.
         """
         mask = mask_of(*run)
         store = self._host.store
@@ -542,7 +567,7 @@ class Operations:
                 run = Run(id_at(stretch, offset), count)
                 over = finished & mask_of(*run)
                 done += [Finish(part, token, facts.COMPLETED, []) for part in runs_of(stretch, over)]
-                bits = mask_of(*run) & ~finished & ~self._finishing.get(stretch, 0)
+                bits = mask_of(*run) & ~finished & ~self._host.granter.finishing.get(stretch, 0)
                 if deadline < log_time_ms and bits:
                     for part in runs_of(stretch, bits):
                         self._plan_expiry(part, token, lapsed, dead)

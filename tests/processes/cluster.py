@@ -104,8 +104,7 @@ class PeerProcess:
                 if not self.runs:
                     pytest.fail(f"peer {self.name} ended with code {self.process.returncode} before it was ready")
                 await trio.sleep(POLL_S)
-                with open(self._said, "rb") as said:
-                    line = said.readline()
+                line = self._said.read_bytes()
         if not line.endswith(b"\n"):
             pytest.fail(f"peer {self.name} is not ready after {READY_TIMEOUT_S:.0f} s")
         found = json.loads(line)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import httpx
 import pytest
 import trio
@@ -99,6 +101,5 @@ async def sockets_filled(peer: PeerProcess, count: int) -> None:
     waiting = 0
     while waiting < count:
         await trio.sleep(0.02)
-        with open("/proc/net/tcp") as table:
-            lines = [line.split() for line in table][1:]
+        lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
         waiting = sum(line[1].endswith(port) and int(line[4].partition(":")[2], 16) > 0 for line in lines)

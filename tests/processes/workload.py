@@ -14,7 +14,7 @@ import httpx
 import trio
 
 from onyxq.client import AsyncClient, Claim
-from onyxq.errors import BatchRefused, OnyxqError, Unavailable
+from onyxq.errors import BatchRefused, Unavailable
 from onyxq.ids import ids_of
 from tests.processes.cluster import POLL_S, Cluster
 
@@ -177,6 +177,3 @@ async def all_there(cluster: Cluster, client: AsyncClient, queue: str, expected:
     assert not lost, f"{len(lost)} of {len(expected)} tasks are lost, the first {min(lost).hex()}"
     wrong = {task_id.hex(): state for task_id, state in found.items() if expected.get(task_id) != state}
     assert not wrong, f"{len(wrong)} of {len(found)} tasks are not as expected: {dict(list(wrong.items())[:5])}"
-
-
-__all__ = ["History", "OnyxqError", "all_there", "complete", "enqueue_over_http", "enqueue_over_tcp", "spread", "states", "work"]

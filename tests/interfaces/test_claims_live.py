@@ -1,0 +1,593 @@
+"""What plain queues promise, through clients of a cluster of three nodes."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+import trio
+
+from onyxq import AsyncClient
+from onyxq.client.claims import Claim, ClaimBatch
+from onyxq.client.values import Task
+from onyxq.errors import AlreadyFinished, Conflict, SequenceGap, StaleToken, from_map
+from onyxq.facts import pack_task
+from onyxq.ids import TaskId, ids_of, ms_of, with_counter
+from onyxq.peer.daemon import LocalCluster
+from tests.interfaces.live_world import Wire, claim_of, fresh_id, running
+
+pytestmark = pytest.mark.slow
+
+PATIENCE_MS = 10_000
+_serial = count(1)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    """Three nodes for all tests of this module; every test has queues of its own."""
+    with running(peers=3) as cluster:
+        yield cluster
+
+
+class World:
+    """A client of each node, and a queue that nobody else uses."""
+
+    def __init__(self, clients: list[AsyncClient]) -> None:
+        self.clients = clients
+        self.client = clients[0]
+        self.queue = f"q-{next(_serial)}"
+
+    async def claim(self, queue: str | None = None, *, wait_ms: int = PATIENCE_MS, **how: Any) -> Claim:
+        """The one task that is there, or comes."""
+        (claim,) = await self.client.claim([queue or self.queue], wait_ms=wait_ms, **how)
+        return claim
+
+    async def nothing(self, queue: str | None = None) -> bool:
+        """Whether no node gives a task now."""
+        batches = [await client.claim([queue or self.queue], max=10) for client in self.clients]
+        return not any(batches)
+
+    async def until(self, task_id: bytes, holds: Callable[[Task], bool]) -> Task:
+        """The task once something holds of it."""
+        with trio.fail_after(PATIENCE_MS / 1000):
+            while not holds(task := await self.client.get(task_id)):
+                await trio.sleep(0.02)
+        return task
+
+    async def counts(self, queue: str | None = None) -> dict[str, int]:
+        """The queue's counts that are not zero."""
+        counts = (await self.client.count(queue or self.queue))[queue or self.queue]
+        return {state: number for state, number in counts.items() if number}
+
+
+def in_cluster(test: Callable[[Any, World], Awaitable[None]]) -> Callable[..., None]:
+    """Run an async test on trio with the clients of the module's cluster."""
+
+    @functools.wraps(test)
+    def run(self: Any, cluster: LocalCluster) -> None:
+        async def main() -> None:
+            one, two, three = cluster.addresses
+            async with AsyncClient(one) as first, AsyncClient(two) as second, AsyncClient(three) as third:
+                with trio.fail_after(30):
+                    await test(self, World([first, second, third]))
+
+        trio.run(main)
+
+    del run.__wrapped__  # type: ignore[attr-defined]  # pytest is to see the cluster, not the world
+    return run
+
+
+async def refusal(client: AsyncClient, method: str, *item: Any) -> str | None:
+    """The code with which one item is refused, None if it is done."""
+    (result,) = (await client.call(method, {"items": [list(item)]}))["results"]
+    if method == "update":
+        return None if result is None else str(result["code"])
+    return str(result[0][2]["code"]) if result else None
+
+
+class TestOrder:
+    """Which task comes first."""
+
+    @in_cluster
+    async def test_the_highest_priority_comes_first_then_the_oldest(self, world: World) -> None:
+        """Across partitions, and so across nodes."""
+        tasks = [(priority, fresh_id(partition, ms=1_700_000_000_000 + age))
+                 for partition, (priority, age) in enumerate([(0, 5), (5, 9), (0, 3), (-1, 0), (5, 7), (0, 4)], 10)]  # fmt: skip
+        for priority, task_id in tasks:
+            await world.client.enqueue(world.queue, b"x", priority=priority, id=task_id)
+        wanted = [task_id for _, task_id in sorted(tasks, key=lambda task: (-task[0], ms_of(task[1])))]
+        assert [(await world.claim()).id for _ in tasks] == wanted
+
+    @in_cluster
+    async def test_a_claim_takes_from_all_its_queues_in_that_order(self, world: World) -> None:
+        """And from no other."""
+        low, high, other = (f"{world.queue}-{name}" for name in ("low", "high", "other"))
+        first = await world.client.enqueue(low, b"x", id=fresh_id(3))
+        second = await world.client.enqueue(high, b"x", priority=9, id=fresh_id(4))
+        await world.client.enqueue(other, b"x", priority=99)
+        got = [claim.id for _ in range(2) for claim in await world.client.claim([low, high], wait_ms=PATIENCE_MS)]
+        assert got == [second, first]
+        assert not await world.client.claim([low, high])
+
+    @in_cluster
+    async def test_a_claim_gives_no_more_than_its_maximum(self, world: World) -> None:
+        """A run of tasks is cut where it must be."""
+        ids = await world.client.enqueue_many(world.queue, [b"%d" % i for i in range(10)])
+        sizes, got = [], []
+        for most in (3, 1, 6, 5):
+            batch = await world.client.claim([world.queue], max=most, wait_ms=500)
+            sizes.append(len(batch))
+            got += [(claim.id, claim.data) for claim in batch]
+        assert sizes == [3, 1, 6, 0]
+        assert got == [(task_id, b"%d" % i) for i, task_id in enumerate(ids)]
+
+    @in_cluster
+    async def test_a_delayed_task_is_not_given_before_its_time(self, world: World) -> None:
+        """And soon after it."""
+        started = trio.current_time()
+        task_id = await world.client.enqueue(world.queue, b"x", delay_ms=300)
+        assert await world.nothing()
+        assert (await world.client.get(task_id)).state == "scheduled"
+        claim = await world.claim()
+        assert claim.id == task_id and 0.29 <= trio.current_time() - started < 2.0
+
+
+class TestWaiting:
+    """Claims that wait for a task."""
+
+    def test_a_waiting_claim_is_answered_when_another_node_takes_an_enqueue(self, cluster: LocalCluster) -> None:
+        """Every time, whichever nodes and partition, and without a poll's delay."""
+        waits = []
+        wires = [Wire(address) for address in cluster.addresses]
+        for turn in range(50):
+            queue = f"waiting-{turn % 7}"
+            waiter, enqueuer = wires[turn % 3], wires[(turn + 1 + turn // 3 % 2) % 3]
+            waiter.send([1_000 + turn, "claim", claim_of(queue, wait_ms=5_000)])
+            if turn % 2:  # by now the claim is surely there
+                waiter.call("health", {}) if False else enqueuer.call("health", {})
+            first = fresh_id(turn)
+            started = time.monotonic()
+            enqueuer.call("enqueue", {"runs": [[first, pack_task({"queue": queue}, [b"x"])]], "w": None})
+            number, status, result = waiter.receive()
+            waits.append(time.monotonic() - started)
+            assert (number, status) == (1_000 + turn, 0)
+            ((token, _, _, got, _),) = result["claims"]
+            assert got == first, turn
+            assert waiter.call("complete", {"items": [[first, 1, token, None, None]]}) == {"results": [[]]}
+        for wire in wires:
+            wire.__exit__(None, None, None)
+        assert statistics.median(waits) < 0.3 and max(waits) < 0.9, sorted(waits)[-5:]
+
+    @in_cluster
+    async def test_a_claim_without_a_task_ends_after_its_wait(self, world: World) -> None:
+        """Empty, and not much later."""
+        started = trio.current_time()
+        assert not await world.client.claim([world.queue], wait_ms=300)
+        assert 0.29 <= trio.current_time() - started < 2.0
+
+    @in_cluster
+    async def test_a_task_claimed_for_a_client_that_left_goes_to_another(self, world: World) -> None:
+        """A waiting claim that was withdrawn holds nothing."""
+        with trio.move_on_after(0.1):
+            await world.client.claim([world.queue], wait_ms=5_000)
+        task_id = await world.clients[1].enqueue(world.queue, b"x")
+        (claim,) = await world.clients[2].claim([world.queue], wait_ms=PATIENCE_MS)
+        assert claim.id == task_id
+
+
+class TestUpdates:
+    """Updates of a claimed task."""
+
+    @in_cluster
+    async def test_updates_count_from_zero_without_gaps(self, world: World) -> None:
+        """A repeat with the same data is fine; other data or a gap is not."""
+        client = world.clients[1]
+        task_id = await world.client.enqueue(world.queue, b"x")
+        claim = await world.claim()
+        here = (task_id, claim.token)
+        assert await refusal(client, "update", *here, 1, b"b") == SequenceGap.code
+        assert await refusal(client, "update", *here, 0, b"a") is None
+        assert await refusal(client, "update", *here, 0, b"a") is None
+        assert await refusal(client, "update", *here, 0, b"other") == Conflict.code
+        assert await refusal(client, "update", *here, 2, b"c") == SequenceGap.code
+        assert await refusal(client, "update", *here, 1, b"b") is None
+        assert await refusal(client, "update", task_id, claim.token + 1, 2, b"c") == StaleToken.code
+        assert [(one.seq, one.data) for one in await client.task_log(task_id)] == [(0, b"a"), (1, b"b")]
+        assert (await client.get(task_id)).updates == 2
+
+    @in_cluster
+    async def test_updates_of_one_request_and_of_many_at_once_are_all_taken(self, world: World) -> None:
+        """In order, also while earlier ones are being written."""
+        task_id = await world.client.enqueue(world.queue, b"x")
+        claim = await world.claim()
+        items = [[task_id, claim.token, seq, b"%d" % seq] for seq in range(3)]
+        assert await world.client.call("update", {"items": items}) == {"results": [None] * 3}
+        async with trio.open_nursery() as nursery:
+            for seq in range(3, 60):
+                args = {"items": [[task_id, claim.token, seq, b"%d" % seq]]}
+                nursery.start_soon(self._taken, world.client, args)
+                await trio.lowlevel.checkpoint()
+        assert [one.data for one in await world.client.task_log(task_id)] == [b"%d" % seq for seq in range(60)]
+
+    async def _taken(self, client: AsyncClient, args: dict[str, Any]) -> None:
+        assert await client.call("update", args) == {"results": [None]}
+
+    @in_cluster
+    async def test_a_completion_may_name_how_many_updates_came_before(self, world: World) -> None:
+        """It is refused while one is missing."""
+        task_id = await world.client.enqueue(world.queue, b"x")
+        claim = await world.claim()
+        assert await world.client.update(claim, b"half way") == 0
+        assert await refusal(world.client, "complete", task_id, 1, claim.token, 2, None) == SequenceGap.code
+        assert await refusal(world.client, "complete", task_id, 1, claim.token, 1, [b"done"]) is None
+
+
+class TestEnds:
+    """How a claim ends."""
+
+    @in_cluster
+    async def test_a_completion_keeps_its_result_and_may_be_repeated(self, world: World) -> None:
+        """Another token is refused before and after."""
+        task_id = await world.client.enqueue(world.queue, b"x")
+        claim = await world.claim()
+        item = (task_id, 1, claim.token)
+        assert await refusal(world.clients[2], "complete", task_id, 1, claim.token + 1, None, None) == StaleToken.code
+        await world.clients[1].complete(claim, b"result")
+        assert await refusal(world.clients[2], "complete", *item, None, [b"result"]) is None
+        refused = await refusal(world.clients[2], "complete", task_id, 1, claim.token + 1, None, None)
+        assert refused == AlreadyFinished.code
+        task = await world.clients[2].get(task_id)
+        assert (task.state, task.result, task.attempts) == ("completed", b"result", 0)
+        assert await world.nothing()
+
+    @in_cluster
+    async def test_a_failed_attempt_is_given_again_after_its_pause(self, world: World) -> None:
+        """And counted."""
+        task_id = await world.client.enqueue(world.queue, b"x")
+        claim = await world.claim()
+        started = trio.current_time()
+        await world.clients[1].fail(claim, "no luck", retry_in_ms=400)
+        assert await world.nothing()
+        task = await world.client.get(task_id)
+        assert (task.state, task.attempts, task.error) == ("scheduled", 1, "no luck")
+        again = await world.claim()
+        assert trio.current_time() - started >= 0.39
+        assert (again.id, again.attempts) == (task_id, 1) and again.token > claim.token
+
+    @in_cluster
+    async def test_a_task_without_retries_left_fails_for_good(self, world: World) -> None:
+        """With the error's text."""
+        task_id = await world.client.enqueue(world.queue, b"x", retries=0)
+        await world.client.fail(await world.claim(), "broken – für immer")
+        task = await world.client.get(task_id)
+        assert (task.state, task.error, task.result) == ("failed", "broken – für immer", None)
+        assert await world.nothing()
+        assert await world.counts() == {"total": 1, "failed": 1}
+
+    @in_cluster
+    async def test_retries_are_used_up_one_by_one(self, world: World) -> None:
+        """Two of them: three attempts."""
+        task_id = await world.client.enqueue(world.queue, b"x", retries=2)
+        for attempts in range(3):
+            claim = await world.claim()
+            assert claim.attempts == attempts
+            await world.client.fail(claim, f"attempt {attempts}", retry_in_ms=0)
+        task = await world.client.get(task_id)
+        assert (task.state, task.error) == ("failed", "attempt 2")
+
+    @in_cluster
+    async def test_a_released_task_is_given_again_at_once_and_uncounted(self, world: World) -> None:
+        """The old token is refused from then on."""
+        task_id = await world.client.enqueue(world.queue, b"x")
+        claim = await world.claim()
+        await world.clients[1].release(claim)
+        again = await world.claim(wait_ms=900)
+        assert (again.id, again.attempts) == (task_id, 0)
+        with pytest.raises(StaleToken):
+            await world.client.complete(claim)
+
+    @in_cluster
+    async def test_what_is_refused_of_a_batch_does_not_spoil_the_rest(self, world: World) -> None:
+        """Parts of runs, too."""
+        await world.client.enqueue_many(world.queue, [b"%d" % i for i in range(6)])
+        batch = await world.client.claim([world.queue], max=6, wait_ms=PATIENCE_MS)
+        first, token = batch[0].id, batch[0].token
+        await world.client.complete(batch[2], b"mine")
+        assert await refusal(world.client, "release", with_counter(first, 4), 1, token) is not None
+        answer = await world.client.call("complete", {"items": [[first, 6, token, None, [b"%d" % i for i in range(6)]]]})
+        assert answer == {"results": [[]]}
+        results = [(await world.client.get(task_id)).result for task_id in ids_of(first, 6)]
+        assert results == [b"0", b"1", b"mine", b"3", b"4", b"5"]
+
+
+class TestLeases:
+    """Claims whose lease ends."""
+
+    @in_cluster
+    async def test_a_lapsed_claim_is_given_again_and_its_token_stands_until_then(self, world: World) -> None:
+        """A renewed one stays: three tasks claimed together for a second."""
+        ids = await world.client.enqueue_many(world.queue, [b"renewed", b"lapsed", b"finished late"])
+        batch = await world.client.claim([world.queue], max=3, lease_ms=1_000, wait_ms=PATIENCE_MS)
+        renewed, lapsed, late = batch
+        await world.clients[1].renew(renewed, lease_ms=60_000)
+        for claim in (lapsed, late):
+            await world.until(claim.id, lambda task: task.state == "ready")
+        await world.clients[2].complete(late, b"in time")
+        assert (await world.client.get(late.id)).result == b"in time"
+        again = await world.claim()
+        assert (again.id, again.attempts, again.data) == (lapsed.id, 1, b"lapsed")
+        for method, rest in (("complete", (None, None)), ("renew", (5_000,)), ("fail", ("e", None)), ("release", ())):
+            assert await refusal(world.client, method, lapsed.id, 1, lapsed.token, *rest) == StaleToken.code
+        assert await refusal(world.client, "update", lapsed.id, lapsed.token, 0, b"x") == StaleToken.code
+        assert [(await world.client.get(task_id)).state for task_id in ids] == ["claimed", "claimed", "completed"]
+        await world.client.complete(again)
+        await world.client.complete(renewed)
+        outcomes = [[claim.outcome for claim in (await world.client.get(task_id)).claims] for task_id in ids]
+        assert outcomes == [["completed"], ["expired", "completed"], ["completed"]]
+
+    @in_cluster
+    async def test_a_lapsed_last_attempt_fails_the_task(self, world: World) -> None:
+        """With the reason."""
+        task_id = await world.client.enqueue(world.queue, b"x", retries=0)
+        await world.claim(lease_ms=1_000)
+        task = await world.until(task_id, lambda task: task.state == "failed")
+        assert task.error is not None and "lease expired" in task.error
+
+
+class TestCancel:
+    """Tasks that nobody wants any more."""
+
+    @in_cluster
+    async def test_a_ready_and_a_delayed_task_can_be_cancelled(self, world: World) -> None:
+        """Once; nobody gets them."""
+        ready = await world.client.enqueue(world.queue, b"x")
+        later = await world.client.enqueue(world.queue, b"x", delay_ms=60_000)
+        for task_id in (ready, later):
+            await world.clients[1].cancel(task_id)
+            assert (await world.client.get(task_id)).state == "cancelled"
+            with pytest.raises(AlreadyFinished):
+                await world.client.cancel(task_id)
+        assert await world.nothing()
+        assert await world.counts() == {"total": 2, "cancelled": 2}
+
+    @in_cluster
+    async def test_a_claimed_task_cannot_be_cancelled(self, world: World) -> None:
+        """Until it is given back."""
+        task_id = await world.client.enqueue(world.queue, b"x")
+        claim = await world.claim()
+        with pytest.raises(Conflict):
+            await world.clients[1].cancel(task_id)
+        await world.client.release(claim)
+        await world.clients[1].cancel(task_id)
+        assert (await world.client.get(task_id)).state == "cancelled"
+
+
+class TestReading:
+    """What one sees of tasks."""
+
+    @in_cluster
+    async def test_a_task_tells_its_claims_in_order(self, world: World) -> None:
+        """Worker, times and outcome of each."""
+        task_id = await world.client.enqueue(world.queue, b"payload", priority=3)
+        await world.client.release(await world.claim(worker="anna"))
+        await world.client.fail(await world.claim(worker="bert"), "e", retry_in_ms=0)
+        await world.client.complete(await world.claim(worker="carl"), b"r")
+        task = await world.clients[2].get(task_id)
+        told = [(one.worker, one.outcome) for one in task.claims]
+        assert told == [("anna", "released"), ("bert", "failed"), ("carl", "completed")]
+        assert [one.token for one in task.claims] == sorted({one.token for one in task.claims})
+        assert all(one.end_ms is not None and one.start_ms <= one.end_ms + 5 for one in task.claims)
+        assert (task.queue, task.data, task.priority, task.attempts) == (world.queue, b"payload", 3, 1)
+
+    @in_cluster
+    async def test_counts_add_up_in_every_state(self, world: World) -> None:
+        """The same through each node, and in the list of queues."""
+        ids = await world.client.enqueue_many(world.queue, [b"x"] * 10, retries=0)
+        await world.client.enqueue(world.queue, b"x", delay_ms=60_000)
+        batch = await world.client.claim([world.queue], max=6, wait_ms=PATIENCE_MS)
+        await world.client.complete(batch[0])
+        await world.client.complete(batch[1])
+        await world.client.fail(batch[2], "e")
+        await world.client.cancel(ids[9])
+        wanted = {"total": 11, "completed": 2, "failed": 1, "cancelled": 1, "scheduled": 1, "claimed": 3, "ready": 3}
+        for client in world.clients:
+            assert (await client.count(world.queue))[world.queue] == wanted
+            (found,) = [one for one in await client.queues() if one["queue"] == world.queue]
+            assert found["depth"] == wanted and 0 <= found["oldest_ready_ms"] < 60_000
+
+    @in_cluster
+    async def test_counts_tell_claims_of_neighbouring_tasks_of_two_queues_apart(self, world: World) -> None:
+        """They may be one piece in the log."""
+        other = f"{world.queue}-other"
+        first = fresh_id(2)
+        await world.client.enqueue_many(world.queue, [b"x", b"x"], ids=ids_of(first, 2))
+        await world.client.enqueue_many(other, [b"y"], ids=[with_counter(first, 1026 - 1024 + int.from_bytes(first[16:], "big"))])
+        assert len(await world.client.claim([world.queue, other], max=3, wait_ms=PATIENCE_MS)) == 3
+        assert await world.counts() == {"total": 2, "claimed": 2}
+        assert await world.counts(other) == {"total": 1, "claimed": 1}
+
+    @in_cluster
+    async def test_lists_are_paged_in_order_of_ids_across_partitions(self, world: World) -> None:
+        """Every task once, whatever the size of a page."""
+        ids = [fresh_id(partition, ms=1_700_000_000_000 + partition % 3) for partition in range(20)]
+        for task_id in ids:
+            await world.client.enqueue(world.queue, b"x", id=task_id)
+        ids += ids_of(fresh_id(21), 9)
+        await world.client.enqueue_many(world.queue, [b"x"] * 9, ids=ids[-9:])
+        for limit in (1, 4, 7, 29, 100):
+            found: list[TaskId] = []
+            after = None
+            while True:
+                page = await world.clients[limit % 3].list(world.queue, after=after, limit=limit)
+                found += [task.id for task in page.tasks]
+                after = page.after
+                if after is None:
+                    break
+            assert found == sorted(ids), limit
+
+    @in_cluster
+    async def test_lists_can_be_of_one_state(self, world: World) -> None:
+        """Page by page."""
+        ids = await world.client.enqueue_many(world.queue, [b"x"] * 5)
+        batch = await world.client.claim([world.queue], max=2, wait_ms=PATIENCE_MS)
+        await world.client.complete(batch[0])
+        states = {"completed": ids[:1], "claimed": ids[1:2], "ready": ids[2:], "failed": []}
+        for state, wanted in states.items():
+            assert [task.id for task in (await world.client.list(world.queue, state=state)).tasks] == wanted
+
+
+class TestRepeats:
+    """The same tasks enqueued again."""
+
+    @in_cluster
+    async def test_the_same_ids_are_the_same_tasks_however_they_are_cut(self, world: World) -> None:
+        """The first data stays; what was missing is added."""
+        first = fresh_id(8)
+        ids = ids_of(first, 12)
+        payloads = [b"%d" % i for i in range(12)]
+        for client, start, end in zip(world.clients * 2, (0, 0, 3, 2, 5, 9), (10, 10, 5, 7, 12, 12), strict=True):
+            kept = await client.enqueue_many(world.queue, payloads[start:end], ids=ids[start:end])
+            assert kept == ids[start:end]
+        await world.client.enqueue_many(world.queue, [b"other"] * 12, ids=ids)
+        assert await world.counts() == {"total": 12, "ready": 12}
+        got: dict[bytes, bytes] = {}
+        while len(got) < 12:
+            batch = await world.client.claim([world.queue], max=5, wait_ms=PATIENCE_MS)
+            assert not got.keys() & {claim.id for claim in batch}
+            got |= {claim.id: claim.data for claim in batch}
+        assert got == dict(zip(ids, payloads, strict=True))
+
+    @in_cluster
+    async def test_a_finished_task_enqueued_again_stays_finished(self, world: World) -> None:
+        """It is the same task."""
+        task_id = await world.client.enqueue(world.queue, b"x", id=fresh_id(9))
+        await world.client.complete(await world.claim())
+        assert await world.clients[1].enqueue(world.queue, b"x", id=task_id) == task_id
+        assert await world.nothing()
+        assert await world.counts() == {"total": 1, "completed": 1}
+
+
+class TestNeighbours:
+    """Tasks of several rows whose ids follow each other."""
+
+    async def _three_rows(self, world: World) -> tuple[TaskId, ClaimBatch]:
+        first = fresh_id(11)
+        ids = ids_of(first, 6)
+        await world.client.enqueue_many(world.queue, [b"a0", b"a1"], ids=ids[:2], priority=9)
+        await world.client.enqueue_many(world.queue, [b"b2", b"b3"], ids=ids[2:4], priority=5, retries=0)
+        await world.client.enqueue_many(world.queue, [b"c4", b"c5"], ids=ids[4:], priority=1, retries=1)
+        batch = await world.client.claim([world.queue], max=6, lease_ms=1_000, wait_ms=PATIENCE_MS)
+        assert [claim.data for claim in batch] == [b"a0", b"a1", b"b2", b"b3", b"c4", b"c5"]
+        assert len({claim.token for claim in batch}) == 1
+        return first, batch
+
+    async def _given_again(self, world: World, size: int) -> list[tuple[bytes, int, int]]:
+        got: list[tuple[bytes, int, int]] = []
+        while len(got) < size:
+            batch = await world.client.claim([world.queue], max=size, wait_ms=PATIENCE_MS)
+            assert batch
+            got += [(claim.data, claim.priority, claim.attempts) for claim in batch]
+        return got
+
+    @in_cluster
+    async def test_given_back_together_each_is_given_again_as_it_was(self, world: World) -> None:
+        """With its own data and priority."""
+        first, batch = await self._three_rows(world)
+        assert await refusal(world.client, "release", first, 6, batch[0].token) is None
+        wanted = [(b"a0", 9, 0), (b"a1", 9, 0), (b"b2", 5, 0), (b"b3", 5, 0), (b"c4", 1, 0), (b"c5", 1, 0)]
+        assert await self._given_again(world, 6) == wanted
+
+    @in_cluster
+    async def test_failed_together_each_has_its_own_retries(self, world: World) -> None:
+        """Those without any are failed for good."""
+        first, batch = await self._three_rows(world)
+        assert await refusal(world.client, "fail", first, 6, batch[0].token, "e", 0) is None
+        states = [(await world.client.get(task_id)).state for task_id in ids_of(first, 6)]
+        assert states == ["ready", "ready", "failed", "failed", "ready", "ready"]
+        assert await self._given_again(world, 4) == [(b"a0", 9, 1), (b"a1", 9, 1), (b"c4", 1, 1), (b"c5", 1, 1)]
+
+    @in_cluster
+    async def test_lapsed_together_each_has_its_own_retries(self, world: World) -> None:
+        """The same for leases that ended."""
+        first, _ = await self._three_rows(world)
+        await world.until(first, lambda task: task.state == "ready")
+        assert await self._given_again(world, 4) == [(b"a0", 9, 1), (b"a1", 9, 1), (b"c4", 1, 1), (b"c5", 1, 1)]
+        assert [(await world.client.get(task_id)).state for task_id in ids_of(first, 6)[2:4]] == ["failed", "failed"]
+
+
+class TestCrowds:
+    """Many claimers, many tasks."""
+
+    @in_cluster
+    async def test_no_two_claimers_get_the_same_task(self, world: World) -> None:
+        """Every task exactly once, with its data."""
+        total = 600
+        sent: dict[TaskId, bytes] = {}
+        for client in world.clients:
+            payloads = [b"%d" % (len(sent) + i) for i in range(200)]
+            sent |= zip(await client.enqueue_many(world.queue, payloads), payloads, strict=True)
+        got: list[tuple[TaskId, bytes]] = []
+
+        async def work(client: AsyncClient, most: int) -> None:
+            while len(got) < total:
+                batch = await client.claim([world.queue], max=most, wait_ms=200)
+                got.extend((claim.id, claim.data) for claim in batch)
+                await client.complete(batch)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(18):
+                nursery.start_soon(work, world.clients[number % 3], 1 + 5 * (number % 4))
+        assert len(got) == total and dict(got) == sent
+        assert await world.counts() == {"total": total, "completed": total}
+
+    @in_cluster
+    async def test_a_thousand_claimers_with_long_names_are_all_answered(self, world: World) -> None:
+        """What they get does not fit one entry of the log."""
+        await world.client.enqueue_many(world.queue, [b"x"] * 1_000, ids=ids_of(fresh_id(12), 1_000))
+        got: list[TaskId] = []
+
+        async def claim(number: int) -> None:
+            worker = f"{number:04}" + "ä" * 190
+            (one,) = await world.client.claim([world.queue], wait_ms=PATIENCE_MS, worker=worker)
+            got.append(one.id)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(1_000):
+                nursery.start_soon(claim, number)
+        assert len(set(got)) == 1_000
+        assert (await world.counts())["claimed"] == 1_000
+
+    @in_cluster
+    async def test_many_failures_with_long_texts_are_all_taken(self, world: World) -> None:
+        """Likewise; the texts are kept, cut at some length."""
+        ids = [fresh_id(13) for _ in range(600)]
+        runs = [[task_id, pack_task({"queue": world.queue}, [b"x"])] for task_id in ids]
+        await world.client.call("enqueue", {"runs": runs, "w": None})
+        batch = await world.client.claim([world.queue], max=600, wait_ms=PATIENCE_MS)
+        assert len(batch) == 600
+        items = [[claim.id, 1, claim.token, "ö" * 1_000, 60_000] for claim in batch]
+        answer = await world.client.call("fail", {"items": items})
+        assert answer["results"] == [[]] * 600, [from_map(parts[0][2]) for parts in answer["results"] if parts][:1]
+        assert await world.counts() == {"total": 600, "scheduled": 600}
+        task = await world.client.get(ids[-1])
+        assert task.error is not None and task.error.startswith("ö" * 100)
+
+    @in_cluster
+    async def test_thousands_of_lapsed_claims_of_scattered_tasks_come_back(self, world: World) -> None:
+        """Their expiries do not fit one entry either."""
+        ids = sorted(fresh_id(14) for _ in range(6_000))
+        for start in range(0, 6_000, 2_000):
+            runs = [[task_id, pack_task({"queue": world.queue}, [b"x"])] for task_id in ids[start : start + 2_000]]
+            await world.client.call("enqueue", {"runs": runs, "w": None})
+        taken = 0
+        while taken < 6_000:
+            taken += len(await world.client.claim([world.queue], max=1_000, lease_ms=1_000, wait_ms=PATIENCE_MS))
+        with trio.fail_after(PATIENCE_MS / 1000):
+            while (await world.counts()).get("ready", 0) < 6_000:
+                await trio.sleep(0.05)
+        assert (await world.claim()).attempts == 1
