@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import trio
 from attrs import define, field, frozen
@@ -142,6 +143,8 @@ class World:
         self.history = History()
         self.audit = Audit(self.backend, self.history)
         self.nodes: list[SimulatedNode] = []
+        self.episodes: list[tuple[float, str]] = []
+        """When which fault began; for the eye."""
         self.nursery = nursery
         self._clients = 0
         for _ in range(options.nodes):
@@ -188,6 +191,7 @@ class World:
             clock=node.clock,
             open_store=lambda _, clock: MemoryStore(node.disk, now_ms=clock.wall_ms),
             seed=self.random.getrandbits(64),
+            offload=_in_place,
         )
         self.nursery.start_soon(self._run, node, node.running)
 
@@ -390,6 +394,12 @@ class World:
     def replicas(self) -> list[tuple[str, Replica]]:
         """Name and replica of every node that runs."""
         return [(node.name, node.replica) for node in self.nodes if node.replica is not None]
+
+
+async def _in_place(function: Callable[..., Any], *args: Any) -> Any:
+    """What goes to a thread in production: here threads would make time, and order, random."""
+    await trio.lowlevel.checkpoint()
+    return function(*args)
 
 
 class _Spinning(trio.abc.Instrument):

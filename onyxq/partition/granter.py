@@ -11,6 +11,7 @@ in the replica (grants) or in the store (retries, expiries), nobody else can get
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
@@ -24,6 +25,7 @@ from onyxq.errors import Corrupt, LogUnavailable, OnyxqError, Unavailable
 from onyxq.facts import slice_task, task_header
 from onyxq.ids import Run, TaskId, id_at, mask_of, ms_of, offset_of, runs_of, stretch_of
 from onyxq.metrics import Metrics
+from onyxq.partition.cutting import fitting, size_of
 from onyxq.partition.leader import PartitionLeader
 from onyxq.partition.window import SortKey, Window
 from onyxq.peer.outbox import Outbox
@@ -35,6 +37,8 @@ ROW_CACHE_ROWS = 256
 QUEUES_KNOWN_MAX = 100_000
 ESTIMATE_MAX = 1_000
 """Ready tasks are counted no further than this for coordinators."""
+
+log = logging.getLogger(__name__)
 
 Head = tuple[int, int, int]
 """(-priority, due time, about how many ready tasks) of the best ready task."""
@@ -193,20 +197,21 @@ class Granter:
 
     def offer(self, runs: Iterable[Run]) -> None:
         """Offer again what is ready of these runs."""
-        self.add(piece for run in runs for piece in self.pieces(run))
+        now_ms = self._host.wall_ms()
+        self.add(piece for run in runs for piece in self.pieces(run) if piece.due_ms <= now_ms)
 
     def is_blocked(self, run: Run) -> int:
         """Mask of the run's tasks that are blocked."""
         return self._blocked.get(stretch_of(run.first), 0) & mask_of(*run)
 
     def pieces(self, run: Run) -> list[Piece]:
-        """The ready, unfinished pieces of a run, which may be of several task rows."""
+        """The unfinished pieces of a run, which may be of several task rows; some may not be due."""
         store = self._host.store
         stretch = stretch_of(run.first)
         bits = mask_of(*run) & ~store.finished_bits(stretch)
         found = []
         for piece in store.moved(stretch):
-            if piece.bits & bits and piece.due_ms <= self._host.wall_ms():
+            if piece.bits & bits:
                 found.append(piece._replace(bits=piece.bits & bits))
             bits &= ~piece.bits
         while bits:
@@ -289,10 +294,16 @@ class Granter:
             if not found:
                 request.reply([], self._why_nothing(request))
         self._seen = None
-        for partition, chosen in sorted(picks.items()):
-            for request in {pick.request for pick in chosen}:
+        groups = [
+            (partition, group)
+            for partition, chosen in sorted(picks.items())
+            for group in fitting(chosen, lambda pick: size_of((pick.run,), pick.request.worker))
+        ]
+        for _, group in groups:
+            for request in {pick.request for pick in group}:
                 request.entries += 1
-            self._grant(outbox, partition, chosen)
+        for partition, group in groups:
+            self._grant(outbox, partition, group)
 
     def _grant(self, outbox: Outbox, partition: int, picks: list[_Pick]) -> None:
         by_request: dict[ClaimRequest, list[Run]] = {}
@@ -302,7 +313,11 @@ class Granter:
             grant_claims.Grant(request.worker, request.lease_ms, tuple(runs)) for request, runs in by_request.items()
         )
         entry = grant_claims.Args(partition, self._leaders[partition].epoch, grants)
-        outbox.submit([entry], lambda position, verdicts: self._granted(partition, picks, position, verdicts))
+        try:
+            outbox.submit([entry], lambda position, verdicts: self._granted(partition, picks, position, verdicts))
+        except OnyxqError as error:
+            log.warning("a grant could not be sent: %s", error.message)
+            self._granted(partition, picks, -1, None)
 
     def _granted(self, partition: int, picks: list[_Pick], token: int, verdicts: Sequence[str] | None) -> None:
         won = verdicts is not None and verdicts[0] == APPLIED

@@ -150,8 +150,15 @@ class PartitionLeader:
         """Whether a majority of the members is in the ring and answers, as far as is known."""
         host = self._host
         nodes = host.replica.nodes
-        up = {node for node in self.placed.members if node in nodes and nodes[node].peer and not host.sender(node).down}
-        return majority(self.placed.members, up | {host.node_id})
+        up = {host.node_id}
+        for node in self.placed.members:
+            if node not in nodes or not nodes[node].peer:
+                continue
+            if not host.sender(node).down:
+                up.add(node)
+            elif (event := self._behind.get(node)) is not None:
+                event.set()  # it may be back: have its follower look
+        return majority(self.placed.members, up)
 
     def _heard_error(self, node: str, error: OnyxqError) -> None:
         if isinstance(error, StaleEpoch):

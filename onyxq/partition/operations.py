@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import trio
 
-from log_entries import expire_claims, release_claims, renew_claims
+from log_entries import release_claims, renew_claims
 from onyxq import facts
 from onyxq.entry import APPLIED
 from onyxq.errors import (
@@ -188,7 +188,7 @@ class Operations:
                     work.setdefault(leader.partition, []).append((place, finish))
             except OnyxqError as error:
                 refused[place].append([first, count, error.to_map()])
-        await self._finish_all(work, refused)
+        await self.finish_all(work, refused)
         return refused
 
     def _completion_rows_of(self, run: Run, token: int) -> list[Row]:
@@ -206,7 +206,8 @@ class Operations:
                     rows[row.key] = row
         return list(rows.values())
 
-    async def _finish_all(self, work: dict[int, list[tuple[int, Finish]]], refused: list[list[Refused]]) -> None:
+    async def finish_all(self, work: dict[int, list[tuple[int, Finish]]], refused: list[list[Refused]]) -> None:
+        """Write completions per partition; what could not be written is added to ``refused``."""
         votes = []
         for partition, finishes in sorted(work.items()):
             leader = self._host.leaders[partition]
@@ -224,7 +225,7 @@ class Operations:
                 for finish in (finish for _, finish in finishes if not finish.rows):
                     queue = self._host.granter.queue_of(finish.run.first)
                     self._host.count_event(queue, facts.OUTCOMES[finish.outcome], finish.run.count)
-                self._let_go(leader, [finish for _, finish in finishes])
+                self.let_go(leader, [finish for _, finish in finishes])
             finally:
                 self._mark_finishing(finishes, on=False)
                 # Where nothing was stored after all they are to be had again.
@@ -250,7 +251,7 @@ class Operations:
             else:
                 finishing.pop(stretch, None)
 
-    def _let_go(self, leader: PartitionLeader, finishes: list[Finish]) -> None:
+    def let_go(self, leader: PartitionLeader, finishes: list[Finish]) -> None:
         """The completions are stored: free their claims, at the log's leisure."""
         by_token: dict[int, list[Run]] = {}
         for finish in finishes:
@@ -326,7 +327,7 @@ class Operations:
                     )
             except OnyxqError as problem:
                 refused[place].append([first, count, problem.to_map()])
-        await self._finish_all(dead, refused)
+        await self.finish_all(dead, refused)
         await self._release(retries, refused, items)
         return refused
 
@@ -539,58 +540,9 @@ class Operations:
             except OnyxqError as error:
                 refused[place].append([task_id, 1, error.to_map()])
         self._host.granter.block(finish.run for finishes in work.values() for _, finish in finishes)
-        await self._finish_all(work, refused)
+        await self.finish_all(work, refused)
         self._host.granter.unblock([finish.run for finishes in work.values() for _, finish in finishes], readd=True)
         return [parts[0][2] if parts else None for parts in refused]
-
-    # --- expiry
-
-    async def expire(self) -> None:
-        """Take back, for every led partition, the claims whose deadline has passed."""
-        replica = self._host.replica
-        for partition in self._host.granter.led():
-            claims = replica.claims.get(partition)
-            if claims is None:
-                continue
-            leader = self._host.leaders.get(partition)
-            if leader is not None and leader.ready:
-                await self._expire(leader, claims)
-
-    async def _expire(self, leader: PartitionLeader, claims: Any) -> None:
-        log_time_ms = self._host.replica.log_time_ms
-        lapsed: list[expire_claims.Expiry] = []
-        done: list[Finish] = []
-        dead: list[tuple[int, Finish]] = []
-        for stretch, pieces in sorted(claims.items()):
-            finished = self._host.store.finished_bits(stretch)
-            for offset, count, token, _, deadline in pieces:
-                run = Run(id_at(stretch, offset), count)
-                over = finished & mask_of(*run)
-                done += [Finish(part, token, facts.COMPLETED, []) for part in runs_of(stretch, over)]
-                bits = mask_of(*run) & ~finished & ~self._host.granter.finishing.get(stretch, 0)
-                if deadline < log_time_ms and bits:
-                    for part in runs_of(stretch, bits):
-                        self._plan_expiry(part, token, lapsed, dead)
-        if done:
-            self._let_go(leader, done)
-        if dead:
-            await self._finish_all({leader.partition: dead}, [[] for _ in dead])
-        if lapsed:
-            await self._host.verdicts([expire_claims.Args(leader.partition, leader.epoch, tuple(lapsed))])
-
-    def _plan_expiry(
-        self, run: Run, token: int, lapsed: list[expire_claims.Expiry], dead: list[tuple[int, Finish]]
-    ) -> None:
-        for piece in self._host.granter.pieces(run):
-            row = self._host.store.task_row(piece.row_first)
-            limit = facts.task_header(row[1])[0].get("retries", RETRIES_DEFAULT) if row else None
-            attempts = piece.attempts + 1
-            for part in runs_of(stretch_of(run.first), piece.bits):
-                if limit is not None and attempts > limit:
-                    note = f"the lease expired in attempt {attempts}".encode()
-                    dead.append((len(dead), Finish(part, token, facts.FAILED, [note] * part.count)))
-                else:
-                    lapsed.append(expire_claims.Expiry(token, attempts, (part,)))
 
 
 def merged(finishes: Iterable[Finish]) -> list[Finish]:

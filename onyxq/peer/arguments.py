@@ -174,9 +174,7 @@ def task_runs(
     return [task_run(item, place, partitions, from_peer=from_peer) for place, item in enumerate(found)], wanted
 
 
-def completions(
-    args: dict[str, Any], partitions: int
-) -> list[tuple[TaskId, int, int, int | None, list[bytes | None]]]:
+def completions(args: dict[str, Any], partitions: int) -> list[tuple[TaskId, int, int, int | None, list[bytes | None]]]:
     """Items of ``complete``: first, count, token, seq, results."""
     work = []
     for place, item in enumerate(items(args, 5)):

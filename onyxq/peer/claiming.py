@@ -79,12 +79,18 @@ class Claiming:
         self._claimers: deque[Claimer] = deque()
         self._wake = trio.Event()
         self._nursery: trio.Nursery | None = None
+        self._draining = False
+        self._answered = trio.Event()
+        """Set, and made anew, at each answer of a node."""
         self._asks: dict[str, int] = {}
         """Questions in flight per node."""
         self._leading_of: tuple[Any, int, list[str]] = (None, 0, [])
 
     def submit(self, claimer: Claimer) -> None:
         """Take a claim; exactly one of its ``reply`` and ``fail`` is called, unless it is gone."""
+        if self._draining:
+            claimer.fail(Unavailable("this peer is leaving; ask another"))
+            return
         if len(self._claimers) >= CLAIMERS_MAX:
             claimer.fail(Unavailable("too many claims wait here"))
             return
@@ -96,6 +102,17 @@ class Claiming:
         for queue in claimer.queues:
             self._watch(queue)
         self._wake.set()
+
+    async def drain(self) -> None:
+        """Take no further claims; return once nobody is being answered (or soon after)."""
+        self._draining = True
+        for claimer in self._claimers:
+            if not claimer.asking and not claimer.gone:
+                claimer.gone = True
+                claimer.fail(Unavailable("this peer is leaving; ask another"))
+        with trio.move_on_after(ASK_TIMEOUT_S):
+            while any(self._asks.values()):
+                await self._answered.wait()
 
     async def run(self) -> None:
         """Match claimers and nodes until cancelled."""
@@ -279,6 +296,8 @@ class Claiming:
                 troubled = True
             elif answer:
                 self._deliver(claimer, answer)
+        self._answered.set()
+        self._answered = trio.Event()
         if troubled:
             await trio.sleep(0.1)
         self._wake.set()

@@ -13,9 +13,10 @@ import random
 import secrets
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import trio
 from anyio.abc import ByteStream, TaskStatus
@@ -84,6 +85,7 @@ class RunningNode:
         clock: Clock | None = None,
         open_store: Callable[[str, Clock], Store] | None = None,
         seed: int | None = None,
+        offload: Callable[..., Awaitable[Any]] = trio.to_thread.run_sync,
     ) -> None:
         self.config = config
         self.stop = trio.Event()
@@ -97,6 +99,7 @@ class RunningNode:
         self._clock = clock or SystemClock()
         self._open_store = open_store or (lambda path, its_clock: LmdbStore.open(path, now_ms=its_clock.wall_ms))
         self._random = random.Random(secrets.randbits(64) if seed is None else seed)
+        self._offload = offload
         self._peer: Peer | None = None
 
     async def run(self) -> None:
@@ -113,6 +116,7 @@ class RunningNode:
                     clock=self._clock,
                     random=self._random.random,
                     nursery=nursery,
+                    offload=self._offload,
                 )
                 service = self.service = Service(node, random_64=lambda: self._random.getrandbits(64))
                 nursery.start_soon(node.run)
@@ -206,6 +210,7 @@ class RunningNode:
 
             nursery.start_soon(first, self.stop)
             nursery.start_soon(first, service.leave_wanted)
+        await service.claiming.drain()
         await peer.leave()
         with trio.move_on_after(2.0):
             await trio.sleep_forever()  # the peer ends once it reads its own leave

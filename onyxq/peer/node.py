@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 import trio
@@ -24,6 +24,7 @@ from onyxq.facts import Row
 from onyxq.ids import Run
 from onyxq.metrics import Metrics
 from onyxq.partition.cohort import Cohort
+from onyxq.partition.expiry import Expiry
 from onyxq.partition.granter import Granter
 from onyxq.partition.leader import PartitionLeader
 from onyxq.partition.operations import Operations
@@ -75,6 +76,7 @@ class Node:
         clock: Clock,
         random: Callable[[], float],
         nursery: trio.Nursery,
+        offload: Callable[..., Awaitable[Any]] = trio.to_thread.run_sync,
     ) -> None:
         self.node_id = node_id
         self.cluster_name = cluster_name
@@ -91,6 +93,8 @@ class Node:
         self.metrics = Metrics(version=__version__)
         self.recent: deque[Stepped] = deque(maxlen=RECENT_STEPS)
         self.random = random
+        self.offload = offload
+        """Calls a function that takes long beside the event loop (in simulations: on it)."""
         self.addresses: dict[str, str] = {}
         """Last known address of every node."""
         self._nursery = nursery
@@ -106,6 +110,7 @@ class Node:
         self.cohort = Cohort(self)
         self.granter = Granter(self)
         self.operations = Operations(self)
+        self.expiry = Expiry(self, self.operations)
 
     async def run(self) -> None:
         """Background work until cancelled."""

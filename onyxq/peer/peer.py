@@ -270,7 +270,7 @@ class Peer:
                 outbox.submit_empty()
             if claims:
                 try:
-                    await node.operations.expire()
+                    await node.expiry.expire()
                 except OnyxqError as error:
                     log.info("expiry waits: %s", error.message)
 
@@ -339,7 +339,7 @@ class Peer:
         replica = self._captured.pop(position, None)
         if replica is None:
             return
-        data = await trio.to_thread.run_sync(snapshot.pack, replica)
+        data = await self.node.offload(snapshot.pack, replica)
         old = await session.origin()
         if old is None or old.position < position:
             version = old.version if old is not None else -1

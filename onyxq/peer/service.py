@@ -14,7 +14,6 @@ from typing import Any
 import trio
 
 from log_entries import leave_cluster
-from onyxq import facts
 from onyxq.errors import BadRequest, Forbidden, NotFound, OnyxqError, Overloaded, Unavailable
 from onyxq.ids import PARTITIONS_MAX, IdMaker, ids_of
 from onyxq.partition.cohort import checked_rows

@@ -1,0 +1,70 @@
+"""Expiry: leaders take back the claims whose deadline has passed in log time.
+
+A task whose attempts are used up by it becomes a dead letter; claims on tasks that are
+finished already are only let go.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from log_entries import expire_claims
+from onyxq import facts
+from onyxq.ids import Run, id_at, mask_of, runs_of, stretch_of
+from onyxq.partition.leader import PartitionLeader
+from onyxq.partition.operations import RETRIES_DEFAULT, Finish, Operations, OperationsHost
+
+
+class Expiry:
+    """Expires claims on the partitions that a node leads."""
+
+    def __init__(self, host: OperationsHost, operations: Operations) -> None:
+        self._host = host
+        self._operations = operations
+
+    async def expire(self) -> None:
+        """Take back, for every led partition, the claims whose deadline has passed."""
+        replica = self._host.replica
+        for partition in self._host.granter.led():
+            claims = replica.claims.get(partition)
+            if claims is None:
+                continue
+            leader = self._host.leaders.get(partition)
+            if leader is not None and leader.ready:
+                await self._expire(leader, claims)
+
+    async def _expire(self, leader: PartitionLeader, claims: Any) -> None:
+        log_time_ms = self._host.replica.log_time_ms
+        lapsed: list[expire_claims.Expiry] = []
+        done: list[Finish] = []
+        dead: list[tuple[int, Finish]] = []
+        for stretch, pieces in sorted(claims.items()):
+            finished = self._host.store.finished_bits(stretch)
+            for offset, count, token, _, deadline in pieces:
+                run = Run(id_at(stretch, offset), count)
+                over = finished & mask_of(*run)
+                done += [Finish(part, token, facts.COMPLETED, []) for part in runs_of(stretch, over)]
+                bits = mask_of(*run) & ~finished & ~self._host.granter.finishing.get(stretch, 0)
+                if deadline < log_time_ms and bits:
+                    for part in runs_of(stretch, bits):
+                        self._plan_expiry(part, token, lapsed, dead)
+        if done:
+            self._operations.let_go(leader, done)
+        if dead:
+            await self._operations.finish_all({leader.partition: dead}, [[] for _ in dead])
+        if lapsed:
+            await self._host.verdicts([expire_claims.Args(leader.partition, leader.epoch, tuple(lapsed))])
+
+    def _plan_expiry(
+        self, run: Run, token: int, lapsed: list[expire_claims.Expiry], dead: list[tuple[int, Finish]]
+    ) -> None:
+        for piece in self._host.granter.pieces(run):
+            row = self._host.store.task_row(piece.row_first)
+            limit = facts.task_header(row[1])[0].get("retries", RETRIES_DEFAULT) if row else None
+            attempts = piece.attempts + 1
+            for part in runs_of(stretch_of(run.first), piece.bits):
+                if limit is not None and attempts > limit:
+                    note = f"the lease expired in attempt {attempts}".encode()
+                    dead.append((len(dead), Finish(part, token, facts.FAILED, [note] * part.count)))
+                else:
+                    lapsed.append(expire_claims.Expiry(token, attempts, (part,)))

@@ -1,0 +1,195 @@
+"""Faults that befall a simulated cluster, each as an episode that begins and ends.
+
+An episode is an async function of a world; it draws what it needs from the world's
+generator and undoes what it did before it returns, so that afterwards the cluster must
+recover by itself.  `storm` runs several at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+import trio
+
+from onyxq.errors import OnyxqError
+from simulation.world import SimulatedNode, World
+
+Episode = Callable[[World], Awaitable[None]]
+
+
+def any_running(world: World) -> SimulatedNode | None:
+    """A node whose process runs."""
+    running = [node for node in world.nodes if node.running is not None and not node.killed]
+    return world.random.choice(running) if running else None
+
+
+async def _some_time(world: World, least_s: float, most_s: float) -> None:
+    await trio.sleep(world.random.uniform(least_s, most_s))
+
+
+async def crash(world: World) -> None:
+    """A process is killed and starts again on its disk."""
+    node = any_running(world)
+    if node is not None:
+        await world.crash_node(node)
+        await _some_time(world, 0, 15)
+        world.start_node(node)
+
+
+async def crash_all(world: World) -> None:
+    """Every process is killed; they start again one after the other."""
+    running = [node for node in world.nodes if node.running is not None and not node.killed]
+    for node in running:
+        await world.crash_node(node)
+    await _some_time(world, 0, 10)
+    world.random.shuffle(running)
+    for node in running:
+        world.start_node(node)
+        await _some_time(world, 0, 2)
+
+
+async def restart(world: World) -> None:
+    """A process drains, leaves, and starts again."""
+    node = any_running(world)
+    if node is not None:
+        await world.stop_node(node)
+        await _some_time(world, 0, 10)
+        world.start_node(node)
+
+
+async def session_expiry(world: World) -> None:
+    """A node's session ends."""
+    node = any_running(world)
+    if node is not None:
+        world.expire_session(node)
+        await _some_time(world, 0, 3)
+
+
+async def log_outage(world: World) -> None:
+    """The whole log is away, and comes back with or without its sessions."""
+    world.log_down()
+    await _some_time(world, 0.1, 25)
+    world.log_up(sessions_lost=world.random.random() < 0.5)
+
+
+async def log_unreachable(world: World) -> None:
+    """One node cannot reach the log, perhaps longer than its session lives."""
+    node = any_running(world)
+    if node is not None:
+        world.disconnect_log(node)
+        await _some_time(world, 0.1, 20)
+        world.reconnect_log(node)
+
+
+async def broken_appends(world: World) -> None:
+    """Appends break: their records are there not at all, once, twice, or only later."""
+    for _ in range(world.random.randint(1, 5)):
+        node = any_running(world)
+        session = node.log.session_now if node is not None else None
+        if session is not None:
+            world.backend.break_append(session, landed=world.random.choice((0, 1, 1, 2)))
+        await _some_time(world, 0, 2)
+
+
+async def partition(world: World) -> None:
+    """One node is cut off from the others, and perhaps from the clients."""
+    node = any_running(world)
+    if node is not None:
+        world.isolate(node, clients=world.random.random() < 0.5)
+        await _some_time(world, 0.1, 20)
+        world.network.heal()
+
+
+async def dead_to_the_world(world: World) -> None:
+    """One node reaches nothing: as a frozen process, or a cable pulled."""
+    node = any_running(world)
+    if node is not None:
+        world.isolate(node, clients=True)
+        world.disconnect_log(node)
+        await _some_time(world, 0.5, 20)
+        world.network.heal()
+        world.reconnect_log(node)
+
+
+async def cut_connections(world: World) -> None:
+    """Connections of a node break; new ones can be made."""
+    for _ in range(world.random.randint(1, 4)):
+        world.network.cut(world.random.choice(world.nodes).name)
+        await _some_time(world, 0, 2)
+
+
+async def slow_network(world: World) -> None:
+    """Two nodes hear each other late."""
+    if len(world.nodes) < 2:
+        return
+    one, other = world.random.sample(world.nodes, 2)
+    world.network.delay(one.name, other.name, delay_ms=world.random.choice((20, 200, 1_500)))
+    await _some_time(world, 1, 15)
+    world.network.delay(one.name, other.name, delay_ms=world.options.network_delay_ms)
+
+
+async def full_disk(world: World) -> None:
+    """A node's disk takes nothing for a while."""
+    node = any_running(world)
+    if node is not None:
+        node.disk.failing = True
+        await _some_time(world, 0.1, 15)
+        node.disk.failing = False
+
+
+async def log_clock_jump(world: World) -> None:
+    """The log's clock is set forward or back."""
+    world.clock.jump(world.random.choice((-3_600_000, -10_000, 2_000, 60_000, 3_600_000)))
+    await _some_time(world, 0, 5)
+
+
+async def collection(world: World) -> None:
+    """Somebody asks for a garbage collection."""
+    async with world.client() as client:
+        try:
+            await client.client.gc(timeout_ms=20_000)
+        except OnyxqError:
+            pass  # it may well not be possible now
+
+
+async def new_node(world: World) -> None:
+    """A machine joins for good."""
+    if len(world.nodes) < 6:
+        world.start_node(world.add_node())
+    await _some_time(world, 0, 10)
+
+
+EPISODES: Mapping[str, Episode] = {
+    "crash": crash,
+    "crash_all": crash_all,
+    "restart": restart,
+    "session_expiry": session_expiry,
+    "log_outage": log_outage,
+    "log_unreachable": log_unreachable,
+    "broken_appends": broken_appends,
+    "partition": partition,
+    "dead_to_the_world": dead_to_the_world,
+    "cut_connections": cut_connections,
+    "slow_network": slow_network,
+    "full_disk": full_disk,
+    "collection": collection,
+    "new_node": new_node,
+}
+"""Every episode that may happen at any time, by name."""
+
+
+async def storm(world: World, *, episodes: Mapping[str, Episode] = EPISODES, rounds: int = 4, at_once: int = 2) -> None:
+    """``rounds`` times up to ``at_once`` episodes together, then nothing is broken any more."""
+    for _ in range(rounds):
+        async with trio.open_nursery() as nursery:
+            for _ in range(world.random.randint(1, at_once)):
+                name = world.random.choice(sorted(episodes))
+                world.episodes.append((trio.current_time(), name))
+                nursery.start_soon(_later, world, episodes[name])
+        await _some_time(world, 0, 5)
+    world.network.heal()
+
+
+async def _later(world: World, episode: Episode) -> None:
+    await _some_time(world, 0, 4)
+    await episode(world)
