@@ -258,5 +258,6 @@ def partition_of_key(key: bytes) -> int:
 
 def check_key(key: bytes) -> None:
     """Raise `BadRequest` unless ``key`` is a well-formed row key."""
-    if type(key) is not bytes or len(key) not in KEY_BYTES or key[2:3] not in KINDS or partition_of_key(key) != partition_of(key[3:23]):
+    known = type(key) is bytes and len(key) in KEY_BYTES and key[2:3] in KINDS
+    if not known or partition_of_key(key) != partition_of(key[3:23]):
         raise BadRequest("a row's key is malformed", field="rows")

@@ -139,7 +139,7 @@ async def full_disk(world: World) -> None:
 
 async def log_clock_jump(world: World) -> None:
     """The log's clock is set forward or back."""
-    world.clock.jump(world.random.choice((-3_600_000, -10_000, 2_000, 60_000, 3_600_000)))
+    world.log_clock.jump(world.random.choice((-3_600_000, -10_000, 2_000, 60_000, 3_600_000)))
     await _some_time(world, 0, 5)
 
 

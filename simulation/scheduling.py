@@ -17,7 +17,7 @@ import trio
 @contextmanager
 def seeded_scheduling(seed: int) -> Iterator[None]:
     """Runs of trio begun inside are scheduled by the seed."""
-    private: Any = trio._core._run  # type: ignore[attr-defined]
+    private: Any = trio._core._run
     before = private._ALLOW_DETERMINISTIC_SCHEDULING
     private._ALLOW_DETERMINISTIC_SCHEDULING = True
     private._r.seed(seed)

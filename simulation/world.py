@@ -129,14 +129,15 @@ class World:
         self.options = options
         self.random = random.Random(seed)
         self.clock = SimulatedClock()
-        """The log's clock, and the clients'."""
+        """The clients' clock."""
+        self.log_clock = SimulatedClock()
         self.network = SimulatedNetwork(
             delay_ms=options.network_delay_ms,
             # Bytes in odd pieces cost many steps: some runs have them, most have not.
             generator=random.Random(self.random.getrandbits(64)) if seed % 8 == 7 else None,
         )
         self.backend = MemoryBackend(
-            clock=self.clock,
+            clock=self.log_clock,
             append_delay_s=lambda: self._between(options.append_delay_ms),
             read_delay_s=lambda: self._between(options.read_delay_ms),
         )
@@ -238,6 +239,11 @@ class World:
         await self.crash_node(node)
         await trio.sleep(after_s)
         self.start_node(node)
+
+    async def bring_back(self, node: SimulatedNode) -> None:
+        """Start a process on a machine again and return when everything is served."""
+        self.start_node(node)
+        await self.settle()
 
     async def stop_node(self, node: SimulatedNode) -> None:
         """Have the process drain, leave and end, as on SIGTERM."""
@@ -461,4 +467,3 @@ def simulate(
         except BaseException as error:
             error.add_note(f"simulation seed {seed}")
             raise
-

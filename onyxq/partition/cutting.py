@@ -16,7 +16,7 @@ PART_BYTES = 48
 """Of one grant, renewal, release or expiry besides its text and runs."""
 RUN_BYTES = 32
 PIECE_RUNS_MAX = 1_000
-_ROOM = ENTRY_BYTES_MAX - 1_024
+ENTRY_ROOM_BYTES = ENTRY_BYTES_MAX - 1_024
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ def fitting(parts: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
     used = 0
     for part in parts:
         wanted = size(part)
-        if group and used + wanted > _ROOM:
+        if group and used + wanted > ENTRY_ROOM_BYTES:
             yield group
             group, used = [], 0
         group.append(part)

@@ -11,6 +11,7 @@ from typing import Any
 from log_entries import expire_claims
 from onyxq import facts
 from onyxq.ids import Run, id_at, mask_of, runs_of, stretch_of
+from onyxq.partition.cutting import fitting, size_of
 from onyxq.partition.leader import PartitionLeader
 from onyxq.partition.operations import RETRIES_DEFAULT, Finish, Operations, OperationsHost
 
@@ -53,7 +54,10 @@ class Expiry:
         if dead:
             await self._operations.finish_all({leader.partition: dead}, [[] for _ in dead])
         if lapsed:
-            await self._host.verdicts([expire_claims.Args(leader.partition, leader.epoch, tuple(lapsed))])
+            groups = fitting(lapsed, lambda one: size_of(one.runs))
+            await self._host.verdicts(
+                [expire_claims.Args(leader.partition, leader.epoch, tuple(group)) for group in groups]
+            )
 
     def _plan_expiry(
         self, run: Run, token: int, lapsed: list[expire_claims.Expiry], dead: list[tuple[int, Finish]]

@@ -114,6 +114,8 @@ class _QueueHeads:
         self.windows: dict[int, Window] = {}
         self.keys: dict[int, SortKey] = {}
         self.changed = trio.Event()
+        self.waiting = 0
+        """Coordinators that wait for a better head."""
 
     def note(self, key: SortKey, partition: int) -> None:
         known = self.keys.get(partition)
@@ -241,15 +243,27 @@ class Granter:
 
     async def wait_head(self, queue: str, known: tuple[int, int] | None, timeout_s: float) -> Head | None:
         """The head once there is one better than ``known`` (any, if None), or at the time's end."""
-        with trio.move_on_after(timeout_s):
-            while True:
-                heads = self._queues.setdefault(queue, _QueueHeads())
-                head = self.head(queue)
-                if head is not None and (known is None or head[:2] < known):
-                    return head
-                heads.changed = trio.Event()
-                await heads.changed.wait()
-        return self.head(queue)
+        heads = self._queues.setdefault(queue, _QueueHeads())
+        heads.waiting += 1
+        try:
+            with trio.move_on_after(timeout_s):
+                while True:
+                    head = self.head(queue)
+                    if head is not None and (known is None or head[:2] < known):
+                        return head
+                    if heads.changed.is_set():  # else somebody else waits for it already
+                        heads.changed = trio.Event()
+                    await heads.changed.wait()
+            return self.head(queue)
+        finally:
+            heads.waiting -= 1
+            if not heads.waiting and not heads.windows:
+                self._queues.pop(queue, None)  # a name that has no tasks here
+
+    @property
+    def known_queues(self) -> int:
+        """How many queues have tasks here, or somebody who waits for some."""
+        return len(self._queues)
 
     # --- requests
 

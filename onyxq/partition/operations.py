@@ -29,6 +29,7 @@ from onyxq.errors import (
 )
 from onyxq.facts import Completion, History, Row, Update
 from onyxq.ids import Run, TaskId, id_at, mask_of, ms_of, offset_of, partition_of, runs_of, stretch_of
+from onyxq.partition.cutting import fitting, run_groups, size_of
 from onyxq.partition.granter import Granter, GranterHost
 from onyxq.partition.leader import PartitionLeader
 from onyxq.partition.replication import Vote
@@ -57,6 +58,10 @@ class OperationsHost(GranterHost, Protocol):
 
     async def verdicts(self, entries: Sequence[Any]) -> tuple[int, Sequence[str]]:
         """Submit entries; position and verdicts. Raises `LogUnavailable`."""
+        ...
+
+    async def settled(self) -> None:
+        """Return once what the log said of claims so far can be read from the store."""
         ...
 
     def submit_lazily(self, entry: Any) -> None:
@@ -257,13 +262,13 @@ class Operations:
         for finish in finishes:
             held = held_bits(self._host.replica, finish.run, finish.token)
             by_token.setdefault(finish.token, []).extend(runs_of(stretch_of(finish.run.first), held))
-        releases = tuple(
-            release_claims.Release(token, release_claims.COMPLETED_EVENT, 0, 0, "", tuple(runs))
-            for token, runs in sorted(by_token.items())
-            if runs
-        )
-        if releases:
-            self._host.submit_lazily(release_claims.Args(leader.partition, leader.epoch, releases))
+        releases = [
+            release_claims.Release(token, release_claims.COMPLETED_EVENT, 0, 0, "", runs)
+            for token, held_runs in sorted(by_token.items())
+            for runs in run_groups(held_runs)
+        ]
+        for group in fitting(releases, lambda one: size_of(one.runs)):
+            self._host.submit_lazily(release_claims.Args(leader.partition, leader.epoch, tuple(group)))
 
     def standing(self, run: Run, token: int) -> tuple[int, list[Refused]]:
         """Mask of the tasks on which ``token`` still stands, and the refused parts.
@@ -400,9 +405,9 @@ class Operations:
         items: Sequence[tuple[Any, ...]],
     ) -> None:
         entries = [
-            release_claims.Args(partition, self._host.leaders[partition].epoch, tuple(releases))
+            release_claims.Args(partition, self._host.leaders[partition].epoch, tuple(group))
             for partition, releases in sorted(work.items())
-            if releases
+            for group in fitting(releases, lambda one: size_of(one.runs, one.note))
         ]
         if not entries:
             return
@@ -413,11 +418,14 @@ class Operations:
             failed = error
         else:
             failed = Unknown("the partition's leader changed meanwhile")
+            # Who hears that tasks were given back may cancel or count them right away.
+            await self._host.settled()
         for entry, verdict in zip(entries, verdicts, strict=True):
             if verdict == APPLIED:
                 continue
+            lost = {(release.token, stretch_of(run.first)) for release in entry.releases for run in release.runs}
             for place, item in enumerate(items):
-                if partition_of(item[0]) == entry.partition and not refused[place]:
+                if (item[2], stretch_of(item[0])) in lost and not refused[place]:
                     refused[place].append([item[0], item[1], failed.to_map()])
 
     async def renew(self, items: Sequence[tuple[TaskId, int, int, int]]) -> list[list[Refused]]:
@@ -434,8 +442,9 @@ class Operations:
             except OnyxqError as error:
                 refused[place].append([first, count, error.to_map()])
         entries = [
-            renew_claims.Args(partition, self._host.leaders[partition].epoch, tuple(renewals))
+            renew_claims.Args(partition, self._host.leaders[partition].epoch, tuple(group))
             for partition, renewals in sorted(work.items())
+            for group in fitting(renewals, lambda one: size_of(one.runs))
         ]
         if entries:
             await self._renew(entries, refused, items)
@@ -469,7 +478,7 @@ class Operations:
         for task_id, token, seq, data in items:
             try:
                 started.append(self._start_update(task_id, token, seq, data))
-                keys.append((task_id, token))
+                keys.append(((task_id, token), seq + 1))
             except OnyxqError as error:
                 started.append(error)
         results: list[dict[str, Any] | None] = []
@@ -482,8 +491,9 @@ class Operations:
                     results.append(error.to_map())
             else:
                 results.append(one.to_map() if one is not None else None)
-        for key in keys:
-            self._updates.pop(key, None)
+        for key, following in keys:
+            if self._updates.get(key) == following:  # else later ones are still being written
+                del self._updates[key]
         return results
 
     def _start_update(self, task_id: TaskId, token: int, seq: int, data: bytes) -> tuple[PartitionLeader, Vote]:

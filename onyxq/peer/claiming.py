@@ -28,6 +28,8 @@ LINGER_S = 3.0
 ASK_TIMEOUT_S = 5.0
 FIRST_ANSWERS_S = 1.0
 """How long a claim that does not wait may take to hear from every leader."""
+FIRST_LOOK_S = 0.1
+"""How long a claimer waits for nodes that were not asked about a queue before."""
 CLAIMERS_MAX = 50_000
 BUSY = ""
 ASKS_MAX = 2
@@ -65,7 +67,8 @@ class _Watched:
         self.scopes: dict[str, trio.CancelScope] = {}
         self.wakes: dict[str, trio.Event] = {}
         self.used_at = 0.0
-        self.waiting = 0
+        self.settled_at = 0.0
+        """Until then a claimer waits for the heads of nodes that have not answered once."""
 
 
 class Claiming:
@@ -114,10 +117,16 @@ class Claiming:
             while any(self._asks.values()):
                 await self._answered.wait()
 
+    @property
+    def watched(self) -> int:
+        """How many queues somebody here waits on, or did lately."""
+        return len(self._queues)
+
     async def run(self) -> None:
         """Match claimers and nodes until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
+            nursery.start_soon(self._follow_placement)
             for queue in self._queues:
                 self._watch(queue)
             while True:
@@ -125,6 +134,12 @@ class Claiming:
                 with trio.move_on_after(wait_s):
                     await self._wake.wait()
                 self._wake = trio.Event()
+
+    async def _follow_placement(self) -> None:
+        """A node that leads from now on is asked at once."""
+        while True:
+            await self._node.changed(self._node.replica)
+            self._wake.set()
 
     # --- watching queues
 
@@ -137,6 +152,7 @@ class Claiming:
             return
         for node_id in self._leading_nodes():
             if node_id not in watched.scopes:
+                watched.settled_at = watched.used_at + FIRST_LOOK_S
                 watched.scopes[node_id] = trio.CancelScope()
                 self._nursery.start_soon(self._poll, watched, node_id)
 
@@ -158,6 +174,8 @@ class Claiming:
             watched.scopes.pop(node_id, None)
             watched.wakes.pop(node_id, None)
             watched.heads.pop(node_id, None)
+            if not watched.scopes and trio.current_time() - watched.used_at >= LINGER_S:
+                self._queues.pop(watched.queue, None)  # names that claimers make up must not pile up
             self._wake.set()
 
     def _still_wanted(self, watched: _Watched, node_id: str) -> bool:
@@ -224,6 +242,10 @@ class Claiming:
             left.append(claimer)
             if claimer.asking:
                 continue
+            settled_at = self._settled_at(claimer)
+            if now < settled_at:
+                next_look = min(next_look, settled_at)
+                continue
             node_id = self._best_node(claimer)
             if node_id == BUSY:
                 continue  # it answers soon; claimers gather for the next question
@@ -250,6 +272,13 @@ class Claiming:
             claimer.fail(claimer.trouble)
         else:
             claimer.reply([])
+
+    def _settled_at(self, claimer: Claimer) -> float:
+        """When its queues are known well enough to say which node has the best task."""
+        settled_at = max((self._queues[queue].settled_at for queue in claimer.queues), default=0.0)
+        if settled_at > trio.current_time() and self._all_known(claimer):
+            return 0.0
+        return settled_at
 
     def _all_known(self, claimer: Claimer) -> bool:
         nodes = self._leading_nodes()

@@ -22,7 +22,7 @@ import trio
 from anyio.abc import ByteStream, TaskStatus
 from attrs import frozen
 
-from onyxq.errors import LogUnavailable
+from onyxq.errors import LogUnavailable, StoreFailed
 from onyxq.http.app import create_app
 from onyxq.http.server import serve_http
 from onyxq.log.embedded import EmbeddedBackend
@@ -174,7 +174,7 @@ class RunningNode:
             self.addresses = PeerAddresses(peer=peer_id, node=node.node_id, address=address, http=http)
             try:
                 await self._one_peer(peer, service)
-            except* (SessionLost, LogUnavailable) as group:
+            except* (SessionLost, LogUnavailable, StoreFailed) as group:
                 log.warning("peer %s ended: %s", peer_id, group.exceptions[0])
             except* Evicted as group:
                 log.warning("peer %s ended: %s", peer_id, group.exceptions[0])

@@ -83,6 +83,8 @@ class HistoryWriter:
         self._after: list[Callable[[], None]] = []
         self._position = store.log_position()
         self._stored = self._position
+        self._noted = self._position
+        """Position of the last record that had rows, or somebody who waits for them."""
         self._wake = trio.Event()
         self._stored_event = trio.Event()
 
@@ -99,12 +101,19 @@ class HistoryWriter:
         if after is not None:
             self._after.append(after)
         if rows or after is not None:
+            self._noted = max(self._noted, position)
             self._wake.set()
 
     async def reached(self, position: int) -> None:
         """Return once history is durable up to ``position``."""
         while self._stored < position:
             self._wake.set()
+            await self._stored_event.wait()
+
+    async def settled(self) -> None:
+        """Return once what was said of claims so far can be read from the store."""
+        position = self._noted
+        while self._stored < position:
             await self._stored_event.wait()
 
     async def run(self) -> None:

@@ -45,6 +45,7 @@ STALLED_S = 1.0
 """A record that waits this long for ZooKeeper means: the log cannot be written now."""
 VERDICT_TIMEOUT_S = 4.0
 COHORT_WRITE_TIMEOUT_S = 3.0
+SETTLE_TIMEOUT_S = 1.0
 SYNC_PARALLEL = 4
 DROP_EVERY_S = 5.0
 RECENT_STEPS = 10_000
@@ -248,6 +249,14 @@ class Node:
         """The node's wall clock."""
         return self.clock.wall_ms()
 
+    async def settled(self) -> None:
+        """Return once what the log said of claims so far can be read from the store.
+
+        A store that cannot write delays nobody for longer than a second.
+        """
+        with trio.move_on_after(SETTLE_TIMEOUT_S):
+            await self.history.settled()
+
     def pieces_added(self, pieces: Sequence[Piece]) -> None:
         """New ready pieces are in the store."""
         if pieces:
@@ -291,7 +300,7 @@ class Node:
                 errors.append(error)
         try:
             written = await self.store.write(Batch(rows=rows))
-        except StoreFailed as error:
+        except (StoreFailed, BadRequest) as error:
             return [error if found is None else found for found in errors]
         self.pieces_added(written.pieces)
         return errors

@@ -94,7 +94,8 @@ class Peer:
                 await self._create_if_new(session, outbox)
                 self._check_cluster()
                 outbox.cluster_id = node.replica.cluster.id if node.replica.cluster else ""
-                await node.store.write(Batch(meta=(("cluster_id", outbox.cluster_id.encode()),)))
+                if node.store.meta("cluster_id") is None:
+                    await node.store.write(Batch(meta=(("cluster_id", outbox.cluster_id.encode()),)))
                 await session.set_pulse(self.id, self.address.encode())
                 node.peer_id, node.outbox = self.id, outbox
                 outbox.submit([self._prepare()])

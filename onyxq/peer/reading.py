@@ -13,7 +13,7 @@ import trio
 
 from onyxq import facts
 from onyxq.errors import BadRequest, NotFound, OnyxqError, Unavailable
-from onyxq.ids import PARTITIONS_MAX, TaskId, id_at, ids_of, partition_of
+from onyxq.ids import PARTITIONS_MAX, TaskId, id_at, ids_of, mask_of, partition_of
 from onyxq.partition.replication import majority
 from onyxq.peer import arguments as check
 from onyxq.peer import views
@@ -86,6 +86,7 @@ class Reading:
         """The task as this leader knows it; raises `NotLeader`."""
         task_id = self._task_id(args)
         self._node.operations.leader(partition_of(task_id))
+        await self._node.settled()
         return self._view(task_id, [tuple(row) for row in self._node.cohort.covering(task_id)])
 
     def _view(self, task_id: TaskId, rows: list[Any]) -> dict[str, Any]:
@@ -133,6 +134,7 @@ class Reading:
     async def lead_list(self, args: dict[str, Any]) -> list[dict[str, Any]]:
         """The first tasks behind ``after`` in the partitions led from here."""
         args = page_args(args)
+        await self._node.settled()
         found: list[dict[str, Any]] = []
         for partition in self._led():
             part: list[dict[str, Any]] = []
@@ -148,16 +150,17 @@ class Reading:
 
     def _ids_after(self, partition: int, after: bytes, queue: str | None) -> Iterator[TaskId]:
         store = self._node.store
-        start = b""
-        if after:
-            # Row keys hold the partition of their own: ids of other partitions only give the time.
-            here = after[:6] + partition.to_bytes(2, "big") + after[8:]
-            covering = store.task_row(TaskId(here))
+        # Ids are ordered by due time, then partition: only in its own does ``after`` cut a run in two.
+        start = after[:6] + partition.to_bytes(2, "big") if after else b""
+        if after and partition < partition_of(TaskId(after)):
+            start += b"\xff" * (len(after) - len(start))
+        elif after and partition == partition_of(TaskId(after)):
+            start = after
+            covering = store.task_row(TaskId(after))
             if covering is not None:
                 header, count = facts.task_header(covering[1])
                 if queue in (None, header["queue"]):
                     yield from (one for one in ids_of(covering[0], count) if one > after)
-            start = here
         while rows := store.task_rows(partition, after=start, limit=64):
             for first, body in rows:
                 header, count = facts.task_header(body)
@@ -206,6 +209,7 @@ class Reading:
 
     async def lead_counts(self, args: dict[str, Any]) -> dict[str, Any]:
         """Counts, and the due time of the head, per queue in the partitions led from here."""
+        await self._node.settled()
         return {
             name: [counts, head[1] if (head := self._node.granter.head(name)) is not None else None]
             for name, counts in self.local_counts(queue_arg(args)).items()
@@ -231,11 +235,16 @@ class Reading:
         for stretch, pieces in (self._node.replica.claims.get(partition) or {}).items():
             finished = store.finished_bits(stretch)
             for offset, count, *_ in pieces:
-                row = store.task_row(id_at(stretch, offset))
-                open_bits = ((1 << count) - 1) << offset & ~finished
-                if row is not None:
-                    name = facts.task_header(row[1])[0]["queue"]
-                    totals[name] = totals.get(name, 0) + open_bits.bit_count()
+                bits = ((1 << count) - 1) << offset & ~finished
+                while bits:  # a piece may be of several task rows
+                    row = store.task_row(id_at(stretch, (bits & -bits).bit_length() - 1))
+                    if row is None:
+                        bits &= bits - 1
+                        continue
+                    header, tasks = facts.task_header(row[1])
+                    covered = bits & mask_of(row[0], tasks)
+                    totals[header["queue"]] = totals.get(header["queue"], 0) + covered.bit_count()
+                    bits &= ~covered
         return totals
 
     def _led(self) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import zlib
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,205 +13,10 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from onyxq.facts import pack_task
-from onyxq.ids import make_id
+from tests.interfaces.bad_calls import BAD_CALLS, ID, PEER_METHODS, QUEUE, RUN, UNKNOWN_PARTITION, VALUES, run
 from tests.interfaces.live_world import Live, Wire, claim_of, complete_error, frame, fresh_id, names, running
 
 pytestmark = pytest.mark.slow
-
-QUEUE = "fine"
-RUN = pack_task({"queue": QUEUE}, [b"x"])
-ID = fresh_id()
-UNKNOWN_PARTITION = make_id(1_700_000_000_000, 64, 1, 0)
-EDGE = make_id(1_700_000_000_000, 1, 1, 1023)
-NAN = float("nan")
-HUGE = (1 << 64) - 1
-
-
-def of(header: Any, *payloads: bytes) -> dict[str, Any]:
-    """An enqueue of one run under this header."""
-    return {"runs": [[ID, pack_task(header, payloads or (b"x",))]], "w": None}
-
-
-def run(body: Any, first: Any = ID) -> dict[str, Any]:
-    """An enqueue of one run that may be anything."""
-    return {"runs": [[first, body]], "w": None}
-
-
-def damaged(body: bytes) -> bytes:
-    """The body with one payload byte flipped."""
-    return body[:-1] + bytes([body[-1] ^ 1])
-
-
-BAD_ENQUEUES: list[tuple[str, Any, str, str | None]] = [
-    ("enqueue", {}, "bad_request", "runs"),
-    ("enqueue", {"runs": None}, "bad_request", "runs"),
-    ("enqueue", {"runs": {}}, "bad_request", "runs"),
-    ("enqueue", {"runs": "text"}, "bad_request", "runs"),
-    ("enqueue", {"runs": [[ID, RUN]] * 20_001}, "bad_request", "runs"),
-    ("enqueue", {"runs": [[ID, RUN], 5]}, "bad_request", "runs[1]"),
-    ("enqueue", {"runs": [[ID, RUN], [ID]]}, "bad_request", "runs[1]"),
-    ("enqueue", {"runs": [[ID, RUN, 1]]}, "bad_request", "runs[0]"),
-    ("enqueue", {"runs": [[ID, RUN]], "w": 0}, "bad_request", "w"),
-    ("enqueue", {"runs": [[ID, RUN]], "w": True}, "bad_request", "w"),
-    ("enqueue", {"runs": [[ID, RUN]], "w": HUGE}, "bad_request", "w"),
-    ("enqueue", {"runs": [[ID, RUN]], "extra": 1}, "bad_request", "extra"),
-    ("enqueue", {"runs": [[ID, RUN]], 5: 1}, "bad_request", "5"),
-    ("enqueue", run(RUN, 5), "bad_request", "runs[0].id"),
-    ("enqueue", run(RUN, None), "bad_request", "runs[0].id"),
-    ("enqueue", run(RUN, ID[:-1]), "bad_request", "runs[0].id"),
-    ("enqueue", run(RUN, ID + b"x"), "bad_request", "runs[0].id"),
-    ("enqueue", run(RUN, ID.hex()), "bad_request", "runs[0].id"),
-    ("enqueue", run(RUN, UNKNOWN_PARTITION), "bad_request", "runs[0].id"),
-    ("enqueue", run(None), "bad_request", "runs[0]"),
-    ("enqueue", run("text"), "bad_request", "runs[0]"),
-    ("enqueue", run(b""), "bad_request", "runs[0]"),
-    ("enqueue", run(RUN[:-1]), "bad_request", "runs[0]"),
-    ("enqueue", run(RUN + b"x"), "bad_request", "runs[0]"),
-    ("enqueue", run(RUN[:10]), "bad_request", "runs[0]"),
-    ("enqueue", run(b"\xff" * 64), "bad_request", "runs[0]"),
-    ("enqueue", run(damaged(RUN)), "bad_request", "runs[0]"),
-    ("enqueue", run(pack_task({"queue": QUEUE}, [])), "bad_request", "runs[0]"),
-    ("enqueue", run(pack_task({"queue": QUEUE}, [b""] * 1025)), "bad_request", "runs[0]"),
-    ("enqueue", run(pack_task({"queue": QUEUE}, [b"", b""]), EDGE), "bad_request", "runs[0].count"),
-    ("enqueue", of({"queue": QUEUE}, b"x" * 200_000, b"x" * 200_000), "too_large", "runs[0].data"),
-    ("enqueue", of([1, 2]), "bad_request", "runs[0]"),
-    ("enqueue", of({}), "bad_request", "runs[0].queue"),
-    ("enqueue", of({"queue": ""}), "bad_request", "runs[0].queue"),
-    ("enqueue", of({"queue": "q" * 201}), "bad_request", "runs[0].queue"),
-    ("enqueue", of({"queue": "a\0b"}), "bad_request", "runs[0].queue"),
-    ("enqueue", of({"queue": "a\nb"}), "bad_request", "runs[0].queue"),
-    ("enqueue", of({"queue": b"bytes"}), "bad_request", "runs[0].queue"),
-    ("enqueue", of({"queue": 7}), "bad_request", "runs[0].queue"),
-    ("enqueue", of({"queue": QUEUE, "colour": 1}), "bad_request", "runs[0].colour"),
-    ("enqueue", of({"queue": QUEUE, "priority": True}), "bad_request", "runs[0].priority"),
-    ("enqueue", of({"queue": QUEUE, "priority": 1.0}), "bad_request", "runs[0].priority"),
-    ("enqueue", of({"queue": QUEUE, "priority": NAN}), "bad_request", "runs[0].priority"),
-    ("enqueue", of({"queue": QUEUE, "priority": 1 << 31}), "bad_request", "runs[0].priority"),
-    ("enqueue", of({"queue": QUEUE, "priority": -(1 << 63)}), "bad_request", "runs[0].priority"),
-    ("enqueue", of({"queue": QUEUE, "retries": -1}), "bad_request", "runs[0].retries"),
-    ("enqueue", of({"queue": QUEUE, "retries": HUGE}), "bad_request", "runs[0].retries"),
-    ("enqueue", of({"queue": QUEUE, "backoff_ms": "5"}), "bad_request", "runs[0].backoff_ms"),
-    ("enqueue", of({"queue": QUEUE, "format": ["json"]}), "bad_request", "runs[0].format"),
-]
-BAD_CLAIMS: list[tuple[str, Any, str, str | None]] = [
-    ("claim", {}, "bad_request", "queues"),
-    ("claim", claim_of() | {"queues": "a"}, "bad_request", "queues"),
-    ("claim", claim_of(), "bad_request", "queues"),
-    ("claim", claim_of(*["a"] * 101), "bad_request", "queues"),
-    ("claim", claim_of("a", ""), "bad_request", "queues[1]"),
-    ("claim", claim_of("a\0"), "bad_request", "queues[0]"),
-    ("claim", claim_of("q" * 201), "bad_request", "queues[0]"),
-    ("claim", claim_of("a", max=True), "bad_request", "max"),
-    ("claim", claim_of("a", max="1"), "bad_request", "max"),
-    ("claim", claim_of("a", max=0), "bad_request", "max"),
-    ("claim", claim_of("a", max=1_001), "bad_request", "max"),
-    ("claim", claim_of("a", max=NAN), "bad_request", "max"),
-    ("claim", claim_of("a", lease_ms=999), "bad_request", "lease_ms"),
-    ("claim", claim_of("a", lease_ms=1 << 63), "bad_request", "lease_ms"),
-    ("claim", claim_of("a", wait_ms=-1), "bad_request", "wait_ms"),
-    ("claim", claim_of("a", wait_ms=1.5), "bad_request", "wait_ms"),
-    ("claim", claim_of("a", worker=5), "bad_request", "worker"),
-    ("claim", claim_of("a", worker=0), "bad_request", "worker"),
-    ("claim", claim_of("a", worker=[]), "bad_request", "worker"),
-    ("claim", claim_of("a", worker="w" * 201), "bad_request", "worker"),
-    ("claim", claim_of("a", worker="w\0"), "bad_request", "worker"),
-    ("claim", claim_of("a", colour=1), "bad_request", "colour"),
-]
-
-
-def one(method: str, *item: Any) -> tuple[str, dict[str, Any]]:
-    """A call with one item."""
-    return method, {"items": [list(item)]}
-
-
-BAD_ITEMS: list[tuple[str, Any, str, str | None]] = [
-    ("complete", {}, "bad_request", "items"),
-    ("complete", {"items": {}}, "bad_request", "items"),
-    ("complete", {"items": [], "more": 1}, "bad_request", "more"),
-    ("complete", {"items": [[ID, 1, 1]]}, "bad_request", "items[0]"),
-    (*one("complete", "text", 1, 1, None, None), "bad_request", "items[0].id"),
-    (*one("complete", UNKNOWN_PARTITION, 1, 1, None, None), "bad_request", "items[0].id"),
-    (*one("complete", ID, 0, 1, None, None), "bad_request", "items[0].count"),
-    (*one("complete", ID, True, 1, None, None), "bad_request", "items[0].count"),
-    (*one("complete", ID, 1025, 1, None, None), "bad_request", "items[0].count"),
-    (*one("complete", EDGE, 2, 1, None, None), "bad_request", "items[0].count"),
-    (*one("complete", ID, 1, -1, None, None), "bad_request", "items[0].token"),
-    (*one("complete", ID, 1, 1 << 63, None, None), "bad_request", "items[0].token"),
-    (*one("complete", ID, 1, "1", None, None), "bad_request", "items[0].token"),
-    (*one("complete", ID, 1, 1, True, None), "bad_request", "items[0].seq"),
-    (*one("complete", ID, 1, 1, -1, None), "bad_request", "items[0].seq"),
-    (*one("complete", ID, 1, 1, None, b"x"), "bad_request", "items[0].result"),
-    (*one("complete", ID, 1, 1, None, [b"x", b"y"]), "bad_request", "items[0].result"),
-    (*one("complete", ID, 1, 1, None, ["text"]), "bad_request", "items[0].result"),
-    (*one("complete", ID, 1, 1, None, [b"x" * (16 * 1024 * 1024 + 1)]), "too_large", "items[0].result"),
-    (*one("fail", ID, 1, 1, None, None), "bad_request", "items[0].error"),
-    (*one("fail", ID, 1, 1, b"bytes", None), "bad_request", "items[0].error"),
-    (*one("fail", ID, 1, 1, "x" * 65_537, None), "bad_request", "items[0].error"),
-    (*one("fail", ID, 1, 1, "e", -1), "bad_request", "items[0].retry_in_ms"),
-    (*one("fail", ID, 1, 1, "e", NAN), "bad_request", "items[0].retry_in_ms"),
-    (*one("fail", ID, 1, 1, "e", HUGE), "bad_request", "items[0].retry_in_ms"),
-    (*one("renew", ID, 1, 1, 999), "bad_request", "items[0].lease_ms"),
-    (*one("renew", ID, 1, 1, None), "bad_request", "items[0].lease_ms"),
-    (*one("renew", ID, 1, 1, 1 << 63), "bad_request", "items[0].lease_ms"),
-    (*one("release", ID, 1, None), "bad_request", "items[0].token"),
-    (*one("release", ID, 1, 1.0), "bad_request", "items[0].token"),
-    (*one("update", ID[:19], 1, 0, b"x"), "bad_request", "items[0].id"),
-    (*one("update", ID, True, 0, b"x"), "bad_request", "items[0].token"),
-    (*one("update", ID, 1, -1, b"x"), "bad_request", "items[0].seq"),
-    (*one("update", ID, 1, 0, "text"), "bad_request", "items[0].data"),
-    (*one("update", ID, 1, 0, b"x" * 300_000), "bad_request", "items[0].data"),
-    ("cancel", {"ids": "text"}, "bad_request", "ids"),
-    ("cancel", {"ids": [ID, 5]}, "bad_request", "ids[1]"),
-    ("cancel", {"ids": [UNKNOWN_PARTITION]}, "bad_request", "ids[0]"),
-    ("cancel", {"ids": [], "id": ID}, "bad_request", "id"),
-]
-BAD_READS: list[tuple[str, Any, str, str | None]] = [
-    ("get", {}, "bad_request", "id"),
-    ("get", {"id": ID[:5]}, "bad_request", "id"),
-    ("get", {"id": UNKNOWN_PARTITION}, "bad_request", "id"),
-    ("get", {"id": ID}, "not_found", "id"),
-    ("get", {"id": ID, "seen_token": True}, "bad_request", "seen_token"),
-    ("get", {"id": ID, "seen_token": -1}, "bad_request", "seen_token"),
-    ("get", {"id": ID, "seen_seq": "0"}, "bad_request", "seen_seq"),
-    ("get", {"id": ID, "token": 1}, "bad_request", "token"),
-    ("task_log", {"id": None}, "bad_request", "id"),
-    ("task_log", {"id": ID}, "not_found", "id"),
-    ("list", {"limit": 0}, "bad_request", "limit"),
-    ("list", {"limit": 1_001}, "bad_request", "limit"),
-    ("list", {"limit": True}, "bad_request", "limit"),
-    ("list", {"queue": 5}, "bad_request", "queue"),
-    ("list", {"state": "lost"}, "bad_request", "state"),
-    ("list", {"state": ["ready"]}, "bad_request", "state"),
-    ("list", {"after": b"x"}, "bad_request", "after"),
-    ("list", {"colour": 1}, "bad_request", "colour"),
-    ("count", {"queue": ["a"]}, "bad_request", "queue"),
-    ("count", {"queue": ""}, "bad_request", "queue"),
-    ("count", {"queues": "a"}, "bad_request", "queues"),
-    ("queues", {"queue": "a"}, "bad_request", "queue"),
-    ("ids", {"count": 0}, "bad_request", "count"),
-    ("ids", {"count": 1 << 63}, "bad_request", "count"),
-    ("ids", {"count": NAN}, "bad_request", "count"),
-    ("routes", {"x": 1}, "bad_request", "x"),
-    ("cluster", {"x": 1}, "bad_request", "x"),
-    ("ring", {"x": 1}, "bad_request", "x"),
-    ("health", {"x": 1}, "bad_request", "x"),
-    ("metrics", {"x": 1}, "bad_request", "x"),
-    ("partition", {"partition": 64}, "not_found", "partition"),
-    ("partition", {"partition": -1}, "bad_request", "partition"),
-    ("partition", {}, "bad_request", "partition"),
-    ("log", {"from": -1}, "bad_request", "from"),
-    ("log", {"from": HUGE}, "bad_request", "from"),
-    ("log", {"limit": "9"}, "bad_request", "limit"),
-    ("gc", {"x": 1}, "bad_request", "x"),
-    ("leave", {}, "bad_request", "peer"),
-    ("leave", {"peer": 5}, "bad_request", "peer"),
-    ("leave", {"peer": "nobody"}, "not_found", "peer"),
-    ("nothing", {}, "not_found", "method"),
-    ("", {}, "not_found", "method"),
-    ("m" * 5_000, {}, "not_found", "method"),
-    ("$nothing", {}, "not_found", "method"),
-]
-BAD_CALLS = BAD_ENQUEUES + BAD_CLAIMS + BAD_ITEMS + BAD_READS
 
 
 def http_task(**members: Any) -> dict[str, Any]:
@@ -292,12 +97,6 @@ def unharmed(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     assert live.total() == before
     assert live.http.get("/livez").status_code == 200
-PEER_METHODS = (
-    "cohort.covering", "cohort.hours", "cohort.keys", "cohort.leaves", "cohort.position", "cohort.push", "cohort.reach",
-    "cohort.rows", "cohort.write", "lead.cancel", "lead.claim", "lead.complete", "lead.counts", "lead.enqueue",
-    "lead.fail", "lead.head", "lead.list", "lead.offer", "lead.release", "lead.renew", "lead.update", "lead.view",
-    "peer.leave",
-)  # fmt: skip
 
 
 class TestByFrames:
@@ -432,12 +231,6 @@ class TestByFrames:
             assert complete_error(error)["code"] == "protocol_error"
 
 
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(1 << 63), HUGE) | st.floats() | st.text(max_size=20)
-    | st.binary(max_size=24) | st.sampled_from([ID, RUN, UNKNOWN_PARTITION, QUEUE]),
-    lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=12,
-)  # fmt: skip
 ARGUMENTS = (
     "runs", "w", "items", "ids", "id", "queues", "queue", "max", "lease_ms", "wait_ms", "worker", "limit", "after",
     "state", "count", "partition", "from", "seen_token", "seen_seq", "peer",
@@ -465,6 +258,28 @@ class TestGeneratedCalls:
         with Wire(live.address) as wire:
             _, error = wire.answer(method, args)
             assert error is None or complete_error(error)
+
+
+class TestMadeUpNames:
+    """Names of queues that never had a task."""
+
+    def test_claims_from_queues_that_do_not_exist_leave_nothing_behind(
+        self, live: Live, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Neither where they were asked for nor at the leader."""
+        monkeypatch.setattr("onyxq.peer.claiming.LINGER_S", 0.1)
+        node = live.cluster.nodes[0]
+        assert node.service is not None and node.node is not None
+        claiming, granter = node.service.claiming, node.node.granter
+        before = granter.known_queues
+        for turn in range(5):
+            live.wire.call("claim", claim_of(*(f"made-up-{turn}-{i}" for i in range(100))))
+        assert claiming.watched >= 500
+        deadline = time.monotonic() + 10
+        while (claiming.watched >= 500 or granter.known_queues > before) and time.monotonic() < deadline:
+            live.wire.call("health", {})
+            time.sleep(0.02)
+        assert claiming.watched < 500 and granter.known_queues <= before
 
 
 class TestHello:
@@ -530,10 +345,18 @@ def finished(live: Live) -> tuple[bytes, int]:
     return first, token
 
 
+ENDS: list[tuple[str, tuple[Any, ...]]] = [
+    ("complete", (None, None)),
+    ("fail", ("e", None)),
+    ("release", ()),
+    ("renew", (5_000,)),
+]
+
+
 class TestTokens:
     """Claims that do not stand, by frames and over HTTP."""
 
-    @pytest.mark.parametrize(("method", "rest"), [("complete", (None, None)), ("fail", ("e", None)), ("release", ()), ("renew", (5_000,))])  # fmt: skip
+    @pytest.mark.parametrize(("method", "rest"), ENDS)
     @pytest.mark.parametrize("which", ["stale", "never granted", "zero"])
     def test_a_token_that_does_not_stand_is_refused(
         self, live: Live, finished: tuple[bytes, int], method: str, rest: tuple[Any, ...], which: str
@@ -559,7 +382,7 @@ class TestTokens:
         assert (answer.status_code, answer.json()["code"]) == (409, "stale_token")
         assert live.wire.call("task_log", {"id": first}) == {"updates": []}
 
-    @pytest.mark.parametrize(("method", "rest"), [("complete", (None, None)), ("fail", ("e", None)), ("release", ()), ("renew", (5_000,))])  # fmt: skip
+    @pytest.mark.parametrize(("method", "rest"), ENDS)
     def test_a_task_that_does_not_exist_is_refused(self, live: Live, method: str, rest: tuple[Any, ...]) -> None:
         """Its partition does exist."""
         ((refused,),) = live.wire.call(method, {"items": [[ID, 1, 7, *rest]]})["results"]
@@ -626,133 +449,3 @@ class TestOverHttp:
         body = json.dumps(http_task(data="x" * (20 * 1024 * 1024))).encode()
         answer = live.http.post("/v1/tasks", content=body, headers={"content-type": "application/json"})
         assert problem(answer, 413)["code"] == "too_large"
-
-
-def a_row(first: bytes, header: Any) -> list[bytes]:
-    """A task row with a right checksum, whatever its header says."""
-    key = first[6:8] + b"T" + first
-    body = pack_task(header, [b"x"])
-    return [key, body + zlib.crc32(body, zlib.crc32(key)).to_bytes(4, "little")]
-
-
-@pytest.fixture(scope="module")
-def harmed() -> Iterator[Live]:
-    """A node of its own for peers that are broken."""
-    with running(http=True) as cluster:
-        live = Live(cluster)
-        yield live
-        live.check_serves()
-        live.close()
-
-
-@pytest.fixture
-def peer(harmed: Live) -> Iterator[Wire]:
-    """A connection in the role of a peer."""
-    hello = harmed.wire.greeting[2] | {"role": "peer", "node": "ghost", "peer": "ghost-1"}
-    with Wire(harmed.address, hello=hello) as wire:
-        assert wire.greeting[0] == "onyxq"
-        yield wire
-    harmed.check_serves()
-
-
-class TestPeersThatSayNonsense:
-    """Methods of peers, called by one that is in the cluster and broken."""
-
-    @pytest.mark.parametrize(
-        ("method", "args"),
-        [
-            ("lead.claim", {"requests": [[[QUEUE], "5", 30_000, "w"]]}),
-            ("lead.claim", {"requests": [[[QUEUE], 1, "x", "w"]]}),
-            ("lead.claim", {"requests": [[[QUEUE], 1, 30_000, 5]]}),
-            ("lead.claim", {"requests": [[5, 1, 30_000, "w"]]}),
-            ("lead.claim", {"requests": [[[[]], 1, 30_000, "w"]]}),
-            ("lead.claim", {"requests": [5]}),
-            ("lead.head", {"queue": QUEUE, "known": "xx", "timeout_ms": 10}),
-            ("lead.head", {"queue": [], "known": None, "timeout_ms": 10}),
-            ("lead.head", {"queue": QUEUE, "known": None, "timeout_ms": "x"}),
-            ("lead.head", {"queue": QUEUE, "known": None, "timeout_ms": -5}),
-            ("lead.enqueue", {"runs": [[ID, b""]], "w": None}),
-            ("lead.enqueue", {"runs": [[ID, pack_task({}, [b"x"])]], "w": None}),
-            ("lead.enqueue", {"runs": [[b"", RUN]], "w": None}),
-            ("lead.enqueue", {"runs": [[ID, RUN]], "w": "x"}),
-            ("lead.enqueue", {"runs": [[ID, pack_task({"queue": 5}, [b"x"])]], "w": None}),
-            ("lead.complete", {"items": [[b"", 1, 1, None, []]]}),
-            ("lead.complete", {"items": [[ID, 5_000, 1, None, []]]}),
-            ("lead.complete", {"items": [[ID, -5, 1, None, []]]}),
-            ("lead.complete", {"items": [[ID, 1, "x", None, 5]]}),
-            ("lead.fail", {"items": [[ID, 1, 1, 5, "x"]]}),
-            ("lead.renew", {"items": [[ID, 1, 1, NAN]]}),
-            ("lead.update", {"items": [[ID, 1, 0, 5]]}),
-            ("lead.cancel", {"ids": [5]}),
-            ("lead.view", {"id": b""}),
-            ("lead.view", {"id": 5}),
-            ("lead.list", {"queue": None, "state": None, "after": b"short", "limit": 5}),
-            ("lead.list", {"queue": None, "state": None, "after": None, "limit": "x"}),
-            ("lead.counts", {"queue": 5}),
-            ("lead.offer", {"partition": 1, "rows": [[b"", b""]]}),
-            ("lead.offer", {"partition": 1, "rows": [a_row(ID, {"queue": 5})]}),
-            ("lead.offer", {"partition": 1, "rows": [a_row(ID, {})]}),
-            ("lead.offer", {"partition": "1", "rows": []}),
-            ("cohort.write", {"writes": [5]}),
-            ("cohort.write", {"writes": [[1, "x", []]]}),
-            ("cohort.write", {"writes": [[1, 1, [a_row(ID, {"queue": 5})]]]}),
-            ("cohort.write", {"writes": [[1, 1, [a_row(ID, [])]]]}),
-            ("cohort.write", {"writes": [[1, 1, [[b"x" * 23, b"y" * 9]]]]}),
-            ("cohort.push", {"partition": 1, "epoch": 1, "rows": [a_row(ID, {"queue": QUEUE, "priority": "x"})]}),
-            ("cohort.push", {"partition": 1, "epoch": NAN, "rows": []}),
-            ("cohort.push", {"partition": 2, "epoch": 1, "rows": [a_row(ID, {"queue": QUEUE})]}),
-            ("cohort.reach", {"partition": 1, "epoch": "x"}),
-            ("cohort.reach", {"partition": 1, "epoch": NAN}),
-            ("cohort.reach", {"partition": 1, "epoch": -1}),
-            ("cohort.reach", {"partition": 1, "epoch": True}),
-            ("cohort.reach", {"partition": 1, "epoch": HUGE}),
-            ("cohort.reach", {"partition": -1, "epoch": 1}),
-            ("cohort.reach", {"partition": 1 << 16, "epoch": 1}),
-            ("cohort.reach", {"partition": "x", "epoch": 1}),
-            ("cohort.reach", {"partition": [], "epoch": 1}),
-            ("cohort.hours", {"partition": -1}),
-            ("cohort.hours", {"partition": 1 << 40}),
-            ("cohort.leaves", {"partition": 1, "hour": -1}),
-            ("cohort.leaves", {"partition": 1, "hour": "x"}),
-            ("cohort.keys", {"partition": 1, "hour": 1, "leaves": [256]}),
-            ("cohort.keys", {"partition": 1, "hour": 1, "leaves": 5}),
-            ("cohort.rows", {"keys": [b"", 5]}),
-            ("cohort.rows", {"keys": [b"x" * 5_000]}),
-            ("cohort.covering", {"id": b""}),
-            ("cohort.covering", {"id": "x"}),
-        ],
-    )  # fmt: skip
-    def test_nonsense_is_an_error_and_harms_nobody(self, peer: Wire, method: str, args: dict[str, Any]) -> None:
-        """The node goes on, and so does the connection."""
-        result, error = peer.answer(method, args)
-        refusals = [error] if error else refusals_in(result)
-        assert refusals and all(map(complete_error, refusals)), result
-        assert peer.call("health", {})["ready"]
-
-    @seed(20_262)
-    @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
-    @given(
-        method=st.sampled_from(sorted(set(PEER_METHODS) - {"cohort.reach", "peer.leave"})),
-        args=st.fixed_dictionaries(
-            {},
-            optional={
-                name: VALUES | st.lists(st.lists(VALUES, max_size=5), max_size=2)
-                for name in ("runs", "w", "items", "ids", "requests", "queue", "known", "id", "after", "state", "limit")
-            }
-            | {"partition": st.integers(0, 70) | VALUES, "epoch": st.integers(0, 3) | VALUES, "timeout_ms": st.just(1)}
-            | {name: VALUES for name in ("rows", "writes", "hour", "leaves", "keys", "peer")},
-        ),
-    )
-    def test_generated_nonsense_harms_nobody(self, harmed: Live, method: str, args: dict[str, Any]) -> None:
-        """Every call is answered."""
-        said = harmed.wire.greeting[2]
-        with Wire(harmed.address, hello=said | {"role": "peer", "node": "ghost"}) as wire:
-            _, error = wire.answer(method, args)
-            assert error is None or complete_error(error)
-
-
-def refusals_in(result: Any) -> list[Any]:
-    """The error maps somewhere in a result."""
-    if isinstance(result, dict):
-        return [result] if "code" in result else [found for one in result.values() for found in refusals_in(one)]
-    return [found for one in result for found in refusals_in(one)] if isinstance(result, list) else []

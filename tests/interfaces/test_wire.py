@@ -202,9 +202,10 @@ def test_a_server_says_what_is_wrong_and_closes(data: bytes) -> None:
 
 
 def test_a_server_gives_up_on_a_caller_that_says_nothing() -> None:
-    """An idle stranger does not hold a connection."""
-    assert exchange(b"") == []
-    assert exchange(HELLO[:7]) == []
+    """An idle stranger does not hold a connection; it hears why."""
+    for said in (b"", HELLO[:7]):
+        ((number, status, error),) = exchange(said)
+        assert (number, status, error["code"]) == (0, 1, "timed_out")
 
 
 def test_a_server_refuses_a_caller_of_another_cluster() -> None:

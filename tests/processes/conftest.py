@@ -36,11 +36,17 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZookeeperSer
 
 
 @pytest.fixture
-async def cluster(zookeeper: ZookeeperServer, tmp_path: Path) -> AsyncIterator[Cluster]:
+async def cluster(zookeeper: ZookeeperServer, tmp_path: Path, yield_after_ms: int) -> AsyncIterator[Cluster]:
     """A cluster without peers yet; they are killed after the test."""
     name = f"test-{uuid.uuid4().hex[:12]}"
-    async with Cluster(tmp_path, zookeeper=zookeeper.hosts, name=name) as found:
+    async with Cluster(tmp_path, zookeeper=zookeeper.hosts, name=name, yield_after_ms=yield_after_ms) as found:
         yield found
+
+
+@pytest.fixture
+def yield_after_ms() -> int:
+    """Patience of leaders in trouble: a test that waits for it to end asks for less."""
+    return 5_000
 
 
 @pytest.hookimpl(wrapper=True)

@@ -42,7 +42,7 @@ async def test_a_thawed_peer_is_evicted_and_accepts_no_old_claim(cluster: Cluste
         history = History("work")
         history.enqueued.update(ids)
         new = await claimed(client, len(ids), LEASE_MS, "new")
-        old_tokens = {claim.id: claim.token for batch in old for claim in batch}
+        old_tokens: dict[bytes, int] = {claim.id: claim.token for batch in old for claim in batch}
         assert all(claim.token > old_tokens[claim.id] for batch in new for claim in batch)
 
         answers: list[httpx.Response] = []

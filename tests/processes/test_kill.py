@@ -7,6 +7,7 @@ import os
 import pytest
 import trio
 
+from onyxq.ids import TaskId, partition_of
 from tests.processes.cluster import Cluster, PeerProcess, bounded
 from tests.processes.workload import History, all_there, enqueue_over_http, enqueue_over_tcp, work
 
@@ -40,12 +41,19 @@ async def test_a_killed_leader_costs_no_task_and_catches_up(cluster: Cluster) ->
             producers.start_soon(enqueue_over_tcp, history, producer, quarter)
             await history.until_completed(quarter)
             victim = await most_leading(cluster)
+            led = await cluster.led_by(victim, seen_by=victim)
+            earlier = set(history.enqueued)
             victim.kill()
+            killed_at = trio.current_time()
             producers.start_soon(enqueue_over_http, history, cluster, half - quarter)
             producers.start_soon(enqueue_over_tcp, history, producer, half - quarter)
         await history.until_all_completed()
+        print(f"{2 * half} tasks done; the later {2 * (half - quarter)} took {trio.current_time() - killed_at:.1f} s")
         workers.cancel_scope.cancel()
     assert history.wrong == []
+    assert {partition_of(TaskId(task_id)) for task_id in history.enqueued - earlier} & set(led), (
+        "others took over what it led"
+    )
     expected = dict.fromkeys(history.enqueued, "completed")
     assert len(expected) == 2 * half
 
@@ -58,6 +66,7 @@ async def test_a_killed_leader_costs_no_task_and_catches_up(cluster: Cluster) ->
     await cluster.whole(*left)
     async with cluster.client(victim.name) as client:
         await all_there(cluster, client, "work", expected)
+        assert not await client.claim(["work"], max=1_000, lease_ms=1_000, wait_ms=500, worker="late")
 
 
 async def run_worker(cluster: Cluster, history: History, first: str) -> None:

@@ -36,8 +36,9 @@ async def test_a_cluster_killed_whole_reforms_and_moves_nothing(cluster: Cluster
     for name in NAMES:
         assert await cohorts(cluster, cluster[name]) == before
     async with cluster.client() as client:
-        expected = dict.fromkeys(ids, "ready")
-        expected |= {claim.id: "completed" for claim in done} | {claim.id: "claimed" for claim in kept}
+        expected: dict[bytes, str] = dict.fromkeys(ids, "ready")
+        expected.update({claim.id: "completed" for claim in done})
+        expected.update({claim.id: "claimed" for claim in kept})
         await all_there(cluster, client, "work", expected)
         await client.complete(kept)
         assert (await client.count("work"))["work"]["completed"] == len(done) + len(kept)

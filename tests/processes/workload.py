@@ -11,16 +11,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import httpx
+import pytest
 import trio
 
 from onyxq.client import AsyncClient, Claim
-from onyxq.errors import BatchRefused, Unavailable
+from onyxq.errors import BatchRefused, OnyxqError, Unavailable
 from onyxq.ids import ids_of
 from tests.processes.cluster import POLL_S, Cluster
 
 LEASE_MS = 5_000
 """Short: claims whose answer died with a peer come back within the test."""
-BATCH_TASKS = 100
+BATCH_TASKS = 20
+"""Tasks of one enqueue: they share a partition, and the next enqueue takes another one."""
+CLAIM_TASKS = 50
 SPREAD_TASKS = 5
 """Tasks that go to one partition before the next one's turn."""
 PAGE_TASKS = 1_000
@@ -132,9 +135,7 @@ async def work(history: History, client: AsyncClient, worker: str) -> None:
     """Claim and complete until cancelled."""
     while True:
         try:
-            claims = await client.claim(
-                [history.queue], max=BATCH_TASKS // 2, lease_ms=LEASE_MS, wait_ms=500, worker=worker
-            )
+            claims = await client.claim([history.queue], max=CLAIM_TASKS, lease_ms=LEASE_MS, wait_ms=500, worker=worker)
             if claims:
                 await complete(history, client, claims)
         except Unavailable:
@@ -166,6 +167,14 @@ async def states(client: AsyncClient, queue: str) -> dict[bytes, str]:
     return found
 
 
+async def described(client: AsyncClient, task_id: bytes) -> str:
+    """What is known of one task."""
+    try:
+        return f"{await client.get(task_id)}"
+    except OnyxqError as error:
+        return f"{task_id.hex()}: {error!r}"
+
+
 async def all_there(cluster: Cluster, client: AsyncClient, queue: str, expected: dict[bytes, str]) -> None:
     """Fail unless exactly the expected tasks are there in the expected states, once reading works."""
 
@@ -173,7 +182,9 @@ async def all_there(cluster: Cluster, client: AsyncClient, queue: str, expected:
         return await states(client, queue)
 
     found = await cluster.until(f"reading all of {queue}", read)
-    lost = expected.keys() - found.keys()
-    assert not lost, f"{len(lost)} of {len(expected)} tasks are lost, the first {min(lost).hex()}"
+    lost = sorted(expected.keys() - found.keys())
+    if lost:
+        count = (await client.count(queue))[queue]
+        pytest.fail(f"{len(lost)} tasks are not listed, the first {await described(client, lost[0])}; counted: {count}")
     wrong = {task_id.hex(): state for task_id, state in found.items() if expected.get(task_id) != state}
     assert not wrong, f"{len(wrong)} of {len(found)} tasks are not as expected: {dict(list(wrong.items())[:5])}"

@@ -1,0 +1,220 @@
+"""Calls that no node may take: method, arguments, and the code and field of the answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from onyxq.facts import pack_task
+from onyxq.ids import make_id
+from tests.interfaces.live_world import claim_of, fresh_id
+
+QUEUE = "fine"
+RUN = pack_task({"queue": QUEUE}, [b"x"])
+ID = fresh_id()
+UNKNOWN_PARTITION = make_id(1_700_000_000_000, 64, 1, 0)
+EDGE = make_id(1_700_000_000_000, 1, 1, 1023)
+NAN = float("nan")
+HUGE = (1 << 64) - 1
+
+
+def of(header: Any, *payloads: bytes) -> dict[str, Any]:
+    """An enqueue of one run under this header."""
+    return {"runs": [[ID, pack_task(header, payloads or (b"x",))]], "w": None}
+
+
+def run(body: Any, first: Any = ID) -> dict[str, Any]:
+    """An enqueue of one run that may be anything."""
+    return {"runs": [[first, body]], "w": None}
+
+
+def damaged(body: bytes) -> bytes:
+    """The body with one payload byte flipped."""
+    return body[:-1] + bytes([body[-1] ^ 1])
+
+
+BAD_ENQUEUES: list[tuple[str, Any, str, str | None]] = [
+    ("enqueue", {}, "bad_request", "runs"),
+    ("enqueue", {"runs": None}, "bad_request", "runs"),
+    ("enqueue", {"runs": {}}, "bad_request", "runs"),
+    ("enqueue", {"runs": "text"}, "bad_request", "runs"),
+    ("enqueue", {"runs": [[ID, RUN]] * 20_001}, "bad_request", "runs"),
+    ("enqueue", {"runs": [[ID, RUN], 5]}, "bad_request", "runs[1]"),
+    ("enqueue", {"runs": [[ID, RUN], [ID]]}, "bad_request", "runs[1]"),
+    ("enqueue", {"runs": [[ID, RUN, 1]]}, "bad_request", "runs[0]"),
+    ("enqueue", {"runs": [[ID, RUN]], "w": 0}, "bad_request", "w"),
+    ("enqueue", {"runs": [[ID, RUN]], "w": True}, "bad_request", "w"),
+    ("enqueue", {"runs": [[ID, RUN]], "w": HUGE}, "bad_request", "w"),
+    ("enqueue", {"runs": [[ID, RUN]], "extra": 1}, "bad_request", "extra"),
+    ("enqueue", {"runs": [[ID, RUN]], 5: 1}, "bad_request", "5"),
+    ("enqueue", run(RUN, 5), "bad_request", "runs[0].id"),
+    ("enqueue", run(RUN, None), "bad_request", "runs[0].id"),
+    ("enqueue", run(RUN, ID[:-1]), "bad_request", "runs[0].id"),
+    ("enqueue", run(RUN, ID + b"x"), "bad_request", "runs[0].id"),
+    ("enqueue", run(RUN, ID.hex()), "bad_request", "runs[0].id"),
+    ("enqueue", run(RUN, UNKNOWN_PARTITION), "bad_request", "runs[0].id"),
+    ("enqueue", run(None), "bad_request", "runs[0]"),
+    ("enqueue", run("text"), "bad_request", "runs[0]"),
+    ("enqueue", run(b""), "bad_request", "runs[0]"),
+    ("enqueue", run(RUN[:-1]), "bad_request", "runs[0]"),
+    ("enqueue", run(RUN + b"x"), "bad_request", "runs[0]"),
+    ("enqueue", run(RUN[:10]), "bad_request", "runs[0]"),
+    ("enqueue", run(b"\xff" * 64), "bad_request", "runs[0]"),
+    ("enqueue", run(damaged(RUN)), "bad_request", "runs[0]"),
+    ("enqueue", run(pack_task({"queue": QUEUE}, [])), "bad_request", "runs[0]"),
+    ("enqueue", run(pack_task({"queue": QUEUE}, [b""] * 1025)), "bad_request", "runs[0]"),
+    ("enqueue", run(pack_task({"queue": QUEUE}, [b"", b""]), EDGE), "bad_request", "runs[0].count"),
+    ("enqueue", of({"queue": QUEUE}, b"x" * 200_000, b"x" * 200_000), "too_large", "runs[0].data"),
+    ("enqueue", of([1, 2]), "bad_request", "runs[0]"),
+    ("enqueue", of({}), "bad_request", "runs[0].queue"),
+    ("enqueue", of({"queue": ""}), "bad_request", "runs[0].queue"),
+    ("enqueue", of({"queue": "q" * 201}), "bad_request", "runs[0].queue"),
+    ("enqueue", of({"queue": "a\0b"}), "bad_request", "runs[0].queue"),
+    ("enqueue", of({"queue": "a\nb"}), "bad_request", "runs[0].queue"),
+    ("enqueue", of({"queue": b"bytes"}), "bad_request", "runs[0].queue"),
+    ("enqueue", of({"queue": 7}), "bad_request", "runs[0].queue"),
+    ("enqueue", of({"queue": QUEUE, "colour": 1}), "bad_request", "runs[0].colour"),
+    ("enqueue", of({"queue": QUEUE, "priority": True}), "bad_request", "runs[0].priority"),
+    ("enqueue", of({"queue": QUEUE, "priority": 1.0}), "bad_request", "runs[0].priority"),
+    ("enqueue", of({"queue": QUEUE, "priority": NAN}), "bad_request", "runs[0].priority"),
+    ("enqueue", of({"queue": QUEUE, "priority": 1 << 31}), "bad_request", "runs[0].priority"),
+    ("enqueue", of({"queue": QUEUE, "priority": -(1 << 63)}), "bad_request", "runs[0].priority"),
+    ("enqueue", of({"queue": QUEUE, "retries": -1}), "bad_request", "runs[0].retries"),
+    ("enqueue", of({"queue": QUEUE, "retries": HUGE}), "bad_request", "runs[0].retries"),
+    ("enqueue", of({"queue": QUEUE, "backoff_ms": "5"}), "bad_request", "runs[0].backoff_ms"),
+    ("enqueue", of({"queue": QUEUE, "format": ["json"]}), "bad_request", "runs[0].format"),
+]
+BAD_CLAIMS: list[tuple[str, Any, str, str | None]] = [
+    ("claim", {}, "bad_request", "queues"),
+    ("claim", claim_of() | {"queues": "a"}, "bad_request", "queues"),
+    ("claim", claim_of(), "bad_request", "queues"),
+    ("claim", claim_of(*["a"] * 101), "bad_request", "queues"),
+    ("claim", claim_of("a", ""), "bad_request", "queues[1]"),
+    ("claim", claim_of("a\0"), "bad_request", "queues[0]"),
+    ("claim", claim_of("q" * 201), "bad_request", "queues[0]"),
+    ("claim", claim_of("a", max=True), "bad_request", "max"),
+    ("claim", claim_of("a", max="1"), "bad_request", "max"),
+    ("claim", claim_of("a", max=0), "bad_request", "max"),
+    ("claim", claim_of("a", max=1_001), "bad_request", "max"),
+    ("claim", claim_of("a", max=NAN), "bad_request", "max"),
+    ("claim", claim_of("a", lease_ms=999), "bad_request", "lease_ms"),
+    ("claim", claim_of("a", lease_ms=1 << 63), "bad_request", "lease_ms"),
+    ("claim", claim_of("a", wait_ms=-1), "bad_request", "wait_ms"),
+    ("claim", claim_of("a", wait_ms=1.5), "bad_request", "wait_ms"),
+    ("claim", claim_of("a", worker=5), "bad_request", "worker"),
+    ("claim", claim_of("a", worker=0), "bad_request", "worker"),
+    ("claim", claim_of("a", worker=[]), "bad_request", "worker"),
+    ("claim", claim_of("a", worker="w" * 201), "bad_request", "worker"),
+    ("claim", claim_of("a", worker="w\0"), "bad_request", "worker"),
+    ("claim", claim_of("a", colour=1), "bad_request", "colour"),
+]
+
+
+def one(method: str, *item: Any) -> tuple[str, dict[str, Any]]:
+    """A call with one item."""
+    return method, {"items": [list(item)]}
+
+
+BAD_ITEMS: list[tuple[str, Any, str, str | None]] = [
+    ("complete", {}, "bad_request", "items"),
+    ("complete", {"items": {}}, "bad_request", "items"),
+    ("complete", {"items": [], "more": 1}, "bad_request", "more"),
+    ("complete", {"items": [[ID, 1, 1]]}, "bad_request", "items[0]"),
+    (*one("complete", "text", 1, 1, None, None), "bad_request", "items[0].id"),
+    (*one("complete", UNKNOWN_PARTITION, 1, 1, None, None), "bad_request", "items[0].id"),
+    (*one("complete", ID, 0, 1, None, None), "bad_request", "items[0].count"),
+    (*one("complete", ID, True, 1, None, None), "bad_request", "items[0].count"),
+    (*one("complete", ID, 1025, 1, None, None), "bad_request", "items[0].count"),
+    (*one("complete", EDGE, 2, 1, None, None), "bad_request", "items[0].count"),
+    (*one("complete", ID, 1, -1, None, None), "bad_request", "items[0].token"),
+    (*one("complete", ID, 1, 1 << 63, None, None), "bad_request", "items[0].token"),
+    (*one("complete", ID, 1, "1", None, None), "bad_request", "items[0].token"),
+    (*one("complete", ID, 1, 1, True, None), "bad_request", "items[0].seq"),
+    (*one("complete", ID, 1, 1, -1, None), "bad_request", "items[0].seq"),
+    (*one("complete", ID, 1, 1, None, b"x"), "bad_request", "items[0].result"),
+    (*one("complete", ID, 1, 1, None, [b"x", b"y"]), "bad_request", "items[0].result"),
+    (*one("complete", ID, 1, 1, None, ["text"]), "bad_request", "items[0].result"),
+    (*one("complete", ID, 1, 1, None, [b"x" * (16 * 1024 * 1024 + 1)]), "too_large", "items[0].result"),
+    (*one("fail", ID, 1, 1, None, None), "bad_request", "items[0].error"),
+    (*one("fail", ID, 1, 1, b"bytes", None), "bad_request", "items[0].error"),
+    (*one("fail", ID, 1, 1, "x" * 65_537, None), "bad_request", "items[0].error"),
+    (*one("fail", ID, 1, 1, "e", -1), "bad_request", "items[0].retry_in_ms"),
+    (*one("fail", ID, 1, 1, "e", NAN), "bad_request", "items[0].retry_in_ms"),
+    (*one("fail", ID, 1, 1, "e", HUGE), "bad_request", "items[0].retry_in_ms"),
+    (*one("renew", ID, 1, 1, 999), "bad_request", "items[0].lease_ms"),
+    (*one("renew", ID, 1, 1, None), "bad_request", "items[0].lease_ms"),
+    (*one("renew", ID, 1, 1, 1 << 63), "bad_request", "items[0].lease_ms"),
+    (*one("release", ID, 1, None), "bad_request", "items[0].token"),
+    (*one("release", ID, 1, 1.0), "bad_request", "items[0].token"),
+    (*one("update", ID[:19], 1, 0, b"x"), "bad_request", "items[0].id"),
+    (*one("update", ID, True, 0, b"x"), "bad_request", "items[0].token"),
+    (*one("update", ID, 1, -1, b"x"), "bad_request", "items[0].seq"),
+    (*one("update", ID, 1, 0, "text"), "bad_request", "items[0].data"),
+    (*one("update", ID, 1, 0, b"x" * 300_000), "bad_request", "items[0].data"),
+    ("cancel", {"ids": "text"}, "bad_request", "ids"),
+    ("cancel", {"ids": [ID, 5]}, "bad_request", "ids[1]"),
+    ("cancel", {"ids": [UNKNOWN_PARTITION]}, "bad_request", "ids[0]"),
+    ("cancel", {"ids": [], "id": ID}, "bad_request", "id"),
+]
+BAD_READS: list[tuple[str, Any, str, str | None]] = [
+    ("get", {}, "bad_request", "id"),
+    ("get", {"id": ID[:5]}, "bad_request", "id"),
+    ("get", {"id": UNKNOWN_PARTITION}, "bad_request", "id"),
+    ("get", {"id": ID}, "not_found", "id"),
+    ("get", {"id": ID, "seen_token": True}, "bad_request", "seen_token"),
+    ("get", {"id": ID, "seen_token": -1}, "bad_request", "seen_token"),
+    ("get", {"id": ID, "seen_seq": "0"}, "bad_request", "seen_seq"),
+    ("get", {"id": ID, "token": 1}, "bad_request", "token"),
+    ("task_log", {"id": None}, "bad_request", "id"),
+    ("task_log", {"id": ID}, "not_found", "id"),
+    ("list", {"limit": 0}, "bad_request", "limit"),
+    ("list", {"limit": 1_001}, "bad_request", "limit"),
+    ("list", {"limit": True}, "bad_request", "limit"),
+    ("list", {"queue": 5}, "bad_request", "queue"),
+    ("list", {"state": "lost"}, "bad_request", "state"),
+    ("list", {"state": ["ready"]}, "bad_request", "state"),
+    ("list", {"after": b"x"}, "bad_request", "after"),
+    ("list", {"colour": 1}, "bad_request", "colour"),
+    ("count", {"queue": ["a"]}, "bad_request", "queue"),
+    ("count", {"queue": ""}, "bad_request", "queue"),
+    ("count", {"queues": "a"}, "bad_request", "queues"),
+    ("queues", {"queue": "a"}, "bad_request", "queue"),
+    ("ids", {"count": 0}, "bad_request", "count"),
+    ("ids", {"count": 1 << 63}, "bad_request", "count"),
+    ("ids", {"count": NAN}, "bad_request", "count"),
+    ("routes", {"x": 1}, "bad_request", "x"),
+    ("cluster", {"x": 1}, "bad_request", "x"),
+    ("ring", {"x": 1}, "bad_request", "x"),
+    ("health", {"x": 1}, "bad_request", "x"),
+    ("metrics", {"x": 1}, "bad_request", "x"),
+    ("partition", {"partition": 64}, "not_found", "partition"),
+    ("partition", {"partition": -1}, "bad_request", "partition"),
+    ("partition", {}, "bad_request", "partition"),
+    ("log", {"from": -1}, "bad_request", "from"),
+    ("log", {"from": HUGE}, "bad_request", "from"),
+    ("log", {"limit": "9"}, "bad_request", "limit"),
+    ("gc", {"x": 1}, "bad_request", "x"),
+    ("leave", {}, "bad_request", "peer"),
+    ("leave", {"peer": 5}, "bad_request", "peer"),
+    ("leave", {"peer": "nobody"}, "not_found", "peer"),
+    ("nothing", {}, "not_found", "method"),
+    ("", {}, "not_found", "method"),
+    ("m" * 5_000, {}, "not_found", "method"),
+    ("$nothing", {}, "not_found", "method"),
+]
+BAD_CALLS = BAD_ENQUEUES + BAD_CLAIMS + BAD_ITEMS + BAD_READS
+
+PEER_METHODS = (
+    "cohort.covering", "cohort.hours", "cohort.keys", "cohort.leaves", "cohort.position", "cohort.push", "cohort.reach",
+    "cohort.rows", "cohort.write", "lead.cancel", "lead.claim", "lead.complete", "lead.counts", "lead.enqueue",
+    "lead.fail", "lead.head", "lead.list", "lead.offer", "lead.release", "lead.renew", "lead.update", "lead.view",
+    "peer.leave",
+)  # fmt: skip
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 63), HUGE) | st.floats() | st.text(max_size=20)
+    | st.binary(max_size=24) | st.sampled_from([ID, RUN, UNKNOWN_PARTITION, QUEUE]),
+    lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=12,
+)  # fmt: skip
