@@ -152,9 +152,7 @@ def pack_task(header: dict[str, Any], payloads: Sequence[bytes]) -> bytes:
     head = msgpack.packb(header)
     lengths = array("I", map(len, payloads))
     checksums = array("I", map(zlib.crc32, payloads))
-    return b"".join(
-        (_HEAD.pack(len(head), len(payloads)), head, lengths.tobytes(), checksums.tobytes(), *payloads)
-    )
+    return b"".join((_HEAD.pack(len(head), len(payloads)), head, lengths.tobytes(), checksums.tobytes(), *payloads))
 
 
 def unpack_task(body: bytes) -> TaskRun:
