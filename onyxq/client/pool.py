@@ -25,7 +25,7 @@ from onyxq.wire.protocol import Hello
 ATTEMPT_TIMEOUT_MS = 10_000
 """Time for one attempt at one peer, beyond what the request itself may wait there."""
 CONNECT_TIMEOUT_MS = 2_000
-ROUTES_EVERY_S = 10.0
+ROUTES_EVERY_S = 2.0
 ROUTES_PAUSE_S = 0.25
 """Least time between two looks at the routes, however often they prove wrong."""
 RECONNECT_PAUSE_S = 5.0

@@ -37,22 +37,22 @@ class Expiry:
     async def _expire(self, leader: PartitionLeader, claims: Any) -> None:
         log_time_ms = self._host.replica.log_time_ms
         lapsed: list[expire_claims.Expiry] = []
-        done: list[Finish] = []
-        dead: list[tuple[int, Finish]] = []
+        over: list[tuple[int, Finish]] = []
         for stretch, pieces in sorted(claims.items()):
             finished = self._host.store.finished_bits(stretch)
             for offset, count, token, _, deadline in pieces:
+                if deadline >= log_time_ms:
+                    continue
                 run = Run(id_at(stretch, offset), count)
-                over = finished & mask_of(*run)
-                done += [Finish(part, token, facts.COMPLETED, []) for part in runs_of(stretch, over)]
-                bits = mask_of(*run) & ~finished & ~self._host.granter.finishing.get(stretch, 0)
-                if deadline < log_time_ms and bits:
-                    for part in runs_of(stretch, bits):
-                        self._plan_expiry(part, token, lapsed, dead)
-        if done:
-            self._operations.let_go(leader, done)
-        if dead:
-            await self._operations.finish_all({leader.partition: dead}, [[] for _ in dead])
+                bits = mask_of(*run) & ~self._host.granter.finishing.get(stretch, 0)
+                for part in runs_of(stretch, bits & finished):
+                    # Its release was lost. The completion may be stored here only: it goes out again first.
+                    rows = self._operations.completion_rows_of(part, token)
+                    over.append((len(over), Finish(part, token, facts.COMPLETED, [], rows)))
+                for part in runs_of(stretch, bits & ~finished):
+                    self._plan_expiry(part, token, lapsed, over)
+        if over:
+            await self._operations.finish_all({leader.partition: over}, [[] for _ in over])
         if lapsed:
             groups = fitting(lapsed, lambda one: size_of(one.runs))
             await self._host.verdicts(

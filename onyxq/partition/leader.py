@@ -103,8 +103,15 @@ class PartitionLeader:
 
     def check(self) -> None:
         """Raise `NotLeader` unless writes may be taken."""
-        if self.deposed or not self.ready:
-            raise NotLeader(f"partition {self.partition} is not led from here (yet, or any more)")
+        if self.deposed:
+            raise NotLeader(f"partition {self.partition} is not led from here any more")
+        if not self.ready:
+            members = self.placed.members
+            answered = len(self._merged.intersection(members))
+            raise NotLeader(
+                f"partition {self.partition} is being taken over: {answered} of its {len(members)} members "
+                f"have answered, a majority must"
+            )
 
     # --- writes
 

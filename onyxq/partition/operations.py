@@ -189,26 +189,29 @@ class Operations:
                 for part_first, part_count, _ in refusals:
                     rest &= ~mask_of(part_first, part_count)
                 for run in runs_of(stretch_of(first), rest):
-                    finish = Finish(run, token, facts.COMPLETED, [], self._completion_rows_of(run, token))
+                    finish = Finish(run, token, facts.COMPLETED, [], self.completion_rows_of(run, token))
                     work.setdefault(leader.partition, []).append((place, finish))
             except OnyxqError as error:
                 refused[place].append([first, count, error.to_map()])
         await self.finish_all(work, refused)
         return refused
 
-    def _completion_rows_of(self, run: Run, token: int) -> list[Row]:
+    def completion_rows_of(self, run: Run, token: int) -> list[Row]:
         """The rows that are here already of tasks completed under ``token``.
 
         They may be here only: a repeat sends them to the holders again, so that its ack is honest.
         """
         rows: dict[bytes, Row] = {}
-        for offset in range(run.count):
-            task_id = id_at(stretch_of(run.first), offset_of(run.first) + offset)
-            for first, body in self._host.store.covering(facts.COMPLETION, task_id):
+        place, end = offset_of(run.first), offset_of(run.first) + run.count
+        while place < end:
+            covered = place + 1
+            for first, body in self._host.store.covering(facts.COMPLETION, id_at(stretch_of(run.first), place)):
                 done = facts.unpack_completion(body)
                 if done.token == token:
                     row = facts.completion_row(first, done)
                     rows[row.key] = row
+                    covered = max(covered, offset_of(first) + done.count)
+            place = covered
         return list(rows.values())
 
     async def finish_all(self, work: dict[int, list[tuple[int, Finish]]], refused: list[list[Refused]]) -> None:

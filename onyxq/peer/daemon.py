@@ -22,9 +22,10 @@ import trio
 from anyio.abc import ByteStream, TaskStatus
 from attrs import frozen
 
-from onyxq.errors import LogUnavailable, StoreFailed
+from onyxq.errors import BadRequest, LogUnavailable, StoreFailed
 from onyxq.http.app import create_app
 from onyxq.http.server import serve_http
+from onyxq.ids import PARTITIONS_MAX
 from onyxq.log.embedded import EmbeddedBackend
 from onyxq.log.interface import LogBackend, SessionLost
 from onyxq.peer.clock import Clock, SystemClock
@@ -217,10 +218,30 @@ class RunningNode:
         raise LogUnavailable("the log did not take the leave in time")
 
 
+def check_config(config: PeerConfig) -> None:
+    """Raise `BadRequest` naming the first setting that is out of range."""
+    limits = {
+        "partitions": (1, PARTITIONS_MAX),
+        "replicas": (1, 9),
+        "slots": (0, 10_000),
+        "session_timeout_ms": (1_000, 60_000),
+        "absent_after_ms": (1_000, 30 * 86_400_000),
+        "yield_after_ms": (500, 3_600_000),
+    }
+    for name, (low, high) in limits.items():
+        value = getattr(config, name)
+        if not low <= value <= high:
+            raise BadRequest(f"{name} must be {low} to {high}, not {value}", field=name)
+
+
 async def run_peer(
     config: PeerConfig, *, ready: Callable[[PeerAddresses], None], stop: trio.Event, backend: LogBackend | None = None
 ) -> None:
-    """Run one node until ``stop``; calls ``ready`` once it is in the ring and serves."""
+    """Run one node until ``stop``; calls ``ready`` once it is in the ring and serves.
+
+    Raises `BadRequest` for a setting out of range.
+    """
+    check_config(config)
     Path(config.data).mkdir(parents=True, exist_ok=True)
     async with _backend_of(config, backend) as chosen:
         running = RunningNode(config, chosen)
