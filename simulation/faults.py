@@ -27,13 +27,18 @@ async def _some_time(world: World, least_s: float, most_s: float) -> None:
     await trio.sleep(world.random.uniform(least_s, most_s))
 
 
+def _start(world: World, node: SimulatedNode) -> None:
+    if node.running is None:  # another episode may have been faster
+        world.start_node(node)
+
+
 async def crash(world: World) -> None:
     """A process is killed and starts again on its disk."""
     node = any_running(world)
     if node is not None:
         await world.crash_node(node)
         await _some_time(world, 0, 15)
-        world.start_node(node)
+        _start(world, node)
 
 
 async def crash_all(world: World) -> None:
@@ -44,7 +49,7 @@ async def crash_all(world: World) -> None:
     await _some_time(world, 0, 10)
     world.random.shuffle(running)
     for node in running:
-        world.start_node(node)
+        _start(world, node)
         await _some_time(world, 0, 2)
 
 
@@ -54,7 +59,7 @@ async def restart(world: World) -> None:
     if node is not None:
         await world.stop_node(node)
         await _some_time(world, 0, 10)
-        world.start_node(node)
+        _start(world, node)
 
 
 async def session_expiry(world: World) -> None:
