@@ -217,7 +217,7 @@ def task_row(first: bytes, body: bytes) -> Row:
 
 
 def completion_row(first: bytes, done: Completion) -> Row:
-    """The row of a completion; lowest token wins where several cover a task."""
+    """The row of a completion; the highest token wins where several cover a task (see `docs/decisions.rst`)."""
     key = key_of(COMPLETION, first, _ORDER.pack(done.token, done.count))
     return Row(key, seal(key, msgpack.packb(tuple(done))))
 

@@ -75,7 +75,9 @@ class RecordingClient:
     async def complete(self, claim: Claim, result: bytes | None = None, *, timeout_ms: int | None = None) -> None:
         """Complete one task; raises `OnyxqError`."""
         self._end(claim)
+        stale = self._audit.one_claim.superseded(claim.id, claim.token)
         await self._noting(self.client.complete(claim, result, timeout_ms=timeout_ms))
+        self._refused(claim, "completion", stale=stale)
         if claim.id not in self._history.completed:
             self._history.completed[claim.id] = Finished(claim.token, result, self._log_end())
         self._audit.catch_up()
@@ -100,7 +102,9 @@ class RecordingClient:
 
     async def update(self, claim: Claim, data: bytes, *, timeout_ms: int | None = None) -> int:
         """Append an update; raises `OnyxqError`."""
+        stale = self._audit.one_claim.superseded(claim.id, claim.token)
         number = await self._noting(self.client.update(claim, data, timeout_ms=timeout_ms))
+        self._refused(claim, "update", stale=stale)
         self._history.updates.setdefault(claim.id, {})[claim.token, number] = data
         return number
 
@@ -108,6 +112,12 @@ class RecordingClient:
         """Cancel a task; raises `OnyxqError`."""
         await self._noting(self.client.cancel(task_id))
         self._history.cancelled.add(task_id)
+
+    def _refused(self, claim: Claim, what: str, *, stale: bool) -> None:
+        if stale:
+            raise self._audit.one_claim.broken(
+                f"a {what} of {claim.id.hex()} was taken under {claim.token} although a newer claim was known"
+            )
 
     def _end(self, claim: Claim) -> None:
         heard = self._history.heard.get(claim.id, {}).get(claim.token)

@@ -116,6 +116,17 @@ async def dead_to_the_world(world: World) -> None:
         world.reconnect_log(node)
 
 
+async def clients_only(world: World) -> None:
+    """One node reaches neither the log nor the others, but clients go on talking to it."""
+    node = any_running(world)
+    if node is not None:
+        world.isolate(node)
+        world.disconnect_log(node)
+        await _some_time(world, 5, 20)
+        world.network.heal()
+        world.reconnect_log(node)
+
+
 async def cut_connections(world: World) -> None:
     """Connections of a node break; new ones can be made."""
     for _ in range(world.random.randint(1, 4)):
@@ -174,6 +185,7 @@ EPISODES: Mapping[str, Episode] = {
     "broken_appends": broken_appends,
     "partition": partition,
     "dead_to_the_world": dead_to_the_world,
+    "clients_only": clients_only,
     "cut_connections": cut_connections,
     "slow_network": slow_network,
     "full_disk": full_disk,

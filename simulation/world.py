@@ -11,7 +11,7 @@ fault and scheduling order, so a failing run can be repeated.  Hours pass in sec
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -314,11 +314,11 @@ class World:
     # --- clients
 
     @asynccontextmanager
-    async def client(self) -> AsyncIterator[RecordingClient]:
-        """A client on a machine of its own, which knows every node."""
+    async def client(self, *, nodes: Sequence[SimulatedNode] = ()) -> AsyncIterator[RecordingClient]:
+        """A client on a machine of its own, which is told of ``nodes`` (all of them by default)."""
         name = f"c{self._clients}"
         self._clients += 1
-        addresses = [node.address for node in self.nodes]
+        addresses = [node.address for node in nodes or self.nodes]
         self.random.shuffle(addresses)
         generator = random.Random(self.random.getrandbits(64))
         client = AsyncClient(

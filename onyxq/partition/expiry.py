@@ -46,8 +46,9 @@ class Expiry:
                 run = Run(id_at(stretch, offset), count)
                 bits = mask_of(*run) & ~self._host.granter.finishing.get(stretch, 0)
                 for part in runs_of(stretch, bits & finished):
-                    # Its release was lost. The completion may be stored here only: it goes out again first.
-                    rows = self._operations.completion_rows_of(part, token)
+                    # Its release was lost, or an older claim's completion turned up after the grant.
+                    # It may be stored here only: it goes out again first.
+                    rows = self._operations.completion_rows_of(part)
                     over.append((len(over), Finish(part, token, facts.COMPLETED, [], rows)))
                 for part in runs_of(stretch, bits & ~finished):
                     self._plan_expiry(part, token, lapsed, over)

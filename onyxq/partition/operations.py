@@ -38,8 +38,6 @@ from onyxq.replica import claimed_bits, held_bits, pieces_of
 BACKOFF_MAX_MS = 3_600_000
 RETRIES_DEFAULT = 25
 BACKOFF_DEFAULT_MS = 1_000
-CANCEL_TOKEN = (1 << 63) - 1
-"""A cancel has no token: it never wins over a completion that has one."""
 NOTE_CHARS_MAX = 1_024
 
 Refused = list[Any]
@@ -80,8 +78,8 @@ class Finish(NamedTuple):
     token: int
     outcome: int
     results: list[bytes | None]
-    rows: Sequence[Row] = ()
-    """Of a repeat: the rows that were stored the first time."""
+    rows: Sequence[Row] | None = None
+    """Of tasks that are finished already: the rows that say so; no other is made."""
 
 
 class Operations:
@@ -196,8 +194,8 @@ class Operations:
         await self.finish_all(work, refused)
         return refused
 
-    def completion_rows_of(self, run: Run, token: int) -> list[Row]:
-        """The rows that are here already of tasks completed under ``token``.
+    def completion_rows_of(self, run: Run, token: int | None = None) -> list[Row]:
+        """The rows that are here already of finished tasks (of those completed under ``token``).
 
         They may be here only: a repeat sends them to the holders again, so that its ack is honest.
         """
@@ -207,9 +205,10 @@ class Operations:
             covered = place + 1
             for first, body in self._host.store.covering(facts.COMPLETION, id_at(stretch_of(run.first), place)):
                 done = facts.unpack_completion(body)
-                if done.token == token:
+                if token in (None, done.token):
                     row = facts.completion_row(first, done)
                     rows[row.key] = row
+                if token == done.token:
                     covered = max(covered, offset_of(first) + done.count)
             place = covered
         return list(rows.values())
@@ -219,8 +218,8 @@ class Operations:
         votes = []
         for partition, finishes in sorted(work.items()):
             leader = self._host.leaders[partition]
-            rows = self._completion_rows([finish for _, finish in finishes if not finish.rows])
-            rows += {row.key: row for _, finish in finishes for row in finish.rows}.values()
+            rows = self._completion_rows([finish for _, finish in finishes if finish.rows is None])
+            rows += {row.key: row for _, finish in finishes for row in finish.rows or ()}.values()
             self._mark_finishing(finishes, on=True)
             votes.append((leader, finishes, leader.replicate(rows)))
         for leader, finishes, vote in votes:
@@ -230,7 +229,7 @@ class Operations:
                 for place, finish in finishes:
                     refused[place].append([*finish.run, error.to_map()])
             else:
-                for finish in (finish for _, finish in finishes if not finish.rows):
+                for finish in (finish for _, finish in finishes if finish.rows is None):
                     queue = self._host.granter.queue_of(finish.run.first)
                     self._host.count_event(queue, facts.OUTCOMES[finish.outcome], finish.run.count)
                 self.let_go(leader, [finish for _, finish in finishes])
@@ -301,7 +300,8 @@ class Operations:
         store = self._host.store
         if store.finished_bits(stretch_of(task_id)) & mask_of(*run):
             done = [facts.unpack_completion(body) for _, body in store.covering(facts.COMPLETION, task_id)]
-            if any(one.token == token and one.outcome == facts.COMPLETED for one in done):
+            newest = max(done, key=lambda one: one.token, default=None)
+            if newest is not None and newest.token == token and newest.outcome == facts.COMPLETED:
                 return None
             return AlreadyFinished(f"task {task_id.hex()} is finished already")
         if store.task_row(task_id) is None:
@@ -548,7 +548,8 @@ class Operations:
                     *run
                 ) or self._host.granter.is_blocked(run):
                     raise Conflict(f"task {task_id.hex()} is claimed")
-                finish = Finish(run, CANCEL_TOKEN, facts.CANCELLED, [])
+                # Newer than every grant known here, older than any that a later leader makes.
+                finish = Finish(run, self._host.replica.position, facts.CANCELLED, [])
                 work.setdefault(leader.partition, []).append((place, finish))
             except OnyxqError as error:
                 refused[place].append([task_id, 1, error.to_map()])

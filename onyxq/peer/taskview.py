@@ -27,14 +27,14 @@ def updates_of(rows: Rows) -> list[Update]:
 
 
 def completion_of(rows: Rows, task_id: TaskId) -> tuple[Completion, bytes | None] | None:
-    """The completion that counts, lowest token first, and the task's own result."""
+    """The completion that counts, that of the highest token, and the task's own result."""
     found = []
     for kind, first, body in rows:
         if kind == facts.COMPLETION:
             done = facts.unpack_completion(body)
             result = done.results[offset_of(task_id) - offset_of(first)] if done.results else None
-            found.append((done, result))
-    return min(found, key=lambda one: one[0].token, default=None)
+            found.append((done.token, first, done.count, done, result))
+    return max(found, key=lambda one: one[:3])[3:] if found else None
 
 
 def task_view(task_id: TaskId, rows: Rows, claim: ClaimPiece | None, *, now_ms: int) -> dict[str, Any] | None:

@@ -353,7 +353,7 @@ class Applier:
                         self._shrink(stretch, owner, due_ms=due_ms, group=bits, gone=newly)
 
     def _winners(self, stretch: Stretch) -> list[int]:
-        """Finished tasks per outcome where completions overlap: the lowest token wins."""
+        """Finished tasks per outcome where completions overlap: the highest token wins."""
         prefix = stretch.key[:2] + COMPLETION
         last = prefix + id_at(stretch.key[7:], 1023) + b"\xff" * 12
         claims = []
@@ -367,7 +367,7 @@ class Applier:
             claims.append((token, key, mask_of(key[3:23], count), outcome))
         out = [0, 0, 0]
         taken = 0
-        for _, _, mask, outcome in sorted(claims):
+        for _, _, mask, outcome in sorted(claims, reverse=True):
             out[outcome] |= mask & ~taken
             taken |= mask
         # What a damaged row finished stays finished.

@@ -65,6 +65,10 @@ class OneClaim(Checker):
                 f"for another {grant.valid_until_s - now_s:.3f} s"
             )
 
+    def superseded(self, task_id: TaskId, token: int) -> bool:
+        """Whether somebody has been given the task under a newer token; its holder may do nothing more."""
+        return max(self.history.heard.get(task_id, {}), default=-1) > token
+
     def finish(self) -> None:
         """Whatever workers were given was granted by the log."""
         heard = [(task_id, token) for task_id, grants in self.history.heard.items() for token in grants]

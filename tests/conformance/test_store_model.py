@@ -134,7 +134,7 @@ class Expected:
                 completion = unpack_completion(body)
                 for task in ids_of(first, completion.count):
                     candidate = (completion.token, key, completion.outcome)
-                    self.outcomes[task] = min(candidate, self.outcomes.get(task, candidate))
+                    self.outcomes[task] = max(candidate, self.outcomes.get(task, candidate))
             elif kind == HISTORY:
                 self._history(first, unpack_history(body))
 
