@@ -116,21 +116,13 @@ class Outbox:
         """The reader jumped to an origin in which records up to ``number`` are applied
         already; their verdicts cannot be known any more."""
         for behind in sorted(found for found in self._unread if found <= number):
-            told: set[int] = set()
-            for submission, _ in self._unread.pop(behind):
-                if submission.done and id(submission) not in told:
-                    told.add(id(submission))
-                    submission.done(-1, None)
+            _tell_unknown(self._unread.pop(behind))
 
     def close(self) -> None:
         """The session ended: everybody who waits hears that the outcome is unknown."""
         self.closed = True
         pending = [item for record in self._unread.values() for item in record]
-        told: set[int] = set()
-        for submission, _ in [*pending, *self._waiting, *self._lazy]:
-            if submission.done and id(submission) not in told:
-                told.add(id(submission))
-                submission.done(-1, None)
+        _tell_unknown([*pending, *self._waiting, *self._lazy])
         self._unread.clear()
         self._waiting.clear()
         self._lazy.clear()
@@ -187,3 +179,10 @@ class Outbox:
             self._lazy_since = None
         self._empty_wanted = False
         return taken
+
+
+def _tell_unknown(items: Sequence[tuple[_Submission, bytes]]) -> None:
+    """Tell each submission among ``items``, once, that its outcome is unknown."""
+    for submission in dict.fromkeys(submission for submission, _ in items):
+        if submission.done:
+            submission.done(-1, None)

@@ -36,26 +36,16 @@ def under_replicated(replica: Replica, number: int) -> bool:
 
 def ring(replica: Replica) -> dict[str, Any]:
     """Members and joiners with whom they watch, in ring order."""
-    members = []
-    for peer in ring_order(replica):
-        members.append(
-            {
-                "peer": peer,
-                "node": replica.peers[peer].node,
-                "watches": list(watches(replica, peer)),
-                "state": state_of(replica.ring, peer),
-            }
-        )
     joining = [peer for peer in sorted(replica.peers) if peer not in replica.ring.members]
-    members += [
+    shown = [*ring_order(replica), *(peer for peer in joining if contains(replica.ring, peer))]
+    members = [
         {
             "peer": peer,
             "node": replica.peers[peer].node,
             "watches": list(watches(replica, peer)),
             "state": state_of(replica.ring, peer),
         }
-        for peer in joining
-        if contains(replica.ring, peer)
+        for peer in shown
     ]
     pairs = replica.ring.pairs
     closed = len(pairs) == (len(replica.ring.members) if len(replica.ring.members) > 1 else 0)
