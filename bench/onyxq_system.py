@@ -1,8 +1,8 @@
 """OnyxQ as a measured system: peers in processes of their own, one client in this process.
 
-Three configurations: one peer on the embedded log, and one or three peers on a real
-ZooKeeper.  Every peer syncs its store before it acknowledges; with three peers each task is
-kept by three nodes and acknowledged by a majority.
+Four configurations: one peer on the embedded log, one or three peers on a real ZooKeeper
+server, and three on an ensemble of three.  Every peer syncs its store before it acknowledges;
+with three peers each task is kept by three nodes and acknowledged by a majority.
 """
 
 from __future__ import annotations
@@ -159,7 +159,15 @@ class OnyxqZookeeper3(OnyxqEmbedded1):
     zookeepers = 1
 
 
+class OnyxqEnsemble3(OnyxqEmbedded1):
+    """Three peers on an ensemble of three ZooKeeper servers."""
+
+    name = "onyxq-ensemble-3"
+    peers = 3
+    zookeepers = 3
+
+
 ONYXQ: dict[str, Callable[[], System]] = {
-    made.name: made for made in (OnyxqEmbedded1, OnyxqZookeeper1, OnyxqZookeeper3)
+    made.name: made for made in (OnyxqEmbedded1, OnyxqZookeeper1, OnyxqZookeeper3, OnyxqEnsemble3)
 }
 """How to make each configuration, by its name."""

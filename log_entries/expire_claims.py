@@ -1,8 +1,8 @@
 """The leader of a partition ends claims whose lease ran out.
 
 Submitted by the ready leader of the epoch.  Only what is held under the token with a
-deadline before the log time of this record becomes free, so no peer's clock and no
-outage of the log can end a claim early.
+deadline half a second or more before the log time of this record becomes free, so no
+peer's clock and no outage of the log can end a claim early.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from attrs import frozen
 
-from onyxq.claims import BAD_RUN, NOTHING_HELD, Pieces, change, gather, merged, refusal, split
+from onyxq.claims import BAD_RUN, NOTHING_HELD, Pieces, change, gather, lapsed, merged, refusal, split
 from onyxq.entry import APPLIED, Stamp, Verdict
 from onyxq.ids import Run
 from onyxq.replica import Replica
@@ -46,7 +46,7 @@ def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]
         return replica, BAD_RUN
 
     def expire(pieces: Pieces, token: int, bits: int) -> Pieces | None:
-        outside, inside = split(pieces, bits, lambda piece: piece[2] == token and piece[4] < stamp.log_time_ms)
+        outside, inside = split(pieces, bits, lambda piece: piece[2] == token and lapsed(piece[4], stamp.log_time_ms))
         return merged(outside) if inside else None
 
     changed = change(replica, args.partition, wanted, expire)

@@ -16,6 +16,9 @@ from onyxq.ids import ID_BYTES, STRETCH_TASKS, Run, spans
 from onyxq.replica import ClaimPiece, Replica, with_pieces
 
 LEASE_MS_MAX = 24 * 60 * 60 * 1000
+GRACE_MS = 500
+"""How long after its deadline a claim cannot expire: what log time may be ahead of a worker's
+clock after a jump, so that who was told of a lease may trust it."""
 
 BAD_RUN = "bad run"
 BAD_LEASE = "bad lease"
@@ -23,6 +26,11 @@ NOTHING_HELD = "nothing held"
 
 Kind = TypeVar("Kind", bound=Hashable)
 Pieces = tuple[ClaimPiece, ...]
+
+
+def lapsed(deadline_ms: int, log_time_ms: int) -> bool:
+    """Whether a claim with this deadline may expire now."""
+    return deadline_ms + GRACE_MS < log_time_ms
 
 
 def refusal(replica: Replica, *, partition: int, epoch: int, stamp: Stamp) -> str:

@@ -151,10 +151,10 @@ class OlderThanCluster(OnyxqError):
     code, hint = "older_than_cluster", "Install the version that the other peers run."
 
 
-class Corrupt(OnyxqError):
-    """Stored or received bytes do not match their checksum."""
+class Corrupt(Unavailable):
+    """Stored or received bytes do not match their checksum; a row is repaired, so a retry may succeed."""
 
-    code, hint = "corrupt", "The row is repaired from its cohort; check the disk."
+    code, hint = "corrupt", "The row is repaired from its cohort; try again, and check the disk."
 
 
 class StoreFailed(Unavailable):
@@ -206,3 +206,10 @@ class BatchRefused(Conflict):
         tasks = sum(part.count for part in refused)
         super().__init__(f"{tasks} claims were refused, the first because: {refused[0].error.message}")
         self.refused = refused
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """Of errors that tasks raised together the first one, which is what went wrong."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -2,8 +2,12 @@
 
 A row is ``(key, value)``.  The key is
 ``partition (2 bytes) + kind (1 byte) + first task id (20 bytes) + rest``, so rows of a
-partition and kind lie in id order.  The value ends with a CRC-32 of key and body, and
-is equal on every node.
+partition and kind lie in id order.  The value ends with a CRC-32 of key and body.
+
+A leader whose store lacks what an earlier one wrote without a majority may write another
+value under the same key.  Where both meet the one of the higher `rank` stays, so copies
+become equal whatever the order; the `Mark` in it sees to it that an acknowledged one
+is never the lower (see ``docs/decisions.rst``).
 
 Kinds: ``T`` task run, ``C`` completion of a run, ``U`` update, ``H`` history (what the
 log said about a claim).
@@ -43,6 +47,8 @@ OUTCOMES = ("completed", "failed", "cancelled")
 
 # Events of a history row.
 GRANTED, RELEASED, EXPIRED, RETRIED = 0, 1, 2, 3
+
+COMPLETION_FIELDS = 7
 
 _HEAD = struct.Struct("<II")
 _CRC = struct.Struct("<I")
@@ -85,6 +91,19 @@ class TaskRun(NamedTuple):
         return out
 
 
+class Mark(NamedTuple):
+    """Which leader wrote a row, and the how manieth of its marks it is: later ones are greater.
+
+    A row that is written again, because nobody may have heard of it, gets a new mark.
+    """
+
+    epoch: int
+    number: int
+
+
+UNMARKED = Mark(0, 0)
+
+
 class Completion(NamedTuple):
     """A decoded completion row. ``results``: one per task, or empty for none at all."""
 
@@ -93,6 +112,11 @@ class Completion(NamedTuple):
     outcome: int
     at_ms: int
     results: list[bytes | None]
+    mark: Mark = UNMARKED
+
+    def part(self, offset: int, count: int) -> Completion:
+        """The same about ``count`` of its tasks from ``offset`` on."""
+        return self._replace(count=count, results=self.results[offset : offset + count])
 
 
 class Update(NamedTuple):
@@ -102,6 +126,7 @@ class Update(NamedTuple):
     seq: int
     at_ms: int
     data: bytes
+    mark: Mark = UNMARKED
 
 
 class History(NamedTuple):
@@ -137,6 +162,11 @@ def first_of(key: bytes) -> TaskId:
 def seal(key: bytes, body: bytes) -> bytes:
     """The value of a row: its body and the checksum over key and body."""
     return body + _CRC.pack(zlib.crc32(body, zlib.crc32(key)))
+
+
+def sealed(key: bytes, value: bytes) -> bool:
+    """Whether a value, or a view of it, ends with the checksum over key and body."""
+    return len(value) >= 4 and _CRC.unpack(value[-4:])[0] == zlib.crc32(memoryview(value)[:-4], zlib.crc32(key))
 
 
 def unseal(key: bytes, value: bytes) -> bytes:
@@ -217,15 +247,17 @@ def task_row(first: bytes, body: bytes) -> Row:
 
 
 def completion_row(first: bytes, done: Completion) -> Row:
-    """The row of a completion; the highest token wins where several cover a task (see `docs/decisions.rst`)."""
+    """The row of a completion; the highest mark, then token, counts where several cover a task."""
     key = key_of(COMPLETION, first, _ORDER.pack(done.token, done.count))
-    return Row(key, seal(key, msgpack.packb(tuple(done))))
+    fields = (done.token, done.count, done.outcome, *done.mark, done.at_ms, done.results)
+    return Row(key, seal(key, msgpack.packb(fields)))
 
 
 def update_row(task_id: bytes, update: Update) -> Row:
     """The row of one update of one task."""
     key = key_of(UPDATE, task_id, _ORDER.pack(update.token, update.seq))
-    return Row(key, seal(key, msgpack.packb(tuple(update))))
+    fields = (update.token, update.seq, *update.mark, update.at_ms, update.data)
+    return Row(key, seal(key, msgpack.packb(fields)))
 
 
 def history_row(first: bytes, event: History) -> Row:
@@ -236,17 +268,42 @@ def history_row(first: bytes, event: History) -> Row:
 
 def unpack_completion(body: bytes) -> Completion:
     """Decode the body of a completion row."""
-    return Completion(*msgpack.unpackb(body))
+    token, count, outcome, epoch, number, at_ms, results = msgpack.unpackb(body)
+    return Completion(token, count, outcome, at_ms, results, Mark(epoch, number))
+
+
+def completion_head(body: bytes) -> tuple[int, int, int, Mark]:
+    """Token, count, outcome and mark of a completion row's body, without decoding the results."""
+    unpacker = msgpack.Unpacker(max_buffer_size=0)
+    unpacker.feed(body[:64])
+    if unpacker.read_array_header() != COMPLETION_FIELDS:
+        raise ValueError(f"{COMPLETION_FIELDS} fields expected")
+    token, count, outcome, epoch, number = (unpacker.unpack() for _ in range(5))
+    return token, count, outcome, Mark(epoch, number)
 
 
 def unpack_update(body: bytes) -> Update:
     """Decode the body of an update row."""
-    return Update(*msgpack.unpackb(body))
+    token, seq, epoch, number, at_ms, data = msgpack.unpackb(body)
+    return Update(token, seq, at_ms, data, Mark(epoch, number))
 
 
 def unpack_history(body: bytes) -> History:
     """Decode the body of a history row."""
     return History(*msgpack.unpackb(body))
+
+
+def rank(key: bytes, value: bytes) -> tuple[int, int, bytes]:
+    """What decides between two sound values under one key: the greater stays.
+
+    A longer task run holds the tasks of the shorter one; history is equal everywhere.
+    """
+    kind, body = key[2:3], value[:-4]
+    if kind == COMPLETION:
+        return (*completion_head(body)[3], value)
+    if kind == UPDATE:
+        return (*unpack_update(body).mark, value)
+    return (_HEAD.unpack_from(body)[1] if kind == TASK else 0, 0, value)
 
 
 def partition_of_key(key: bytes) -> int:

@@ -135,6 +135,8 @@ class IdMaker:
     """Makes ids that never repeat, for one client session.
 
     ``now_ms`` gives milliseconds since the epoch; ``random_64`` a random 64-bit maker.
+    The time in an id is when its task is due by the clock of its partition's leader: who
+    knows that clock gives its time to `run`.
     """
 
     def __init__(self, now_ms: Callable[[], int], random_64: Callable[[], int]) -> None:
@@ -143,8 +145,8 @@ class IdMaker:
         self._maker = random_64()
         self._counter = 0
 
-    def run(self, partition: int, count: int, *, due_ms: int = 0) -> Run:
-        """A fresh run of ``count`` ids (1 to 1,024) for tasks due at ``due_ms``."""
+    def run(self, partition: int, count: int, *, due_ms: int = 0, now_ms: int | None = None) -> Run:
+        """A fresh run of ``count`` ids (1 to 1,024) for tasks due at ``due_ms``, or now if that is past."""
         if not 1 <= count <= RUN_TASKS_MAX:
             raise ValueError(f"count must be 1 to {RUN_TASKS_MAX}, not {count}")
         room = STRETCH_TASKS - (self._counter & (STRETCH_TASKS - 1))
@@ -153,6 +155,7 @@ class IdMaker:
         if self._counter + count > COUNTER_MAX:
             self._maker = self._random_64()
             self._counter = 0
-        first = make_id(max(due_ms, self._now_ms()), partition, self._maker, self._counter)
+        now_ms = self._now_ms() if now_ms is None else now_ms
+        first = make_id(max(due_ms, now_ms), partition, self._maker, self._counter)
         self._counter += count
         return Run(first, count)

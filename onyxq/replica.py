@@ -51,7 +51,7 @@ class Peer:
     joined_position: int = -1
     """Position of the record that made it a member; -1 while joining."""
     clock_skew_ms: int = 0
-    """Its last record's wall clock minus the znode's ctime."""
+    """How far its wall clock is ahead of ``Replica.clock_ms``, as of its last record."""
 
 
 @frozen
@@ -123,7 +123,10 @@ class Replica:
     position: int = START_POSITION
     log_time_ms: int = 0
     ctime_ms: int = 0
-    """Znode ctime of the last record, for the advance of log time."""
+    """Znode ctime of the last record that a known peer wrote."""
+    clock_ms: int = 0
+    """The log's clock without its jumps: the ctime of the cluster's first record and what has
+    passed since, idle times and outages included, as ctimes and writers' clocks agree."""
     cluster: Cluster | None = None
     ring: Ring = field(factory=Ring)
     peers: PMap[str, Peer] = field(factory=pmap)

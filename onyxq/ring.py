@@ -14,6 +14,8 @@ prepares the first of them (`fill`), so a place is never free while somebody wai
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from attrs import evolve
 from pyrsistent import PMap
 
@@ -207,15 +209,22 @@ def move(replica: Replica, ring: Ring, stamp: Stamp) -> Replica:
     return placement.reconcile(moved) if sorted(ring.members) != sorted(before.members) else moved
 
 
-def clock_error_ms(replica: Replica, peer: str) -> int:
-    """How far the peer's clock is off the median of the members', 0 if within it.
+def clock_error_ms(replica: Replica, peer: str, *, among: Sequence[str] | None = None) -> int:
+    """How far the peer's clock is ahead of the median of the members' (of those ``among``
+    them, if given); negative if it is behind, 0 if within it.
 
-    With an even number of members everything between the two in the middle counts as
-    the median: of two clocks nobody can say which is wrong.
+    With an even number everything between the two in the middle counts as the median: of
+    two clocks nobody can say which is wrong.
     """
-    skews = sorted(replica.peers[member].clock_skew_ms for member in replica.ring.members)
     if peer not in replica.ring.members:
         return 0
+    skews = sorted(replica.peers[member].clock_skew_ms for member in among or replica.ring.members)
     low, high = skews[(len(skews) - 1) // 2], skews[len(skews) // 2]
     mine = replica.peers[peer].clock_skew_ms
-    return max(low - mine, mine - high, 0)
+    return min(mine - low, 0) + max(mine - high, 0)
+
+
+def clock_skew_ms(replica: Replica, peer: str) -> int:
+    """How far a known peer's clock is ahead of the members' (lower) median, as of last records; for the eye."""
+    skews = sorted(replica.peers[member].clock_skew_ms for member in replica.ring.members)
+    return replica.peers[peer].clock_skew_ms - (skews[(len(skews) - 1) // 2] if skews else 0)

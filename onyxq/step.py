@@ -5,8 +5,12 @@ a peer must append because of what the replica says (design: entries, replica, s
 
 A record is applied if it carries the cluster's id and its outbox number is its peer's
 last + 1; anything else (a repeat of a record appended twice, one behind a gap, another
-cluster's, bytes that are no record) only advances position and log time, on every peer
-alike.
+cluster's, bytes that are no record) only advances the position, on every peer alike.
+
+Log time advances with the records of known peers, by what two clocks agree has passed: the
+log's (the rise of the znodes' ctime) and the writer's own.  So a jump of either adds nothing,
+and a rise that both confirm but that is too long for a log in use was an outage, or nobody
+had anything to say: claims are not charged for it.
 """
 
 from __future__ import annotations
@@ -14,14 +18,13 @@ from __future__ import annotations
 from typing import Any
 
 from attrs import evolve, frozen
-from pyrsistent import PMap
 
 from log_entries.registry import ENTRIES
 from onyxq.entry import Entry, Malformed, Stamp, Verdict, decode_args
 from onyxq.errors import OlderThanCluster
 from onyxq.log.codec import RawEntry, RecordContent, decode_record
 from onyxq.log.interface import Record
-from onyxq.replica import LOG_TIME_STEP_MAX_MS, Peer, Replica
+from onyxq.replica import LOG_TIME_STEP_MAX_MS, Replica
 
 CREATE, PREPARE = "create_cluster", "prepare_join_cluster"
 JOINING_ENTRIES = frozenset(
@@ -36,8 +39,8 @@ JOINING_ENTRIES = frozenset(
 )
 """What a peer that is prepared, accepted or queued may do."""
 
-SKEW_STEP_MS = 250
-"""A peer's clock skew is noted anew when it moved by more than this."""
+CLOCK_TOLERANCE_MS = 250
+"""Clocks count as one as long as they differ by no more: appending takes now more, now less time."""
 
 NOT_A_RECORD = "not a record"
 REPEAT = "repeat"
@@ -72,6 +75,8 @@ class Step:
     """Who wrote the record; empty if that cannot be told."""
     number: int = 0
     """Its outbox number; 0 if that cannot be told."""
+    ctime_ms: int = 0
+    """The record's time, as the log's clock said."""
 
 
 def step(replica: Replica, record: Record) -> Step:
@@ -83,23 +88,19 @@ def step(replica: Replica, record: Record) -> Step:
     assert record.position > replica.position, "records are stepped in the order of the log"
     content = decode_record(record.data)
     problem = NOT_A_RECORD if content is None else _problem(replica, content)
-    if content is None or problem:
-        moved = _advance(replica, record, outbox=replica.outbox, peers=replica.peers)
-        if content is None:
-            return Step(moved, problem=problem)
-        return Step(moved, problem=problem, peer=content.peer, number=content.number)
-    replica = _advance(
-        replica,
-        record,
-        outbox=replica.outbox.set(content.peer, content.number),
-        peers=_with_skew(replica.peers, content, record.ctime_ms),
-    )
+    if content is None:
+        return Step(evolve(replica, position=record.position), problem=problem, ctime_ms=record.ctime_ms)
+    if problem:
+        moved = evolve(replica, position=record.position)
+        return Step(moved, (), problem, content.peer, content.number, record.ctime_ms)
+    replica = _advance(replica, record, content)
     outcomes = []
     for index, raw in enumerate(content.entries):
         stamp = Stamp(record.position, index, content.peer, replica.log_time_ms, content.wall_ms)
         replica, outcome = _apply(replica, raw, stamp)
         outcomes.append(outcome)
-    return Step(replica, tuple(outcomes), "", content.peer, content.number)
+    replica = _with_skew(replica, record, content)
+    return Step(replica, tuple(outcomes), "", content.peer, content.number, record.ctime_ms)
 
 
 def owed(replica: Replica, me: str) -> list[Any]:
@@ -131,28 +132,46 @@ def _creates(content: RecordContent) -> bool:
     return bool(args.id == content.cluster_id)
 
 
-def _advance(replica: Replica, record: Record, *, outbox: PMap[str, int], peers: PMap[str, Peer]) -> Replica:
-    """The replica at the record's position; log time rises by what the znode's ctime rose, within 0 to 5 s."""
-    rise_ms = min(max(record.ctime_ms - replica.ctime_ms, 0), LOG_TIME_STEP_MAX_MS)
+def _advance(replica: Replica, record: Record, content: RecordContent) -> Replica:
+    """The replica at the position of a record that counts, with the time that passed before it.
+
+    A writer that is not known yet is no witness: then the next record tells for both.
+    """
+    outbox = replica.outbox.set(content.peer, content.number)
+    peer = replica.peers.get(content.peer)
+    if peer is None:
+        start_ms = replica.clock_ms or record.ctime_ms
+        ctime_ms = replica.ctime_ms or record.ctime_ms
+        return evolve(replica, position=record.position, ctime_ms=ctime_ms, clock_ms=start_ms, outbox=outbox)
+    rise_ms = record.ctime_ms - replica.ctime_ms
+    said_ms = content.wall_ms - peer.clock_skew_ms - replica.clock_ms
+    if rise_ms < -CLOCK_TOLERANCE_MS:
+        # The log's clock was set back: only the writer can say what passed, too little to count leases by.
+        passed_ms, counted_ms = max(0, said_ms), 0
+    else:
+        passed_ms = max(0, rise_ms if rise_ms <= said_ms + CLOCK_TOLERANCE_MS else said_ms)
+        counted_ms = passed_ms if passed_ms <= LOG_TIME_STEP_MAX_MS else 0
     return evolve(
         replica,
         position=record.position,
-        log_time_ms=replica.log_time_ms + rise_ms,
+        log_time_ms=replica.log_time_ms + counted_ms,
         ctime_ms=record.ctime_ms,
+        clock_ms=replica.clock_ms + passed_ms,
         outbox=outbox,
-        peers=peers,
     )
 
 
-def _with_skew(peers: PMap[str, Peer], content: RecordContent, ctime_ms: int) -> PMap[str, Peer]:
-    """The peers with the writer's clock skew noted, if it moved by more than the jitter of appending."""
-    peer = peers.get(content.peer)
+def _with_skew(replica: Replica, record: Record, content: RecordContent) -> Replica:
+    """The replica with the writer's clock skew noted, if it moved by more than the jitter of appending."""
+    peer = replica.peers.get(content.peer)
     if peer is None:
-        return peers
-    skew_ms = content.wall_ms - ctime_ms
-    if abs(skew_ms - peer.clock_skew_ms) <= SKEW_STEP_MS:
-        return peers
-    return peers.set(peer.id, evolve(peer, clock_skew_ms=skew_ms))
+        return replica
+    # A newcomer's first record has not moved the clock: what seems to have passed is added.
+    clock_ms = replica.clock_ms + max(0, record.ctime_ms - replica.ctime_ms)
+    skew_ms = content.wall_ms - clock_ms
+    if abs(skew_ms - peer.clock_skew_ms) <= CLOCK_TOLERANCE_MS:
+        return replica
+    return evolve(replica, peers=replica.peers.set(peer.id, evolve(peer, clock_skew_ms=skew_ms)))
 
 
 def _apply(replica: Replica, raw: RawEntry, stamp: Stamp) -> tuple[Replica, Outcome]:

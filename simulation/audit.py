@@ -12,8 +12,12 @@ from onyxq.log.interface import Record
 from onyxq.replica import EMPTY, Replica
 from onyxq.step import step
 from simulation.checkers import Checker
+from simulation.checkers.copies_equal import CopiesEqual
+from simulation.checkers.counted_once import CountedOnce
 from simulation.checkers.done_stays_done import DoneStaysDone
 from simulation.checkers.invariants_hold import InvariantsHold
+from simulation.checkers.leaders_only import LeadersOnly
+from simulation.checkers.leases_last import LeasesLast
 from simulation.checkers.nothing_lost import NothingLost
 from simulation.checkers.one_claim import OneClaim
 from simulation.checkers.replicas_equal import ReplicasEqual
@@ -30,14 +34,20 @@ class Audit:
         self.one_claim = OneClaim(history)
         self.done_stays_done = DoneStaysDone(history)
         self.nothing_lost = NothingLost(history)
+        self.copies_equal = CopiesEqual(history)
         self.replicas_equal = ReplicasEqual(history)
+        self.leases_last = LeasesLast(history, backend.landed_s.__getitem__)
         self.checkers: tuple[Checker, ...] = (
             self.replicas_equal,
             InvariantsHold(history),
+            CountedOnce(history),
+            LeadersOnly(history),
             self.one_claim,
+            self.leases_last,
             TokensIncrease(history),
             self.done_stays_done,
             self.nothing_lost,
+            self.copies_equal,
         )
         self.records: list[Record] = []
         self._backend = backend

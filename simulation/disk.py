@@ -11,6 +11,7 @@ from collections.abc import Callable
 import trio
 
 from onyxq.errors import StoreFailed
+from onyxq.facts import sealed
 from onyxq.store.memory import MemoryTables
 
 
@@ -23,7 +24,8 @@ class SimulatedDisk:
         """While set, nothing is taken: the disk is full or broken."""
         self.bytes_written = 0
         self.syncs = 0
-        self._delay_ms = delay_ms
+        self.delay_ms = delay_ms
+        """How long the next write takes."""
         self._run = 0
         self._pending: Callable[[], None] | None = None
 
@@ -37,8 +39,7 @@ class SimulatedDisk:
         self._check(run)
         self._pending = apply
         try:
-            delay_ms = self._delay_ms()
-            await trio.sleep(delay_ms / 1000)
+            await trio.sleep(self.delay_ms() / 1000)
             self._check(run)
             apply()
         finally:
@@ -71,6 +72,11 @@ class SimulatedDisk:
         self.tables.rows.put(key, bytes(damaged))
         return True
 
-    def keys(self) -> list[bytes]:
+    def sound(self, key: bytes) -> bool:
+        """Whether a row is there, and matches its checksum."""
+        value = self.tables.rows.get(key)
+        return value is not None and sealed(key, value)
+
+    def row_keys(self) -> list[bytes]:
         """Keys of all rows, sorted: what `rot` may damage."""
         return [key for key, _ in self.tables.rows.ascend(b"")]

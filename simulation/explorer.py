@@ -45,6 +45,9 @@ def options_of(seed: int) -> Options:
         read_delay_ms=draw.choice(((0, 3), (0, 3), (5, 200))),
         disk_delay_ms=draw.choice(((0, 2), (0, 2), (5, 60))),
         network_delay_ms=draw.choice((1, 1, 1, 25)),
+        clock_offset_ms=draw.choice((0, 200, 2_000)),
+        client_clock_ms=draw.choice(((0,), (0,), (-4_000, 0, 4_000), (-600_000, 600_000))),
+        zones=draw.choice((0, 0, 2, 3)),
     )
 
 
@@ -59,6 +62,7 @@ def mix_of(seed: int) -> Mix:
         pause_s=draw.choice((0.5, 1.0, 2.0)),
         forget=draw.choice((0.0, 0.04, 0.15)),
         late=draw.choice((0.0, 0.04, 0.15)),
+        renew=draw.choice((0.1, 0.1, 0.5)),
     )
 
 

@@ -153,10 +153,74 @@ async def full_disk(world: World) -> None:
         node.disk.failing = False
 
 
+async def bit_rot(world: World) -> None:
+    """Bits of rows flip on the disk of a node, where two others hold the same row soundly."""
+    for _ in range(world.random.randint(1, 6)):
+        node = any_running(world)
+        others = [other for other in world.nodes if other is not node]
+        keys = node.disk.row_keys() if node is not None else []
+        if node is not None and keys:
+            key = world.random.choice(keys)
+            if sum(other.disk.sound(key) for other in others) >= 2:
+                node.disk.rot(key, bit=world.random.getrandbits(16))
+        await _some_time(world, 0, 3)
+
+
 async def log_clock_jump(world: World) -> None:
-    """The log's clock is set forward or back."""
-    world.log_clock.jump(world.random.choice((-3_600_000, -10_000, 2_000, 60_000, 3_600_000)))
+    """The log's clock is set forward or back, by seconds, minutes or hours."""
+    world.log_clock.jump(world.random.choice((-3_600_000, -60_000, -4_000, 1_500, 3_000, 4_900, 60_000, 3_600_000)))
     await _some_time(world, 0, 5)
+
+
+async def log_clock_flaps(world: World) -> None:
+    """The log's leadership goes to and fro between servers whose clocks differ."""
+    by_ms = world.random.choice((700, 4_000, 4_000, 90_000))
+    for _ in range(world.random.randint(1, 6)):
+        world.log_clock.jump(by_ms)
+        await _some_time(world, 0, 2)
+        world.log_clock.jump(-by_ms)
+        await _some_time(world, 0, 2)
+
+
+def _far(world: World, by_ms: int) -> int:
+    """A clock may be so far ahead where two others know better; else what is due by it would wait as long."""
+    return by_ms if len(world.audit.replica.ring.members) > 2 else 4_000
+
+
+async def node_clock_jump(world: World) -> None:
+    """A node's clock is set forward or back, and right again before anybody need leave for it."""
+    node = any_running(world)
+    if node is not None:
+        by_ms = world.random.choice((-600_000, -4_000, -1_500, 300, 2_000, 4_000, _far(world, 600_000)))
+        node.clock.jump(by_ms)
+        await _some_time(world, 0, 8)
+        node.clock.jump(-by_ms)
+
+
+async def wrong_clock(world: World) -> None:
+    """A node's clock goes wrong until the node has left for it, or nobody can say whose clock is right."""
+    node = any_running(world)
+    if node is None:
+        return
+    node.may_end = True
+    by_ms = world.random.choice((-3_600_000, -7_000, 7_000, _far(world, 3_600_000)))
+    node.clock.jump(by_ms)
+    with trio.move_on_after(40):
+        await node.ended.wait()
+    node.clock.jump(-by_ms)
+    await _some_time(world, 0, 5)
+    node.may_end = False
+    _start(world, node)
+
+
+async def late_appends(world: World) -> None:
+    """The log is cut off with records of everybody on their way, which land when it is back."""
+    for session in list(world.backend.sessions):
+        world.backend.break_append(session, landed=world.random.choice((0, 1, 1, 2)), late=True)
+    await _some_time(world, 0, 2)
+    world.log_down()
+    await _some_time(world, 1, 60)
+    world.log_up()
 
 
 async def collection(world: World) -> None:
@@ -189,6 +253,12 @@ EPISODES: Mapping[str, Episode] = {
     "cut_connections": cut_connections,
     "slow_network": slow_network,
     "full_disk": full_disk,
+    "bit_rot": bit_rot,
+    "log_clock_jump": log_clock_jump,
+    "log_clock_flaps": log_clock_flaps,
+    "node_clock_jump": node_clock_jump,
+    "wrong_clock": wrong_clock,
+    "late_appends": late_appends,
     "collection": collection,
     "new_node": new_node,
 }

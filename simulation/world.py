@@ -11,7 +11,7 @@ fault and scheduling order, so a failing run can be repeated.  Hours pass in sec
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -20,7 +20,7 @@ from attrs import define, field, frozen
 
 from onyxq.client import AsyncClient
 from onyxq.client.values import Task
-from onyxq.errors import LogUnavailable
+from onyxq.errors import LogUnavailable, OnyxqError
 from onyxq.peer.daemon import PeerConfig, RunningNode
 from onyxq.replica import Replica
 from onyxq.store.memory import MemoryStore
@@ -35,6 +35,8 @@ from simulation.scheduling import seeded_scheduling
 
 SETTLE_S = 90.0
 """Simulated seconds in which a cluster without faults must serve everything again."""
+COPIES_S = 150.0
+"""Simulated seconds in which holders that serve must have become equal: two rounds of comparisons."""
 RUN_S_MAX = 7_200.0
 """Simulated seconds after which a run counts as hung."""
 STEPS_MAX = 500_000
@@ -57,6 +59,10 @@ class Options:
     disk_delay_ms: tuple[int, int] = (0, 2)
     clock_offset_ms: int = 200
     """Clocks of nodes are off by up to this."""
+    client_clock_ms: tuple[int, ...] = (0,)
+    """How far clients' clocks are ahead; each client draws one."""
+    zones: int = 0
+    """Nodes are in this many zones in turn; 0: they name none."""
 
 
 @define(eq=False)
@@ -99,6 +105,10 @@ class SimulatedNode:
     scope: trio.CancelScope = field(factory=trio.CancelScope)
     ended: trio.Event = field(factory=trio.Event)
     killed: bool = False
+    error: OnyxqError | None = None
+    """Why its last process ended by itself."""
+    may_end: bool = False
+    """The process may end with an error that is for its operator: it is noted, not raised."""
 
     @property
     def address(self) -> str:
@@ -128,8 +138,6 @@ class World:
         self.seed = seed
         self.options = options
         self.random = random.Random(seed)
-        self.clock = SimulatedClock()
-        """The clients' clock."""
         self.log_clock = SimulatedClock()
         self.network = SimulatedNetwork(
             delay_ms=options.network_delay_ms,
@@ -172,6 +180,7 @@ class World:
                 session_timeout_ms=options.session_timeout_ms,
                 absent_after_ms=options.absent_after_ms,
                 yield_after_ms=options.yield_after_ms,
+                zone=f"z{len(self.nodes) % options.zones}" if options.zones else "",
             ),
             disk=SimulatedDisk(delay_ms=lambda: self.random.randint(*options.disk_delay_ms)),
             clock=SimulatedClock(offset_ms=self.random.randint(-offset, offset)),
@@ -184,7 +193,7 @@ class World:
     def start_node(self, node: SimulatedNode) -> None:
         """Start a process on a machine where none runs."""
         assert node.running is None, f"{node.name} runs already"
-        node.scope, node.ended, node.killed = trio.CancelScope(), trio.Event(), False
+        node.scope, node.ended, node.killed, node.error = trio.CancelScope(), trio.Event(), False, None
         node.running = RunningNode(
             node.config,
             node.log,
@@ -200,8 +209,10 @@ class World:
         try:
             with node.scope:
                 await running.run()
-        except BaseException:
-            if not node.killed:
+        except BaseException as error:
+            if isinstance(error, BaseExceptionGroup):
+                node.error = next((one for one in _leaves(error) if isinstance(one, OnyxqError)), None)
+            if not node.killed and not (node.may_end and node.error is not None):
                 raise
         finally:
             node.running = None
@@ -324,7 +335,7 @@ class World:
         client = AsyncClient(
             addresses,
             network=self.network.host(name),
-            now_ms=self.clock.wall_ms,
+            now_ms=SimulatedClock(offset_ms=self.random.choice(self.options.client_clock_ms)).wall_ms,
             random_64=lambda: generator.getrandbits(64),
         )
         async with client:
@@ -387,6 +398,16 @@ class World:
                 self.audit.nothing_lost.read_back(task, updates)
                 self.audit.done_stays_done.read_back(task)
 
+    async def compare_copies(self) -> None:
+        """Give anti-entropy the time to make all holders that run, and have a leader, equal."""
+        with trio.move_on_after(COPIES_S):
+            while not self.audit.copies_equal.look(self.audit.replica, self._disks()):
+                await trio.sleep(1.0)
+
+    def _disks(self) -> dict[str, list[tuple[bytes, bytes]]]:
+        running = [node for node in self.nodes if node.node_id and not node.disk.failing]
+        return {node.node_id: list(node.disk.tables.rows.ascend(b"")) for node in running}
+
     async def _all_tasks(self, client: AsyncClient) -> list[Task]:
         tasks: list[Task] = []
         after: bytes | None = None
@@ -400,6 +421,14 @@ class World:
     def replicas(self) -> list[tuple[str, Replica]]:
         """Name and replica of every node that runs."""
         return [(node.name, node.replica) for node in self.nodes if node.replica is not None]
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
 
 
 async def _in_place(function: Callable[..., Any], *args: Any) -> Any:
@@ -454,6 +483,7 @@ def simulate(
                     await world.settle()
                 await workload(world)
                 await world.read_back()
+                await world.compare_copies()
                 world.audit.finish()
                 for node in world.nodes:
                     node.killed = True

@@ -5,6 +5,7 @@ The first SIGTERM or SIGINT asks for an orderly end, the second ends the process
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Awaitable, Callable
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from onyxq.cli.context import Context
 from onyxq.cli.output import log_to_stderr
-from onyxq.errors import BadRequest
+from onyxq.errors import BadRequest, first_cause
 
 if TYPE_CHECKING:
     import trio
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 OFF = "off"
 PEERS_MAX = 16
 """Peers of one process."""
+COLLECT_AFTER_OBJECTS = 50_000
 
 
 def peer_start(context: Context) -> None:
@@ -103,7 +105,19 @@ def _run(context: Context, serve: Callable[[trio.Event], Awaitable[Any]]) -> Non
             nursery.cancel_scope.cancel()
 
     log_to_stderr()
+    spare_collections()
     run_in_trio(both)
+
+
+def spare_collections() -> None:
+    """Have the cyclic collector look seldom, and never at what was loaded at the start.
+
+    Requests leave next to no cycles, but each allocates much: with the defaults a daemon
+    under load spends a tenth of its time going through the same living objects.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(COLLECT_AFTER_OBJECTS, 20, 20)
 
 
 def run_in_trio(body: Callable[[], Awaitable[None]]) -> None:
@@ -113,13 +127,7 @@ def run_in_trio(body: Callable[[], Awaitable[None]]) -> None:
     try:
         trio.run(body)
     except BaseExceptionGroup as group:
-        raise _first(group) from group
-
-
-def _first(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+        raise first_cause(group) from group
 
 
 def _address(context: Context, name: str) -> str:

@@ -16,12 +16,12 @@ from typing import Any
 import anyio
 
 from onyxq.client.claims import Claim, ClaimBatch, Claims
-from onyxq.client.enqueuing import Enqueuer, Policy
+from onyxq.client.enqueuing import NOW, Enqueuer, Policy, When
 from onyxq.client.holding import Holder, completion_items, extend, items_of, renewal_items
 from onyxq.client.pool import Pool
 from onyxq.client.values import Page, Task, TaskUpdate, as_id
 from onyxq.errors import BadRequest, BatchRefused, Refused, from_map
-from onyxq.ids import IdMaker, TaskId
+from onyxq.ids import TaskId
 from onyxq.wire.background import Background
 from onyxq.wire.network import Network
 from onyxq.wire.protocol import Hello
@@ -73,7 +73,7 @@ class AsyncClient:
         self._background = Background()
         await self._background.__aenter__()
         self._pool = Pool(self._background, self._network, self._addresses, hello=self._hello, generator=generator)
-        self._enqueuer = Enqueuer(self._background, self._pool, IdMaker(self._now_ms, self._random_64))
+        self._enqueuer = Enqueuer(self._background, self._pool, now_ms=self._now_ms, random_64=self._random_64)
         self._holder = Holder(self._background, self._pool)
         self._background.start_soon(self._pool.keep_routes)
         return self
@@ -101,11 +101,11 @@ class AsyncClient:
     ) -> TaskId:
         """Store one task; its id. Calls that come together leave together. See `enqueue_many`."""
         policy = Policy(queue, priority, retries, backoff_ms, format, w)
-        due_ms, until = self._due_ms(delay_ms, at_ms), self._until(timeout_ms)
-        if due_ms == 0 and id is None:
+        when, until = When.of(delay_ms, at_ms), self._until(timeout_ms)
+        if when == NOW and id is None:
             return await self._enqueuer.one(policy, payload, until=until)
         ids = None if id is None else [id]
-        return (await self._enqueuer.many(policy, [payload], until=until, due_ms=due_ms, ids=ids))[0]
+        return (await self._enqueuer.many(policy, [payload], until=until, when=when, ids=ids))[0]
 
     async def enqueue_many(
         self,
@@ -124,19 +124,23 @@ class AsyncClient:
     ) -> Ids:
         """Store tasks that differ in their payload only; their ids in the same order.
 
-        ``at_ms``: due then (milliseconds since the epoch).  ``retries``: failed attempts
+        ``delay_ms``: due so much later.  ``at_ms``: due then (milliseconds since the epoch,
+        by the clocks of the cluster, whatever this machine's shows).  ``retries``: failed attempts
         allowed beyond the first, None for no limit.  ``ids``: from `make_ids`, so that a
         repeated call is the same tasks.  ``w``: how many nodes must have stored them
         (None: a majority).  If it raises, some of the tasks may be stored.
         """
         policy = Policy(queue, priority, retries, backoff_ms, format, w)
-        due_ms, until = self._due_ms(delay_ms, at_ms), self._until(timeout_ms)
-        return await self._enqueuer.many(policy, list(payloads), until=until, due_ms=due_ms, ids=ids)
+        when, until, payloads = When.of(delay_ms, at_ms), self._until(timeout_ms), list(payloads)
+        if len(payloads) == 1 and when == NOW and ids is None:
+            # A batch of one task is as good as a single task: it goes with others that come now.
+            return [await self._enqueuer.one(policy, payloads[0], until=until)]
+        return await self._enqueuer.many(policy, payloads, until=until, when=when, ids=ids)
 
     async def make_ids(self, count: int, *, delay_ms: int = 0, at_ms: int | None = None) -> Ids:
         """Fresh ids to enqueue under; the tasks will be due at the time given here."""
         await self._pool.loaded_routes(self._until(None))
-        return self._enqueuer.make_ids(count, due_ms=self._due_ms(delay_ms, at_ms))
+        return self._enqueuer.make_ids(count, when=When.of(delay_ms, at_ms))
 
     async def get(self, id: bytes | str, *, seen_token: int | None = None, seen_seq: int | None = None) -> Task:
         """A task; raises `NotFound`. Never older than a claim or update seen before."""
@@ -328,13 +332,6 @@ class AsyncClient:
 
     def _seconds(self, timeout_ms: int | None) -> float:
         return (self._timeout_ms if timeout_ms is None else timeout_ms) / 1000
-
-    def _due_ms(self, delay_ms: int, at_ms: int | None) -> int:
-        if delay_ms < 0:
-            raise BadRequest("delay_ms cannot be negative", field="delay_ms")
-        if at_ms is not None:
-            return at_ms
-        return self._now_ms() + delay_ms if delay_ms else 0
 
 
 def _kept(claims: Claims) -> Claims:

@@ -7,7 +7,7 @@ when the run is made, and stays.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from onyxq.ids import (
     RUN_TASKS_MAX,
     STRETCH_TASKS,
     IdMaker,
+    Run,
     TaskId,
     counter_of,
     ids_of,
@@ -74,6 +75,27 @@ class Policy(NamedTuple):
             raise BadRequest("format is bytes or json", field="format")
 
 
+class When(NamedTuple):
+    """When tasks are due: after a delay, or at a time (milliseconds since the epoch)."""
+
+    delay_ms: int = 0
+    at_ms: int | None = None
+
+    @staticmethod
+    def of(delay_ms: int, at_ms: int | None) -> When:
+        """Raises `BadRequest` for a delay that is negative."""
+        if delay_ms < 0:
+            raise BadRequest("delay_ms cannot be negative", field="delay_ms")
+        return When(delay_ms, at_ms)
+
+    def due_ms(self, now_ms: int) -> int:
+        """The time due, for one who says it is ``now_ms``."""
+        return now_ms + self.delay_ms if self.at_ms is None else self.at_ms
+
+
+NOW = When()
+
+
 class _Shipment(NamedTuple):
     address: str | None
     runs: list[list[Any]]
@@ -82,10 +104,13 @@ class _Shipment(NamedTuple):
 class Enqueuer:
     """Makes ids and runs for one client."""
 
-    def __init__(self, spawner: Spawner, pool: Pool, maker: IdMaker) -> None:
+    def __init__(
+        self, spawner: Spawner, pool: Pool, *, now_ms: Callable[[], int], random_64: Callable[[], int]
+    ) -> None:
         self._spawner = spawner
         self._pool = pool
-        self._maker = maker
+        self._now_ms = now_ms
+        self._maker = IdMaker(now_ms, random_64)
         self._groups: dict[Policy, Group[bytes, TaskId]] = {}
         self._turn = pool.generator.randrange(1 << 16)
         self._avoid: dict[int, float] = {}
@@ -108,7 +133,7 @@ class Enqueuer:
         payloads: Sequence[bytes],
         *,
         until: float,
-        due_ms: int = 0,
+        when: When = NOW,
         ids: Sequence[bytes | str] | None = None,
     ) -> list[TaskId]:
         """Store tasks; their ids in the order of the payloads. Raises the first error met."""
@@ -120,17 +145,24 @@ class Enqueuer:
         await self._pool.loaded_routes(until)
         made: list[TaskId] = []
         header = policy.header()
-        shipments = self._shipments(header, payloads, given, due_ms, made)
+        shipments = self._shipments(header, payloads, given, when, made)
         await self._ship_all(shipments, policy.w, until)
         return made if given is None else given
 
-    def make_ids(self, count: int, *, due_ms: int = 0) -> list[TaskId]:
+    def make_ids(self, count: int, *, when: When = NOW) -> list[TaskId]:
         """Fresh ids, in the partitions that new tasks would go to."""
         made: list[TaskId] = []
         while len(made) < count:
             part = min(RUN_TASKS_MAX, count - len(made))
-            made += ids_of(*self._maker.run(self._choose_partition(), part, due_ms=due_ms))
+            made += ids_of(*self._run(part, when))
         return made
+
+    def _run(self, count: int, when: When) -> Run:
+        """Fresh ids that are due by the clock of their leader, not by this machine's."""
+        partition = self._choose_partition()
+        now_ms, base_ms = self._pool.now_ms(partition) or (self._now_ms(),) * 2
+        due_ms = when.due_ms(base_ms) if when != NOW else 0
+        return self._maker.run(partition, count, due_ms=due_ms, now_ms=now_ms)
 
     def _group(self, policy: Policy) -> Group[bytes, TaskId]:
         async def send(payloads: list[bytes], until: float) -> list[TaskId | OnyxqError]:
@@ -139,7 +171,7 @@ class Enqueuer:
         return Group(self._spawner, send, size_max=RUN_TASKS_MAX)
 
     def _choose_partition(self) -> int:
-        """The next partition in turn that has a leader and took what it was sent."""
+        """The next partition in turn that has a leader whose clock is known, and took what it was sent."""
         routes = self._pool.routes
         if not routes.partitions:
             raise Unavailable("the cluster's partitions are not known yet")
@@ -148,7 +180,8 @@ class Enqueuer:
         for _ in range(routes.partitions):
             self._turn += 1
             partition = self._turn % routes.partitions
-            if partition not in self._avoid and (partition in routes.leaders or not routes.leaders):
+            served = partition in routes.leaders or not routes.leaders
+            if served and partition not in self._avoid and self._pool.clock_known(partition):
                 return partition
         self._turn += 1
         return self._turn % routes.partitions
@@ -158,14 +191,14 @@ class Enqueuer:
         header: dict[str, Any],
         payloads: Sequence[bytes],
         given: list[TaskId] | None,
-        due_ms: int,
+        when: When,
         made: list[TaskId],
     ) -> Iterator[_Shipment]:
         """The requests that store the payloads, each to one leader; new ids go to ``made``."""
         loading: dict[str | None, tuple[list[list[Any]], int]] = {}
         for start, end in cut_payloads(payloads) if given is None else cut_with_ids(payloads, given):
             if given is None:
-                run = self._maker.run(self._choose_partition(), end - start, due_ms=due_ms)
+                run = self._run(end - start, when)
                 first = run.first
                 made += ids_of(first, run.count)
             else:

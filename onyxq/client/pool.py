@@ -32,6 +32,9 @@ RECONNECT_PAUSE_S = 5.0
 """Pause before a leader that could not be reached is tried directly again."""
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.02, 1.0
 
+CLOCK_SKEW_MAX_MS = 5_000
+"""What peers' clocks may differ from each other."""
+
 RETRYABLE = (Unavailable, Overloaded, TimedOut)
 """Errors after which the same request may succeed."""
 
@@ -78,7 +81,11 @@ class Pool:
         """Addresses to try, the most promising first."""
         self._coordinator: Connection | None = None
         self._open: dict[str, Connection] = {}
+        self._clocks: dict[str, tuple[int, float]] = {}
+        """Wall clock of each peer that told it, and the monotonic second at which it was heard."""
         self._not_before: dict[str, float] = {}
+        self._trying: set[str] = set()
+        """Leaders that connections are being made with."""
         self._lock = anyio.Lock()
         self._refreshed = anyio.Event()
         self._wanted = anyio.Event()
@@ -111,7 +118,10 @@ class Pool:
                 left_ms = max(1, int((until - anyio.current_time()) * 1000))
                 timeout_ms = min(left_ms, ATTEMPT_TIMEOUT_MS + wait_ms)
                 made = args if isinstance(args, dict) else args()
-                return await connection.call(method, made, timeout_ms=timeout_ms, late=late)
+                answer = await connection.call(method, made, timeout_ms=timeout_ms, late=late)
+                if type(answer) is dict and "now_ms" in answer:
+                    self._clocks[connection.address] = (answer["now_ms"], anyio.current_time())
+                return answer
             except RETRYABLE as error:
                 broke = connection is not None and connection.closed.is_set()
                 self._failed(connection, error)
@@ -141,6 +151,36 @@ class Pool:
             self.refresh_soon()
             return self._coordinator
 
+    # clocks
+    def now_ms(self, partition: int) -> tuple[int, int] | None:
+        """The time for tasks of a partition that are due now, and the one from which delays count.
+
+        Both are the leader's, who judges.  But one that is off the median of the peers is
+        about to leave, and then another judges: no delay counts from its time, and nothing is
+        due as late as that.  None if no peer's clock is known.
+        """
+        now = anyio.current_time()
+        # Read when the answers left there, so behind by the way back: what is due by them is due there.
+        told = sorted(ms + int((now - at) * 1000) for ms, at in self._clocks.values())
+        if not told:
+            return None
+        median_ms = leaders_ms = told[(len(told) - 1) // 2]
+        known = self._clocks.get(self.leader_of(partition) or "")
+        if known is not None:
+            leaders_ms = known[0] + int((now - known[1]) * 1000)
+        base_ms = leaders_ms if abs(leaders_ms - median_ms) <= CLOCK_SKEW_MAX_MS else median_ms
+        return min(leaders_ms, base_ms), base_ms
+
+    def clock_known(self, partition: int) -> bool:
+        """Whether the clock of the partition's leader is known; if not, it is asked for.
+
+        True as well if that leads to nothing now: nobody tells, or it cannot be reached.
+        """
+        address = self.leader_of(partition)
+        if address is None or not self._clocks or address in self._clocks:
+            return True
+        return self._direct(address) is not None or address not in self._trying
+
     # routes
     async def loaded_routes(self, until: float) -> Routes:
         """Routes that name the partitions; raises as `call` does."""
@@ -162,10 +202,16 @@ class Pool:
             if connection is None or connection.closed.is_set():
                 continue
             try:
-                self._take_routes(await connection.call("routes", {}, timeout_ms=ATTEMPT_TIMEOUT_MS))
+                self._take_routes(await self._ask_routes(connection))
             except OnyxqError:
                 self._wanted.set()
             await anyio.sleep(ROUTES_PAUSE_S)
+
+    async def _ask_routes(self, connection: Connection) -> dict[str, Any]:
+        answer: dict[str, Any] = await connection.call("routes", {}, timeout_ms=ATTEMPT_TIMEOUT_MS)
+        if "now_ms" in answer:
+            self._clocks[connection.address] = (answer["now_ms"], anyio.current_time())
+        return answer
 
     def _take_routes(self, answer: dict[str, Any]) -> None:
         peers = tuple(answer.get("peers", ()))
@@ -173,6 +219,9 @@ class Pool:
         if self._hello.cluster_id is None and answer.get("cluster_id"):
             self._hello = evolve(self._hello, cluster_id=answer["cluster_id"])
         self._known += [peer for peer in peers if peer not in self._known]
+        for gone in [address for address in self._clocks if peers and address not in peers]:
+            if gone not in self._open or self._open[gone].closed.is_set():
+                del self._clocks[gone]
 
     # connections
     def _failed(self, connection: Connection | None, error: OnyxqError) -> None:
@@ -220,11 +269,14 @@ class Pool:
             return connection
         if self._not_before.get(address, 0.0) <= anyio.current_time():
             self._not_before[address] = anyio.current_time() + RECONNECT_PAUSE_S
+            self._trying.add(address)
             self._spawner.start_soon(self._try_connect, address)
         return None
 
     async def _try_connect(self, address: str) -> None:
         try:
-            await self._connect(address)
+            await self._ask_routes(await self._connect(address))
         except OnyxqError:
             self.refresh_soon()
+        finally:
+            self._trying.discard(address)

@@ -28,7 +28,7 @@ from attrs import define, frozen
 from onyxq.entry import RECORD_BYTES_MAX
 from onyxq.errors import Conflict, Corrupt, LogUnavailable, TooLarge
 from onyxq.log.interface import START, AppendUnknown, Origin, Record, SessionLost, Trimmed
-from onyxq.peer.clock import Clock, SystemClock
+from onyxq.peer.clock import Clock, SteadyClock
 
 MAP_BYTES = 64 << 30
 """Address space set aside for the log; disk is used only as it grows."""
@@ -77,7 +77,7 @@ class EmbeddedBackend:
         self._path = Path(path)
         self._path.mkdir(parents=True, exist_ok=True)
         self._lock = _take_lock(self._path)
-        self._clock = clock or SystemClock()
+        self._clock = clock or SteadyClock()  # a witness beside the writers' clocks
         try:
             # Sync on commit; no read-ahead: the log is read in order once, or from memory.
             self._env = lmdb.open(str(self._path), map_size=MAP_BYTES, max_dbs=2, readahead=False)

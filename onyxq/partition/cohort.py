@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from onyxq.errors import BadRequest, Behind, OnyxqError, StaleEpoch
-from onyxq.facts import KINDS, Row, check_key, partition_of_key
+from onyxq.facts import KINDS, Row, check_key, partition_of_key, sealed
 from onyxq.ids import PARTITIONS_MAX
 from onyxq.store.interface import LEAVES, Batch, Piece, Store
 from onyxq.store.records import prepare
@@ -107,22 +107,25 @@ class Cohort:
         _number(hour, "hour", HOURS)
         return {leaf: list(digest) for leaf, digest in self._host.store.leaves(partition, hour).items()}
 
-    def keys(self, partition: int, hour: int, leaves: Sequence[int]) -> list[bytes]:
-        """Row keys of some leaves."""
+    def keys(self, partition: int, hour: int, leaves: Sequence[int]) -> list[list[bytes]]:
+        """Row keys of some leaves, each with the checksum of its value."""
         _number(partition, "partition", PARTITIONS_MAX)
         _number(hour, "hour", HOURS)
         for leaf in leaves:
             _number(leaf, "leaves", LEAVES)
-        return [key for leaf in leaves for key in self._host.store.keys(partition, hour, leaf)]
+        return [list(listed) for leaf in leaves for listed in self._host.store.keys(partition, hour, leaf)]
 
     def rows(self, keys: Sequence[bytes]) -> list[list[bytes]]:
-        """Rows by key, as many as fit a page; at least one of those that exist."""
+        """Sound rows by key, as many as fit a page; at least one of those that exist."""
         out: list[list[bytes]] = []
         size = 0
         for key in keys:
             check_key(key)
             value = self._host.store.get(key)
             if value is None:
+                continue
+            if not sealed(key, value):
+                self._host.store.damaged.add(key)
                 continue
             if out and size + len(value) > ROWS_PAGE_BYTES:
                 break

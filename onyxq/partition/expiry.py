@@ -10,10 +10,12 @@ from typing import Any
 
 from log_entries import expire_claims
 from onyxq import facts
+from onyxq.claims import lapsed as may_expire
 from onyxq.ids import Run, id_at, mask_of, runs_of, stretch_of
 from onyxq.partition.cutting import fitting, size_of
+from onyxq.partition.finishing import Finish
 from onyxq.partition.leader import PartitionLeader
-from onyxq.partition.operations import RETRIES_DEFAULT, Finish, Operations, OperationsHost
+from onyxq.partition.operations import RETRIES_DEFAULT, Operations, OperationsHost
 
 
 class Expiry:
@@ -41,14 +43,14 @@ class Expiry:
         for stretch, pieces in sorted(claims.items()):
             finished = self._host.store.finished_bits(stretch)
             for offset, count, token, _, deadline in pieces:
-                if deadline >= log_time_ms:
+                if not may_expire(deadline, log_time_ms):
                     continue
                 run = Run(id_at(stretch, offset), count)
                 bits = mask_of(*run) & ~self._host.granter.finishing.get(stretch, 0)
                 for part in runs_of(stretch, bits & finished):
                     # Its release was lost, or an older claim's completion turned up after the grant.
                     # It may be stored here only: it goes out again first.
-                    rows = self._operations.completion_rows_of(part)
+                    rows = self._operations.completion_rows_of(leader, part)
                     over.append((len(over), Finish(part, token, facts.COMPLETED, [], rows)))
                 for part in runs_of(stretch, bits & ~finished):
                     self._plan_expiry(part, token, lapsed, over)

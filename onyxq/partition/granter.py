@@ -217,7 +217,10 @@ class Granter:
                 found.append(piece._replace(bits=piece.bits & bits))
             bits &= ~piece.bits
         while bits:
-            row = store.task_row(id_at(stretch, (bits & -bits).bit_length() - 1))
+            try:
+                row = store.task_row(id_at(stretch, (bits & -bits).bit_length() - 1))
+            except Corrupt:
+                row = None  # its tasks are looked at again once it is repaired
             if row is None:
                 bits &= bits - 1
                 continue

@@ -18,7 +18,7 @@ import trio
 
 from log_entries import ready_partition, settle_partition, yield_partition
 from onyxq.errors import NotLeader, OnyxqError, StaleEpoch, StoreFailed, Unavailable, Unknown
-from onyxq.facts import Row
+from onyxq.facts import Mark, Row
 from onyxq.partition.cohort import Host
 from onyxq.partition.replication import Sender, Vote, majority
 from onyxq.partition.sync import Exchange
@@ -87,6 +87,7 @@ class PartitionLeader:
         """Holders that reached the epoch and whose rows were merged after that."""
         self._reached: set[str] = {host.node_id}
         """Holders that promised the epoch: they take writes."""
+        self._marks = 0
         self._progress = trio.Event()
         self._trouble_since: float | None = None
         self._behind: dict[str, trio.Event] = {}
@@ -114,6 +115,14 @@ class PartitionLeader:
             )
 
     # --- writes
+
+    def mark(self) -> Mark:
+        """What says of a row that it was written after all that any leader wrote before.
+
+        Whatever was acknowledged is known here, so what another node holds instead was not.
+        """
+        self._marks += 1
+        return Mark(self.epoch, self._marks)
 
     def replicate(self, rows: Sequence[Row]) -> Vote:
         """Send rows to every holder; the vote tells when majorities have them."""

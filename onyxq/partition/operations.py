@@ -8,8 +8,8 @@ taken while nobody newer was granted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol
 
 import trio
 
@@ -30,6 +30,7 @@ from onyxq.errors import (
 from onyxq.facts import Completion, History, Row, Update
 from onyxq.ids import Run, TaskId, id_at, mask_of, ms_of, offset_of, partition_of, runs_of, stretch_of
 from onyxq.partition.cutting import fitting, run_groups, size_of
+from onyxq.partition.finishing import Finish, completions_of, holds_other, merged
 from onyxq.partition.granter import Granter, GranterHost
 from onyxq.partition.leader import PartitionLeader
 from onyxq.partition.replication import Vote
@@ -39,6 +40,8 @@ BACKOFF_MAX_MS = 3_600_000
 RETRIES_DEFAULT = 25
 BACKOFF_DEFAULT_MS = 1_000
 NOTE_CHARS_MAX = 1_024
+EXTRA_ACKS_S = 1.0
+"""How long an enqueue that wants more copies than a majority waits for them."""
 
 Refused = list[Any]
 """``[first, count, error map]`` of a part of an item."""
@@ -71,17 +74,6 @@ class OperationsHost(GranterHost, Protocol):
         ...
 
 
-class Finish(NamedTuple):
-    """A completion or dead letter to write for the tasks ``bits`` of a stretch."""
-
-    run: Run
-    token: int
-    outcome: int
-    results: list[bytes | None]
-    rows: Sequence[Row] | None = None
-    """Of tasks that are finished already: the rows that say so; no other is made."""
-
-
 class Operations:
     """Serves the ``lead.*`` methods of one node."""
 
@@ -89,6 +81,7 @@ class Operations:
         self._host = host
         self._updates: dict[tuple[bytes, int], int] = {}
         """Next sequence number of updates being written, per (task, token)."""
+        self._finished = trio.Event()
 
     def leader(self, partition: int) -> PartitionLeader:
         """The serving leader of a partition; raises `NotLeader`, `BadRequest`."""
@@ -159,10 +152,7 @@ class Operations:
         except OnyxqError as error:
             return error.to_map()
         if wanted is not None and acks < wanted:
-            with trio.move_on_after(1.0):
-                while len(vote.acks) < min(wanted, len(leader.holders())):
-                    await trio.sleep(0.005)
-            acks = len(vote.acks)
+            acks = await vote.wait_for(min(wanted, len(leader.holders())), EXTRA_ACKS_S)
         return acks
 
     # --- complete
@@ -171,6 +161,7 @@ class Operations:
         self, items: Sequence[tuple[TaskId, int, int, int | None, list[bytes | None]]]
     ) -> list[list[Refused]]:
         """Write completions for ``(first, count, token, seq, results)`` items of any partitions."""
+        await self._turn([Run(first, count) for first, count, *_ in items])
         refused: list[list[Refused]] = [[] for _ in items]
         work: dict[int, list[tuple[int, Finish]]] = {}
         for place, (first, count, token, seq, results) in enumerate(items):
@@ -187,38 +178,41 @@ class Operations:
                 for part_first, part_count, _ in refusals:
                     rest &= ~mask_of(part_first, part_count)
                 for run in runs_of(stretch_of(first), rest):
-                    finish = Finish(run, token, facts.COMPLETED, [], self.completion_rows_of(run, token))
+                    part = results[offset_of(run.first) - offset_of(first) :][: run.count] if results else []
+                    if holds_other(self._host.store, run, part):
+                        other = AlreadyFinished(f"task {run.first.hex()} was completed with another result")
+                        refused[place].append([*run, other.to_map()])
+                        continue
+                    finish = Finish(run, token, facts.COMPLETED, [], self.completion_rows_of(leader, run))
                     work.setdefault(leader.partition, []).append((place, finish))
             except OnyxqError as error:
                 refused[place].append([first, count, error.to_map()])
         await self.finish_all(work, refused)
         return refused
 
-    def completion_rows_of(self, run: Run, token: int | None = None) -> list[Row]:
-        """The rows that are here already of finished tasks (of those completed under ``token``).
+    async def _turn(self, runs: Sequence[Run]) -> None:
+        """Return once no completion of these tasks is being written: whether it was must be known for another."""
+        finishing = self._host.granter.finishing
+        while any(finishing.get(stretch_of(run.first), 0) & mask_of(*run) for run in runs):
+            await self._finished.wait()
 
-        They may be here only: a repeat sends them to the holders again, so that its ack is honest.
+    def completion_rows_of(self, leader: PartitionLeader, run: Run) -> list[Row]:
+        """The completions that count of finished tasks, to be written again under this leader's mark.
+
+        They may be here only: their ack must be honest, and a copy of another leader's must lose to them.
         """
-        rows: dict[bytes, Row] = {}
-        place, end = offset_of(run.first), offset_of(run.first) + run.count
-        while place < end:
-            covered = place + 1
-            for first, body in self._host.store.covering(facts.COMPLETION, id_at(stretch_of(run.first), place)):
-                done = facts.unpack_completion(body)
-                if token in (None, done.token):
-                    row = facts.completion_row(first, done)
-                    rows[row.key] = row
-                if token == done.token:
-                    covered = max(covered, offset_of(first) + done.count)
-            place = covered
-        return list(rows.values())
+        mark = leader.mark()
+        return [
+            facts.completion_row(first, done._replace(mark=mark))
+            for first, done in completions_of(self._host.store, run)
+        ]
 
     async def finish_all(self, work: dict[int, list[tuple[int, Finish]]], refused: list[list[Refused]]) -> None:
         """Write completions per partition; what could not be written is added to ``refused``."""
         votes = []
         for partition, finishes in sorted(work.items()):
             leader = self._host.leaders[partition]
-            rows = self._completion_rows([finish for _, finish in finishes if finish.rows is None])
+            rows = self._completion_rows(leader, [finish for _, finish in finishes if finish.rows is None])
             rows += {row.key: row for _, finish in finishes for row in finish.rows or ()}.values()
             self._mark_finishing(finishes, on=True)
             votes.append((leader, finishes, leader.replicate(rows)))
@@ -238,11 +232,12 @@ class Operations:
                 # Where nothing was stored after all they are to be had again.
                 self._host.granter.offer(finish.run for _, finish in finishes)
 
-    def _completion_rows(self, finishes: Iterable[Finish]) -> list[Row]:
-        at_ms = self._host.wall_ms()
+    def _completion_rows(self, leader: PartitionLeader, finishes: Iterable[Finish]) -> list[Row]:
+        at_ms, mark = self._host.wall_ms(), leader.mark()
         return [
             facts.completion_row(
-                finish.run.first, Completion(finish.token, finish.run.count, finish.outcome, at_ms, finish.results)
+                finish.run.first,
+                Completion(finish.token, finish.run.count, finish.outcome, at_ms, finish.results, mark),
             )
             for finish in merged(finishes)
         ]
@@ -257,6 +252,9 @@ class Operations:
                 finishing[stretch] = bits
             else:
                 finishing.pop(stretch, None)
+        if not on:
+            self._finished.set()
+            self._finished = trio.Event()
 
     def let_go(self, leader: PartitionLeader, finishes: list[Finish]) -> None:
         """The completions are stored: free their claims, at the log's leisure."""
@@ -300,9 +298,11 @@ class Operations:
         store = self._host.store
         if store.finished_bits(stretch_of(task_id)) & mask_of(*run):
             done = [facts.unpack_completion(body) for _, body in store.covering(facts.COMPLETION, task_id)]
-            newest = max(done, key=lambda one: one.token, default=None)
+            newest = max(done, key=lambda one: (one.mark, one.token), default=None)
             if newest is not None and newest.token == token and newest.outcome == facts.COMPLETED:
-                return None
+                # Had it been acknowledged nobody would have been granted the task after it.
+                if not self._granted_after(task_id, token):
+                    return None
             return AlreadyFinished(f"task {task_id.hex()} is finished already")
         if store.task_row(task_id) is None:
             return NotFound(f"there is no task {task_id.hex()}", field="id")
@@ -313,6 +313,16 @@ class Operations:
             return StaleToken(f"token {token} is not the last granted on task {task_id.hex()}")
         return None
 
+    def _granted_after(self, task_id: TaskId, token: int) -> bool:
+        """Whether somebody has, had or is about to get a task under a newer token."""
+        offset = offset_of(task_id)
+        held = pieces_of(self._host.replica, task_id)
+        if any(at <= offset < at + count and other > token for at, count, other, *_ in held):
+            return True
+        said = self.history(task_id)
+        newer = any(event.event == facts.GRANTED and event.token > token for event in said)
+        return newer or bool(self._host.granter.is_blocked(Run(task_id, 1)))
+
     def history(self, task_id: TaskId) -> list[History]:
         """What the log said about a task's claims, in order."""
         rows = self._host.store.covering(facts.HISTORY, task_id)
@@ -322,22 +332,36 @@ class Operations:
 
     async def fail(self, items: Sequence[tuple[TaskId, int, int, str, int | None]]) -> list[list[Refused]]:
         """Retry, or give up, ``(first, count, token, error, retry_in_ms)`` items."""
+        await self._turn([Run(first, count) for first, count, *_ in items])
         refused: list[list[Refused]] = [[] for _ in items]
         dead: dict[int, list[tuple[int, Finish]]] = {}
         retries: dict[int, list[release_claims.Release]] = {}
-        for place, (first, count, token, error, retry_in_ms) in enumerate(items):
+        for place, leader, runs in self._held_of(items, refused):
+            first, count, token, error, retry_in_ms = items[place]
+            planned = retries.setdefault(leader.partition, [])
             try:
-                leader = self.leader(partition_of(first))
-                held = self._held(Run(first, count), token, refused[place])
-                for run in runs_of(stretch_of(first), held):
-                    self._plan_failure(
-                        run, token, error, retry_in_ms, place, dead, retries.setdefault(leader.partition, [])
-                    )
+                for run in runs:
+                    self._plan_failure(run, token, error, retry_in_ms, place, dead, planned)
             except OnyxqError as problem:
                 refused[place].append([first, count, problem.to_map()])
         await self.finish_all(dead, refused)
         await self._release(retries, refused, items)
         return refused
+
+    def _held_of(
+        self, items: Sequence[tuple[Any, ...]], refused: list[list[Refused]]
+    ) -> Iterator[tuple[int, PartitionLeader, tuple[Run, ...]]]:
+        """Per item ``(first, count, token, ...)`` its place, its leader and the runs held; what is not goes to
+        ``refused``."""
+        for place, (first, count, token, *_) in enumerate(items):
+            try:
+                leader = self.leader(partition_of(first))
+                held = self._held(Run(first, count), token, refused[place])
+            except OnyxqError as problem:
+                refused[place].append([first, count, problem.to_map()])
+                continue
+            if held:
+                yield place, leader, tuple(runs_of(stretch_of(first), held))
 
     def _held(self, run: Run, token: int, refused: list[Refused]) -> int:
         held = held_bits(self._host.replica, run, token)
@@ -387,17 +411,9 @@ class Operations:
         """Give ``(first, count, token)`` items back, uncounted."""
         refused: list[list[Refused]] = [[] for _ in items]
         work: dict[int, list[release_claims.Release]] = {}
-        for place, (first, count, token) in enumerate(items):
-            try:
-                leader = self.leader(partition_of(first))
-                held = self._held(Run(first, count), token, refused[place])
-                if held:
-                    runs = tuple(runs_of(stretch_of(first), held))
-                    work.setdefault(leader.partition, []).append(
-                        release_claims.Release(token, facts.RELEASED, 0, 0, "", runs)
-                    )
-            except OnyxqError as error:
-                refused[place].append([first, count, error.to_map()])
+        for place, leader, runs in self._held_of(items, refused):
+            release = release_claims.Release(items[place][2], facts.RELEASED, 0, 0, "", runs)
+            work.setdefault(leader.partition, []).append(release)
         await self._release(work, refused, items)
         return refused
 
@@ -435,15 +451,9 @@ class Operations:
         """Extend the leases of ``(first, count, token, lease_ms)`` items."""
         refused: list[list[Refused]] = [[] for _ in items]
         work: dict[int, list[renew_claims.Renewal]] = {}
-        for place, (first, count, token, lease_ms) in enumerate(items):
-            try:
-                leader = self.leader(partition_of(first))
-                held = self._held(Run(first, count), token, refused[place])
-                if held:
-                    runs = tuple(runs_of(stretch_of(first), held))
-                    work.setdefault(leader.partition, []).append(renew_claims.Renewal(token, lease_ms, runs))
-            except OnyxqError as error:
-                refused[place].append([first, count, error.to_map()])
+        for place, leader, runs in self._held_of(items, refused):
+            _, _, token, lease_ms = items[place]
+            work.setdefault(leader.partition, []).append(renew_claims.Renewal(token, lease_ms, runs))
         entries = [
             renew_claims.Args(partition, self._host.leaders[partition].epoch, tuple(group))
             for partition, renewals in sorted(work.items())
@@ -511,13 +521,13 @@ class Operations:
         if seq in stored:
             if stored[seq].data != data:
                 raise Conflict(f"update {seq} of this claim holds other data", field="data")
-            row = facts.update_row(task_id, stored[seq])
+            row = facts.update_row(task_id, stored[seq]._replace(mark=leader.mark()))
         else:
             expected = max(len(stored), self._updates.get((task_id, token), 0))
             if seq != expected:
                 raise SequenceGap(f"update {expected} comes next, not {seq}", field="seq")
             self._updates[task_id, token] = seq + 1
-            row = facts.update_row(task_id, Update(token, seq, self._host.wall_ms(), data))
+            row = facts.update_row(task_id, Update(token, seq, self._host.wall_ms(), data, leader.mark()))
         return leader, leader.replicate([row])
 
     def _stored_updates(self, task_id: TaskId, token: int) -> list[Update]:
@@ -534,6 +544,7 @@ class Operations:
 
     async def cancel(self, ids: Sequence[TaskId]) -> list[dict[str, Any] | None]:
         """Finish unclaimed tasks as cancelled; an error map or None each."""
+        await self._turn([Run(task_id, 1) for task_id in ids])
         refused: list[list[Refused]] = [[] for _ in ids]
         work: dict[int, list[tuple[int, Finish]]] = {}
         for place, task_id in enumerate(ids):
@@ -557,24 +568,3 @@ class Operations:
         await self.finish_all(work, refused)
         self._host.granter.unblock([finish.run for finishes in work.values() for _, finish in finishes], readd=True)
         return [parts[0][2] if parts else None for parts in refused]
-
-
-def merged(finishes: Iterable[Finish]) -> list[Finish]:
-    """Adjacent finishes of one token and outcome as one, so that they become one fact."""
-    out: list[Finish] = []
-    for finish in sorted(finishes, key=lambda one: (one.run.first, one.token)):
-        if out:
-            last = out[-1]
-            follows = (
-                stretch_of(last.run.first) == stretch_of(finish.run.first)
-                and offset_of(last.run.first) + last.run.count == offset_of(finish.run.first)
-                and (last.token, last.outcome, bool(last.results))
-                == (finish.token, finish.outcome, bool(finish.results))
-            )
-            if follows:
-                out[-1] = last._replace(
-                    run=Run(last.run.first, last.run.count + finish.run.count), results=last.results + finish.results
-                )
-                continue
-        out.append(finish)
-    return out

@@ -42,6 +42,8 @@ class Vote:
         self._leader = leader
         self._cohorts = (tuple(members), tuple(target))
         self._decided = trio.Event()
+        self._wanted = 0
+        self._enough: trio.Event | None = None
 
     def hear(self, node: str, error: OnyxqError | None) -> None:
         """A holder answered."""
@@ -51,6 +53,8 @@ class Vote:
             self.errors[node] = error
         if self.won or self._lost:
             self._decided.set()
+        if self._enough is not None and len(self.acks) >= self._wanted:
+            self._enough.set()
 
     @property
     def won(self) -> bool:
@@ -68,6 +72,14 @@ class Vote:
             with trio.move_on_after(timeout_s):
                 await self._decided.wait()
         return self.won
+
+    async def wait_for(self, acks: int, timeout_s: float) -> int:
+        """How many have it, as soon as ``acks`` do or ``timeout_s`` passed."""
+        if len(self.acks) < acks:
+            self._wanted, self._enough = acks, trio.Event()
+            with trio.move_on_after(timeout_s):
+                await self._enough.wait()
+        return len(self.acks)
 
 
 class Sender:

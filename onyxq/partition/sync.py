@@ -1,8 +1,9 @@
 """Anti-entropy between a leader and one node: compare digests, exchange what differs.
 
 Rows are facts: the union of both sides is right whatever the order, so a session may be
-cut anywhere and begun again.  Digests are compared by hour, then by leaf, then keys are
-listed for the leaves that differ, and rows travel in pages.
+cut anywhere and begun again.  Digests are compared by hour, then by leaf, then keys with
+checksums are listed for the leaves that differ, and rows travel in pages.  Where both
+sides hold another value under one key their stores keep the same of the two.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from onyxq.errors import Corrupt
-from onyxq.facts import Row
+from onyxq.facts import Row, sealed
 from onyxq.partition.cohort import KEYS_PAGE, ROWS_PAGE_BYTES, checked_rows
 from onyxq.store.interface import Store
 
@@ -62,26 +63,29 @@ class Exchange:
 
     async def _leaves(self, hour: int, leaves: list[int], *, pull: bool, push: bool) -> None:
         where = {"partition": self._partition, "hour": hour, "leaves": leaves}
-        theirs = set(await self._call("cohort.keys", where))
-        mine = {key for leaf in leaves for key in self._store.keys(self._partition, hour, leaf)}
+        theirs = {(key, checksum) for key, checksum in await self._call("cohort.keys", where)}
+        mine = {listed for leaf in leaves for listed in self._store.keys(self._partition, hour, leaf)}
         if pull:
-            await self._pull(sorted(theirs - mine))
+            await self._pull(sorted(key for key, _ in theirs - mine))
         if push:
-            await self._push(sorted(mine - theirs))
+            await self._push(sorted(key for key, _ in mine - theirs))
 
     async def _pull(self, keys: list[bytes]) -> None:
+        missing = 0
         while keys:
             asked = keys[:KEYS_PAGE]
             given = await self._call("cohort.rows", {"keys": asked})
             rows = checked_rows(given, self._partition)
-            if not rows:
-                raise Corrupt(f"{len(asked)} rows of partition {self._partition} were listed but not given")
             await self._keep(rows)
             self.pulled += len(rows)
             got = {row.key for row in rows}
-            last = max(got)
             # The page ends at a size limit: whatever was asked behind its last row comes next.
+            last = max(got, default=asked[-1])
+            missing += sum(key <= last and key not in got and self._store.get(key) is None for key in asked)
             keys = [key for key in keys if key > last]
+        if missing:
+            # Damaged there, and not here: what only that node has must not be passed over.
+            raise Corrupt(f"{missing} rows of partition {self._partition} were listed but not given")
 
     async def _push(self, keys: list[bytes]) -> None:
         page: list[list[bytes]] = []
@@ -89,6 +93,9 @@ class Exchange:
         for key in keys:
             value = self._store.get(key)
             if value is None:
+                continue
+            if not sealed(key, value):
+                self._store.damaged.add(key)
                 continue
             page.append([key, value])
             size += len(value)

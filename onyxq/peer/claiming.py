@@ -19,15 +19,16 @@ from attrs import define, field
 from onyxq.errors import LogUnavailable, OnyxqError, Unavailable, from_map
 from onyxq.ids import Run, TaskId, partition_of
 from onyxq.partition.granter import ClaimRequest, Granted, Head
+from onyxq.partition.replication import majority
 from onyxq.peer.node import Node
-from onyxq.replica import leader_node
+from onyxq.replica import Replica, leader_node
 
 POLL_S = 1.0
 LINGER_S = 3.0
 """How long a queue is watched after the last claimer went."""
 ASK_TIMEOUT_S = 5.0
 FIRST_ANSWERS_S = 1.0
-"""How long a claim that does not wait may take to hear from every leader."""
+"""How long a claim that does not wait may take to hear from every leader, new ones included."""
 FIRST_LOOK_S = 0.1
 """How long a claimer waits for nodes that were not asked about a queue before."""
 CLAIMERS_MAX = 50_000
@@ -88,6 +89,7 @@ class Claiming:
         self._asks: dict[str, int] = {}
         """Questions in flight per node."""
         self._leading_of: tuple[Any, int, list[str]] = (None, 0, [])
+        self._unserved_of: tuple[Any, Any, list[int]] = (None, None, [])
 
     def submit(self, claimer: Claimer) -> None:
         """Take a claim; exactly one of its ``reply`` and ``fail`` is called, unless it is gone."""
@@ -252,7 +254,7 @@ class Claiming:
             if node_id is not None:
                 claimer.asking = True
                 groups.setdefault(node_id, []).append(claimer)
-            elif now >= claimer.deadline and (self._all_known(claimer) or now >= claimer.deadline + FIRST_ANSWERS_S):
+            elif now >= claimer.deadline and (self._sure(claimer) or now >= claimer.deadline + FIRST_ANSWERS_S):
                 self._end(claimer)
             else:
                 due = claimer.deadline if now < claimer.deadline else claimer.deadline + FIRST_ANSWERS_S
@@ -268,10 +270,24 @@ class Claiming:
 
     def _end(self, claimer: Claimer) -> None:
         claimer.gone = True
-        if claimer.trouble is not None:
-            claimer.fail(claimer.trouble)
+        trouble = claimer.trouble or self._unserved()
+        if trouble is not None:
+            claimer.fail(trouble)
         else:
             claimer.reply([])
+
+    def _unserved(self) -> Unavailable | None:
+        """Why "there is nothing" cannot be said: partitions that nobody can serve may hold tasks."""
+        replica = self._node.replica
+        if self._unserved_of[0] is not replica.partitions or self._unserved_of[1] is not replica.nodes:
+            self._unserved_of = (replica.partitions, replica.nodes, unserved(replica))
+        missing = self._unserved_of[2]
+        if not missing:
+            return None
+        return Unavailable(
+            f"{len(missing)} of {len(replica.partitions)} partitions (the first: {missing[0]}) have no leader "
+            f"with a majority of their nodes, so there may be tasks that cannot be claimed now"
+        )
 
     def _settled_at(self, claimer: Claimer) -> float:
         """When its queues are known well enough to say which node has the best task."""
@@ -279,6 +295,10 @@ class Claiming:
         if settled_at > trio.current_time() and self._all_known(claimer):
             return 0.0
         return settled_at
+
+    def _sure(self, claimer: Claimer) -> bool:
+        """Whether every partition has been heard of."""
+        return self._all_known(claimer) and self._unserved() is None
 
     def _all_known(self, claimer: Claimer) -> bool:
         nodes = self._leading_nodes()
@@ -346,6 +366,16 @@ class Claiming:
         answer = await self._node.call(node_id, "lead.claim", {"requests": requests}, timeout_s=ASK_TIMEOUT_S)
         heads = {queue: tuple(head) if head is not None else None for queue, head in answer["heads"].items()}
         return [unpack_answer(one) for one in answer["claims"]], heads
+
+
+def unserved(replica: Replica) -> list[int]:
+    """Partitions without a ready leader or a majority of members in the ring, sorted."""
+    there = {node_id for node_id, node in replica.nodes.items() if node.peer}
+    return sorted(
+        number
+        for number, placed in replica.partitions.items()
+        if not placed.ready or not majority(placed.members, there)
+    )
 
 
 def pack_answer(answer: list[Granted] | OnyxqError) -> Any:

@@ -8,6 +8,10 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
+import trio
+
+from onyxq.replica import CLOCK_SKEW_MAX_MS
+
 
 class Clock(Protocol):
     """Milliseconds since the epoch."""
@@ -23,3 +27,57 @@ class SystemClock:
     def wall_ms(self) -> int:
         """Now, as this machine sees it."""
         return time.time_ns() // 1_000_000
+
+
+class SteadyClock:
+    """A clock that starts as the machine's and is not set while the process runs."""
+
+    def __init__(self) -> None:
+        self._start_ms = SystemClock().wall_ms() - time.monotonic_ns() // 1_000_000
+
+    def wall_ms(self) -> int:
+        """Now, if the machine's clock was right at the start."""
+        return self._start_ms + time.monotonic_ns() // 1_000_000
+
+
+class RingClock:
+    """A machine's clock as far as the ring believes it; for all times that are stored.
+
+    A clock that jumps is not followed until the ring agrees with it: until then, or until its
+    peer has left for it, time goes on as it was.  So a minute with a wrong clock puts nothing
+    off by an hour.  A small step back is waited for: time stands still instead.
+    """
+
+    def __init__(self, own: Clock) -> None:
+        self.own = own
+        """The machine's, as it is."""
+        self._believed: tuple[int, float] | None = None
+        """A time that the ring agreed with, and the monotonic second at which it was."""
+        self._last_ms = 0
+
+    def judged(self, *, said_ms: int, off_ms: int) -> bool:
+        """A record of this peer was read: about when it was made this clock showed ``said_ms``,
+        ``off_ms`` ahead of the ring's median. Whether time went back."""
+        own_ms = self.own.wall_ms()
+        if abs(off_ms) <= CLOCK_SKEW_MAX_MS:
+            if abs(own_ms - said_ms) <= CLOCK_SKEW_MAX_MS:  # else it jumped since, or the record was late
+                self._believed = (own_ms, trio.current_time())
+        elif self._believed is None:
+            self._believed = (own_ms - off_ms, trio.current_time())
+        back = self._now_ms() < self._last_ms - CLOCK_SKEW_MAX_MS
+        if back:
+            self._last_ms = 0
+        return back
+
+    def wall_ms(self) -> int:
+        """Now."""
+        self._last_ms = max(self._last_ms, self._now_ms())
+        return self._last_ms
+
+    def _now_ms(self) -> int:
+        own_ms = self.own.wall_ms()
+        if self._believed is None:
+            return own_ms
+        ms, at = self._believed
+        believed_ms = ms + int((trio.current_time() - at) * 1000)
+        return own_ms if abs(own_ms - believed_ms) <= CLOCK_SKEW_MAX_MS else believed_ms

@@ -22,13 +22,13 @@ import trio
 from anyio.abc import ByteStream, TaskStatus
 from attrs import frozen
 
-from onyxq.errors import BadRequest, LogUnavailable, StoreFailed
+from onyxq.errors import BadRequest, LogUnavailable, StoreFailed, first_cause
 from onyxq.http.app import create_app
 from onyxq.http.server import serve_http
 from onyxq.ids import PARTITIONS_MAX
 from onyxq.log.embedded import EmbeddedBackend
 from onyxq.log.interface import LogBackend, SessionLost
-from onyxq.peer.clock import Clock, SystemClock
+from onyxq.peer.clock import Clock, RingClock, SystemClock
 from onyxq.peer.node import Node
 from onyxq.peer.peer import Evicted, Peer
 from onyxq.peer.service import Service
@@ -97,7 +97,7 @@ class RunningNode:
         self.node: Node | None = None
         self._backend = backend
         self._network: Network = network or TcpNetwork()
-        self._clock = clock or SystemClock()
+        self._clock = RingClock(clock or SystemClock())
         self._open_store = open_store or (lambda path, its_clock: LmdbStore.open(path, now_ms=its_clock.wall_ms))
         self._random = random.Random(secrets.randbits(64) if seed is None else seed)
         self._offload = offload
@@ -150,7 +150,12 @@ class RunningNode:
         self, service: Service, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED
     ) -> None:
         assert self.config.http
-        await serve_http(create_app(service), self.config.http, task_status=task_status, shutdown=self.stop)
+        await serve_http(
+            create_app(service, now_ms=service.node.wall_ms),
+            self.config.http,
+            task_status=task_status,
+            shutdown=self.stop,
+        )
 
     async def _peers(self, node: Node, service: Service, address: str, http: str) -> None:
         while not (self.stop.is_set() or service.leave_wanted.is_set()):
@@ -175,10 +180,8 @@ class RunningNode:
             self.addresses = PeerAddresses(peer=peer_id, node=node.node_id, address=address, http=http)
             try:
                 await self._one_peer(peer, service)
-            except* (SessionLost, LogUnavailable, StoreFailed) as group:
-                log.warning("peer %s ended: %s", peer_id, group.exceptions[0])
-            except* Evicted as group:
-                log.warning("peer %s ended: %s", peer_id, group.exceptions[0])
+            except* (SessionLost, LogUnavailable, StoreFailed, Evicted) as group:
+                log.warning("peer %s ended: %s", peer_id, first_cause(group))
             await trio.sleep(REJOIN_PAUSE_S)
 
     async def _one_peer(self, peer: Peer, service: Service) -> None:

@@ -28,14 +28,16 @@ from onyxq.partition.expiry import Expiry
 from onyxq.partition.granter import Granter
 from onyxq.partition.leader import PartitionLeader
 from onyxq.partition.operations import Operations
+from onyxq.partition.repair import Repair
 from onyxq.partition.replication import Sender, errors_from
 from onyxq.partition.sync import Exchange
-from onyxq.peer.clock import Clock
+from onyxq.peer.clock import RingClock
 from onyxq.peer.history import HistoryWriter, history_rows, returned_runs
 from onyxq.peer.links import Link
 from onyxq.peer.outbox import Outbox
 from onyxq.placement import holders
 from onyxq.replica import EMPTY, Replica, leader_node
+from onyxq.ring import clock_error_ms
 from onyxq.step import Outcome, Step
 from onyxq.store.interface import Batch, Piece, Store, Written
 from onyxq.wire.network import Network
@@ -74,7 +76,7 @@ class Node:
         cluster_name: str,
         store: Store,
         network: Network,
-        clock: Clock,
+        clock: RingClock,
         random: Callable[[], float],
         nursery: trio.Nursery,
         offload: Callable[..., Awaitable[Any]] = trio.to_thread.run_sync,
@@ -112,6 +114,7 @@ class Node:
         self.granter = Granter(self)
         self.operations = Operations(self)
         self.expiry = Expiry(self, self.operations)
+        self.repair = Repair(self)
 
     async def run(self) -> None:
         """Background work until cancelled."""
@@ -121,6 +124,7 @@ class Node:
             nursery.start_soon(self._promote_due)
             nursery.start_soon(self._drop_foreign)
             nursery.start_soon(self._yield_in_trouble, nursery)
+            nursery.start_soon(self.repair.run)
 
     def start_soon(self, function: Callable[..., Any], *args: Any) -> None:
         """Run something in the node's nursery."""
@@ -137,9 +141,14 @@ class Node:
             self.history.add(after.position, ())
         if self.outbox is not None and step.peer == self.outbox.peer and not step.problem:
             self.outbox.applied(step.number, after.position, step.outcomes)
-        self.recent.append(Stepped(after.position, after.ctime_ms, step.peer, step.problem, step.outcomes))
+        self.recent.append(Stepped(after.position, step.ctime_ms, step.peer, step.problem, step.outcomes))
         if before.partitions is not after.partitions or before.peers is not after.peers:
             self.reconcile()
+        if step.peer == self.peer_id and self.peer_id in after.ring.members and not step.problem:
+            said_ms = after.clock_ms + after.peers[self.peer_id].clock_skew_ms
+            if self.clock.judged(said_ms=said_ms, off_ms=clock_error_ms(after, self.peer_id)):
+                for number in self.granter.led():  # what was ready may seem to be due later now
+                    self.granter.restart_windows(number)
         self._moved.set()
         self._moved = trio.Event()
 
@@ -246,7 +255,7 @@ class Node:
     # --- what leaders, cohorts and granting ask of their node
 
     def wall_ms(self) -> int:
-        """The node's wall clock."""
+        """The time for all that is stored; see `RingClock`."""
         return self.clock.wall_ms()
 
     async def settled(self) -> None:
@@ -395,8 +404,12 @@ class Node:
             self.submit_lazily(release_claims.Args(partition, leader.epoch, (release,)))
 
     def corrupt(self, partition: int, error: Corrupt) -> None:
-        """A row is damaged: say so loudly."""
+        """A row is damaged: say so loudly. Its repair is under way."""
         log.error("partition %d: %s", partition, error.message)
+
+    def repaired(self, partition: int, rows: int) -> None:
+        """Rows of a partition can be read again: look for tasks that were passed over."""
+        self.granter.restart_windows(partition)
 
     def count_event(self, queue: str, event: str, count: int) -> None:
         """Metrics."""

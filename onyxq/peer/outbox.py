@@ -137,19 +137,18 @@ class Outbox:
             record = self._take()
             self.number += 1
             self._unread[self.number] = record
-            data = encode_record(
-                self.cluster_id, self.peer, self.number, self._clock.wall_ms(), [entry for _, entry in record]
-            )
             self._flight_since = trio.current_time()
-            await self._append(self.number, data)
+            await self._append(self.number, [entry for _, entry in record])
             self._on_append(trio.current_time() - self._flight_since)
             self._flight_since = None
             self.sent_at = trio.current_time()
             self._flushed.set()
             self._flushed = trio.Event()
 
-    async def _append(self, number: int, data: bytes) -> None:
+    async def _append(self, number: int, entries: list[bytes]) -> None:
         while number in self._unread:
+            # Stamped anew each time: an old stamp would make this clock look slow.
+            data = encode_record(self.cluster_id, self.peer, number, self._clock.wall_ms(), entries)
             try:
                 await self._session.append(data)
                 return

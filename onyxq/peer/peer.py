@@ -34,6 +34,10 @@ DRAIN_TIMEOUT_S = 30.0
 TRIM_PATIENCE_S = 10.0
 OWED_EVERY_S = 1.0
 CLOCK_PATIENCE_S = 10.0
+CLOCK_NEWS_MS = 1_000
+"""What a peer's clock must have moved against the log's for a record that does nothing but say so."""
+CLOCK_EVERY_S = 600.0
+"""A peer says at least this often what its clock shows: one that drifts moves with the machine's others."""
 
 log = logging.getLogger(__name__)
 
@@ -75,8 +79,16 @@ class Peer:
         self._captured: dict[int, Replica] = {}
         self._leaving = False
         self._owed_at = 0.0
-        self._record_at = 0.0
-        self._clock_off_since: float | None = None
+        self._wrong: ClockWrong | None = None
+        """Why it leaves for good."""
+        self._log_time_at = 0.0
+        """When log time was last seen to move."""
+        self._clock_at = 0.0
+        """When the log's clock was last seen to move."""
+        self._clock_doubted_since: float | None = None
+        self._clock_off_since = 0.0
+        self._heard: set[str] = set()
+        """Peers that have written a record since clocks are in doubt."""
 
     # --- life
 
@@ -84,7 +96,7 @@ class Peer:
         """Join, work, and return when this peer has left; raises `SessionLost`, `Evicted`,
         `ClusterMismatch`, `ClockWrong`, `OlderThanCluster`."""
         node = self.node
-        outbox = Outbox(session, peer=self.id, clock=node.clock, on_append=node.metrics.log_append_seconds.observe)
+        outbox = Outbox(session, peer=self.id, clock=node.clock.own, on_append=node.metrics.log_append_seconds.observe)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._lost, session)
@@ -183,7 +195,12 @@ class Peer:
                 node.replace(snapshot.unpack(origin.data))
             return
         done = step(before, found)
-        self._record_at = trio.current_time()
+        if done.replica.log_time_ms > before.log_time_ms:
+            self._log_time_at = trio.current_time()
+        if done.replica.clock_ms > before.clock_ms:
+            self._clock_at = trio.current_time()
+        if not done.problem:
+            self._heard.add(done.peer)
         for outcome in done.outcomes:
             if isinstance(outcome.args, gc.Args) and done.replica.snapshot.position == found.position:
                 self._captured = {found.position: done.replica}
@@ -196,6 +213,8 @@ class Peer:
             replica = self.node.replica
             known = known or contains(replica.ring, self.id)
             if known and not contains(replica.ring, self.id):
+                if self._wrong is not None:
+                    raise self._wrong
                 if self._leaving:
                     return
                 raise Evicted(f"peer {self.id} was taken out of the ring")
@@ -264,9 +283,10 @@ class Peer:
             node = self.node
             if not node.log_connected or self.id not in node.replica.ring.members:
                 continue
+            self._say_clock(outbox)
             await self._check_clock(outbox)
             claims = any(number in node.replica.claims for number in node.granter.led())
-            quiet_s = trio.current_time() - self._record_at
+            quiet_s = trio.current_time() - self._log_time_at
             if (claims or self._counts_absence()) and quiet_s > QUIET_MAX_MS / 1000:
                 outbox.submit_empty()
             if claims:
@@ -281,26 +301,40 @@ class Peer:
         absent = any(not node.peer and not node.replaced for node in replica.nodes.values())
         return absent and first_peer(replica) == self.id
 
+    def _say_clock(self, outbox: Outbox) -> None:
+        """Write a record if the last one no longer tells what this clock shows."""
+        replica, now = self.node.replica, trio.current_time()
+        clock_ms = replica.clock_ms + (now - self._clock_at) * 1000
+        moved_ms = self.node.clock.own.wall_ms() - clock_ms - replica.peers[self.id].clock_skew_ms
+        quiet_s = now - outbox.sent_at
+        if quiet_s > CLOCK_EVERY_S or (quiet_s > QUIET_MAX_MS / 1000 and abs(moved_ms) > CLOCK_NEWS_MS):
+            outbox.submit_empty()
+
     async def _check_clock(self, outbox: Outbox) -> None:
         """Leave if this clock stays off the others'.
 
-        Skews are as of each peer's last record, so after a jump of ZooKeeper's clock they
-        disagree until everybody has written again: all do so before anybody judges.
+        Skews are as of each peer's last record, and one that landed late makes its writer's
+        clock, or everybody else's, look wrong.  So in doubt all write again before anybody
+        judges, and only those who did are compared, if they are the majority.
         """
         replica, now = self.node.replica, trio.current_time()
-        off_ms = {peer: clock_error_ms(replica, peer) for peer in replica.ring.members}
-        if max(off_ms.values()) <= CLOCK_SKEW_MAX_MS:
-            self._clock_off_since = None
+        members = replica.ring.members
+        if max(abs(clock_error_ms(replica, peer)) for peer in members) <= CLOCK_SKEW_MAX_MS:
+            self._clock_doubted_since = None
             return
+        if self._clock_doubted_since is None:
+            self._clock_doubted_since = self._clock_off_since = now
+            self._heard = set()
         if now - outbox.sent_at > QUIET_MAX_MS / 1000:
             outbox.submit_empty()
-        if off_ms[self.id] <= CLOCK_SKEW_MAX_MS:
-            self._clock_off_since = None
-            return
-        if self._clock_off_since is None:
+        heard = sorted(peer for peer in members if peer in self._heard)
+        off_ms = clock_error_ms(replica, self.id, among=heard) if self.id in heard else 0
+        if abs(off_ms) <= CLOCK_SKEW_MAX_MS or 2 * len(heard) <= len(members):
             self._clock_off_since = now
-        if now - self._clock_off_since > CLOCK_PATIENCE_S:
-            error = ClockWrong(f"this machine's clock is {off_ms[self.id]} ms off the median of the ring")
+        elif now - self._clock_off_since > CLOCK_PATIENCE_S:
+            side = "ahead of" if off_ms > 0 else "behind"
+            error = ClockWrong(f"this machine's clock is {abs(off_ms)} ms {side} the median of the ring")
+            self._wrong = error
             await self.node.propose(leave_cluster.Args(self.id, error.message))
             raise error
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import trio
 
-from onyxq.errors import NotLeader, OnyxqError, StaleEpoch, TimedOut, Unavailable, from_map
+from onyxq.errors import Corrupt, NotLeader, OnyxqError, StaleEpoch, TimedOut, Unavailable, from_map
 from onyxq.ids import partition_of
 from onyxq.peer.node import Node
 from onyxq.replica import leader_node
@@ -23,7 +23,7 @@ CALL_TIMEOUT_S = 6.0
 RETRY_PAUSE_S = 0.05
 RETRY_PAUSE_MAX_S = 0.5
 
-PASSING = (NotLeader, StaleEpoch)
+PASSING = (NotLeader, StaleEpoch, Corrupt)
 """Errors of a leader that another leader, or the same one a little later, will not have."""
 
 Local = Callable[[list[Any]], Awaitable[list[Any]]]

@@ -179,7 +179,7 @@ class Service:
             )
         finally:
             self._enqueueing -= size
-        return {"acks": acks}
+        return {"acks": acks, "now_ms": self.node.wall_ms()}
 
     async def _items(
         self, method: str, work: Sequence[Any], local: Callable[[list[Any]], Awaitable[list[Any]]]
@@ -385,6 +385,7 @@ class Service:
             "leaders": leaders,
             "peers": sorted({replica.peers[peer].address for peer in replica.ring.members}),
             "position": replica.position,
+            "now_ms": self.node.wall_ms(),
         }
 
     async def _gc(self, args: dict[str, Any]) -> dict[str, int]:

@@ -16,10 +16,12 @@ Rows = Sequence[tuple[bytes, bytes, bytes]]
 
 def updates_of(rows: Rows) -> list[Update]:
     """The task's updates, contiguous per token, in order of token and sequence number."""
-    found = sorted({facts.unpack_update(body) for kind, _, body in rows if kind == facts.UPDATE})
+    stored = [facts.unpack_update(body) for kind, _, body in rows if kind == facts.UPDATE]
+    # Nodes that are not equal yet may hold one with another mark each: the last counts.
+    found = {(one.token, one.seq): one for one in sorted(stored, key=lambda one: one.mark)}
     out: list[Update] = []
     expected: dict[int, int] = {}
-    for one in found:
+    for _, one in sorted(found.items()):
         if one.seq == expected.get(one.token, 0):
             out.append(one)
             expected[one.token] = one.seq + 1
@@ -27,14 +29,14 @@ def updates_of(rows: Rows) -> list[Update]:
 
 
 def completion_of(rows: Rows, task_id: TaskId) -> tuple[Completion, bytes | None] | None:
-    """The completion that counts, that of the highest token, and the task's own result."""
+    """The completion that counts, that of the highest mark, and the task's own result."""
     found = []
     for kind, first, body in rows:
         if kind == facts.COMPLETION:
             done = facts.unpack_completion(body)
             result = done.results[offset_of(task_id) - offset_of(first)] if done.results else None
-            found.append((done.token, first, done.count, done, result))
-    return max(found, key=lambda one: one[:3])[3:] if found else None
+            found.append(((done.mark, done.token, first, done.count), done, result))
+    return max(found, key=lambda one: one[0])[1:] if found else None
 
 
 def task_view(task_id: TaskId, rows: Rows, claim: ClaimPiece | None, *, now_ms: int) -> dict[str, Any] | None:

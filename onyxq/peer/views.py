@@ -8,7 +8,7 @@ import attrs
 
 from onyxq.placement import holders
 from onyxq.replica import Peer, Replica
-from onyxq.ring import contains, state_of, watches
+from onyxq.ring import clock_skew_ms, contains, is_closed, state_of, watches
 
 
 def cluster(replica: Replica) -> dict[str, Any]:
@@ -47,13 +47,11 @@ def ring(replica: Replica) -> dict[str, Any]:
         }
         for peer in shown
     ]
-    pairs = replica.ring.pairs
-    closed = len(pairs) == (len(replica.ring.members) if len(replica.ring.members) > 1 else 0)
     return {
         "position": replica.position,
         "members": members,
         "queue": list(replica.ring.queue),
-        "closed": closed and not joining,
+        "closed": is_closed(replica.ring) and not joining,
     }
 
 
@@ -125,7 +123,7 @@ def _peer(replica: Replica, peer: Peer) -> dict[str, Any]:
         "tags": list(peer.tags),
         "state": state_of(replica.ring, peer.id),
         "draining": bool(node and node.draining),
-        "clock_skew_ms": peer.clock_skew_ms,
+        "clock_skew_ms": clock_skew_ms(replica, peer.id),
     }
 
 

@@ -18,8 +18,8 @@ from typing import NamedTuple, Protocol
 from attrs import frozen
 
 from onyxq.errors import BadRequest, Corrupt
-from onyxq.facts import COMPLETION, EXPIRED, HISTORY, RETRIED, TASK, History, unseal
-from onyxq.ids import TaskId, id_at, mask_of, ms_of, offset_of
+from onyxq.facts import COMPLETION, EXPIRED, HISTORY, KINDS, RETRIED, TASK, History, completion_head, rank, unseal
+from onyxq.ids import STRETCH_TASKS, TaskId, id_at, mask_of, ms_of, offset_of
 from onyxq.store.interface import Batch, Piece, Written
 from onyxq.store.records import (
     COUNTS,
@@ -30,7 +30,6 @@ from onyxq.store.records import (
     QueueKey,
     Stretch,
     bits_of,
-    completion_head,
     due_key,
     due_ms_of,
     moved_by,
@@ -210,6 +209,8 @@ class Applier:
         self._names: dict[bytes, str] = {}
         self._leaves: dict[bytes, list[int]] = {}
         self._added: dict[bytes, Piece] = {}
+        self._recount: set[bytes] = set()
+        """Leaves whose digests are worked out from the rows anew."""
 
     def apply(self, prepared: PreparedBatch) -> Written:
         """Apply one batch; what it changed is visible to later ones of the transaction."""
@@ -247,6 +248,27 @@ class Applier:
         for key, (rows, total) in hours.items():
             _add_digest(self._tables.hours, key, rows, total)
         self._stretches, self._counts, self._leaves = {}, {}, {}
+        for key in sorted(self._recount):
+            self._count_leaf(key)
+        self._recount = set()
+
+    def _count_leaf(self, leaf: bytes) -> None:
+        rows, total = 0, 0
+        stretches = []
+        for key, _ in self._tables.stretch.ascend(leaf):
+            if key[:7] != leaf:
+                break
+            stretches.append(bytes(key[7:]))
+        for kind in KINDS:
+            for stretch in stretches:
+                prefix = leaf[:2] + kind
+                last = prefix + id_at(stretch, STRETCH_TASKS - 1) + b"\xff" * 12
+                for key, value in self._upto(prefix + stretch, last):
+                    rows += 1
+                    total += row_hash(bytes(key), bytes(value[-4:]))
+        old_rows, old_total = DIGEST.unpack(self._tables.leaves.get(leaf) or DIGEST.pack(0, 0))
+        _add_digest(self._tables.leaves, leaf, rows - old_rows, total - old_total)
+        _add_digest(self._tables.hours, leaf[:6], rows - old_rows, total - old_total)
 
     @staticmethod
     def _raise_to(table: Table, key: bytes, number: int) -> None:
@@ -262,7 +284,7 @@ class Applier:
         for row in rows:
             key, value, kind, first, stretch_id, mask, detail = row
             if not table.add(key, value):
-                self._repair(key, value)
+                self._merge(row)
                 continue
             added += 1
             stretch = self._stretch(stretch_id)
@@ -279,15 +301,58 @@ class Applier:
                 self._add_move(stretch, mask, detail)
         return added
 
-    def _repair(self, key: bytes, value: bytes) -> None:
-        """A row is immutable; only a damaged one gives way to a sound one."""
-        stored = self._tables.rows.get(key)
-        if stored is None or bytes(stored) == value:
+    def _merge(self, row: Prepared) -> None:
+        """Of two values under one key the higher ranks; a damaged one gives way to a sound one."""
+        key, value = row.key, row.value
+        found = self._tables.rows.get(key)
+        stored = bytes(found) if found is not None else b""
+        if stored == value:
             return
+        stretch = self._stretch(row.stretch)
         try:
-            unseal(key, bytes(stored))
+            unseal(key, stored)
         except Corrupt:
+            # What it added to the digests cannot be told any more.
+            self._recount.add(stretch.key[:7])
             self._tables.rows.put(key, value)
+        else:
+            if rank(key, stored) >= rank(key, value):
+                return
+            leaf = self._leaves.setdefault(stretch.key[:7], [0, 0])
+            leaf[1] += row_hash(key, value) - row_hash(key, stored)
+            if row.kind == TASK and task_head(stored) != task_head(value):
+                self._replace_task(stretch, key, value)
+                return
+            self._tables.rows.put(key, value)
+        if row.kind == COMPLETION:
+            self._add_completion(stretch, row.mask, row.detail)  # type: ignore[arg-type]
+
+    def _replace_task(self, stretch: Stretch, key: bytes, value: bytes) -> None:
+        """Put another task row under a key and index all tasks of the stretch anew."""
+        for owner in owners(self._tables, stretch, stretch.known):
+            changes = self._counts_of(stretch.key[:2], owner.queue)
+            changes[0] -= owner.tasks.bit_count()
+            for outcome, done in enumerate(stretch.done):
+                changes[1 + outcome] -= (owner.tasks & done).bit_count()
+            for (due_ms, _), bits in groups(stretch, owner.tasks).items():
+                self._shrink(stretch, owner, due_ms=due_ms, group=bits, gone=bits)
+        self._tables.rows.put(key, value)
+        stretch.known, stretch.owned = 0, {}
+        prefix = stretch.key[:2] + TASK
+        last = prefix + id_at(stretch.key[7:], STRETCH_TASKS - 1)
+        rows = [(bytes(key), bytes(value)) for key, value in self._upto(prefix + stretch.key[7:], last)]
+        for found, stored in rows:
+            try:
+                count, queue = task_head(stored)
+            except BadRequest:
+                continue  # damaged
+            self._add_task(stretch, offset_of(found[3:]), mask_of(found[3:], count), queue)
+
+    def _upto(self, start: bytes, last: bytes) -> Iterator[tuple[bytes, bytes]]:
+        for key, value in self._tables.rows.ascend(start):
+            if key > last:
+                return
+            yield key, value
 
     def _stretch(self, stretch_id: bytes) -> Stretch:
         found = self._stretches.get(stretch_id)
@@ -353,21 +418,19 @@ class Applier:
                         self._shrink(stretch, owner, due_ms=due_ms, group=bits, gone=newly)
 
     def _winners(self, stretch: Stretch) -> list[int]:
-        """Finished tasks per outcome where completions overlap: the highest token wins."""
+        """Finished tasks per outcome where completions overlap: the highest mark, then token, counts."""
         prefix = stretch.key[:2] + COMPLETION
-        last = prefix + id_at(stretch.key[7:], 1023) + b"\xff" * 12
-        claims = []
-        for key, value in self._tables.rows.ascend(prefix + stretch.key[7:]):
-            if key > last:
-                break
+        last = prefix + id_at(stretch.key[7:], STRETCH_TASKS - 1) + b"\xff" * 12
+        found = []
+        for key, value in self._upto(prefix + stretch.key[7:], last):
             try:
-                token, count, outcome = completion_head(unseal(key, bytes(value)))
+                token, count, outcome, mark = completion_head(unseal(key, bytes(value)))
             except Corrupt:
                 continue
-            claims.append((token, key, mask_of(key[3:23], count), outcome))
+            found.append((mark, token, key, mask_of(key[3:23], count), outcome))
         out = [0, 0, 0]
         taken = 0
-        for _, _, mask, outcome in sorted(claims, reverse=True):
+        for *_, mask, outcome in sorted(found, reverse=True):
             out[outcome] |= mask & ~taken
             taken |= mask
         # What a damaged row finished stays finished.

@@ -4,7 +4,9 @@ Writes are batches of operations, durable when `Store.write` returns; all batche
 wait go into one transaction of one writer thread.  Reads are synchronous, from memory
 maps, and see every batch whose write has returned.
 
-Facts are the rows of `onyxq.facts`.  Putting a row that exists changes nothing.
+Facts are the rows of `onyxq.facts`.  Putting a row that exists changes nothing; putting
+another value under its key keeps the one of higher `onyxq.facts.rank`, and a sound one
+takes the place of a damaged one.
 Indexes are derived in the same transaction, are private to the node and are rebuilt by
 nothing: takeover reads them as they are.
 
@@ -130,6 +132,10 @@ class Store(Protocol):
         """First id and checked body of the task row that covers an id; raises `Corrupt`."""
         ...
 
+    def completions(self, stretch: bytes) -> list[tuple[TaskId, bytes]]:
+        """First ids and checked bodies of the completion rows of a stretch; raises `Corrupt`."""
+        ...
+
     def covering(self, kind: bytes, task_id: bytes) -> list[tuple[TaskId, bytes]]:
         """First ids and checked bodies of rows of a kind that cover an id, oldest first."""
         ...
@@ -176,8 +182,16 @@ class Store(Protocol):
         """Digest per leaf of an hour bucket; empty leaves are absent."""
         ...
 
-    def keys(self, partition: int, hour: int, leaf: int) -> Iterator[bytes]:
-        """Row keys of a leaf, sorted."""
+    def keys(self, partition: int, hour: int, leaf: int) -> Iterator[tuple[bytes, bytes]]:
+        """Row keys of a leaf, sorted, each with the checksum that its value ends with."""
+        ...
+
+    damaged: set[bytes]
+    """Keys of rows that were found not to match their checksum, until they are repaired."""
+
+    def scrub(self, after: bytes, limit_bytes: int) -> bytes:
+        """Check rows behind a key, at least one, about ``limit_bytes``: note the `damaged` and
+        return the last key; empty at the end of all rows."""
         ...
 
     def partitions(self) -> list[int]:

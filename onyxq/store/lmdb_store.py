@@ -43,7 +43,7 @@ GROUP_BYTES_MAX = 32 * 1024 * 1024
 RESERVE_BYTES_MAX = 64 * 1024 * 1024
 """At the map's limit this much (or a sixteenth of it) is left to batches that drop
 partitions: deleting needs room before it gives any."""
-FORMAT = b"1"
+FORMAT = b"2"
 _FORMAT_KEY = b"\0format"
 _FREED = "\0freed"
 
@@ -138,6 +138,7 @@ class LmdbStore(StoreReads):
     _tables: LmdbTables
 
     def __init__(self, env: lmdb.Environment, lock: int, *, now_ms: Callable[[], int], map_bytes_max: int) -> None:
+        super().__init__()
         self._env = env
         self._lock = lock
         self._now_ms = now_ms

@@ -137,6 +137,7 @@ class MemoryStore(StoreReads):
     """A `Store` whose tables live in a `Disk`."""
 
     def __init__(self, disk: Disk | None = None, *, now_ms: Callable[[], int] | None = None) -> None:
+        super().__init__()
         self._disk: Disk = disk or PlainDisk()
         self._now_ms = now_ms or (lambda: time.time_ns() // 1_000_000)
         self._tables = self._disk.tables

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import msgpack
 
-from onyxq.errors import BadRequest
-from onyxq.facts import COMPLETION, HISTORY, KINDS, TASK, UPDATE, unpack_history, unseal
+from onyxq.errors import BadRequest, Corrupt
+from onyxq.facts import COMPLETION, HISTORY, KINDS, TASK, UPDATE, sealed, unpack_history, unseal
 from onyxq.ids import STRETCH_TASKS, TaskId, counter_of, id_at, ms_of, offset_of, stretch_of
 from onyxq.store.indexing import LOG_POSITION, Tables, groups, lowest, owners
 from onyxq.store.interface import Digest, Piece, QueueCounts
@@ -37,6 +37,30 @@ class StoreReads:
     """Reading methods of `onyxq.store.interface.Store`, over `_tables`."""
 
     _tables: Tables
+
+    def __init__(self) -> None:
+        self.damaged: set[bytes] = set()
+        """Keys of rows that were found not to match their checksum, until they are repaired."""
+
+    def _unseal(self, key: bytes, value: bytes) -> bytes:
+        """The checked body; notes a damaged row and raises `Corrupt`."""
+        try:
+            return unseal(key, bytes(value))
+        except Corrupt:
+            self.damaged.add(bytes(key))
+            raise
+
+    def scrub(self, after: bytes, limit_bytes: int) -> bytes:
+        """Check rows behind a key, at least one, about ``limit_bytes``: note the `damaged` and
+        return the last key; empty at the end of all rows."""
+        size = 0
+        for key, value in self._tables.rows.ascend(after + b"\0" if after else b""):
+            if not sealed(key, value):
+                self.damaged.add(bytes(key))
+            size += len(value)
+            if size >= limit_bytes:
+                return bytes(key)
+        return b""
 
     # --- promises and positions ---------------------------------------------------
 
@@ -74,7 +98,7 @@ class StoreReads:
             if key < low:
                 break
             if _covers(TASK, key, value, task_id):
-                return TaskId(key[3:]), unseal(key, bytes(value))
+                return TaskId(key[3:]), self._unseal(key, value)
         return None
 
     def covering(self, kind: bytes, task_id: bytes) -> list[tuple[TaskId, bytes]]:
@@ -87,8 +111,12 @@ class StoreReads:
             if key > last:
                 break
             if _covers(kind, key, value, task_id):
-                found.append((key[23:], key, unseal(key, bytes(value))))
+                found.append((key[23:], key, self._unseal(key, value)))
         return [(TaskId(key[3:23]), body) for _, key, body in sorted(found)]
+
+    def completions(self, stretch: bytes) -> list[tuple[TaskId, bytes]]:
+        """First ids and checked bodies of the completion rows of a stretch; raises `Corrupt`."""
+        return [(TaskId(key[3:23]), self._unseal(key, value)) for key, value in self._rows_of(COMPLETION, stretch)]
 
     def task_rows(self, partition: int, *, after: bytes = b"", limit: int = 100) -> list[tuple[TaskId, bytes]]:
         """Task rows (first id, checked body) in id order, of rows that start behind ``after``."""
@@ -98,7 +126,7 @@ class StoreReads:
             if key[:3] != prefix or len(out) >= limit:
                 break
             if key[3:] > after:
-                out.append((TaskId(key[3:]), unseal(key, bytes(value))))
+                out.append((TaskId(key[3:]), self._unseal(key, value)))
         return out
 
     def finished_bits(self, stretch: bytes) -> int:
@@ -188,8 +216,11 @@ class StoreReads:
             out[key[6]] = Digest(*DIGEST.unpack(value))
         return out
 
-    def keys(self, partition: int, hour: int, leaf: int) -> Iterator[bytes]:
-        """Row keys of a leaf, sorted; rows that come meanwhile may be among them."""
+    def keys(self, partition: int, hour: int, leaf: int) -> Iterator[tuple[bytes, bytes]]:
+        """Row keys of a leaf, sorted, each with the checksum that its value ends with.
+
+        Rows that come meanwhile may be among them.
+        """
         prefix = partition.to_bytes(2, "big") + hour.to_bytes(4, "big") + bytes([leaf])
         stretches = []
         for key, _ in self._tables.stretch.ascend(prefix):
@@ -198,17 +229,15 @@ class StoreReads:
             stretches.append(key[7:])
         for kind in KINDS:
             for stretch in stretches:
-                yield from self._keys_of(kind, stretch)
+                yield from [(key, bytes(value[-4:])) for key, value in self._rows_of(kind, stretch)]
 
-    def _keys_of(self, kind: bytes, stretch: bytes) -> list[bytes]:
-        out = []
+    def _rows_of(self, kind: bytes, stretch: bytes) -> Iterator[tuple[bytes, bytes]]:
         prefix = stretch[6:8] + kind + stretch[:16]
         end = counter_of(stretch) + STRETCH_TASKS
-        for key, _ in self._tables.rows.ascend(stretch[6:8] + kind + stretch):
+        for key, value in self._tables.rows.ascend(stretch[6:8] + kind + stretch):
             if key[:19] != prefix or counter_of(key[3:23]) >= end:
                 break
-            out.append(key)
-        return out
+            yield key, value
 
     def partitions(self) -> list[int]:
         """Partitions of which there are rows."""

@@ -40,8 +40,10 @@ from onyxq.facts import (
     RETRIED,
     TASK,
     History,
+    Mark,
     Row,
     check_key,
+    completion_head,
     unpack_history,
     unpack_update,
     unseal,
@@ -123,6 +125,8 @@ def queue_key(header: bytes) -> QueueKey:
 def task_head(value: bytes) -> tuple[int, QueueKey]:
     """Count and queue of a task row's value (or a view of it); raises `BadRequest`."""
     head_bytes, count = _HEAD.unpack_from(value)
+    if not 1 <= count <= STRETCH_TASKS:
+        raise BadRequest("a task run's count is out of range", field="rows")
     return count, queue_key(bytes(value[8 : 8 + head_bytes]))
 
 
@@ -175,19 +179,11 @@ def _check_task(key: bytes, value: bytes) -> tuple[int, QueueKey]:
     return count, queue_key(bytes(body[8:table]))
 
 
-def completion_head(body: bytes) -> tuple[int, int, int]:
-    """Token, count and outcome of a completion row's body, without decoding the results."""
-    unpacker = msgpack.Unpacker(max_buffer_size=0)
-    unpacker.feed(body[:64])
-    if unpacker.read_array_header() != 5:
-        raise ValueError("five fields expected")
-    return unpacker.unpack(), unpacker.unpack(), unpacker.unpack()
-
-
 def _check_completion(key: bytes, body: bytes) -> tuple[int, tuple[int, int]]:
-    token, count, outcome = completion_head(body)
+    token, count, outcome, mark = completion_head(body)
     if key[23:] != _ORDER.pack(token, count) or outcome not in range(OUTCOMES_COUNT):
         raise ValueError("key and body disagree")
+    _check_mark(mark)
     return count, (token, outcome)
 
 
@@ -195,7 +191,13 @@ def _check_update(key: bytes, body: bytes) -> tuple[int, None]:
     update = unpack_update(body)
     if key[23:] != _ORDER.pack(update.token, update.seq) or not isinstance(update.data, bytes):
         raise ValueError("key and body disagree")
+    _check_mark(update.mark)
     return 1, None
+
+
+def _check_mark(mark: Mark) -> None:
+    if type(mark.epoch) is not int or type(mark.number) is not int:
+        raise ValueError("whole numbers expected")
 
 
 def _check_history(key: bytes, body: bytes) -> tuple[int, History]:

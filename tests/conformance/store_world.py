@@ -13,8 +13,10 @@ import trio.testing
 
 from onyxq.facts import (
     COMPLETED,
+    UNMARKED,
     Completion,
     History,
+    Mark,
     Row,
     completion_row,
     first_of,
@@ -79,9 +81,9 @@ def tasks(first: bytes, count: int, **header: Any) -> Row:
     return task_row(first, pack_task({"queue": "mail", **header}, payloads))
 
 
-def done(first: bytes, count: int, *, token: int = 10, outcome: int = COMPLETED) -> Row:
+def done(first: bytes, count: int, *, token: int = 10, outcome: int = COMPLETED, mark: Mark = UNMARKED) -> Row:
     """A completion row."""
-    return completion_row(first, Completion(token, count, outcome, NOW_MS, []))
+    return completion_row(first, Completion(token, count, outcome, NOW_MS, [], mark))
 
 
 def completion_of(row: Row, maker: int) -> Row:

@@ -21,6 +21,7 @@ from onyxq.facts import (
     RETRIED,
     TASK,
     UPDATE,
+    Mark,
     Row,
     Update,
     first_of,
@@ -42,6 +43,7 @@ from tests.conformance.store_world import (
     World,
     completion_of,
     counts,
+    digests,
     done,
     event,
     first_id,
@@ -81,14 +83,56 @@ async def test_putting_a_row_again_changes_nothing(world: World) -> None:
         assert (store.counts(3), store.hours(3), store.ready(3, "mail")) == before
 
 
+def two_values() -> dict[str, tuple[Row, Row]]:
+    """Rows under one key by name: the one that stays, and the other."""
+    first, late = first_id(), Mark(3, 1)
+    return {
+        "a longer task run": (tasks(first, 3), tasks(first, 2)),
+        "a longer task run of another queue": (tasks(first, 3, queue="a", priority=4), tasks(first, 1, queue="b")),
+        "a completion by a later leader": (
+            done(first, 2, outcome=FAILED, mark=late),
+            done(first, 2, mark=Mark(2, 90)),
+        ),
+        "a later completion by the same leader": (done(first, 2, outcome=FAILED, mark=late), done(first, 2)),
+        "an update by a later leader": (
+            update_row(first, Update(1, 0, NOW_MS - 5, b"a", late)),
+            update_row(first, Update(1, 0, NOW_MS, b"zz", Mark(2, 7))),
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", two_values())
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("together", [True, False])
 @in_trio
-async def test_the_first_row_of_a_key_stays(world: World) -> None:
-    """Another sound value under the same key is ignored."""
-    row, other = tasks(first_id(), 3), tasks(first_id(), 2)
+async def test_of_two_values_under_a_key_one_stays(world: World, *, name: str, order: int, together: bool) -> None:
+    """Whichever comes first, in one batch or two: then nothing tells that there was another."""
+    kept, other = two_values()[name]
+    rows = [tasks(first_id(), 4, queue="q")] * (kept.key[2:3] != TASK)
     async with world.store() as store:
-        await put(store, row)
-        assert (await put(store, other)).new_rows == 0
-        assert store.get(row.key) == row.value
+        await put(store, *rows)
+        if together:
+            await put(store, *(kept, other)[::order])
+        else:
+            for row in (kept, other)[::order]:
+                await put(store, row)
+        assert store.get(kept.key) == kept.value
+        async with World("memory", world.directory).store() as alone:
+            await put(alone, *rows, kept)
+            assert digests(store) == digests(alone)
+            assert {queue: n for queue, n in store.counts(3).items() if any(n)} == alone.counts(3)
+            for queue in ("q", "mail", "a", "b"):
+                assert store.ready(3, queue) == alone.ready(3, queue)
+
+
+@in_trio
+async def test_a_task_has_one_outcome_when_marks_disagree_with_tokens(world: World) -> None:
+    """The completion with the highest mark counts, whatever the tokens and their cut."""
+    async with world.store() as store:
+        await put(store, tasks(first_id(0), 6))
+        await put(store, done(first_id(0), 4, token=9, mark=Mark(1, 5)))
+        await put(store, done(first_id(2), 4, token=5, outcome=FAILED, mark=Mark(2, 1)))
+        assert store.counts(3) == {"mail": counts(total=6, completed=2, failed=4)}
 
 
 @in_trio
@@ -303,7 +347,7 @@ async def test_a_completion_may_come_before_its_task(world: World) -> None:
 
 
 @in_trio
-async def test_the_highest_token_decides_the_outcome(world: World) -> None:
+async def test_the_highest_token_decides_the_outcome_under_equal_marks(world: World) -> None:
     """Whichever completion arrives first."""
     low, high = done(first_id(2), 4, token=5), done(first_id(0), 4, token=7, outcome=FAILED)
     async with world.store() as store:
@@ -453,7 +497,9 @@ async def test_leaves_add_up_to_hours_and_keys_to_leaves(world: World) -> None:
                 sum(leaf.rows for leaf in leaves.values()), sum(leaf.total for leaf in leaves.values()) % 2**64
             )
             for leaf, found in leaves.items():
-                keys = list(store.keys(3, hour, leaf))
+                listed = list(store.keys(3, hour, leaf))
+                assert all(store.get(key)[-4:] == checksum for key, checksum in listed)
+                keys = [key for key, _ in listed]
                 assert keys == sorted(keys)
                 assert len(keys) == found.rows
                 assert all(ms_of(first_of(key)) // 3_600_000 == hour for key in keys)
@@ -468,9 +514,9 @@ async def test_keys_may_be_iterated_while_rows_are_written(world: World) -> None
         await put(store, *(tasks(first_id(i), 1) for i in range(5)), done(first_id(0), 1))
         ((hour, _),) = store.hours(3).items()
         ((leaf, _),) = store.leaves(3, hour).items()
-        keys: Iterator[bytes] = store.keys(3, hour, leaf)
+        keys: Iterator[tuple[bytes, bytes]] = store.keys(3, hour, leaf)
         seen = [next(keys)]
         await put(store, tasks(first_id(9), 1))
         seen += keys
-        assert {key[2:3] for key in seen} == {TASK, COMPLETION}
-        assert set(seen) >= {key_of(TASK, first_id(i)) for i in range(5)}
+        assert {key[2:3] for key, _ in seen} == {TASK, COMPLETION}
+        assert {key for key, _ in seen} >= {key_of(TASK, first_id(i)) for i in range(5)}

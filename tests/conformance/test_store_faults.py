@@ -15,11 +15,15 @@ import trio.testing
 from onyxq.errors import Conflict, Corrupt, StoreFailed
 from onyxq.facts import (
     EXPIRED,
+    FAILED,
     TASK,
+    Mark,
     Row,
+    completion_row,
     key_of,
     pack_task,
     task_row,
+    unpack_completion,
 )
 from onyxq.store.interface import Batch, Written
 from simulation.disk import SimulatedDisk
@@ -27,6 +31,7 @@ from tests.conformance.store_world import (
     NOW_MS,
     AnyStore,
     World,
+    completion_of,
     digests,
     done,
     event,
@@ -60,7 +65,7 @@ def rot(world: World, key: bytes) -> None:
     with lmdb.open(str(world.directory), max_dbs=16, lock=False) as env, env.begin(write=True) as txn:
         rows = env.open_db(b"rows", txn)
         value = bytearray(txn.get(key, db=rows) or b"")
-        value[41] ^= 1
+        value[41 % len(value)] ^= 1
         txn.put(key, bytes(value), db=rows)
 
 
@@ -82,6 +87,56 @@ async def test_a_flipped_bit_is_told_and_repaired_by_the_sound_row(world: World)
         await put(store, row)
         assert store.task_row(first_id(1)) == (first_id(0), row.value[:-4])
         assert digests(store) == sound
+
+
+@in_trio
+async def test_a_damaged_row_gives_way_to_another_sound_value(world: World) -> None:
+    """Digests are as if the sound one had been the only one."""
+    old, new = done(first_id(0), 2, mark=Mark(1, 1)), done(first_id(0), 2, outcome=FAILED, mark=Mark(2, 1))
+    rows: list[Row] = []
+    for maker, kept in ((7, old), (8, new)):
+        damaged, sound = completion_of(new, maker), completion_of(kept, maker)
+        rows += [tasks(first_id(0, maker=maker), 4), sound]
+        async with world.store() as store:
+            await put(store, rows[-2], damaged)
+        rot(world, damaged.key)
+        async with world.store() as store:
+            await put(store, sound)
+            assert store.get(sound.key) == sound.value
+    async with world.store() as store, World("memory", world.directory).store() as alone:
+        await put(alone, *rows)
+        assert digests(store) == digests(alone)
+        assert store.counts(3) == alone.counts(3)
+
+
+@in_trio
+async def test_scrubbing_finds_what_rotted(world: World) -> None:
+    """In pages, all rows; reading notes them too, and nothing else is noted."""
+    rows = [tasks(first_id(counter), 1) for counter in range(0, 40, 4)] + [done(first_id(4), 1)]
+    async with world.store() as store:
+        await put(store, *rows)
+    rot(world, rows[3].key)
+    async with world.store() as store:
+        assert store.damaged == set()
+        after, pages = store.scrub(b"", 100), 1
+        while after:
+            after, pages = store.scrub(after, 100), pages + 1
+        assert pages > 3
+        assert store.damaged == {rows[3].key}
+    async with world.store() as store:
+        with pytest.raises(Corrupt):
+            store.covering(TASK, first_id(12))
+        assert store.damaged == {rows[3].key}
+
+
+@in_trio
+async def test_completions_gives_those_of_a_stretch(world: World) -> None:
+    """All of them, and none of its neighbours."""
+    mine = [done(first_id(1024), 3), done(first_id(1025), 1, token=12), done(first_id(2047), 1)]
+    async with world.store() as store:
+        await put(store, *mine, done(first_id(1023), 1), done(first_id(2048), 1), tasks(first_id(1024), 1))
+        found = store.completions(first_id(1024))
+        assert [completion_row(first, unpack_completion(body)) for first, body in found] == sorted(mine)
 
 
 @in_trio

@@ -19,7 +19,7 @@ from onyxq.errors import OlderThanCluster, TooLarge
 from onyxq.invariants import violations
 from onyxq.log.codec import RawEntry, decode_record, encode_entry, encode_record
 from onyxq.log.interface import Record
-from onyxq.replica import EMPTY, LOG_TIME_STEP_MAX_MS, SEGMENT_POSITIONS, Replica
+from onyxq.replica import EMPTY, SEGMENT_POSITIONS, Replica
 from onyxq.step import step
 from tests.entries.world import CLUSTER_ID, START_MS, World, created, creation, joining
 
@@ -123,9 +123,7 @@ def test_bytes_that_are_no_record_only_advance_the_position(data: bytes) -> None
     done = world.append(data)
     assert done.problem == stepping.NOT_A_RECORD
     assert done.replica.position == before.position + 1
-    assert evolve(done.replica, position=before.position, log_time_ms=0, ctime_ms=0) == evolve(
-        before, log_time_ms=0, ctime_ms=0
-    )
+    assert evolve(done.replica, position=before.position) == before
 
 
 @settings(max_examples=300, deadline=None)
@@ -219,19 +217,7 @@ def test_a_peer_that_left_is_outside_from_the_next_entry_on() -> None:
     assert world.verdicts("b", leave_cluster.Args("b", ""), gc.Args()) == ["applied", stepping.NOT_IN_RING]
 
 
-# --- log time ------------------------------------------------------------------
-
-
-def test_log_time_rises_with_the_znodes_ctime_within_bounds() -> None:
-    """By what the ctime rose: never back, never over 5 s at once, whatever the clock does."""
-    replica = EMPTY
-    times = [START_MS, START_MS + 700, START_MS - 9_000, START_MS - 8_900, START_MS + 10**9, START_MS + 10**9 + 1]
-    rises = []
-    for position, ctime_ms in enumerate(times):
-        after = step(replica, Record(position, ctime_ms, b"")).replica
-        rises.append(after.log_time_ms - replica.log_time_ms)
-        replica = after
-    assert rises == [LOG_TIME_STEP_MAX_MS, 700, 0, 100, LOG_TIME_STEP_MAX_MS, 1]
+# --- positions ------------------------------------------------------------------
 
 
 def test_positions_go_on_in_the_next_segment() -> None:
@@ -239,15 +225,6 @@ def test_positions_go_on_in_the_next_segment() -> None:
     world = created("a")
     data = raw_record(["gc", 1, []], world=world)
     assert step(world.now, Record(SEGMENT_POSITIONS, START_MS, data)).replica.snapshot.position == SEGMENT_POSITIONS
-
-
-def test_a_writers_clock_skew_is_noted() -> None:
-    """Once it moved by more than jitter."""
-    world = created("a")
-    world.submit("a", gc.Args(), clock_ahead_ms=stepping.SKEW_STEP_MS)
-    assert world.now.peers["a"].clock_skew_ms == 0
-    world.submit("a", gc.Args(), clock_ahead_ms=9_000)
-    assert world.now.peers["a"].clock_skew_ms == 9_000
 
 
 # --- bytes ---------------------------------------------------------------------

@@ -198,7 +198,7 @@ class Live:
         body = pack_task({"queue": queue}, [b"x"])
         with Wire(self.address) as wire:
             first = fresh_id(7)
-            assert wire.call("enqueue", {"runs": [[first, body]], "w": None}) == {"acks": [1]}
+            assert wire.call("enqueue", {"runs": [[first, body]], "w": None})["acks"] == [1]
             ((token, _, _, claimed, _),) = wire.call("claim", claim_of(queue, wait_ms=2_000))["claims"]
             assert claimed == first
             assert wire.call("complete", {"items": [[first, 1, token, None, [b"ok"]]]}) == {"results": [[]]}

@@ -182,7 +182,7 @@ async def test_a_damaged_run_does_not_keep_the_others_back() -> None:
         service._claim = grant  # type: ignore[method-assign]
         claims = (await client.post("/v1/claims", json={"queues": ["a"], "max": 2})).json()["claims"]
         assert [claim["task"]["id"] for claim in claims] == [good.hex()]
-        check_problem(await client.post("/v1/claims", json={"queues": ["a"], "max": 1}), 500, code="corrupt")
+        check_problem(await client.post("/v1/claims", json={"queues": ["a"], "max": 1}), 503, code="corrupt")
 
 
 @on_trio

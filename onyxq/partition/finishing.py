@@ -1,0 +1,68 @@
+"""Completions as a leader writes and reads them: adjacent ones as one fact, the one that counts of several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from onyxq import facts
+from onyxq.facts import Completion, Row
+from onyxq.ids import Run, TaskId, mask_of, offset_of, runs_of, stretch_of
+from onyxq.store.interface import Store
+
+
+class Finish(NamedTuple):
+    """A completion or dead letter to write for the tasks ``bits`` of a stretch."""
+
+    run: Run
+    token: int
+    outcome: int
+    results: list[bytes | None]
+    rows: Sequence[Row] | None = None
+    """Of tasks that are finished already: the rows that say so; no other is made."""
+
+
+def merged(finishes: Iterable[Finish]) -> list[Finish]:
+    """Adjacent finishes of one token and outcome as one, so that they become one fact."""
+    out: list[Finish] = []
+    for finish in sorted(finishes, key=lambda one: (one.run.first, one.token)):
+        if out:
+            last = out[-1]
+            follows = (
+                stretch_of(last.run.first) == stretch_of(finish.run.first)
+                and offset_of(last.run.first) + last.run.count == offset_of(finish.run.first)
+                and (last.token, last.outcome, bool(last.results))
+                == (finish.token, finish.outcome, bool(finish.results))
+            )
+            if follows:
+                out[-1] = last._replace(
+                    run=Run(last.run.first, last.run.count + finish.run.count), results=last.results + finish.results
+                )
+                continue
+        out.append(finish)
+    return out
+
+
+def completions_of(store: Store, run: Run) -> list[tuple[TaskId, Completion]]:
+    """The completions that count of the finished tasks among a run's, cut to them."""
+    stretch = stretch_of(run.first)
+    found = [(first, facts.unpack_completion(body)) for first, body in store.completions(stretch)]
+    found.sort(key=lambda one: (one[1].mark, one[1].token, one[0], one[1].count), reverse=True)
+    parts = []
+    rest = mask_of(*run)
+    for first, done in found:
+        mine = rest & mask_of(first, done.count)
+        rest &= ~mine
+        for part in runs_of(stretch, mine):
+            parts.append((part.first, done.part(offset_of(part.first) - offset_of(first), part.count)))
+    return parts
+
+
+def holds_other(store: Store, run: Run, results: list[bytes | None]) -> bool:
+    """Whether one of a run's finished tasks has another result than it would be given."""
+    given = results or [None] * run.count
+    for first, done in completions_of(store, run):
+        start = offset_of(first) - offset_of(run.first)
+        if given[start : start + done.count] != (done.results or [None] * done.count):
+            return True
+    return False

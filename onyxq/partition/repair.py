@@ -1,0 +1,122 @@
+"""Repair: rows that do not match their checksum are found and fetched from another holder.
+
+Whoever reads a damaged row notes it in the store; besides, every row is read once in a
+while, a little at a time, so that rot is found while the other copies are still sound.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import trio
+
+from onyxq.errors import OnyxqError
+from onyxq.facts import Row, partition_of_key, rank, sealed
+from onyxq.partition.cohort import checked_rows
+from onyxq.placement import holders
+from onyxq.replica import Replica
+from onyxq.store.interface import Batch, Piece, Store
+
+LOOK_EVERY_S = 1.0
+SCRUB_BYTES = 1024 * 1024
+"""Bytes of rows that are checked at each look."""
+SCRUB_PAUSE_S = 60.0
+"""From the end of one round through all rows to the next."""
+RETRY_EVERY_S = 10.0
+REPAIR_ROWS = 256
+REPAIR_TIMEOUT_S = 10.0
+
+log = logging.getLogger(__name__)
+
+
+class RepairHost(Protocol):
+    """What repairing needs of its node."""
+
+    node_id: str
+    store: Store
+    replica: Replica
+
+    async def call(self, node: str, method: str, args: dict[str, Any], *, timeout_s: float) -> Any:
+        """Call a method of another node; raises `Unavailable`."""
+        ...
+
+    def pieces_added(self, pieces: Sequence[Piece]) -> None:
+        """New ready pieces are in the store."""
+        ...
+
+    def repaired(self, partition: int, rows: int) -> None:
+        """Rows of a partition can be read again."""
+        ...
+
+
+class Repair:
+    """See the module's first paragraph."""
+
+    def __init__(self, host: RepairHost) -> None:
+        self._host = host
+        self._after = b""
+        self._scrub_at_s = 0.0
+        self._told: dict[bytes, float] = {}
+        """Damaged rows that could not be repaired, and when to try again."""
+
+    async def run(self) -> None:
+        """Look for damaged rows and repair them until cancelled."""
+        while True:
+            await trio.sleep(LOOK_EVERY_S)
+            if trio.current_time() >= self._scrub_at_s:
+                self._after = self._host.store.scrub(self._after, SCRUB_BYTES)
+                if not self._after:
+                    self._scrub_at_s = trio.current_time() + SCRUB_PAUSE_S
+            if self._host.store.damaged:
+                await self._repair()
+
+    async def _repair(self) -> None:
+        store, damaged = self._host.store, self._host.store.damaged
+        for key in sorted(damaged):
+            value = store.get(key)
+            if value is None or sealed(key, value):
+                damaged.discard(key)  # dropped, or repaired by anti-entropy
+        now_s = trio.current_time()
+        self._told = {key: at_s for key, at_s in self._told.items() if key in damaged}
+        by_partition: dict[int, list[bytes]] = {}
+        for key in sorted(damaged):
+            if key not in self._told:
+                log.error("the row of kind %r at task %s is damaged", key[2:3], key[3:23].hex())
+            if self._told.get(key, 0.0) <= now_s:
+                self._told[key] = now_s + RETRY_EVERY_S
+                by_partition.setdefault(partition_of_key(key), []).append(key)
+        for partition, keys in by_partition.items():
+            for start in range(0, len(keys), REPAIR_ROWS):
+                await self._fetch(partition, keys[start : start + REPAIR_ROWS])
+
+    async def _fetch(self, partition: int, keys: list[bytes]) -> None:
+        """Ask every holder: one that is not up to date may hold what another leader had made of a row."""
+        host = self._host
+        placed = host.replica.partitions.get(partition)
+        found: dict[bytes, Row] = {}
+        for node in holders(placed) if placed is not None else ():
+            if node == host.node_id:
+                continue
+            try:
+                given = await host.call(node, "cohort.rows", {"keys": keys}, timeout_s=REPAIR_TIMEOUT_S)
+                for row in checked_rows(given, partition):
+                    known = found.setdefault(row.key, row)
+                    found[row.key] = max(known, row, key=lambda one: rank(*one))
+            except OnyxqError as error:
+                log.info("node %s repairs nothing of partition %d: %s", node, partition, error.message)
+        await self._keep(partition, [found[key] for key in keys if key in found])
+
+    async def _keep(self, partition: int, rows: Sequence[Row]) -> None:
+        if not rows:
+            return
+        try:
+            written = await self._host.store.write(Batch(rows=rows))
+        except OnyxqError as error:
+            log.warning("partition %d: damaged rows cannot be repaired now: %s", partition, error.message)
+            return
+        self._host.pieces_added(written.pieces)
+        self._host.store.damaged.difference_update(row.key for row in rows)
+        log.warning("partition %d: %d damaged rows were repaired", partition, len(rows))
+        self._host.repaired(partition, len(rows))

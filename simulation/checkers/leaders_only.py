@@ -1,0 +1,41 @@
+"""Claims are changed by the leader that serves a partition, under the epoch it leads with, and by nobody else.
+
+The checker follows leaders and epochs through the log by what entries were applied to,
+and does not ask the entries that change claims.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from attrs import define
+
+from log_entries import expire_claims, grant_claims, release_claims, renew_claims
+from onyxq.entry import APPLIED
+from onyxq.replica import Replica
+from onyxq.step import Step
+from simulation.checkers import Checker
+
+CLAIM_ENTRIES = (grant_claims.Args, renew_claims.Args, release_claims.Args, expire_claims.Args)
+
+
+@define(eq=False)
+class LeadersOnly(Checker):
+    """See the module's first paragraph."""
+
+    name: ClassVar[str] = "leaders only"
+
+    def step(self, before: Replica, step: Step) -> None:
+        """Compare the entries about claims with who led before the record, or leads after it."""
+        for outcome in step.outcomes:
+            args = outcome.args
+            if outcome.verdict != APPLIED or not isinstance(args, CLAIM_ENTRIES):
+                continue
+            placed = [
+                one.partitions[args.partition] for one in (before, step.replica) if args.partition in one.partitions
+            ]
+            if not any((one.leader, one.epoch, one.ready) == (step.peer, args.epoch, True) for one in placed):
+                raise self.broken(
+                    f"{outcome.name} of {step.peer} for partition {args.partition} under {args.epoch} was applied "
+                    f"at position {step.replica.position}, where {placed[-1].leader} leads under {placed[-1].epoch}"
+                )

@@ -1,0 +1,96 @@
+"""Rows that rot on a disk are found, never delivered, and repaired from another holder."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from onyxq.facts import COMPLETION, TASK
+from onyxq.partition.repair import SCRUB_PAUSE_S
+from simulation.world import Options, SimulatedNode, World, simulate
+
+ONE = Options(partitions=1, clock_offset_ms=0)
+
+
+def leader_of(world: World) -> SimulatedNode:
+    """The node that leads the only partition, as the log says."""
+    leader = world.audit.replica.partitions[0].leader
+    return next(node for node in world.nodes if node.peer_id == leader)
+
+
+def rot(node: SimulatedNode, kind: bytes, *, bit: int) -> list[bytes]:
+    """Flip a bit in every row of a kind; their keys."""
+    keys = [key for key in node.disk.row_keys() if key[2:3] == kind]
+    assert keys
+    for key in keys:
+        assert node.disk.rot(key, bit=bit)
+        assert not node.disk.sound(key)
+    return keys
+
+
+@pytest.mark.parametrize("bit", [3, 40, 200, 380])
+def test_a_damaged_task_is_granted_with_its_payload_once_it_is_repaired(bit: int) -> None:
+    """Whatever part of the row it hits: lengths, header, checksums, payload."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = await client.enqueue("q", [b"payload %d" % number for number in range(8)])
+            keys = rot(leader_of(world), TASK, bit=bit)
+            claims = []
+            while len(claims) < len(tasks):
+                claims += await client.claim("q", maximum=8, wait_ms=10_000)
+            for claim in claims:
+                assert claim.data == world.history.enqueued[claim.id].data
+                await client.complete(claim)
+            assert all(leader_of(world).disk.sound(key) for key in keys)
+
+    simulate(workload, seed=1, options=ONE)
+
+
+def test_a_damaged_completion_is_read_from_the_others_and_repaired() -> None:
+    """Readers get the result, and soon the row is sound."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            (task,) = await client.enqueue("q", [b"x"])
+            (claim,) = await client.claim("q", wait_ms=10_000)
+            await client.complete(claim, b"result")
+            await trio.sleep(1)
+            keys = rot(leader_of(world), COMPLETION, bit=100)
+            assert (await client.client.get(task)).result == b"result"
+            await trio.sleep(3)
+            assert all(leader_of(world).disk.sound(key) for key in keys)
+
+    simulate(workload, seed=1, options=ONE)
+
+
+def test_what_nobody_reads_is_found_by_scrubbing() -> None:
+    """Also on a follower, whose digests say that all is well."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            await client.enqueue("q", [b"%d" % number for number in range(8)])
+            await trio.sleep(1)
+            follower = next(node for node in world.nodes if node is not leader_of(world))
+            keys = rot(follower, TASK, bit=300)
+            await trio.sleep(SCRUB_PAUSE_S + 60)
+            assert all(follower.disk.sound(key) for key in keys)
+
+    simulate(workload, seed=1, options=ONE)
+
+
+def test_a_row_whose_checksum_rots_is_repaired_too() -> None:
+    """The last bits of a value are the checksum itself."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            await client.enqueue("q", [b"%d" % number for number in range(8)])
+            node = leader_of(world)
+            (key,) = {key for key in node.disk.row_keys() if key[2:3] == TASK}
+            node.disk.rot(key, bit=-5)
+            got = 0
+            while got < 8:
+                got += len(await client.claim("q", maximum=8, wait_ms=10_000))
+            assert node.disk.sound(key)
+
+    simulate(workload, seed=1, options=ONE)
