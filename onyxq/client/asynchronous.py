@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 
 from onyxq.client.claims import Claim, ClaimBatch, Claims
 from onyxq.client.enqueuing import NOW, Enqueuer, Policy, When
@@ -140,6 +141,7 @@ class AsyncClient:
     async def make_ids(self, count: int, *, delay_ms: int = 0, at_ms: int | None = None) -> Ids:
         """Fresh ids to enqueue under; the tasks will be due at the time given here."""
         await self._pool.loaded_routes(self._until(None))
+        await anyio.lowlevel.checkpoint()  # a loop around this call must not keep everything else from running
         return self._enqueuer.make_ids(count, when=When.of(delay_ms, at_ms))
 
     async def get(self, id: bytes | str, *, seen_token: int | None = None, seen_seq: int | None = None) -> Task:
