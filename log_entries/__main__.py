@@ -1,4 +1,7 @@
-"""Prints the reference page of all entries as reStructuredText, made from the registry."""
+"""Prints the reference page of all entries as reStructuredText, made from the registry.
+
+``--installed``: also those of the extensions that are installed here.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,18 @@ import typing
 import attrs
 
 from log_entries.registry import ENTRIES
-from onyxq.entry import Entry
+from onyxq.entry import Entries, Entry
+from onyxq.extensions import installed
 
 
-def page() -> str:
+def page(entries: Entries = ENTRIES) -> str:
     """The whole page."""
     title = "Log entries"
     intro = (
         "Every way in which the replica changes. This page is printed by ``python -m log_entries`` from the\n"
         "registry; each section is the docstring of the entry's module."
     )
-    return "\n".join([title, "=" * len(title), "", intro, "", *map(section, ENTRIES.values())])
+    return "\n".join([title, "=" * len(title), "", intro, "", *map(section, entries.values())])
 
 
 def section(entry: Entry) -> str:
@@ -35,11 +39,20 @@ def section(entry: Entry) -> str:
             "",
             f":Version: {entry.version}",
             f":Obligation: {'yes' if entry.owed else 'no'}",
+            *_of_extension(entry),
             ":Arguments:" + ("" if rows else " none"),
             *rows,
             "",
         ]
     )
+
+
+def _of_extension(entry: Entry) -> list[str]:
+    """What only entries of extensions have."""
+    if not entry.extension:
+        return []
+    submitted, doing = (("no", "yes")[bool(part)] for part in (entry.submitted, entry.duties))
+    return [f":Extension: {entry.extension}", f":Submitted by clients: {submitted}", f":Duties: {doing}"]
 
 
 def _kind(kind: typing.Any) -> str:
@@ -50,4 +63,4 @@ def _kind(kind: typing.Any) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(page())
+    sys.stdout.write(page(installed() if "--installed" in sys.argv[1:] else ENTRIES))

@@ -19,6 +19,8 @@ VERSION = 1
 NAME_CHARACTERS_MAX = 200
 REPLICAS_MAX = 9
 TIME_MAX_MS = 86_400_000
+GC_RECORDS_MAX = 100_000_000
+GC_BYTES_MAX = 1 << 40
 
 
 @frozen
@@ -33,6 +35,8 @@ class Args:
     absent_after_ms: int
     yield_after_ms: int
     enabled: PMap[str, int]
+    gc_records: int = 20_000
+    gc_bytes: int = 64 << 20
 
 
 def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
@@ -46,12 +50,16 @@ def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]
         return replica, "bad settings"
     if not all(0 < time_ms <= TIME_MAX_MS for time_ms in times):
         return replica, "bad settings"
+    if not (0 < args.gc_records <= GC_RECORDS_MAX and 0 < args.gc_bytes <= GC_BYTES_MAX):
+        return replica, "bad settings"
     settings = Settings(
         partitions=args.partitions,
         replicas=args.replicas,
         session_timeout_ms=args.session_timeout_ms,
         absent_after_ms=args.absent_after_ms,
         yield_after_ms=args.yield_after_ms,
+        gc_records=args.gc_records,
+        gc_bytes=args.gc_bytes,
     )
     created = evolve(
         replica,

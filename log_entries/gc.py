@@ -1,16 +1,20 @@
 """Compresses the replica and names the peer that snapshots it and trims the log.
 
-Submitted by a member when the log has grown, or on request.  Sets ``snapshot`` to the
-position of this record and its writer, and forgets the outbox numbers of peers that are
-not in the ring any more.
+Owed by the ring's first peer once the log has grown by ``gc_records`` records or ``gc_bytes``
+bytes since the last one, unless that is still under way; submitted by a member on request.
+Sets ``snapshot`` to the position of this record and its writer, and forgets what nobody can
+need again: what was remembered for long enough, and the outbox numbers of peers that left.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from attrs import evolve, frozen
 
 from onyxq.entry import APPLIED, Stamp, Verdict
-from onyxq.replica import Replica, Snapshot
+from onyxq.remembering import forget_departed, forget_old
+from onyxq.replica import Replica, Snapshot, first_peer
 
 VERSION = 1
 
@@ -21,10 +25,17 @@ class Args:
 
 
 def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
-    """Forget what nobody can need again."""
-    outbox = replica.outbox.evolver()
-    for peer in sorted(replica.outbox):
-        if peer not in replica.peers:
-            del outbox[peer]
-    snapshot = Snapshot(position=stamp.position, peer=stamp.peer)
-    return evolve(replica, outbox=outbox.persistent(), snapshot=snapshot), APPLIED
+    """Forget what nobody can need again; one collection takes the place of the one before."""
+    snapshot = Snapshot(position=stamp.position, peer=stamp.peer, finished=False)
+    replica = forget_old(forget_departed(replica))
+    return evolve(replica, snapshot=snapshot, grown_records=0, grown_bytes=0), APPLIED
+
+
+def owed(replica: Replica, me: str) -> Sequence[Args]:
+    """A collection, if the log has grown by so much."""
+    settings = replica.settings
+    if replica.grown_records < settings.gc_records and replica.grown_bytes < settings.gc_bytes:
+        return ()
+    if not replica.snapshot.finished or first_peer(replica) != me:
+        return ()
+    return (Args(),)

@@ -4,7 +4,8 @@ Submitted by the joiner itself, once its pulse exists.  With nobody in the ring 
 at once.  Else a member that is not stitching anybody (picked by the record's position)
 is to take it in and watches it from now on; with none free it waits in the queue and is
 prepared by the entry that frees a place.  Another peer of the same node, member or
-joining, leaves in the same entry: a node has at most one.
+joining, leaves in the same entry: a node has at most one.  A peer that does not know an
+enabled entry, or not in the enabled version, is refused: it is older than the cluster.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from onyxq.replica import Peer, Replica
 VERSION = 1
 NAME_CHARACTERS_MAX = 200
 SLOTS_MAX = 1 << 16
+OLDER = "older than the cluster"
 
 
 @frozen
@@ -43,16 +45,25 @@ def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]
         return replica, "already joined"
     if args.peer in replica.peers:
         return replica, "already joining"
-    if not 0 < len(args.peer) <= NAME_CHARACTERS_MAX or not 0 < len(args.node) <= NAME_CHARACTERS_MAX:
-        return replica, "bad name"
-    if not 0 <= args.slots <= SLOTS_MAX:
-        return replica, "bad slots"
+    refused = _refused(replica, args)
+    if refused:
+        return replica, refused
     others = sorted(peer.id for peer in replica.peers.values() if peer.node == args.node)
     replica = evolve(replica, peers=replica.peers.set(args.peer, _peer(args)))
     after = replica.ring
     for other in others:
         after = ring.remove(after, other, stamp.position)
     return ring.move(replica, ring.enter(after, args.peer, stamp.position), stamp), APPLIED
+
+
+def _refused(replica: Replica, args: Args) -> Verdict:
+    """What is wrong with the peer, or empty."""
+    if not 0 < len(args.peer) <= NAME_CHARACTERS_MAX or not 0 < len(args.node) <= NAME_CHARACTERS_MAX:
+        return "bad name"
+    if not 0 <= args.slots <= SLOTS_MAX:
+        return "bad slots"
+    older = any(args.versions.get(name, 0) < version for name, version in replica.enabled.items())
+    return OLDER if older else ""
 
 
 def _peer(args: Args) -> Peer:

@@ -6,10 +6,7 @@ are looked for and in which the reference page lists them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType, ModuleType
-
-from pyrsistent import PMap, pmap
+from types import ModuleType
 
 from log_entries import (
     abort_join_cluster,
@@ -17,11 +14,13 @@ from log_entries import (
     create_cluster,
     drain_node,
     expire_claims,
+    finish_gc,
     gc,
     grant_claims,
     leave_cluster,
     notify_join_cluster,
     prepare_join_cluster,
+    raise_minimum,
     ready_partition,
     release_claims,
     renew_claims,
@@ -30,7 +29,7 @@ from log_entries import (
     settle_partition,
     yield_partition,
 )
-from onyxq.entry import Entry, describe
+from onyxq.entry import Entries, describe
 
 MODULES: tuple[ModuleType, ...] = (
     create_cluster,
@@ -42,6 +41,7 @@ MODULES: tuple[ModuleType, ...] = (
     set_slots,
     drain_node,
     replace_node,
+    raise_minimum,
     ready_partition,
     settle_partition,
     yield_partition,
@@ -50,13 +50,11 @@ MODULES: tuple[ModuleType, ...] = (
     release_claims,
     expire_claims,
     gc,
+    finish_gc,
 )
 
-ENTRIES: Mapping[str, Entry] = MappingProxyType({entry.name: entry for entry in map(describe, MODULES)})
-"""Name of an entry -> the entry."""
+ENTRIES = Entries(map(describe, MODULES))
+"""Name of an entry -> the entry; with those of installed extensions: `onyxq.extensions.installed`."""
 
-BY_ARGS: Mapping[type, Entry] = MappingProxyType({entry.args: entry for entry in ENTRIES.values()})
-"""Class of an entry's arguments -> the entry."""
-
-VERSIONS: PMap[str, int] = pmap({entry.name: entry.version for entry in ENTRIES.values()})
+VERSIONS = ENTRIES.versions
 """What a peer of this program announces when it joins: name -> highest version known."""

@@ -1,12 +1,28 @@
-"""Functions for scripts: one call, one connection (design: interfaces)."""
+"""Functions for scripts: one call, one connection (design: interfaces).
+
+Each takes ``connect="HOST:PORT"``, any peer or several with commas between them, or
+``zookeeper=HOSTS`` with ``cluster``: then a peer is found there by its pulse.
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import anyio
+import anyio.to_thread
 from attrs import frozen
 
-from onyxq.client import Client
+from onyxq import following
+from onyxq.client import AsyncClient, Client, Submitted
+from onyxq.discovery import peers
+from onyxq.errors import OnyxqError
+from onyxq.following import Event, LogEntry
 
 GC_TIMEOUT_MS = 600_000
+ASK_TIMEOUT_MS = 20_000
 
 
 @frozen
@@ -18,11 +34,129 @@ class GcReport:
     origin_bytes: int
 
 
-def gc(connect: str = "127.0.0.1:7400", *, token: str | None = None) -> GcReport:
+def gc(
+    connect: str | None = None, *, zookeeper: str | None = None, cluster: str = "main", token: str | None = None
+) -> GcReport:
     """Compress the replica and trim the log, through any peer; returns once it is trimmed.
 
     Raises `Unavailable` or `TimedOut`.
     """
-    with Client(connect, token=token) as client:
+    with Client(peers(connect, zookeeper, cluster), token=token) as client:
         found = client.call("gc", {}, timeout_ms=GC_TIMEOUT_MS)
     return GcReport(found["position"], found["trimmed"], found["origin_bytes"])
+
+
+def submit_entry(
+    entry: str,
+    args: Mapping[str, Any] | Sequence[Any] | None = None,
+    connect: str | None = None,
+    *,
+    zookeeper: str | None = None,
+    cluster: str = "main",
+    token: str | None = None,
+) -> Submitted:
+    """Append an entry of an extension to the log, through any peer; see `Client.submit_entry`."""
+    with Client(peers(connect, zookeeper, cluster), token=token) as client:
+        return client.submit_entry(entry, args)
+
+
+def extension(
+    name: str,
+    connect: str | None = None,
+    *,
+    seen: int | None = None,
+    zookeeper: str | None = None,
+    cluster: str = "main",
+    token: str | None = None,
+) -> Any:
+    """The state of an extension, not older than the position ``seen``; raises `NotFound`."""
+    with Client(peers(connect, zookeeper, cluster), token=token) as client:
+        return client.extension(name, seen=seen)
+
+
+def subscribe(
+    start: int | None = None,
+    connect: str | None = None,
+    *,
+    zookeeper: str | None = None,
+    cluster: str = "main",
+    token: str | None = None,
+) -> Iterator[Event]:
+    """Every log entry from position ``start`` (default: from now) on, for ever.
+
+    Each item is ``(position, entry, verdict, diff)``: the entry (its ``str`` is a sentence),
+    what became of it, and all that differs in the replica since the item before, as a tuple
+    of `onyxq.diff.Change`.  It goes on when peers die and connections break.  Where it
+    would need records that are trimmed, it yields the entry ``set_replica``, which no
+    record holds, with the difference to the origin, and goes on behind that.
+
+    Raises `Unavailable` if no peer can be reached at the start, and `OlderThanCluster` at an
+    entry that is not installed here.
+    """
+    pauses = _Pauses()
+    with Client(peers(connect, zookeeper, cluster), token=token) as client:
+
+        def call(method: str, args: dict[str, Any]) -> Any:
+            while True:
+                try:
+                    answer = client.call(method, args, timeout_ms=ASK_TIMEOUT_MS)
+                except following.PASSING as error:
+                    time.sleep(pauses.after(error))
+                else:
+                    return pauses.answered(answer)
+
+        yield from following.drive(following.follow(start), call)
+
+
+@asynccontextmanager
+async def subscribe_async(
+    start: int | None = None,
+    connect: str | None = None,
+    *,
+    zookeeper: str | None = None,
+    cluster: str = "main",
+    token: str | None = None,
+) -> AsyncIterator[AsyncIterator[Event]]:
+    """As `subscribe`, on trio and asyncio::
+
+    async with api.subscribe_async(start) as events:
+        async for position, entry, verdict, diff in events: ...
+    """
+    pauses = _Pauses()
+    addresses = await anyio.to_thread.run_sync(peers, connect, zookeeper, cluster)
+    async with AsyncClient(addresses, token=token) as client:
+
+        async def call(method: str, args: dict[str, Any]) -> Any:
+            while True:
+                try:
+                    answer = await client.call(method, args, timeout_ms=ASK_TIMEOUT_MS)
+                except following.PASSING as error:
+                    await anyio.sleep(pauses.after(error))
+                else:
+                    return pauses.answered(answer)
+
+        # Nothing stays open in the generator between two events, so it may be left at any of them.
+        async with aclosing(following.drive_async(following.follow(start), call)) as events:
+            yield events
+
+
+class _Pauses:
+    """How long to wait before a question is asked again; a first question is not."""
+
+    def __init__(self) -> None:
+        self._pause_s: float | None = None
+
+    def answered(self, answer: Any) -> Any:
+        """The answer; from here on errors that pass are waited out."""
+        self._pause_s = following.PAUSE_FIRST_S
+        return answer
+
+    def after(self, error: OnyxqError) -> float:
+        """Seconds to wait; raises the error if nobody has answered yet."""
+        if self._pause_s is None:
+            raise error
+        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, following.PAUSE_MAX_S)
+        return pause_s
+
+
+__all__ = ["Event", "GcReport", "LogEntry", "gc", "subscribe", "subscribe_async"]

@@ -33,13 +33,16 @@ SETTINGS: Mapping[str, Known] = {
     "cluster": Known("main", "name of the cluster"),
     "zookeeper": Known(None, "HOST:PORT,... of ZooKeeper; the embedded log without"),
     "data": Known("onyxq-data", "data directory of the node"),
+    "archive": Known(None, "directory that keeps what a collection trims; nothing is kept without"),
     "listen": Known("127.0.0.1:7400", "HOST:PORT for clients and other peers"),
-    "http": Known("127.0.0.1:7480", "HOST:PORT for HTTP and the dashboard, or `off`"),
+    "http": Known("127.0.0.1:7480", "HOST:PORT for HTTP, or `off`"),
     "zone": Known("", "failure zone of the node"),
     "slots": Known(1, "job slots that the peer offers"),
     "session_timeout_ms": Known(6_000, "silence after which ZooKeeper gives the peer up"),
     "absent_after_ms": Known(60_000, "absence after which copies are made elsewhere; for a new cluster"),
     "yield_after_ms": Known(5_000, "trouble after which a leader yields; for a new cluster"),
+    "gc_records": Known(20_000, "records after which the log is collected; for a new cluster"),
+    "gc_bytes": Known(64 << 20, "bytes of records after which the log is collected; for a new cluster"),
 }
 """Every setting. ``--data`` of ``onyxq dev`` has no default: a directory that goes when it stops."""
 

@@ -6,11 +6,14 @@ task for each one that appears and cancels it when it goes.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import TypeAlias
 
 from attrs import frozen
 
-from onyxq.replica import Replica
+from onyxq.entry import Entries
+from onyxq.errors import ExtensionFailed
+from onyxq.replica import Replica, collector
 from onyxq.ring import watches
 
 
@@ -34,18 +37,42 @@ class Lead:
 
 @frozen
 class Snapshot:
-    """Write the replica at ``position`` as the origin and trim the log behind it."""
+    """Write the replica as the origin, for the ``gc`` at ``position``, and trim the log behind it."""
 
     position: int
 
 
-Duty: TypeAlias = Watch | Lead | Snapshot
+@frozen
+class Extended:
+    """Run what an extension's entry asks for; ``value`` is one of what its ``duties`` gave."""
+
+    entry: str
+    value: Hashable
 
 
-def duties(replica: Replica, me: str) -> frozenset[Duty]:
-    """All that the peer ``me`` must be doing now."""
+Duty: TypeAlias = Watch | Lead | Snapshot | Extended
+
+
+def duties(replica: Replica, me: str, entries: Entries | None = None) -> frozenset[Duty]:
+    """All that the peer ``me`` must be doing now, with what the extensions among ``entries`` ask of it.
+
+    Raises `ExtensionFailed` for a bug in an extension.
+    """
     found: set[Duty] = {Watch(peer) for peer in watches(replica, me)}
     found.update(Lead(number, part.epoch) for number, part in replica.partitions.items() if part.leader == me)
-    if replica.snapshot.peer == me and replica.snapshot.position >= 0:
+    if not replica.snapshot.finished and collector(replica) == me:
         found.add(Snapshot(replica.snapshot.position))
+    if entries is not None and entries.doing and me in replica.ring.members:
+        found.update(_extended(replica, me, entries))
     return frozenset(found)
+
+
+def _extended(replica: Replica, me: str, entries: Entries) -> set[Extended]:
+    found: set[Extended] = set()
+    for entry, find in entries.doing:
+        if entry.name in replica.enabled:
+            try:
+                found.update(Extended(entry.name, value) for value in find(replica, me))
+            except Exception as error:
+                raise ExtensionFailed(f"duties of {entry.name} raised {error!r}") from error
+    return found

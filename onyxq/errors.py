@@ -146,9 +146,27 @@ class ClockWrong(OnyxqError):
 
 
 class OlderThanCluster(OnyxqError):
-    """The cluster uses an entry that this version does not know."""
+    """The cluster has enabled an entry, or a version of one, that this program does not know."""
 
-    code, hint = "older_than_cluster", "Install the version that the other peers run."
+    code, hint = "older_than_cluster", "Install the version, and the extensions, that the other peers run."
+
+
+class NotEnabled(Conflict):
+    """The entry may not be used yet: not every peer in the ring knows it."""
+
+    code, hint = "not_enabled", "It is enabled by itself once every peer of the ring has it installed."
+
+
+class BadExtension(OnyxqError):
+    """An installed extension cannot be loaded."""
+
+    code, hint = "bad_extension", "Correct the extension that the message names, or uninstall it."
+
+
+class ExtensionFailed(OnyxqError):
+    """The pure part of an extension broke its promises: no peer can go on past the entry until it is corrected."""
+
+    code, hint = "extension_failed", "Install a corrected version of the extension on every peer; nothing is lost."
 
 
 class Corrupt(Unavailable):

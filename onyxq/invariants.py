@@ -10,6 +10,7 @@ from collections import Counter
 
 from onyxq import invariants_placement, ring
 from onyxq.replica import START_POSITION, Replica
+from onyxq.snapshot import misfits
 
 
 def violations(replica: Replica) -> list[str]:
@@ -18,6 +19,7 @@ def violations(replica: Replica) -> list[str]:
         *ring_violations(replica),
         *membership_violations(replica),
         *log_violations(replica),
+        *extension_violations(replica),
         *invariants_placement.violations(replica),
     ]
 
@@ -91,3 +93,9 @@ def log_violations(replica: Replica) -> list[str]:
     if replica.cluster is None and (replica.peers or replica.partitions):
         out.append("peers or partitions without a cluster")
     return out
+
+
+def extension_violations(replica: Replica) -> list[str]:
+    """What extensions keep can be packed."""
+    wrong = [(name, misfits(replica.extensions[name])) for name in sorted(replica.extensions)]
+    return [f"the state of extension {name} holds {what}" for name, what in wrong if what]

@@ -34,6 +34,10 @@ class Settings:
     session_timeout_ms: int = 6_000
     absent_after_ms: int = 60_000
     yield_after_ms: int = 5_000
+    gc_records: int = 20_000
+    """Records since the last ``gc`` after which the next one is owed."""
+    gc_bytes: int = 64 << 20
+    """Bytes of records since the last ``gc`` after which the next one is owed."""
 
 
 @frozen
@@ -110,10 +114,26 @@ class Cluster:
 
 @frozen
 class Snapshot:
-    """A ``gc`` entry in progress or done: who snapshots at which position."""
+    """The last ``gc`` entry: who was to snapshot at which position, and what came of it."""
 
     position: int = -1
     peer: str = ""
+    finished: bool = True
+    """Whether the origin is stored and the log trimmed behind it, as far as it could be."""
+    trimmed: int = 0
+    """How many records the collection deleted."""
+    origin_bytes: int = 0
+    """How large the origin is."""
+
+
+@frozen
+class Remembered:
+    """Something that ended, kept for a while so that a repeat of it stays a repeat."""
+
+    until_ms: int
+    """``Replica.clock_ms`` from which on the next ``gc`` forgets it."""
+    answer: Any = None
+    """What a repeat is told."""
 
 
 @frozen
@@ -137,7 +157,13 @@ class Replica:
     enabled: PMap[str, int] = field(factory=pmap)
     outbox: PMap[str, int] = field(factory=pmap)
     """peer -> number of its last applied record."""
+    remembered: PMap[str, Remembered] = field(factory=pmap)
+    """``<kind>/<name>`` -> what is known of something that ended; see `onyxq.remembering`."""
     snapshot: Snapshot = field(factory=Snapshot)
+    grown_records: int = 0
+    """Records of the log since the last ``gc``."""
+    grown_bytes: int = 0
+    """Their bytes."""
     extensions: PMap[str, Any] = field(factory=pmap)
 
     @property
@@ -222,6 +248,15 @@ def first_peer(replica: Replica) -> str:
     """The ring's first peer: the oldest member, which owes what nobody else does."""
     members = [(replica.peers[peer].joined_position, peer) for peer in replica.ring.members]
     return min(members)[1] if members else ""
+
+
+def collector(replica: Replica) -> str:
+    """The peer that owes the collection in progress: the one that its ``gc`` names or, once
+    that left, the ring's first; empty if none is in progress."""
+    taken = replica.snapshot
+    if taken.finished:
+        return ""
+    return taken.peer if taken.peer in replica.ring.members else first_peer(replica)
 
 
 def leader_node(replica: Replica, partition: int) -> Node | None:

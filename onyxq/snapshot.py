@@ -3,47 +3,165 @@
 Canonical: equal replicas give equal bytes in every process, as maps are packed sorted by
 key; so comparing bytes compares replicas.  Extensions may hold msgpack's types, tuples
 and persistent maps.
+
+A replica may hold hundreds of thousands of claims, so packing and building also come in
+slices of a millisecond or so (`packing`, `unpacking`), between which an event loop can do
+other things.
+
+Origins outlive programs.  Classes are packed as lists of their fields, so a new field goes
+to the end and has a default: an origin without it is read with the default, and a program
+that does not know it leaves it out, which loses nothing as long as nothing newer is enabled.
 """
 
 from __future__ import annotations
 
+import hashlib
 import struct
 import types
 import typing
 import zlib
+from collections.abc import Generator, Iterator
 from functools import cache
+from heapq import merge
 from typing import Any
 
 import attrs
 import msgpack
 from pyrsistent import PMap, pmap
 
+from onyxq.entry import INT_MAX, INT_MIN
 from onyxq.errors import Corrupt
 from onyxq.replica import Replica
 
 MAGIC = b"OXQ1"
 COMPRESSION_LEVEL = 3
+DIGEST_BYTES = 16
+SLICE_BYTES = 8 << 10
+"""Packed bytes of a slice, a millisecond or so; the value of one key of a map is never divided."""
+SLICE_KEYS = 1_024
+"""Keys of a map that are looked at in a slice."""
 _CRC = struct.Struct("<I")
 
 
 def pack(replica: Replica) -> bytes:
     """``magic (4) | CRC-32 of the rest (4) | zlib of msgpack`` of the replica."""
-    body = zlib.compress(msgpack.packb(_plain(replica)), COMPRESSION_LEVEL)
-    return MAGIC + _CRC.pack(zlib.crc32(body)) + body
+    return sealed(b"".join(packing(replica)))
 
 
 def unpack(data: bytes) -> Replica:
     """The replica that `pack` packed; raises `Corrupt` if the bytes were damaged."""
+    building = unpacking(data)
+    while True:
+        try:
+            next(building)
+        except StopIteration as done:
+            replica: Replica = done.value
+            return replica
+
+
+def packing(replica: Replica) -> Iterator[bytes]:
+    """What goes into `sealed`, slice by slice (some are empty)."""
+    compress = zlib.compressobj(COMPRESSION_LEVEL)
+    for part in canonical(replica):
+        yield compress.compress(part)
+    yield compress.flush()
+
+
+def sealed(body: bytes) -> bytes:
+    """The snapshot whose compressed bytes `packing` gave."""
+    return MAGIC + _CRC.pack(zlib.crc32(body)) + body
+
+
+def digest(replica: Replica) -> str:
+    """Hexadecimal BLAKE2b-128 of the canonical bytes: equal for equal replicas, in every process."""
+    found = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    for part in canonical(replica):
+        found.update(part)
+    return found.hexdigest()
+
+
+def canonical(replica: Replica) -> Iterator[bytes]:
+    """msgpack of the replica, slice by slice (some are empty): equal replicas give equal bytes."""
+    packer = msgpack.Packer(autoreset=False)
+    packer.pack_array_header(len(_fields(Replica)))
+    for name, _ in _fields(Replica):
+        yield from _pack_map(packer, getattr(replica, name))
+    yield packer.bytes()
+
+
+def _pack_map(packer: msgpack.Packer, value: Any) -> Iterator[bytes]:
+    """Pack a value; a map is packed key by key, and full slices are given away."""
+    if not isinstance(value, PMap):
+        packer.pack(_plain(value))
+        return
+    runs: list[list[Any]] = [[]]
+    for key in value:
+        if len(runs[-1]) == SLICE_KEYS:
+            yield b""
+            runs[-1].sort()
+            runs.append([])
+        runs[-1].append(key)
+    runs[-1].sort()
+    packer.pack_map_header(len(value))
+    for key in merge(*runs):
+        packer.pack(key)
+        yield from _pack_map(packer, value[key])
+        if len(packer.getbuffer()) >= SLICE_BYTES:
+            yield packer.bytes()
+            packer.reset()
+
+
+def unpacking(data: bytes) -> Generator[None, None, Replica]:
+    """Build the replica slice by slice; the generator returns it. Raises `Corrupt`."""
     body = data[8:]
     if len(data) < 8 or data[:4] != MAGIC or _CRC.unpack(data[4:8])[0] != zlib.crc32(body):
         raise Corrupt("the snapshot of the replica does not match its checksum")
+    unpacker = msgpack.Unpacker(strict_map_key=False, max_buffer_size=0)
     try:
-        plain = msgpack.unpackb(zlib.decompress(body), strict_map_key=False)
-        replica = _build(Replica, plain)
+        decompress = zlib.decompressobj()
+        while body and not decompress.eof:
+            unpacker.feed(decompress.decompress(body, 16 * SLICE_BYTES))
+            body = decompress.unconsumed_tail
+            yield
+        found = {}
+        count = unpacker.read_array_header()
+        for name, kind in _fields(Replica)[:count]:
+            found[name] = yield from _build_map(kind, unpacker)
+        replica = Replica(**found)
     except (ValueError, TypeError, KeyError, zlib.error, msgpack.UnpackException) as error:
         raise Corrupt(f"the snapshot of the replica is malformed: {error}") from None
-    assert isinstance(replica, Replica)
     return replica
+
+
+def _build_map(kind: Any, unpacker: msgpack.Unpacker) -> Generator[None, None, Any]:
+    """Build the next value; a map is built key by key. The generator returns it."""
+    if typing.get_origin(kind) is not PMap:
+        return _build(kind, unpacker.unpack())
+    item_kind = typing.get_args(kind)[1]
+    count = unpacker.read_map_header()
+    built: Any = pmap(pre_size=2 * count).evolver()  # of its final size: growing would be a long slice
+    start = unpacker.tell()
+    for _ in range(count):
+        key = unpacker.unpack()
+        built[key] = yield from _build_map(item_kind, unpacker)
+        if unpacker.tell() - start >= SLICE_BYTES:
+            start = unpacker.tell()
+            yield
+    return built.persistent()
+
+
+def misfits(state: Any) -> str:
+    """In words the first part of a state that a snapshot cannot hold; empty if it is fine."""
+    if isinstance(state, PMap):
+        kinds = sorted({type(key).__name__ for key in state})
+        if len(kinds) > 1 or not set(kinds) <= {"int", "str", "bytes"}:
+            return f"keys of a map are {', '.join(kinds)}: all int, all str or all bytes"
+        return next(filter(None, map(misfits, state.values())), "")
+    if isinstance(state, tuple):
+        return next(filter(None, map(misfits, state)), "")
+    if type(state) is int and not INT_MIN <= state <= INT_MAX:
+        return f"the number {state} is out of range"
+    return "" if state is None or type(state) in (int, str, bytes, bool) else f"a {type(state).__name__}"
 
 
 def _plain(value: Any) -> Any:
@@ -78,7 +196,7 @@ def _build(kind: Any, plain: Any) -> Any:
         return tuple([_build(item_kind, item) for item_kind, item in zip(kinds, plain, strict=True)])
     if isinstance(kind, type) and attrs.has(kind):
         fields = _fields(kind)
-        return kind(**{name: _build(field, item) for (name, field), item in zip(fields, plain, strict=True)})
+        return kind(**{name: _build(field, item) for (name, field), item in zip(fields, plain, strict=False)})
     return plain
 
 

@@ -15,13 +15,14 @@ had anything to say: claims are not charged for it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from attrs import evolve, frozen
+from attrs import evolve, fields, frozen
 
 from log_entries.registry import ENTRIES
-from onyxq.entry import Entry, Malformed, Stamp, Verdict, decode_args
-from onyxq.errors import OlderThanCluster
+from onyxq.entry import Entries, Entry, Form, Malformed, Stamp, Verdict, decode_args, told
+from onyxq.errors import ExtensionFailed, OlderThanCluster
 from onyxq.log.codec import RawEntry, RecordContent, decode_record
 from onyxq.log.interface import Record
 from onyxq.replica import LOG_TIME_STEP_MAX_MS, Replica
@@ -50,7 +51,8 @@ NO_CLUSTER = "no cluster yet"
 NOT_ENABLED = "not enabled"
 NOT_IN_RING = "not in the ring"
 
-_OWED = tuple(entry.owed for entry in ENTRIES.values() if entry.owed is not None)
+_NOT_ITS_OWN = tuple(item.name for item in fields(Replica) if item.name != "extensions")
+"""What an extension leaves alone."""
 
 
 @frozen
@@ -79,39 +81,71 @@ class Step:
     """The record's time, as the log's clock said."""
 
 
-def step(replica: Replica, record: Record) -> Step:
+def step(
+    replica: Replica,
+    record: Record,
+    entries: Entries = ENTRIES,
+    *,
+    after_each: Callable[[Outcome, Replica], None] | None = None,
+) -> Step:
     """Apply one record, which must lie above the replica's position.
 
-    Raises `OlderThanCluster` for an enabled entry that this program does not know, and
-    for nothing else.
+    ``entries``: what this program knows.  ``after_each`` is told of each entry with the
+    replica behind it.  Raises `OlderThanCluster` for an enabled entry that is not known,
+    `ExtensionFailed` for a bug in an extension, and nothing else.
     """
     assert record.position > replica.position, "records are stepped in the order of the log"
+    replica = evolve(
+        replica,
+        position=record.position,
+        grown_records=replica.grown_records + 1,
+        grown_bytes=replica.grown_bytes + len(record.data),
+    )
     content = decode_record(record.data)
-    problem = NOT_A_RECORD if content is None else _problem(replica, content)
+    problem = NOT_A_RECORD if content is None else _problem(replica, content, entries)
     if content is None:
-        return Step(evolve(replica, position=record.position), problem=problem, ctime_ms=record.ctime_ms)
+        return Step(replica, problem=problem, ctime_ms=record.ctime_ms)
     if problem:
-        moved = evolve(replica, position=record.position)
-        return Step(moved, (), problem, content.peer, content.number, record.ctime_ms)
+        return Step(replica, (), problem, content.peer, content.number, record.ctime_ms)
     replica = _advance(replica, record, content)
     outcomes = []
     for index, raw in enumerate(content.entries):
         stamp = Stamp(record.position, index, content.peer, replica.log_time_ms, content.wall_ms)
-        replica, outcome = _apply(replica, raw, stamp)
+        replica, outcome = _apply(replica, raw, stamp, entries)
         outcomes.append(outcome)
+        if after_each is not None:
+            after_each(outcome, replica)
     replica = _with_skew(replica, record, content)
     return Step(replica, tuple(outcomes), "", content.peer, content.number, record.ctime_ms)
 
 
-def owed(replica: Replica, me: str) -> list[Any]:
-    """Arguments of every entry that the peer ``me`` owes now, in the registry's order."""
-    return [args for find in _OWED for args in find(replica, me)]
+def owed(replica: Replica, me: str, entries: Entries = ENTRIES) -> list[Any]:
+    """Arguments of every entry that the peer ``me`` owes now, in the registry's order.
+
+    Of what is not enabled nothing is owed.  Raises `ExtensionFailed` for a bug in an extension.
+    """
+    found: list[Any] = []
+    for entry, find in entries.owing:
+        if entry.extension:
+            found += _owed_by_extension(replica, me, entry)
+        else:
+            found += find(replica, me)
+    return [args for args in found if entries.enabled_form(args, replica.enabled)]
 
 
-def _problem(replica: Replica, content: RecordContent) -> str:
+def _owed_by_extension(replica: Replica, me: str, entry: Entry) -> list[Any]:
+    if entry.owed is None or me not in replica.ring.members or entry.name not in replica.enabled:
+        return []
+    try:
+        return list(entry.owed(replica, me))
+    except Exception as error:
+        raise ExtensionFailed(f"owed of {entry.name} raised {error!r}") from error
+
+
+def _problem(replica: Replica, content: RecordContent, entries: Entries) -> str:
     """Why a record is a no-op as a whole, or empty."""
     if replica.cluster is None:
-        if not _creates(content):
+        if not _creates(content, entries):
             return NO_CLUSTER
     elif content.cluster_id != replica.cluster.id:
         return OTHER_CLUSTER
@@ -121,12 +155,16 @@ def _problem(replica: Replica, content: RecordContent) -> str:
     return REPEAT if content.number <= last else GAP
 
 
-def _creates(content: RecordContent) -> bool:
+def _creates(content: RecordContent, entries: Entries) -> bool:
     """Whether the record starts with ``create_cluster`` of the cluster whose id it carries."""
     if not content.entries or content.entries[0].name != CREATE:
         return False
+    first = content.entries[0]
+    form = entries[CREATE].forms.get(first.version)
+    if form is None:
+        raise OlderThanCluster(f"older than the cluster: it was made by {told(CREATE, first.version)}")
     try:
-        args = decode_args(ENTRIES[CREATE].args, content.entries[0].args)
+        args = decode_args(form.args, first.args)
     except Malformed:
         return False
     return bool(args.id == content.cluster_id)
@@ -142,7 +180,7 @@ def _advance(replica: Replica, record: Record, content: RecordContent) -> Replic
     if peer is None:
         start_ms = replica.clock_ms or record.ctime_ms
         ctime_ms = replica.ctime_ms or record.ctime_ms
-        return evolve(replica, position=record.position, ctime_ms=ctime_ms, clock_ms=start_ms, outbox=outbox)
+        return evolve(replica, ctime_ms=ctime_ms, clock_ms=start_ms, outbox=outbox)
     rise_ms = record.ctime_ms - replica.ctime_ms
     said_ms = content.wall_ms - peer.clock_skew_ms - replica.clock_ms
     if rise_ms < -CLOCK_TOLERANCE_MS:
@@ -153,7 +191,6 @@ def _advance(replica: Replica, record: Record, content: RecordContent) -> Replic
         counted_ms = passed_ms if passed_ms <= LOG_TIME_STEP_MAX_MS else 0
     return evolve(
         replica,
-        position=record.position,
         log_time_ms=replica.log_time_ms + counted_ms,
         ctime_ms=record.ctime_ms,
         clock_ms=replica.clock_ms + passed_ms,
@@ -174,22 +211,53 @@ def _with_skew(replica: Replica, record: Record, content: RecordContent) -> Repl
     return evolve(replica, peers=replica.peers.set(peer.id, evolve(peer, clock_skew_ms=skew_ms)))
 
 
-def _apply(replica: Replica, raw: RawEntry, stamp: Stamp) -> tuple[Replica, Outcome]:
+def _apply(replica: Replica, raw: RawEntry, stamp: Stamp, entries: Entries) -> tuple[Replica, Outcome]:
     """Apply one entry of a record that counts."""
-    entry = ENTRIES.get(raw.name)
+    entry = entries.get(raw.name)
     creating = replica.cluster is None and raw.name == CREATE
     if not creating and raw.version > replica.enabled.get(raw.name, 0):
         return replica, Outcome(stamp.index, raw.name, raw.args, NOT_ENABLED, raw.version)
-    if entry is None or raw.version > entry.version:
-        raise OlderThanCluster(f"the log uses {raw.name} version {raw.version}, which this program does not know")
+    form = entry.forms.get(raw.version) if entry is not None else None
+    if entry is None or form is None:
+        raise OlderThanCluster(
+            f"older than the cluster: the log uses {told(raw.name, raw.version)}, which this program does not know"
+        )
     try:
-        args = decode_args(entry.args, raw.args)
+        args = decode_args(form.args, raw.args)
     except Malformed as error:
         return replica, Outcome(stamp.index, raw.name, raw.args, f"malformed: {error}", raw.version)
     if not creating and not _may(replica, entry, stamp.peer):
         return replica, Outcome(stamp.index, raw.name, args, NOT_IN_RING, raw.version)
-    replica, verdict = entry.apply(replica, args, stamp)
+    apply = _apply_extension if entry.extension else _apply_own
+    replica, verdict = apply(replica, args, stamp, entry, form)
     return replica, Outcome(stamp.index, raw.name, args, verdict, raw.version)
+
+
+def _apply_own(replica: Replica, args: Any, stamp: Stamp, entry: Entry, form: Form) -> tuple[Replica, Verdict]:
+    return form.apply(replica, args, stamp)
+
+
+def _apply_extension(replica: Replica, args: Any, stamp: Stamp, entry: Entry, form: Form) -> tuple[Replica, Verdict]:
+    """As `_apply_own`; what would fork the cluster, or harm it, stops every peer here instead."""
+    try:
+        after, verdict = form.apply(replica, args, stamp)
+        wrong = trespass(replica, after, verdict, entry)
+    except Exception as error:
+        raise ExtensionFailed(f"{entry.name} raised {error!r} at position {stamp.position}") from error
+    if wrong:
+        raise ExtensionFailed(f"{entry.name} {wrong} at position {stamp.position}")
+    return after, verdict
+
+
+def trespass(before: Replica, after: Replica, verdict: Verdict, entry: Entry) -> str:
+    """What an extension's entry did that it must not, in words; empty if it kept to its own."""
+    if type(verdict) is not str or not verdict:
+        return f"gave the verdict {verdict!r}, which is no text,"
+    if any(getattr(after, name) is not getattr(before, name) for name in _NOT_ITS_OWN):
+        return "changed more of the replica than extensions"
+    if after.extensions.discard(entry.extension) != before.extensions.discard(entry.extension):
+        return "changed the state of another extension"
+    return ""
 
 
 def _may(replica: Replica, entry: Entry, peer: str) -> bool:

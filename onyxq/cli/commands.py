@@ -15,7 +15,8 @@ NOUNS = {
     "queue": "look at queues",
     "ring": "who watches whom",
     "partition": "where partitions live and who leads them",
-    "log": "look at the log and collect its garbage",
+    "log": "look at the log, dump and replay it, collect its garbage",
+    "replica": "what all peers agree on, now or at any position",
     "worker": "run an application's tasks",
     "config": "settings and where they came from",
 }
@@ -26,6 +27,7 @@ ID = option("id", metavar="ID", help="40 hex digits")
 TOKEN_OF_CLAIM = option("--token", dest="claim_token", metavar="T", type=int, required=True, help="the claim's token")
 LEASE = option("--lease", metavar="TIME", default="30s", help="how long the claim holds (default 30s)")
 QUEUE_FILTER = option("--queue", metavar="QUEUE", help="only of this queue")
+ARCHIVES = option("--archive", action="append", metavar="DIR", help="read trimmed records from there; may be repeated")
 PEER_SETTINGS = tuple(name for name in SETTINGS if name not in ("connect", "token"))
 ZOOKEEPER_NEEDED = setting("zookeeper", required=False, help="HOST:PORT,... of ZooKeeper; needed")
 PARTITIONS = option(
@@ -43,6 +45,12 @@ def _shown(name: str, about: str, *options: Option, example: str = "") -> Comman
     return Command(name, run, about, f"onyxq {example or name}", options, talks=True)
 
 
+def _history(name: str, about: str, example: str, *options: Option) -> Command:
+    module = "tail" if name in ("log tail", "log show") else "history"
+    run = f"onyxq.cli.{module}:{name.replace(' ', '_')}"
+    return Command(name, run, about, f"onyxq {example}", options, talks=True)
+
+
 def _own(name: str, run: str, about: str, example: str, *options: Option, **details: Any) -> Command:
     return Command(name, f"onyxq.cli.{run}", about, f"onyxq {example}", options, **details)
 
@@ -56,6 +64,19 @@ COMMANDS: tuple[Command, ...] = (
         option("--input", metavar="DIR", help="directory of text files (default: Python's standard library)"),
         option("--peers", type=int, default=3, metavar="N", help="peers to start (default 3)"),
         option("--keep", action="store_true", help="keep the peers' data and say where it is"),
+    ),
+    _own(
+        "simulate",
+        "simulate:simulate",
+        "play a simulated cluster from seeds, with faults, and check what must always hold",
+        "simulate --runs 100 --workload standard",
+        option("--seed", type=int, metavar="N", help="first seed (default: a fresh one, which is printed)"),
+        option("--runs", type=int, default=1, metavar="R", help="consecutive seeds to play (default 1)"),
+        option("--workload", default="standard", metavar="NAME", help="what to play (default standard); see --list"),
+        option("--jobs", type=int, metavar="N", help="processes side by side (default: one per core)"),
+        option("--list", action="store_true", help="list the workloads"),
+        option("--probes", action="store_true", help="print how often rare branches were reached"),
+        option("--planted", action="store_true", help="check that every deliberately planted bug is found"),
     ),
     _own(
         "dev",
@@ -188,14 +209,50 @@ COMMANDS: tuple[Command, ...] = (
     _shown("ring show", "members of the ring, whom each watches, and who is joining"),
     _shown("partition list", "cohort, leader and epoch of every partition"),
     _shown("partition show", "one partition", option("partition", type=int, metavar="P"), example="partition show 7"),
-    _shown(
+    _history(
         "log tail",
-        "records as they are applied, until interrupted",
-        option("--from", dest="start", type=int, metavar="N", help="first position (default: the present end)"),
-        example="log tail --from 0 --json",
+        "the newest records in words, with what became of each entry",
+        "log tail --from 0 --json",
+        option("--from", dest="start", type=int, metavar="N", help="first position (default: the last few records)"),
+        option("--limit", type=int, metavar="N", help="at most so many records"),
+        option("-f", "--follow", action="store_true", help="go on with new records until interrupted"),
+        ARCHIVES,
     ),
-    _shown("log show", "one record", option("position", type=int, metavar="N"), example="log show 42"),
+    _history("log show", "one record", "log show 42", option("position", type=int, metavar="N"), ARCHIVES),
+    _history(
+        "log dump",
+        "write the log to a file, to replay it elsewhere",
+        "log dump main.onyxqlog",
+        option("file", metavar="FILE"),
+        option("--from-beginning", action="store_true", help="not from the origin; fails if anything was trimmed"),
+        ARCHIVES,
+    ),
+    _own(
+        "log replay",
+        "history:log_replay",
+        "step every record of a dump, check invariants, and print the replica's digest",
+        "log replay main.onyxqlog --until 4711",
+        option("file", metavar="FILE"),
+        option("--until", type=int, metavar="N", help="last position to step"),
+        option("--check-every", type=int, default=100, metavar="N", help="records between checks (default 100)"),
+    ),
     _shown("log gc", "snapshot the replica and trim the log behind it"),
+    _history(
+        "replica show",
+        "the replica, now or as it was at a position",
+        "replica show --at 4711 --path partitions/3",
+        option("--at", type=int, metavar="N", help="position (default: now)"),
+        option("--path", metavar="A/B", help="only this part of the tree"),
+        option("--file", metavar="FILE", help="from a dump instead of a peer"),
+        ARCHIVES,
+    ),
+    _history(
+        "task explain",
+        "everything that happened to a task, in words",
+        "task explain 0196f0c5a1b20007d4c3b2a19080706000000000",
+        ID,
+        ARCHIVES,
+    ),
     _own(
         "config show",
         "settings:show",

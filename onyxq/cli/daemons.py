@@ -35,6 +35,7 @@ def peer_start(context: Context) -> None:
         cluster=context.text("cluster"),
         zookeeper=context.text("zookeeper") or None,
         data=context.text("data"),
+        archive=context.text("archive") or None,
         listen=_address(context, "listen"),
         http=None if http in ("", OFF) else _address(context, "http"),
         zone=context.text("zone"),
@@ -42,6 +43,8 @@ def peer_start(context: Context) -> None:
         session_timeout_ms=context.number("session_timeout_ms"),
         absent_after_ms=context.number("absent_after_ms"),
         yield_after_ms=context.number("yield_after_ms"),
+        gc_records=context.number("gc_records"),
+        gc_bytes=context.number("gc_bytes"),
     )
 
     def ready(peer: PeerAddresses) -> None:

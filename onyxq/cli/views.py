@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import time
 from typing import Any
 
-from onyxq.cli.context import Context, clock
+from onyxq.cli.context import Context
 from onyxq.errors import NotFound
 
-TAIL_RECORDS = 100
-TAIL_PAUSE_S = 0.3
 QUEUE_STATES = ("total", "ready", "claimed", "scheduled", "completed", "failed", "cancelled")
 
 
@@ -85,54 +81,9 @@ def queue_show(context: Context) -> None:
     raise NotFound(f"there is no queue {context.args.queue!r}", field="queue", hint="A queue is there with its tasks.")
 
 
-def log_tail(context: Context) -> None:
-    """Follow the log from a position on, until interrupted."""
-    with context.client() as client:
-        start = context.args.start
-        if start is None:
-            start = client.call("cluster", {})["position"] + 1
-        while True:
-            found = client.call("log", {"from": start, "limit": TAIL_RECORDS})
-            for record in found["records"]:
-                _print_record(context, record)
-                start = record["position"] + 1
-            if not found["records"]:
-                time.sleep(TAIL_PAUSE_S)
-
-
-def log_show(context: Context) -> None:
-    """One record; `NotFound` if there is none at the position, or no more."""
-    position = context.args.position
-    records = context.call("log", {"from": position, "limit": 1})["records"]
-    if not records or records[0]["position"] != position:
-        raise NotFound(f"there is no record at {position}", field="position", hint="It is trimmed, or not yet written.")
-    if context.out.as_json:
-        context.out.document(_plain(records[0]))
-    else:
-        _print_record(context, records[0])
-
-
 def log_gc(context: Context) -> None:
     """Snapshot and trim; returns once the log is trimmed."""
     context.out.fields(context.call("gc"))
-
-
-def _print_record(context: Context, record: dict[str, Any]) -> None:
-    plain = _plain(record)
-    lines = [f"{plain['position']}  {clock(plain['at_ms'])}  {plain['peer']}"]
-    for entry in plain["entries"]:
-        arguments = " ".join(f"{name}={json.dumps(value)}" for name, value in entry["args"].items())
-        lines.append(f"  {entry['entry']} {arguments}: {entry['verdict']}")
-    context.out.line(plain, "\n".join(lines))
-
-
-def _plain(value: Any) -> Any:
-    """The value with bytes as hex."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value.hex() if isinstance(value, bytes) else value
 
 
 def _queue_row(queue: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -20,7 +20,7 @@ from onyxq.client.claims import Claim, ClaimBatch, Claims
 from onyxq.client.enqueuing import NOW, Enqueuer, Policy, When
 from onyxq.client.holding import Holder, completion_items, extend, items_of, renewal_items
 from onyxq.client.pool import Pool
-from onyxq.client.values import Page, Task, TaskUpdate, as_id
+from onyxq.client.values import Page, Submitted, Task, TaskUpdate, as_id
 from onyxq.errors import BadRequest, BatchRefused, Refused, from_map
 from onyxq.ids import TaskId
 from onyxq.wire.background import Background
@@ -293,6 +293,24 @@ class AsyncClient:
     async def log(self, from_: int | None = None, limit: int = 100) -> dict[str, Any]:
         """Records of the log from a position on, with the verdict on each entry."""
         return await self._map("log", {"from": from_, "limit": limit})
+
+    async def submit_entry(
+        self, entry: str, args: Mapping[str, Any] | Sequence[Any] | None = None, *, timeout_ms: int | None = None
+    ) -> Submitted:
+        """Append an entry of an extension; where it stands in the log and what became of it.
+
+        Like all calls it is repeated until a peer answers, so an entry may be applied twice.
+        Raises `NotFound`, `Forbidden`, `NotEnabled`, `BadRequest` naming the argument.
+        """
+        sent = dict(args) if isinstance(args, Mapping) else list(args or ())
+        found = await self._map("submit", {"entry": entry, "args": sent or {}}, timeout_ms=timeout_ms)
+        return Submitted(found["position"], found["verdict"])
+
+    async def extension(self, name: str, *, seen: int | None = None) -> Any:
+        """The state of an extension as any peer knows it; not older than the position ``seen``. Raises `NotFound`."""
+        return (await self._read("extension", {"name": name} if seen is None else {"name": name, "seen": seen}))[
+            "state"
+        ]
 
     async def gc(self, *, timeout_ms: int | None = None) -> dict[str, Any]:
         """Compress the replica and trim the log; returns once it is trimmed."""

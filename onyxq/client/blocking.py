@@ -96,6 +96,8 @@ class Client:
     peers = _blocking(AsyncClient.peers)
     health = _blocking(AsyncClient.health)
     log = _blocking(AsyncClient.log)
+    submit_entry = _blocking(AsyncClient.submit_entry)
+    extension = _blocking(AsyncClient.extension)
     gc = _blocking(AsyncClient.gc)
     leave = _blocking(AsyncClient.leave)
     call = _blocking(AsyncClient.call)

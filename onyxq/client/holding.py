@@ -110,11 +110,13 @@ class Holder:
 
     def _group(self, method: str) -> Group[Item, bool]:
         async def send(items: list[Item], until: float) -> list[bool | OnyxqError]:
-            refused: list[Refused] = []
+            errors: dict[tuple[bytes, int], OnyxqError] = {}
             for request in requests_of(merged(items)):
-                refused += await self._attempt(method, request, until)
-            errors = {task_id: part.error for part in refused for task_id in ids_of(part.first, part.count)}
-            return [errors.get(item[0], True) for item in items]
+                # Two claims of one task may be in it, and only one of them refused.
+                for item, parts in zip(request, await self._answers(method, request, until), strict=True):
+                    for first, count, error in parts:
+                        errors.update(((task_id, item[2]), from_map(error)) for task_id in ids_of(first, count))
+            return [errors.get((item[0], item[2]), True) for item in items]
 
         return Group(self._spawner, send, size_max=ITEMS_MAX)
 
@@ -132,8 +134,14 @@ class Holder:
             await backoff.wait()
 
     async def _attempt(self, method: str, items: list[Item], until: float) -> list[Refused]:
+        answers = await self._answers(method, items, until)
+        return [Refused(first, count, from_map(error)) for parts in answers for first, count, error in parts]
+
+    async def _answers(self, method: str, items: list[Item], until: float) -> list[Any]:
+        """The refused parts of each item."""
         answer = await self._pool.call(method, {"items": items}, until=until, address=self._address(items))
-        return [Refused(first, count, from_map(error)) for parts in answer["results"] for first, count, error in parts]
+        found: list[Any] = answer["results"]
+        return found
 
     def _address(self, items: list[Item]) -> str | None:
         """The peer that leads all partitions of the items, if one does."""

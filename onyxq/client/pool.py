@@ -227,8 +227,9 @@ class Pool:
     def _failed(self, connection: Connection | None, error: OnyxqError) -> None:
         if connection is None:
             return
-        if isinstance(error, TimedOut) and connection is self._coordinator:
-            # It accepts requests and does not answer them: another peer may.
+        passing = isinstance(error, (NotLeader, StaleEpoch, Overloaded))
+        if connection is self._coordinator and not passing:
+            # It does not answer, or is cut off from the log or from leaders: another peer may not be.
             self._coordinator = None
             self._put_last(connection.address)
         if connection.closed.is_set() or isinstance(error, (NotLeader, StaleEpoch)):

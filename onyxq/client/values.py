@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from attrs import frozen
 
+from onyxq.entry import APPLIED
 from onyxq.errors import BadRequest
 from onyxq.ids import ID_BYTES, TaskId
 
@@ -75,3 +76,16 @@ def as_id(value: bytes | str) -> TaskId:
     if isinstance(value, bytes) and len(value) == ID_BYTES:
         return TaskId(value)
     raise BadRequest(f"a task id is {ID_BYTES} bytes or 40 hex digits, not {value!r}", field="id")
+
+
+@frozen
+class Submitted:
+    """What became of an entry: the position of its record, and the verdict."""
+
+    position: int
+    verdict: str
+
+    @property
+    def applied(self) -> bool:
+        """Whether it took effect."""
+        return self.verdict == APPLIED

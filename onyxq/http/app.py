@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from onyxq.errors import BadRequest, Forbidden, NotFound, OnyxqError, Overloaded, Unauthorized
-from onyxq.http import claims, cluster, tasks
+from onyxq.http import claims, cluster, extensions, history, tasks
 from onyxq.http.bodies import Body, Budget, Disconnected, check_media, path_segments, query_pairs
 from onyxq.http.endpoint import PATH_FIELDS, ROLES, Api, Call, Endpoint, Kit
 from onyxq.http.keys import Keys
@@ -32,7 +32,13 @@ from onyxq.http.shapes import Invalid
 from onyxq.http.values import decode_json
 from onyxq.ids import IdMaker
 
-ENDPOINTS: tuple[Endpoint, ...] = (*tasks.ENDPOINTS, *claims.ENDPOINTS, *cluster.ENDPOINTS)
+ENDPOINTS: tuple[Endpoint, ...] = (
+    *tasks.ENDPOINTS,
+    *claims.ENDPOINTS,
+    *cluster.ENDPOINTS,
+    *history.ENDPOINTS,
+    *extensions.ENDPOINTS,
+)
 
 REQUESTS_MAX = 1_024
 """Requests being answered at one time, those that wait aside."""

@@ -22,6 +22,7 @@ _TAGS = {
     "claims": "Working on tasks: a claim is a lease with a fencing token.",
     "queues": "Queues and their depth.",
     "cluster": "What the replica says, and operations on the cluster.",
+    "extensions": "Entries and states of what is installed beside OnyxQ.",
     "health": "For probes and monitoring.",
     "pages": "For people.",
 }

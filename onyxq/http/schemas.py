@@ -120,7 +120,22 @@ SCHEMAS: Mapping[str, Schema] = {
             "records": _list(_object({"position": _COUNT, "at_ms": _MS, "peer": _TEXT, "entries": _list(_ENTRY)})),
         }
     ),
+    "ReplicaDigest": _object({"position": _POSITION, "digest": _TEXT}, {"log_time_ms": _COUNT}),
+    "RawLog": _object(
+        {"position": _POSITION},
+        {
+            "records": _list(_object({"position": _COUNT, "at_ms": _MS, "data_base64": _BYTES})),
+            "next": {**_COUNT, "description": "Where to go on."},
+            "trimmed": {**_COUNT, "description": "Instead of records: the origin's position, behind which to go on."},
+        },
+    ),
+    "OriginPart": _object(
+        {"position": _COUNT, "part": _COUNT, "parts": _COUNT, "bytes": _COUNT, "data_base64": _BYTES}
+    ),
+    "TaskHistory": _object({"history": _list({"type": "object"}), "completion": {"type": ["object", "null"]}}),
     "GcReport": _object({"position": _POSITION, "trimmed": _COUNT, "origin_bytes": _COUNT}),
+    "Submitted": _object({"position": _POSITION, "verdict": _TEXT}),
+    "ExtensionState": _object({"position": _POSITION, "state": _ANY}),
     "Live": _object({"live": _FLAG}),
     "Health": _object(
         {"live": _FLAG, "ready": _FLAG, "reasons": _list(_TEXT)},

@@ -7,14 +7,14 @@ made, and refused there if they are too large.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgpack
 
-from log_entries.registry import BY_ARGS
-from onyxq.entry import ENTRY_BYTES_MAX, RECORD_BYTES_MAX, encode_args, plain_map
-from onyxq.errors import TooLarge
+from log_entries.registry import ENTRIES
+from onyxq.entry import ENTRY_BYTES_MAX, RECORD_BYTES_MAX, Entries, encode_args, plain_map
+from onyxq.errors import NotEnabled, TooLarge
 
 RECORD_OVERHEAD_BYTES_MAX = 1024
 """What a record needs besides its entries."""
@@ -43,10 +43,14 @@ class RecordContent(NamedTuple):
     entries: tuple[RawEntry, ...]
 
 
-def encode_entry(args: Any) -> bytes:
-    """The bytes of the entry whose arguments are ``args``; raises `TooLarge` above 256 KiB."""
-    entry = BY_ARGS[type(args)]
-    data: bytes = msgpack.packb([entry.name, entry.version, encode_args(args)], default=plain_map)
+def encode_entry(args: Any, entries: Entries = ENTRIES, enabled: Mapping[str, int] | None = None) -> bytes:
+    """The bytes of the entry whose arguments are ``args``, in the highest version that is ``enabled``
+    (default: that ``entries`` know); raises `TooLarge` above 256 KiB, and `NotEnabled`."""
+    form = entries.enabled_form(args, entries.versions if enabled is None else enabled)
+    if form is None:
+        raise NotEnabled(f"{entries.name_of(args)} cannot be used yet: not every peer in the ring knows it")
+    entry, version, args = form
+    data: bytes = msgpack.packb([entry.name, version, encode_args(args)], default=plain_map)
     if len(data) > ENTRY_BYTES_MAX:
         raise TooLarge(f"an entry {entry.name} of {len(data)} bytes; at most {ENTRY_BYTES_MAX}")
     return data

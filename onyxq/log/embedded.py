@@ -27,7 +27,17 @@ from attrs import define, frozen
 
 from onyxq.entry import RECORD_BYTES_MAX
 from onyxq.errors import Conflict, Corrupt, LogUnavailable, TooLarge
-from onyxq.log.interface import START, AppendUnknown, Origin, Record, SessionLost, Trimmed
+from onyxq.log.interface import (
+    SEGMENT_RECORDS,
+    START,
+    AppendUnknown,
+    Origin,
+    Record,
+    SessionLost,
+    Trimmed,
+    segment_of,
+    segment_start,
+)
 from onyxq.peer.clock import Clock, SteadyClock
 
 MAP_BYTES = 64 << 30
@@ -40,7 +50,7 @@ LOAD_RECORDS, LOAD_BYTES = 256, 4 << 20
 """What a reader that is behind takes from the disk at once."""
 TRIM_BATCH_RECORDS = 1_000
 
-_NEXT, _ORIGIN = b"next", b"origin"
+_NEXT, _ORIGIN, _ENDS = b"next", b"origin", b"ends"
 _HEAD = struct.Struct(">qI")
 """Before a record's bytes: its ctime, and the CRC-32 of position, ctime and bytes."""
 
@@ -73,8 +83,11 @@ class EmbeddedBackend:
     Raises `Conflict` on opening if another process (or another backend of this one) has.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, clock: Clock | None = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, clock: Clock | None = None, segment_records: int = SEGMENT_RECORDS
+    ) -> None:
         self._path = Path(path)
+        self._segment_records = segment_records
         self._path.mkdir(parents=True, exist_ok=True)
         self._lock = _take_lock(self._path)
         self._clock = clock or SteadyClock()  # a witness beside the writers' clocks
@@ -84,11 +97,12 @@ class EmbeddedBackend:
             self._records = self._env.open_db(b"records")
             self._meta = self._env.open_db(b"meta")
             self._next, self._pointer = self._load()
+            self._ends = self._load_ends()
         except lmdb.Error as error:
             os.close(self._lock)
             raise LogUnavailable(f"the log in {self._path} cannot be opened: {error}") from error
-        self._durable_next = self._next
-        """The writer thread's; `_next` follows it in the event loop."""
+        self._durable_next, self._durable_ends = self._next, self._ends
+        """The writer thread's; `_next` and `_ends` follow them in the event loop."""
         self._recent: OrderedDict[int, Record] = OrderedDict()
         self._recent_bytes = 0
         self._pulses: dict[str, tuple[EmbeddedSession, bytes]] = {}
@@ -101,9 +115,11 @@ class EmbeddedBackend:
         self._writer.start()
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, clock: Clock | None = None) -> EmbeddedBackend:
+    def open(
+        cls, path: str | os.PathLike[str], *, clock: Clock | None = None, segment_records: int = SEGMENT_RECORDS
+    ) -> EmbeddedBackend:
         """Open, or create, the log in the directory ``path``."""
-        return cls(path, clock=clock)
+        return cls(path, clock=clock, segment_records=segment_records)
 
     @property
     def durable(self) -> bool:
@@ -125,7 +141,7 @@ class EmbeddedBackend:
         await self.submit(work=self._drop_all)
         self._recent.clear()
         self._recent_bytes = 0
-        self._next, self._pointer = 0, None
+        self._next, self._pointer, self._ends = 0, None, ()
 
     def close(self) -> None:
         """End all sessions, write what waits, close the files and give up the lock; blocks briefly."""
@@ -228,6 +244,7 @@ class EmbeddedBackend:
         for record in written:
             self._recent[record.position] = record
             self._recent_bytes += len(record.data)
+        self._ends = self._durable_ends
         if written:
             self._next = written[-1].position + 1
         while self._recent_bytes > RECENT_BYTES_MAX or len(self._recent) > RECENT_RECORDS_MAX:
@@ -251,6 +268,23 @@ class EmbeddedBackend:
         except (TypeError, ValueError, msgpack.UnpackException) as error:
             raise Corrupt(f"the log in {self._path} is malformed: {error}") from None
 
+    def _load_ends(self) -> tuple[int, ...]:
+        with self._env.begin() as transaction:
+            ends = transaction.get(_ENDS, db=self._meta)
+        return tuple(msgpack.unpackb(ends)) if ends else ()
+
+    def _close_segment(self) -> bool:
+        """Have the next record be the next segment's first, if this one has had its records."""
+        end = self._durable_next
+        if end - segment_start(segment_of(end)) < self._segment_records:
+            return False
+        following, ends = segment_start(segment_of(end) + 1), (*self._durable_ends, end)
+        with self._env.begin(write=True) as transaction:
+            transaction.put(_NEXT, msgpack.packb(following), db=self._meta)
+            transaction.put(_ENDS, msgpack.packb(ends), db=self._meta)
+        self._durable_next, self._durable_ends = following, ends
+        return True
+
     def _put_origin(self, position: int, data: bytes, expected: int) -> _Pointer | None:
         _, found = self._load()
         if (found.generation if found else -1) != expected or (found and position <= found.position):
@@ -268,15 +302,18 @@ class EmbeddedBackend:
         _, found = self._load()
         if found is None:
             return None, 0
-        last = min(upto, found.position, found.trimmed + TRIM_BATCH_RECORDS)
+        last = min(upto, found.position)
         if last <= found.trimmed:
             return found, 0
-        pointer = _Pointer(found.position, found.crc, last, found.generation)
-        with self._env.begin(write=True) as transaction:
-            deleted = sum(
-                bool(transaction.delete(_key(position), db=self._records))
-                for position in range(found.trimmed + 1, last + 1)
-            )
+        with self._env.begin(write=True) as transaction, transaction.cursor(db=self._records) as cursor:
+            deleted = 0
+            cursor.first()
+            while (key := cursor.key()) and key <= _key(last) and deleted < TRIM_BATCH_RECORDS:
+                cursor.delete()
+                deleted += 1
+            # What is left begins here; positions that no record has are passed over.
+            trimmed = min(last, int.from_bytes(key, "big") - 1) if key else last
+            pointer = _Pointer(found.position, found.crc, trimmed, found.generation)
             transaction.put(_ORIGIN, _pack(pointer), db=self._meta)
         return pointer, deleted
 
@@ -284,14 +321,24 @@ class EmbeddedBackend:
         with self._env.begin(write=True) as transaction:
             transaction.drop(self._records, delete=False)
             transaction.drop(self._meta, delete=False)
-        self._durable_next = 0
+        self._durable_next, self._durable_ends = 0, ()
 
     # --- for sessions, in trio ---------------------------------------------------------
 
     @property
     def following(self) -> int:
-        """The position after the last record."""
+        """The position of the next record."""
         return self._next
+
+    @property
+    def last(self) -> int:
+        """The position of the last record; `START` if there was none."""
+        return (self._ends[-1] if self._ends and self._next == segment_start(len(self._ends)) else self._next) - 1
+
+    def place(self, position: int) -> int:
+        """Where a record asked for at ``position`` is: at the end of a closed segment that is the next one's start."""
+        segment = segment_of(position)
+        return segment_start(segment + 1) if segment < len(self._ends) and position >= self._ends[segment] else position
 
     def fetch(self, position: int) -> list[Record]:
         """Records from ``position`` (below `following`) on: one from memory, else some from disk; none if trimmed."""
@@ -359,6 +406,11 @@ class EmbeddedBackend:
             if pointer.trimmed >= min(upto, pointer.position):
                 return total
 
+    async def rotate(self) -> bool:
+        """See `LogSession.rotate`."""
+        closed: bool = await self.submit(work=self._close_segment)
+        return closed
+
     # --- pulses ------------------------------------------------------------------------
 
     def put_pulse(self, session: EmbeddedSession, peer: str, data: bytes) -> None:
@@ -416,6 +468,7 @@ class EmbeddedSession:
         await trio.lowlevel.checkpoint()
         while True:
             self._check()
+            position = self._backend.place(position)
             record = self._window.pop(position, None)
             if record is not None:
                 return record
@@ -431,7 +484,7 @@ class EmbeddedSession:
         """See `LogSession.tail`: the position of the last record."""
         self._check()
         await trio.lowlevel.checkpoint()
-        return self._backend.following - 1
+        return self._backend.last
 
     async def set_pulse(self, peer: str, data: bytes) -> None:
         """See `LogSession.set_pulse`."""
@@ -467,6 +520,11 @@ class EmbeddedSession:
         """See `LogSession.trim`."""
         self._check()
         return await self._backend.trim(upto)
+
+    async def rotate(self) -> bool:
+        """See `LogSession.rotate`."""
+        self._check()
+        return await self._backend.rotate()
 
     async def aclose(self) -> None:
         """See `LogSession.aclose`."""

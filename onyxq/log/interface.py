@@ -16,6 +16,20 @@ from onyxq.errors import LogUnavailable
 
 START = -1
 """Position before the first record."""
+SEQUENCE_BITS = 31
+"""A position is its segment shifted by so many bits, and the sequence of the record in it."""
+SEGMENT_RECORDS = 1 << 30
+"""Records after which a segment may be closed: ZooKeeper's sequence is a signed 32-bit number."""
+
+
+def segment_of(position: int) -> int:
+    """The segment that a position lies in; 0 for `START`."""
+    return max(position, 0) >> SEQUENCE_BITS
+
+
+def segment_start(segment: int) -> int:
+    """The position of a segment's first record."""
+    return segment << SEQUENCE_BITS
 
 
 class SessionLost(LogUnavailable):
@@ -82,7 +96,7 @@ class LogSession(Protocol):
         """The record at ``position``, waiting until it is written.
 
         Consecutive calls are served from a window of pipelined gets. Cancellable.
-        When the next position belongs to the next segment the session finds it.
+        Where ``position`` is the end of a closed segment the record is the next segment's first.
         """
         ...
 
@@ -115,6 +129,12 @@ class LogSession(Protocol):
     async def trim(self, upto: int) -> int:
         """Delete records up to ``upto`` (never above the origin) in batches, resuming from
         the progress kept in the pointer; returns how many were deleted."""
+        ...
+
+    async def rotate(self) -> bool:
+        """Close the present segment and open the next one, if the present one has had its
+        records; whether it did. A record that lands behind a segment's end is never read:
+        `append` appends it again."""
         ...
 
     async def aclose(self) -> None:

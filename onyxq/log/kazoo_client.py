@@ -135,6 +135,10 @@ class SessionClient(KazooClient):  # type: ignore[misc]  # kazoo has no types
         self._call(_AddWatch(full), result)
         return result
 
+    def unwatch(self, path: str) -> None:
+        """Call nobody any more at changes of ``path``; the server goes on telling of them."""
+        self.persistent.pop(self.chroot + path, None)
+
     def finish(self) -> None:
         """Close session and connection and end kazoo's threads; blocks."""
         if not self._stopped.is_set():

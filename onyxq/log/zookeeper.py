@@ -19,10 +19,20 @@ from kazoo.protocol.states import EventType
 
 from onyxq.entry import RECORD_BYTES_MAX
 from onyxq.errors import BadRequest, LogUnavailable, TooLarge
-from onyxq.log.interface import START, AppendUnknown, Origin, Record, Trimmed
+from onyxq.log.interface import (
+    SEGMENT_RECORDS,
+    START,
+    AppendUnknown,
+    Origin,
+    Record,
+    Trimmed,
+    segment_of,
+    segment_start,
+)
 from onyxq.log.kazoo_client import BROKEN, Link, create, delete, exists, get, replace, sync
 from onyxq.log.zookeeper_origin import Origins, position_of
 from onyxq.log.zookeeper_reader import Layout, Reader
+from onyxq.log.zookeeper_segments import Segments
 
 SESSION_TIMEOUT_MS = 6_000
 OPEN_TIMEOUT_S = 15.0
@@ -39,6 +49,7 @@ class ZookeeperBackend:
         *,
         session_timeout_ms: int = SESSION_TIMEOUT_MS,
         open_timeout_s: float = OPEN_TIMEOUT_S,
+        segment_records: int = SEGMENT_RECORDS,
     ) -> None:
         if not cluster or "/" in cluster or cluster in (".", ".."):
             raise BadRequest(f"{cluster!r} cannot be a cluster's name", field="cluster")
@@ -46,6 +57,7 @@ class ZookeeperBackend:
         self.cluster = cluster
         self._session_timeout_ms = session_timeout_ms
         self._open_timeout_s = open_timeout_s
+        self._segment_records = segment_records
 
     @property
     def durable(self) -> bool:
@@ -55,7 +67,7 @@ class ZookeeperBackend:
     async def session(self) -> ZookeeperSession:
         """A new ZooKeeper session; raises `LogUnavailable` if there is none in time."""
         link = Link(self.hosts, session_timeout_ms=self._session_timeout_ms)
-        session = ZookeeperSession(link, Layout(self.cluster))
+        session = ZookeeperSession(link, Layout(self.cluster), segment_records=self._segment_records)
         try:
             await link.open(timeout_s=self._open_timeout_s)
             await session.prepare()
@@ -84,12 +96,12 @@ class _PulseWatch:
 class ZookeeperSession:
     """One ZooKeeper session; see `LogSession`."""
 
-    def __init__(self, link: Link, layout: Layout) -> None:
+    def __init__(self, link: Link, layout: Layout, *, segment_records: int = SEGMENT_RECORDS) -> None:
         self._link = link
         self._layout = layout
         self._reader = Reader(link, layout, origin_position=position_of)
         self._origins = Origins(link, layout)
-        self._segment = 0
+        self._segments = Segments(link, layout, records=segment_records, origin_position=self._origins.position)
         self._pulse_watches: dict[str, _PulseWatch] = {}
         link.on_end.append(lambda: self._wake_pulse(None, False))
 
@@ -112,13 +124,14 @@ class ZookeeperSession:
         """Create the cluster's directories if need be."""
         layout = self._layout
         root = layout.root.rpartition("/")[0]
-        for path in (root, layout.root, layout.log, layout.segment(0), layout.pulses, layout.origins):
+        for path in (root, layout.root, layout.log, layout.pulses, layout.origins):
             try:
                 await self._link.insist(create(path))
             except NodeExistsError:
                 continue
             except NoNodeError:
                 raise LogUnavailable(f"the parent of {path} does not exist in ZooKeeper") from None
+        await self._segments.open()
 
     # --- records --------------------------------------------------------------------
 
@@ -133,18 +146,29 @@ class ZookeeperSession:
             await self._link.wait_connected()
         if waiting.cancelled_caught:
             raise AppendUnknown("there is no connection to ZooKeeper")
-        return await self._append(data)
+        while True:
+            record = await self._append(self._segments.present, data)
+            if record is not None:
+                return record.position
 
-    async def _append(self, data: bytes) -> int:
-        path = f"{self._layout.segment(self._segment)}/e-"
+    async def _append(self, segment: int, data: bytes) -> Record | None:
+        """Create the record in a segment; None if it closed before: then `Segments.present` has gone on."""
+        path = f"{self._layout.segment(segment)}/e-"
         record = None
         self._reader.depart()
         try:
             created, stat = await self._link.call_patiently(
                 lambda client: client.create_async(path, data, sequence=True, include_data=True)
             )
-            record = Record(self._layout.position(self._segment, created), stat.ctime, data)
-            return record.position
+            if self._segments.may_be_behind(int(created[-10:])) and await self._segments.is_behind(segment, stat):
+                await self._segments.look()
+                return None
+            record = Record(self._layout.position(segment, created), stat.ctime, data)
+            return record
+        except NoNodeError:  # it is closed, and trimmed altogether
+            if not await self._segments.look():
+                raise LogUnavailable(f"the log of {self._layout.root} is gone") from None
+            return None
         except BROKEN:
             raise AppendUnknown("the connection to ZooKeeper broke, or was silent, during an append") from None
         except KazooException as error:
@@ -158,18 +182,7 @@ class ZookeeperSession:
 
     async def tail(self) -> int:
         """See `LogSession.tail`: the position of the last record written, exact as of the call."""
-        return (self._segment << 31) + await self._written() - 1
-
-    async def _written(self) -> int:
-        """How many records were ever created in the segment.
-
-        ZooKeeper counts creations for the sequence; what it shows as ``cversion`` is
-        twice that, less the children there are (checked against real servers in the tests).
-        """
-        path = self._layout.segment(self._segment)
-        await self._link.insist(sync(path))
-        stat = await self._link.insist(exists(path))
-        return 0 if stat is None else ((stat.cversion + stat.numChildren) & 0xFFFFFFFF) >> 1
+        return await self._segments.tail()
 
     # --- pulses ---------------------------------------------------------------------
 
@@ -257,15 +270,23 @@ class ZookeeperSession:
 
     async def trim(self, upto: int) -> int:
         """See `LogSession.trim`."""
-        return await self._origins.trim(upto)
+        return await self._origins.trim(upto, self._segments)
+
+    async def rotate(self) -> bool:
+        """See `LogSession.rotate`."""
+        return await self._segments.rotate()
 
     async def destroy(self) -> None:
         """Delete the cluster's directory; the records first, in batches, for there may be more than a list can hold."""
         origin = await self._origins.read()
-        first, end = (origin.trimmed if origin else START) + 1, await self._written()
-        for start in range(first, end, _DESTROY_BATCH_RECORDS):
-            batch = range(start, min(end, start + _DESTROY_BATCH_RECORDS))
-            await self._delete([self._layout.record(position) for position in batch])
+        first = (origin.trimmed if origin else START) + 1
+        await self._segments.look()
+        for segment in range(segment_of(first), self._segments.present + 1):
+            start = segment_start(segment)
+            end = start + await self._segments.written(segment)
+            for batch in range(max(start, first), end, _DESTROY_BATCH_RECORDS):
+                positions = range(batch, min(end, batch + _DESTROY_BATCH_RECORDS))
+                await self._delete([self._layout.record(position) for position in positions])
         client = self._link.client
         await trio.to_thread.run_sync(lambda: client.delete(self._layout.root, recursive=True), abandon_on_cancel=True)
 

@@ -18,14 +18,16 @@ from attrs import astuple, evolve, frozen
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
 from onyxq.errors import Corrupt
-from onyxq.log.interface import START, Origin
+from onyxq.log.interface import START, Origin, segment_of, segment_start
 from onyxq.log.kazoo_client import BROKEN, Link, create, delete, get, replace, sync
 from onyxq.log.zookeeper_reader import Layout
+from onyxq.log.zookeeper_segments import Segments
 
 CHUNK_BYTES = 512 * 1024
-TRIM_BATCH_RECORDS = 1_000
-TRIM_RECORDS_PER_S_MAX = 5_000
-"""Trimming leaves room for appends: each deletion is an event for every reader."""
+TRIM_BATCH_RECORDS = 100
+"""Deleted in one transaction: appends wait behind it, and so do readers, to each of whom a deletion is an event."""
+TRIM_RECORDS_PER_S_MAX = 2_500
+"""Trimming leaves room for appends, but must outrun them."""
 _READ_TRIES = 10
 
 
@@ -67,6 +69,11 @@ class Origins:
         self._link = link
         self._layout = layout
 
+    async def position(self) -> int:
+        """The origin's position; START if there is none."""
+        pointer, _ = await self._pointer()
+        return pointer.position if pointer is not None else START
+
     async def read(self) -> Origin | None:
         """See `LogSession.origin`."""
         await self._link.insist(sync(self._layout.root))
@@ -100,7 +107,7 @@ class Origins:
             await self._delete([self._chunk_path(pointer, number) for number in range(count)])
         return won
 
-    async def trim(self, upto: int) -> int:
+    async def trim(self, upto: int, segments: Segments) -> int:
         """See `LogSession.trim`."""
         deleted = 0
         while True:
@@ -108,17 +115,33 @@ class Origins:
             pointer, version = await self._pointer()
             if pointer is None:
                 return deleted
-            first = pointer.trimmed + 1
-            last = min(upto, pointer.position, first + TRIM_BATCH_RECORDS - 1)
+            first, last = pointer.trimmed + 1, min(upto, pointer.position)
             if first > last:
                 return deleted
             started = trio.current_time()
+            if (segment := segment_of(first)) < segment_of(last):
+                last = segment_start(segment) + await segments.written(segment) - 1
+                if first > last:
+                    if await segments.drop(segment):
+                        await self._skip_segment(pointer, version, segment)
+                    continue
+            last = min(last, first + TRIM_BATCH_RECORDS - 1)
             try:
                 deleted += await self._trim_batch(evolve(pointer, trimmed=last), version, first)
             except BROKEN:  # the pointer tells whether it was carried out
                 await self._link.pause()
                 continue
             await trio.sleep_until(started + (last - first + 1) / TRIM_RECORDS_PER_S_MAX)
+
+    async def _skip_segment(self, pointer: Pointer, version: int, segment: int) -> None:
+        """Note that a closed segment is gone, unless something came in between."""
+        moved = evolve(pointer, trimmed=segment_start(segment + 1) - 1)
+        try:
+            await self._link.call(replace(self._layout.pointer, moved.pack(), version=version))
+        except BadVersionError:
+            pass
+        except BROKEN:
+            await self._link.pause()
 
     async def _trim_batch(self, pointer: Pointer, version: int, first: int) -> int:
         paths = [self._layout.record(position) for position in range(first, pointer.trimmed + 1)]

@@ -15,15 +15,16 @@ import trio
 from kazoo.exceptions import NoNodeError
 
 from onyxq.errors import Corrupt, LogUnavailable
-from onyxq.log.interface import Record, Trimmed
-from onyxq.log.kazoo_client import BROKEN, Link, Reply, get
+from onyxq.log.interface import SEQUENCE_BITS, Record, Trimmed, segment_of, segment_start
+from onyxq.log.kazoo_client import BROKEN, Link, Reply, exists, get
 
 AHEAD_MAX = 64
 """Gets outstanding, and records held, ahead of the reader."""
 AHEAD_FIRST = 4
 RECHECK_S = 5.0
 """How long a reader waits at the tail before it looks again without an event."""
-_SEQUENCE_BITS = 31
+END = b"\xc1end of segment"
+"""What a segment's last child holds; msgpack, and so any record, never begins like this."""
 
 
 class Layout:
@@ -42,11 +43,11 @@ class Layout:
 
     def record(self, position: int) -> str:
         """The path of a record."""
-        return f"{self.segment(position >> _SEQUENCE_BITS)}/e-{position & ((1 << _SEQUENCE_BITS) - 1):010d}"
+        return f"{self.segment(segment_of(position))}/e-{position & ((1 << SEQUENCE_BITS) - 1):010d}"
 
     def position(self, segment: int, path: str) -> int:
         """The position of a record created at ``path``."""
-        return (segment << _SEQUENCE_BITS) + int(path[-10:])
+        return segment_start(segment) + int(path[-10:])
 
 
 class Reader:
@@ -59,6 +60,8 @@ class Reader:
         self._next = -1
         """The position asked for, or to be asked for next; -1 before the first read."""
         self._found: dict[int, Record] = {}
+        self._ends: dict[int, int] = {}
+        """Positions found that look like the segment's end: their transaction's id."""
         self._asked: dict[int, int] = {}
         """Outstanding gets: position -> events counted when it was sent."""
         self._front = 0
@@ -103,7 +106,7 @@ class Reader:
     def arrive(self, record: Record | None) -> None:
         """An append came back, with the record if it is known to have landed."""
         self._own_flights -= 1
-        if record is not None:
+        if record is not None and segment_of(record.position) == self._segment and record.data != END:
             self._end = max(self._end, record.position + 1)
             if 0 <= self._next <= record.position < self._next + AHEAD_MAX:
                 self._keep(record)
@@ -117,6 +120,10 @@ class Reader:
             if self._error is not None:
                 raise LogUnavailable(f"ZooKeeper refuses to read the log: {self._error!r}")
             record = self._found.pop(position, None)
+            if record is not None and record.data == END and await self._ends_segment(position):
+                position = segment_start(self._segment + 1)
+                self._seek(position)
+                continue
             if record is not None:
                 self._next = position + 1
                 self._pump()
@@ -135,6 +142,11 @@ class Reader:
             await changed.wait()
         if waited.cancelled_caught and self._link.connected and position not in self._asked:
             self._ask(position)
+
+    async def _ends_segment(self, position: int) -> bool:
+        """Whether what was found at a position, which looks like the segment's end, is."""
+        following = await self._link.insist(exists(self._layout.segment(self._segment + 1)))
+        return following is not None and following.czxid == self._ends.get(position)
 
     async def _judge(self, position: int) -> Trimmed | None:
         """Tell a trimmed record from one not written yet: None if it is to be asked for again, or was found.
@@ -156,7 +168,8 @@ class Reader:
             if position <= origin:  # and it may have been written in between
                 if await self._take(position, self._link.start(get(self._layout.record(position)))):
                     return None
-                self._end = max(self._end, origin + 1)
+                if segment_of(origin) == self._segment:
+                    self._end = max(self._end, origin + 1)
                 self._slack, self._doubt = None, False
                 return Trimmed(origin)
         except BROKEN:
@@ -182,9 +195,13 @@ class Reader:
         return True
 
     def _seek(self, position: int) -> None:
-        if self._next < 0 or position >> _SEQUENCE_BITS != self._segment:
-            self._segment = position >> _SEQUENCE_BITS
+        if self._next < 0 or segment_of(position) != self._segment:
+            self._link.client.unwatch(self._layout.segment(self._segment))
+            self._segment = segment_of(position)
             self._next = position
+            self._end = 0
+            self._found.clear()
+            self._ends.clear()
             self._on_connect()
         elif position != self._next:
             self._generation += 1
@@ -255,6 +272,8 @@ class Reader:
         self._end = max(self._end, position + 1)
         self._refused.discard(position)
         self._ahead = min(AHEAD_MAX, self._ahead * 2)
+        if data == END:
+            self._ends[position] = stat.czxid
         if position >= self._next:
             self._keep(Record(position, stat.ctime, data))
         self._pump()

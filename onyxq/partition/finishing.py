@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from onyxq import facts
-from onyxq.facts import Completion, Row
-from onyxq.ids import Run, TaskId, mask_of, offset_of, runs_of, stretch_of
+from onyxq.facts import Completion, History, Row
+from onyxq.ids import Run, TaskId, ids_of, mask_of, offset_of, runs_of, stretch_of
 from onyxq.store.interface import Store
 
 
@@ -66,3 +66,38 @@ def holds_other(store: Store, run: Run, results: list[bytes | None]) -> bool:
         if given[start : start + done.count] != (done.results or [None] * done.count):
             return True
     return False
+
+
+def history_of(store: Store, task_id: TaskId) -> list[History]:
+    """What the log said about a task's claims, in order."""
+    return sorted(facts.unpack_history(body) for _, body in store.covering(facts.HISTORY, task_id))
+
+
+def not_ended_by(store: Store, run: Run, token: int, event: int | None) -> list[Run]:
+    """The tasks of a run whose claim under ``token`` did not end by this event (a failure: or for good)."""
+    if event is None:
+        return [run]
+    bits = 0
+    for task_id in ids_of(*run):
+        ended = any((one.token, one.event) == (token, event) for one in history_of(store, task_id))
+        dead = event == facts.RETRIED and any(
+            (done.token, done.outcome) == (token, facts.FAILED) for _, done in completions_of(store, Run(task_id, 1))
+        )
+        if not ended and not dead:
+            bits |= mask_of(task_id, 1)
+    return list(runs_of(stretch_of(run.first), bits))
+
+
+def overtaken_bits(store: Store, run: Run, token: int, bits: int) -> int:
+    """Those of ``bits`` whose every completion is of an older token than the one that holds them.
+
+    No leader acknowledged it, or they would not have been granted again: a deposed one wrote it,
+    and it was found at a takeover. The holder's own replaces it.
+    """
+    if not bits:
+        return 0
+    found = [(first, facts.unpack_completion(body)) for first, body in store.completions(stretch_of(run.first))]
+    for first, done in found:
+        if done.token >= token:
+            bits &= ~mask_of(first, done.count)
+    return bits

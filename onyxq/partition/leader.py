@@ -90,6 +90,8 @@ class PartitionLeader:
         self._marks = 0
         self._progress = trio.Event()
         self._trouble_since: float | None = None
+        self._alone_since: float | None = None
+        """Since when no majority of the members answers this node, though they may be in the ring."""
         self._behind: dict[str, trio.Event] = {}
 
     @property
@@ -97,10 +99,16 @@ class PartitionLeader:
         """Where the replica places the partition now."""
         return self._host.replica.partitions[self.partition]
 
-    @property
     def in_trouble(self) -> bool:
-        """Whether the takeover, or the last write, has not succeeded yet."""
-        return self._trouble_since is not None
+        """Whether the takeover, or the last write, has not succeeded yet, or no majority answers."""
+        if not self.ready or self.has_majority():
+            self._alone_since = None
+        elif self._alone_since is None:
+            self._alone_since = trio.current_time()
+        return self._since() is not None
+
+    def _since(self) -> float | None:
+        return min((at for at in (self._trouble_since, self._alone_since) if at is not None), default=None)
 
     def check(self) -> None:
         """Raise `NotLeader` unless writes may be taken."""
@@ -330,11 +338,11 @@ class PartitionLeader:
     # --- giving up
 
     async def yield_if_in_trouble(self) -> None:
-        """Give up leading when no write, or no takeover, has succeeded for too long.
+        """Give up leading when no write, or no takeover, has succeeded for too long, or nobody answered.
 
         The node calls it every second. Each yield of the partition in a row doubles the patience.
         """
-        since, placed = self._trouble_since, self.placed
+        since, placed = self._since(), self.placed
         if since is None or placed.epoch != self.epoch:
             return
         patience = min(
@@ -342,4 +350,5 @@ class PartitionLeader:
         )
         if trio.current_time() - since >= patience and self._host.live_candidates(self.partition) > 1:
             self._trouble_since = trio.current_time()
+            self._alone_since = None
             await self._propose(yield_partition.Args(self.partition, self.epoch))

@@ -30,8 +30,17 @@ from onyxq.errors import (
 from onyxq.facts import Completion, History, Row, Update
 from onyxq.ids import Run, TaskId, id_at, mask_of, ms_of, offset_of, partition_of, runs_of, stretch_of
 from onyxq.partition.cutting import fitting, run_groups, size_of
-from onyxq.partition.finishing import Finish, completions_of, holds_other, merged
+from onyxq.partition.finishing import (
+    Finish,
+    completions_of,
+    history_of,
+    holds_other,
+    merged,
+    not_ended_by,
+    overtaken_bits,
+)
 from onyxq.partition.granter import Granter, GranterHost
+from onyxq.partition.judging import unsure_partitions
 from onyxq.partition.leader import PartitionLeader
 from onyxq.partition.replication import Vote
 from onyxq.replica import claimed_bits, held_bits, pieces_of
@@ -91,6 +100,15 @@ class Operations:
         if leader is None:
             raise NotLeader(f"partition {partition} is not led from here")
         leader.check()
+        return leader
+
+    # --- tokens that were not heard of yet
+
+    def _judge(self, task_id: TaskId, token: int, unsure: set[int]) -> PartitionLeader:
+        """The leader that can say whether a token stands; raises `NotLeader` if it cannot be told here now."""
+        leader = self.leader(partition_of(task_id))
+        if leader.partition in unsure and token > self._host.replica.position:
+            raise NotLeader(f"token {token} lies beyond what this node has read of the log")
         return leader
 
     # --- enqueue
@@ -161,12 +179,13 @@ class Operations:
         self, items: Sequence[tuple[TaskId, int, int, int | None, list[bytes | None]]]
     ) -> list[list[Refused]]:
         """Write completions for ``(first, count, token, seq, results)`` items of any partitions."""
+        unsure = await unsure_partitions(self._host, ((first, token) for first, _, token, *_ in items))
         await self._turn([Run(first, count) for first, count, *_ in items])
         refused: list[list[Refused]] = [[] for _ in items]
         work: dict[int, list[tuple[int, Finish]]] = {}
         for place, (first, count, token, seq, results) in enumerate(items):
             try:
-                leader = self.leader(partition_of(first))
+                leader = self._judge(first, token, unsure)
                 taken, refusals = self.standing(Run(first, count), token)
                 self._check_sequence(first, count, token, seq)
                 refused[place] += refusals
@@ -280,7 +299,7 @@ class Operations:
         store = self._host.store
         held = held_bits(self._host.replica, run, token) & ~self._host.granter.is_blocked(run)
         finished = store.finished_bits(stretch_of(run.first)) & mask
-        stands = held & ~finished
+        stands = held & ~finished | overtaken_bits(store, run, token, held & finished)
         refused: list[Refused] = []
         rest = mask & ~stands
         for part in runs_of(stretch_of(run.first), rest):
@@ -325,18 +344,18 @@ class Operations:
 
     def history(self, task_id: TaskId) -> list[History]:
         """What the log said about a task's claims, in order."""
-        rows = self._host.store.covering(facts.HISTORY, task_id)
-        return sorted(map(facts.unpack_history, (body for _, body in rows)))
+        return history_of(self._host.store, task_id)
 
     # --- fail, release, renew
 
     async def fail(self, items: Sequence[tuple[TaskId, int, int, str, int | None]]) -> list[list[Refused]]:
         """Retry, or give up, ``(first, count, token, error, retry_in_ms)`` items."""
+        unsure = await unsure_partitions(self._host, ((first, token) for first, _, token, *_ in items))
         await self._turn([Run(first, count) for first, count, *_ in items])
         refused: list[list[Refused]] = [[] for _ in items]
         dead: dict[int, list[tuple[int, Finish]]] = {}
         retries: dict[int, list[release_claims.Release]] = {}
-        for place, leader, runs in self._held_of(items, refused):
+        for place, leader, runs in self._held_of(items, refused, unsure, facts.RETRIED):
             first, count, token, error, retry_in_ms = items[place]
             planned = retries.setdefault(leader.partition, [])
             try:
@@ -349,28 +368,33 @@ class Operations:
         return refused
 
     def _held_of(
-        self, items: Sequence[tuple[Any, ...]], refused: list[list[Refused]]
+        self,
+        items: Sequence[tuple[Any, ...]],
+        refused: list[list[Refused]],
+        unsure: set[int],
+        event: int | None = None,
     ) -> Iterator[tuple[int, PartitionLeader, tuple[Run, ...]]]:
         """Per item ``(first, count, token, ...)`` its place, its leader and the runs held; what is not goes to
-        ``refused``."""
+        ``refused``, unless its claim ended by ``event``: then the answer to an earlier try was lost."""
         for place, (first, count, token, *_) in enumerate(items):
             try:
-                leader = self.leader(partition_of(first))
-                held = self._held(Run(first, count), token, refused[place])
+                leader = self._judge(first, token, unsure)
+                held = self._held(Run(first, count), token, refused[place], event)
             except OnyxqError as problem:
                 refused[place].append([first, count, problem.to_map()])
                 continue
             if held:
                 yield place, leader, tuple(runs_of(stretch_of(first), held))
 
-    def _held(self, run: Run, token: int, refused: list[Refused]) -> int:
+    def _held(self, run: Run, token: int, refused: list[Refused], event: int | None) -> int:
         held = held_bits(self._host.replica, run, token)
         held &= ~self._host.store.finished_bits(stretch_of(run.first))
         known = self._host.store.known_bits(stretch_of(run.first)) | held
         for part in runs_of(stretch_of(run.first), mask_of(*run) & ~known):
             refused.append([*part, NotFound(f"there is no task {part.first.hex()}", field="id").to_map()])
         for part in runs_of(stretch_of(run.first), mask_of(*run) & known & ~held):
-            refused.append([*part, StaleToken(f"token {token} does not hold task {part.first.hex()}").to_map()])
+            for lost in not_ended_by(self._host.store, part, token, event):
+                refused.append([*lost, StaleToken(f"token {token} does not hold task {lost.first.hex()}").to_map()])
         return held
 
     def _plan_failure(
@@ -409,9 +433,10 @@ class Operations:
 
     async def release(self, items: Sequence[tuple[TaskId, int, int]]) -> list[list[Refused]]:
         """Give ``(first, count, token)`` items back, uncounted."""
+        unsure = await unsure_partitions(self._host, ((first, token) for first, _, token in items))
         refused: list[list[Refused]] = [[] for _ in items]
         work: dict[int, list[release_claims.Release]] = {}
-        for place, leader, runs in self._held_of(items, refused):
+        for place, leader, runs in self._held_of(items, refused, unsure, facts.RELEASED):
             release = release_claims.Release(items[place][2], facts.RELEASED, 0, 0, "", runs)
             work.setdefault(leader.partition, []).append(release)
         await self._release(work, refused, items)
@@ -449,9 +474,10 @@ class Operations:
 
     async def renew(self, items: Sequence[tuple[TaskId, int, int, int]]) -> list[list[Refused]]:
         """Extend the leases of ``(first, count, token, lease_ms)`` items."""
+        unsure = await unsure_partitions(self._host, ((first, token) for first, _, token, _ in items))
         refused: list[list[Refused]] = [[] for _ in items]
         work: dict[int, list[renew_claims.Renewal]] = {}
-        for place, leader, runs in self._held_of(items, refused):
+        for place, leader, runs in self._held_of(items, refused, unsure):
             _, _, token, lease_ms = items[place]
             work.setdefault(leader.partition, []).append(renew_claims.Renewal(token, lease_ms, runs))
         entries = [
@@ -486,11 +512,12 @@ class Operations:
 
     async def update(self, items: Sequence[tuple[TaskId, int, int, bytes]]) -> list[dict[str, Any] | None]:
         """Store ``(id, token, seq, data)`` updates; an error map or None each."""
+        unsure = await unsure_partitions(self._host, ((task_id, token) for task_id, token, *_ in items))
         started: list[tuple[PartitionLeader, Vote] | OnyxqError | None] = []
         keys = []
         for task_id, token, seq, data in items:
             try:
-                started.append(self._start_update(task_id, token, seq, data))
+                started.append(self._start_update(task_id, token, seq, data, unsure))
                 keys.append(((task_id, token), seq + 1))
             except OnyxqError as error:
                 started.append(error)
@@ -509,8 +536,10 @@ class Operations:
                 del self._updates[key]
         return results
 
-    def _start_update(self, task_id: TaskId, token: int, seq: int, data: bytes) -> tuple[PartitionLeader, Vote]:
-        leader = self.leader(partition_of(task_id))
+    def _start_update(
+        self, task_id: TaskId, token: int, seq: int, data: bytes, unsure: set[int]
+    ) -> tuple[PartitionLeader, Vote]:
+        leader = self._judge(task_id, token, unsure)
         taken, refused = self.standing(Run(task_id, 1), token)
         if refused or not taken:
             code = refused[0][2]["code"] if refused else AlreadyFinished.code

@@ -92,6 +92,8 @@ class Sender:
         self._wake = trio.Event()
         self._bytes = 0
         self._down: OnyxqError | None = None
+        self.heard_at = float("-inf")
+        """Monotonic second of the last answer."""
 
     @property
     def down(self) -> bool:
@@ -101,6 +103,11 @@ class Sender:
     def resume(self) -> None:
         """The node answers (again): writes are sent to it from now on."""
         self._down = None
+        self.heard_at = trio.current_time()
+
+    def suspect(self, error: OnyxqError) -> None:
+        """The node does not answer: what waits for it fails, and nothing more is sent until `resume`."""
+        self._fail(error)
 
     def submit(self, partition: int, epoch: int, rows: Sequence[Row], heard: Heard) -> None:
         """Queue rows of one partition; ``heard`` is called once, at once if the node is down."""
@@ -129,6 +136,7 @@ class Sender:
             group = self._take()
             try:
                 errors = await self._send([(partition, epoch, rows) for partition, epoch, rows, _ in group])
+                self.heard_at = trio.current_time()
             except OnyxqError as error:
                 errors = [error] * len(group)
                 self._fail(error)

@@ -31,6 +31,8 @@ FIRST_ANSWERS_S = 1.0
 """How long a claim that does not wait may take to hear from every leader, new ones included."""
 FIRST_LOOK_S = 0.1
 """How long a claimer waits for nodes that were not asked about a queue before."""
+LOG_PATIENCE_S = 2.0
+"""How long claimers wait on although the log is away."""
 CLAIMERS_MAX = 50_000
 BUSY = ""
 ASKS_MAX = 2
@@ -84,6 +86,7 @@ class Claiming:
         self._wake = trio.Event()
         self._nursery: trio.Nursery | None = None
         self._draining = False
+        self._log_away_since: float | None = None
         self._answered = trio.Event()
         """Set, and made anew, at each answer of a node."""
         self._asks: dict[str, int] = {}
@@ -204,7 +207,7 @@ class Claiming:
             try:
                 found.append(await self._head_of(node_id, watched.queue, better_than, timeout_s))
             except OnyxqError:
-                watched.heads[node_id] = None
+                watched.heads.pop(node_id, None)  # what it has is not known
                 self._wake.set()
                 await trio.sleep(0.2)
             nursery.cancel_scope.cancel()
@@ -234,6 +237,7 @@ class Claiming:
     def _match(self) -> float:
         """Ask for whoever can be served; seconds until something must be looked at again."""
         now = trio.current_time()
+        self._give_up_without_log(now)
         left: deque[Claimer] = deque()
         groups: dict[str, list[Claimer]] = {}
         next_look = now + 1.0
@@ -268,9 +272,23 @@ class Claiming:
             self._nursery.start_soon(self._ask_node, group, node_id)
         return max(next_look - now, 0.0)
 
+    def _give_up_without_log(self, now: float) -> None:
+        """Whoever waits here while the log is away hears so: another peer may reach it."""
+        try:
+            self._node.outbox_now()
+            self._log_away_since = None
+        except LogUnavailable as error:
+            if self._log_away_since is None:
+                self._log_away_since = now
+            if now - self._log_away_since >= LOG_PATIENCE_S:
+                for claimer in self._claimers:
+                    if not claimer.asking and not claimer.gone:
+                        claimer.trouble = error
+                        self._end(claimer)
+
     def _end(self, claimer: Claimer) -> None:
         claimer.gone = True
-        trouble = claimer.trouble or self._unserved()
+        trouble = claimer.trouble or self._unserved() or self._unheard(claimer)
         if trouble is not None:
             claimer.fail(trouble)
         else:
@@ -288,6 +306,17 @@ class Claiming:
             f"{len(missing)} of {len(replica.partitions)} partitions (the first: {missing[0]}) have no leader "
             f"with a majority of their nodes, so there may be tasks that cannot be claimed now"
         )
+
+    def _unheard(self, claimer: Claimer) -> Unavailable | None:
+        """The same, of leaders that do not answer this node."""
+        silent = [
+            node_id
+            for node_id in self._leading_nodes()
+            if any(node_id not in self._queues[queue].heads for queue in claimer.queues)
+        ]
+        if not silent:
+            return None
+        return Unavailable(f"node {silent[0]}, which leads partitions, did not answer; there may be tasks there")
 
     def _settled_at(self, claimer: Claimer) -> float:
         """When its queues are known well enough to say which node has the best task."""

@@ -2,7 +2,8 @@
 
 A `RunningNode` opens the data directory, serves TCP and HTTP, and runs one peer after
 another until it is told to stop, or a peer ends for a reason that a new one would not
-cure (a wrong clock, another cluster's data, an older version than the cluster's).
+cure (a wrong clock, another cluster's data, an older version than the cluster's, an
+extension with a bug).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import logging
 import random
 import secrets
 import shutil
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -22,12 +24,16 @@ import trio
 from anyio.abc import ByteStream, TaskStatus
 from attrs import frozen
 
+from onyxq.archive import Archive
+from onyxq.entry import Entries
 from onyxq.errors import BadRequest, LogUnavailable, StoreFailed, first_cause
+from onyxq.extensions import installed
 from onyxq.http.app import create_app
 from onyxq.http.server import serve_http
 from onyxq.ids import PARTITIONS_MAX
 from onyxq.log.embedded import EmbeddedBackend
 from onyxq.log.interface import LogBackend, SessionLost
+from onyxq.peer.archiving import Archiver
 from onyxq.peer.clock import Clock, RingClock, SystemClock
 from onyxq.peer.node import Node
 from onyxq.peer.peer import Evicted, Peer
@@ -54,6 +60,8 @@ class PeerConfig:
     zookeeper: str | None = None
     listen: str = "127.0.0.1:7400"
     http: str | None = "127.0.0.1:7480"
+    archive: str | None = None
+    """Directory that keeps what this node's peer trims."""
     zone: str = ""
     slots: int = 1
     tags: tuple[str, ...] = ()
@@ -62,6 +70,8 @@ class PeerConfig:
     session_timeout_ms: int = 6_000
     absent_after_ms: int = 60_000
     yield_after_ms: int = 5_000
+    gc_records: int = 20_000
+    gc_bytes: int = 64 << 20
 
 
 @frozen
@@ -87,6 +97,7 @@ class RunningNode:
         open_store: Callable[[str, Clock], Store] | None = None,
         seed: int | None = None,
         offload: Callable[..., Awaitable[Any]] = trio.to_thread.run_sync,
+        entries: Entries | None = None,
     ) -> None:
         self.config = config
         self.stop = trio.Event()
@@ -101,6 +112,7 @@ class RunningNode:
         self._open_store = open_store or (lambda path, its_clock: LmdbStore.open(path, now_ms=its_clock.wall_ms))
         self._random = random.Random(secrets.randbits(64) if seed is None else seed)
         self._offload = offload
+        self._entries = installed() if entries is None else entries
         self._peer: Peer | None = None
 
     async def run(self) -> None:
@@ -118,8 +130,14 @@ class RunningNode:
                     random=self._random.random,
                     nursery=nursery,
                     offload=self._offload,
+                    entries=self._entries,
                 )
-                service = self.service = Service(node, random_64=lambda: self._random.getrandbits(64))
+                service = self.service = Service(
+                    node, random_64=lambda: self._random.getrandbits(64), backend=self._backend
+                )
+                if self.config.archive:
+                    archive = Archive(Path(self.config.archive), node_id)
+                    node.archiver = Archiver(archive, node, service.log_view).keep
                 nursery.start_soon(node.run)
                 nursery.start_soon(service.run)
                 address = await nursery.start(self._serve_wire, node, service)
@@ -174,6 +192,8 @@ class RunningNode:
                     session_timeout_ms=self.config.session_timeout_ms,
                     absent_after_ms=self.config.absent_after_ms,
                     yield_after_ms=self.config.yield_after_ms,
+                    gc_records=self.config.gc_records,
+                    gc_bytes=self.config.gc_bytes,
                 ),
                 new_cluster_id=lambda: f"{self._random.getrandbits(64):016x}",
             )
@@ -230,6 +250,8 @@ def check_config(config: PeerConfig) -> None:
         "session_timeout_ms": (1_000, 60_000),
         "absent_after_ms": (1_000, 30 * 86_400_000),
         "yield_after_ms": (500, 3_600_000),
+        "gc_records": (10, 100_000_000),
+        "gc_bytes": (1 << 20, 1 << 40),
     }
     for name, (low, high) in limits.items():
         value = getattr(config, name)
@@ -297,6 +319,7 @@ class LocalCluster:
         listen: str = "127.0.0.1:0",
         http: str | None = None,
         partitions: int = 64,
+        archive: str | None = None,
     ) -> None:
         self.nodes: list[RunningNode] = []
         self._peers = peers
@@ -304,6 +327,7 @@ class LocalCluster:
         self._listen = listen
         self._http = http
         self._partitions = partitions
+        self._archive = archive
         self._stack = contextlib.AsyncExitStack()
         self._nursery: trio.Nursery | None = None
         self._ended: dict[int, trio.Event] = {}
@@ -319,6 +343,17 @@ class LocalCluster:
         return [node.addresses.http for node in self.nodes if node.addresses and not node.stop.is_set()]
 
     async def __aenter__(self) -> LocalCluster:
+        try:
+            await self._start()
+        except BaseException:
+            # What was entered already, a nursery among it, must be left in order.
+            if self._nursery is not None:
+                self._nursery.cancel_scope.cancel()
+            await self._stack.__aexit__(*sys.exc_info())
+            raise
+        return self
+
+    async def _start(self) -> None:
         root = self._data
         if root is None:
             root = tempfile.mkdtemp(prefix="onyxq-")
@@ -333,6 +368,7 @@ class LocalCluster:
                 listen=self._listen if number == 0 else "127.0.0.1:0",
                 http=self._http if number == 0 or self._http is None else "127.0.0.1:0",
                 partitions=self._partitions,
+                archive=self._archive,
                 replicas=min(3, self._peers),
             )
             Path(config.data).mkdir(parents=True, exist_ok=True)
@@ -344,7 +380,6 @@ class LocalCluster:
                 await node.ready.wait()
         for node in self.nodes:
             await node.ready.wait()
-        return self
 
     async def _run(self, number: int) -> None:
         try:

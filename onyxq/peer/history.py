@@ -12,13 +12,14 @@ from typing import Any
 
 import trio
 
-from log_entries import expire_claims, grant_claims, release_claims
+from log_entries import expire_claims, grant_claims, release_claims, renew_claims
 from onyxq import facts
+from onyxq.claims import lapsed
 from onyxq.entry import APPLIED
 from onyxq.errors import StoreFailed
 from onyxq.facts import History, Row
-from onyxq.ids import Run, runs_of, stretch_of
-from onyxq.replica import Replica, held_bits
+from onyxq.ids import Run, TaskId, mask_of, runs_of, stretch_of
+from onyxq.replica import Replica, claimed_bits, held_bits, pieces_of
 from onyxq.step import Outcome
 from onyxq.store.interface import Batch, Store, Written
 
@@ -27,27 +28,72 @@ IDLE_FLUSH_S = 5.0
 RETRY_PAUSE_S = 0.5
 
 
-def returned_runs(before: Replica, outcome: Outcome) -> list[tuple[int, Run, History]]:
-    """``(partition, run, event)`` for the tasks that an applied entry took from a worker
-    without finishing them; `History.position` and ``at_ms`` are left 0."""
-    args = outcome.args
-    if isinstance(args, release_claims.Args):
-        parts = [
-            (one.token, one.runs, one.event, one.retry_ms, one.attempts, one.note)
-            for one in args.releases
-            if one.event != release_claims.COMPLETED_EVENT
-        ]
-    elif isinstance(args, expire_claims.Args):
-        parts = [(one.token, one.runs, facts.EXPIRED, 0, one.attempts, "") for one in args.expirations]
-    else:
-        return []
-    found = []
-    for token, runs, event, retry_ms, attempts, note in parts:
-        for run in runs:
-            for part in runs_of(stretch_of(run.first), held_bits(before, run, token)):
-                said = History(0, outcome.index, part.count, event, token, 0, "", retry_ms, attempts, note)
-                found.append((args.partition, part, said))
+class _Held:
+    """Which claims of before a record are still as they were, while its entries are gone through."""
+
+    def __init__(self, before: Replica, after: Replica) -> None:
+        self._before = before
+        self._log_time_ms = after.log_time_ms
+        self._gone: dict[tuple[TaskId, int], int] = {}
+        self._renewed: dict[tuple[TaskId, int], int] = {}
+
+    def renew(self, run: Run, token: int) -> None:
+        """A run's claims have a later deadline now."""
+        key = stretch_of(run.first), token
+        self._renewed[key] = self._renewed.get(key, 0) | mask_of(*run)
+
+    def end(self, run: Run, token: int, *, lapsed_only: bool = False) -> int:
+        """Mask of what of a run was held under the token until now, and no longer is."""
+        key = stretch_of(run.first), token
+        bits = held_bits(self._before, run, token) & ~self._gone.get(key, 0)
+        if lapsed_only:
+            bits &= self._lapsed_bits(run, token) & ~self._renewed.get(key, 0)
+        self._gone[key] = self._gone.get(key, 0) | bits
+        return bits
+
+    def _lapsed_bits(self, run: Run, token: int) -> int:
+        pieces = pieces_of(self._before, run.first)
+        return claimed_bits(tuple(piece for piece in pieces if lapsed(piece[4], self._log_time_ms)), token)
+
+
+def returned_runs(before: Replica, after: Replica, outcomes: Sequence[Outcome]) -> list[tuple[int, Run, History]]:
+    """``(partition, run, event)`` for the tasks that a record's applied entries took from a worker
+    without finishing them; `History.position` and ``at_ms`` are left 0.
+
+    An entry may name more than it ends: claims that were renewed, or ended by an entry before it.
+    """
+    held = _Held(before, after)
+    found: list[tuple[int, Run, History]] = []
+    for outcome in outcomes:
+        args: Any = outcome.args
+        if outcome.verdict != APPLIED:
+            continue
+        if isinstance(args, renew_claims.Args):
+            for renewal in args.renewals:
+                for run in renewal.runs:
+                    held.renew(run, renewal.token)
+        elif isinstance(args, release_claims.Args):
+            for one in args.releases:
+                ended = [(run, held.end(run, one.token)) for run in one.runs]
+                if one.event != release_claims.COMPLETED_EVENT:
+                    said = History(
+                        0, outcome.index, 0, one.event, one.token, 0, "", one.retry_ms, one.attempts, one.note
+                    )
+                    found += _parts(args.partition, ended, said)
+        elif isinstance(args, expire_claims.Args):
+            for expiry in args.expirations:
+                ended = [(run, held.end(run, expiry.token, lapsed_only=True)) for run in expiry.runs]
+                said = History(0, outcome.index, 0, facts.EXPIRED, expiry.token, 0, "", 0, expiry.attempts, "")
+                found += _parts(args.partition, ended, said)
     return found
+
+
+def _parts(partition: int, ended: list[tuple[Run, int]], said: History) -> list[tuple[int, Run, History]]:
+    return [
+        (partition, part, said._replace(count=part.count))
+        for run, bits in ended
+        for part in runs_of(stretch_of(run.first), bits)
+    ]
 
 
 def history_rows(
@@ -58,18 +104,16 @@ def history_rows(
     position, at_ms = after.position, after.ctime_ms
     for outcome in outcomes:
         args: Any = outcome.args
-        if outcome.verdict != APPLIED:
-            continue
-        if isinstance(args, grant_claims.Args) and holds(args.partition):
+        if outcome.verdict == APPLIED and isinstance(args, grant_claims.Args) and holds(args.partition):
             for grant in args.grants:
                 for run in grant.runs:
                     said = History(
                         position, outcome.index, run.count, facts.GRANTED, position, at_ms, grant.worker, 0, 0, ""
                     )
                     rows.append(facts.history_row(run.first, said))
-        elif isinstance(args, (release_claims.Args, expire_claims.Args)) and holds(args.partition):
-            for _, run, said in returned_runs(before, outcome):
-                rows.append(facts.history_row(run.first, said._replace(position=position, at_ms=at_ms)))
+    for partition, run, said in returned_runs(before, after, outcomes):
+        if holds(partition):
+            rows.append(facts.history_row(run.first, said._replace(position=position, at_ms=at_ms)))
     return rows
 
 

@@ -17,11 +17,14 @@ from typing import Any, NamedTuple
 import trio
 
 from log_entries import release_claims
+from log_entries.registry import ENTRIES
 from onyxq import __version__, facts
-from onyxq.entry import APPLIED
+from onyxq.entry import Entries
 from onyxq.errors import BadRequest, Corrupt, Forbidden, LogUnavailable, OnyxqError, StoreFailed
 from onyxq.facts import Row
 from onyxq.ids import Run
+from onyxq.log.codec import encode_entry
+from onyxq.log.interface import Origin
 from onyxq.metrics import Metrics
 from onyxq.partition.cohort import Cohort
 from onyxq.partition.expiry import Expiry
@@ -35,13 +38,14 @@ from onyxq.peer.clock import RingClock
 from onyxq.peer.history import HistoryWriter, history_rows, returned_runs
 from onyxq.peer.links import Link
 from onyxq.peer.outbox import Outbox
+from onyxq.peer.recent import RecentRecords
 from onyxq.placement import holders
 from onyxq.replica import EMPTY, Replica, leader_node
 from onyxq.ring import clock_error_ms
 from onyxq.step import Outcome, Step
 from onyxq.store.interface import Batch, Piece, Store, Written
 from onyxq.wire.network import Network
-from onyxq.wire.protocol import Hello
+from onyxq.wire.protocol import PING, Hello
 
 STALLED_S = 1.0
 """A record that waits this long for ZooKeeper means: the log cannot be written now."""
@@ -49,6 +53,8 @@ VERDICT_TIMEOUT_S = 4.0
 COHORT_WRITE_TIMEOUT_S = 3.0
 SETTLE_TIMEOUT_S = 1.0
 SYNC_PARALLEL = 4
+PROBE_EVERY_S = 2.0
+PROBE_TIMEOUT_S = 2.0
 DROP_EVERY_S = 5.0
 RECENT_STEPS = 10_000
 """Steps of the log kept in memory with their verdicts, for display."""
@@ -80,8 +86,11 @@ class Node:
         random: Callable[[], float],
         nursery: trio.Nursery,
         offload: Callable[..., Awaitable[Any]] = trio.to_thread.run_sync,
+        entries: Entries = ENTRIES,
     ) -> None:
         self.node_id = node_id
+        self.entries = entries
+        """What this program knows, extensions included."""
         self.cluster_name = cluster_name
         self.store = store
         self.clock = clock
@@ -95,6 +104,10 @@ class Node:
         self.leaders: dict[int, PartitionLeader] = {}
         self.metrics = Metrics(version=__version__)
         self.recent: deque[Stepped] = deque(maxlen=RECENT_STEPS)
+        self.archiver: Callable[[Origin | None, int], Awaitable[None]] | None = None
+        """Keeps records, given the origin before and the last position, before a collection trims them."""
+        self.records = RecentRecords()
+        """The same records as they are stored."""
         self.random = random
         self.offload = offload
         """Calls a function that takes long beside the event loop (in simulations: on it)."""
@@ -124,6 +137,7 @@ class Node:
             nursery.start_soon(self._promote_due)
             nursery.start_soon(self._drop_foreign)
             nursery.start_soon(self._yield_in_trouble, nursery)
+            nursery.start_soon(self._probe_cohorts, nursery)
             nursery.start_soon(self.repair.run)
 
     def start_soon(self, function: Callable[..., Any], *args: Any) -> None:
@@ -155,6 +169,7 @@ class Node:
     def replace(self, replica: Replica) -> None:
         """Take over a replica that was read from the origin."""
         self.replica = replica
+        self.records.clear()
         self.history.add(replica.position, ())
         if self.outbox is not None:
             self.outbox.skipped(replica.outbox.get(self.outbox.peer, 0))
@@ -204,8 +219,24 @@ class Node:
         while True:
             await trio.sleep(1.0)
             for leader in list(self.leaders.values()):
-                if leader.in_trouble:
+                if leader.in_trouble():
                     nursery.start_soon(leader.yield_if_in_trouble)
+
+    async def _probe_cohorts(self, nursery: trio.Nursery) -> None:
+        """Ask nodes for a sign of life to which nothing is written: who leads must know that it is cut off."""
+        while True:
+            await trio.sleep(PROBE_EVERY_S)
+            others = {node for leader in self.leaders.values() for node in leader.holders()} - {self.node_id}
+            for sender in map(self.sender, sorted(others)):
+                if not sender.down and trio.current_time() - sender.heard_at >= PROBE_EVERY_S:
+                    nursery.start_soon(self._probe, sender)
+
+    async def _probe(self, sender: Sender) -> None:
+        try:
+            await self.call(sender.node, PING, {}, timeout_s=PROBE_TIMEOUT_S)
+            sender.heard_at = trio.current_time()
+        except OnyxqError as error:
+            sender.suspect(error)
 
     def became_ready(self, leader: PartitionLeader) -> None:
         """Claims start once everything that the log said before is in the store."""
@@ -223,9 +254,7 @@ class Node:
         led = set(self.granter.led())
         returned = [
             (partition, run, said)
-            for outcome in step.outcomes
-            if outcome.verdict == APPLIED
-            for partition, run, said in returned_runs(before, outcome)
+            for partition, run, said in returned_runs(before, after, step.outcomes)
             if partition in led
         ]
         if not returned:
@@ -359,6 +388,19 @@ class Node:
         if not self.log_connected or outbox.stalled_s() > STALLED_S:
             raise LogUnavailable("the log cannot be reached from this node now")
         return outbox
+
+    def can_submit(self) -> bool:
+        """Whether entries can be appended now, as far as is known."""
+        try:
+            self.outbox_now()
+        except LogUnavailable:
+            return False
+        return True
+
+    def encode(self, args: Any) -> bytes:
+        """An entry's bytes in the highest version that the cluster has enabled; raises `NotEnabled`, `TooLarge`."""
+        replica = self.replica
+        return encode_entry(args, self.entries, replica.enabled if replica.cluster else None)
 
     async def verdicts(self, entries: Sequence[Any]) -> tuple[int, Sequence[str]]:
         """Submit entries; position and verdicts. Raises `LogUnavailable`."""

@@ -44,7 +44,15 @@ class _Submission:
 class Outbox:
     """Appends what one peer submits; see the module's first paragraph."""
 
-    def __init__(self, session: LogSession, *, peer: str, clock: Clock, on_append: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        session: LogSession,
+        *,
+        peer: str,
+        clock: Clock,
+        on_append: Callable[[float], None],
+        encode: Callable[[Any], bytes] = encode_entry,
+    ) -> None:
         self.peer = peer
         self.cluster_id = ""
         self.number = 0
@@ -52,6 +60,7 @@ class Outbox:
         self._session = session
         self._clock = clock
         self._on_append = on_append
+        self._encode = encode
         self._waiting: deque[tuple[_Submission, bytes]] = deque()
         self._lazy: deque[tuple[_Submission, bytes]] = deque()
         self._flight: list[tuple[_Submission, bytes]] = []
@@ -70,10 +79,10 @@ class Outbox:
 
     def submit(self, entries: Sequence[Any], done: Done | None = None, *, lazy: bool = False) -> None:
         """Take entries; ``done`` hears their verdicts. Raises `LogUnavailable` when closed
-        or full, `TooLarge` for an entry over its limit."""
+        or full, `TooLarge` for an entry over its limit, `NotEnabled` for one that may not be used yet."""
         if self.closed or len(self._waiting) > ENTRIES_MAX:
             raise LogUnavailable("the log cannot be written now")
-        packed = [encode_entry(entry) for entry in entries]
+        packed = [self._encode(entry) for entry in entries]
         submission = _Submission(packed, done)
         queue = self._lazy if lazy else self._waiting
         queue.extend((submission, entry) for entry in packed)
@@ -88,7 +97,7 @@ class Outbox:
 
     def holds(self, entry: Any) -> bool:
         """Whether an equal entry is on its way already."""
-        packed = encode_entry(entry)
+        packed = self._encode(entry)
         if any(packed == other for _, other in self._waiting):
             return True
         return any(packed == other for record in self._unread.values() for _, other in record)

@@ -8,18 +8,19 @@ leave, or when it is told to; then the node may start another one, under a fresh
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import trio
 
-from log_entries import create_cluster, drain_node, gc, leave_cluster, prepare_join_cluster
-from log_entries.registry import VERSIONS
-from onyxq import snapshot
-from onyxq.duties import Duty, Snapshot, Watch, duties
-from onyxq.errors import ClockWrong, ClusterMismatch, LogUnavailable, OnyxqError, Unavailable
-from onyxq.log.interface import START, LogSession, SessionLost, Trimmed
+from log_entries import create_cluster, drain_node, leave_cluster, prepare_join_cluster
+from log_entries.prepare_join_cluster import OLDER
+from onyxq.duties import Duty, Extended, Snapshot, Watch, duties
+from onyxq.errors import ClockWrong, ClusterMismatch, OlderThanCluster, OnyxqError, Unavailable
+from onyxq.log.interface import LogSession, SessionLost, Trimmed
 from onyxq.partition.replication import majority
+from onyxq.peer.collecting import Collector, unpacked
+from onyxq.peer.extending import supervise
 from onyxq.peer.node import Node
 from onyxq.peer.outbox import Outbox
 from onyxq.replica import CLOCK_SKEW_MAX_MS, EMPTY, Replica, Settings, first_peer
@@ -31,7 +32,6 @@ TICK_S = 0.5
 QUIET_MAX_MS = 1_900
 """While claims are in flight a record comes at least this often, so that log time moves."""
 DRAIN_TIMEOUT_S = 30.0
-TRIM_PATIENCE_S = 10.0
 OWED_EVERY_S = 1.0
 CLOCK_PATIENCE_S = 10.0
 CLOCK_NEWS_MS = 1_000
@@ -66,8 +66,7 @@ class Peer:
         self.node = node
         self.address = address
         self.joined = trio.Event()
-        self.gc_done: trio.Event = trio.Event()
-        self.gc_report: dict[str, int] = {}
+        self.collector = Collector(node)
         self._http = http
         self._zone = zone
         self._slots = slots
@@ -76,9 +75,10 @@ class Peer:
         self._new_cluster_id = new_cluster_id
         self._scopes: dict[Duty, trio.CancelScope] = {}
         self._wanted: frozenset[Duty] = frozenset()
-        self._captured: dict[int, Replica] = {}
         self._leaving = False
         self._owed_at = 0.0
+        self._older = False
+        """Its request to join was refused: the cluster has enabled what it does not know."""
         self._wrong: ClockWrong | None = None
         """Why it leaves for good."""
         self._log_time_at = 0.0
@@ -94,9 +94,15 @@ class Peer:
 
     async def run(self, session: LogSession) -> None:
         """Join, work, and return when this peer has left; raises `SessionLost`, `Evicted`,
-        `ClusterMismatch`, `ClockWrong`, `OlderThanCluster`."""
+        `ClusterMismatch`, `ClockWrong`, `OlderThanCluster`, `ExtensionFailed`."""
         node = self.node
-        outbox = Outbox(session, peer=self.id, clock=node.clock.own, on_append=node.metrics.log_append_seconds.observe)
+        outbox = Outbox(
+            session,
+            peer=self.id,
+            clock=node.clock.own,
+            on_append=node.metrics.log_append_seconds.observe,
+            encode=node.encode,
+        )
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._lost, session)
@@ -105,12 +111,13 @@ class Peer:
                 nursery.start_soon(outbox.run)
                 await self._create_if_new(session, outbox)
                 self._check_cluster()
+                self._check_versions()
                 outbox.cluster_id = node.replica.cluster.id if node.replica.cluster else ""
                 if node.store.meta("cluster_id") is None:
                     await node.store.write(Batch(meta=(("cluster_id", outbox.cluster_id.encode()),)))
                 await session.set_pulse(self.id, self.address.encode())
                 node.peer_id, node.outbox = self.id, outbox
-                outbox.submit([self._prepare()])
+                outbox.submit([self._prepare()], self._prepared)
                 nursery.start_soon(self._tick, outbox)
                 await self._follow(session, outbox, nursery)
                 nursery.cancel_scope.cancel()
@@ -150,7 +157,9 @@ class Peer:
                     session_timeout_ms=settings.session_timeout_ms,
                     absent_after_ms=settings.absent_after_ms,
                     yield_after_ms=settings.yield_after_ms,
-                    enabled=VERSIONS,
+                    gc_records=settings.gc_records,
+                    gc_bytes=settings.gc_bytes,
+                    enabled=self.node.entries.versions,
                 )
             ]
         )
@@ -171,6 +180,18 @@ class Peer:
                 f"this data directory belongs to cluster {stored.decode()}, the log to {cluster.id} ({cluster.name})"
             )
 
+    def _check_versions(self) -> None:
+        """Raise `OlderThanCluster` if the cluster has enabled what this program does not know."""
+        unknown = self.node.entries.unknown(self.node.replica.enabled)
+        if unknown:
+            raise OlderThanCluster(
+                f"older than the cluster: it has enabled {unknown}, which this program does not know"
+            )
+
+    def _prepared(self, position: int, verdicts: Sequence[str] | None) -> None:
+        """Hear what became of the request to join."""
+        self._older = OLDER in (verdicts or ())
+
     def _prepare(self) -> prepare_join_cluster.Args:
         return prepare_join_cluster.Args(
             peer=self.id,
@@ -180,7 +201,7 @@ class Peer:
             zone=self._zone,
             slots=self._slots,
             tags=self._tags,
-            versions=VERSIONS,
+            versions=self.node.entries.versions,
         )
 
     # --- the log
@@ -192,25 +213,31 @@ class Peer:
         if isinstance(found, Trimmed):
             origin = await session.origin()
             if origin is not None and origin.position > before.position:
-                node.replace(snapshot.unpack(origin.data))
+                node.replace(await unpacked(origin.data))
+                self._note_time(before)
             return
-        done = step(before, found)
-        if done.replica.log_time_ms > before.log_time_ms:
-            self._log_time_at = trio.current_time()
-        if done.replica.clock_ms > before.clock_ms:
-            self._clock_at = trio.current_time()
+        done = step(before, found, node.entries)
         if not done.problem:
             self._heard.add(done.peer)
-        for outcome in done.outcomes:
-            if isinstance(outcome.args, gc.Args) and done.replica.snapshot.position == found.position:
-                self._captured = {found.position: done.replica}
+        node.records.add(found)
         node.advance(before, done)
+        self._note_time(before)
+
+    def _note_time(self, before: Replica) -> None:
+        """Note when the log's two times were seen to move."""
+        replica = self.node.replica
+        if replica.log_time_ms > before.log_time_ms:
+            self._log_time_at = trio.current_time()
+        if replica.clock_ms > before.clock_ms:
+            self._clock_at = trio.current_time()
 
     async def _follow(self, session: LogSession, outbox: Outbox, nursery: trio.Nursery) -> None:
         known = False
         before = EMPTY
         while True:
             replica = self.node.replica
+            if replica.enabled is not before.enabled or self._older:
+                self._check_versions()
             known = known or contains(replica.ring, self.id)
             if known and not contains(replica.ring, self.id):
                 if self._wrong is not None:
@@ -229,22 +256,19 @@ class Peer:
     def _react(
         self, before: Replica, replica: Replica, session: LogSession, outbox: Outbox, nursery: trio.Nursery
     ) -> None:
-        structure = (replica.ring, replica.partitions, replica.nodes, replica.snapshot)
-        unchanged = all(
-            new is old
-            for new, old in zip(structure, (before.ring, before.partitions, before.nodes, before.snapshot), strict=True)
-        )
+        unchanged = all(new is old for new, old in zip(_structure(replica), _structure(before), strict=True))
         now = trio.current_time()
         if unchanged and now - self._owed_at < OWED_EVERY_S:
             return
         self._owed_at = now
-        for entry in owed(replica, self.id):
+        for entry in owed(replica, self.id, self.node.entries):
             if not outbox.holds(entry):
                 outbox.submit([entry])
         if not unchanged:
-            self._reconcile(duties(replica, self.id), session, nursery)
+            self._reconcile(replica, session, nursery)
 
-    def _reconcile(self, wanted: frozenset[Duty], session: LogSession, nursery: trio.Nursery) -> None:
+    def _reconcile(self, replica: Replica, session: LogSession, nursery: trio.Nursery) -> None:
+        wanted = duties(replica, self.id, self.node.entries)
         for duty in self._wanted - wanted:
             if (scope := self._scopes.pop(duty, None)) is not None:
                 scope.cancel()
@@ -252,7 +276,9 @@ class Peer:
             if isinstance(duty, Watch):
                 self._start(duty, nursery, self._watch, session, duty.peer)
             elif isinstance(duty, Snapshot):
-                self._start(duty, nursery, self._snapshot, session, duty.position)
+                self._start(duty, nursery, self.collector.run, session, replica)
+            elif isinstance(duty, Extended):
+                self._start(duty, nursery, supervise, self.node, self.id, duty)
         self._wanted = wanted
 
     def _start(self, duty: Duty, nursery: trio.Nursery, function: Callable[..., Any], *args: Any) -> None:
@@ -368,56 +394,7 @@ class Peer:
                 return False
         return True
 
-    # --- gc
 
-    async def _snapshot(self, session: LogSession, position: int) -> None:
-        replica = self._captured.pop(position, None)
-        if replica is None:
-            return
-        data = await self.node.offload(snapshot.pack, replica)
-        old = await session.origin()
-        if old is None or old.position < position:
-            version = old.version if old is not None else -1
-            await session.store_origin(position, data, expected_version=version)
-        upto = await self._stored_everywhere(position)
-        trimmed = await session.trim(upto) if upto > START else 0
-        self.gc_report = {"position": position, "trimmed": trimmed, "origin_bytes": len(data)}
-        self.gc_done.set()
-
-    async def _stored_everywhere(self, position: int) -> int:
-        """Position up to which every live store has taken in the log, at most ``position``."""
-        upto = position
-        with trio.move_on_after(TRIM_PATIENCE_S):
-            while True:
-                positions = await self._store_positions()
-                upto = min([position, *positions])
-                if upto >= position:
-                    return upto
-                await trio.sleep(0.2)
-        return upto
-
-    async def _store_positions(self) -> list[int]:
-        node = self.node
-        found = []
-        for other in sorted(node.replica.nodes.values(), key=lambda one: one.id):
-            if not other.peer:
-                continue
-            if other.id == node.node_id:
-                await node.history.reached(self.node.replica.position)
-                found.append(node.history.stored)
-                continue
-            try:
-                found.append(await node.call(other.id, "cohort.position", {}, timeout_s=2.0))
-            except OnyxqError as error:
-                log.info("gc waits for node %s: %s", other.id, error.message)
-                found.append(START)
-        return found
-
-    async def collect(self) -> dict[str, int]:
-        """Compress, snapshot and trim; what was done. Raises `Unavailable`."""
-        self.gc_done = trio.Event()
-        await self.node.verdicts([gc.Args()])
-        with trio.move_on_after(60.0):
-            await self.gc_done.wait()
-            return self.gc_report
-        raise LogUnavailable("the collection did not end within 60 s")
+def _structure(replica: Replica) -> tuple[object, ...]:
+    """What obligations and duties follow from; claims in flight are not among it."""
+    return replica.ring, replica.partitions, replica.nodes, replica.snapshot, replica.enabled, replica.extensions

@@ -19,10 +19,12 @@ from onyxq.peer import arguments as check
 from onyxq.peer import views
 from onyxq.peer.node import Node
 from onyxq.peer.routing import is_passing, leader_of
-from onyxq.peer.taskview import task_view, updates_of
+from onyxq.peer.taskview import history_of, task_view, updates_of
 from onyxq.placement import holders
 from onyxq.replica import claim_of
 
+LEADERS_TIMEOUT_S = 1.0
+"""How long a look at everything waits for partitions that are being taken over."""
 READ_TIMEOUT_S = 5.0
 STATES = ("scheduled", "waiting", "ready", "claimed", "completed", "failed", "cancelled")
 COUNT_NAMES = ("total", "completed", "failed", "cancelled", "scheduled", "claimed")
@@ -63,6 +65,17 @@ class Reading:
             raise NotFound(f"there is no task {task_id.hex()}", field="id")
         return {"updates": found["updates"]}
 
+    async def task_history(self, args: dict[str, Any]) -> dict[str, Any]:
+        """All that the store says of one task; raises `NotFound`, `Unavailable`."""
+        check.only(args, ("id",))
+        task_id = self._task_id(args)
+        found = await self._read(task_id)
+        if found["view"] is None:
+            raise NotFound(f"there is no task {task_id.hex()}", field="id")
+        # A peer of an older version leads the partition and does not tell.
+        known = {"history": [], "completion": None, **found}
+        return {"task": found["view"], **{name: known[name] for name in ("history", "completion", "updates")}}
+
     def _task_id(self, args: dict[str, Any]) -> TaskId:
         if self._node.replica.cluster is None:
             raise Unavailable("the cluster is not known here yet")
@@ -94,7 +107,7 @@ class Reading:
         updates = [
             {"token": one.token, "seq": one.seq, "data": one.data, "at_ms": one.at_ms} for one in updates_of(rows)
         ]
-        return {"view": view, "updates": updates}
+        return {"view": view, "updates": updates, **history_of(task_id, rows)}
 
     async def _read_majority(self, task_id: TaskId) -> dict[str, Any]:
         placed = self._node.replica.partitions[partition_of(task_id)]
@@ -251,12 +264,13 @@ class Reading:
         return [number for number, leader in sorted(self._node.leaders.items()) if leader.ready]
 
     async def _everywhere(self, method: str, args: dict[str, Any], local: Any) -> list[Any]:
-        """Answers of all leading nodes; raises `Unavailable` if a partition has no leader."""
-        replica = self._node.replica
-        nodes = {leader_of(self._node, number) for number in replica.partitions}
-        if "" in nodes:
-            missing = [number for number in sorted(replica.partitions) if not leader_of(self._node, number)]
-            raise Unavailable(f"nobody leads partitions {missing[:5]} now")
+        """Answers of all leading nodes; raises `Unavailable` if a partition has no leader that serves."""
+        with trio.move_on_after(LEADERS_TIMEOUT_S):
+            while self._not_served():
+                await self._node.changed(self._node.replica)
+        if missing := self._not_served():
+            raise Unavailable(f"nobody serves partitions {missing[:5]} now ({len(missing)} in all)")
+        nodes = {leader_of(self._node, number) for number in self._node.replica.partitions}
         answers: list[Any] = []
         errors: list[OnyxqError] = []
 
@@ -275,6 +289,11 @@ class Reading:
         if errors:
             raise errors[0]
         return answers
+
+    def _not_served(self) -> list[int]:
+        """Partitions that have no leader, or one that has not taken over yet."""
+        found = sorted(self._node.replica.partitions.items())
+        return [number for number, placed in found if not placed.ready or not leader_of(self._node, number)]
 
     # --- the log
 

@@ -16,11 +16,14 @@ import trio
 from log_entries import leave_cluster
 from onyxq.errors import BadRequest, Forbidden, NotFound, OnyxqError, Overloaded, Unavailable
 from onyxq.ids import PARTITIONS_MAX, IdMaker, ids_of
+from onyxq.log.interface import LogBackend
 from onyxq.partition.cohort import checked_rows
 from onyxq.partition.granter import Granted
 from onyxq.peer import arguments as check
 from onyxq.peer import views
 from onyxq.peer.claiming import Claimer, Claiming, claim_here, pack_answer
+from onyxq.peer.extending import Extending
+from onyxq.peer.logview import LogView
 from onyxq.peer.node import Node
 from onyxq.peer.peer import Peer
 from onyxq.peer.reading import Reading, named
@@ -42,7 +45,7 @@ Handler = Callable[[dict[str, Any]], Awaitable[Any]]
 class Service:
     """See the module's first paragraph."""
 
-    def __init__(self, node: Node, *, random_64: Callable[[], int]) -> None:
+    def __init__(self, node: Node, *, random_64: Callable[[], int], backend: LogBackend | None = None) -> None:
         self.node = node
         self.peer: Peer | None = None
         self.leave_wanted = trio.Event()
@@ -52,6 +55,8 @@ class Service:
         self._enqueueing = 0
         self._router = Router(node)
         self._reading = Reading(node)
+        extending = Extending(node)
+        self.log_view = LogView(node, backend)
         self.claiming = Claiming(node, self._give_back)
         self._methods: dict[str, Handler] = {
             "enqueue": self._enqueue,
@@ -68,7 +73,11 @@ class Service:
             "list": self._reading.page,
             "count": self._reading.count,
             "queues": self._reading.queues,
+            "task_history": self._reading.task_history,
             "log": self._reading.log,
+            "log.raw": self.log_view.raw,
+            "origin": self.log_view.origin,
+            "replica": self.log_view.replica,
             "cluster": self._view(views.cluster),
             "ring": self._view(views.ring),
             "partitions": self._view(views.partitions),
@@ -76,6 +85,8 @@ class Service:
             "partition": self._partition,
             "gc": self._gc,
             "leave": self._leave,
+            "submit": extending.submit,
+            "extension": extending.extension,
             "health": self._health,
             "metrics": self._metrics,
         }
@@ -392,7 +403,7 @@ class Service:
         check.only(args, ())
         if self.peer is None:
             raise Unavailable("this node has no peer in the ring now")
-        return await self.peer.collect()
+        return await self.peer.collector.collect()
 
     async def _leave(self, args: dict[str, Any]) -> dict[str, Any]:
         check.only(args, ("peer", "permanent"))

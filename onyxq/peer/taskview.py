@@ -67,6 +67,22 @@ def task_view(task_id: TaskId, rows: Rows, claim: ClaimPiece | None, *, now_ms: 
     }
 
 
+def history_of(task_id: TaskId, rows: Rows) -> dict[str, Any]:
+    """The task's history rows in the order of the log, and the completion that counts, as plain maps."""
+    history = sorted({facts.unpack_history(body) for kind, _, body in rows if kind == facts.HISTORY})
+    done = completion_of(rows, task_id)
+    completion = None
+    if done is not None:
+        failed = done[0].outcome == facts.FAILED
+        completion = {
+            "outcome": facts.OUTCOMES[done[0].outcome],
+            "token": done[0].token if done[0].outcome != facts.CANCELLED else None,
+            "at_ms": done[0].at_ms,
+            "error": (done[1] or b"").decode(errors="replace") if failed else None,
+        }
+    return {"history": [one._asdict() for one in history], "completion": completion}
+
+
 def _state(done: tuple[Completion, bytes | None] | None, claim: ClaimPiece | None, due_ms: int, now_ms: int) -> str:
     if done is not None:
         return facts.OUTCOMES[done[0].outcome]

@@ -19,6 +19,7 @@ from onyxq.errors import BatchRefused, Conflict, LogUnavailable, OnyxqError, Ove
 from onyxq.ids import TaskId, ids_of
 
 RENEWALS_PER_LEASE = 3
+RENEWAL_TIMEOUT_MIN_S = 0.1
 ERROR_CHARACTERS_MAX = 4_000
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.1, 5.0
 """Pauses between claims that failed."""
@@ -194,13 +195,18 @@ class Worker:
 
     async def _renew(self, client: AsyncClient) -> None:
         pause_s = self._lease_ms / RENEWALS_PER_LEASE / 1000
+        next_at = anyio.current_time() + pause_s
         while True:
-            await anyio.sleep(pause_s)
+            await anyio.sleep_until(next_at)
+            next_at = anyio.current_time() + pause_s
             claims = [job.claim for job in self._jobs.values()]
             if not claims:
                 continue
+            # Work must not go on after its lease: an attempt ends with the first lease at the latest.
+            left_s = min(claim.expires for claim in claims) - anyio.current_time()
+            timeout_s = min(pause_s, max(left_s, RENEWAL_TIMEOUT_MIN_S))
             try:
-                await client.renew(claims, self._lease_ms, timeout_ms=int(pause_s * 1000))
+                await client.renew(claims, self._lease_ms, timeout_ms=int(timeout_s * 1000))
             except BatchRefused as error:
                 for part in error.refused:
                     for task_id in ids_of(part.first, part.count):

@@ -14,10 +14,12 @@ import trio
 from kazoo.client import KazooClient
 
 from onyxq.errors import Corrupt, LogUnavailable
-from onyxq.log.interface import AppendUnknown, Record, SessionLost
+from onyxq.log.interface import SEGMENT_RECORDS, AppendUnknown, Record, SessionLost
 from onyxq.log.kazoo_client import SessionClient
 from onyxq.log.zookeeper import ZookeeperBackend, ZookeeperSession
+from onyxq.log.zookeeper_reader import END
 from onyxq.log.zookeeper_server import ZookeeperServer
+from onyxq.replica import SEGMENT_POSITIONS
 
 pytestmark = pytest.mark.anyio
 
@@ -310,13 +312,21 @@ async def test_no_call_gets_into_a_new_session_while_one_expires(zookeeper: Zook
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("segment_records", [SEGMENT_RECORDS, 40])
 @bounded
-async def test_readers_never_stall_or_differ_while_connections_break_and_the_log_is_trimmed(opened: Opener) -> None:
-    """Three readers, two of which append, against trims and broken connections, all at random moments."""
+async def test_readers_never_stall_or_differ_while_connections_break_and_the_log_is_trimmed(
+    zookeeper: ZookeeperServer, cluster: str, segment_records: int
+) -> None:
+    """Three readers, two of which append, against trims and broken connections, all at random moments; in one
+    segment and in many."""
+    backend = ZookeeperBackend(
+        zookeeper.hosts, cluster, session_timeout_ms=SESSION_TIMEOUT_MS, segment_records=segment_records
+    )
     chance = random.Random(7)
-    sessions = [await opened() for _ in range(3)]
+    sessions = [await backend.session() for _ in range(3)]
     seen: dict[int, Record] = {}
     positions = [0, 0, 0]
+    known: list[int] = []
 
     async def read(number: int) -> None:
         while True:
@@ -330,14 +340,16 @@ async def test_readers_never_stall_or_differ_while_connections_break_and_the_log
 
     async def write(number: int, stop: trio.Event) -> None:
         while not stop.is_set():
-            await append_until_known(sessions[number], chance.randrange(1_000_000), [])
+            known.append(await append_until_known(sessions[number], chance.randrange(1_000_000), []))
             await trio.sleep(chance.random() * 0.01)
 
     async def trim(session: ZookeeperSession, stop: trio.Event) -> None:
         while not stop.is_set():
-            found, tail = await session.origin(), await session.tail()
-            if await session.store_origin(tail - 5, b"o", expected_version=found.version if found else -1):
-                await session.trim(tail - chance.randrange(10))
+            found, written = await session.origin(), sorted(known)[:-5]
+            version = found.version if found else -1
+            if written and await session.store_origin(written[-1], b"o", expected_version=version):
+                await session.trim(chance.choice(written[-10:]))
+            await session.rotate()
             await trio.sleep(chance.random() * 0.3)
 
     async def disturb(stop: trio.Event) -> None:
@@ -354,12 +366,17 @@ async def test_readers_never_stall_or_differ_while_connections_break_and_the_log
             others.start_soon(write, 1, stop)
             others.start_soon(trim, sessions[2], stop)
             others.start_soon(disturb, stop)
-            await until_tail(sessions[2], 300)
+            await until(lambda: len(known) >= 300)
             stop.set()
         tail = await sessions[0].tail()
         with trio.fail_after(10):
             await until(lambda: min(positions) > tail)
         readers.cancel_scope.cancel()
+    origin = await sessions[0].origin()
+    assert origin is not None and all(position in seen for position in known if position > origin.position)
+    assert (tail >= SEGMENT_POSITIONS) == (segment_records == 40)
+    for session in sessions:
+        await session.aclose()
 
 
 @bounded
@@ -428,3 +445,14 @@ async def test_an_ensemble_whose_leader_dies_goes_on_in_the_same_session(
     assert await read_numbers(session, 199) == list(range(200))
     assert session.session_id == identity
     await session.aclose()
+
+
+@bounded
+async def test_bytes_that_look_like_a_segments_end_are_a_record_like_any_other(opened: Opener) -> None:
+    """Only what was written together with the next segment ends one."""
+    writer, reader = await opened(), await opened()
+    for data in (b"0", END, b"2"):
+        await writer.append(data)
+    for session in (writer, reader):
+        found = [await session.read(position) for position in range(3)]
+        assert [record.data for record in found if isinstance(record, Record)] == [b"0", END, b"2"]

@@ -14,6 +14,7 @@ from typing import Any
 from log_entries import (
     drain_node,
     expire_claims,
+    finish_gc,
     gc,
     grant_claims,
     ready_partition,
@@ -24,6 +25,7 @@ from log_entries import (
     settle_partition,
     yield_partition,
 )
+from log_entries.registry import VERSIONS
 from onyxq.facts import RELEASED, RETRIED
 from onyxq.ids import Run, TaskId, make_id, runs_of
 from onyxq.replica import Replica
@@ -39,7 +41,7 @@ def generated_world(*, seed: int, records: int, check: bool = True) -> World:
     """A world with at least so many records."""
     random = Random(seed)
     world = World(check=check)
-    world.submit("founder", creation(partitions=PARTITIONS))
+    world.submit("founder", creation(partitions=PARTITIONS, enabled=VERSIONS.remove("set_slots")))
     ensemble = Ensemble(world)
     for number in range(3):
         ensemble.start(f"n{number}")
@@ -92,7 +94,8 @@ def _entry(replica: Replica, kind: str, random: Random) -> Any:
     number = random.randrange(PARTITIONS)
     epoch = replica.partitions[number].epoch - (random.random() < 0.05)
     if kind == "gc":
-        return gc.Args()
+        taken = replica.snapshot
+        return gc.Args() if taken.finished or random.random() < 0.3 else finish_gc.Args(taken.position, 3, 1_000)
     if kind == "node":
         node = f"n{random.randrange(NODES)}"
         peer = random.choice(sorted(replica.peers) or [""])

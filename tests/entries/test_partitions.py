@@ -270,7 +270,7 @@ def test_the_snapshot_is_the_duty_of_the_peer_that_is_named() -> None:
     replica = cluster("a", "b", partitions=1)
     me, other = replica.nodes["a"].peer, replica.nodes["b"].peer
     assert not any(isinstance(duty, Snapshot) for duty in duties(replica, me))
-    replica = evolve(replica, snapshot=Gc(position=3, peer=me))
+    replica = evolve(replica, snapshot=Gc(position=3, peer=me, finished=False))
     assert Snapshot(3) in duties(replica, me)
     assert Snapshot(3) not in duties(replica, other)
 

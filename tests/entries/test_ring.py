@@ -12,7 +12,7 @@ from log_entries import (
     set_slots,
 )
 from onyxq import ring
-from onyxq.replica import Ring, Snapshot, first_peer
+from onyxq.replica import Ring, first_peer
 from onyxq.step import owed
 from tests.entries.world import World, created, joining
 
@@ -256,15 +256,6 @@ def test_draining_ends_when_a_new_peer_of_the_node_joins() -> None:
     world.settle("a", "b2")
     back = world.now.nodes["node-b"]
     assert not back.draining and not back.replaced
-
-
-def test_gc_names_its_writer_and_forgets_peers_that_are_gone() -> None:
-    """Outbox numbers of known peers stay."""
-    world = created("a", "b")
-    world.submit("b", leave("b"))
-    assert world.verdicts("a", gc.Args()) == ["applied"]
-    assert sorted(world.now.outbox) == ["a"]
-    assert world.now.snapshot == Snapshot(world.now.position, "a")
 
 
 def test_one_clock_off_the_others_is_told() -> None:

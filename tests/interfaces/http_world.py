@@ -64,7 +64,7 @@ class FakeService:
             raise self.broken[method]
         if method in ("complete", "fail", "renew", "release"):
             return {"results": [self._finish(method, item) for item in args["items"]]}
-        answer = getattr(self, f"_{method}")(args)
+        answer = getattr(self, f"_{method.replace('.', '_')}")(args)
         return await answer if isinstance(answer, Awaitable) else answer
 
     def asked(self, method: str) -> list[dict[str, Any]]:
@@ -245,6 +245,25 @@ class FakeService:
             "position": 9,
             "records": [{"position": args["from"] or 0, "at_ms": 1, "peer": "p1", "entries": [entry]}],
         }
+
+    def _log_raw(self, args: dict[str, Any]) -> dict[str, Any]:
+        return {"position": 9, "records": [[args["from"], 1, b"record"]], "next": args["from"] + 1}
+
+    def _origin(self, args: dict[str, Any]) -> dict[str, Any]:
+        return {"position": 4, "part": args.get("part", 0), "parts": 1, "bytes": 6, "data": b"origin"}
+
+    def _submit(self, args: dict[str, Any]) -> dict[str, Any]:
+        return {"position": 12, "verdict": "applied"}
+
+    def _extension(self, args: dict[str, Any]) -> dict[str, Any]:
+        return {"position": max(12, args.get("seen", 0)), "state": {"db": ["one", 7, b"\xff"]}}
+
+    def _replica(self, args: dict[str, Any]) -> dict[str, Any]:
+        return {"position": 9, "digest": "0" * 32, "log_time_ms": 1}
+
+    def _task_history(self, args: dict[str, Any]) -> dict[str, Any]:
+        self._known(args["id"])
+        return {"task": {}, "history": [{"position": 3, "event": 0, "token": 3}], "completion": None, "updates": []}
 
     def _gc(self, args: dict[str, Any]) -> dict[str, Any]:
         return {"position": 9, "trimmed": 4, "origin_bytes": 100}

@@ -353,11 +353,25 @@ ENDS: list[tuple[str, tuple[Any, ...]]] = [
 ]
 
 
+REFUSED = [
+    (which, method, rest)
+    for which in ("stale", "never granted", "zero")
+    for method, rest in ENDS
+    if (which, method) != ("stale", "release")
+]
+"""The stale token's claim was given back: doing so once more is no error."""
+
+
 class TestTokens:
     """Claims that do not stand, by frames and over HTTP."""
 
-    @pytest.mark.parametrize(("method", "rest"), ENDS)
-    @pytest.mark.parametrize("which", ["stale", "never granted", "zero"])
+    def test_giving_back_once_more_is_done(self, live: Live, finished: tuple[bytes, int]) -> None:
+        """The claim ended so; that somebody newer has the task now is no concern of a repeat."""
+        first, stale = finished
+        assert live.wire.call("release", {"items": [[first, 1, stale]]})["results"] == [[]]
+        assert live.wire.call("get", {"id": first})["state"] == "claimed"
+
+    @pytest.mark.parametrize(("which", "method", "rest"), REFUSED)
     def test_a_token_that_does_not_stand_is_refused(
         self, live: Live, finished: tuple[bytes, int], method: str, rest: tuple[Any, ...], which: str
     ) -> None:

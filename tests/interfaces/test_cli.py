@@ -24,10 +24,10 @@ HELP_SECONDS_MAX = 0.2
 SOME_ID = "00" * 20
 
 PROMISED = """
-    demo; dev; peer start; peer list; peer leave; cluster create; cluster show; cluster destroy; zookeeper start;
-    task enqueue; task get; task log; task list; task count; task claim; task complete; task fail; task renew;
-    task cancel; queue list; queue show; ring show; partition list; partition show; log tail; log show; log gc;
-    worker start; config show
+    demo; dev; simulate; peer start; peer list; peer leave; cluster create; cluster show; cluster destroy;
+    zookeeper start; task enqueue; task get; task log; task list; task count; task claim; task complete;
+    task fail; task renew; task cancel; queue list; queue show; ring show; partition list; partition show;
+    log tail; log show; log gc; log dump; log replay; replica show; task explain; worker start; config show
 """
 
 

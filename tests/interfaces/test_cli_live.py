@@ -186,11 +186,11 @@ def test_the_log_can_be_collected(line: Line) -> None:
 
 
 def test_the_log_is_followed_as_json_lines(dev: str, line: Line, queue: str) -> None:
-    """``log tail --json`` prints a line per record, from the position asked for."""
+    """``log tail --follow --json`` prints a line per record, from the position asked for."""
     start = line.json("cluster", "show")["position"] + 1
     line.json("task", "enqueue", queue)
     line.json("task", "claim", queue, "--wait", "10s")
-    with _started("log", "tail", "--from", str(start), "--json", "--connect", dev) as tail:
+    with _started("log", "tail", "--follow", "--from", str(start), "--json", "--connect", dev) as tail:
         assert tail.stdout is not None
         entries: list[str] = []
         while "grant_claims" not in entries:

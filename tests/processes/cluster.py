@@ -68,6 +68,10 @@ class PeerProcess:
         self.http = ""
         self.process: subprocess.Popen[bytes] | None = None
         self.frozen = False
+        self.program = "onyxq.cli.main"
+        """The module that the process runs."""
+        self.surroundings: dict[str, str] = {}
+        """Environment variables for the program, besides those of this process."""
         self._arguments = list(arguments)
         self._said = output / f"{name}.out"
         self._stderr = output / f"{name}.err"
@@ -81,15 +85,16 @@ class PeerProcess:
         """Start the process, without waiting until it serves."""
         assert not self.runs
         self.data.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "onyxq.cli.main", "peer", "start", "--json", "--data", str(self.data)]
+        command = [sys.executable, "-m", self.program, "peer", "start", "--json", "--data", str(self.data)]
         surroundings = {name: value for name, value in os.environ.items() if not name.startswith("ONYXQ_")}
+        surroundings |= {"PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         with open(self._said, "wb") as said, open(self._stderr, "ab") as stderr:
             self.process = subprocess.Popen(
                 [*command, *self._arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=stderr,
-                env={**surroundings, "PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                env=surroundings | self.surroundings,
                 cwd=self._said.parent,
                 start_new_session=True,
                 preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509  # one system call, its library loaded before
@@ -161,6 +166,7 @@ class Cluster:
         yield_after_ms: int = 5_000,
         session_timeout_ms: int = SESSION_TIMEOUT_MS,
     ) -> None:
+        self.name = name
         self.peers: dict[str, PeerProcess] = {}
         self.root = root
         self._arguments = [
@@ -187,6 +193,10 @@ class Cluster:
 
     def __getitem__(self, name: str) -> PeerProcess:
         return self.peers[name]
+
+    def more_options(self, *options: str) -> None:
+        """Start nodes that are added from now on with further options."""
+        self._arguments += options
 
     def add(self, name: str, *, data: Path | None = None) -> PeerProcess:
         """A node that does not run yet."""

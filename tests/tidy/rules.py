@@ -13,6 +13,8 @@ from typing import TypeAlias
 
 from attrs import frozen
 
+from onyxq import purity
+
 ROOT = Path(__file__).resolve().parents[2]
 MODULE_LINES_MAX = 600
 
@@ -33,24 +35,28 @@ PURE = (
             "duties",
             "claims",
             "snapshot",
+            "diff",
+            "purity",
+            "remembering",
         )
     ),
 )
 """Modules that only compute: same input, same output, on every peer."""
-
-EFFECTS = frozenset(
-    "aiohttp anyio asyncio concurrent datetime fastapi ftplib glob http httpx hypercorn kazoo lmdb logging "
-    "multiprocessing os pathlib queue random requests sched secrets select selectors shutil signal socket "
-    "socketserver ssl starlette subprocess tempfile threading time trio urllib uuid".split()
-)
-"""What a pure module never imports."""
 
 PURE_MAY_IMPORT = ("onyxq.errors", "onyxq.log.interface", "onyxq.log.codec", "log_entries", "onyxq.extensions")
 """Project modules beside the pure ones that pure modules may see: values and bytes only."""
 
 ONLY_IN = {
     "kazoo": tuple(
-        f"onyxq/log/{name}.py" for name in ("kazoo_client", "zookeeper", "zookeeper_origin", "zookeeper_reader")
+        f"onyxq/log/{name}.py"
+        for name in (
+            "kazoo_client",
+            "zookeeper",
+            "zookeeper_origin",
+            "zookeeper_pulses",
+            "zookeeper_reader",
+            "zookeeper_segments",
+        )
     ),
     "lmdb": ("onyxq/store/lmdb_store.py", "onyxq/log/embedded.py"),
     "simulation": ("simulation/*", "onyxq/cli/*", "onyxq/testing/*", "onyxq/testing.py"),
@@ -71,7 +77,7 @@ NEVER_IMPORTS = {
 EVERYBODYS = ("onyxq.peer.clock",)
 """Interfaces to the world, which any layer may import wherever they are."""
 
-SIMULATED_TIME = ("simulation", "trio.testing.MockClock")
+SIMULATED_TIME = ("simulation", "onyxq.testing", "trio.testing.MockClock")
 """Tests that import one of these run on a clock that jumps: their sleeps take no time and need no luck."""
 
 SLEEPS_ALLOWED: dict[str, str] = {}
@@ -153,9 +159,7 @@ def within(name: str, module: str) -> bool:
 def pure_modules_import_no_effects(source: Source) -> Complaints:
     """Pure modules see no clock, randomness, system, network or logging."""
     if source.pure:
-        for line, name in imported(source):
-            if name.partition(".")[0] in EFFECTS:
-                yield line, f"a pure module imports {name}"
+        yield from ((line, f"a pure module {what}") for line, what in purity.effects(source.tree))
 
 
 def pure_modules_import_pure_modules(source: Source) -> Complaints:
@@ -194,97 +198,20 @@ def imports_run_one_way(source: Source) -> Complaints:
 
 def pure_modules_are_exact(source: Source) -> Complaints:
     """No ``hash()``, ``id()``, floats or true division where peers must agree."""
-    if not source.pure:
-        return
-    for node in ast.walk(source.tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("hash", "id", "float"):
-            yield node.lineno, f"{node.func.id}() in a pure module"
-        elif isinstance(node, ast.Constant) and isinstance(node.value, float):
-            yield node.lineno, f"the float {node.value} in a pure module"
-        elif isinstance(node, (ast.BinOp, ast.AugAssign)) and isinstance(node.op, ast.Div):
-            yield node.lineno, "true division in a pure module"
-
-
-ORDER_KEEPING = ("list", "tuple", "enumerate", "iter", "next", "zip", "map", "filter", "reversed")
-ORDER_FREE = ("sorted", "set", "frozenset", "any", "all", "sum", "min", "max", "len")
-SET_METHODS = ("union", "intersection", "difference", "symmetric_difference")
+    if source.pure:
+        yield from ((line, f"{what} in a pure module") for line, what in purity.inexact(source.tree))
 
 
 def pure_modules_iterate_no_sets(source: Source) -> Complaints:
     """Nothing unordered is iterated unsorted where peers must agree."""
-    if not source.pure:
-        return
-    for scope in ast.walk(source.tree):
-        if isinstance(scope, (ast.FunctionDef, ast.Module)):
-            names = _set_names(scope)
-            fine = _order_free(scope)
-            for line, what in _iterated(scope, fine):
-                if _is_set(what, names):
-                    yield line, f"a set is iterated unsorted: {ast.unparse(what)}"
-
-
-def _own(scope: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a scope without those of functions defined in it."""
-    waiting = list(ast.iter_child_nodes(scope))
-    while waiting:
-        node = waiting.pop()
-        yield node
-        if not isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            waiting.extend(ast.iter_child_nodes(node))
-
-
-def _iterated(scope: ast.AST, fine: set[ast.AST]) -> Iterator[tuple[int, ast.expr]]:
-    for node in _own(scope):
-        if isinstance(node, ast.For):
-            yield node.lineno, node.iter
-        elif isinstance(node, (ast.ListComp, ast.GeneratorExp, ast.DictComp)) and node not in fine:
-            yield from ((node.lineno, part.iter) for part in node.generators)
-        elif isinstance(node, ast.Call) and _name(node.func) in (*ORDER_KEEPING, "join", "extend"):
-            yield from ((node.lineno, argument) for argument in node.args)
-        elif isinstance(node, ast.Starred):
-            yield node.lineno, node.value
-
-
-def _order_free(scope: ast.AST) -> set[ast.AST]:
-    """Comprehensions whose order is lost at once: arguments of ``sorted``, ``any`` ..."""
-    calls = (node for node in _own(scope) if isinstance(node, ast.Call) and _name(node.func) in ORDER_FREE)
-    return {argument for call in calls for argument in call.args}
+    if source.pure:
+        yield from purity.unsorted(source.tree)
 
 
 def _name(function: ast.expr) -> str:
     if isinstance(function, ast.Attribute):
         return function.attr
     return function.id if isinstance(function, ast.Name) else ""
-
-
-def _set_names(scope: ast.AST) -> frozenset[str]:
-    """Local names that only ever hold sets, as far as can be seen."""
-    sets, others = set(), set()
-    for node in _own(scope):
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            (sets if _is_set(node.value, frozenset()) else others).add(node.targets[0].id)
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            noted = ast.unparse(node.annotation).startswith(("set", "frozenset"))
-            (sets if noted else others).add(node.target.id)
-    if isinstance(scope, ast.FunctionDef):
-        for argument in (*scope.args.args, *scope.args.kwonlyargs):
-            if argument.annotation and ast.unparse(argument.annotation).startswith(("set[", "frozenset[")):
-                sets.add(argument.arg)
-    return frozenset(sets - others)
-
-
-def _is_set(what: ast.expr, names: frozenset[str]) -> bool:
-    if isinstance(what, (ast.Set, ast.SetComp)):
-        return True
-    if isinstance(what, ast.Name):
-        return what.id in names
-    if isinstance(what, ast.Call):
-        if isinstance(what.func, ast.Attribute) and what.func.attr in SET_METHODS:
-            return True
-        return isinstance(what.func, ast.Name) and what.func.id in ("set", "frozenset")
-    if isinstance(what, ast.BinOp) and isinstance(what.op, (ast.BitOr, ast.BitAnd, ast.Sub, ast.BitXor)):
-        return _is_set(what.left, names) or _is_set(what.right, names)
-    return False
 
 
 # --- shape --------------------------------------------------------------------

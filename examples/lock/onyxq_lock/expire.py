@@ -1,0 +1,47 @@
+"""Frees a lock whose holder died: its lease ran out. Owed by the ring's first peer.
+
+Log time moves with records, so the first peer has the duty to let it pass while locks are held.
+"""
+
+from attrs import frozen
+
+from onyxq.entry import APPLIED, Stamp, Verdict
+from onyxq.extensions import Context, state_of, with_state
+from onyxq.replica import Replica, first_peer
+
+VERSION = 1
+
+
+@frozen
+class Args:
+    """``token``: under which it was seen to be overdue."""
+
+    name: str
+    token: int
+
+
+def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
+    """Free the lock, unless it was renewed, released or taken by another since."""
+    locks = state_of(replica, "lock")
+    _, token, deadline_ms = locks.get(args.name, ("", 0, 0))
+    if args.name not in locks or token != args.token or stamp.log_time_ms <= deadline_ms:
+        return replica, "not overdue"
+    return with_state(replica, "lock", locks.remove(args.name)), APPLIED
+
+
+def owed(replica: Replica, me: str) -> list[Args]:
+    """An expiry for every lock that is overdue."""
+    locks = sorted(state_of(replica, "lock").items()) if first_peer(replica) == me else []
+    return [Args(name, token) for name, (_, token, deadline_ms) in locks if deadline_ms < replica.log_time_ms]
+
+
+def duties(replica: Replica, me: str) -> list[str]:
+    """Let time pass, while any lock is held."""
+    return ["let time pass"] if state_of(replica, "lock") and first_peer(replica) == me else []
+
+
+async def run(duty: str, context: Context) -> None:
+    """A record every second."""
+    while True:
+        await context.sleep(1.0)
+        context.let_time_pass()

@@ -1,0 +1,26 @@
+"""Gives a lock back; submitted by its holder."""
+
+from attrs import frozen
+
+from onyxq.entry import APPLIED, Stamp, Verdict
+from onyxq.extensions import state_of, with_state
+from onyxq.replica import Replica
+
+VERSION = 1
+SUBMIT = True
+
+
+@frozen
+class Args:
+    """``token``: under which it is held."""
+
+    name: str
+    token: int
+
+
+def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
+    """Free the lock if it is still held under the token."""
+    locks = state_of(replica, "lock")
+    if args.name not in locks or locks[args.name][1] != args.token:
+        return replica, "not held"
+    return with_state(replica, "lock", locks.remove(args.name)), APPLIED

@@ -1,0 +1,46 @@
+"""Lets an entry be used from now on, or in a higher version: every peer in the ring knows it.
+
+Owed by the ring's first peer once all that are in the ring, members and joiners, have
+announced the version when they asked to join.  Sets ``enabled``.  Before it the entry (or
+its new version) changes nothing on any peer; after it nobody joins who does not know it.
+So a new version of OnyxQ, or an extension, comes peer by peer and is used by all at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attrs import evolve, frozen
+
+from onyxq.entry import APPLIED, Stamp, Verdict
+from onyxq.replica import Replica, first_peer
+
+VERSION = 1
+
+
+@frozen
+class Args:
+    """``name``: of an entry; ``version``: up to which it may be used."""
+
+    name: str
+    version: int
+
+
+def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
+    """Enable the version, if nobody in the ring would be left behind."""
+    if args.version <= replica.enabled.get(args.name, 0):
+        return replica, "already enabled"
+    if any(peer.versions.get(args.name, 0) < args.version for peer in replica.peers.values()):
+        return replica, "not known to every peer"
+    return evolve(replica, enabled=replica.enabled.set(args.name, args.version)), APPLIED
+
+
+def owed(replica: Replica, me: str) -> Sequence[Args]:
+    """What every peer knows and is not enabled yet, by name."""
+    if first_peer(replica) != me:
+        return ()
+    known = [peer.versions for _, peer in sorted(replica.peers.items())]
+    if all(versions == replica.enabled for versions in known):
+        return ()
+    lowest = [(name, min(versions.get(name, 0) for versions in known)) for name in sorted(known[0])]
+    return [Args(name, version) for name, version in lowest if version > replica.enabled.get(name, 0)]

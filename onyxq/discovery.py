@@ -1,0 +1,21 @@
+"""Which peers to talk to: the address that is given, or those whose pulses ZooKeeper shows."""
+
+from __future__ import annotations
+
+from onyxq.client.asynchronous import ADDRESS
+from onyxq.errors import BadRequest
+
+
+def peers(connect: str | None, zookeeper: str | None, cluster: str) -> list[str]:
+    """Addresses of peers, to be tried in turn; blocking where ZooKeeper is asked.
+
+    ``connect``: one or several ``HOST:PORT``, with commas between them.  Raises
+    `BadRequest` if both are given, and what `onyxq.log.zookeeper_pulses.addresses` raises.
+    """
+    if zookeeper is None:
+        return [one.strip() for one in (connect or ADDRESS).split(",")]
+    if connect is not None:
+        raise BadRequest("give either connect or zookeeper", field="zookeeper")
+    from onyxq.log.zookeeper_pulses import addresses  # kazoo is loaded by those who need it
+
+    return addresses(zookeeper, cluster)

@@ -1,0 +1,175 @@
+"""A collector that dies between any two of its writes leaves a log that can be read, and collected by the next."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from kazoo.client import KazooClient
+
+from onyxq.log import embedded, zookeeper_origin
+from onyxq.log.embedded import EmbeddedBackend
+from onyxq.log.interface import LogSession, Record, Trimmed
+from onyxq.log.zookeeper import ZookeeperBackend, ZookeeperSession
+from onyxq.log.zookeeper_server import ZookeeperServer
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+RECORDS = 30
+FIRST, SECOND, THIRD = 11, 23, 27
+"""Positions of three origins, one after the other; the second one's collector dies."""
+TEST_TIMEOUT_S = 60.0
+
+
+class Died(BaseException):
+    """The collector's process is gone."""
+
+
+def origin_at(position: int) -> bytes:
+    """What an origin holds: three chunks, once they are small."""
+    return b"%05d" % position * 50
+
+
+async def collect(session: LogSession, position: int) -> None:
+    """What a collector does."""
+    old = await session.origin()
+    version = old.version if old is not None else -1
+    assert await session.store_origin(position, origin_at(position), expected_version=version)
+    await session.trim(position)
+    await session.rotate()
+
+
+async def check(session: LogSession, positions: set[int]) -> int:
+    """The origin's position: one of those, whole, and every record behind it can be read."""
+    origin = await session.origin()
+    assert origin is not None and origin.position in positions
+    assert origin.data == origin_at(origin.position)
+    assert origin.trimmed <= origin.position
+    for position in range(RECORDS):
+        found = await session.read(position)
+        if isinstance(found, Trimmed):
+            assert position <= origin.trimmed and found.origin == origin.position
+        else:
+            assert isinstance(found, Record) and found.data == b"%d" % position
+            assert position > origin.trimmed
+    return origin.position
+
+
+async def finish(session: LogSession) -> None:
+    """The next collector ends what the dead one began, and a further one comes after it."""
+    origin = await session.origin()
+    assert origin is not None
+    if origin.position < SECOND:
+        await collect(session, SECOND)
+    await session.trim(SECOND)
+    await collect(session, THIRD)
+    assert await check(session, {THIRD}) == THIRD
+    found = await session.origin()
+    assert found is not None and found.trimmed == THIRD
+
+
+class _Dying:
+    """Lets so many calls to ZooKeeper but one through and then ends the process: `Died`."""
+
+    def __init__(self, session: ZookeeperSession, calls: int) -> None:
+        self._left = calls
+        link: Any = session._link
+        link.insist = self._wrap(link.insist)
+        link.call = self._wrap(link.call)
+
+    def _wrap(self, call: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
+        async def counted(make: Any) -> Any:
+            self._left -= 1
+            if self._left <= 0:
+                raise Died
+            return await call(make)
+
+        return counted
+
+
+async def prepared(backend: ZookeeperBackend | EmbeddedBackend) -> LogSession:
+    """A session with a log that was collected once."""
+    session: LogSession = await backend.session()
+    for number in range(RECORDS):
+        await session.append(b"%d" % number)
+    await collect(session, FIRST)
+    return session
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Origins of several chunks, trims of several batches."""
+    monkeypatch.setattr(zookeeper_origin, "CHUNK_BYTES", 100)
+    monkeypatch.setattr(zookeeper_origin, "TRIM_BATCH_RECORDS", 5)
+    monkeypatch.setattr(embedded, "TRIM_BATCH_RECORDS", 5)
+
+
+async def test_a_zookeeper_collector_may_die_at_any_of_its_calls(zookeeper: ZookeeperServer, cluster: str) -> None:
+    """Each call in turn is the first that is not carried out; nothing but the last origin remains."""
+    calls = 0
+    ended = False
+    with trio.fail_after(TEST_TIMEOUT_S):
+        while not ended:
+            calls += 1
+            backend = ZookeeperBackend(zookeeper.hosts, f"{cluster}-{calls}")
+            session = await prepared(backend)
+            dying = await backend.session()
+            ended = await _dies(dying, calls)
+            await check(session, {FIRST, SECOND})
+            await finish(session)
+            await session.aclose()
+            await dying.aclose()
+            assert await _names(zookeeper, backend.cluster) == [f"{THIRD}"] * 3 + ["pointer"]
+    assert calls > 15, "a collection has more calls"
+
+
+async def _dies(session: ZookeeperSession, calls: int) -> bool:
+    """Collect until the process dies at so many calls; True if it came to the end before."""
+    _Dying(session, calls)
+    try:
+        await collect(session, SECOND)
+    except Died:
+        return False
+    return True
+
+
+async def _names(zookeeper: ZookeeperServer, cluster: str) -> list[str]:
+    """Positions of the chunks that are there, and the pointer."""
+    client = KazooClient(zookeeper.hosts)
+    await trio.to_thread.run_sync(client.start)
+    names = await trio.to_thread.run_sync(client.get_children, f"/onyxq/{cluster}/origin")
+    await trio.to_thread.run_sync(client.stop)
+    client.close()
+    return sorted(name.split("-")[0] for name in names)
+
+
+async def test_an_embedded_log_may_end_between_any_two_of_its_transactions(tmp_path: Path) -> None:
+    """The files as they are behind each one are a log of their own."""
+    backend = EmbeddedBackend.open(tmp_path / "log")
+    session = await prepared(backend)
+    copies: list[Path] = []
+    work = backend._work
+
+    def copying(job: Any) -> None:
+        work(job)
+        copy = tmp_path / f"copy-{len(copies)}"
+        copy.mkdir()
+        shutil.copy(tmp_path / "log" / "data.mdb", copy / "data.mdb")
+        copies.append(copy)
+
+    backend._work = copying  # type: ignore[method-assign]
+    await collect(session, SECOND)
+    await backend.aclose()
+    assert len(copies) >= 4
+    seen = set()
+    for copy in copies:
+        again = EmbeddedBackend.open(copy)
+        session = await again.session()
+        seen.add(await check(session, {FIRST, SECOND}))
+        await finish(session)
+        await again.aclose()
+    assert seen == {FIRST, SECOND}

@@ -1,0 +1,221 @@
+"""Exactly once: an outbox on a real ZooKeeper whose connection breaks at every point of an append."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import pytest
+import trio
+
+from log_entries import set_slots
+from onyxq.log.interface import LogSession, Record, SessionLost
+from onyxq.log.zookeeper import ZookeeperBackend, ZookeeperSession
+from onyxq.log.zookeeper_server import ZookeeperServer
+from onyxq.peer.clock import SystemClock
+from onyxq.peer.outbox import Outbox
+from onyxq.replica import EMPTY, Replica
+from onyxq.step import step
+from tests.conformance.test_log_zookeeper import expire, until
+from tests.conformance.zookeeper_proxy import AFTER, ANSWERED, BEFORE, DURING, WHOLE, Proxy, proxies
+from tests.entries.world import CLUSTER_ID, creation, joining
+
+pytestmark = pytest.mark.anyio
+
+PEER = "p"
+SESSION_TIMEOUT_MS = 3_000
+TEST_TIMEOUT_S = 40.0
+
+
+def bounded(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    """A test that waits for ever fails instead."""
+
+    @functools.wraps(test)
+    async def run(*args: Any, **kwargs: Any) -> None:
+        with trio.fail_after(TEST_TIMEOUT_S):
+            await test(*args, **kwargs)
+
+    return run
+
+
+class Writer:
+    """A peer's way into the log: an outbox, and the reader that tells it what was read back."""
+
+    def __init__(self, session: LogSession) -> None:
+        self.session = session
+        self.outbox = Outbox(session, peer=PEER, clock=SystemClock(), on_append=lambda _: None)
+        self.outbox.cluster_id = CLUSTER_ID
+        self.known: list[int] = []
+        """Slot counts that the peer was told are applied."""
+        self.unknown: list[int] = []
+
+    async def run(self, nursery: trio.Nursery) -> None:
+        """Join, alone, and go on in the background."""
+        nursery.start_soon(self.outbox.run)
+        nursery.start_soon(self._follow)
+        self.outbox.submit([creation(), joining(PEER)])
+
+    async def _follow(self) -> None:
+        replica = EMPTY
+        while True:
+            found = await self.session.read(replica.position + 1)
+            assert isinstance(found, Record)
+            done = step(replica, found)
+            replica = done.replica
+            if done.peer == PEER and not done.problem:
+                self.outbox.applied(done.number, replica.position, done.outcomes)
+
+    async def set_slots(self, numbers: Sequence[int]) -> None:
+        """One record for each number, each submitted when the one before was read back."""
+        for number in numbers:
+            told = trio.Event()
+
+            def heard(_: int, verdicts: Sequence[str] | None, number: int = number, told: trio.Event = told) -> None:
+                if verdicts is None:
+                    self.unknown.append(number)
+                else:
+                    assert list(verdicts) == ["applied"]
+                    self.known.append(number)
+                told.set()
+
+            self.outbox.submit([set_slots.Args(PEER, number)], heard)
+            await told.wait()
+
+
+async def applied(session: LogSession) -> list[int]:
+    """The slot counts in the order in which the log applies them, as another reader finds them."""
+    replica: Replica = EMPTY
+    slots: list[int] = []
+    end = await session.tail()
+    while replica.position < end:
+        found = await session.read(replica.position + 1)
+        assert isinstance(found, Record)
+        done = step(replica, found)
+        replica = done.replica
+        slots += [one.args.slots for one in done.outcomes if one.name == "set_slots" and one.verdict == "applied"]
+    return slots
+
+
+def backend_at(hosts: str, cluster: str) -> ZookeeperBackend:
+    """The cluster's log, reached over these addresses."""
+    return ZookeeperBackend(hosts, cluster, session_timeout_ms=SESSION_TIMEOUT_MS)
+
+
+@pytest.mark.parametrize("where", [BEFORE, DURING, AFTER, ANSWERED])
+@bounded
+async def test_a_record_is_applied_once_wherever_its_append_breaks(
+    zookeeper: ZookeeperServer, cluster: str, where: str
+) -> None:
+    """The outbox is in doubt, sends again, and is told the outcome; in the same session."""
+    async with proxies(zookeeper.hosts) as (proxy,), trio.open_nursery() as nursery:
+        session = await backend_at(proxy.address, cluster).session()
+        writer = Writer(session)
+        await writer.run(nursery)
+        await writer.set_slots([1])
+        identity = session.session_id
+        proxy.plan = deque([where, WHOLE, where])
+        await writer.set_slots([2, 3, 4, 5])
+        assert session.session_id == identity
+        assert proxy.cuts >= 2
+        other = await backend_at(zookeeper.hosts, cluster).session()
+        assert await applied(other) == [1, 2, 3, 4, 5] == writer.known
+        nursery.cancel_scope.cancel()
+        await other.aclose()
+        await session.aclose()
+
+
+@pytest.mark.slow
+@bounded
+async def test_records_are_applied_once_and_in_order_through_many_breaks(
+    zookeeper: ZookeeperServer, cluster: str
+) -> None:
+    """Also when what was sent again breaks again."""
+    chance = random.Random(5)
+    words = [BEFORE, DURING, AFTER, ANSWERED, WHOLE, WHOLE, WHOLE]
+    async with proxies(zookeeper.hosts) as (proxy,), trio.open_nursery() as nursery:
+        session = await backend_at(proxy.address, cluster).session()
+        writer = Writer(session)
+        await writer.run(nursery)
+        proxy.plan = deque(chance.choices(words, k=25))
+        await writer.set_slots(range(1, 31))
+        other = await backend_at(zookeeper.hosts, cluster).session()
+        assert await applied(other) == list(range(1, 31)) == writer.known
+        nursery.cancel_scope.cancel()
+        await other.aclose()
+        await session.aclose()
+
+
+@pytest.mark.slow
+@bounded
+async def test_a_session_that_moves_to_another_server_amid_appends_goes_on(
+    ensemble: ZookeeperServer, cluster: str
+) -> None:
+    """Twice, each time with an append whose answer is lost; session and pulse stay."""
+    async with proxies(ensemble.hosts) as servers, trio.open_nursery() as nursery:
+        session = await backend_at(",".join(proxy.address for proxy in servers), cluster).session()
+        await session.set_pulse(PEER, b"")
+        writer = Writer(session)
+        await writer.run(nursery)
+        await writer.set_slots([1])
+        identity = session.session_id
+        for start in (2, 12):
+            proxy = in_use(servers)
+            proxy.plan = deque([WHOLE, WHOLE, AFTER])
+            async with trio.open_nursery() as both:
+                both.start_soon(writer.set_slots, range(start, start + 10))
+                await until(lambda proxy=proxy: not proxy.plan)
+                await proxy.refuse()
+        assert session.session_id == identity
+        other = await backend_at(ensemble.hosts, cluster).session()
+        assert await applied(other) == list(range(1, 22)) == writer.known
+        assert PEER in await other.pulses()
+        nursery.cancel_scope.cancel()
+        await other.aclose()
+        await session.aclose()
+
+
+def in_use(servers: Sequence[Proxy]) -> Proxy:
+    """The proxy that the session is connected through."""
+    (found,) = [proxy for proxy in servers if proxy.used]
+    return found
+
+
+@pytest.mark.parametrize("where", [WHOLE, BEFORE, AFTER])
+@bounded
+async def test_nothing_is_written_behind_the_end_of_a_session(
+    zookeeper: ZookeeperServer, cluster: str, where: str
+) -> None:
+    """It expires with an append under way: what was known is applied, and at most that one besides."""
+    async with proxies(zookeeper.hosts) as (proxy,):
+        session = await backend_at(proxy.address, cluster).session()
+        writer = Writer(session)
+        other = await backend_at(zookeeper.hosts, cluster).session()
+        ended = False
+        try:
+            async with trio.open_nursery() as nursery:
+                await writer.run(nursery)
+                await writer.set_slots([1, 2, 3])
+                proxy.plan = deque([where])
+                nursery.start_soon(writer.set_slots, range(4, 1_000_000))
+                await until(lambda: not proxy.plan)
+                await expire(zookeeper, identity_of(session))
+                await trio.sleep_forever()
+        except* SessionLost:  # outbox and reader hear of it at once, or the first that does ends the other
+            ended = True
+        assert ended
+        writer.outbox.close()
+        await session.aclose()
+        slots = await applied(other)
+        assert slots == list(range(1, len(slots) + 1))
+        assert len(slots) - len(writer.known) in (0, 1)
+        assert writer.known == slots[: len(writer.known)]
+        await other.aclose()
+
+
+def identity_of(session: ZookeeperSession) -> tuple[int, bytes]:
+    """Id and password, also while the session is not connected."""
+    client = session._link.client
+    return client._session_id, client._session_passwd

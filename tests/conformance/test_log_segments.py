@@ -1,0 +1,248 @@
+"""A log that goes on in the next segment, whichever log it is: here after ten records, in life after 2^30."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from onyxq.log.embedded import EmbeddedBackend
+from onyxq.log.interface import SEQUENCE_BITS, START, LogBackend, LogSession, Record, Trimmed
+from onyxq.log.zookeeper import ZookeeperBackend
+from onyxq.peer.clock import SystemClock
+from simulation.log import MemoryBackend
+
+pytestmark = pytest.mark.anyio
+
+RECORDS = 10
+"""Records after which a segment may be closed."""
+SECOND = 1 << SEQUENCE_BITS
+"""The first position of the second segment."""
+TEST_TIMEOUT_S = 30.0
+
+Opener = Callable[[], Awaitable[LogSession]]
+
+
+def bounded(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    """A test that waits for ever fails instead."""
+
+    @functools.wraps(test)
+    async def run(*args: Any, **kwargs: Any) -> None:
+        with trio.fail_after(TEST_TIMEOUT_S):
+            await test(*args, **kwargs)
+
+    return run
+
+
+@pytest.fixture(params=["memory", "embedded", "zookeeper"])
+def backend(request: pytest.FixtureRequest, tmp_path: Path, cluster: str) -> Iterator[LogBackend]:
+    """An empty log of each kind, with short segments."""
+    if request.param == "memory":
+        yield MemoryBackend(SystemClock(), segment_records=RECORDS)
+    elif request.param == "embedded":
+        embedded = EmbeddedBackend.open(tmp_path / "log", segment_records=RECORDS)
+        yield embedded
+        embedded.close()
+    else:
+        yield ZookeeperBackend(request.getfixturevalue("zookeeper").hosts, cluster, segment_records=RECORDS)
+
+
+@pytest.fixture
+async def opened(backend: LogBackend) -> AsyncIterator[Opener]:
+    """Opens sessions that are closed after the test."""
+    sessions: list[LogSession] = []
+
+    async def open_one() -> LogSession:
+        sessions.append(await backend.session())
+        return sessions[-1]
+
+    yield open_one
+    for session in sessions:
+        await session.aclose()
+
+
+async def fill(session: LogSession, start: int, end: int) -> list[int]:
+    """Append the numbers from ``start`` below ``end``; their positions."""
+    return [await session.append(b"%d" % number) for number in range(start, end)]
+
+
+async def numbers(session: LogSession, position: int, count: int) -> list[int]:
+    """So many records' numbers from a position on, as a reader follows them."""
+    found: list[int] = []
+    while len(found) < count:
+        record = await session.read(position)
+        assert isinstance(record, Record)
+        assert record.position >= position
+        found.append(int(record.data))
+        position = record.position + 1
+    return found
+
+
+@bounded
+async def test_a_segment_is_closed_only_when_it_has_had_its_records(opened: Opener) -> None:
+    """However often somebody asks."""
+    session = await opened()
+    await fill(session, 0, RECORDS - 1)
+    assert not await session.rotate()
+    assert await session.append(b"x") == RECORDS - 1
+    assert await session.rotate()
+    assert not await session.rotate()
+    assert await session.append(b"y") == SECOND
+
+
+@bounded
+async def test_a_reader_crosses_into_the_next_segment(opened: Opener) -> None:
+    """One that was there before, one that waits at the end, one that comes later; also back again."""
+    writer, reader, waiting = await opened(), await opened(), await opened()
+    got: list[int] = []
+
+    async def follow() -> None:
+        got.extend(await numbers(waiting, 0, 30))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(follow)
+        await fill(writer, 0, 12)
+        assert await numbers(reader, 0, 3) == [0, 1, 2]
+        assert await writer.rotate()
+        assert await fill(writer, 12, 30) == list(range(SECOND, SECOND + 18))
+    assert got == list(range(30))
+    assert await numbers(reader, 3, 27) == list(range(3, 30))
+    assert await numbers(await opened(), 0, 30) == list(range(30))
+    assert await numbers(reader, 5, 10) == list(range(5, 15))
+
+
+@bounded
+async def test_a_waiting_reader_is_woken_by_the_first_record_of_a_segment(opened: Opener) -> None:
+    """It waits at the end of one segment and is handed the first record of the next."""
+    writer, reader = await opened(), await opened()
+    await fill(writer, 0, RECORDS)
+    got: list[Record | Trimmed] = []
+
+    async def read() -> None:
+        got.append(await reader.read(RECORDS))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read)
+        await trio.testing.wait_all_tasks_blocked()
+        assert await writer.rotate()
+        await trio.testing.wait_all_tasks_blocked()
+        assert got == []
+        await writer.append(b"first")
+    assert isinstance(got[0], Record) and (got[0].position, got[0].data) == (SECOND, b"first")
+
+
+@bounded
+async def test_the_tail_is_that_of_the_present_segment(opened: Opener) -> None:
+    """In an empty one that of the segment before: nobody has to wait for a record that may never come."""
+    writer, other = await opened(), await opened()
+    assert await other.tail() == START
+    await fill(writer, 0, RECORDS + 3)
+    await writer.rotate()
+    for session in (writer, other, await opened()):
+        assert await session.tail() == RECORDS + 2
+    await writer.append(b"x")
+    for session in (writer, other, await opened()):
+        assert await session.tail() == SECOND
+
+
+@bounded
+async def test_writers_that_have_not_heard_of_the_new_segment_append_to_it_once(opened: Opener) -> None:
+    """All records are read, each once, in each writer's order."""
+    writers = [await opened() for _ in range(4)]
+    closer, reader = await opened(), await opened()
+
+    async def write(name: int) -> None:
+        for number in range(40):
+            await writers[name].append(b"%d" % (1_000 * name + number))
+
+    async def close() -> None:
+        for _ in range(10):
+            await closer.rotate()
+            await closer.tail()
+
+    async with trio.open_nursery() as nursery:
+        for name in range(4):
+            nursery.start_soon(write, name)
+        nursery.start_soon(close)
+    found = await numbers(reader, 0, 160)
+    assert [number for number in found if number < 1_000] == list(range(40))
+    assert sorted(found) == sorted(1_000 * name + number for name in range(4) for number in range(40))
+    for name in range(4):
+        mine = [number for number in found if number // 1_000 == name]
+        assert mine == sorted(mine)
+
+
+@bounded
+async def test_of_many_who_close_a_segment_at_once_one_does(opened: Opener) -> None:
+    """No segment is left out."""
+    sessions = [await opened() for _ in range(4)]
+    await fill(sessions[0], 0, RECORDS)
+
+    async def close(session: LogSession) -> None:
+        await session.rotate()
+
+    async with trio.open_nursery() as nursery:
+        for session in sessions:
+            nursery.start_soon(close, session)
+    assert [await session.append(b"x") for session in sessions] == list(range(SECOND, SECOND + 4))
+
+
+@bounded
+async def test_trimming_goes_over_the_end_of_a_segment(opened: Opener) -> None:
+    """The first segment goes altogether; readers behind are sent to the origin, new ones start there."""
+    writer, slow = await opened(), await opened()
+    await fill(writer, 0, 15)
+    assert await numbers(slow, 0, 3) == [0, 1, 2]
+    await writer.rotate()
+    await fill(writer, 15, 35)
+    assert await writer.store_origin(SECOND + 4, b"o", expected_version=-1)
+    assert await writer.trim(9) == 10
+    assert await writer.trim(SECOND + 2) >= 8
+    assert await writer.trim(SECOND + 9) == 2
+    position = 3
+    while isinstance(found := await slow.read(position), Record):  # what it had fetched before
+        position = found.position + 1
+    assert found == Trimmed(SECOND + 4)
+    for reader in (slow, await opened()):
+        assert await reader.read(14) == Trimmed(SECOND + 4)
+        assert await reader.read(15) == Trimmed(SECOND + 4)
+        assert await numbers(reader, SECOND + 5, 15) == list(range(20, 35))
+    now = await slow.origin()
+    assert now is not None and (now.position, now.trimmed) == (SECOND + 4, SECOND + 4)
+    assert await (await opened()).append(b"x") == SECOND + 20
+
+
+@bounded
+async def test_a_writer_that_slept_through_a_whole_segment_appends_to_the_present_one(opened: Opener) -> None:
+    """Its segment is closed, trimmed and gone."""
+    writer, sleeper = await opened(), await opened()
+    await sleeper.append(b"0")
+    for segment in range(2):
+        await fill(writer, 1, 1 + RECORDS)
+        assert await writer.rotate()
+        await writer.append(b"x")
+        found = await writer.origin()
+        version = found.version if found else -1
+        assert await writer.store_origin((segment + 1) * SECOND, b"o", expected_version=version)
+        await writer.trim((segment + 1) * SECOND)
+    assert await sleeper.append(b"late") == 2 * SECOND + 1
+    assert await sleeper.tail() == 2 * SECOND + 1
+
+
+@bounded
+async def test_a_destroyed_log_of_two_segments_starts_anew(backend: LogBackend, opened: Opener) -> None:
+    """In the first segment."""
+    session = await opened()
+    await fill(session, 0, 12)
+    await session.rotate()
+    await fill(session, 12, 20)
+    await session.aclose()
+    await backend.destroy()
+    session = await opened()
+    assert (await session.tail(), await session.origin()) == (START, None)
+    assert await session.append(b"x") == 0

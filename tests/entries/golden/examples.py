@@ -1,0 +1,174 @@
+"""What golden files are made of: an example of each entry's newest version, and scripts of whole logs.
+
+A new entry, or version, needs its example here, and a script that applies it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pyrsistent import pmap
+
+from log_entries import (
+    abort_join_cluster,
+    accept_join_cluster,
+    drain_node,
+    expire_claims,
+    finish_gc,
+    gc,
+    grant_claims,
+    leave_cluster,
+    notify_join_cluster,
+    prepare_join_cluster,
+    raise_minimum,
+    ready_partition,
+    release_claims,
+    renew_claims,
+    replace_node,
+    set_slots,
+    settle_partition,
+    yield_partition,
+)
+from log_entries.registry import VERSIONS
+from onyxq.facts import RELEASED, RETRIED
+from onyxq.ids import Run, id_at, make_id
+from onyxq.log.codec import encode_entry, encode_record
+from onyxq.log.interface import Record
+from tests.entries.world import CLUSTER_ID, START_MS, World, creation, joining
+
+FIRST = make_id(START_MS, 0, 0x0123456789ABCDEF, 0)
+RUNS = (Run(FIRST, 3), Run(id_at(FIRST, 10), 1))
+
+EXAMPLES: Mapping[str, Any] = {
+    "create_cluster": creation(partitions=64, enabled=pmap({"gc": 1, "create_cluster": 2})),
+    "prepare_join_cluster": prepare_join_cluster.Args(
+        "p1", "n1", "10.0.0.1:7400", "10.0.0.1:7480", "zone-ü", 4, ("gpu", "big"), pmap({"gc": 1, "accept": 300})
+    ),
+    "notify_join_cluster": notify_join_cluster.Args("p1"),
+    "accept_join_cluster": accept_join_cluster.Args("p1"),
+    "abort_join_cluster": abort_join_cluster.Args("p1"),
+    "leave_cluster": leave_cluster.Args("p1", "its pulse is gone"),
+    "set_slots": set_slots.Args("p1", 65_536),
+    "drain_node": drain_node.Args("n1", True),
+    "replace_node": replace_node.Args("n1"),
+    "raise_minimum": raise_minimum.Args("grant_claims", 2),
+    "ready_partition": ready_partition.Args(7, 300),
+    "settle_partition": settle_partition.Args(7, 300),
+    "yield_partition": yield_partition.Args(7, 300),
+    "grant_claims": grant_claims.Args(0, 5, (grant_claims.Grant("w1", 30_000, RUNS),)),
+    "renew_claims": renew_claims.Args(0, 5, (renew_claims.Renewal(1 << 33, 30_000, RUNS),)),
+    "release_claims": release_claims.Args(
+        0, 5, (release_claims.Release(1 << 33, RETRIED, START_MS + 9, 2, "no route to host", RUNS),)
+    ),
+    "expire_claims": expire_claims.Args(0, 5, (expire_claims.Expiry(1 << 33, 2, RUNS),)),
+    "gc": gc.Args(),
+    "finish_gc": finish_gc.Args(1 << 33, 20_000, 64 << 20),
+}
+"""Name of an entry -> arguments of its newest version, none of them left at a default."""
+
+
+def first_log() -> list[Record]:
+    """All entries of the first version: a cluster of three nodes from its creation to its end."""
+    world = World()
+    world.submit("founder", creation(partitions=2, enabled=VERSIONS.remove("set_slots")))
+    world.join("a", "b", "c")
+    world.submit("a", raise_minimum.Args("set_slots", 99), raise_minimum.Args("gc", 1))
+    world.settle("a", "b", "c")
+    world.submit("b", set_slots.Args("b", 9), set_slots.Args("b", 9), set_slots.Args("b", -1))
+    _partitions(world)
+    _claims(world)
+    _membership(world)
+    _odd_records(world)
+    for peer in sorted(world.now.ring.members):
+        world.submit(peer, leave_cluster.Args(peer, "the end"))
+    return world.records
+
+
+def _ready(world: World) -> None:
+    for number in sorted(world.now.partitions):
+        placed = world.now.partitions[number]
+        if placed.leader and not placed.ready:
+            world.submit(placed.leader, ready_partition.Args(number, placed.epoch))
+        if placed.leader and placed.members != placed.target:
+            world.submit(placed.leader, settle_partition.Args(number, placed.epoch))
+
+
+def _partitions(world: World) -> None:
+    """Leaders come, give up, and others come."""
+    _ready(world)
+    placed = world.now.partitions[1]
+    world.submit("a", settle_partition.Args(1, placed.epoch), ready_partition.Args(9, 1))
+    world.submit(placed.leader, yield_partition.Args(1, placed.epoch), yield_partition.Args(1, placed.epoch))
+    _ready(world)
+
+
+def _claims(world: World) -> None:
+    """Grants that hold and that do not; renewed, given back, failed, completed, expired."""
+    placed = world.now.partitions[0]
+    leader, epoch = placed.leader, placed.epoch
+    first, second = Run(FIRST, 6), Run(id_at(FIRST, 8), 4)
+
+    def grant(*runs: Run, worker: str = "w1", lease_ms: int = 100, at: int = epoch) -> grant_claims.Args:
+        return grant_claims.Args(0, at, (grant_claims.Grant(worker, lease_ms, runs),))
+
+    world.submit(leader, grant(first, second), grant(Run(FIRST, 1), worker="w2"), grant(first, at=epoch - 1))
+    token = world.now.position
+    world.submit(leader, grant(Run(id_at(FIRST, 20), 5), worker="w2", lease_ms=5_000))
+    later = world.now.position
+    parts = (Run(FIRST, 2), Run(id_at(FIRST, 8), 1))
+    world.submit(leader, renew_claims.Args(0, epoch, (renew_claims.Renewal(token, 40_000, parts),)))
+    world.submit(leader, renew_claims.Args(0, epoch, (renew_claims.Renewal(later + 1, 40_000, parts),)))
+    releases = (
+        release_claims.Release(token, RELEASED, 0, 0, "", (Run(FIRST, 1),)),
+        release_claims.Release(token, RETRIED, START_MS + 500, 1, "again", (Run(id_at(FIRST, 1), 1),)),
+        release_claims.Release(later, release_claims.COMPLETED_EVENT, 0, 0, "", (Run(id_at(FIRST, 20), 2),)),
+    )
+    world.submit(leader, release_claims.Args(0, epoch, releases))
+    expiries = (expire_claims.Expiry(token, 1, (first, second)), expire_claims.Expiry(later, 1, (second,)))
+    world.submit(leader, expire_claims.Args(0, epoch, expiries))
+    for _ in range(3):
+        world.now_ms += 4_000
+        world.submit(leader)
+    world.submit(leader, expire_claims.Args(0, epoch, expiries))
+    world.submit(leader, gc.Args())
+    collected = world.now.position
+    world.submit(leader, finish_gc.Args(token, 1, 1), finish_gc.Args(collected, 12, 3_000))
+    world.submit(leader, finish_gc.Args(collected, 12, 3_000))
+
+
+def _membership(world: World) -> None:
+    """Joins that are aborted, queued and refused; nodes that drain, go, come back and are replaced."""
+    world.submit("d", joining("d", zone="z2"))
+    world.submit("e", joining("e", zone="z2"))
+    world.submit("d", abort_join_cluster.Args("d"), abort_join_cluster.Args("d"))
+    world.settle("a", "b", "c", "e")
+    old = joining("f")
+    world.submit("f", type(old)(*[old.peer, old.node, old.address, old.http, "", 1, (), pmap({"gc": 1})]))
+    world.submit("b", drain_node.Args("node-b", False), drain_node.Args("nowhere", False))
+    _ready(world)
+    world.submit("c", leave_cluster.Args("b", "its pulse is gone"), leave_cluster.Args("b", "again"))
+    world.settle("a", "c", "e")
+    world.submit("c2", joining("c2", "node-c"))
+    world.settle("a", "c2", "e")
+    for _ in range(14):
+        world.now_ms += 4_900
+        world.submit("a")
+    world.submit("a", replace_node.Args("node-b"), replace_node.Args("node-a"))
+    _ready(world)
+
+
+def _odd_records(world: World) -> None:
+    """Repeats, gaps, garbage, another cluster's, strangers, and what is malformed or not enabled."""
+    world.append(world.records[-1].data)
+    world.submit("a", gc.Args(), number=world.now.outbox["a"] + 2)
+    world.append(b"no record at all")
+    world.submit("a", gc.Args(), cluster_id="another")
+    world.submit("stranger", gc.Args())
+    number = world.now.outbox["a"] + 1
+    odd = [b"\x93\xa2gc\x01\x91\x07", b"\x93\xa2gc\x07\x90", b"\x93\xa5later\x01\x90", encode_entry(gc.Args())]
+    world.append(encode_record(CLUSTER_ID, "a", number, world.now_ms, odd))
+
+
+SCRIPTS: Mapping[str, Callable[[], list[Record]]] = {"first": first_log}
+"""Name of a log's file -> what makes its records."""

@@ -1,0 +1,66 @@
+"""Two versions of a program: one knows an entry ``paint`` in version 1, the other also in version 2.
+
+Version 1 notes a colour, version 2 a colour and how many coats.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from attrs import evolve, frozen
+
+from log_entries.registry import ENTRIES
+from onyxq.entry import APPLIED, Entries, Stamp, Verdict, describe
+from onyxq.replica import Replica
+
+
+@frozen
+class PaintOnce:
+    """Version 1."""
+
+    colour: str
+
+
+@frozen
+class Paint:
+    """Version 2."""
+
+    colour: str
+    coats: int
+
+
+@frozen
+class Brand:
+    """An entry that only the newer program has."""
+
+    name: str
+
+
+def _noted(replica: Replica, value: Any) -> Replica:
+    return evolve(replica, extensions=replica.extensions.set("paint", value))
+
+
+def paint_once(replica: Replica, args: PaintOnce, stamp: Stamp) -> tuple[Replica, Verdict]:
+    """Version 1: one coat."""
+    return _noted(replica, (args.colour, 1)), APPLIED
+
+
+def paint(replica: Replica, args: Paint, stamp: Stamp) -> tuple[Replica, Verdict]:
+    """Version 2."""
+    return (_noted(replica, (args.colour, args.coats)), APPLIED) if args.coats > 0 else (replica, "no coat")
+
+
+def brand(replica: Replica, args: Brand, stamp: Stamp) -> tuple[Replica, Verdict]:
+    """Notes the name alone."""
+    return _noted(replica, args.name), APPLIED
+
+
+ONCE = SimpleNamespace(VERSION=1, Args=PaintOnce, apply=paint_once)
+TWICE = SimpleNamespace(
+    VERSION=2, Args=Paint, apply=paint, EARLIER=(ONCE,), lowered=lambda args: PaintOnce(args.colour)
+)
+BRAND = SimpleNamespace(VERSION=1, Args=Brand, apply=brand)
+
+OLD = Entries([*ENTRIES.values(), describe(ONCE, name="paint")])
+NEW = Entries([*ENTRIES.values(), describe(TWICE, name="paint"), describe(BRAND, name="brand")])

@@ -1,0 +1,128 @@
+"""Archive directories: pieces of history put together again, whoever wrote them and whatever is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from onyxq import snapshot
+from onyxq.archive import Archive, Part, best, earliest, files, groups, parts
+from onyxq.dump import Dump
+from onyxq.errors import NotFound
+from onyxq.replay import replica_at
+from onyxq.replica import Replica
+from tests.entries.generated import generated_world
+from tests.entries.world import World
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    """A log with every kind of entry, without a hole between its positions."""
+    return generated_world(seed=33, records=300, check=False)
+
+
+def keep(world: World, directory: Path, after: int, last: int, *, node: str = "n1", origin: int | None = None) -> None:
+    """Archive the records behind ``after`` up to ``last``; ``origin``: position of the origin before."""
+    packed = b"" if origin is None else snapshot.pack(at(world, origin))
+    archive = Archive(directory, node)
+    with archive.writer(after=after, last=last, cluster="main", cluster_id="c1", origin=packed) as writer:
+        for record in world.records[after + 1 : last + 1]:
+            writer.add(record)
+
+
+def at(world: World, position: int) -> Replica:
+    """The replica at a position of this world."""
+    return world.replicas[position + 1]
+
+
+def live(world: World, origin: int) -> Part:
+    """What is left in the log behind an origin."""
+    return Part(origin, None, Dump("main", at(world, origin), world.records[origin + 1 :]))
+
+
+def test_an_archive_knows_how_far_it_reaches(world: World, tmp_path: Path) -> None:
+    """Without holes from its last start on; unfinished files do not count."""
+    archive = Archive(tmp_path / "archive", "n1")
+    assert archive.covered() == -1
+    keep(world, archive.directory, -1, 50)
+    keep(world, archive.directory, 50, 90, origin=50)
+    assert archive.covered() == 90
+    keep(world, archive.directory, 100, 120, origin=100)
+    (archive.directory / "0000000000000000121-0000000000000000200-n1.onyxqlog.77.part").write_bytes(b"")
+    assert archive.covered() == 120
+
+
+def test_history_goes_from_the_archive_into_the_log(world: World, tmp_path: Path) -> None:
+    """Every replica since the beginning can be had, though the log begins late."""
+    keep(world, tmp_path, -1, 50)
+    keep(world, tmp_path, 50, 120, origin=50)
+    pieces = [live(world, 120), *parts([tmp_path])]
+    for position in (0, 50, 51, 119, 120, 121, 299):
+        found = best(pieces, position)
+        assert found is not None and replica_at(found, position) == at(world, position)
+    whole = earliest(pieces)
+    assert whole is not None and whole.origin is None
+    assert list(whole.records) == world.records
+    (one,) = groups(pieces)
+    assert list(one.records) == world.records
+
+
+def test_the_latest_start_is_taken(world: World, tmp_path: Path) -> None:
+    """So that going back a little does not mean stepping everything."""
+    keep(world, tmp_path, -1, 50)
+    keep(world, tmp_path, 50, 120, origin=50)
+    found = best([live(world, 120), *parts([tmp_path])], 100)
+    assert found is not None and found.start.position == 50
+
+
+def test_repeats_are_read_once(world: World, tmp_path: Path) -> None:
+    """A collector that came after a crash wrote again what was there."""
+    keep(world, tmp_path, -1, 50)
+    keep(world, tmp_path, -1, 80, node="n2")
+    keep(world, tmp_path, 40, 120, origin=40)
+    whole = earliest([live(world, 110), *parts([tmp_path])])
+    assert whole is not None and list(whole.records) == world.records
+
+
+def test_archives_of_several_nodes_complete_each_other(world: World, tmp_path: Path) -> None:
+    """Each collector keeps what it trimmed itself."""
+    keep(world, tmp_path / "a", -1, 50)
+    keep(world, tmp_path / "b", 50, 90, node="n2", origin=50)
+    keep(world, tmp_path / "a", 90, 130, origin=90)
+    whole = earliest([live(world, 130), *parts([tmp_path / "a", tmp_path / "b"])])
+    assert whole is not None and list(whole.records) == world.records
+
+
+def test_what_is_missing_is_not_made_up(world: World, tmp_path: Path) -> None:
+    """Behind a hole history starts anew at the next origin; positions in the hole cannot be had."""
+    keep(world, tmp_path, -1, 50)
+    keep(world, tmp_path, 90, 130, origin=90)
+    pieces = [live(world, 130), *parts([tmp_path])]
+    assert best(pieces, 70) is None
+    found = best(pieces, 100)
+    assert found is not None and replica_at(found, 100) == at(world, 100)
+    first, second = groups(pieces)
+    assert [record.position for record in first.records] == list(range(51))
+    assert [record.position for record in second.records] == list(range(91, len(world.records)))
+    whole = earliest(pieces)
+    assert whole is not None and whole.start.position == 90
+
+
+def test_records_before_the_origin_of_their_file_continue_others(world: World, tmp_path: Path) -> None:
+    """A trim that had stopped half way left records below the origin: they are kept too."""
+    keep(world, tmp_path, -1, 50)
+    keep(world, tmp_path, 50, 120, origin=80)
+    pieces = [live(world, 120), *parts([tmp_path])]
+    whole = earliest(pieces)
+    assert whole is not None and list(whole.records) == world.records
+    found = best(pieces, 60)
+    assert found is not None and replica_at(found, 60) == at(world, 60)
+
+
+def test_an_empty_directory_is_named(tmp_path: Path) -> None:
+    """As is one that is not there."""
+    for directory in (tmp_path, tmp_path / "none"):
+        assert files(directory) == []
+        with pytest.raises(NotFound, match="no archived records"):
+            parts([directory])

@@ -1,0 +1,130 @@
+"""An archive at work: history outlives collections, and nothing is trimmed that is not kept."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onyxq import Client, api
+from onyxq.archive import Archive, earliest, files, parts
+from onyxq.dump import read
+from onyxq.peer import archiving
+from onyxq.replay import replay
+from tests.interfaces.timetravel_world import PATIENCE_S, Line, World, eventually, started
+
+pytestmark = pytest.mark.slow
+
+
+def test_history_outlives_collections(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Explanations, past replicas, single records and dumps reach back to the first record."""
+    archive = tmp_path / "archive"
+    with started(peers=2, partitions=4, archive=str(archive)) as (cluster, portal), Client(cluster.addresses) as client:
+        world = World(cluster, portal, client)
+        line = Line(world, capsys)
+        task_id, (first, second) = world.story()
+        before = world.settled()[0]
+        world.collect()
+        world.story()
+        last = world.collect()
+        later, _ = world.story()
+        world.settled()
+        kept = files(archive)
+        assert kept[0][0] == 0 and kept[-1][1] == last
+        assert len(kept) == 2 and kept[1][0] == kept[0][1] + 1
+
+        found = line.json("task", "explain", task_id, "--archive", str(archive))
+        story = [(one["entry"], one["token"]) for one in found["events"] if one["source"] == "log"]
+        assert len(story) == 5 and {token for _, token in story} == {first, second} and found["log_from"] == 0
+        assert line.json("task", "explain", later, "--archive", str(archive))["log_from"] == 0
+
+        shown = line.json("replica", "show", "--at", str(before["position"]), "--archive", str(archive))
+        assert shown["digest"] == before["digest"]
+        line.text("replica", "show", "--at", str(before["position"]), code=3)
+        granted = line.json("log", "show", str(first), "--archive", str(archive))
+        assert [one["entry"] for one in granted["entries"]] == ["grant_claims"]
+        lines = line.text("log", "tail", "--from", "0", "--json", "--archive", str(archive)).splitlines()
+        positions = [json.loads(text)["position"] for text in lines]
+        assert positions == list(range(len(positions))) and positions[-1] > last
+
+        done = line.json("log", "dump", str(tmp_path / "all"), "--archive", str(archive))
+        assert (done["first"], done["origin"], done["records"]) == (0, None, done["last"] + 1)
+        reported = world.settled()[0]
+        until = ["--until", str(min(reported["position"], done["last"]))]
+        replayed = line.json("log", "replay", str(tmp_path / "all"), *until, connect=False)
+        assert replayed["position"] != reported["position"] or replayed["digest"] == reported["digest"]
+        for _, _, path in kept:
+            assert list(replay(read(path)))
+
+
+def test_what_cannot_be_archived_is_not_trimmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The collection waits until the directory can be written, and then goes on."""
+    monkeypatch.setattr(archiving, "RETRY_PAUSE_S", 0.05)
+    archive = tmp_path / "archive"
+    archive.write_text("a file where the directory should be")
+    with started(peers=1, partitions=4, archive=str(archive)) as (cluster, portal), Client(cluster.addresses) as client:
+        world = World(cluster, portal, client)
+        world.story()
+        reports: list[Any] = []
+        thread = threading.Thread(target=lambda: reports.append(api.gc(world.address)))
+        thread.start()
+        node = cluster.nodes[0].node
+        assert node is not None
+        eventually(lambda: node.replica.snapshot.position, lambda position: position >= 0)
+        portal.call(node.records.clear)
+        assert client.call("origin", {})["position"] == -1
+        assert client.call("log.raw", {"from": 0})["records"][0][0] == 0
+        assert reports == []
+        archive.unlink()
+        thread.join(PATIENCE_S)
+        assert reports and client.call("origin", {})["position"] == reports[0].position
+        assert client.call("log.raw", {"from": 0}) == {
+            "position": client.call("cluster", {})["position"],
+            "trimmed": reports[0].position,
+        }
+        assert files(archive)[-1][1] == reports[0].position
+
+
+def test_a_collector_goes_on_where_the_archive_ends(tmp_path: Path) -> None:
+    """One that died between archiving and trimming left a file: the next adds what came since, and no more;
+    what a dead process of the node had begun is cleared away."""
+    archive = tmp_path / "archive"
+    with started(peers=1, partitions=4, archive=str(archive)) as (cluster, portal), Client(cluster.addresses) as client:
+        world = World(cluster, portal, client)
+        world.story()
+        node = cluster.nodes[0].node
+        assert node is not None and node.archiver is not None
+        first = client.call("cluster", {})["position"]
+        portal.call(node.archiver, None, first)
+        begun = archive / f"{first + 1:019d}-{first + 9:019d}-{node.node_id}.onyxqlog.1.part"
+        begun.write_bytes(b"half")
+        portal.call(node.archiver, None, first)
+        assert [one[:2] for one in files(archive)] == [(0, first)]
+        world.story()
+        last = world.collect()
+        assert [one[:2] for one in files(archive)] == [(0, first), (first + 1, last)]
+        assert not begun.exists()
+        whole = earliest(parts([archive]))
+        assert whole is not None and [one.position for one in whole.records] == list(range(last + 1))
+
+
+def test_an_archive_that_starts_late_starts_at_the_origin(tmp_path: Path) -> None:
+    """Its first file holds the origin before it, and is a dump that can be replayed by itself."""
+    with started(peers=1, partitions=4) as (cluster, portal), Client(cluster.addresses) as client:
+        world = World(cluster, portal, client)
+        world.story()
+        before = world.collect()
+        running = cluster.nodes[0]
+        assert running.node is not None and running.service is not None
+        archive = Archive(tmp_path, running.node.node_id)
+        running.node.archiver = archiving.Archiver(archive, running.node, running.service.log_view).keep
+        world.story()
+        last = world.collect()
+        ((first, end, path),) = files(tmp_path)
+        assert (first, end) == (before + 1, last)
+        dump = read(path)
+        assert dump.start.position == before
+        assert [done.replica.position for done in replay(dump)] == list(range(before + 1, last + 1))

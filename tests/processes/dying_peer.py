@@ -1,0 +1,50 @@
+"""``onyxq`` as a program that kills itself, as ``kill -9`` would, at a step of collecting garbage.
+
+``DIE_AT`` names the step, ``DIE_COUNT`` how many times it is passed before.  Origins get
+several chunks and trims several batches, so that there is something in between.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from onyxq.cli.main import main
+from onyxq.log import zookeeper_origin
+from onyxq.log.zookeeper_origin import Origins
+from onyxq.peer.collecting import Collector
+
+STEPS: dict[str, tuple[type, str]] = {
+    "before the chunks": (Origins, "store"),
+    "between the chunks": (Origins, "_write_chunk"),
+    "before the pointer": (Origins, "_set_pointer"),
+    "behind the pointer": (Origins, "_delete_older_chunks"),
+    "before trimming": (Collector, "_trim"),
+    "between trims": (Origins, "_trim_batch"),
+}
+"""Step -> whose method it comes before."""
+
+
+def arm(step: str, count: int) -> None:
+    """Have this process die as it comes to the step for the time behind ``count``."""
+    owner, name = STEPS[step]
+    passed: Callable[..., Awaitable[Any]] = getattr(owner, name)
+    left = count
+
+    async def dying(*args: Any, **kwargs: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return await passed(*args, **kwargs)
+
+    setattr(owner, name, dying)
+    zookeeper_origin.CHUNK_BYTES = 500
+    zookeeper_origin.TRIM_BATCH_RECORDS = 20
+
+
+if __name__ == "__main__":
+    arm(os.environ["DIE_AT"], int(os.environ["DIE_COUNT"]))
+    main()

@@ -1,0 +1,145 @@
+"""The log of real peers collected while they work: nothing is lost, stands still for long, or comes twice."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import httpx
+import pytest
+import trio
+
+from onyxq.errors import TimedOut
+from tests.processes.cluster import POLL_S, Cluster, PeerProcess, bounded
+from tests.processes.dying_peer import STEPS
+from tests.processes.workload import History, all_there, enqueue_over_tcp, work
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+COLLECTIONS = int(os.environ.get("ONYXQ_TEST_COLLECTIONS", "20"))
+"""The long run that a release gets has 200."""
+STEPS_KILLED = tuple(STEPS) if COLLECTIONS >= 200 else ("between the chunks", "before trimming", "between trims")
+NAMES = ("a", "b", "c")
+GC_TIMEOUT_S = 30.0
+
+
+async def gc(cluster: Cluster, peer: PeerProcess) -> dict[str, int]:
+    """One collection, asked of a peer, once it is over."""
+    answer = await cluster.send(peer, "POST", "/v1/gc", seconds=GC_TIMEOUT_S)
+    assert answer.is_success, answer.text
+    report: dict[str, int] = answer.json()
+    return report
+
+
+async def load(cluster: Cluster, history: History, stop: trio.Event, names: Sequence[str]) -> None:
+    """A producer, and a worker at each of these peers, until ``stop``; then everything enqueued is worked off."""
+    async with cluster.client(*names) as producer, trio.open_nursery() as workers:
+        for name in names:
+            workers.start_soon(run_worker, cluster, history, name)
+        while not stop.is_set():
+            await enqueue_over_tcp(history, producer, 100)
+            await trio.sleep(POLL_S)
+        await history.until_all_completed()
+        workers.cancel_scope.cancel()
+
+
+async def run_worker(cluster: Cluster, history: History, first: str) -> None:
+    """One worker that knows one peer to begin with; a frozen peer that leads does not answer."""
+    async with cluster.client(first) as client:
+        while True:
+            try:
+                await work(history, client, f"worker-{first}")
+            except TimedOut:
+                continue
+
+
+@bounded(120 + COLLECTIONS * 3)
+async def test_collections_under_load_lose_and_repeat_nothing(cluster: Cluster) -> None:
+    """Asked of each peer in turn, one after the other; then one peer stays away for many, and comes back right."""
+    await cluster.start(*NAMES)
+    await cluster.whole(*NAMES)
+    history, stop = History("work"), trio.Event()
+    reports: list[dict[str, int]] = []
+    away = cluster["c"]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(load, cluster, history, stop, NAMES)
+        for number in range(COLLECTIONS):
+            reports.append(await gc(cluster, cluster[NAMES[number % 3]]))
+        away.freeze()
+        await cluster.whole("a", "b")
+        for number in range(COLLECTIONS // 4):
+            reports.append(await gc(cluster, cluster[NAMES[number % 2]]))
+        away.thaw()
+        await cluster.whole(*NAMES)
+        reports.append(await gc(cluster, away))
+        stop.set()
+    assert history.wrong == []
+    positions = [report["position"] for report in reports]
+    assert positions == sorted(set(positions))
+    assert sum(report["trimmed"] for report in reports) >= positions[-1] * 0.9
+    async with cluster.client() as client:
+        await all_there(cluster, client, "work", dict.fromkeys(history.enqueued, "completed"))
+
+
+@bounded(60 + 30 * len(STEPS_KILLED))
+async def test_a_collector_killed_at_any_step_leaves_a_log_that_is_read_and_collected(cluster: Cluster) -> None:
+    """The ring's first peer finishes it; the killed node comes back; nothing acknowledged is lost."""
+    await cluster.start("a", "b")
+    victim = cluster.add("c")
+    history, stop = History("work"), trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(load, cluster, history, stop, ("a", "b"))
+        for step in STEPS_KILLED:
+            victim.program = "tests.processes.dying_peer"
+            victim.surroundings = {"DIE_AT": step, "DIE_COUNT": "1" if step.startswith("between") else "0"}
+            await cluster.start("c")
+            await cluster.whole(*NAMES)
+            await ask_to_die(cluster, victim)
+            await cluster.until(f"{step}: the collection ends", lambda: finished(cluster))
+            report = await gc(cluster, cluster["b"])
+            assert report["origin_bytes"] > 0
+        victim.program = "onyxq.cli.main"
+        await cluster.start("c")
+        await cluster.whole(*NAMES)
+        stop.set()
+    assert history.wrong == []
+    async with cluster.client() as client:
+        await all_there(cluster, client, "work", dict.fromkeys(history.enqueued, "completed"))
+
+
+async def ask_to_die(cluster: Cluster, victim: PeerProcess) -> None:
+    """Have it collect: it dies on the way."""
+    with pytest.raises(httpx.TransportError):
+        await cluster.send(victim, "POST", "/v1/gc", seconds=GC_TIMEOUT_S)
+    with trio.fail_after(10):
+        while victim.runs:
+            await trio.sleep(POLL_S)
+
+
+async def finished(cluster: Cluster) -> bool:
+    """Whether the last collection in the log of a peer that lives is over."""
+    records = (await cluster.see(cluster["a"], "/v1/log?limit=1000"))["records"]
+    names = [entry["entry"] for record in records for entry in record["entries"] if entry["verdict"] == "applied"]
+    last = [name for name in names if name in ("gc", "finish_gc")]
+    return bool(last) and last[-1] == "finish_gc"
+
+
+@bounded(90)
+async def test_a_cluster_collects_by_itself(cluster: Cluster) -> None:
+    """Once the log has grown by so many records, without anybody's asking; newcomers start behind."""
+    cluster.more_options("--gc-records", "60")
+    await cluster.start("a", "b")
+    history, stop = History("work"), trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(load, cluster, history, stop, ("a", "b"))
+        await cluster.until("two collections", lambda: collected_twice(cluster))
+        await cluster.start("c")
+        await cluster.whole(*NAMES)
+        stop.set()
+    assert history.wrong == []
+
+
+async def collected_twice(cluster: Cluster) -> bool:
+    """Whether the log has two collections that are over."""
+    records = (await cluster.see(cluster["a"], "/v1/log?limit=1000"))["records"]
+    return [entry["entry"] for record in records for entry in record["entries"]].count("finish_gc") >= 2

@@ -1,0 +1,180 @@
+"""A log that was dumped from real peers under load replays to the very replicas that they report."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import trio
+
+from onyxq import api, snapshot
+from onyxq.archive import files as archived
+from onyxq.cli.main import run
+from onyxq.dump import read
+from onyxq.errors import NotFound
+from onyxq.invariants import violations
+from onyxq.log.zookeeper_server import ZookeeperServer
+from onyxq.replay import replay
+from tests.processes.cluster import POLL_S, Cluster, PeerProcess, bounded
+from tests.processes.workload import History, enqueue_over_tcp, work
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+TASKS = int(os.environ.get("ONYXQ_TEST_TASKS", "2000"))
+NAMES = ("a", "b", "c")
+KILL_AFTER_S = (0.01, 0.03, 0.1)
+"""A collection takes some tens of milliseconds: it is hit before, in the middle of and behind its work."""
+SHOWN = 4
+"""Of the digests that were recorded live, so many are compared through the command line."""
+
+
+async def command(*arguments: str, code: int = 0) -> Any:
+    """The document that a command prints with ``--json``."""
+
+    def body() -> tuple[int, str]:
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            return run([*arguments, "--json"]), said.getvalue()
+
+    found, text = await trio.to_thread.run_sync(body)
+    assert found == code, text
+    return json.loads(text)
+
+
+async def record(cluster: Cluster, seen: dict[tuple[int, str], str]) -> None:
+    """Note (position, peer) -> digest of every peer, again and again until cancelled."""
+    while True:
+        for peer in cluster.serving:
+            with contextlib.suppress(httpx.HTTPError):
+                found = await cluster.see(peer, "/v1/replica")
+                seen[found["position"], peer.name] = found["digest"]
+        with trio.move_on_after(POLL_S):
+            await trio.sleep_forever()
+
+
+@bounded(150 + TASKS / 50)
+async def test_a_dump_replays_to_what_every_live_peer_reports(
+    cluster: Cluster, zookeeper: ZookeeperServer, tmp_path: Path
+) -> None:
+    """Three peers on ZooKeeper under load, a collection and a kill -9 in between: each digest that was
+    recorded live, and each peer's last, is that of the replay at the same position."""
+    await cluster.start(*NAMES)
+    await cluster.whole(*NAMES)
+    history = History("work")
+    seen: dict[tuple[int, str], str] = {}
+    async with cluster.client() as client, trio.open_nursery() as background:
+        background.start_soon(record, cluster, seen)
+        for name in NAMES:
+            background.start_soon(work, history, client, f"worker-{name}")
+        await enqueue_over_tcp(history, client, TASKS // 2)
+        await history.until_completed(TASKS // 4)
+        origin = (await trio.to_thread.run_sync(collect, zookeeper.hosts, cluster.name)).position
+        cluster["b"].kill()
+        await enqueue_over_tcp(history, client, TASKS - TASKS // 2)
+        during = await command("log", "dump", str(tmp_path / "during"), "--connect", cluster["a"].address)
+        await history.until_all_completed()
+        background.cancel_scope.cancel()
+    assert history.wrong == []
+
+    last = {peer.name: await cluster.see(peer, "/v1/replica") for peer in cluster.serving}
+    assert sorted(last) == ["a", "c"]
+    seen.update({(found["position"], name): found["digest"] for name, found in last.items()})
+    file = tmp_path / "after"
+    done = await command("log", "dump", str(file), "--connect", cluster["c"].address)
+    assert done["last"] >= max(found["position"] for found in last.values())
+    assert (during["origin"], done["origin"]) == (origin, origin)
+
+    digests = digests_of(file, {position for position, _ in seen})
+    compared = {place: digest for place, digest in seen.items() if place[0] >= origin}
+    assert {place: digests[place[0]] for place in compared} == compared
+    assert {name for _, name in compared} >= {"a", "c"} and len({position for position, _ in compared}) >= 5
+    assert all(digests[found["position"]] == found["digest"] for found in last.values())
+    for position, _ in sorted(compared)[:: max(1, len(compared) // SHOWN)]:
+        shown = await command("replica", "show", "--at", str(position), "--connect", cluster["a"].address)
+        assert (shown["position"], shown["digest"]) == (position, digests[position])
+    agreed = digests_of(tmp_path / "during", set(digests))
+    assert agreed and all(digests[position] == digest for position, digest in agreed.items())
+    replayed = await command("log", "replay", str(file))
+    assert replayed["violations"] == [] and replayed["position"] == done["last"]
+    print(f"{len(compared)} digests of {done['records']} records agree; replayed at {replayed['entries_per_s']}/s")
+
+
+def collect(zookeeper: str, cluster: str) -> api.GcReport:
+    """Collect through a peer that is found by its pulse."""
+    return api.gc(zookeeper=zookeeper, cluster=cluster)
+
+
+def digests_of(file: Path, wanted: set[int]) -> dict[int, str]:
+    """Digests at the wanted positions that a dump reaches, its invariants checked there."""
+    dump = read(file)
+    replicas = [dump.start, *(done.replica for done in replay(dump))]
+    assert all(one.position < other.position for one, other in pairwise(replicas))
+    found = {}
+    for replica in replicas:
+        if replica.position in wanted:
+            assert violations(replica) == []
+            found[replica.position] = snapshot.digest(replica)
+    return found
+
+
+@bounded(60)
+async def test_peers_are_found_by_their_pulses(cluster: Cluster, zookeeper: ZookeeperServer) -> None:
+    """A subscription that knows only ZooKeeper; a cluster without a living peer is an error."""
+    await cluster.start("a")
+
+    def first() -> api.Event:
+        return next(api.subscribe(0, zookeeper=zookeeper.hosts, cluster=cluster.name))
+
+    event = await trio.to_thread.run_sync(first)
+    assert (event.position, event.entry.name) == (0, "create_cluster")
+    with pytest.raises(NotFound):
+        await trio.to_thread.run_sync(collect, zookeeper.hosts, f"{cluster.name}-other")
+
+
+@bounded(120)
+async def test_an_archive_has_no_hole_though_collectors_are_killed(cluster: Cluster, tmp_path: Path) -> None:
+    """Each collector is killed (-9) somewhere on the way; archive and log together still hold every record."""
+    archive = tmp_path / "archive"
+    cluster.more_options("--archive", str(archive))
+    await cluster.start(*NAMES)
+    await cluster.whole(*NAMES)
+    history = History("work")
+    async with cluster.client() as client, trio.open_nursery() as background:
+        background.start_soon(work, history, client, "worker")
+        for name, pause_s in zip(NAMES, KILL_AFTER_S, strict=True):
+            await enqueue_over_tcp(history, client, 200)
+            await history.until_completed(len(history.enqueued))
+            async with trio.open_nursery() as collecting:
+                collecting.start_soon(ask_to_collect, cluster, cluster[name])
+                with trio.move_on_after(pause_s):
+                    await trio.sleep_forever()
+                cluster[name].kill()
+            await cluster.start(name)
+            await cluster.whole(*NAMES)
+        background.cancel_scope.cancel()
+    assert history.wrong == []
+
+    report = await trio.to_thread.run_sync(api.gc, cluster["b"].address)
+    assert archived(archive)[-1][1] >= report.position
+    found = await cluster.see(cluster["c"], "/v1/replica")
+    file = tmp_path / "whole"
+    where = ["--archive", str(archive), "--connect", cluster["c"].address]
+    done = await command("log", "dump", str(file), *where)
+    assert (done["first"], done["origin"], done["records"]) == (0, None, done["last"] + 1)
+    assert digests_of(file, {found["position"]}) == {found["position"]: found["digest"]}
+    task_id = min(history.completed)
+    events = (await command("task", "explain", task_id.hex(), *where))["events"]
+    assert {"grant_claims", "release_claims"} <= {one["entry"] for one in events if one["source"] == "log"}
+
+
+async def ask_to_collect(cluster: Cluster, peer: PeerProcess) -> None:
+    """Ask a peer that is about to die for a collection."""
+    with contextlib.suppress(httpx.TransportError):
+        await cluster.send(peer, "POST", "/v1/gc")

@@ -1,0 +1,212 @@
+"""Twenty peers that start at the same time, and five that die at the same time, on a real ZooKeeper.
+
+The times are those of the log's records, which ZooKeeper stamps when it takes them.  The
+test's own clock is compared with them once, for the moment of the kill: both are of this
+machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import IO
+
+import pytest
+import trio
+from attrs import define, field
+
+from onyxq.invariants import violations
+from onyxq.log.interface import LogSession, Record
+from onyxq.log.zookeeper import ZookeeperBackend
+from onyxq.log.zookeeper_server import ZookeeperServer
+from onyxq.replica import EMPTY, Replica
+from onyxq.step import step
+from tests.processes.cluster import _die_with, bounded
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+PROCESSES, EACH = 4, 5
+SESSION_TIMEOUT_MS = 6_000
+CLOSED_AFTER_MS = SESSION_TIMEOUT_MS + 2_000
+"""From the kill to the record that closes the ring without the dead."""
+ROUNDS = 3
+"""On a machine that has other things to do, one of so many kills must show the figure."""
+PATIENCE_S = 60.0
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@define(eq=False)
+class Observer:
+    """Reads the log and steps every record; belongs to no ring."""
+
+    session: LogSession
+    replica: Replica = EMPTY
+    entries: list[tuple[int, str, str]] = field(factory=list)
+    """(record's time in ms, entry, about which peer) of every entry that was applied."""
+    members: list[tuple[int, frozenset[str]]] = field(factory=list)
+    """(record's time in ms, members of the closed ring) whenever nobody was joining."""
+    _changed: trio.Event = field(factory=trio.Event)
+
+    async def follow(self) -> None:
+        """Read on until cancelled."""
+        while True:
+            record = await self.session.read(self.replica.position + 1)
+            assert isinstance(record, Record)
+            done = step(self.replica, record)
+            self.replica = done.replica
+            assert violations(self.replica) == []
+            for outcome in done.outcomes:
+                if outcome.verdict == "applied":
+                    about = getattr(outcome.args, "joiner", getattr(outcome.args, "peer", ""))
+                    self.entries.append((record.ctime_ms, outcome.name, about))
+            ring = self.replica.ring
+            if not (ring.prepared or ring.accepted or ring.queue):
+                self.members.append((record.ctime_ms, frozenset(ring.members)))
+            self._changed.set()
+            self._changed = trio.Event()
+
+    async def until(self, about: str, condition: Callable[[], bool]) -> None:
+        """Return once the condition holds."""
+        with trio.move_on_after(PATIENCE_S):
+            while not condition():
+                await self._changed.wait()
+            return
+        pytest.fail(f"{about}: not within {PATIENCE_S:.0f} s; ring {self.replica.ring}")
+
+    def closed_at(self, *, size: int) -> int | None:
+        """When the ring had exactly so many members and nobody was joining, for the first time."""
+        return next((at_ms for at_ms, found in self.members if len(found) == size), None)
+
+
+class Group:
+    """A process with several peers."""
+
+    def __init__(self, root: Path, arguments: list[str]) -> None:
+        self._output = root.with_suffix(".err")
+        with self._output.open("wb") as stderr:
+            self.process = self._start(arguments, stderr)
+        self.peers: set[str] = set()
+
+    def _start(self, arguments: list[str], stderr: IO[bytes]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.processes.several_peers", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            cwd=ROOT,
+            start_new_session=True,
+            preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509  # one system call, its library loaded before
+        )
+
+    async def line(self) -> str:
+        """What it says next."""
+        assert self.process.stdout is not None
+        with trio.move_on_after(PATIENCE_S):
+            said = await trio.to_thread.run_sync(self.process.stdout.readline, abandon_on_cancel=True)
+            if said:
+                return str(said, "utf-8").strip()
+        pytest.fail(f"a process said nothing (code {self.process.poll()}): {self._output.read_text()[-4_000:]}")
+
+    async def all_ready(self) -> None:
+        """Return once all its peers said that they serve."""
+        while len(self.peers) < EACH:
+            self.peers.add(json.loads(await self.line())["peer"])
+
+    def begin(self) -> None:
+        """Have its peers start."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"\n")
+        self.process.stdin.flush()
+
+    def kill(self) -> None:
+        """SIGKILL; returns when it is gone."""
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+@asynccontextmanager
+async def observed(zookeeper: ZookeeperServer, cluster: str) -> AsyncIterator[Observer]:
+    """An observer that follows a cluster's log."""
+    session = await ZookeeperBackend(zookeeper.hosts, cluster, session_timeout_ms=30_000).session()
+    try:
+        async with trio.open_nursery() as nursery:
+            observer = Observer(session)
+            nursery.start_soon(observer.follow)
+            yield observer
+            nursery.cancel_scope.cancel()
+    finally:
+        with trio.CancelScope(shield=True):
+            await session.aclose()
+
+
+@bounded(4 * PATIENCE_S)
+async def test_twenty_join_at_once_and_the_ring_closes_around_five_that_die(
+    zookeeper: ZookeeperServer, tmp_path: Path
+) -> None:
+    """Each peer joins with its first and only attempt; five that are killed together are out in time."""
+    cluster = f"many-{uuid.uuid4().hex[:12]}"
+    with ExitStack() as stack:
+        groups = []
+        for number in range(PROCESSES):
+            root = tmp_path / f"group-{number}"
+            groups.append(Group(root, [zookeeper.hosts, cluster, str(root), str(EACH), str(SESSION_TIMEOUT_MS)]))
+            stack.callback(groups[-1].kill)
+        for group in groups:
+            assert await group.line() == "waiting"
+        async with observed(zookeeper, cluster) as observer:
+            await all_join(observer, groups)
+            took: list[int] = []
+            while groups[1:] and len(took) < ROUNDS and min(took, default=CLOSED_AFTER_MS + 1) > CLOSED_AFTER_MS:
+                size = (len(groups) - 1) * EACH
+                took.append(await kill(observer, groups.pop(), size))
+            assert min(took) <= CLOSED_AFTER_MS, took
+
+
+async def all_join(observer: Observer, groups: list[Group]) -> None:
+    """Start all peers together and wait for the whole ring."""
+    began_ms = time.time_ns() // 1_000_000
+    for group in groups:
+        group.begin()
+    size = PROCESSES * EACH
+    await observer.until(f"{size} peers in the ring", lambda: observer.closed_at(size=size) is not None)
+    prepares = [at_ms for at_ms, name, _ in observer.entries if name == "prepare_join_cluster"]
+    closed_ms = observer.closed_at(size=size)
+    assert closed_ms is not None
+    asked = f"asked to join {prepares[0] - began_ms} to {prepares[-1] - began_ms} ms after they were told to start"
+    print(f"{size} peers: {asked}; the ring was whole {closed_ms - prepares[-1]} ms after the last of them asked")
+    async with trio.open_nursery() as nursery:
+        for group in groups:
+            nursery.start_soon(group.all_ready)
+    names = Counter(name for _, name, _ in observer.entries)
+    assert names["prepare_join_cluster"] == size, "nobody tried twice"
+    assert names["abort_join_cluster"] == names["leave_cluster"] == 0
+    assert set(observer.replica.ring.members) == set().union(*(group.peers for group in groups))
+
+
+async def kill(observer: Observer, group: Group, size: int) -> int:
+    """Kill a process with all its peers; milliseconds until the ring is closed around them."""
+    killed_ms = time.time_ns() // 1_000_000
+    group.kill()
+    await observer.until(f"a ring of {size} without the dead", lambda: observer.closed_at(size=size) is not None)
+    assert not group.peers & set(observer.replica.ring.members)
+    left = [
+        at_ms - killed_ms for at_ms, name, peer in observer.entries if name == "leave_cluster" and peer in group.peers
+    ]
+    closed_ms = observer.closed_at(size=size)
+    assert closed_ms is not None and len(left) == EACH
+    print(
+        f"{EACH} of {size + EACH} killed: they were out after {left} ms, the session timeout is {SESSION_TIMEOUT_MS} ms"
+    )
+    return closed_ms - killed_ms
