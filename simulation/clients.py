@@ -9,12 +9,30 @@ import trio
 
 from onyxq.client import AsyncClient
 from onyxq.client.claims import Claim, ClaimBatch
-from onyxq.errors import OnyxqError
+from onyxq.errors import AlreadyFinished, Conflict, NotFound, OnyxqError, StaleToken
 from onyxq.ids import TaskId
 from simulation.audit import Audit
-from simulation.history import Enqueued, Finished, Heard, History
+from simulation.history import (
+    CANCEL,
+    CLAIM,
+    COMPLETE,
+    FAIL,
+    OK,
+    REFUSED,
+    RELEASE,
+    RENEW,
+    UPDATE,
+    Enqueued,
+    Finished,
+    Heard,
+    History,
+    Operation,
+)
 
 Answer = TypeVar("Answer")
+
+REFUSALS = (StaleToken, AlreadyFinished, Conflict, NotFound)
+"""Answers that promise that nothing was done; after any other error it may have been, or be still."""
 
 
 class RecordingClient:
@@ -40,7 +58,9 @@ class RecordingClient:
         backoff_ms: int = 1000,
         timeout_ms: int | None = None,
     ) -> list[TaskId]:
-        """Enqueue; raises `OnyxqError`."""
+        """Enqueue; raises `OnyxqError`. All payloads of a run must be different."""
+        for data in payloads:
+            self._history.payloads[data] = self._history.payloads.get(data, 0) + 1
         ids = await self._noting(
             self.client.enqueue_many(
                 queue,
@@ -55,19 +75,27 @@ class RecordingClient:
         now_s = trio.current_time()
         for task_id, data in zip(ids, payloads, strict=True):
             self._history.enqueued[task_id] = Enqueued(queue, data, now_s)
+        self._audit.enough_copies.acknowledged(self._audit.replica, ids)
         return ids
 
     async def claim(
         self, queue: str, *, maximum: int = 1, lease_ms: int = 10_000, wait_ms: int = 0, timeout_ms: int | None = None
     ) -> ClaimBatch:
         """Claim; raises `OnyxqError`."""
-        claims = await self._noting(
-            self.client.claim(
-                [queue], max=maximum, lease_ms=lease_ms, wait_ms=wait_ms, worker=self.name, timeout_ms=timeout_ms
+        invoked_s = trio.current_time()
+        try:
+            claims = await self._noting(
+                self.client.claim(
+                    [queue], max=maximum, lease_ms=lease_ms, wait_ms=wait_ms, worker=self.name, timeout_ms=timeout_ms
+                )
             )
-        )
+        except BaseException:
+            self._history.claims_lost.append((invoked_s, trio.current_time()))
+            raise
         now_s = trio.current_time()
         for claim in claims:
+            granted = Operation(CLAIM, self.name, claim.token, invoked_s, now_s, OK, "", lease_ms, claim.attempts)
+            self._history.begin(granted, claim.id)
             self._history.heard.setdefault(claim.id, {})[claim.token] = Heard(self.name, now_s, claim.expires)
             self._audit.one_claim.heard(claim.id, claim.token, now_s)
         return claims
@@ -76,16 +104,23 @@ class RecordingClient:
         """Complete one task; raises `OnyxqError`."""
         self._end(claim)
         stale = self._audit.one_claim.superseded(claim.id, claim.token)
-        await self._noting(self.client.complete(claim, result, timeout_ms=timeout_ms))
+        lapsed = self._lapsed(claim)
+        await self._calling(COMPLETE, claim, self.client.complete(claim, result, timeout_ms=timeout_ms))
         self._refused(claim, "completion", stale=stale)
+        if lapsed:
+            self._audit.probes.reached("a completion was taken under a lapsed token")
         if claim.id not in self._history.completed:
             self._history.completed[claim.id] = Finished(claim.token, result, self._log_end())
         self._audit.catch_up()
         self._audit.done_stays_done.check(claim.id)
+        self._audit.enough_copies.acknowledged(self._audit.replica, [claim.id])
 
     async def renew(self, claim: Claim, lease_ms: int, *, timeout_ms: int | None = None) -> None:
         """Renew one claim; raises `OnyxqError`."""
-        await self._noting(self.client.renew(claim, lease_ms, timeout_ms=timeout_ms))
+        lapsed = self._lapsed(claim)
+        await self._calling(RENEW, claim, self.client.renew(claim, lease_ms, timeout_ms=timeout_ms), lease_ms=lease_ms)
+        if lapsed:
+            self._audit.probes.reached("a lapsed claim was renewed")
         self._history.heard[claim.id][claim.token].valid_until_s = claim.expires
 
     async def fail(
@@ -93,24 +128,25 @@ class RecordingClient:
     ) -> None:
         """Report a failed attempt; raises `OnyxqError`."""
         self._end(claim)
-        await self._noting(self.client.fail(claim, error, retry_in_ms, timeout_ms=timeout_ms))
+        await self._calling(FAIL, claim, self.client.fail(claim, error, retry_in_ms, timeout_ms=timeout_ms))
 
     async def release(self, claim: Claim, *, timeout_ms: int | None = None) -> None:
         """Give one task back; raises `OnyxqError`."""
         self._end(claim)
-        await self._noting(self.client.release(claim, timeout_ms=timeout_ms))
+        await self._calling(RELEASE, claim, self.client.release(claim, timeout_ms=timeout_ms))
 
     async def update(self, claim: Claim, data: bytes, *, timeout_ms: int | None = None) -> int:
         """Append an update; raises `OnyxqError`."""
         stale = self._audit.one_claim.superseded(claim.id, claim.token)
-        number = await self._noting(self.client.update(claim, data, timeout_ms=timeout_ms))
+        number = await self._calling(UPDATE, claim, self.client.update(claim, data, timeout_ms=timeout_ms))
         self._refused(claim, "update", stale=stale)
         self._history.updates.setdefault(claim.id, {})[claim.token, number] = data
         return number
 
     async def cancel(self, task_id: TaskId) -> None:
         """Cancel a task; raises `OnyxqError`."""
-        await self._noting(self.client.cancel(task_id))
+        operation = self._history.begin(Operation(CANCEL, self.name, -1, trio.current_time()), task_id)
+        await self._outcome(operation, self.client.cancel(task_id))
         self._history.cancelled.add(task_id)
 
     def _refused(self, claim: Claim, what: str, *, stale: bool) -> None:
@@ -123,6 +159,26 @@ class RecordingClient:
         heard = self._history.heard.get(claim.id, {}).get(claim.token)
         if heard is not None:
             heard.ended = True
+
+    def _lapsed(self, claim: Claim) -> bool:
+        return claim.expires < trio.current_time()
+
+    async def _calling(self, kind: str, claim: Claim, call: Awaitable[Answer], *, lease_ms: int = 0) -> Answer:
+        """The call's answer; it is noted as an operation on the claim's task."""
+        operation = Operation(kind, self.name, claim.token, trio.current_time(), lease_ms=lease_ms)
+        return await self._outcome(self._history.begin(operation, claim.id), call)
+
+    async def _outcome(self, operation: Operation, call: Awaitable[Answer]) -> Answer:
+        try:
+            answer = await self._noting(call)
+        except OnyxqError as error:
+            if isinstance(error, REFUSALS):
+                operation.answered_s, operation.outcome, operation.code = trio.current_time(), REFUSED, error.code
+                if isinstance(error, StaleToken):
+                    self._audit.probes.reached("a stale token was refused")
+            raise
+        operation.answered_s, operation.outcome = trio.current_time(), OK
+        return answer
 
     async def _noting(self, call: Awaitable[Answer]) -> Answer:
         """The call's answer; notes the error that it raises."""

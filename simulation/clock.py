@@ -7,6 +7,9 @@ each may be off by an offset of its own, run fast or slow, and jump.
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import trio
 from trio.testing import MockClock
 
@@ -15,8 +18,15 @@ EPOCH_MS = 1_700_000_000_000
 
 
 def mock_clock() -> MockClock:
-    """A clock for ``trio.run(..., clock=...)`` that jumps over every wait."""
-    return MockClock(autojump_threshold=0)
+    """A clock for ``trio.run(..., clock=...)`` that jumps over every wait.
+
+    Time stands still but for its jumps, so the last jump tells what time it is: trio asks
+    several times per step of every task, and the general answer costs a tenth of a run.
+    """
+    clock = MockClock(autojump_threshold=0)
+    private: Any = clock
+    private.current_time = partial(getattr, clock, "_virtual_base")
+    return clock
 
 
 class SimulatedClock:

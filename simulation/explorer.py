@@ -1,7 +1,7 @@
 """Exploring: a seed makes a cluster, a load and a storm of faults, and judges the run.
 
-`explore` is what ``onyxq simulate`` runs: every seed is another cluster size, another
-mix of work and other faults.  A failing seed fails again.
+For `explore` every seed is another cluster size, another mix of work and other faults; the
+workloads of `simulation.workloads` draw within narrower bounds.  A failing seed fails again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from simulation.faults import EPISODES, storm
+from simulation.faults import storm
 from simulation.load import Load, Mix
 from simulation.world import Options, World, simulate
 
@@ -71,7 +71,7 @@ def explore(seed: int) -> World:
 
     async def workload(world: World) -> None:
         async def faults(world: World) -> None:
-            await storm(world, episodes=EPISODES)
+            await storm(world)
 
         await under_load(world, faults, mix_of(seed))
 

@@ -7,10 +7,12 @@ recover by itself.  `storm` runs several at once.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 
 import trio
 
+from log_entries import yield_partition
 from onyxq.errors import OnyxqError
 from simulation.world import SimulatedNode, World
 
@@ -187,14 +189,29 @@ def _far(world: World, by_ms: int) -> int:
     return by_ms if len(world.audit.replica.ring.members) > 2 else 4_000
 
 
+@asynccontextmanager
+async def _somebody_may_leave(world: World) -> AsyncIterator[None]:
+    """While clocks are wrong: with two at a time the one that is right may be the one to leave."""
+    nodes = list(world.nodes)
+    for node in nodes:
+        node.may_end += 1
+    yield
+    await trio.sleep(1)
+    for node in nodes:
+        node.may_end -= 1
+        if node.error is not None:
+            _start(world, node)
+
+
 async def node_clock_jump(world: World) -> None:
     """A node's clock is set forward or back, and right again before anybody need leave for it."""
     node = any_running(world)
     if node is not None:
         by_ms = world.random.choice((-600_000, -4_000, -1_500, 300, 2_000, 4_000, _far(world, 600_000)))
-        node.clock.jump(by_ms)
-        await _some_time(world, 0, 8)
-        node.clock.jump(-by_ms)
+        async with _somebody_may_leave(world):
+            node.clock.jump(by_ms)
+            await _some_time(world, 0, 8)
+            node.clock.jump(-by_ms)
 
 
 async def wrong_clock(world: World) -> None:
@@ -202,15 +219,13 @@ async def wrong_clock(world: World) -> None:
     node = any_running(world)
     if node is None:
         return
-    node.may_end = True
     by_ms = world.random.choice((-3_600_000, -7_000, 7_000, _far(world, 3_600_000)))
-    node.clock.jump(by_ms)
-    with trio.move_on_after(40):
-        await node.ended.wait()
-    node.clock.jump(-by_ms)
-    await _some_time(world, 0, 5)
-    node.may_end = False
-    _start(world, node)
+    async with _somebody_may_leave(world):
+        node.clock.jump(by_ms)
+        with trio.move_on_after(40):
+            await node.ended.wait()
+        node.clock.jump(-by_ms)
+        await _some_time(world, 0, 5)
 
 
 async def late_appends(world: World) -> None:
@@ -230,6 +245,60 @@ async def collection(world: World) -> None:
             await client.client.gc(timeout_ms=20_000)
         except OnyxqError:
             pass  # it may well not be possible now
+
+
+async def behind_a_trim(world: World) -> None:
+    """A node is cut off from the log, or down, while it is collected: it goes on from the origin."""
+    node = any_running(world)
+    if node is None or len(world.nodes) < 2:
+        return
+    down = world.random.random() < 0.5
+    if down:
+        await world.crash_node(node)
+    else:
+        world.disconnect_log(node)
+    await _some_time(world, 1, world.options.session_timeout_ms / 1000 + 4)
+    await collection(world)
+    if down:
+        _start(world, node)
+    else:
+        world.reconnect_log(node)
+
+
+async def away(world: World) -> None:
+    """A machine is away for longer than its copies are waited for, and comes back."""
+    node = any_running(world)
+    if node is None:
+        return
+    await world.crash_node(node)
+    wait_s = (world.options.session_timeout_ms + world.options.absent_after_ms) / 1000
+    await _some_time(world, 0.3 * wait_s, min(wait_s + 12, 45))
+    _start(world, node)
+
+
+async def slow_disk(world: World) -> None:
+    """A node's disk takes its time."""
+    node = any_running(world)
+    if node is not None:
+        before, slow_ms = node.disk.delay_ms, world.random.choice((50, 300, 1_500))
+        node.disk.delay_ms = lambda: world.random.randint(1, slow_ms)
+        await _some_time(world, 1, 12)
+        node.disk.delay_ms = before
+
+
+async def giving_up(world: World) -> None:
+    """Leaders give partitions up in the middle of their work."""
+    for _ in range(world.random.randint(2, 10)):
+        node = any_running(world)
+        inner = node.running.node if node is not None and node.running is not None else None
+        if inner is not None:
+            led = [number for number, placed in inner.replica.partitions.items() if placed.leader == inner.peer_id]
+            for number in sorted(led):
+                try:
+                    inner.outbox_now().submit([yield_partition.Args(number, inner.replica.partitions[number].epoch)])
+                except OnyxqError:
+                    pass  # it cannot write now
+        await _some_time(world, 0, 1)
 
 
 async def new_node(world: World) -> None:
@@ -260,20 +329,27 @@ EPISODES: Mapping[str, Episode] = {
     "wrong_clock": wrong_clock,
     "late_appends": late_appends,
     "collection": collection,
+    "behind_a_trim": behind_a_trim,
+    "away": away,
+    "slow_disk": slow_disk,
+    "giving_up": giving_up,
     "new_node": new_node,
 }
 """Every episode that may happen at any time, by name."""
 
 
-async def storm(world: World, *, episodes: Mapping[str, Episode] = EPISODES, rounds: int = 4, at_once: int = 2) -> None:
-    """``rounds`` times up to ``at_once`` episodes together, then nothing is broken any more."""
+async def storm(
+    world: World, *, names: Sequence[str] | None = None, rounds: int = 4, at_once: int = 2, rest_s: float = 5.0
+) -> None:
+    """``rounds`` times up to ``at_once`` of the named episodes (default: any) together; then nothing is broken."""
+    choices = sorted(EPISODES) if names is None else names
     for _ in range(rounds):
         async with trio.open_nursery() as nursery:
             for _ in range(world.random.randint(1, at_once)):
-                name = world.random.choice(sorted(episodes))
+                name = world.random.choice(choices)
                 world.episodes.append((trio.current_time(), name))
-                nursery.start_soon(_later, world, episodes[name])
-        await _some_time(world, 0, 5)
+                nursery.start_soon(_later, world, EPISODES[name])
+        await _some_time(world, 0, rest_s)
     world.network.heal()
 
 

@@ -42,9 +42,53 @@ class Finished:
     """First position of the log that was free then: no later grant may hold."""
 
 
+CLAIM, COMPLETE, UPDATE, RENEW, FAIL, RELEASE, CANCEL = (
+    "claim",
+    "complete",
+    "update",
+    "renew",
+    "fail",
+    "release",
+    "cancel",
+)
+OK, REFUSED, UNKNOWN = "ok", "refused", "unknown"
+
+
+@define
+class Operation:
+    """A call about one task, as the client that made it saw it."""
+
+    kind: str
+    client: str
+    token: int
+    """Under which it was made; for claims: the one that was given."""
+    invoked_s: float
+    answered_s: float = float("inf")
+    """Stays infinite where the outcome is unknown: it may still take effect."""
+    outcome: str = UNKNOWN
+    code: str = ""
+    """Of the error, where it was refused."""
+    lease_ms: int = 0
+    """Of claims and renewals."""
+    attempts: int = 0
+    """Of claims: attempts that were counted before."""
+
+    def __str__(self) -> str:
+        answered = f"{self.answered_s:.3f}" if self.answered_s != float("inf") else "?"
+        outcome = self.code or self.outcome
+        return f"{self.kind}({self.token}) by {self.client} {self.invoked_s:.3f}..{answered}: {outcome}"
+
+
 @define(eq=False)
 class History:
     """Everything that clients were told."""
+
+    operations: dict[TaskId, list[Operation]] = field(factory=dict)
+    """Calls about each task, in the order in which they were made."""
+    claims_lost: list[tuple[float, float]] = field(factory=list)
+    """When claims were asked for (invoked, given up) whose answers never came: something may have been granted."""
+    payloads: dict[bytes, int] = field(factory=dict)
+    """Every payload that was ever sent (all are different), and how many tasks were to be made of it."""
 
     enqueued: dict[TaskId, Enqueued] = field(factory=dict)
     heard: dict[TaskId, dict[int, Heard]] = field(factory=dict)
@@ -63,6 +107,11 @@ class History:
             for token, grant in self.heard.get(task_id, {}).items()
             if not grant.ended and grant.valid_until_s > now_s
         ]
+
+    def begin(self, operation: Operation, task_id: TaskId) -> Operation:
+        """A client makes a call about a task; the caller fills in what comes of it."""
+        self.operations.setdefault(task_id, []).append(operation)
+        return operation
 
     def error(self, code: str) -> None:
         """A client met an error."""

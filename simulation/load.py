@@ -44,6 +44,12 @@ class Mix:
     late: float = 0.04
     update: float = 0.15
     renew: float = 0.1
+    near: float = 0.0
+    """How often a claim is renewed or completed within a second of its end, or just behind it."""
+    idle_s: float = 0.05
+    """Longest pause of a worker that was given nothing."""
+    retries: tuple[int, int] | None = None
+    """Bounds of the retries that tasks are given; None: no limit."""
 
 
 class Load:
@@ -81,7 +87,7 @@ class Load:
                         payloads,
                         delay_ms=delay_ms,
                         priority=self._random.randint(-1, 1),
-                        retries=None,
+                        retries=self._random.randint(*self.mix.retries) if self.mix.retries is not None else None,
                         backoff_ms=100,
                         timeout_ms=CALL_TIMEOUT_MS,
                     )
@@ -112,11 +118,15 @@ class Load:
                     except OnyxqError:
                         pass  # noted by the client
                 if not claims:
-                    await trio.sleep(0.05)
+                    await trio.sleep(0.05 if self._draining else self._random.uniform(0.05, self.mix.idle_s))
 
     async def _handle(self, client: RecordingClient, claim: Claim, lease_ms: int) -> None:
         mix, draw = self.mix, self._random.random
         calm = self._draining
+        if not calm and draw() < mix.near:
+            await trio.sleep(max(0.0, claim.expires - trio.current_time() + self._random.uniform(-0.3, 1.5)))
+            if draw() < 0.5:
+                await client.renew(claim, lease_ms, timeout_ms=CALL_TIMEOUT_MS)
         if draw() < mix.update:
             for number in range(self._random.randint(1, 3)):
                 await client.update(claim, b"update %d" % number, timeout_ms=CALL_TIMEOUT_MS)

@@ -14,13 +14,16 @@ Faults between two hosts, in both directions:
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import anyio
 import anyio.lowlevel
+import sniffio
+import trio
 from anyio.abc import ByteStream, TaskStatus
 
 from onyxq.errors import Unavailable
@@ -38,8 +41,29 @@ class _Chunk(NamedTuple):
     data: bytes
 
 
+class _Scope(Protocol):
+    """A cancel scope, trio's own or anyio's."""
+
+    deadline: float
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(self, *exc: Any) -> Any: ...
+
+    def cancel(self) -> None: ...
+
+
+def _scope() -> _Scope:
+    """A scope to wait in.  Under trio its own: anyio's is put around one, for every message of a run."""
+    return trio.CancelScope() if sniffio.current_async_library() == "trio" else anyio.CancelScope()
+
+
 class _Pipe:
-    """One direction of a stream."""
+    """One direction of a stream.
+
+    Who waits does so in a scope that ends when there is something to do: for a receiver that
+    is when bytes arrive, which its deadline says, so a message costs one waking.
+    """
 
     def __init__(self) -> None:
         self.chunks: deque[_Chunk] = deque()
@@ -48,12 +72,39 @@ class _Pipe:
         self.broken = False
         self.abandoned = False
         """The receiving end was closed."""
-        self.changed = anyio.Event()
+        self._waiting: dict[_Scope, None] = {}
+        self._receiving: _Scope | None = None
 
     def change(self) -> None:
         """Wake whoever waits on this pipe."""
-        self.changed.set()
-        self.changed = anyio.Event()
+        for scope in self._waiting:
+            scope.cancel()
+
+    async def wait(self) -> None:
+        """Return at the next change."""
+        with _scope() as scope:
+            self._waiting[scope] = None
+            try:
+                await anyio.sleep_forever()
+            finally:
+                del self._waiting[scope]
+
+    async def wait_arrival(self, arrives_at: float) -> None:
+        """Return then (infinite: not before it is known), or at the next change."""
+        with _scope() as scope:
+            scope.deadline = arrives_at
+            self._waiting[scope] = None
+            before, self._receiving = self._receiving, scope
+            try:
+                await anyio.sleep_forever()
+            finally:
+                self._receiving = before
+                del self._waiting[scope]
+
+    def arriving(self, arrives_at: float) -> None:
+        """The first bytes are on the way."""
+        if self._receiving is not None:
+            self._receiving.deadline = arrives_at
 
 
 class SimulatedStream(ByteStream):
@@ -69,21 +120,24 @@ class SimulatedStream(ByteStream):
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
         """Bytes that arrived; raises `EndOfStream`, `BrokenResourceError` or `ClosedResourceError`."""
-        await anyio.lowlevel.checkpoint()
         pipe = self._incoming
+        waited = False
         while True:
             if self._closed:
                 raise anyio.ClosedResourceError
             if pipe.broken:
                 raise anyio.BrokenResourceError
-            wait_s = self._network.wait_s(self.hosts, pipe.chunks[0].arrives_at) if pipe.chunks else None
-            if wait_s is not None and wait_s <= 0:
-                return self._take(pipe, max_bytes)
-            if pipe.ended and not pipe.chunks and not self._network.parted(*self.hosts):
+            parted = self._network.parted(*self.hosts)
+            arrives_at = pipe.chunks[0].arrives_at if pipe.chunks and not parted else math.inf
+            if arrives_at <= anyio.current_time():
+                if waited:
+                    return self._take(pipe, max_bytes)
+                await anyio.lowlevel.checkpoint()
+            elif pipe.ended and not pipe.chunks and not parted:
                 raise anyio.EndOfStream
-            changed = pipe.changed
-            with anyio.move_on_after(wait_s):
-                await changed.wait()
+            else:
+                await pipe.wait_arrival(arrives_at)
+            waited = True
 
     async def send(self, item: bytes) -> None:
         """Send bytes; waits while the buffer is full."""
@@ -92,17 +146,19 @@ class SimulatedStream(ByteStream):
         while True:
             if self._closed:
                 raise anyio.ClosedResourceError
-            if pipe.broken or (pipe.abandoned and not self._network.parted(*self.hosts)):
+            parted = self._network.parted(*self.hosts)
+            if pipe.broken or (pipe.abandoned and not parted):
                 raise anyio.BrokenResourceError
             if pipe.size < BUFFER_BYTES_MAX:
                 break
-            await pipe.changed.wait()
+            await pipe.wait()
         arrives_at = anyio.current_time() + self._network.delay_s(*self.hosts)
         if pipe.chunks:
             arrives_at = max(arrives_at, pipe.chunks[-1].arrives_at)
+        elif not parted:
+            pipe.arriving(arrives_at)
         pipe.chunks.append(_Chunk(arrives_at, bytes(item)))
         pipe.size += len(item)
-        pipe.change()
 
     async def send_eof(self) -> None:
         """Say that nothing more will be sent."""
@@ -136,8 +192,9 @@ class SimulatedStream(ByteStream):
         size = self._network.cut_at(min(max_bytes, len(chunk.data)))
         if size < len(chunk.data):
             pipe.chunks.appendleft(_Chunk(chunk.arrives_at, chunk.data[size:]))
-        pipe.size -= size
-        pipe.change()
+        full, pipe.size = pipe.size >= BUFFER_BYTES_MAX, pipe.size - size
+        if full:
+            pipe.change()
         return chunk.data[:size]
 
 
@@ -190,6 +247,7 @@ class SimulatedNetwork:
         """Let nothing through between any of ``hosts`` and any of ``others``."""
         right = list(others)
         self._parted |= {frozenset((a, b)) for a in hosts for b in right if a != b}
+        self._stir_streams()
 
     def heal(self) -> None:
         """Undo every `part`."""
@@ -208,16 +266,14 @@ class SimulatedNetwork:
 
     def parted(self, a: str, b: str) -> bool:
         """Whether nothing gets through between two hosts."""
-        return frozenset((a, b)) in self._parted
+        return bool(self._parted) and frozenset((a, b)) in self._parted
 
     # used by the streams
     def delay_s(self, a: str, b: str) -> float:
         """Seconds that bytes take between two hosts."""
+        if not self._delays:
+            return self._delay_ms / 1000
         return self._delays.get(frozenset((a, b)), self._delay_ms) / 1000
-
-    def wait_s(self, hosts: tuple[str, str], arrives_at: float) -> float | None:
-        """Seconds until bytes can be read; None: not before something changes."""
-        return None if self.parted(*hosts) else max(0.0, arrives_at - anyio.current_time())
 
     def cut_at(self, size: int) -> int:
         """How many of ``size`` readable bytes a receiver gets."""
@@ -283,5 +339,8 @@ class SimulatedNetwork:
     def _stir(self) -> None:
         self._healed.set()
         self._healed = anyio.Event()
+        self._stir_streams()
+
+    def _stir_streams(self) -> None:
         for stream in list(self._streams):
             stream.stir()

@@ -18,12 +18,14 @@ from typing import Any
 import trio
 from attrs import define, field, frozen
 
+from log_entries.registry import ENTRIES
 from onyxq.client import AsyncClient
 from onyxq.client.values import Task
+from onyxq.entry import Entries
 from onyxq.errors import LogUnavailable, OnyxqError
 from onyxq.peer.daemon import PeerConfig, RunningNode
 from onyxq.replica import Replica
-from onyxq.store.memory import MemoryStore
+from onyxq.store.memory import MemoryStore, MemoryTables
 from simulation.audit import Audit
 from simulation.clients import RecordingClient
 from simulation.clock import SimulatedClock, mock_clock
@@ -31,7 +33,9 @@ from simulation.disk import SimulatedDisk
 from simulation.history import History
 from simulation.log import MemoryBackend, MemorySession
 from simulation.network import Host, SimulatedNetwork
+from simulation.probes import Probes
 from simulation.scheduling import seeded_scheduling
+from simulation.world_probes import WORLD_PROBES
 
 SETTLE_S = 90.0
 """Simulated seconds in which a cluster without faults must serve everything again."""
@@ -39,8 +43,9 @@ COPIES_S = 150.0
 """Simulated seconds in which holders that serve must have become equal: two rounds of comparisons."""
 RUN_S_MAX = 7_200.0
 """Simulated seconds after which a run counts as hung."""
-STEPS_MAX = 500_000
-"""Task switches without the clock moving after which a run counts as spinning."""
+ROUNDS_MAX = 200_000
+"""Rounds of the scheduler without the clock moving after which a run counts as spinning."""
+LOOK_ROUNDS = 1_024
 
 
 @frozen
@@ -53,6 +58,7 @@ class Options:
     session_timeout_ms: int = 6_000
     absent_after_ms: int = 60_000
     yield_after_ms: int = 5_000
+    gc_records: int = 20_000
     network_delay_ms: int = 1
     append_delay_ms: tuple[int, int] = (1, 4)
     read_delay_ms: tuple[int, int] = (0, 3)
@@ -61,6 +67,8 @@ class Options:
     """Clocks of nodes are off by up to this."""
     client_clock_ms: tuple[int, ...] = (0,)
     """How far clients' clocks are ahead; each client draws one."""
+    entries: Entries = ENTRIES
+    """What the program of every node knows; `SimulatedNode.entries` says otherwise for one."""
     zones: int = 0
     """Nodes are in this many zones in turn; 0: they name none."""
 
@@ -101,14 +109,18 @@ class SimulatedNode:
     clock: SimulatedClock
     log: NodeLog
     network: Host
+    entries: Entries = ENTRIES
+    """What the program that is installed on the machine knows."""
     running: RunningNode | None = None
     scope: trio.CancelScope = field(factory=trio.CancelScope)
     ended: trio.Event = field(factory=trio.Event)
     killed: bool = False
+    known_id: str = ""
+    """The id in the data directory, as a process there once told; empty before the first."""
     error: OnyxqError | None = None
     """Why its last process ended by itself."""
-    may_end: bool = False
-    """The process may end with an error that is for its operator: it is noted, not raised."""
+    may_end: int = 0
+    """While above 0 the process may end with an error that is for its operator: it is noted, not raised."""
 
     @property
     def address(self) -> str:
@@ -148,9 +160,13 @@ class World:
             clock=self.log_clock,
             append_delay_s=lambda: self._between(options.append_delay_ms),
             read_delay_s=lambda: self._between(options.read_delay_ms),
+            probes=Probes(WORLD_PROBES),
         )
+        self.probes = self.backend.probes
+        self.ended_s = 0.0
+        """Simulated seconds that the run took."""
         self.history = History()
-        self.audit = Audit(self.backend, self.history)
+        self.audit = Audit(self.backend, self.history, self._tables, options.entries)
         self.nodes: list[SimulatedNode] = []
         self.episodes: list[tuple[float, str]] = []
         """When which fault began; for the eye."""
@@ -180,12 +196,14 @@ class World:
                 session_timeout_ms=options.session_timeout_ms,
                 absent_after_ms=options.absent_after_ms,
                 yield_after_ms=options.yield_after_ms,
+                gc_records=options.gc_records,
                 zone=f"z{len(self.nodes) % options.zones}" if options.zones else "",
             ),
             disk=SimulatedDisk(delay_ms=lambda: self.random.randint(*options.disk_delay_ms)),
             clock=SimulatedClock(offset_ms=self.random.randint(-offset, offset)),
             log=NodeLog(self.backend),
             network=self.network.host(name),
+            entries=options.entries,
         )
         self.nodes.append(node)
         return node
@@ -202,6 +220,7 @@ class World:
             open_store=lambda _, clock: MemoryStore(node.disk, now_ms=clock.wall_ms),
             seed=self.random.getrandbits(64),
             offload=_in_place,
+            entries=node.entries,
         )
         self.nursery.start_soon(self._run, node, node.running)
 
@@ -361,7 +380,7 @@ class World:
         """Whether every running node is in the ring, caught up, and every partition is ready and settled."""
         running = [node for node in self.nodes if node.running is not None]
         replica = self.audit.replica
-        if not replica.partitions or replica.position != self.backend.following - 1:
+        if not replica.partitions or replica.position != self.backend.last:
             return False
         members = set(replica.ring.members)
         mine = {node.peer_id for node in running}
@@ -392,6 +411,7 @@ class World:
         """Read every acknowledged task and update and hand them to the checkers."""
         async with self.client() as reader:
             for task in await self._all_tasks(reader.client):
+                self.audit.made_once.read_back(task)
                 if task.id not in self.history.enqueued:
                     continue  # its enqueue was never acknowledged
                 updates = await reader.client.task_log(task.id) if task.id in self.history.updates else []
@@ -403,6 +423,12 @@ class World:
         with trio.move_on_after(COPIES_S):
             while not self.audit.copies_equal.look(self.audit.replica, self._disks()):
                 await trio.sleep(1.0)
+
+    def _tables(self) -> dict[str, MemoryTables]:
+        """What is on every node's disk, by node id."""
+        for node in self.nodes:
+            node.known_id = node.node_id or node.known_id
+        return {node.known_id: node.disk.tables for node in self.nodes if node.known_id}
 
     def _disks(self) -> dict[str, list[tuple[bytes, bytes]]]:
         running = [node for node in self.nodes if node.node_id and not node.disk.failing]
@@ -442,16 +468,20 @@ class _Spinning(trio.abc.Instrument):
 
     def __init__(self, stop: Callable[[], None]) -> None:
         self._stop = stop
-        self._steps = 0
+        self._rounds = 0
+        self._still = 0
         self._at = -1.0
         self.found = False
 
-    def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        """Count steps at one instant."""
+    def before_io_wait(self, timeout: float) -> None:
+        """Count rounds of the scheduler; time is looked at now and then only, for every round is counted."""
+        self._rounds += 1
+        if self._rounds % LOOK_ROUNDS:
+            return
         now = trio.current_time()
-        self._steps = self._steps + 1 if now == self._at else 0
+        self._still = self._still + LOOK_ROUNDS if now == self._at else 0
         self._at = now
-        if self._steps > STEPS_MAX and not self.found:
+        if self._still > ROUNDS_MAX and not self.found:
             self.found = True
             self._stop()
 
@@ -485,6 +515,9 @@ def simulate(
                 await world.read_back()
                 await world.compare_copies()
                 world.audit.finish()
+                for name, replica in world.replicas():
+                    world.audit.replicas_equal.compare(name, replica, always=True)
+                world.ended_s = trio.current_time()
                 for node in world.nodes:
                     node.killed = True
                 nursery.cancel_scope.cancel()

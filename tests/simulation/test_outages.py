@@ -183,7 +183,7 @@ def test_without_a_majority_a_partition_says_so_and_others_serve() -> None:
                 world.start_node(node)
             await world.settle()
 
-    simulate(workload, seed=1, options=Options(nodes=5, partitions=16, absent_after_ms=600_000))
+    simulate(workload, seed=2, options=Options(nodes=5, partitions=16, absent_after_ms=600_000))
 
 
 def test_copies_of_a_node_that_stays_away_are_made_elsewhere() -> None:

@@ -1,0 +1,49 @@
+"""Tools for testing what is built on OnyxQ: an in-memory cluster on a clock that jumps.
+
+Installed with OnyxQ, the pytest fixture ``onyxq_cluster`` gives one to every test that
+asks for it; `open_cluster` gives one without pytest.  What is here is loaded when it is
+first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from onyxq.testing.checking import check_extension
+    from onyxq.testing.cluster import AsyncCluster, Cluster, open_cluster
+    from onyxq.testing.core import die_here
+    from onyxq.testing.draining import Drained, NotDrained
+    from onyxq.testing.finding import FoundTask
+    from onyxq.testing.workers import Run
+
+_HOMES = {
+    "check_extension": "checking",
+    "AsyncCluster": "cluster",
+    "Cluster": "cluster",
+    "open_cluster": "cluster",
+    "die_here": "core",
+    "Drained": "draining",
+    "NotDrained": "draining",
+    "FoundTask": "finding",
+    "Run": "workers",
+}
+
+__all__ = [
+    "AsyncCluster",
+    "Cluster",
+    "Drained",
+    "FoundTask",
+    "NotDrained",
+    "Run",
+    "check_extension",
+    "die_here",
+    "open_cluster",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"onyxq.testing.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'onyxq.testing' has no attribute {name!r}")

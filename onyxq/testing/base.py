@@ -1,0 +1,272 @@
+"""A cluster under test as seen from inside the simulation: peers, clients, workers, time.
+
+`onyxq.testing.core` adds faults and draining, `onyxq.testing.cluster` puts it all into
+the forms that tests use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import trio
+
+from onyxq.app import App
+from onyxq.duties import Extended, duties
+from onyxq.errors import BadRequest
+from onyxq.extensions import installed
+from onyxq.testing.clients import AwaitedClient, BlockingClient, Losses, Machine
+from onyxq.testing.cuts import Cuts
+from onyxq.testing.finding import FoundTask
+from onyxq.testing.hosting import AsyncioHost
+from onyxq.testing.loop import BlockingThread, Loop
+from onyxq.testing.workers import Plan, Run, RunningWorker, current_worker
+from onyxq.worker import Worker
+from simulation.clock import EPOCH_MS
+from simulation.world import Options, SimulatedNode, World
+
+BACKENDS = ("asyncio", "trio")
+PARTITIONS = 4
+LEAP_MARGIN_S = 1.0
+"""Time does not leap closer than this to the next event that is known."""
+LAST_ANSWERS_S = 0.2
+"""After this nothing is on its way any more between peers that are quiet."""
+LEAP_LEAST_S = 5.0
+"""What is left of a wait is not leapt over if it is shorter."""
+
+
+class Base:
+    """See the module's first paragraph; `start` must have returned before anything else is used."""
+
+    def __init__(self, loop: Loop, *, seed: int, peers: int, backend: str) -> None:
+        if backend not in BACKENDS:
+            raise BadRequest(f"{backend!r} is not one of {', '.join(BACKENDS)}", field="backend")
+        if not 1 <= peers <= 9:
+            raise BadRequest(f"{peers} peers; 1 to 9", field="peers")
+        self.loop = loop
+        self.seed = seed
+        self.peers_at_first = peers
+        self.backend = backend
+        self.runs: list[Run] = []
+        self.plans: list[Plan] = []
+        self.workers: list[RunningWorker] = []
+        self.apps: list[App] = []
+        self.losses = Losses()
+        self.log_frozen = False
+        self.test_task: trio.lowlevel.Task | None = None
+        """The task of an async test."""
+        self.machines: list[Machine] = []
+
+    async def start(self, nursery: trio.Nursery) -> None:
+        """Have all peers serving."""
+        self.nursery = nursery
+        options = Options(
+            nodes=self.peers_at_first,
+            partitions=4,
+            replicas=min(3, self.peers_at_first),
+            clock_offset_ms=0,
+            entries=installed(),
+        )
+        self.world = World(seed=self.seed, options=options, nursery=nursery)
+        self.cuts = Cuts(self.world.network)
+        self.loop.starting = self._thread_starts
+        self.host = AsyncioHost(nursery)
+        nursery.start_soon(self.host.run)
+        nursery.start_soon(self.world.audit.run, self.world.replicas)
+        for node in self.world.nodes:
+            self.world.start_node(node)
+        await self.world.settle()
+        self.eye = self.machine("eye")
+
+    def finish(self) -> None:
+        """Nothing that ends from now on is an error."""
+        for node in self.world.nodes:
+            node.killed = True
+        for app in self.apps:
+            app._client = None
+
+    # --- clients and code of the user
+
+    def machine(self, kind: str) -> Machine:
+        """A machine for a client or worker."""
+        losses = Losses() if kind == "eye" else self.losses
+        machine = Machine(self.world, self.nursery, losses, name=f"{kind}-{len(self.machines)}")
+        self.machines.append(machine)
+        self.cuts.welcome(machine.name)
+        return machine
+
+    def awaited_client(self, machine: Machine) -> AwaitedClient:
+        """A machine's client for the user's async code."""
+        return AwaitedClient(machine, self.elsewhere)
+
+    async def elsewhere(self, function: Callable[[], Awaitable[Any]]) -> Any:
+        """From the user's async code: do something in the simulation."""
+        return await (self.host.elsewhere(function) if self.backend == "asyncio" else function())
+
+    async def in_backend(self, make: Callable[[], Any]) -> Any:
+        """From the simulation: run the user's async code."""
+        return await (self.host.call(make) if self.backend == "asyncio" else make())
+
+    def use(self, app: App) -> App:
+        """Have an application's own client, with which its tasks are enqueued, mean this cluster."""
+        if app not in self.apps:
+            self.apps.append(app)
+            app._client = BlockingClient(self.machine("client"), self.loop.call)
+        return app
+
+    # --- workers
+
+    async def start_worker(self, source: App | Worker | None, settings: dict[str, Any]) -> RunningWorker:
+        """Start a worker, of the only application in use by default."""
+        if source is None:
+            if len(self.apps) != 1:
+                raise BadRequest(f"{len(self.apps)} applications are in use: say whose worker", field="app")
+            source = self.apps[0]
+        if isinstance(source, App):
+            self.use(source)
+        worker = RunningWorker(f"worker-{len(self.workers) + 1}", source, settings, self.machine("worker"), around=self)
+        self.workers.append(worker)
+        self.nursery.start_soon(worker.run)
+        return worker
+
+    async def stop_worker(self, worker: RunningWorker) -> None:
+        """Have a worker finish what runs, give back what does not, and end."""
+        worker.stopping = True
+        worker.worker.stop()
+        await worker.ended.wait()
+
+    async def stop_workers_of(self, worker: RunningWorker) -> None:
+        """Stop a worker and those that took its place."""
+        for one in self.working():
+            if one.source is worker.source:
+                await self.stop_worker(one)
+
+    def working(self) -> list[RunningWorker]:
+        """Workers that are alive and not told to stop."""
+        return [worker for worker in self.workers if worker.alive and not worker.stopping]
+
+    def kill(self, worker: RunningWorker) -> None:
+        """A worker dies now; another one takes its place."""
+        worker.alive = False
+        self.cuts.bury(worker.machine.name, tuple(self.peer_names()))
+        worker.scope.cancel()
+        self.loop.end_threads(worker.threads)
+        if isinstance(worker.source, App) and not worker.stopping:
+            self.nursery.start_soon(self.start_worker, worker.source, worker.settings)
+
+    def _thread_starts(self, thread: BlockingThread) -> None:
+        worker = current_worker.get(None)
+        if worker is not None:
+            worker.threads.append(thread)
+
+    # --- looking
+
+    def node(self, name: str | None, *, running: bool = True) -> SimulatedNode:
+        """A peer's machine; by default of the peer that leads most."""
+        for node in self.world.nodes:
+            if node.name == name:
+                if running and node.running is None:
+                    raise AssertionError(f"peer {name} does not run")
+                return node
+        if name is not None:
+            raise BadRequest(f"no peer {name!r}; there are {', '.join(self.peer_names())}", field="peer")
+        leaders = [placed.leader for placed in self.world.audit.replica.partitions.values()]
+        found = [node for node in self.world.nodes if node.running is not None]
+        if not found:
+            raise AssertionError("no peer runs")
+        return max(found, key=lambda node: leaders.count(node.peer_id))
+
+    def peer_names(self) -> list[str]:
+        """Every peer's machine."""
+        return [node.name for node in self.world.nodes]
+
+    def now_s(self) -> float:
+        """Simulated seconds since the cluster began."""
+        return self.loop.clock.current_time()
+
+    def now_ms(self) -> int:
+        """The cluster's wall clock."""
+        return EPOCH_MS + round(self.now_s() * 1000)
+
+    async def tasks(self, queue: str | None = None, state: str | None = None) -> list[FoundTask]:
+        """Tasks as they are stored, in the order of their ids."""
+        client = await self.eye.client()
+        found: list[FoundTask] = []
+        after: bytes | None = None
+        while True:
+            page = await client.list(queue, state=state, after=after, limit=500)
+            found += [FoundTask.of(task) for task in page.tasks]
+            after = page.after
+            if after is None:
+                return found
+
+    def served(self) -> bool:
+        """Whether every partition has a leader that runs: only then can the cluster tell of all tasks."""
+        peers = {node.peer_id for node in self.world.nodes if node.running is not None}
+        placed = self.world.audit.replica.partitions.values()
+        return all(one.ready and one.leader in peers for one in placed)
+
+    async def counts(self) -> dict[str, dict[str, int]]:
+        """Tasks by state, per queue."""
+        return await (await self.eye.client()).count()
+
+    # --- time
+
+    async def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        await trio.sleep(seconds)
+
+    def quiet(self) -> bool:
+        """Whether nothing but waiting goes on: no claim, no fault, all serving."""
+        return (
+            not self.log_frozen
+            and not self.cuts.any
+            and not self.world.audit.replica.claims
+            and not (self.backend == "trio" and self.test_task is not None and self.test_task.child_nurseries)
+            and not any(worker.held for worker in self.working())
+            and not self.extensions_work()
+            and not any(machine.calls for machine in self.machines)
+            and all(node.running is not None for node in self.world.nodes)
+            and self.world.serving()
+        )
+
+    def extensions_work(self) -> bool:
+        """Whether a peer has a duty of an extension: what it does may take its time."""
+        replica, entries = self.world.audit.replica, self.world.options.entries
+        found = (duty for peer in replica.ring.members for duty in duties(replica, peer, entries))
+        return bool(entries.doing) and any(isinstance(duty, Extended) for duty in found)
+
+    async def advance(self, seconds: float) -> None:
+        """Let so much time pass: leases run out, delayed tasks come due."""
+        if seconds < 0:
+            raise BadRequest("time does not go backwards", field="seconds")
+        end_s = trio.current_time() + seconds
+        while end_s - trio.current_time() > LEAP_LEAST_S:
+            due_s = await self.next_due_s() if self.quiet() else None
+            await self.pass_to(end_s if due_s is None else min(due_s, end_s))
+        await trio.sleep_until(end_s)
+
+    async def pass_to(self, to_s: float) -> None:
+        """Let time pass up to a second of the run's, or to where something may happen before.
+
+        It leaps where nothing but waiting goes on.
+        """
+        if self.quiet():
+            await trio.sleep(min(LAST_ANSWERS_S, max(0.0, to_s - trio.current_time())))
+        if self.quiet():
+            by_s = min(to_s, self.host.next_timer()) - LEAP_MARGIN_S - trio.current_time()
+            if by_s > 0:
+                self.loop.clock.jump(by_s)
+            await trio.sleep_until(min(to_s, trio.current_time() + LEAP_MARGIN_S))
+        else:
+            await trio.sleep_until(min(to_s, trio.current_time() + LEAP_LEAST_S))
+
+    async def next_due_s(self) -> float | None:
+        """When the next scheduled task is due; None if none is scheduled."""
+        count = sum(states.get("scheduled", 0) for states in (await self.counts()).values())
+        if not count:
+            return None
+        found = await self.tasks(state="scheduled")
+        if len(found) < count:
+            return trio.current_time()  # one has just come due
+        return (min(task.due_ms for task in found) - EPOCH_MS) / 1000

@@ -1,0 +1,228 @@
+"""Clients of a cluster under test, for plain code and for both kinds of async code.
+
+They are `Client` and `AsyncClient` to whoever uses them.  Behind each is a client inside
+the simulation, on a machine of its own, opened at the first call and closed with the
+cluster.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, TypeVar
+
+import anyio
+import trio
+from anyio.abc import ByteStream
+
+from onyxq.client import AsyncClient, Client
+from onyxq.errors import OnyxqError, ProtocolError
+from onyxq.wire.network import Network
+from onyxq.wire.protocol import Decoder
+from simulation.clock import SimulatedClock
+from simulation.world import World
+
+T = TypeVar("T")
+
+REQUESTS = frozenset(("enqueue", "claim", "complete", "fail", "renew", "release", "update", "cancel", "submit"))
+"""Methods whose answers may be lost: those that change something."""
+
+Elsewhere = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
+"""Runs an async function inside the simulation."""
+
+
+class Losses:
+    """Which answers are to be lost."""
+
+    def __init__(self) -> None:
+        self._methods: list[frozenset[str]] = []
+
+    def add(self, methods: frozenset[str], times: int) -> None:
+        """Lose the answers to the next ``times`` requests of these methods."""
+        self._methods += [methods] * times
+
+    def take(self, method: str) -> bool:
+        """Whether the answer to this request is to be lost."""
+        for place, methods in enumerate(self._methods):
+            if method in methods:
+                del self._methods[place]
+                return True
+        return False
+
+
+class _LossyNetwork:
+    def __init__(self, network: Network, losses: Losses) -> None:
+        self._network = network
+        self._losses = losses
+        self.serve = network.serve
+
+    async def connect(self, address: str, *, timeout_ms: int) -> ByteStream:
+        return _LossyStream(await self._network.connect(address, timeout_ms=timeout_ms), self._losses)
+
+
+class _LossyStream(ByteStream):
+    """Breaks instead of delivering an answer that is to be lost."""
+
+    def __init__(self, stream: ByteStream, losses: Losses) -> None:
+        self._stream: Any = stream
+        self._losses = losses
+        self._sent, self._received = Decoder(), Decoder()
+        self._losing: set[int] = set()
+
+    async def send(self, item: bytes) -> None:
+        self._sent.feed(item)
+        for message, _ in self._sent.messages():
+            match message:
+                case [int() as number, str() as method, dict()] if number and self._losses.take(method):
+                    self._losing.add(number)
+        await self._stream.send(item)
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        data: bytes = await self._stream.receive(max_bytes)
+        self._received.feed(data)
+        try:
+            for message, _ in self._received.messages():
+                match message:
+                    case [int() as number, *_] if number in self._losing:
+                        self._stream.tear()
+                        raise anyio.BrokenResourceError
+        except ProtocolError:
+            pass  # the client says so itself
+        return data
+
+    async def send_eof(self) -> None:
+        await self._stream.send_eof()
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+class Machine:
+    """A client inside the simulation, on a machine of its own."""
+
+    def __init__(self, world: World, nursery: trio.Nursery, losses: Losses, *, name: str) -> None:
+        self.name = name
+        self._nursery = nursery
+        self._lock = trio.Lock()
+        self._client: AsyncClient | None = None
+        self.calls = 0
+        """Calls of the user's that wait for an answer."""
+        addresses = [node.address for node in world.nodes]
+        world.random.shuffle(addresses)
+        generator = random.Random(world.random.getrandbits(64))
+        self._make = functools.partial(
+            AsyncClient,
+            addresses,
+            network=_LossyNetwork(world.network.host(name), losses),
+            now_ms=SimulatedClock().wall_ms,
+            random_64=lambda: generator.getrandbits(64),
+        )
+
+    async def client(self) -> AsyncClient:
+        """The client, open."""
+        async with self._lock:
+            if self._client is None:
+                self._client = await self._nursery.start(self.keep)
+        return self._client
+
+    @contextmanager
+    def calling(self) -> Iterator[None]:
+        """While a call of the user's goes on."""
+        self.calls += 1
+        try:
+            yield
+        finally:
+            self.calls -= 1
+
+    async def keep(self, task_status: trio.TaskStatus[AsyncClient] = trio.TASK_STATUS_IGNORED) -> None:
+        """Have a client open until cancelled."""
+        async with self._make() as client:
+            task_status.started(client)
+            await trio.sleep_forever()
+
+
+def told_here(call: Callable[[], T]) -> T:
+    """What a call is meant to raise is shown where it was called, not where it arose."""
+    __tracebackhide__ = True
+    try:
+        return call()
+    except (OnyxqError, AssertionError) as error:
+        raise error.with_traceback(None)  # noqa: B904  # it is the same error
+
+
+async def told_there(call: Awaitable[T]) -> T:
+    """The same where the call is awaited."""
+    __tracebackhide__ = True
+    try:
+        return await call
+    except (OnyxqError, AssertionError) as error:
+        raise error.with_traceback(None)  # noqa: B904  # it is the same error
+
+
+class _Portal:
+    def __init__(self, call: Callable[[Callable[[], Awaitable[Any]]], Any]) -> None:
+        self._call = call
+
+    def call(self, function: Callable[[], Awaitable[Any]]) -> Any:
+        __tracebackhide__ = True
+        return told_here(lambda: self._call(function))
+
+
+class BlockingClient(Client):
+    """The `Client` of plain code and of handlers that are not async."""
+
+    def __init__(self, machine: Machine, call: Callable[[Callable[[], Awaitable[Any]]], Any]) -> None:
+        super().__init__()
+        self._machine = machine
+        self._call = call
+
+    def open(self) -> BlockingClient:
+        """It is open already."""
+        return self
+
+    def close(self) -> None:
+        """It stays open until the test is over."""
+
+    def _opened(self) -> tuple[Any, AsyncClient]:
+        __tracebackhide__ = True
+        return _Portal(self._call), self._call(self._machine.client)
+
+
+class AwaitedClient(AsyncClient):
+    """The `AsyncClient` of async code, be it for trio or for asyncio."""
+
+    def __init__(self, machine: Machine, elsewhere: Elsewhere) -> None:
+        super().__init__()
+        self._machine = machine
+        self._elsewhere = elsewhere
+
+    async def __aenter__(self) -> AwaitedClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """It stays open until the test is over."""
+
+
+def _awaited(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    async def call(self: AwaitedClient, *args: Any, **kwargs: Any) -> Any:
+        async def inside() -> Any:
+            client = await self._machine.client()
+            with self._machine.calling():
+                return await getattr(client, name)(*args, **kwargs)
+
+        __tracebackhide__ = True
+        return await told_there(self._elsewhere(inside))
+
+    return call
+
+
+for _name, _method in inspect.getmembers(AsyncClient, inspect.iscoroutinefunction):
+    if not _name.startswith("_"):
+        setattr(AwaitedClient, _name, _awaited(_name, _method))

@@ -1,0 +1,124 @@
+"""What can go wrong in a cluster under test, and running it until nothing is left to do.
+
+Inside the simulation; `onyxq.testing.cluster` has the forms that tests use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import trio
+
+from onyxq.errors import BadRequest
+from onyxq.testing.base import Base
+from onyxq.testing.clients import REQUESTS
+from onyxq.testing.draining import Drained, drain
+from onyxq.testing.workers import Plan, WorkerKilled
+
+NOTICED_S_MAX = 600.0
+"""Simulated seconds in which workers must see that their leases are over, and their handlers end."""
+PAUSE_S = 0.01
+"""After a kill, until it has happened."""
+
+
+class Core(Base):
+    """See the module's first paragraph."""
+
+    async def kill_peer(self, name: str | None = None) -> str:
+        """Kill a peer's process; its machine's name."""
+        node = self.node(name)
+        await self.world.crash_node(node)
+        return node.name
+
+    async def start_peer(self, name: str) -> None:
+        """Start a peer on its machine again and wait until all is served."""
+        node = self.node(name, running=False)
+        if node.running is None:
+            self.world.start_node(node)
+        await self.world.settle()
+
+    async def settle(self) -> None:
+        """Wait until every peer that runs is in the ring, and every partition is served."""
+        await self.world.settle()
+
+    async def expire_session(self, name: str | None = None) -> str:
+        """A peer's session with the log ends; it begins anew as another peer."""
+        node = self.node(name)
+        self.world.expire_session(node)
+        return node.name
+
+    async def freeze_log(self, seconds: float) -> None:
+        """The log answers nobody for so long, from now on."""
+        if self.log_frozen:
+            raise AssertionError("the log is frozen already")
+        self.log_frozen = True
+        self.world.log_down()
+        self.nursery.start_soon(self._thaw_log, seconds)
+
+    async def _thaw_log(self, seconds: float) -> None:
+        await trio.sleep(seconds)
+        self.log_frozen = False
+        self.world.log_up()
+        for node in self.world.nodes:
+            if not node.log.reachable:
+                self.world.disconnect_log(node)
+
+    async def partition_network(self, names: Sequence[str], *, log: bool = True, clients: bool = True) -> None:
+        """Nothing gets through between these peers and the others, the log, and clients and workers."""
+        chosen = [self.node(name, running=False) for name in names]
+        others = [name for name in self.peer_names() if name not in names]
+        others += [machine.name for machine in self.machines] if clients else []
+        self.cuts.add(tuple(names), tuple(others), newcomers=clients)
+        for node in chosen if log else ():
+            self.world.disconnect_log(node)
+
+    async def heal_network(self) -> None:
+        """Undo `partition_network`."""
+        for node in self.world.nodes:
+            if not node.log.reachable:
+                self.world.reconnect_log(node)
+        self.cuts.heal()
+
+    async def lose_answers(self, times: int = 1, *, method: str | None = None) -> None:
+        """What the next requests ask for is done, and the connection breaks before the answer arrives."""
+        if method is not None and method not in REQUESTS:
+            raise BadRequest(f"{method!r} is not one of {', '.join(sorted(REQUESTS))}", field="method")
+        self.losses.add(REQUESTS if method is None else frozenset((method,)), times)
+
+    async def expire_leases(self) -> None:
+        """Workers are cut off until no claim stands any more, then connected again."""
+        workers = self.working()
+        cut = self.cuts.add(tuple(worker.machine.name for worker in workers), tuple(self.peer_names()))
+        while self.world.audit.replica.claims:
+            await trio.sleep(1.0)
+        with trio.move_on_after(NOTICED_S_MAX):
+            while any(worker.held for worker in workers):
+                await trio.sleep(1.0)
+        self.cuts.heal(cut)
+
+    async def kill_worker(self, *, during: Any = None, after: Any = None) -> None:
+        """Kill a worker: now, or at the next run of a task; another one takes its place.
+
+        ``during``: where that run first waits for something; ``after``: when it is
+        through, and before its outcome is known.
+        """
+        if during is None and after is None:
+            found = [worker for worker in self.working() if worker.held] or self.working()
+            if not found:
+                raise AssertionError("no worker runs")
+            self.kill(found[0])
+            await trio.sleep(PAUSE_S)
+            return
+        for task, when in ((during, "during"), (after, "after")):
+            if task is not None:
+                self.plans.append(Plan(task if isinstance(task, str) else task.name, when))
+
+    async def drain(self, *, reach_s: float = 86_400, patience_s: float = 600, runs_max: int = 10_000) -> Drained:
+        """Run until no task is ready or claimed, or due within ``reach_s``; raises `NotDrained`."""
+        return await drain(self, reach_s=reach_s, patience_s=patience_s, runs_max=runs_max)
+
+
+def die_here(*_: object, **__: object) -> Any:
+    """In place of a function that a handler calls: the worker dies when it gets there."""
+    raise WorkerKilled("the worker dies here")

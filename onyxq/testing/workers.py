@@ -1,0 +1,175 @@
+"""Workers of a cluster under test: the real loop, around handlers that can be watched and killed."""
+
+from __future__ import annotations
+
+import contextvars
+import copy
+import functools
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn, Protocol
+
+import trio
+from attrs import define, field
+
+from onyxq.app import App, TaskFunction
+from onyxq.testing.clients import AwaitedClient, Machine
+from onyxq.testing.loop import BlockingThread, Loop
+from onyxq.worker import Worker, current_client
+
+MOMENT_S = 0.000_001
+"""Simulated time passes only when everybody waits: after this, whatever could run has run."""
+
+
+class WorkerKilled(BaseException):
+    """Raised where a worker dies; nothing of the worker goes on."""
+
+
+@define
+class Run:
+    """One run of a handler."""
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    worker: str
+    started_s: float
+    """Simulated seconds since the cluster began."""
+    ended_s: float | None = None
+    outcome: str = "running"
+    """running, returned, raised, stopped (its claim no longer stood, or the worker stopped) or killed."""
+    error: BaseException | None = None
+
+
+@define(eq=False)
+class Plan:
+    """A worker is to be killed at the next run of a task."""
+
+    task: str
+    when: str
+    """``during`` or ``after``"""
+
+
+class Surroundings(Protocol):
+    """What a worker needs of its cluster."""
+
+    loop: Loop
+    runs: list[Run]
+    plans: list[Plan]
+    backend: str
+    nursery: trio.Nursery
+
+    async def in_backend(self, make: Callable[[], Any]) -> Any:
+        """Run a coroutine in the event loop of the user's choice."""
+        ...
+
+    def awaited_client(self, machine: Machine) -> AwaitedClient:
+        """A machine's client for the user's code."""
+        ...
+
+    def kill(self, worker: RunningWorker) -> None:
+        """The worker dies now; another one takes its place."""
+        ...
+
+
+current_worker: contextvars.ContextVar[RunningWorker] = contextvars.ContextVar("current_worker")
+
+
+@define(eq=False)
+class RunningWorker:
+    """A worker in a simulated process of its own."""
+
+    name: str
+    source: App | Worker
+    settings: dict[str, Any]
+    machine: Machine
+    around: Surroundings = field(repr=False)
+    queues: tuple[str, ...] = ()
+    alive: bool = True
+    stopping: bool = False
+    scope: trio.CancelScope = field(factory=trio.CancelScope, repr=False)
+    ended: trio.Event = field(factory=trio.Event, repr=False)
+    threads: list[BlockingThread] = field(factory=list, repr=False)
+    worker: Worker = field(init=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.worker = self.source if isinstance(self.source, Worker) else self._watched(self.source)
+        self.queues = tuple(self.worker._queues)
+
+    @property
+    def held(self) -> int:
+        """Claims that it holds now."""
+        return self.worker.held
+
+    async def run(self) -> None:
+        """Work until stopped or killed."""
+        current_worker.set(self)
+        try:
+            with self.scope:
+                await self.worker.serve(await self.machine.client())
+        except WorkerKilled:
+            pass
+        finally:
+            self.alive = False
+            self.ended.set()
+
+    def _watched(self, app: App) -> Worker:
+        """The worker of a copy of the application whose functions report to us."""
+        watched = copy.copy(app)
+        watched.tasks = {}
+        for name, task in app.tasks.items():
+            watched.tasks[name] = TaskFunction(app, self._handler(task), name=name, options=task._options)
+        return watched.worker(name=self.name, **self.settings)
+
+    def _handler(self, task: TaskFunction[..., Any]) -> Callable[..., Any]:
+        function = task.function
+
+        @functools.wraps(function)
+        async def handle(*args: Any, **kwargs: Any) -> Any:
+            if inspect.iscoroutinefunction(function):
+                current_client.set(self.around.awaited_client(self.machine))
+                call = functools.partial(self.around.in_backend, functools.partial(function, *args, **kwargs))
+            else:
+                bound = functools.partial(function, *args, **kwargs)
+                call = functools.partial(trio.to_thread.run_sync, bound, abandon_on_cancel=True)
+            return await self._attempt(Run(task.name, args, kwargs, self.name, trio.current_time()), call)
+
+        return handle
+
+    async def _attempt(self, run: Run, call: Callable[[], Awaitable[Any]]) -> Any:
+        around = self.around
+        around.runs.append(run)
+        plan = next((plan for plan in around.plans if plan.task == run.name), None)
+        if plan is not None:
+            around.plans.remove(plan)
+        try:
+            if plan is not None and plan.when == "during":
+                around.nursery.start_soon(self._die_soon)
+            result = await call()
+            run.outcome = "returned"
+        except WorkerKilled:
+            await self._die(run)
+        except Exception as error:
+            run.outcome, run.error = "raised", error
+            if plan is None:
+                raise
+        except BaseException:
+            run.outcome = "killed" if not self.alive else "stopped"
+            raise
+        finally:
+            run.ended_s = trio.current_time()
+        if plan is not None:
+            await self._die(run)
+        return result
+
+    async def _die_soon(self) -> None:
+        await trio.sleep(MOMENT_S)
+        if self.alive:
+            self.around.kill(self)
+
+    async def _die(self, run: Run) -> NoReturn:
+        run.outcome = "killed"
+        if self.alive:
+            self.around.kill(self)
+        await trio.sleep_forever()
+        raise AssertionError("unreachable")

@@ -1,0 +1,141 @@
+"""What clients were told about each task is what one simple task, used by one client at a time, could have said.
+
+The model of a task is four values: the last token granted, whether that claim is held,
+until when its lease surely runs, and who finished the task.  For every task there must be
+an order of the calls made about it, true to the times at which they were made and
+answered, in which the model allows each answer.  Calls without an answer may have taken
+effect at any later time, or never.  Neither the log nor any replica is asked.
+
+Beside the order: a claim that is certainly valid is never refused as stale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, NamedTuple
+
+from attrs import define
+
+from onyxq.ids import TaskId
+from simulation.checkers import Checker
+from simulation.checkers.leases_last import EARLY_MS
+from simulation.history import CANCEL, CLAIM, COMPLETE, FAIL, OK, REFUSED, RELEASE, RENEW, UPDATE, Operation
+
+EARLY_S = EARLY_MS / 1000
+NOBODY = -2
+"""Of `Model.finished`: the task is open."""
+SEARCH_MAX = 100_000
+"""Situations looked at per task before the search gives up; none has come near."""
+
+
+class Model(NamedTuple):
+    """One task as it should be."""
+
+    token: int = -1
+    """Last token granted."""
+    held: bool = False
+    sure_until_s: float = 0.0
+    """The claim cannot expire earlier."""
+    finished: int = NOBODY
+    """Token of the completion that counts; -1: it was cancelled."""
+
+    def after(self, call: Operation) -> Model | None:
+        """The task after a call that took effect; None if it cannot take effect now."""
+        if self.finished != NOBODY:
+            return self if call.kind == COMPLETE and self.finished == call.token else None  # a repeat
+        if call.kind in (CLAIM, CANCEL):
+            free = not self.held or call.answered_s >= self.sure_until_s - EARLY_S
+            return self._taken(call) if free else None
+        if call.token != self.token:
+            return None
+        if call.kind == COMPLETE:
+            return self._replace(finished=call.token)
+        if call.kind == UPDATE:
+            return self
+        return self._changed(call) if self.held else None
+
+    def _taken(self, call: Operation) -> Model | None:
+        if call.kind == CANCEL:
+            return self._replace(finished=-1)
+        sure_until_s = call.invoked_s + call.lease_ms / 1000
+        return Model(call.token, True, sure_until_s) if call.token > self.token else None
+
+    def _changed(self, call: Operation) -> Model:
+        if call.kind == RENEW:
+            return self._replace(sure_until_s=call.invoked_s + call.lease_ms / 1000)
+        assert call.kind in (FAIL, RELEASE), call.kind
+        return self._replace(held=False)
+
+
+@define(eq=False)
+class Linearizable(Checker):
+    """See the module's first paragraph."""
+
+    name: ClassVar[str] = "linearizable"
+
+    def finish(self) -> None:
+        """Judge every task that calls were made about."""
+        for task_id, calls in sorted(self.history.operations.items()):
+            self._refusals(task_id, calls)
+            if not explains(calls):
+                raise self.broken(f"no order explains what was said of {task_id.hex()}: {_told(calls)}")
+
+    def _refusals(self, task_id: TaskId, calls: Sequence[Operation]) -> None:
+        for call in calls:
+            if call.outcome == REFUSED and call.code == "stale_token" and _surely_valid(call, calls):
+                raise self.broken(f"{call} although the claim was valid, on {task_id.hex()}: {_told(calls)}")
+
+
+def _told(calls: Iterable[Operation]) -> str:
+    return "; ".join(map(str, calls))
+
+
+def _surely_valid(refused: Operation, calls: Sequence[Operation]) -> bool:
+    """Whether nothing that was going on can have ended the claim under which a call was refused.
+
+    Giving a claim up ends it at the first attempt; only a repeat that the client makes by itself is refused.
+    """
+    if refused.kind in (FAIL, RELEASE):
+        return False
+    until_s = -1.0
+    for call in calls:
+        if call is refused or call.invoked_s > refused.answered_s:
+            continue
+        if call.token != refused.token:
+            if call.kind in (CLAIM, CANCEL) and call.token > refused.token:
+                return False
+            continue
+        if call.kind in (FAIL, RELEASE, COMPLETE):
+            return False
+        if call.kind in (CLAIM, RENEW) and call.outcome == OK and call.answered_s <= refused.invoked_s:
+            until_s = call.invoked_s + call.lease_ms / 1000  # a renewal may also have made it shorter
+        elif call.kind == RENEW:
+            until_s = min(until_s, call.invoked_s + call.lease_ms / 1000)
+    return refused.answered_s < until_s - EARLY_S
+
+
+def explains(calls: Sequence[Operation]) -> bool:
+    """Whether some order of the calls fits the model: a depth-first search that meets no situation twice."""
+    wanted = sum(1 << place for place, call in enumerate(calls) if call.outcome == OK)
+    before = [
+        sum(
+            1 << place for place, other in enumerate(calls) if other.outcome == OK and other.answered_s < call.invoked_s
+        )
+        for call in calls
+    ]
+    stack = [(0, Model())]
+    seen = set(stack)
+    while stack:
+        done, model = stack.pop()
+        if done & wanted == wanted:
+            return True
+        for place, call in enumerate(calls):
+            if done >> place & 1 or before[place] & ~done:
+                continue
+            after = model.after(call)
+            if after is not None and (situation := (done | 1 << place, after)) not in seen:
+                seen.add(situation)
+                stack.append(situation)
+        if len(seen) > SEARCH_MAX:
+            return True
+    return False

@@ -1,0 +1,169 @@
+"""What claims must do, said once more and as simply as can be (design: claims, simulation).
+
+A task is free or has one holder: ``(token, worker, deadline)``.  The model knows tasks one
+by one and shares no code with the entries; every claim entry of the log must have the
+verdict that the model finds, and leave the claims that the model has.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from attrs import define, field
+
+from log_entries import expire_claims, grant_claims, ready_partition, release_claims, renew_claims
+from onyxq.claims import GRACE_MS
+from onyxq.replica import Partition, Replica
+from onyxq.step import Outcome, Step
+from simulation.probes import Probes
+
+Holder: TypeAlias = tuple[int, str, int]
+"""Token, worker, deadline in log time."""
+
+CLAIM_ENTRIES = (grant_claims.Args, renew_claims.Args, release_claims.Args, expire_claims.Args)
+LEASE_MS_MAX = 86_400_000
+
+
+def tasks_of(runs: Any) -> list[tuple[bytes, int]]:
+    """The tasks of runs: (the id without its counter, the counter)."""
+    return [
+        (run[0][:16], at)
+        for run in runs
+        for start in [int.from_bytes(run[0][16:], "big")]
+        for at in range(start, start + run[1])
+    ]
+
+
+@define(eq=False)
+class ClaimsModel:
+    """See the module's first paragraph."""
+
+    probes: Probes
+    held: dict[int, dict[tuple[bytes, int], Holder]] = field(factory=dict)
+    """Per partition."""
+    last_token: dict[tuple[bytes, int], int] = field(factory=dict)
+
+    def step(self, before: Replica, done: Step) -> str:
+        """Follow one record; returns what is wrong, or ""."""
+        touched: dict[int, None] = {}
+        ready: set[tuple[int, int]] = set()
+        moved = False
+        for outcome in done.outcomes:
+            args = outcome.args
+            if isinstance(args, CLAIM_ENTRIES):
+                allowed = self._allowed(before, done, args, ready) if not moved else None
+                wrong = self._entry(done, outcome, allowed)
+                if wrong:
+                    return f"{outcome.name} of {done.peer}: {wrong}"
+                touched[args.partition] = None
+            elif outcome.verdict == "applied":
+                if isinstance(args, ready_partition.Args):
+                    ready.add((args.partition, args.epoch))
+                else:
+                    moved = True  # who leads what may have changed within the record: the entry is believed
+        return self._compare(done.replica, touched)
+
+    def _allowed(self, before: Replica, done: Step, args: Any, ready: set[tuple[int, int]]) -> bool:
+        found: Partition | None = before.partitions.get(args.partition)
+        if found is None or done.peer not in before.ring.members:
+            return False
+        if found.epoch != args.epoch or found.leader != done.peer:
+            if isinstance(args, grant_claims.Args):
+                old = found.leader == done.peer
+                self.probes.reached("a leader of an old epoch granted" if old else "a deposed leader granted")
+            return False
+        if not found.ready and (args.partition, args.epoch) not in ready:
+            if isinstance(args, grant_claims.Args):
+                self.probes.reached("a leader granted before it was ready")
+            return False
+        return True
+
+    def _entry(self, done: Step, outcome: Outcome, allowed: bool | None) -> str:
+        """Follow one claim entry; ``allowed`` None: only the log knows whether its writer might."""
+        applied = outcome.verdict == "applied"
+        if allowed is False:
+            return "applied although its writer did not lead" if applied else ""
+        if allowed is None and not applied:
+            return ""
+        args, replica = outcome.args, done.replica
+        held = self.held.setdefault(args.partition, {})
+        if isinstance(args, grant_claims.Args):
+            wanted, changes = self._grant(held, args, replica)
+        elif isinstance(args, renew_claims.Args):
+            wanted, changes = self._renew(held, args, replica)
+        else:
+            wanted, changes = self._end(held, args, replica)
+        if wanted != applied:
+            return f"{outcome.verdict} although it {'holds' if wanted else 'does not hold'}"
+        for task, holder in changes.items():
+            if holder is None:
+                held.pop(task, None)
+            else:
+                held[task] = holder
+        return ""
+
+    def _grant(self, held: dict[Any, Holder], args: Any, replica: Replica) -> tuple[bool, dict[Any, Holder | None]]:
+        changes: dict[Any, Holder | None] = {}
+        token = replica.position
+        for worker, lease_ms, runs in args.grants:
+            if not 1 <= lease_ms <= LEASE_MS_MAX:
+                return False, {}
+            for task in tasks_of(runs):
+                if task in held or task in changes:
+                    self.probes.reached("a grant of what was taken")
+                    return False, {}
+                changes[task] = (token, worker, replica.log_time_ms + lease_ms)
+        for task in changes:
+            if self.last_token.get(task, -1) >= token:
+                raise AssertionError(f"token {token} is not above {self.last_token[task]}")
+            self.last_token[task] = token
+        return bool(changes), changes
+
+    def _renew(self, held: dict[Any, Holder], args: Any, replica: Replica) -> tuple[bool, dict[Any, Holder | None]]:
+        changes: dict[Any, Holder | None] = {}
+        for token, lease_ms, runs in args.renewals:
+            if not 1 <= lease_ms <= LEASE_MS_MAX:
+                return False, {}
+            for task in tasks_of(runs):
+                holder = held.get(task)
+                if holder is not None and holder[0] == token:
+                    if holder[2] < replica.log_time_ms:
+                        self.probes.reached("a lease was renewed after its deadline")
+                    changes[task] = (token, holder[1], replica.log_time_ms + lease_ms)
+        if not changes:
+            self.probes.reached("a claim was changed under a token that had gone")
+        return bool(changes), changes
+
+    def _end(self, held: dict[Any, Holder], args: Any, replica: Replica) -> tuple[bool, dict[Any, Holder | None]]:
+        changes: dict[Any, Holder | None] = {}
+        expiring = isinstance(args, expire_claims.Args)
+        found = False
+        for item in args.expirations if expiring else args.releases:
+            for task in tasks_of(item.runs):
+                holder = held.get(task)
+                if holder is None or holder[0] != item.token:
+                    continue
+                found = True
+                over = holder[2] + GRACE_MS < replica.log_time_ms if expiring else item.token != replica.position
+                if over:
+                    changes[task] = None
+        if expiring and found and not changes:
+            self.probes.reached("a claim was declared over before its deadline")
+        if not found:
+            self.probes.reached("a claim was changed under a token that had gone")
+        return bool(changes), changes
+
+    def _compare(self, replica: Replica, touched: dict[int, None]) -> str:
+        """The claims of the partitions that a record was about, against the model's."""
+        for partition in touched:
+            there: dict[Any, Holder] = {}
+            for stretch, pieces in replica.claims.get(partition, {}).items():
+                start = int.from_bytes(stretch[16:], "big")
+                for offset, count, token, worker, deadline in pieces:
+                    for at in range(start + offset, start + offset + count):
+                        if (stretch[:16], at) in there:
+                            return f"two claims on task {at} of partition {partition}"
+                        there[stretch[:16], at] = (token, worker, deadline)
+            if there != self.held.get(partition, {}):
+                return f"the claims of partition {partition} are not what the entries amount to"
+        return ""

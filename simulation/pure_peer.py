@@ -1,0 +1,249 @@
+"""One peer of the pure cluster: a reader of the log and an outbox, without any I/O (design: simulation).
+
+It knows the log up to its own place.  What it has to say waits, is made into numbered
+records, and each record flies until its writer knows that it landed.  Several may fly at
+once, and any of them may be written anew under its number: this is the widest use that
+the rule of outbox numbers allows, wider than the outbox of a real peer makes of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import define, field
+
+from log_entries import gc, leave_cluster, prepare_join_cluster
+from log_entries.registry import VERSIONS
+from onyxq.log.codec import encode_entry, encode_record
+from onyxq.log.interface import Record
+from onyxq.replica import EMPTY, Replica, collector
+from onyxq.ring import watches
+from onyxq.step import owed, step
+from simulation.pure_log import Origin, PureLog
+
+WINDOW = 3
+"""Records that may fly at once."""
+
+
+class Differs(Exception):
+    """A reader that stepped for itself holds another replica than the log's own at that place."""
+
+
+@define(eq=False)
+class Captured:
+    """What a collector has in hand: a replica to store, and how far it got."""
+
+    place: int
+    replica: Replica
+    version: int = -2
+    """The pointer's version as it was looked up; -2 before."""
+    stored: bool = False
+    """An origin covers the collection."""
+    deleted: int = 0
+    trimmed: bool = False
+    """All that the origin covers is gone."""
+
+    @property
+    def position(self) -> int:
+        """The position of its ``gc``."""
+        return self.replica.snapshot.position
+
+
+@define(eq=False)
+class Peer:
+    """See the module's first paragraph."""
+
+    id: str
+    node: str
+    zone: str
+    place: int = 0
+    """It has read the records at lower places."""
+    replica: Replica = EMPTY
+    alone: int = 0
+    """For so many records more it steps for itself instead of sharing."""
+    alive: bool = True
+    """Its process runs."""
+    pulse: bool = True
+    """Its session lives."""
+    founding: bool = False
+    """It has asked to create the cluster and waits to read of one."""
+    asked: bool = False
+    """It has asked to join."""
+    asked_in: int = 0
+    """The number of the record in which it asks."""
+    known: bool = False
+    """It has read of itself in the ring."""
+    cluster_id: str = ""
+    number: int = 0
+    """Number of the last record made."""
+    waiting: list[bytes] = field(factory=list)
+    unread: dict[int, tuple[bytes, ...]] = field(factory=dict)
+    """Records made and not read back, by number."""
+    landed: dict[int, int] = field(factory=dict)
+    """Places up to which the log was when unread records were known to have landed, by number."""
+    flying: list[int] = field(factory=list)
+    """Numbers of records that are not known to have landed, in order."""
+    ghosts: list[bytes] = field(factory=list)
+    """Copies of records that may still land late, or never."""
+    captured: Captured | None = None
+    jumped: bool = False
+    """Its last read led it to an origin."""
+    _led: tuple[Any, tuple[int, ...]] = (None, ())
+
+    # --- reading
+
+    def read(self, log: PureLog, count: int) -> int:
+        """Read up to ``count`` records; returns how many. Raises `Differs`, `Unreadable`."""
+        done = 0
+        while done < count and self.place < log.end and self.alive:
+            found = log.read(self.place)
+            if isinstance(found, Origin):
+                self._jump(log, found)
+            else:
+                self._step(log, found)
+            done += 1
+            if self.asked:
+                self._look_for_itself()
+                self._duty()
+        return done
+
+    def _duty(self) -> None:
+        """Begin the collection that it owes, with the replica of now, or drop the one that it owes no more."""
+        taken = self.replica.snapshot
+        if taken.finished or collector(self.replica) != self.id:
+            self.captured = None
+        elif self.captured is None or self.captured.position != taken.position:
+            self.captured = Captured(self.place, self.replica)
+
+    def _jump(self, log: PureLog, origin: Origin) -> None:
+        self.replica = log.load(origin)
+        self.place = origin.place
+        if self.replica != log.replicas[origin.place]:
+            raise Differs(f"{self.id} loaded another replica from the origin at place {origin.place}")
+        self.alone = max(self.alone, 3)
+        self.jumped = True
+        # Who is not in the ring any more may be forgotten there: what it knows to have landed is behind it too.
+        behind = [number for number, place in self.landed.items() if place <= origin.place]
+        self._forget(max([self.replica.outbox.get(self.id, 0), *behind]))
+
+    def _step(self, log: PureLog, record: Record) -> None:
+        shared = log.replicas[self.place + 1]
+        if self.alone:
+            self.alone -= 1
+            self.replica = step(self.replica, record).replica
+            if not self.alone:
+                if self.replica != shared:
+                    raise Differs(f"{self.id} holds another replica than the log at position {record.position}")
+                self.replica = shared
+        else:
+            self.replica = shared
+        self.place += 1
+        if self.unread:
+            self._forget(shared.outbox.get(self.id, 0))
+
+    def _forget(self, number: int) -> None:
+        """Records up to ``number`` were applied: nothing of them is in doubt any more."""
+        while self.unread and (oldest := next(iter(self.unread))) <= number:
+            del self.unread[oldest]
+            self.landed.pop(oldest, None)
+            if self.flying and self.flying[0] == oldest:
+                del self.flying[0]
+
+    def _look_for_itself(self) -> None:
+        """It ends once it reads that it left; also if it came and went within what an origin covers."""
+        here = self.id in self.replica.peers
+        if not here and (self.known or self.number >= self.asked_in not in self.unread):
+            self.end()
+        self.known = self.known or here
+
+    def end(self) -> None:
+        """The process stops in good order: its session closes, and with it all that was under way."""
+        self.alive = self.pulse = False
+        self.drop()
+
+    def drop(self) -> None:
+        """What the process had in memory, and what it had sent, is gone."""
+        self.waiting.clear()
+        self.unread.clear()
+        self.landed.clear()
+        self.flying.clear()
+        self.ghosts.clear()
+        self.captured = None
+
+    # --- writing
+
+    def submit(self, args: Any) -> bool:
+        """Take an entry unless an equal one is on its way; returns whether it was taken."""
+        packed = encode_entry(args)
+        if packed in self.waiting or any(packed in record for record in self.unread.values()):
+            return False
+        self.waiting.append(packed)
+        return True
+
+    def make(self, *, empty: bool = False) -> bool:
+        """Make a record of all that waits; returns whether there is one."""
+        if len(self.flying) >= WINDOW or not (self.waiting or empty):
+            return False
+        self.number += 1
+        self.unread[self.number] = tuple(self.waiting)
+        self.flying.append(self.number)
+        self.waiting.clear()
+        return True
+
+    def bytes_of(self, number: int, wall_ms: int) -> bytes:
+        """The record ``number`` as it is written at a wall-clock time."""
+        return encode_record(self.cluster_id, self.id, number, wall_ms, self.unread[number])
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything of it is not read back."""
+        return bool(self.waiting or self.unread or self.flying)
+
+    # --- deciding
+
+    def join(self) -> bool:
+        """Ask to join, once it has read of a cluster; returns whether it did."""
+        cluster = self.replica.cluster
+        if cluster is None or self.asked or self.flying or self.waiting:
+            return False
+        self.unread.clear()
+        self.founding, self.asked, self.cluster_id = False, True, cluster.id
+        # Somebody else's creation may have come first: then its own changed nothing.
+        self.number = self.replica.outbox.get(self.id, 0)
+        self.asked_in = self.number + 1
+        return self.submit(joining(self.id, self.node, self.zone))
+
+    def react(self, pulses: dict[str, None]) -> bool:
+        """Submit what it owes, and reports of watched peers without a pulse."""
+        found = False
+        for args in owed(self.replica, self.id):
+            found = self.submit(args) or found
+        for other in watches(self.replica, self.id):
+            if other not in pulses:
+                found = self.submit(leave_of(other, ABSENT)) or found
+        return found
+
+    def led(self) -> tuple[int, ...]:
+        """Partitions that it leads, as far as it knows."""
+        partitions = self.replica.partitions
+        if self._led[0] is not partitions:
+            self._led = (partitions, tuple(n for n in sorted(partitions) if partitions[n].leader == self.id))
+        return self._led[1]
+
+
+def joining(peer: str, node: str, zone: str) -> prepare_join_cluster.Args:
+    """The arguments with which a peer asks to join."""
+    return prepare_join_cluster.Args(peer, node, f"{peer}:7400", f"{peer}:7480", zone, 4, (), VERSIONS)
+
+
+ABSENT = "its pulse is gone"
+
+
+def leave_of(peer: str, reason: str) -> Any:
+    """The leave of a peer."""
+    return leave_cluster.Args(peer, reason)
+
+
+def collection() -> Any:
+    """The entry that starts a collection."""
+    return gc.Args()

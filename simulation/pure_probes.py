@@ -1,0 +1,70 @@
+"""The rare branches of the pure cluster that a search must reach; see `simulation.probes`."""
+
+from __future__ import annotations
+
+from simulation.probes import Probes
+
+PROBES = (
+    # joins
+    "a queued joiner went",
+    "a prepared joiner went",
+    "an accepted joiner went",
+    "a helper went whose joiner was prepared",
+    "a helper went whose joiner was accepted",
+    "the successor of a stitch went",
+    "the last member went while somebody joined",
+    "a member left by itself while stitching",
+    "three joiners waited in the queue",
+    "a joiner was put back and prepared anew in the same entry",
+    "a join was aborted",
+    "an abort came too late",
+    "a leave was repeated",
+    "a new peer evicted the last one of its node",
+    "a new peer evicted one of its node that was joining",
+    "a node is back while its last peer's pulse lives",
+    "everybody died with joins in flight",
+    "a live peer lost its session",
+    "a peer read of its own leave",
+    "two peers created a cluster",
+    # outbox
+    "an outbox number came twice",
+    "an outbox number left a gap",
+    "a repeat after a crash",
+    "a record landed after its writer died",
+    "an entry of a peer that is not in the ring",
+    "bytes that are no record",
+    # partitions and claims
+    "a deposed leader granted",
+    "a leader of an old epoch granted",
+    "a leader granted before it was ready",
+    "a grant of what was taken",
+    "a lease was renewed after its deadline",
+    "a claim was declared over before its deadline",
+    "a claim was changed under a token that had gone",
+    "a claim survived its leader",
+    "a partition was given up",
+    "a partition settled on other nodes",
+    "an absent node was replaced",
+    "a node drained",
+    "a partition had no live holder",
+    # garbage
+    "a trim under a reader",
+    "an obligation right after a trim",
+    "a collector died before it moved the pointer",
+    "a collector died before it had trimmed",
+    "two collectors raced for the pointer",
+    "a collection remembered a peer that had gone",
+    "a collection during a join",
+    "a collection was owed",
+    "a collection was finished by another peer",
+    "a collection while claims were held",
+    # time
+    "the log's clock went back",
+    "the log's clock leapt",
+    "a claim was held across a segment's end",
+)
+
+
+def pure_probes() -> Probes:
+    """All of them at zero."""
+    return Probes(PROBES)

@@ -1,0 +1,80 @@
+"""Replaying a dumped log of a real cluster with the simulation's checkers (design: simulation).
+
+``python -m simulation.replay FILE [--until N]`` steps every record of a dump and has the
+checkers that need nothing but the log judge each step, beside the invariants.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+
+from onyxq import snapshot
+from onyxq.dump import Dump, read
+from onyxq.ids import Run, id_at, ids_of
+from onyxq.replay import replay as replay_steps
+from onyxq.replica import Replica
+from onyxq.step import Step
+from simulation.checkers import Broken, Checker
+from simulation.checkers.attempts_counted import AttemptsCounted
+from simulation.checkers.counted_once import CountedOnce
+from simulation.checkers.invariants_hold import InvariantsHold
+from simulation.checkers.leaders_only import LeadersOnly
+from simulation.checkers.one_claim import OneClaim
+from simulation.checkers.tokens_increase import TokensIncrease
+from simulation.history import History
+
+
+def checkers_from(start: Replica) -> tuple[Checker, ...]:
+    """Checkers of what comes behind a replica; they take what went before from it."""
+    history = History()
+    claims = OneClaim(history)
+    tokens = TokensIncrease(history)
+    for stretches in start.claims.values():
+        for stretch, pieces in stretches.items():
+            for offset, count, token, *_ in pieces:
+                for task_id in ids_of(*Run(id_at(stretch, offset), count)):
+                    claims.holders[task_id] = tokens.last[task_id] = token
+    checkers: tuple[Checker, ...] = (
+        CountedOnce(history, dict(start.outbox)),
+        InvariantsHold(history),
+        LeadersOnly(history),
+        claims,
+        tokens,
+    )
+    # How often tasks were tried before an origin only the stores know.
+    return (*checkers, AttemptsCounted(history)) if start.cluster is None else checkers
+
+
+def replay(dump: Dump, until: int | None = None) -> Iterator[Step]:
+    """The steps of a dump, each judged; raises `Broken`, `Corrupt`, `OlderThanCluster`."""
+    checkers = checkers_from(dump.start)
+    before = dump.start
+    for step in replay_steps(dump, until):
+        for checker in checkers:
+            checker.step(before, step)
+        before = step.replica
+        yield step
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """See ``--help``."""
+    parser = argparse.ArgumentParser(prog="python -m simulation.replay", description=__doc__)
+    parser.add_argument("file")
+    parser.add_argument("--until", type=int, metavar="N", help="the last position (default: all)")
+    asked = parser.parse_args(arguments)
+    dump = read(asked.file)
+    replica, records = dump.start, 0
+    try:
+        for step in replay(dump, asked.until):
+            replica, records = step.replica, records + 1
+    except Broken as broken:
+        print(f"broken: {broken}")
+        return 1
+    print(f"{records} records, position {replica.position}, digest {snapshot.digest(replica)}: nothing is broken")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

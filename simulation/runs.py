@@ -1,0 +1,268 @@
+"""Many runs, side by side: child processes play seeds, one JSON line each (design: simulation).
+
+A child is ``python -m simulation.runs WORKLOAD``: it reads seeds from its input, a line
+each, and answers each with a `Result`.  Children run with a fixed hash seed, so that a
+seed does the same in every process; a run that takes too long is ended from outside.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from attrs import asdict, define, field, frozen
+
+ROOT = Path(__file__).resolve().parents[1]
+"""Where the packages of this tree are."""
+RUN_S_MAX = 300.0
+"""Real seconds after which a run counts as hung."""
+WHAT_CHARS_MAX = 2_000
+
+
+@frozen
+class Result:
+    """What became of one seed. ``checker`` is empty where nothing broke."""
+
+    workload: str
+    seed: int
+    checker: str = ""
+    what: str = ""
+    """What broke, in words."""
+    simulated_s: float = 0.0
+    cpu_s: float = 0.0
+    records: int = 0
+    applied: int = 0
+    probes: Mapping[str, int] = field(factory=dict)
+
+    @property
+    def replay(self) -> str:
+        """The command that plays this very run again."""
+        return f"onyxq simulate --workload {self.workload} --seed {self.seed}"
+
+
+@define
+class Totals:
+    """Sums over runs."""
+
+    runs: int = 0
+    simulated_s: float = 0.0
+    cpu_s: float = 0.0
+    records: int = 0
+    applied: int = 0
+    probes: dict[str, int] = field(factory=dict)
+    broken: list[Result] = field(factory=list)
+
+    def add(self, result: Result) -> None:
+        """Count one more run."""
+        self.runs += 1
+        self.simulated_s += result.simulated_s
+        self.cpu_s += result.cpu_s
+        self.records += result.records
+        self.applied += result.applied
+        for name, count in result.probes.items():
+            self.probes[name] = self.probes.get(name, 0) + count
+        if result.checker:
+            self.broken.append(result)
+
+    @property
+    def speed(self) -> float:
+        """Simulated seconds per real second of one core."""
+        return self.simulated_s / self.cpu_s if self.cpu_s else 0.0
+
+    @property
+    def applied_per_s(self) -> float:
+        """Applied entries per real second of one core."""
+        return self.applied / self.cpu_s if self.cpu_s else 0.0
+
+
+# --- in the child -----------------------------------------------------------------------------
+
+
+def play(workload: str, seed: int) -> Result:
+    """Play one seed of a workload here and now."""
+    from simulation.workloads import WORKLOADS
+
+    began_s = time.process_time()
+    try:
+        done = WORKLOADS[workload].play(seed)
+    except Exception as error:  # whatever it was, it is a finding
+        checker, what = blame(error)
+        return Result(workload, seed, checker, what[:WHAT_CHARS_MAX], cpu_s=time.process_time() - began_s)
+    cpu_s = time.process_time() - began_s
+    return Result(workload, seed, "", "", done.simulated_s, cpu_s, done.records, done.applied, done.probes)
+
+
+def blame(error: BaseException) -> tuple[str, str]:
+    """Which checker an error of a run is of, and what it says."""
+    from simulation.checkers import Broken
+    from simulation.pure_checks import Broken as PureBroken
+
+    leaves = list(_leaves(error))
+    for leaf in leaves:
+        if isinstance(leaf, PureBroken):
+            return leaf.check, str(leaf)
+    for leaf in leaves:
+        if isinstance(leaf, Broken):
+            return str(leaf).split(":", 1)[0], str(leaf)
+    for leaf in leaves:
+        if type(leaf) in (AssertionError, TimeoutError) or type(leaf).__name__ == "TooSlowError":
+            return "liveness", str(leaf) or type(leaf).__name__
+    leaf = leaves[0]
+    return "no errors", f"{type(leaf).__name__}: {leaf}"
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for one in error.exceptions:
+            yield from _leaves(one)
+    else:
+        yield error
+
+
+def child(workload: str) -> None:
+    """Answer seeds until the input ends."""
+    logging.disable(logging.CRITICAL)
+    from simulation import workloads
+
+    assert workload in workloads.WORKLOADS
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(asdict(play(workload, int(line)))), flush=True)
+
+
+# --- in the parent ----------------------------------------------------------------------------
+
+
+class Child:
+    """A process that plays seeds of one workload, from the packages under ``root``."""
+
+    def __init__(self, workload: str, *, root: Path = ROOT) -> None:
+        self.workload = workload
+        environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "simulation.runs", workload],
+            cwd=root,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._ready = False
+
+    def play(self, seed: int) -> Result:
+        """Have it play one seed; a process that dies or hangs is a broken property of its own."""
+        assert self._process.stdin is not None
+        began_s = time.monotonic()
+        timer = threading.Timer(RUN_S_MAX, self._process.kill)
+        timer.start()
+        try:
+            if not self._ready:
+                self._ready = bool(self._line())
+            self._process.stdin.write(f"{seed}\n")
+            self._process.stdin.flush()
+            answer = json.loads(self._line())
+        except (BrokenPipeError, EOFError, ValueError):
+            took_s = time.monotonic() - began_s
+            hung = took_s >= RUN_S_MAX
+            what = f"did not end within {RUN_S_MAX:.0f} s" if hung else f"the process died: {self._last_words()}"
+            return Result(self.workload, seed, "liveness" if hung else "no errors", what)
+        finally:
+            timer.cancel()
+        return Result(**answer)
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise EOFError
+        return line
+
+    def _last_words(self) -> str:
+        self._process.kill()
+        said = self._process.stderr.read() if self._process.stderr is not None else ""
+        lines = [line for line in said.splitlines() if line.strip()]
+        return lines[-1] if lines else f"exit code {self._process.wait()}"
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can play another seed."""
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if stream is not None:
+                try:
+                    stream.close()
+                except BrokenPipeError:
+                    pass
+
+
+def run_many(workload: str, seeds: Iterable[int], *, jobs: int, root: Path = ROOT) -> Iterator[Result]:
+    """Play seeds in ``jobs`` processes; results as they come. Closing the iterator ends the processes."""
+    asked: queue.SimpleQueue[int] = queue.SimpleQueue()
+    wanted: Sequence[int] = list(seeds)
+    for seed in wanted:
+        asked.put(seed)
+    results: queue.SimpleQueue[Result | BaseException] = queue.SimpleQueue()
+    stop = threading.Event()
+    threads = [
+        threading.Thread(target=_work, args=(workload, root, asked, results, stop), daemon=True)
+        for _ in range(min(jobs, len(wanted)))
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in wanted:
+            result = results.get()
+            if isinstance(result, BaseException):
+                raise result
+            yield result
+    finally:
+        stop.set()
+        while not asked.empty():
+            try:
+                asked.get_nowait()
+            except queue.Empty:
+                break
+        for thread in threads:
+            thread.join(timeout=1.0)
+
+
+def _work(
+    workload: str,
+    root: Path,
+    asked: queue.SimpleQueue[int],
+    results: queue.SimpleQueue[Result | BaseException],
+    stop: threading.Event,
+) -> None:
+    process: Child | None = None
+    try:
+        while not stop.is_set():
+            try:
+                seed = asked.get_nowait()
+            except queue.Empty:
+                return
+            if process is None or not process.alive:
+                process = Child(workload, root=root)
+            results.put(process.play(seed))
+    except BaseException as error:
+        results.put(error)
+    finally:
+        if process is not None:
+            process.close()
+
+
+if __name__ == "__main__":
+    child(sys.argv[1])

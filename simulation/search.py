@@ -1,0 +1,460 @@
+"""A seeded search through interleavings of the pure cluster (design: simulation).
+
+``python -m simulation.search --seed 7`` plays one run: a seed draws the cluster's size, how
+likely each kind of move is, and every move.  What is checked is told in `pure_checks` and
+`pure_calm`.  A run that breaks a property is cut down to the few actions that still break
+it and printed as a scenario file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from random import Random
+
+from attrs import define, field
+
+from onyxq.claims import lapsed
+from onyxq.replica import ClaimPiece, claimed_bits, pieces_of
+from simulation.probes import Probes
+from simulation.pure import TASKS, Action, Cluster, task
+from simulation.pure_checks import Broken, Checks
+from simulation.pure_peer import Peer
+from simulation.pure_probes import pure_probes
+from simulation.pure_run import finish, new_cluster, perform, replay, shrink, trace
+from simulation.search_plan import LEASES_MS, Plan, plan_of
+
+STEPS = 3_000
+
+
+@define(eq=False)
+class Run:
+    """One run: what was done and what came of it."""
+
+    seed: int
+    plan: Plan
+    cluster: Cluster
+    checks: Checks
+    actions: list[Action] = field(factory=list)
+    seconds: float = 0.0
+    """Of processor time."""
+    broken: Broken | None = None
+
+
+class Search:
+    """The search from one seed."""
+
+    def __init__(self, seed: int, plan: Plan | None = None) -> None:
+        self.seed = seed
+        self.plan = plan or plan_of(seed)
+        self.draw = Random(f"moves {seed}")
+        cluster, checks = new_cluster(self.plan.options)
+        self.made = Run(seed, self.plan, cluster, checks)
+        self.cluster = cluster
+        self.asleep = ""
+        """A peer that is slow: others are drawn instead."""
+        self._random = self.draw.random
+
+    def run(self, steps: int = STEPS) -> Run:
+        """Make ``steps`` moves, then let the faults stop; what broke is in the run."""
+        made, moves = self.made, list(self.plan.odds)
+        weights = list(self.plan.odds.values())
+        started = time.process_time()
+        try:
+            for node in self.plan.nodes[: 1 + self._below(len(self.plan.nodes))]:
+                self._do("start", node, node)
+            for move in self.draw.choices(moves, weights, k=steps):
+                self._move(move)
+            finish(made.cluster, made.checks)
+        except Broken as broken:
+            made.broken = broken
+        made.seconds = time.process_time() - started
+        return made
+
+    # --- drawing
+
+    def _below(self, limit: int) -> int:
+        return int(self._random() * limit)
+
+    def _do(self, *action: int | str) -> bool:
+        self.made.actions.append(action)
+        return perform(self.cluster, self.made.checks, action)
+
+    def _peer(self) -> Peer | None:
+        living = self.cluster.living()
+        if not living:
+            return None
+        peer = living[self._below(len(living))]
+        return None if peer.id == self.asleep else peer
+
+    def _move(self, move: str) -> None:
+        special = _MOVES.get(move)
+        if special is not None:
+            special(self)
+            return
+        peer = self._peer()
+        if peer is not None:
+            self._do(move, peer.id)
+
+    # --- moves that need more than a living peer
+
+    def _turn(self) -> None:
+        peer = self._peer()
+        if peer is None:
+            return
+        if self._random() < 0.5:
+            self._do("turn", peer.id)
+        else:
+            self._do("turn", peer.id, 1 + self._below(12))
+
+    def _read(self) -> None:
+        peer = self._peer()
+        if peer is not None:
+            self._do("read", peer.id, 1 + self._below(6))
+
+    def _alone(self) -> None:
+        peer = self._peer()
+        if peer is not None:
+            self._do("alone", peer.id, 1 + self._below(20))
+
+    def _sleep(self) -> None:
+        peer = self._peer()
+        self.asleep = peer.id if peer is not None else ""
+
+    def _wake(self) -> None:
+        self.asleep = ""
+
+    def _start(self) -> None:
+        node = self.plan.nodes[self._below(len(self.plan.nodes))]
+        last = self.cluster.latest.get(node)
+        if last is None or not last.alive:
+            self._do("start", node, self.cluster.next_id(node))
+
+    def _of_any(self, word: str) -> None:
+        """Something that happens to a session, of a living process or a dead one."""
+        pulses = list(self.cluster.pulses)
+        if pulses:
+            self._do(word, pulses[self._below(len(pulses))])
+
+    def _late(self) -> None:
+        haunted = [peer for peer in self.cluster.pulses if self.cluster.peers[peer].ghosts]
+        if haunted:
+            self._do("late", haunted[self._below(len(haunted))])
+
+    def _expire(self) -> None:
+        dead = [peer for peer in self.cluster.pulses if not self.cluster.peers[peer].alive]
+        if dead and self._random() < 0.8:
+            self._do("expire", dead[self._below(len(dead))])
+        else:
+            self._of_any("expire")
+
+    def _kill_all(self) -> None:
+        self._do("kill-all")
+
+    def _evict(self) -> None:
+        peer, other = self._peer(), self._peer()
+        if peer is not None and other is not None:
+            self._do("evict", peer.id, other.id)
+
+    def _slots(self) -> None:
+        peer = self._peer()
+        if peer is not None:
+            self._do("slots", peer.id, self._below(9))
+
+    def _drain(self) -> None:
+        peer = self._peer()
+        if peer is not None:
+            node = self.plan.nodes[self._below(len(self.plan.nodes))]
+            self._do("drain", peer.id, node, "yes" if self._random() < 0.3 else "no")
+
+    def _garbage(self) -> None:
+        self._do("garbage", self._below(1 << 14))
+
+    def _collector(self) -> Peer | None:
+        found = [peer for peer in self.cluster.living() if peer.captured is not None]
+        return found[self._below(len(found))] if found else None
+
+    def _race(self) -> None:
+        """While one collects somebody else collects as well, before the first one has read of it."""
+        first, second = self._collector(), self._peer()
+        if first is None or second is None or first is second:
+            return
+        self._do("look", first.id)
+        self._do("read", second.id)
+        self._do("gc", second.id)
+        for word in ("send", "flush", "read", "look", "store"):
+            self._do(word, second.id)
+        self._do("store", first.id)
+
+    def _look(self) -> None:
+        peer = self._collector()
+        if peer is not None:
+            self._do("look", peer.id)
+
+    def _store(self) -> None:
+        peer = self._collector()
+        if peer is not None:
+            self._do("store", peer.id)
+
+    def _finish(self) -> None:
+        peer = self._collector()
+        if peer is not None:
+            self._do("finish", peer.id)
+
+    def _trim(self) -> None:
+        peer = self._collector()
+        if peer is not None:
+            self._do("trim", peer.id, 1 + self._below(60))
+
+    def _wait(self) -> None:
+        self._do("wait", 1 + self._below(120))
+
+    def _idle(self) -> None:
+        self._do("wait", 1_000 + self._below(8_000) if self._random() < 0.8 else 200_000 + self._below(900_000))
+
+    def _log_clock(self) -> None:
+        if self._random() < 0.6:
+            self._do("log-clock", self._below(9_000) - 4_500)
+        else:
+            self._do("log-clock", self._below(2_000_000) - 900_000)
+
+    def _clock(self) -> None:
+        self._do("clock", self.plan.nodes[self._below(len(self.plan.nodes))], self._below(60_000) - 30_000)
+
+    def _segment(self) -> None:
+        self._do("segment")
+
+    # --- leaders
+
+    def _leader(self) -> tuple[Peer, int] | None:
+        found = [peer for peer in self.cluster.living() if peer.id != self.asleep and peer.led()]
+        if not found:
+            return None
+        peer = found[self._below(len(found))]
+        led = peer.led()
+        return peer, led[self._below(len(led))]
+
+    def _lead(self) -> None:
+        found = self._leader()
+        if found is not None:
+            peer, partition = found
+            known = peer.replica.partitions[partition]
+            if self._random() < 0.1:
+                word = ("ready", "settle", "give-up")[self._below(3)]
+                self._do(word, peer.id, partition, 1 + self._below(2))
+            elif self._random() < 0.1:
+                self._do("settle", peer.id, partition)
+            elif not known.ready:
+                self._do("ready", peer.id, partition)
+            elif known.members != known.target:
+                self._do("settle", peer.id, partition)
+
+    def _give_up(self) -> None:
+        found = self._leader()
+        if found is not None:
+            self._do("give-up", found[0].id, found[1])
+
+    def _claims(self) -> None:
+        """A leader that has just read changes some claims, and most often appends that at once."""
+        found = self._leader()
+        if found is None:
+            return
+        peer, partition = found
+        if self._random() < 0.8:
+            self._do("read", peer.id, 50)
+        if not peer.alive or not peer.led() or partition not in peer.led():
+            return
+        if not peer.replica.partitions[partition].ready and self._random() < 0.97:
+            if not self._do("ready", peer.id, partition) and self._random() < 0.95:
+                return
+        pieces = pieces_of(peer.replica, task(partition, 0).first)
+        used = 0
+        for _ in range(2 + self._below(14)):
+            used = self._claim(peer, partition, pieces, used)
+        if self._random() < 0.9 and self._do("send", peer.id):
+            self._do("land", peer.id)
+
+    def _claim(self, peer: Peer, partition: int, pieces: tuple[ClaimPiece, ...], used: int) -> int:
+        """One claim entry, most often about tasks that this record does not speak of yet.
+
+        ``used`` is the mask of those it speaks of; the new one is returned.
+        """
+        offset = self._below(TASKS)
+        if used >> offset & 1 and self._random() < 0.98:
+            return used
+        piece = next((piece for piece in pieces if piece[0] <= offset < piece[0] + piece[1]), None)
+        if piece is not None:
+            self._change(peer, partition, piece, offset)
+            return used | ((1 << piece[1]) - 1) << piece[0]
+        taken = used | claimed_bits(pieces) if self._random() < 0.97 else used
+        count, limit = 1, min(1 + self._below(6), TASKS - offset)
+        while count < limit and not taken >> (offset + count) & 1:
+            count += 1
+        lease_ms = LEASES_MS[self._below(len(LEASES_MS))]
+        if self._random() < 0.02:
+            self._stale(peer, partition, offset, count)
+        else:
+            self._do("grant", peer.id, partition, offset, count, lease_ms)
+        return used | ((1 << count) - 1) << offset
+
+    def _stale(self, peer: Peer, partition: int, offset: int, count: int) -> None:
+        """A grant at an epoch that has passed, or by somebody who does not lead."""
+        other = self._peer()
+        if other is not None and self._random() < 0.4:
+            self._do("grant", other.id, partition, offset, count, 1_500)
+            if other is not peer and self._do("send", other.id):
+                self._do("land", other.id)
+        else:
+            self._do("grant", peer.id, partition, offset, count, 1_500, 1 + self._below(2))
+
+    def _change(self, peer: Peer, partition: int, piece: ClaimPiece, offset: int) -> None:
+        """Renew or end a claim, or the part of it from ``offset`` on."""
+        place, count = piece[0], piece[1]
+        if self._random() < 0.3:
+            place, count = offset, 1 + self._below(piece[0] + piece[1] - offset)
+        drawn = self._random()
+        if (drawn < 0.5 and lapsed(piece[4], peer.replica.log_time_ms)) or drawn < 0.03:
+            self._do("expire-claim", peer.id, partition, place, count)
+        elif drawn < 0.55:
+            self._do("release", peer.id, partition, place, count, ("done", "back", "retry")[self._below(3)])
+            if self._random() < 0.05:  # granted again in the same record; then its holder comes with the old token
+                self._do("grant", peer.id, partition, place, count, 1_500)
+                if self._random() < 0.5:
+                    self._do("renew", peer.id, partition, place, count, 6_000)
+                else:
+                    self._do("expire-claim", peer.id, partition, place, count)
+        else:
+            self._do("renew", peer.id, partition, place, count, LEASES_MS[self._below(len(LEASES_MS))])
+
+
+_MOVES: dict[str, Callable[[Search], None]] = {
+    "turn": Search._turn,
+    "read": Search._read,
+    "alone": Search._alone,
+    "sleep": Search._sleep,
+    "wake": Search._wake,
+    "race": Search._race,
+    "look": Search._look,
+    "store": Search._store,
+    "finish": Search._finish,
+    "start": Search._start,
+    "crash": lambda search: search._of_any("crash"),
+    "kill": lambda search: search._of_any("kill"),
+    "late": Search._late,
+    "expire": Search._expire,
+    "kill-all": Search._kill_all,
+    "evict": Search._evict,
+    "slots": Search._slots,
+    "drain": Search._drain,
+    "garbage": Search._garbage,
+    "trim": Search._trim,
+    "wait": Search._wait,
+    "idle": Search._idle,
+    "log-clock": Search._log_clock,
+    "clock": Search._clock,
+    "segment": Search._segment,
+    "lead": Search._lead,
+    "give-up": Search._give_up,
+    "claims": Search._claims,
+}
+
+
+# --- the command ------------------------------------------------------------------------------
+
+
+@define
+class Totals:
+    """Sums over runs."""
+
+    runs: int = 0
+    records: int = 0
+    entries: int = 0
+    applied: int = 0
+    seconds: float = 0.0
+    probes: Probes = field(factory=pure_probes)
+    failed: list[Run] = field(factory=list)
+
+    def add(self, run: Run) -> None:
+        """Count one more run."""
+        self.runs += 1
+        self.records += run.checks.records
+        self.entries += run.checks.entries
+        self.applied += run.checks.applied
+        self.seconds += run.seconds
+        self.probes.add(run.cluster.probes)
+        if run.broken is not None:
+            self.failed.append(run)
+
+    def rates(self) -> str:
+        """Figures in one line."""
+        seconds = max(self.seconds, 1e-9)
+        return (
+            f"{self.runs} runs, {self.records:,} records, {self.entries:,} entries, {self.applied:,} of them applied, "
+            f"{self.seconds:.1f} s: {self.applied / seconds:,.0f} applied entries/s, "
+            f"{self.records / seconds:,.0f} records/s on one core"
+        )
+
+
+def search_many(first_seed: int, runs: int, steps: int, *, stop_at: int = 1) -> Totals:
+    """Runs from consecutive seeds until ``stop_at`` of them failed."""
+    totals = Totals()
+    for seed in range(first_seed, first_seed + runs):
+        totals.add(Search(seed).run(steps))
+        if len(totals.failed) >= stop_at:
+            break
+    return totals
+
+
+def report(run: Run, *, tries: int = 2_000) -> str:
+    """A failed run, cut down, as a scenario file."""
+    assert run.broken is not None
+    options = run.plan.options
+    kept = shrink(options, run.actions, run.broken.check, tries=tries)
+    return trace(options, kept, replay(options, kept) or run.broken)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """See ``--help``."""
+    parser = argparse.ArgumentParser(prog="python -m simulation.search", description=__doc__)
+    parser.add_argument("--seed", type=int, default=1, help="first seed")
+    parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=STEPS, help="moves per run")
+    parser.add_argument("--probes", action="store_true", help="print the probes; fail if one was not reached")
+    parser.add_argument("--keep-going", action="store_true", help="do not stop at the first failing seed")
+    parser.add_argument("--no-trace", action="store_true", help="do not cut a failing run down")
+    parser.add_argument("--twice-every", type=int, default=0, help="repeat every so manieth run in another interpreter")
+    asked = parser.parse_args(arguments)
+    print(f"seed {asked.seed}", flush=True)
+    totals = search_many(asked.seed, asked.runs, asked.steps, stop_at=1_000_000 if asked.keep_going else 1)
+    print(totals.rates())
+    if asked.probes:
+        print(totals.probes.table())
+    for run in totals.failed:
+        print(f"seed {run.seed}: {run.broken}")
+        print(f"replay: python -m simulation.search --seed {run.seed} --steps {asked.steps}")
+    if totals.failed and not asked.no_trace:
+        print(report(totals.failed[0]))
+    unreached = totals.probes.unreached() if asked.probes else []
+    for name in unreached:
+        print(f"not reached: {name}")
+    differing = _differing(asked.seed, totals.runs, asked.steps, asked.twice_every)
+    return 1 if totals.failed or unreached or differing else 0
+
+
+def _differing(first_seed: int, runs: int, steps: int, every: int) -> int:
+    """How many of a share of the runs come out differently in another interpreter; says so."""
+    from simulation.determinism import compare  # it runs searches itself
+
+    differing = 0
+    for seed in range(first_seed, first_seed + runs, every) if every else ():
+        found = compare(seed, steps, hash_seed=seed % 1000 + 1)
+        if found:
+            differing += 1
+            print(f"seed {seed} elsewhere: {found}")
+    return differing
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""The check of what clients were told: it takes what one simple task can say, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from onyxq.ids import TaskId
+from simulation.checkers import Broken
+from simulation.checkers.linearizable import Linearizable, explains
+from simulation.history import (
+    CANCEL,
+    CLAIM,
+    COMPLETE,
+    FAIL,
+    OK,
+    REFUSED,
+    RELEASE,
+    RENEW,
+    UNKNOWN,
+    UPDATE,
+    History,
+    Operation,
+)
+
+NEVER = float("inf")
+
+
+def call(kind: str, token: int, begun_s: float, ended_s: float, outcome: str = OK, **details: object) -> Operation:
+    """A call that was answered; claims and renewals are for a second."""
+    lease_ms = 1_000 if kind in (CLAIM, RENEW) else 0
+    code = "stale_token" if outcome == REFUSED else ""
+    return Operation(kind, "c", token, begun_s, ended_s, outcome, code, lease_ms)
+
+
+def lost(kind: str, token: int, begun_s: float) -> Operation:
+    """A call whose answer never came."""
+    return call(kind, token, begun_s, NEVER, UNKNOWN)
+
+
+POSSIBLE = {
+    "claimed and completed": [call(CLAIM, 1, 0, 0.1), call(UPDATE, 1, 0.2, 0.3), call(COMPLETE, 1, 0.4, 0.5)],
+    "given back and claimed again": [call(CLAIM, 1, 0, 0.1), call(RELEASE, 1, 0.2, 0.3), call(CLAIM, 2, 0.3, 0.4)],
+    "expired and claimed again": [call(CLAIM, 1, 0, 0.1), call(CLAIM, 2, 0.5, 1.2), call(COMPLETE, 2, 1.3, 1.4)],
+    "completed late, nobody newer": [call(CLAIM, 1, 0, 0.1), call(COMPLETE, 1, 8, 8.1)],
+    "a completion repeated": [call(CLAIM, 1, 0, 0.1), call(COMPLETE, 1, 1, 1.1), call(COMPLETE, 1, 2, 2.1)],
+    "completed just before the next claim": [call(CLAIM, 1, 0, 0.1), call(COMPLETE, 1, 2, 3), call(COMPLETE, 1, 4, 5)],
+    "a lost failure took effect later": [call(CLAIM, 1, 0, 0.1), lost(FAIL, 1, 0.2), call(CLAIM, 2, 0.5, 0.6)],
+    "a lost failure never did": [call(CLAIM, 1, 0, 0.1), lost(FAIL, 1, 0.2), call(COMPLETE, 1, 0.5, 0.6)],
+    "cancelled": [call(CLAIM, 1, 0, 0.1), call(RELEASE, 1, 0.2, 0.3), call(CANCEL, -1, 0.4, 0.5)],
+}
+
+IMPOSSIBLE = {
+    "claimed twice at once": [call(CLAIM, 1, 0, 0.1), call(CLAIM, 2, 0.2, 0.3)],
+    "claimed although renewed": [call(CLAIM, 1, 0, 0.1), call(RENEW, 1, 0.8, 0.9), call(CLAIM, 2, 1.2, 1.3)],
+    "claimed after it was completed": [call(CLAIM, 1, 0, 0.1), call(COMPLETE, 1, 0.2, 0.3), call(CLAIM, 2, 5, 5.1)],
+    "completed under an old token": [call(CLAIM, 1, 0, 0.1), call(CLAIM, 2, 2, 2.1), call(COMPLETE, 1, 3, 3.1)],
+    "a token that went back": [call(CLAIM, 5, 0, 0.1), call(CLAIM, 4, 3, 3.1)],
+    "updated under an old token": [call(CLAIM, 1, 0, 0.1), call(CLAIM, 2, 2, 2.1), call(UPDATE, 1, 3, 3.1)],
+    "cancelled while claimed": [call(CLAIM, 1, 0, 0.1), call(CANCEL, -1, 0.2, 0.3)],
+    "renewed after it was given back": [call(CLAIM, 1, 0, 0.1), call(RELEASE, 1, 0.2, 0.3), call(RENEW, 1, 0.4, 0.5)],
+    "two completions": [
+        call(CLAIM, 1, 0, 0.1),
+        call(CLAIM, 2, 2, 2.1),
+        call(COMPLETE, 2, 3, 3.1),
+        call(COMPLETE, 1, 3, 3.1),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", POSSIBLE)
+def test_what_one_task_can_say_is_taken(name: str) -> None:
+    """Some order of the calls explains the answers."""
+    assert explains(POSSIBLE[name])
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_what_it_cannot_say_is_found(name: str) -> None:
+    """No order does."""
+    assert not explains(IMPOSSIBLE[name])
+
+
+@pytest.mark.parametrize(("refused_s", "broken"), [(0.5, True), (1.5, False)])
+def test_a_claim_that_is_certainly_valid_is_never_refused(refused_s: float, broken: bool) -> None:
+    """One that may have expired may be."""
+    history = History()
+    history.operations[TaskId(bytes(20))] = [
+        call(CLAIM, 1, 0, 0.1),
+        call(COMPLETE, 1, refused_s, refused_s + 0.1, REFUSED),
+    ]
+    checker = Linearizable(history)
+    if broken:
+        with pytest.raises(Broken, match="although the claim was valid"):
+            checker.finish()
+    else:
+        checker.finish()

@@ -1,0 +1,97 @@
+"""Whoever waits for the log while its node is behind a trim: nobody hangs, nobody is told what is not known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import trio
+
+from log_entries import set_slots
+from onyxq.log.codec import decode_record
+from onyxq.log.interface import LogSession
+from onyxq.peer.clock import SystemClock
+from onyxq.peer.outbox import Outbox
+from onyxq.step import Outcome
+from simulation.clock import SimulatedClock, mock_clock
+from simulation.log import MemoryBackend
+
+PEER = "p"
+
+
+class Heard:
+    """What submitters were told, by slot count."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self.verdicts: dict[int, tuple[int, Sequence[str] | None]] = {}
+        self._outbox = outbox
+
+    def submit(self, count: int) -> None:
+        """Submit an entry that names a count."""
+        self._outbox.submit(
+            [set_slots.Args(PEER, count)], lambda position, said: self.verdicts.__setitem__(count, (position, said))
+        )
+
+
+async def sent(backend: MemoryBackend, count: int) -> None:
+    """Return once so many records are in the log."""
+    while backend.following < count:
+        await backend.wait_grown()
+
+
+def numbers(backend: MemoryBackend) -> list[int]:
+    """Outbox numbers in the log."""
+    found = [decode_record(record.data) for record in backend.records.values()]
+    return [content.number for content in found if content is not None]
+
+
+def outbox_on(session: LogSession) -> Outbox:
+    """An outbox that has sent nothing."""
+    return Outbox(session, peer=PEER, clock=SystemClock(), on_append=lambda _: None)
+
+
+def test_verdicts_among_skipped_records_are_unknown_and_later_ones_are_heard() -> None:
+    """The origin says up to which number records are applied, not with which verdicts."""
+
+    async def scenario() -> None:
+        backend = MemoryBackend(SimulatedClock())
+        session = await backend.session()
+        outbox = outbox_on(session)
+        heard = Heard(outbox)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(outbox.run)
+            for count in (1, 2, 3):
+                heard.submit(count)
+                await sent(backend, count)
+            outbox.skipped(2)
+            assert heard.verdicts == {1: (-1, None), 2: (-1, None)}
+            outbox.applied(3, 2, [Outcome(0, "set_slots", set_slots.Args(PEER, 3), "applied", 1)])
+            assert heard.verdicts[3] == (2, ["applied"])
+            heard.submit(4)
+            await sent(backend, 4)
+            nursery.cancel_scope.cancel()
+        assert numbers(backend) == [1, 2, 3, 4]
+
+    trio.run(scenario, clock=mock_clock())
+
+
+def test_a_record_in_doubt_that_the_origin_holds_is_not_sent_again() -> None:
+    """It would be a repeat; what waited behind it goes out under the next number."""
+
+    async def scenario() -> None:
+        backend = MemoryBackend(SimulatedClock())
+        session = await backend.session()
+        outbox = outbox_on(session)
+        heard = Heard(outbox)
+        backend.break_append(session, landed=1)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(outbox.run)
+            heard.submit(1)
+            await sent(backend, 1)
+            heard.submit(2)
+            outbox.skipped(1)
+            await sent(backend, 2)
+            nursery.cancel_scope.cancel()
+        assert heard.verdicts == {1: (-1, None)}
+        assert numbers(backend) == [1, 2]
+
+    trio.run(scenario, clock=mock_clock())
