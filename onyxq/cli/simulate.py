@@ -12,7 +12,6 @@ from onyxq.errors import BadRequest
 
 if TYPE_CHECKING:
     from simulation.planted.suite import Verdict
-
     from simulation.runs import Result, Totals
 
 EXIT_BROKEN = 1
