@@ -105,14 +105,15 @@ class Pool:
         """The result of a request, tried until ``until`` (monotonic second).
 
         ``args`` may be a function that makes them anew for each attempt.  ``address``:
-        peer to ask first, if there is a connection to it.  ``retry_until``: after that
-        time an error that a peer answered, or that no peer can be reached, is raised at
+        peer to ask first, if there is a connection to it.  ``retry_until``: of an attempt
+        begun after that time an error that a peer answered, or that no peer can be reached, is raised at
         once; only a connection that broke is replaced, until ``until``.  ``wait_ms``:
         how long the peer may wait before it answers.  Raises the last error.
         """
         backoff = Backoff(until, self.generator)
         while True:
             connection: Connection | None = None
+            began = anyio.current_time()
             try:
                 connection = self._direct(address) or await self.coordinator()
                 left_ms = max(1, int((until - anyio.current_time()) * 1000))
@@ -125,7 +126,8 @@ class Pool:
             except RETRYABLE as error:
                 broke = connection is not None and connection.closed.is_set()
                 self._failed(connection, error)
-                hurried = retry_until is not None and anyio.current_time() >= retry_until
+                # An attempt that the time ran out on is made once more: the peer may have been leaving just then.
+                hurried = retry_until is not None and began >= retry_until
                 if backoff.over() or (hurried and not broke):
                     raise
             address = None
