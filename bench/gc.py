@@ -5,8 +5,9 @@
 Three peers on one ZooKeeper, all on this machine, under a steady load of enqueues, claims and
 completions.  Stretches with collections, asked of the peers in turn one right after the
 other, take turns with equally long ones without.  A pause is the time of the slowest call
-that touched a stretch.  Every grant is checked: none may be lost or come twice.  Prints one
-JSON document.
+that touched a stretch.  Beside the calls stand sleeps of this process, which ask nobody:
+by how much they last longer is what the machine and the bench itself add to a call.
+Every grant is checked: none may be lost or come twice.  Prints one JSON document.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from attrs import define, field
 
 from bench.common import emit, machine, percentiles, progress
 from bench.onyxq_system import OnyxqZookeeper3
+from onyxq.cli.daemons import spare_collections
 from onyxq.client import AsyncClient
 
 LANES = 4
@@ -34,6 +36,7 @@ LEASE_MS = 60_000
 HELD_LEASE_MS = 3_600_000
 STRETCHES = 5
 GOAL_MS = 100.0
+SLEEP = "sleep_5_ms"
 Calls = list[tuple[float, float]]
 """Start and end of calls, in seconds."""
 
@@ -42,7 +45,7 @@ Calls = list[tuple[float, float]]
 class Measured:
     """What the lanes saw."""
 
-    calls: dict[str, Calls] = field(factory=lambda: {"enqueue": [], "claim": [], "complete": []})
+    calls: dict[str, Calls] = field(factory=lambda: {"enqueue": [], "claim": [], "complete": [], SLEEP: []})
     enqueued: set[bytes] = field(factory=set)
     granted: dict[bytes, int] = field(factory=dict)
     completed: set[bytes] = field(factory=set)
@@ -65,6 +68,12 @@ async def lane(client: AsyncClient, measured: Measured, number: int, pace_s: flo
         await trio.sleep_until(at)
         await enqueue(client, measured, BATCH_TASKS)
         await take(client, measured, f"lane-{number}", wait_ms=0)
+
+
+async def sleeper(measured: Measured) -> None:
+    """Ask nobody anything until told to stop."""
+    while not measured.stop:
+        await measured.timed(SLEEP, lambda: trio.sleep(0.005))
 
 
 async def enqueue(client: AsyncClient, measured: Measured, count: int) -> None:
@@ -127,6 +136,8 @@ async def run(addresses: Sequence[str], options: argparse.Namespace) -> dict[str
         await enqueue(client, measured, BACKLOG_TASKS)
         for number in range(LANES):
             nursery.start_soon(lane, client, measured, number, LANES / options.rate)
+        nursery.start_soon(sleeper, measured)
+        spare_collections()
         await trio.sleep(2)
         for stretch in range(STRETCHES):
             progress(f"stretch {stretch + 1} of {STRETCHES}")
@@ -150,7 +161,7 @@ async def run(addresses: Sequence[str], options: argparse.Namespace) -> dict[str
         "origin_bytes": reports[-1]["origin_bytes"],
         "records_trimmed": sum(report["trimmed"] for report in reports),
         "claims_held": held,
-        "calls": sum(map(len, measured.calls.values())),
+        "calls": sum(len(calls) for kind, calls in measured.calls.items() if kind != SLEEP),
         "tasks": len(measured.enqueued),
         "lost": len(measured.enqueued - measured.completed),
         "granted_twice": measured.repeated,
@@ -165,7 +176,7 @@ def figures(measured: Measured, stretches: Sequence[tuple[float, float]]) -> dic
     for kind, calls in measured.calls.items():
         inside = [b - a for a, b in calls if any(a < end and b > start for start, end in stretches)]
         found[kind] = {"calls": len(inside), **percentiles(inside)}
-        slow += sum(1 for seconds in inside if seconds * 1000 > GOAL_MS)
+        slow += sum(1 for seconds in inside if kind != SLEEP and seconds * 1000 > GOAL_MS)
     return {**found, f"calls_over_{GOAL_MS:.0f}_ms": slow}
 
 

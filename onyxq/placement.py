@@ -16,14 +16,14 @@ reconciling twice is the same as once.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 
 from attrs import evolve
 from pyrsistent import PMap
 
-from onyxq.replica import Node, Partition, Replica
+from onyxq.replica import Node, Partition, Replica, majority
 
 
 def reconcile(replica: Replica) -> Replica:
@@ -77,11 +77,6 @@ def yielded(replica: Replica, found: Partition) -> Partition:
 def holders(partition: Partition) -> tuple[str, ...]:
     """Sorted ids of the nodes that hold, or are to hold, a copy."""
     return tuple(sorted({*partition.members, *partition.target}))
-
-
-def majority(cohort: Collection[str]) -> int:
-    """How many nodes of a cohort make its majority."""
-    return len(cohort) // 2 + 1
 
 
 def eligible_nodes(replica: Replica) -> tuple[str, ...]:
@@ -156,8 +151,8 @@ class _Cohorts:
         return bool(self.nodes[node].peer) and self.nodes[node].draining
 
     def _must_shed(self, cohort: Sequence[str]) -> bool:
-        staying = [node for node in cohort if self.nodes[node].peer and not self.nodes[node].draining]
-        return len(staying) < majority(cohort) and any(self._leaving(node) for node in cohort)
+        staying = {node for node in cohort if self.nodes[node].peer and not self.nodes[node].draining}
+        return not majority(cohort, staying) and any(self._leaving(node) for node in cohort)
 
     def _with_live_majority(self, cohort: list[str]) -> list[str]:
         """Where draining nodes had to go, without the absent ones that would keep the rest,

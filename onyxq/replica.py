@@ -8,6 +8,7 @@ with records only), anything ending in ``wall_ms`` is a writer's wall clock.
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
 from typing import Any, TypeAlias
 
 from attrs import evolve, field, frozen
@@ -257,6 +258,21 @@ def collector(replica: Replica) -> str:
     if taken.finished:
         return ""
     return taken.peer if taken.peer in replica.ring.members else first_peer(replica)
+
+
+def majority(cohort: Iterable[str], have: Container[str]) -> bool:
+    """Whether more than half of ``cohort`` is in ``have``; true for an empty one."""
+    nodes = list(cohort)
+    return not nodes or 2 * sum(node in have for node in nodes) > len(nodes)
+
+
+def unserved(replica: Replica, among: Container[str] | None = None) -> list[int]:
+    """Sorted partitions without a ready leader or, if nodes are given, without a majority of members among those."""
+    return [
+        number
+        for number, placed in sorted(replica.partitions.items())
+        if not placed.ready or (among is not None and not majority(placed.members, among))
+    ]
 
 
 def leader_node(replica: Replica, partition: int) -> Node | None:

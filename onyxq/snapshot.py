@@ -82,7 +82,7 @@ def digest(replica: Replica) -> str:
 
 def canonical(replica: Replica) -> Iterator[bytes]:
     """msgpack of the replica, slice by slice (some are empty): equal replicas give equal bytes."""
-    packer = msgpack.Packer(autoreset=False)
+    packer = msgpack.Packer(autoreset=False, default=_plain)
     packer.pack_array_header(len(_fields(Replica)))
     for name, _ in _fields(Replica):
         yield from _pack_map(packer, getattr(replica, name))
@@ -92,7 +92,7 @@ def canonical(replica: Replica) -> Iterator[bytes]:
 def _pack_map(packer: msgpack.Packer, value: Any) -> Iterator[bytes]:
     """Pack a value; a map is packed key by key, and full slices are given away."""
     if not isinstance(value, PMap):
-        packer.pack(_plain(value))
+        packer.pack(value)
         return
     runs: list[list[Any]] = [[]]
     for key in value:
@@ -165,15 +165,13 @@ def misfits(state: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """``value`` as msgpack can hold it: attrs classes become lists of their fields, maps are sorted."""
-    if isinstance(value, (PMap, dict)):
-        return {key: _plain(value[key]) for key in sorted(value)}
-    if isinstance(value, (tuple, list)):
-        return [_plain(item) for item in value]
+    """What msgpack asks for in place of ``value``: a class's fields as a list, a map sorted. Raises `TypeError`."""
+    if isinstance(value, PMap):
+        return {key: value[key] for key in sorted(value)}
     kind: Any = type(value)
     if attrs.has(kind):
-        return [_plain(getattr(value, name)) for name, _ in _fields(kind)]
-    return value
+        return [getattr(value, name) for name, _ in _fields(kind)]
+    raise TypeError(f"a snapshot cannot hold a {kind.__name__}")
 
 
 @cache

@@ -219,8 +219,8 @@ class Cluster(Members):
 
 _WORDS = (
     "start crash expire kill kill_all read alone react turn send beat land flush land_twice doubt skip lose late "
-    "garbage ask leave evict abort slots drain append ready settle give_up grant renew release expire_claim "
-    "gc look store trim finish collect wait log_clock clock segment"
+    "garbage ask leave evict abort slots drain append install tally ready settle give_up grant "
+    "renew release expire_claim gc look store trim finish collect wait log_clock clock segment"
 )
 ACTIONS: dict[str, Callable[..., bool]] = {word.replace("_", "-"): getattr(Cluster, word) for word in _WORDS.split()}
 """Word -> what it does, as a method of `Cluster`."""

@@ -14,6 +14,7 @@ from onyxq.ids import offset_of
 from onyxq.ring import is_closed
 from simulation.pure import Cluster
 from simulation.pure_checks import Broken
+from simulation.pure_extension import PROGRAMS
 from simulation.pure_peer import Peer
 
 ROUND_MS = 400
@@ -25,6 +26,8 @@ def calm(cluster: Cluster) -> int:
     for known in list(cluster.pulses):
         if not cluster.peers[known].alive:
             cluster.expire(known)
+    for node in cluster.latest:
+        cluster.install(node, len(PROGRAMS) - 1)
     for rounds in range(ROUNDS_MAX):
         if not cluster.living():
             cluster.start(next(iter(cluster.latest), "a"))

@@ -19,6 +19,7 @@ from onyxq.replica import LOG_TIME_STEP_MAX_MS, Replica
 from onyxq.step import GAP, NOT_A_RECORD, NOT_IN_RING, OTHER_CLUSTER, REPEAT, Outcome, Step
 from simulation.probes import Probes
 from simulation.pure_claims import ClaimsModel
+from simulation.pure_extension import TallyModel
 
 SAMPLED_EVERY = 16
 PACKED_EVERY = 128
@@ -45,6 +46,7 @@ class Checks:
     elapsed_ms: Callable[[], int]
     """True time since the log's start."""
     claims: ClaimsModel = field(init=False)
+    tally: TallyModel = field(init=False)
     numbers: dict[str, int] = field(factory=dict)
     """Number of each peer's last record that counted; nothing is ever forgotten here."""
     records: int = 0
@@ -64,6 +66,7 @@ class Checks:
 
     def __attrs_post_init__(self) -> None:
         self.claims = ClaimsModel(self.probes)
+        self.tally = TallyModel(self.probes)
 
     def __call__(self, record: Record, before: Replica, done: Step) -> None:
         """Judge a record that landed."""
@@ -86,6 +89,9 @@ class Checks:
         self._time(before, done)
         self._growth(done)
         self._claims(before, done)
+        wrong = self.tally.step(before, done)
+        if wrong:
+            raise Broken("extensions", f"position {done.replica.position}: {wrong}")
         self._invariants(before, done)
         if self.records % PACKED_EVERY == 0:
             self._packs(done.replica)

@@ -1,6 +1,6 @@
 """The log of the pure cluster: a list of records and the replica behind each (design: simulation).
 
-Every record is stepped once, when it lands; whoever reads it shares the result.  Times
+Every record is stepped once, by the newest program, when it lands; whoever reads it shares the result.  Times
 are milliseconds; a *place* is a record's index in the log, its position is what the
 replica sees and jumps where a segment ends.
 """
@@ -15,6 +15,7 @@ from onyxq import snapshot
 from onyxq.log.interface import Record
 from onyxq.replica import EMPTY, SEGMENT_POSITIONS, Replica
 from onyxq.step import Step, step
+from simulation.pure_extension import NEWEST
 
 START_MS = 1_700_000_000_000
 LAND_MS = 2
@@ -76,7 +77,7 @@ class PureLog:
         self.now_ms += LAND_MS
         record = Record(self.following, self.now_ms + self.ctime_offset_ms, data)
         before = self.replicas[-1]
-        done = step(before, record)
+        done = step(before, record, NEWEST)
         self.following += 1
         self.records.append(record)
         self.replicas.append(done.replica)

@@ -10,10 +10,9 @@ from typing import Any
 from attrs import define, field, fields, frozen
 
 from log_entries import abort_join_cluster, create_cluster, drain_node, set_slots
-from log_entries.registry import ENTRIES, VERSIONS
-from onyxq.entry import Malformed, decode_args
 from onyxq.replica import Settings
 from simulation.probes import Probes
+from simulation.pure_extension import PROGRAMS, Add, AddOne, appended
 from simulation.pure_log import PureLog
 from simulation.pure_peer import Captured, Peer, joining, leave_of
 from simulation.pure_probes import pure_probes
@@ -45,6 +44,8 @@ class Members:
     """How far each node's clock is ahead of true time."""
     probes: Probes = field(factory=pure_probes)
     generations: dict[str, int] = field(factory=dict)
+    programs: dict[str, int] = field(factory=dict)
+    """Which of `PROGRAMS` the next peer of a node runs; the oldest if it is not in here."""
 
     def living(self) -> list[Peer]:
         """The latest peers of all nodes whose process runs, in the order of their nodes' first start."""
@@ -78,9 +79,12 @@ class Members:
         if (last is not None and last.alive) or peer_id in self.peers:
             return False
         self.generations[node] = self.generations.get(node, 0) + 1
-        peer = Peer(peer_id, node, f"z{ord(node[0]) % self.options.zones}")
+        peer = Peer(peer_id, node, f"z{ord(node[0]) % self.options.zones}", self.programs.get(node, 0))
         self.peers[peer_id] = self.latest[node] = peer
         self._catch_up(peer)
+        if peer.older:
+            self.probes.reached("a process was older than the cluster")
+            return True
         self.pulses[peer.id] = None
         if peer.replica.cluster is None:
             self._found(peer)
@@ -105,6 +109,16 @@ class Members:
         peer.place = max(peer.place, log.end)
         peer.replica = log.now
         peer.jumped = False
+        if peer.entries.unknown(log.now.enabled):
+            peer.older = True
+            peer.end()
+
+    def install(self, node: str, program: int) -> bool:
+        """A node's next peer runs another program: 0 without the extension, 1 with its first version, 2 with all."""
+        if not 0 <= program < len(PROGRAMS):
+            return False
+        self.programs[node] = program
+        return True
 
     def _found(self, peer: Peer) -> None:
         options = self.options
@@ -116,7 +130,7 @@ class Members:
         )
         peer.founding, peer.cluster_id = True, f"id-{peer.id}"
         named = {one.name: getattr(settings, one.name) for one in fields(Settings)}
-        peer.submit(create_cluster.Args(name="main", id=peer.cluster_id, enabled=VERSIONS, **named))
+        peer.submit(create_cluster.Args(name="main", id=peer.cluster_id, enabled=peer.entries.versions, **named))
 
     def crash(self, peer_id: str) -> bool:
         """The process dies; its session lives on, and what it had sent may still land."""
@@ -176,7 +190,8 @@ class Members:
             self.probes.reached("a trim under a reader")
         if not peer.alive:
             self.pulses.pop(peer_id, None)
-            self.probes.reached("a peer read of its own leave")
+            older = "a peer read that it is older than the cluster"
+            self.probes.reached(older if peer.older else "a peer read of its own leave")
         elif not peer.asked:
             peer.join()
         return True
@@ -292,7 +307,7 @@ class Members:
         """A peer asks to join once more, or in the name of another one."""
         peer = self._able(peer_id)
         found = self.peers.get(other, peer)
-        return peer is not None and found is not None and peer.submit(joining(found.id, found.node, found.zone))
+        return peer is not None and found is not None and peer.submit(joining(found))
 
     def leave(self, peer_id: str) -> bool:
         """A peer asks to leave."""
@@ -322,11 +337,13 @@ class Members:
 
     def append(self, peer_id: str, entry: str, *values: Any) -> bool:
         """A peer appends any entry by name, whether that makes sense or not."""
-        found, peer = ENTRIES.get(entry), self._able(peer_id)
-        if found is None or peer is None:
+        peer = self._able(peer_id)
+        args = appended(peer.entries, entry, list(values)) if peer is not None else None
+        return peer is not None and args is not None and peer.submit(args, forced=True)
+
+    def tally(self, peer_id: str, name: str, count: int) -> bool:
+        """A member has the extension count; by one only, as long as not more is enabled."""
+        peer = self._member(peer_id)
+        if peer is None or peer.program == 0:
             return False
-        try:
-            args = decode_args(found.args, list(values))
-        except Malformed:
-            return False
-        return peer.submit(args)
+        return self._submit(peer, Add(name, count) if peer.program > 1 else AddOne(name))

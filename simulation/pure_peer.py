@@ -13,12 +13,14 @@ from typing import Any
 from attrs import define, field
 
 from log_entries import gc, leave_cluster, prepare_join_cluster
-from log_entries.registry import VERSIONS
+from onyxq.entry import Entries
+from onyxq.errors import NotEnabled, OlderThanCluster
 from onyxq.log.codec import encode_entry, encode_record
 from onyxq.log.interface import Record
 from onyxq.replica import EMPTY, Replica, collector
 from onyxq.ring import watches
 from onyxq.step import owed, step
+from simulation.pure_extension import PROGRAMS
 from simulation.pure_log import Origin, PureLog
 
 WINDOW = 3
@@ -56,6 +58,8 @@ class Peer:
     id: str
     node: str
     zone: str
+    program: int = 0
+    """Which of `PROGRAMS` it runs."""
     place: int = 0
     """It has read the records at lower places."""
     replica: Replica = EMPTY
@@ -88,7 +92,14 @@ class Peer:
     captured: Captured | None = None
     jumped: bool = False
     """Its last read led it to an origin."""
+    older: bool = False
+    """It ended because the cluster has enabled what its program does not know."""
     _led: tuple[Any, tuple[int, ...]] = (None, ())
+
+    @property
+    def entries(self) -> Entries:
+        """What its program knows."""
+        return PROGRAMS[self.program]
 
     # --- reading
 
@@ -116,7 +127,7 @@ class Peer:
             self.captured = Captured(self.place, self.replica)
 
     def _jump(self, log: PureLog, origin: Origin) -> None:
-        self.replica = log.load(origin)
+        before, self.replica = self.replica, log.load(origin)
         self.place = origin.place
         if self.replica != log.replicas[origin.place]:
             raise Differs(f"{self.id} loaded another replica from the origin at place {origin.place}")
@@ -125,12 +136,26 @@ class Peer:
         # Who is not in the ring any more may be forgotten there: what it knows to have landed is behind it too.
         behind = [number for number, place in self.landed.items() if place <= origin.place]
         self._forget(max([self.replica.outbox.get(self.id, 0), *behind]))
+        self._check_versions(before)
+
+    def _check_versions(self, before: Replica) -> None:
+        """It ends once it reads that the cluster has enabled what it does not know."""
+        if self.replica.enabled is not before.enabled and self.entries.unknown(self.replica.enabled):
+            self.older = True
+            self.end()
 
     def _step(self, log: PureLog, record: Record) -> None:
-        shared = log.replicas[self.place + 1]
+        before, shared = self.replica, log.replicas[self.place + 1]
         if self.alone:
             self.alone -= 1
-            self.replica = step(self.replica, record).replica
+            try:
+                self.replica = step(before, record, self.entries).replica
+            except OlderThanCluster:
+                if self.id in before.peers:
+                    raise  # nothing is enabled that somebody in the ring does not know
+                self.older = True
+                self.end()
+                return
             if not self.alone:
                 if self.replica != shared:
                     raise Differs(f"{self.id} holds another replica than the log at position {record.position}")
@@ -140,6 +165,7 @@ class Peer:
         self.place += 1
         if self.unread:
             self._forget(shared.outbox.get(self.id, 0))
+        self._check_versions(before)
 
     def _forget(self, number: int) -> None:
         """Records up to ``number`` were applied: nothing of them is in doubt any more."""
@@ -172,9 +198,16 @@ class Peer:
 
     # --- writing
 
-    def submit(self, args: Any) -> bool:
-        """Take an entry unless an equal one is on its way; returns whether it was taken."""
-        packed = encode_entry(args)
+    def submit(self, args: Any, *, forced: bool = False) -> bool:
+        """Take an entry unless an equal one is on its way, or it may not be used yet; returns whether it was taken.
+
+        ``forced``: in the newest version that it knows, whatever is enabled.
+        """
+        enabled = None if forced or self.replica.cluster is None else self.replica.enabled
+        try:
+            packed = encode_entry(args, self.entries, enabled)
+        except NotEnabled:
+            return False
         if packed in self.waiting or any(packed in record for record in self.unread.values()):
             return False
         self.waiting.append(packed)
@@ -211,12 +244,12 @@ class Peer:
         # Somebody else's creation may have come first: then its own changed nothing.
         self.number = self.replica.outbox.get(self.id, 0)
         self.asked_in = self.number + 1
-        return self.submit(joining(self.id, self.node, self.zone))
+        return self.submit(joining(self))
 
     def react(self, pulses: dict[str, None]) -> bool:
         """Submit what it owes, and reports of watched peers without a pulse."""
         found = False
-        for args in owed(self.replica, self.id):
+        for args in owed(self.replica, self.id, self.entries):
             found = self.submit(args) or found
         for other in watches(self.replica, self.id):
             if other not in pulses:
@@ -231,9 +264,10 @@ class Peer:
         return self._led[1]
 
 
-def joining(peer: str, node: str, zone: str) -> prepare_join_cluster.Args:
+def joining(peer: Peer) -> prepare_join_cluster.Args:
     """The arguments with which a peer asks to join."""
-    return prepare_join_cluster.Args(peer, node, f"{peer}:7400", f"{peer}:7480", zone, 4, (), VERSIONS)
+    addresses = f"{peer.id}:7400", f"{peer.id}:7480"
+    return prepare_join_cluster.Args(peer.id, peer.node, *addresses, peer.zone, 4, (), peer.entries.versions)
 
 
 ABSENT = "its pulse is gone"

@@ -58,6 +58,15 @@ PROBES = (
     "a collection was owed",
     "a collection was finished by another peer",
     "a collection while claims were held",
+    # programs and extensions
+    "a version was enabled",
+    "a version was to be enabled that not everybody knows",
+    "an extension's entry came before it was enabled",
+    "an extension's entry counted in version 1",
+    "an extension's entry counted in version 2",
+    "an obligation of an extension was met",
+    "a process was older than the cluster",
+    "a peer read that it is older than the cluster",
     # time
     "the log's clock went back",
     "the log's clock leapt",

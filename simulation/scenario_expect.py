@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from log_entries.registry import ENTRIES
 from onyxq.ring import is_closed, state_of, watches
 from onyxq.step import Step, owed
 from simulation.pure import Cluster
+from simulation.pure_extension import NEWEST
 from simulation.scenario_words import cycle
 
 NOBODY = "nobody"
@@ -94,7 +94,7 @@ def owes(cluster: Cluster, last: Step | None, words: list[str]) -> None:
     """``owes b accept_join_cluster``: as of the end of the log; ``owes b nothing``."""
     if not words:
         raise Unmet("takes PEER ENTRIES")
-    found = [ENTRIES.name_of(args) for args in owed(cluster.log.now, words[0])]
+    found = [NEWEST.name_of(args) for args in owed(cluster.log.now, words[0], NEWEST)]
     _same(found or ["nothing"], words[1:])
 
 

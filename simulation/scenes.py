@@ -15,6 +15,7 @@ from attrs import frozen
 
 from onyxq.client.claims import Claim
 from onyxq.errors import OnyxqError
+from onyxq.remembering import PEER_MS
 from simulation.checkers import Broken
 from simulation.clients import RecordingClient
 from simulation.faults import collection
@@ -42,27 +43,48 @@ def leader_of(world: World, number: int = 0) -> SimulatedNode:
 
 
 async def deposed(world: World, *, isolated: bool = True) -> tuple[SimulatedNode, SimulatedNode]:
-    """Cut partition 0's leader off from the log (and all nodes); it and its successor, once that one serves."""
+    """Cut partition 0's leader off; it and its successor, once that one serves."""
+    old = cut_off(world, isolated=isolated)
+    return old, await successor(world, old)
+
+
+def cut_off(world: World, *, isolated: bool = True) -> SimulatedNode:
+    """Cut partition 0's leader off from the log (and all nodes); it, as long as it does not know."""
     old = leader_of(world)
-    peer = old.peer_id
     if isolated:
         world.isolate(old)
     world.disconnect_log(old)
+    return old
+
+
+async def successor(world: World, old: SimulatedNode) -> SimulatedNode:
+    """Who leads partition 0 after ``old``, once it serves."""
+    peer = old.peer_id
     await world.until(
         lambda: (part := world.audit.replica.partitions[0]).ready and part.leader not in ("", peer),
         f"a successor of {peer}",
         within_s=20,
     )
-    return old, leader_of(world)
+    return leader_of(world)
 
 
-async def try_to_complete(client: RecordingClient, claims: Sequence[Claim]) -> None:
-    """Complete what can be completed at the nodes that the client knows."""
+async def back(world: World, node: SimulatedNode) -> None:
+    """Undo `cut_off`."""
+    world.network.heal()
+    world.reconnect_log(node)
+    await world.settle()
+
+
+async def try_to_complete(client: RecordingClient, claims: Sequence[Claim]) -> list[bytes]:
+    """Complete what can be completed at the nodes that the client knows; what was acknowledged."""
+    done: list[bytes] = []
     for claim in claims:
         try:
             await client.complete(claim, b"done", timeout_ms=1_500)
         except OnyxqError:
             continue
+        done.append(claim.id)
+    return done
 
 
 async def take_the_rest(client: RecordingClient, *, wait_ms: int = 10_000) -> None:
@@ -100,21 +122,24 @@ async def promise_kept(world: World) -> None:
             world.start_node(follower)
             await world.until(lambda: bool(follower.node_id), "the follower runs")
             for _ in range(8):
-                await try_to_complete(misled, claims)
+                if done := await try_to_complete(misled, claims):
+                    raise Broken(f"promise kept: a deposed leader acknowledged {len(done)} completions")
                 await trio.sleep(0.5)
-            world.network.heal()
-            world.reconnect_log(old)
-            await world.settle()
+            await back(world, old)
             await try_to_complete(served, newer)
             await take_the_rest(served)
 
 
-async def misled_clients(world: World) -> None:
-    """A leader that is cut off is asked to complete, and told of new tasks, while its successor grants."""
+async def misled_clients(world: World, *, isolated: bool | None = None) -> None:
+    """A leader that is cut off is asked to complete, and told of new tasks, while its successor grants.
+
+    ``isolated``: it loses the other nodes too, not only the log and its successor; None: by chance.
+    """
     async with world.client() as client:
         await client.enqueue("q", payloads(12))
         claims = list(await client.claim("q", maximum=12, lease_ms=2_000))
-        isolated = world.random.random() < 0.5
+        if isolated is None:
+            isolated = world.random.random() < 0.5
         old, new = await deposed(world, isolated=isolated)
         if not isolated:
             world.network.part([old.name], [new.name])
@@ -123,9 +148,7 @@ async def misled_clients(world: World) -> None:
                 nursery.start_soon(try_to_complete, misled, claims)
                 nursery.start_soon(_enqueue_some, misled)
                 await take_the_rest(served)
-        world.network.heal()
-        world.reconnect_log(old)
-        await world.settle()
+        await back(world, old)
         await take_the_rest(client)
 
 
@@ -143,9 +166,7 @@ async def successors_claims(world: World) -> None:
                 except OnyxqError:
                     pass  # noted by the client
             await try_to_complete(served, claims)
-        world.network.heal()
-        world.reconnect_log(old)
-        await world.settle()
+        await back(world, old)
         await take_the_rest(client)
 
 
@@ -280,6 +301,41 @@ async def leads_behind_a_trim(world: World) -> None:
         await take_the_rest(client, wait_ms=2_000)
 
 
+async def overtaken_joiner(world: World) -> None:
+    """A joiner that neither reads nor answers is put out, and the log collected past all that it wrote."""
+    await overtake_a_joiner(world, forgotten=world.random.random() < 0.5)
+
+
+async def overtake_a_joiner(world: World, *, forgotten: bool) -> str:
+    """See `overtaken_joiner`; ``forgotten``: it reads on so late that the origin does not even have its number.
+
+    Returns the peer that was put out, once its node has another one in the ring.
+    """
+    member = world.nodes[0].running
+    assert member is not None and member.service is not None
+    node = world.add_node()
+    world.start_node(node)
+    with trio.fail_after(20):
+        while not node.peer_id or node.peer_id not in world.audit.replica.peers:
+            await world.backend.wait_grown()
+            world.audit.catch_up()
+    peer, session = node.peer_id, node.log.session_now
+    assert session is not None
+    session.paused = True
+    world.isolate(node)
+    await trio.sleep(1)
+    await member.service.call("leave", {"peer": peer})
+    await collection(world)
+    if forgotten:
+        await trio.sleep(PEER_MS / 1000 + 10)
+        await collection(world)
+    world.network.heal()
+    session.paused = False
+    world.backend.notify()
+    await world.settle()
+    return peer
+
+
 async def leader_cannot_write(world: World) -> None:
     """The leader's own disk takes nothing, or its time, while its followers have what it sends them."""
     async with world.client() as client:
@@ -355,6 +411,10 @@ def _slow_log(draw: random.Random) -> Options:
     return Options(partitions=1, clock_offset_ms=0, append_delay_ms=(5, 120), read_delay_ms=(0, 30))
 
 
+def _slow_reads(draw: random.Random) -> Options:
+    return Options(partitions=1, clock_offset_ms=0, read_delay_ms=(5, 30))
+
+
 def _far_apart(draw: random.Random) -> Options:
     return Options(partitions=1, clock_offset_ms=0, absent_after_ms=600_000, network_delay_ms=60)
 
@@ -389,6 +449,7 @@ SCENES: Mapping[str, Scene] = {
         Scene("late", "completions come just when tasks are granted again", late_completions, _slow_log),
         Scene("prompt", "waiting claims are answered at once", prompt_answers, _busy),
         Scene("trimmed", "a reader behind a trim finds duties", leads_behind_a_trim, _busy),
+        Scene("overtaken", "a joiner that was put out finds nothing of itself", overtaken_joiner, _slow_reads),
         Scene("own_disk", "a leader's own disk takes nothing, or its time", leader_cannot_write),
         Scene("attempts", "crashes between the log and the store", history_survives, _slow_disks),
         Scene("answers", "enqueues are repeated", lost_answers, _busy),

@@ -21,6 +21,7 @@ from onyxq.replica import ClaimPiece, claimed_bits, pieces_of
 from simulation.probes import Probes
 from simulation.pure import TASKS, Action, Cluster, task
 from simulation.pure_checks import Broken, Checks
+from simulation.pure_extension import ADD, CLEAR
 from simulation.pure_peer import Peer
 from simulation.pure_probes import pure_probes
 from simulation.pure_run import finish, new_cluster, perform, replay, shrink, trace
@@ -63,6 +64,8 @@ class Search:
         weights = list(self.plan.odds.values())
         started = time.process_time()
         try:
+            for node, program in zip(self.plan.nodes, self.plan.programs, strict=True):
+                self._do("install", node, program)
             for node in self.plan.nodes[: 1 + self._below(len(self.plan.nodes))]:
                 self._do("start", node, node)
             for move in self.draw.choices(moves, weights, k=steps):
@@ -130,6 +133,8 @@ class Search:
         node = self.plan.nodes[self._below(len(self.plan.nodes))]
         last = self.cluster.latest.get(node)
         if last is None or not last.alive:
+            if last is not None and last.older and self._random() < 0.8:
+                self._do("install", node, 2)
             self._do("start", node, self.cluster.next_id(node))
 
     def _of_any(self, word: str) -> None:
@@ -222,6 +227,30 @@ class Search:
 
     def _clock(self) -> None:
         self._do("clock", self.plan.nodes[self._below(len(self.plan.nodes))], self._below(60_000) - 30_000)
+
+    def _install(self) -> None:
+        node = self.plan.nodes[self._below(len(self.plan.nodes))]
+        self._do("install", node, 2 if self._random() < 0.6 else self._below(3))
+
+    def _tally(self) -> None:
+        """A member has the extension count, now and then in a version that need not be enabled."""
+        peer = self._peer()
+        if peer is None:
+            return
+        name, count = "xyz"[self._below(3)], 1 + self._below(10)
+        if self._random() < 0.8:
+            self._do("tally", peer.id, name, count)
+        elif peer.program == 1:
+            self._do("append", peer.id, ADD, name)
+        else:
+            self._do("append", peer.id, ADD, name, count)
+
+    def _raise(self) -> None:
+        """Somebody asks for a version that not everybody need know."""
+        peer = self._peer()
+        if peer is not None:
+            name, version = ((ADD, 1), (ADD, 2), (CLEAR, 1))[self._below(3)]
+            self._do("append", peer.id, "raise_minimum", name, version)
 
     def _segment(self) -> None:
         self._do("segment")
@@ -355,6 +384,9 @@ _MOVES: dict[str, Callable[[Search], None]] = {
     "log-clock": Search._log_clock,
     "clock": Search._clock,
     "segment": Search._segment,
+    "install": Search._install,
+    "tally": Search._tally,
+    "raise": Search._raise,
     "lead": Search._lead,
     "give-up": Search._give_up,
     "claims": Search._claims,

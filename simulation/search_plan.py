@@ -43,6 +43,10 @@ ODDS = {
     "abort": 0.7,
     "slots": 0.5,
     "drain": 0.4,
+    # programs and extensions
+    "install": 2,
+    "tally": 14,
+    "raise": 0.4,
     # garbage
     "gc": 2,
     "race": 0.5,
@@ -67,6 +71,8 @@ class Plan:
     options: Options
     nodes: tuple[str, ...]
     odds: dict[str, float]
+    programs: tuple[int, ...]
+    """What each node runs at first."""
 
 
 def plan_of(seed: int) -> Plan:
@@ -85,4 +91,6 @@ def plan_of(seed: int) -> Plan:
     odds = {move: odd * (1.0 if move in kept else draw.choice(bend)) for move, odd in ODDS.items()}
     if draw.random() < 0.5:
         odds["clock"] = 0.0
-    return Plan(options, tuple("abcdefg"[:nodes]), odds)
+    usual = draw.randrange(3)
+    programs = tuple(draw.choice((usual, usual, usual, usual, 1, 2)) for _ in range(nodes))
+    return Plan(options, tuple("abcdefg"[:nodes]), odds, programs)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 OFF = "off"
 PEERS_MAX = 16
 """Peers of one process."""
-COLLECT_AFTER_OBJECTS = 50_000
+COLLECT_AFTER_OBJECTS = 5_000
 
 
 def peer_start(context: Context) -> None:
@@ -113,14 +113,15 @@ def _run(context: Context, serve: Callable[[trio.Event], Awaitable[Any]]) -> Non
 
 
 def spare_collections() -> None:
-    """Have the cyclic collector look seldom, and never at what was loaded at the start.
+    """Have the cyclic collector look seldom at what lives long, and never at what was loaded at the start.
 
     Requests leave next to no cycles, but each allocates much: with the defaults a daemon
-    under load spends a tenth of its time going through the same living objects.
+    under load spends a tenth of its time going through the same living objects.  It looks
+    often at what is new, as everything stands still for as long as that is much.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(COLLECT_AFTER_OBJECTS, 20, 20)
+    gc.set_threshold(COLLECT_AFTER_OBJECTS, 5, 1_000)
 
 
 def run_in_trio(body: Callable[[], Awaitable[None]]) -> None:

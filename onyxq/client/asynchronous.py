@@ -308,9 +308,8 @@ class AsyncClient:
 
     async def extension(self, name: str, *, seen: int | None = None) -> Any:
         """The state of an extension as any peer knows it; not older than the position ``seen``. Raises `NotFound`."""
-        return (await self._read("extension", {"name": name} if seen is None else {"name": name, "seen": seen}))[
-            "state"
-        ]
+        args = {"name": name} if seen is None else {"name": name, "seen": seen}
+        return (await self._read("extension", args))["state"]
 
     async def gc(self, *, timeout_ms: int | None = None) -> dict[str, Any]:
         """Compress the replica and trim the log; returns once it is trimmed."""

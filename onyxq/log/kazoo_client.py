@@ -7,8 +7,10 @@
   session that owns the pulse.
 * A server that stopped answering is noticed under load too. kazoo counts every request
   it sends as a sign of life of the server.
+* A session outlives a connection that is taken and then ignored, as ZooKeeper does with
+  some while it starts. kazoo waits there as long as the session lives, if there is one server.
 
-All three hook into kazoo's internals, so the package admits one minor version of kazoo;
+All four hook into kazoo's internals, so the package admits one minor version of kazoo;
 ``tests/conformance`` checks them against real servers.  `Link` is the bridge to trio:
 kazoo's threads post what happened and touch nothing else.
 """
@@ -33,7 +35,7 @@ from kazoo.exceptions import (
 )
 from kazoo.handlers.threading import AsyncResult, SequentialThreadingHandler
 from kazoo.protocol.connection import ConnectionHandler
-from kazoo.protocol.serialization import Watch, int_struct, write_string
+from kazoo.protocol.serialization import Connect, Watch, int_struct, write_string
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.retry import KazooRetry
 
@@ -41,6 +43,8 @@ from onyxq.errors import LogUnavailable
 from onyxq.log.interface import SessionLost
 
 RECONNECT_FIRST_S, RECONNECT_MAX_S = 0.05, 0.5
+RECONNECT_TRIES = 3
+"""How many servers, or how often the same one, may leave a reconnecting session without an answer."""
 CLOSE_TIMEOUT_S = 3.0
 
 BROKEN = (ConnectionLoss, OperationTimeoutError)
@@ -68,7 +72,7 @@ class _AddWatch:
 
 
 class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no types
-    """Reports events of persistently watched paths, and drops a server that does not answer."""
+    """Reports events of persistently watched paths, and drops a server that does not answer in time."""
 
     client: SessionClient
     _heard = 0.0
@@ -77,6 +81,11 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
         result = super()._connect(host, hostip, port)
         self._heard = time.monotonic()
         return result
+
+    def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
+        if isinstance(request, Connect) and request.session_id:
+            timeout = min(timeout, self.client._session_timeout / 1000 / RECONNECT_TRIES)
+        return super()._invoke(timeout, request, xid)
 
     def _read_socket(self, read_timeout: float) -> Any:
         result = super()._read_socket(read_timeout)

@@ -24,10 +24,13 @@ from onyxq.log.zookeeper_reader import Layout
 from onyxq.log.zookeeper_segments import Segments
 
 CHUNK_BYTES = 512 * 1024
-TRIM_BATCH_RECORDS = 100
+TRIM_BATCH_RECORDS = 50
 """Deleted in one transaction: appends wait behind it, and so do readers, to each of whom a deletion is an event."""
+TRIM_S = 20.0
+"""A trim aims to take so long: so it leaves room for appends, and yet outruns them, as what it finds is
+what was appended since the last one."""
+TRIM_RECORDS_PER_S_MIN = 1_000
 TRIM_RECORDS_PER_S_MAX = 2_500
-"""Trimming leaves room for appends, but must outrun them."""
 _READ_TRIES = 10
 
 
@@ -109,12 +112,13 @@ class Origins:
 
     async def trim(self, upto: int, segments: Segments) -> int:
         """See `LogSession.trim`."""
-        deleted = 0
+        deleted, per_s = 0, 0.0
         while True:
             await self._link.wait_connected()
             pointer, version = await self._pointer()
             if pointer is None:
                 return deleted
+            per_s = per_s or _pace(upto - pointer.trimmed)
             first, last = pointer.trimmed + 1, min(upto, pointer.position)
             if first > last:
                 return deleted
@@ -131,7 +135,7 @@ class Origins:
             except BROKEN:  # the pointer tells whether it was carried out
                 await self._link.pause()
                 continue
-            await trio.sleep_until(started + (last - first + 1) / TRIM_RECORDS_PER_S_MAX)
+            await trio.sleep_until(started + (last - first + 1) / per_s)
 
     async def _skip_segment(self, pointer: Pointer, version: int, segment: int) -> None:
         """Note that a closed segment is gone, unless something came in between."""
@@ -224,6 +228,11 @@ class Origins:
             except NoNodeError:
                 continue
         return deleted
+
+
+def _pace(records: int) -> float:
+    """How many records a second to trim of so many."""
+    return min(max(records / TRIM_S, TRIM_RECORDS_PER_S_MIN), TRIM_RECORDS_PER_S_MAX)
 
 
 def _may_follow(found: Pointer | None, position: int, expected_version: int) -> bool:

@@ -75,17 +75,23 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _check_free(port: int) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise Conflict(
-                f"port {port} cannot be used: {error.strerror}",
-                field="port",
-                hint="Choose another --port (0: a free one).",
-            ) from None
+def _reserve(port: int) -> socket.socket:
+    """A socket that keeps a port from everybody but the servers, which also reuse addresses.
+
+    Nobody is given it as a free port, nor a client as its own end, also while its server is dead.
+    """
+    keeper = socket.socket()
+    keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        keeper.bind(("127.0.0.1", port))
+    except OSError as error:
+        keeper.close()
+        raise Conflict(
+            f"port {port} cannot be used: {error.strerror}",
+            field="port",
+            hint="Choose another --port (0: a free one).",
+        ) from None
+    return keeper
 
 
 class ZookeeperServer:
@@ -113,6 +119,7 @@ class ZookeeperServer:
         self.ports = [port or free_port(), *(free_port() for _ in range(servers - 1))]
         self._peer_ports = [(free_port(), free_port()) for _ in range(servers)] if servers > 1 else []
         self._processes: list[subprocess.Popen[bytes] | None] = [None] * servers
+        self._reserved = contextlib.ExitStack()
 
     @property
     def hosts(self) -> str:
@@ -129,8 +136,8 @@ class ZookeeperServer:
     def start(self) -> None:
         """Start all servers and wait until they serve; raises `Incomplete` if they do not,
         `Conflict` if a port is taken."""
-        self._spawn_all()
         try:
+            self._spawn_all()
             for waited in self._wait_ready():
                 time.sleep(waited)
         except BaseException:
@@ -139,8 +146,8 @@ class ZookeeperServer:
 
     async def start_async(self) -> None:
         """As `start`, without blocking the event loop."""
-        self._spawn_all()
         try:
+            self._spawn_all()
             for waited in self._wait_ready():
                 await trio.sleep(waited)
         except BaseException:
@@ -162,6 +169,7 @@ class ZookeeperServer:
                 process.kill()
                 process.wait()
         self._processes = [None] * len(self._processes)
+        self._reserved.close()
 
     def __enter__(self) -> ZookeeperServer:
         self.start()
@@ -229,8 +237,8 @@ class ZookeeperServer:
         return process
 
     def _spawn_all(self) -> None:
-        for port in self.ports:
-            _check_free(port)  # or the server that has it would be taken for ours
+        for port in [*self.ports, *(port for pair in self._peer_ports for port in pair)]:
+            self._reserved.enter_context(_reserve(port))  # or the server that has it would be taken for ours
         for server in range(len(self.ports)):
             self.spawn(server)
 

@@ -20,9 +20,9 @@ from log_entries import ready_partition, settle_partition, yield_partition
 from onyxq.errors import NotLeader, OnyxqError, StaleEpoch, StoreFailed, Unavailable, Unknown
 from onyxq.facts import Mark, Row
 from onyxq.partition.cohort import Host
-from onyxq.partition.replication import Sender, Vote, majority
+from onyxq.partition.replication import Sender, Vote
 from onyxq.partition.sync import Exchange
-from onyxq.replica import Partition, Replica
+from onyxq.replica import Partition, Replica, majority
 from onyxq.store.interface import Batch
 
 WRITE_TIMEOUT_S = 4.0

@@ -7,12 +7,13 @@ transaction there.  The same holds for the leader's own store.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import trio
 
 from onyxq.errors import OnyxqError, StoreFailed, Unavailable, from_map
 from onyxq.facts import Row
+from onyxq.replica import majority
 
 SENDER_FLIGHTS = 2
 """Messages in flight per destination."""
@@ -25,12 +26,6 @@ WAITING_BYTES_MAX = 64 * 1024 * 1024
 Heard = Callable[[str, OnyxqError | None], None]
 """Called with the node and None once it has the rows, else with its error."""
 Send = Callable[[list[tuple[int, int, Sequence[Row]]]], Awaitable[list[OnyxqError | None]]]
-
-
-def majority(cohort: Iterable[str], have: set[str]) -> bool:
-    """Whether more than half of ``cohort`` is in ``have``; true for an empty one."""
-    nodes = list(cohort)
-    return not nodes or 2 * sum(node in have for node in nodes) > len(nodes)
 
 
 class Vote:
@@ -106,14 +101,21 @@ class Sender:
         self.heard_at = trio.current_time()
 
     def suspect(self, error: OnyxqError) -> None:
-        """The node does not answer: what waits for it fails, and nothing more is sent until `resume`."""
-        self._fail(error)
+        """It does not answer: who waits hears it now, and nothing more is sent until `resume`.
+
+        The leaders' anti-entropy makes the node whole later.
+        """
+        if not isinstance(error, StoreFailed):
+            self._down = error
+        waiting, self._waiting, self._bytes = list(self._waiting), deque(), 0
+        for _, _, _, heard in waiting:
+            heard(self.node, error)
 
     def submit(self, partition: int, epoch: int, rows: Sequence[Row], heard: Heard) -> None:
         """Queue rows of one partition; ``heard`` is called once, at once if the node is down."""
         size = sum(len(row.value) for row in rows)
         if self._down is None and self._bytes + size > WAITING_BYTES_MAX and self._waiting:
-            self._fail(Unavailable(f"node {self.node} does not keep up"))
+            self.suspect(Unavailable(f"node {self.node} does not keep up"))
         if self._down is not None:
             heard(self.node, self._down)
             return
@@ -139,7 +141,7 @@ class Sender:
                 self.heard_at = trio.current_time()
             except OnyxqError as error:
                 errors = [error] * len(group)
-                self._fail(error)
+                self.suspect(error)
             for (_, _, _, heard), problem in zip(group, errors, strict=True):
                 heard(self.node, problem)
 
@@ -151,14 +153,6 @@ class Sender:
             size += sum(len(row.value) for row in group[-1][2])
         self._bytes -= size
         return group
-
-    def _fail(self, error: OnyxqError) -> None:
-        # Whoever waits hears it now; the leaders' anti-entropy makes the node whole later.
-        if not isinstance(error, StoreFailed):
-            self._down = error
-        waiting, self._waiting, self._bytes = list(self._waiting), deque(), 0
-        for _, _, _, heard in waiting:
-            heard(self.node, error)
 
 
 def errors_from(results: Sequence[dict[str, object] | None]) -> list[OnyxqError | None]:

@@ -19,9 +19,8 @@ from attrs import define, field
 from onyxq.errors import LogUnavailable, OnyxqError, Unavailable, from_map
 from onyxq.ids import Run, TaskId, partition_of
 from onyxq.partition.granter import ClaimRequest, Granted, Head
-from onyxq.partition.replication import majority
 from onyxq.peer.node import Node
-from onyxq.replica import Replica, leader_node
+from onyxq.replica import leader_node, live_nodes, unserved
 
 POLL_S = 1.0
 LINGER_S = 3.0
@@ -298,7 +297,7 @@ class Claiming:
         """Why "there is nothing" cannot be said: partitions that nobody can serve may hold tasks."""
         replica = self._node.replica
         if self._unserved_of[0] is not replica.partitions or self._unserved_of[1] is not replica.nodes:
-            self._unserved_of = (replica.partitions, replica.nodes, unserved(replica))
+            self._unserved_of = (replica.partitions, replica.nodes, unserved(replica, live_nodes(replica)))
         missing = self._unserved_of[2]
         if not missing:
             return None
@@ -395,16 +394,6 @@ class Claiming:
         answer = await self._node.call(node_id, "lead.claim", {"requests": requests}, timeout_s=ASK_TIMEOUT_S)
         heads = {queue: tuple(head) if head is not None else None for queue, head in answer["heads"].items()}
         return [unpack_answer(one) for one in answer["claims"]], heads
-
-
-def unserved(replica: Replica) -> list[int]:
-    """Partitions without a ready leader or a majority of members in the ring, sorted."""
-    there = {node_id for node_id, node in replica.nodes.items() if node.peer}
-    return sorted(
-        number
-        for number, placed in replica.partitions.items()
-        if not placed.ready or not majority(placed.members, there)
-    )
 
 
 def pack_answer(answer: list[Granted] | OnyxqError) -> Any:

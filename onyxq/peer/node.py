@@ -172,7 +172,7 @@ class Node:
         self.records.clear()
         self.history.add(replica.position, ())
         if self.outbox is not None:
-            self.outbox.skipped(replica.outbox.get(self.outbox.peer, 0))
+            self.outbox.skipped(replica.outbox.get(self.outbox.peer, 0), replica.position)
         self.reconcile()
         for number in self.granter.led():
             self.granter.restart_windows(number)

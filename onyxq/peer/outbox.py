@@ -66,6 +66,8 @@ class Outbox:
         self._flight: list[tuple[_Submission, bytes]] = []
         self._unread: dict[int, list[tuple[_Submission, bytes]]] = {}
         """Records sent or being sent, by number, until they are read back."""
+        self._landed: dict[int, int] = {}
+        """Positions of those of them that are known to have landed, by number."""
         self._wake = trio.Event()
         self._flushed = trio.Event()
         self._lazy_since: float | None = None
@@ -113,6 +115,7 @@ class Outbox:
 
     def applied(self, number: int, position: int, outcomes: Sequence[Outcome]) -> None:
         """The reader stepped this peer's record ``number``."""
+        self._landed.pop(number, None)
         record = self._unread.pop(number, None)
         if record is None:
             return
@@ -121,11 +124,14 @@ class Outbox:
             if len(submission.verdicts) == len(submission.entries) and submission.done:
                 submission.done(position, submission.verdicts)
 
-    def skipped(self, number: int) -> None:
-        """The reader jumped to an origin in which records up to ``number`` are applied
-        already; their verdicts cannot be known any more."""
-        for behind in sorted(found for found in self._unread if found <= number):
-            _tell_unknown(self._unread.pop(behind))
+    def skipped(self, number: int, position: int) -> None:
+        """The reader is at ``position`` without having read all: records up to ``number``, and those that
+        landed up to there, lie behind it (of a peer that left, an origin may have forgotten the number);
+        their verdicts cannot be known any more."""
+        for behind in sorted(self._unread):
+            if behind <= number or self._landed.get(behind, position + 1) <= position:
+                self._landed.pop(behind, None)
+                _tell_unknown(self._unread.pop(behind))
 
     def close(self) -> None:
         """The session ended: everybody who waits hears that the outcome is unknown."""
@@ -133,6 +139,7 @@ class Outbox:
         pending = [item for record in self._unread.values() for item in record]
         _tell_unknown([*pending, *self._waiting, *self._lazy])
         self._unread.clear()
+        self._landed.clear()
         self._waiting.clear()
         self._lazy.clear()
         self._flushed.set()
@@ -159,11 +166,14 @@ class Outbox:
             # Stamped anew each time: an old stamp would make this clock look slow.
             data = encode_record(self.cluster_id, self.peer, number, self._clock.wall_ms(), entries)
             try:
-                await self._session.append(data)
-                return
+                position = await self._session.append(data)
             except AppendUnknown:
                 # Either it landed, then the reader soon says so, or it is sent again.
                 await trio.sleep(RESEND_PAUSE_S)
+                continue
+            if number in self._unread:
+                self._landed[number] = position
+            return
 
     async def _something_to_send(self) -> None:
         while not self._waiting and not self._empty_wanted:

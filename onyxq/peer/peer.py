@@ -18,12 +18,11 @@ from log_entries.prepare_join_cluster import OLDER
 from onyxq.duties import Duty, Extended, Snapshot, Watch, duties
 from onyxq.errors import ClockWrong, ClusterMismatch, OlderThanCluster, OnyxqError, Unavailable
 from onyxq.log.interface import LogSession, SessionLost, Trimmed
-from onyxq.partition.replication import majority
 from onyxq.peer.collecting import Collector, unpacked
 from onyxq.peer.extending import supervise
 from onyxq.peer.node import Node
 from onyxq.peer.outbox import Outbox
-from onyxq.replica import CLOCK_SKEW_MAX_MS, EMPTY, Replica, Settings, first_peer
+from onyxq.replica import CLOCK_SKEW_MAX_MS, EMPTY, Replica, Settings, first_peer, unserved
 from onyxq.ring import clock_error_ms, contains
 from onyxq.step import owed, step
 from onyxq.store.interface import Batch
@@ -79,6 +78,8 @@ class Peer:
         self._owed_at = 0.0
         self._older = False
         """Its request to join was refused: the cluster has enabled what it does not know."""
+        self._passed = False
+        """Its request to join lies behind the origin that it went on from: it is in the ring there, or was."""
         self._wrong: ClockWrong | None = None
         """Why it leaves for good."""
         self._log_time_at = 0.0
@@ -191,6 +192,7 @@ class Peer:
     def _prepared(self, position: int, verdicts: Sequence[str] | None) -> None:
         """Hear what became of the request to join."""
         self._older = OLDER in (verdicts or ())
+        self._passed = verdicts is None
 
     def _prepare(self) -> prepare_join_cluster.Args:
         return prepare_join_cluster.Args(
@@ -238,7 +240,7 @@ class Peer:
             replica = self.node.replica
             if replica.enabled is not before.enabled or self._older:
                 self._check_versions()
-            known = known or contains(replica.ring, self.id)
+            known = known or self._passed or contains(replica.ring, self.id)
             if known and not contains(replica.ring, self.id):
                 if self._wrong is not None:
                     raise self._wrong
@@ -387,12 +389,9 @@ class Peer:
         live = {found.id for found in replica.nodes.values() if found.peer and not found.draining}
         if not live:
             return True  # everybody leaves: nobody is there to take anything over
-        for placed in replica.partitions.values():
-            if placed.leader == self.id or not placed.ready:
-                return False
-            if self.node.node_id in placed.members and not majority(placed.members, live):
-                return False
-        return True
+        if unserved(replica) or any(placed.leader == self.id for placed in replica.partitions.values()):
+            return False
+        return not any(self.node.node_id in replica.partitions[number].members for number in unserved(replica, live))
 
 
 def _structure(replica: Replica) -> tuple[object, ...]:

@@ -14,14 +14,13 @@ import trio
 from onyxq import facts
 from onyxq.errors import BadRequest, NotFound, OnyxqError, Unavailable
 from onyxq.ids import PARTITIONS_MAX, TaskId, id_at, ids_of, mask_of, partition_of
-from onyxq.partition.replication import majority
 from onyxq.peer import arguments as check
 from onyxq.peer import views
 from onyxq.peer.node import Node
 from onyxq.peer.routing import is_passing, leader_of
 from onyxq.peer.taskview import history_of, task_view, updates_of
 from onyxq.placement import holders
-from onyxq.replica import claim_of
+from onyxq.replica import claim_of, majority, unserved
 
 LEADERS_TIMEOUT_S = 1.0
 """How long a look at everything waits for partitions that are being taken over."""
@@ -266,9 +265,9 @@ class Reading:
     async def _everywhere(self, method: str, args: dict[str, Any], local: Any) -> list[Any]:
         """Answers of all leading nodes; raises `Unavailable` if a partition has no leader that serves."""
         with trio.move_on_after(LEADERS_TIMEOUT_S):
-            while self._not_served():
+            while unserved(self._node.replica):
                 await self._node.changed(self._node.replica)
-        if missing := self._not_served():
+        if missing := unserved(self._node.replica):
             raise Unavailable(f"nobody serves partitions {missing[:5]} now ({len(missing)} in all)")
         nodes = {leader_of(self._node, number) for number in self._node.replica.partitions}
         answers: list[Any] = []
@@ -289,11 +288,6 @@ class Reading:
         if errors:
             raise errors[0]
         return answers
-
-    def _not_served(self) -> list[int]:
-        """Partitions that have no leader, or one that has not taken over yet."""
-        found = sorted(self._node.replica.partitions.items())
-        return [number for number, placed in found if not placed.ready or not leader_of(self._node, number)]
 
     # --- the log
 

@@ -83,6 +83,40 @@ PLANTED: tuple[Planted, ...] = (
         "a collector dies before or behind its trim, and nobody owes the rest",
         "explorer",
     ),
+    Planted(
+        "a joiner that was put out waits on",
+        "onyxq/peer/peer.py",
+        "known = known or self._passed or contains(replica.ring, self.id)",
+        "known = known or contains(replica.ring, self.id)",
+        "a joiner that goes on from an origin in which it is no more waits for its join for ever",
+        "overtaken",
+        quick=1,
+    ),
+    Planted(
+        "landed records awaited behind an origin",
+        "onyxq/peer/outbox.py",
+        "if behind <= number or self._landed.get(behind, position + 1) <= position:",
+        "if behind <= number:",
+        "a joiner that was put out long ago does not see that its request lies behind it",
+        "overtaken",
+    ),
+    # --- what is enabled
+    Planted(
+        "a version enabled that not everybody knows",
+        "log_entries/raise_minimum.py",
+        "if any(peer.versions.get(args.name, 0) < args.version for peer in replica.peers.values()):",
+        "if not replica.peers:",
+        "peers that are older than what is enabled stop in the middle of their work",
+        "explorer",
+    ),
+    Planted(
+        "an entry counts before it is enabled",
+        "onyxq/step.py",
+        "if not creating and raw.version > replica.enabled.get(raw.name, 0):",
+        "if not creating and raw.name not in entries:",
+        "peers that know an entry and peers that do not hold different replicas",
+        "explorer",
+    ),
     # --- who leads
     Planted(
         "no epoch check in grant",
@@ -112,7 +146,7 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "quorum one too small",
-        "onyxq/partition/replication.py",
+        "onyxq/replica.py",
         "return not nodes or 2 * sum(node in have for node in nodes) > len(nodes)",
         "return not nodes or 2 * sum(node in have for node in nodes) + 1 >= len(nodes)",
         "what was acknowledged is on one node of three",

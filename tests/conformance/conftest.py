@@ -1,16 +1,23 @@
-"""A real ZooKeeper for all tests of a run, and a cluster of its own for each test."""
+"""A real ZooKeeper for all tests of a run, a cluster of its own for each test, and logs of each kind."""
 
 from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
 from onyxq.errors import Incomplete
 from onyxq.log import zookeeper_reader
+from onyxq.log.embedded import EmbeddedBackend
+from onyxq.log.interface import SEGMENT_RECORDS, LogBackend, LogSession
+from onyxq.log.zookeeper import ZookeeperBackend
 from onyxq.log.zookeeper_server import ZookeeperServer
+from onyxq.peer.clock import SystemClock
+from simulation.log import MemoryBackend
+from tests.conformance.log_world import Opener
 
 
 @pytest.fixture
@@ -58,3 +65,37 @@ def readers_do_not_look_again(monkeypatch: pytest.MonkeyPatch) -> None:
 def cluster() -> str:
     """A cluster's name that no other test has."""
     return f"test-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def segment_records() -> int:
+    """Records after which a segment may be closed; a module with short segments says otherwise."""
+    return SEGMENT_RECORDS
+
+
+@pytest.fixture(params=["memory", "embedded", "zookeeper"])
+def backend(request: pytest.FixtureRequest, tmp_path: Path, cluster: str, segment_records: int) -> Iterator[LogBackend]:
+    """An empty log of each kind."""
+    if request.param == "memory":
+        yield MemoryBackend(SystemClock(), segment_records=segment_records)
+    elif request.param == "embedded":
+        embedded = EmbeddedBackend.open(tmp_path / "log", segment_records=segment_records)
+        yield embedded
+        embedded.close()
+    else:
+        hosts = request.getfixturevalue("zookeeper").hosts
+        yield ZookeeperBackend(hosts, cluster, segment_records=segment_records)
+
+
+@pytest.fixture
+async def opened(backend: LogBackend) -> AsyncIterator[Opener]:
+    """Opens sessions with the log that are closed after the test."""
+    sessions: list[LogSession] = []
+
+    async def open_one() -> LogSession:
+        sessions.append(await backend.session())
+        return sessions[-1]
+
+    yield open_one
+    for session in sessions:
+        await session.aclose()

@@ -16,13 +16,13 @@ from onyxq.log.embedded import EmbeddedBackend
 from onyxq.log.interface import LogSession, Record, Trimmed
 from onyxq.log.zookeeper import ZookeeperBackend, ZookeeperSession
 from onyxq.log.zookeeper_server import ZookeeperServer
+from tests.conformance.log_world import bounded
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 RECORDS = 30
 FIRST, SECOND, THIRD = 11, 23, 27
 """Positions of three origins, one after the other; the second one's collector dies."""
-TEST_TIMEOUT_S = 60.0
 
 
 class Died(BaseException):
@@ -108,22 +108,22 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded, "TRIM_BATCH_RECORDS", 5)
 
 
+@bounded
 async def test_a_zookeeper_collector_may_die_at_any_of_its_calls(zookeeper: ZookeeperServer, cluster: str) -> None:
     """Each call in turn is the first that is not carried out; nothing but the last origin remains."""
     calls = 0
     ended = False
-    with trio.fail_after(TEST_TIMEOUT_S):
-        while not ended:
-            calls += 1
-            backend = ZookeeperBackend(zookeeper.hosts, f"{cluster}-{calls}")
-            session = await prepared(backend)
-            dying = await backend.session()
-            ended = await _dies(dying, calls)
-            await check(session, {FIRST, SECOND})
-            await finish(session)
-            await session.aclose()
-            await dying.aclose()
-            assert await _names(zookeeper, backend.cluster) == [f"{THIRD}"] * 3 + ["pointer"]
+    while not ended:
+        calls += 1
+        backend = ZookeeperBackend(zookeeper.hosts, f"{cluster}-{calls}")
+        session = await prepared(backend)
+        dying = await backend.session()
+        ended = await _dies(dying, calls)
+        await check(session, {FIRST, SECOND})
+        await finish(session)
+        await session.aclose()
+        await dying.aclose()
+        assert await _names(zookeeper, backend.cluster) == [f"{THIRD}"] * 3 + ["pointer"]
     assert calls > 15, "a collection has more calls"
 
 
@@ -147,6 +147,7 @@ async def _names(zookeeper: ZookeeperServer, cluster: str) -> list[str]:
     return sorted(name.split("-")[0] for name in names)
 
 
+@bounded
 async def test_an_embedded_log_may_end_between_any_two_of_its_transactions(tmp_path: Path) -> None:
     """The files as they are behind each one are a log of their own."""
     backend = EmbeddedBackend.open(tmp_path / "log")

@@ -2,43 +2,28 @@
 
 from __future__ import annotations
 
-import functools
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 import trio
 
 from log_entries import set_slots
 from onyxq.log.interface import LogSession, Record, SessionLost
-from onyxq.log.zookeeper import ZookeeperBackend, ZookeeperSession
+from onyxq.log.zookeeper import ZookeeperBackend
 from onyxq.log.zookeeper_server import ZookeeperServer
 from onyxq.peer.clock import SystemClock
 from onyxq.peer.outbox import Outbox
 from onyxq.replica import EMPTY, Replica
 from onyxq.step import step
-from tests.conformance.test_log_zookeeper import expire, until
-from tests.conformance.zookeeper_proxy import AFTER, ANSWERED, BEFORE, DURING, WHOLE, Proxy, proxies
+from tests.conformance.log_world import SESSION_TIMEOUT_MS, bounded, expire, identity_of, until
+from tests.conformance.zookeeper_proxy import AFTER, ANSWERED, BEFORE, DURING, WHOLE, proxies
 from tests.entries.world import CLUSTER_ID, creation, joining
 
 pytestmark = pytest.mark.anyio
 
 PEER = "p"
-SESSION_TIMEOUT_MS = 3_000
-TEST_TIMEOUT_S = 40.0
-
-
-def bounded(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-    """A test that waits for ever fails instead."""
-
-    @functools.wraps(test)
-    async def run(*args: Any, **kwargs: Any) -> None:
-        with trio.fail_after(TEST_TIMEOUT_S):
-            await test(*args, **kwargs)
-
-    return run
 
 
 class Writer:
@@ -115,11 +100,11 @@ async def test_a_record_is_applied_once_wherever_its_append_breaks(
         writer = Writer(session)
         await writer.run(nursery)
         await writer.set_slots([1])
-        identity = session.session_id
+        identity = identity_of(session)
         proxy.plan = deque([where, WHOLE, where])
         await writer.set_slots([2, 3, 4, 5])
-        assert session.session_id == identity
-        assert proxy.cuts >= 2
+        assert identity_of(session) == identity
+        assert proxy.cuts == 2
         other = await backend_at(zookeeper.hosts, cluster).session()
         assert await applied(other) == [1, 2, 3, 4, 5] == writer.known
         nursery.cancel_scope.cancel()
@@ -160,27 +145,25 @@ async def test_a_session_that_moves_to_another_server_amid_appends_goes_on(
         writer = Writer(session)
         await writer.run(nursery)
         await writer.set_slots([1])
-        identity = session.session_id
+        identity = identity_of(session)
+        plan: deque[str] = deque()
+        for proxy in servers:
+            proxy.plan = plan
         for start in (2, 12):
-            proxy = in_use(servers)
-            proxy.plan = deque([WHOLE, WHOLE, AFTER])
+            plan.extend([WHOLE, WHOLE, AFTER])
             async with trio.open_nursery() as both:
                 both.start_soon(writer.set_slots, range(start, start + 10))
-                await until(lambda proxy=proxy: not proxy.plan)
-                await proxy.refuse()
-        assert session.session_id == identity
+                await until(lambda: not plan)
+                for proxy in servers:
+                    proxy.refusing = proxy.used
+                    await proxy.interrupt()
+        assert identity_of(session) == identity
         other = await backend_at(ensemble.hosts, cluster).session()
         assert await applied(other) == list(range(1, 22)) == writer.known
         assert PEER in await other.pulses()
         nursery.cancel_scope.cancel()
         await other.aclose()
         await session.aclose()
-
-
-def in_use(servers: Sequence[Proxy]) -> Proxy:
-    """The proxy that the session is connected through."""
-    (found,) = [proxy for proxy in servers if proxy.used]
-    return found
 
 
 @pytest.mark.parametrize("where", [WHOLE, BEFORE, AFTER])
@@ -213,9 +196,3 @@ async def test_nothing_is_written_behind_the_end_of_a_session(
         assert len(slots) - len(writer.known) in (0, 1)
         assert writer.known == slots[: len(writer.known)]
         await other.aclose()
-
-
-def identity_of(session: ZookeeperSession) -> tuple[int, bytes]:
-    """Id and password, also while the session is not connected."""
-    client = session._link.client
-    return client._session_id, client._session_passwd

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from pathlib import Path
-from typing import Any
-
 import pytest
 import trio
-import trio.testing
 
-from onyxq.log.embedded import EmbeddedBackend
 from onyxq.log.interface import SEQUENCE_BITS, START, LogBackend, LogSession, Record, Trimmed
-from onyxq.log.zookeeper import ZookeeperBackend
-from onyxq.peer.clock import SystemClock
-from simulation.log import MemoryBackend
+from tests.conformance.log_world import Opener, bounded, under_way
 
 pytestmark = pytest.mark.anyio
 
@@ -23,47 +14,12 @@ RECORDS = 10
 """Records after which a segment may be closed."""
 SECOND = 1 << SEQUENCE_BITS
 """The first position of the second segment."""
-TEST_TIMEOUT_S = 30.0
-
-Opener = Callable[[], Awaitable[LogSession]]
-
-
-def bounded(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-    """A test that waits for ever fails instead."""
-
-    @functools.wraps(test)
-    async def run(*args: Any, **kwargs: Any) -> None:
-        with trio.fail_after(TEST_TIMEOUT_S):
-            await test(*args, **kwargs)
-
-    return run
-
-
-@pytest.fixture(params=["memory", "embedded", "zookeeper"])
-def backend(request: pytest.FixtureRequest, tmp_path: Path, cluster: str) -> Iterator[LogBackend]:
-    """An empty log of each kind, with short segments."""
-    if request.param == "memory":
-        yield MemoryBackend(SystemClock(), segment_records=RECORDS)
-    elif request.param == "embedded":
-        embedded = EmbeddedBackend.open(tmp_path / "log", segment_records=RECORDS)
-        yield embedded
-        embedded.close()
-    else:
-        yield ZookeeperBackend(request.getfixturevalue("zookeeper").hosts, cluster, segment_records=RECORDS)
 
 
 @pytest.fixture
-async def opened(backend: LogBackend) -> AsyncIterator[Opener]:
-    """Opens sessions that are closed after the test."""
-    sessions: list[LogSession] = []
-
-    async def open_one() -> LogSession:
-        sessions.append(await backend.session())
-        return sessions[-1]
-
-    yield open_one
-    for session in sessions:
-        await session.aclose()
+def segment_records() -> int:
+    """Short segments."""
+    return RECORDS
 
 
 async def fill(session: LogSession, start: int, end: int) -> list[int]:
@@ -128,9 +84,9 @@ async def test_a_waiting_reader_is_woken_by_the_first_record_of_a_segment(opened
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(read)
-        await trio.testing.wait_all_tasks_blocked()
+        await under_way(reader)
         assert await writer.rotate()
-        await trio.testing.wait_all_tasks_blocked()
+        await under_way(reader)
         assert got == []
         await writer.append(b"first")
     assert isinstance(got[0], Record) and (got[0].position, got[0].data) == (SECOND, b"first")
@@ -152,29 +108,30 @@ async def test_the_tail_is_that_of_the_present_segment(opened: Opener) -> None:
 
 @bounded
 async def test_writers_that_have_not_heard_of_the_new_segment_append_to_it_once(opened: Opener) -> None:
-    """All records are read, each once, in each writer's order."""
+    """While segment after segment is closed under them; all records are read, each once, in each writer's order."""
     writers = [await opened() for _ in range(4)]
     closer, reader = await opened(), await opened()
+    written = [0, 0, 0, 0]
+    enough = trio.Event()
 
     async def write(name: int) -> None:
-        for number in range(40):
-            await writers[name].append(b"%d" % (1_000 * name + number))
-
-    async def close() -> None:
-        for _ in range(10):
-            await closer.rotate()
-            await closer.tail()
+        while not enough.is_set():
+            await writers[name].append(b"%d" % (1_000_000 * name + written[name]))
+            written[name] += 1
 
     async with trio.open_nursery() as nursery:
         for name in range(4):
             nursery.start_soon(write, name)
-        nursery.start_soon(close)
-    found = await numbers(reader, 0, 160)
-    assert [number for number in found if number < 1_000] == list(range(40))
-    assert sorted(found) == sorted(1_000 * name + number for name in range(4) for number in range(40))
+        closed = 0
+        while closed < 3:
+            closed += await closer.rotate()
+            await closer.tail()
+        enough.set()
+    found = await numbers(reader, 0, sum(written))
     for name in range(4):
-        mine = [number for number in found if number // 1_000 == name]
-        assert mine == sorted(mine)
+        mine = [number - 1_000_000 * name for number in found if number // 1_000_000 == name]
+        assert mine == list(range(written[name]))
+    assert await closer.tail() >= SECOND
 
 
 @bounded

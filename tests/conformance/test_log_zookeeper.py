@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import random
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from itertools import accumulate
 from typing import Any
 
 import pytest
 import trio
+from attrs import define, field
 from kazoo.client import KazooClient
 
 from onyxq.errors import Corrupt, LogUnavailable
@@ -20,44 +22,58 @@ from onyxq.log.zookeeper import ZookeeperBackend, ZookeeperSession
 from onyxq.log.zookeeper_reader import END
 from onyxq.log.zookeeper_server import ZookeeperServer
 from onyxq.replica import SEGMENT_POSITIONS
+from tests.conformance.log_world import (
+    SESSION_TIMEOUT_MS,
+    TEST_TIMEOUT_S,
+    bounded,
+    expire,
+    frozen,
+    identity_of,
+    killed,
+    under_way,
+    until,
+)
+from tests.conformance.zookeeper_proxy import proxies
 
 pytestmark = pytest.mark.anyio
 
-TEST_TIMEOUT_S = 40.0
-SESSION_TIMEOUT_MS = 3_000
+SILENCE_TIMEOUT_MS = 6_000
+"""Session timeout where a server is silent: it is noticed after 4 s, and the session must outlive that."""
+RECORDS = 400
+"""Records that are written while connections break."""
 
 Opener = Callable[[], Awaitable[ZookeeperSession]]
 
 
-def bounded(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-    """A test that waits for ever fails instead."""
-
-    @functools.wraps(test)
-    async def run(*args: Any, **kwargs: Any) -> None:
-        with trio.fail_after(TEST_TIMEOUT_S):
-            await test(*args, **kwargs)
-
-    return run
+@pytest.fixture
+def session_timeout_ms() -> int:
+    """Of this module's sessions."""
+    return SESSION_TIMEOUT_MS
 
 
 @pytest.fixture
-def backend(zookeeper: ZookeeperServer, cluster: str) -> ZookeeperBackend:
-    """An empty log with a short session timeout."""
-    return ZookeeperBackend(zookeeper.hosts, cluster, session_timeout_ms=SESSION_TIMEOUT_MS)
+def backend(zookeeper: ZookeeperServer, cluster: str, session_timeout_ms: int) -> ZookeeperBackend:
+    """An empty log."""
+    return ZookeeperBackend(zookeeper.hosts, cluster, session_timeout_ms=session_timeout_ms)
 
 
-@pytest.fixture
-async def opened(backend: ZookeeperBackend) -> AsyncIterator[Opener]:
-    """Opens sessions that are closed after the test."""
-    sessions: list[ZookeeperSession] = []
+@define(eq=False)
+class Appended:
+    """What writers know to be in the log, and waiting for more."""
 
-    async def open_one() -> ZookeeperSession:
-        sessions.append(await backend.session())
-        return sessions[-1]
+    positions: list[int] = field(factory=list)
+    _moved: trio.Event = field(factory=trio.Event)
 
-    yield open_one
-    for session in sessions:
-        await session.aclose()
+    def add(self, position: int) -> None:
+        """One more record."""
+        self.positions.append(position)
+        self._moved.set()
+        self._moved = trio.Event()
+
+    async def reach(self, count: int) -> None:
+        """Return once there are so many records."""
+        while len(self.positions) < count:
+            await self._moved.wait()
 
 
 def is_down(session: ZookeeperSession) -> bool:
@@ -73,20 +89,6 @@ def break_connection(session: ZookeeperSession) -> None:
             stream.shutdown(socket.SHUT_RDWR)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that a server or a thread brings about."""
-    while not condition():
-        await trio.sleep(0.01)
-
-
-async def expire(zookeeper: ZookeeperServer, session_id: tuple[int, bytes] | None) -> None:
-    """End a session at the server, as its timeout would: another connection with its id closes it."""
-    twin = KazooClient(zookeeper.hosts, client_id=session_id)
-    await trio.to_thread.run_sync(twin.start)
-    await trio.to_thread.run_sync(twin.stop)
-    twin.close()
-
-
 async def append_until_known(session: ZookeeperSession, number: int, unknown: list[int]) -> int:
     """Append as an outbox does: again and again until the outcome is known."""
     while True:
@@ -96,17 +98,21 @@ async def append_until_known(session: ZookeeperSession, number: int, unknown: li
             unknown.append(number)
 
 
-async def read_numbers(session: ZookeeperSession, last: int) -> list[int]:
-    """The numbers in the log, each once, up to ``last``."""
-    numbers: list[int] = []
+async def follow(session: ZookeeperSession, numbers: list[int], *, last: int | None = None) -> None:
+    """Note the numbers in the log, each once, up to ``last`` (None: for ever)."""
     position = 0
-    while not numbers or numbers[-1] != last:
+    while last is None or not numbers or numbers[-1] != last:
         record = await session.read(position)
         assert isinstance(record, Record)
         if not numbers or int(record.data) == numbers[-1] + 1:
             numbers.append(int(record.data))
         position += 1
-    return numbers
+
+
+async def everything(session: ZookeeperSession) -> list[int]:
+    """The numbers of all records that are there, with repetitions."""
+    found = [await session.read(position) for position in range(await session.tail() + 1)]
+    return [int(record.data) for record in found if isinstance(record, Record)]
 
 
 @bounded
@@ -136,56 +142,67 @@ async def test_a_zookeeper_that_is_not_there_is_a_clear_error() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("session_timeout_ms", [SILENCE_TIMEOUT_MS])
 @bounded
 async def test_a_frozen_server_is_noticed_and_the_session_goes_on_after_it(
     zookeeper: ZookeeperServer, opened: Opener
 ) -> None:
-    """The append in flight is unknown within two thirds of the session timeout; nothing is lost."""
+    """The append in flight is unknown before the session can have expired; nothing is lost."""
     session = await opened()
-    identity = session.session_id
+    identity = identity_of(session)
     assert await session.append(b"0") == 0
-    zookeeper.pause()
-    try:
+    with frozen(zookeeper):
         started = trio.current_time()
         with pytest.raises(AppendUnknown):
             await session.append(b"1")
         assert is_down(session)
-        assert trio.current_time() - started < SESSION_TIMEOUT_MS / 1000 * 0.8
-    finally:
-        zookeeper.resume()
+        assert trio.current_time() - started < SILENCE_TIMEOUT_MS / 1000
     await append_until_known(session, 2, [])
-    assert session.connected and session.session_id == identity
-    assert (await read_numbers(session, 2))[0] == 0
+    assert identity_of(session) == identity
+    numbers = await everything(session)
+    assert (numbers[0], numbers[-1]) == (0, 2)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("session_timeout_ms", [SILENCE_TIMEOUT_MS])
 @bounded
 async def test_a_frozen_server_is_noticed_by_an_idle_session(zookeeper: ZookeeperServer, opened: Opener) -> None:
     """Nobody needs to call for it to be known."""
     session = await opened()
-    zookeeper.pause()
-    try:
-        with trio.fail_after(SESSION_TIMEOUT_MS / 1000):
-            await until(lambda: not session.connected)
-    finally:
-        zookeeper.resume()
+    with frozen(zookeeper), trio.fail_after(SILENCE_TIMEOUT_MS / 1000):
+        await until(lambda: is_down(session))
+    await until(lambda: session.connected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("session_timeout_ms", [SILENCE_TIMEOUT_MS])
+@bounded
+async def test_a_frozen_server_is_noticed_under_a_stream_of_calls(zookeeper: ZookeeperServer, opened: Opener) -> None:
+    """Calls that are sent but never answered are no sign of life."""
+    session = await opened()
+    with frozen(zookeeper), trio.fail_after(SILENCE_TIMEOUT_MS / 1000):
+        while session.connected:
+            with trio.move_on_after(0.05):
+                await session.tail()
     await until(lambda: session.connected)
 
 
 @pytest.mark.slow
 @bounded
-async def test_a_frozen_server_is_noticed_under_a_stream_of_calls(zookeeper: ZookeeperServer, opened: Opener) -> None:
-    """Calls that are sent but never answered are no sign of life."""
-    session = await opened()
-    zookeeper.pause()
-    try:
-        with trio.fail_after(SESSION_TIMEOUT_MS / 1000):
-            while session.connected:
-                with trio.move_on_after(0.05):
-                    await session.tail()
-    finally:
-        zookeeper.resume()
-    await until(lambda: session.connected)
+async def test_a_session_outlives_connections_that_are_taken_and_ignored(
+    zookeeper: ZookeeperServer, cluster: str
+) -> None:
+    """As ZooKeeper does with some while it starts: there is time for another try, and one more."""
+    async with proxies(zookeeper.hosts) as (proxy,):
+        session = await ZookeeperBackend(proxy.address, cluster, session_timeout_ms=SILENCE_TIMEOUT_MS).session()
+        identity = identity_of(session)
+        proxy.ignoring = 2
+        await proxy.interrupt()
+        await until(lambda: is_down(session))
+        await append_until_known(session, 0, [])
+        assert identity_of(session) == identity
+        assert proxy.ignoring == 0
+        await session.aclose()
 
 
 @pytest.mark.slow
@@ -196,34 +213,29 @@ async def test_a_server_killed_amid_appends_comes_back_to_the_same_session(
     """Acknowledged records survive, readers waiting at the tail go on, pulses stay."""
     session, reader = await opened(), await opened()
     await session.set_pulse("a", b"")
-    identity = session.session_id
-    unknown: list[int] = []
-    numbers: list[int] = []
+    identity = identity_of(session)
+    known, numbers = Appended(), list[int]()
+    enough = trio.Event()
 
     async def write() -> None:
-        for number in range(400):
-            await append_until_known(session, number, unknown)
-
-    async def read() -> None:
-        numbers.extend(await read_numbers(reader, 399))
+        while not enough.is_set():
+            known.add(await append_until_known(session, len(known.positions), []))
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(read)
-        nursery.start_soon(write)
-        await until_tail(session, 50)
-        zookeeper.kill()
-        await until(lambda: not session.connected)
-        zookeeper.spawn()
-    assert numbers == list(range(400))
-    assert unknown
-    assert session.session_id == identity
+        nursery.start_soon(follow, reader, numbers)
+        async with trio.open_nursery() as writing:
+            writing.start_soon(write)
+            await known.reach(50)
+            with killed(zookeeper):
+                await until(lambda: is_down(session) and is_down(reader))
+            await known.reach(len(known.positions) + 100)
+            enough.set()
+        await until(lambda: len(numbers) >= len(known.positions))
+        nursery.cancel_scope.cancel()
+    assert numbers == list(range(len(known.positions)))
+    assert known.positions == sorted(set(known.positions))
+    assert identity_of(session) == identity
     assert await session.pulses() == {"a": b""}
-
-
-async def until_tail(session: ZookeeperSession, position: int) -> None:
-    """Wait until the log has grown so far."""
-    while await session.tail() < position:
-        await trio.sleep(0.01)
 
 
 @bounded
@@ -232,22 +244,14 @@ async def test_a_reader_that_waits_while_the_server_restarts_is_woken(
 ) -> None:
     """The watch ends with the connection; nothing written meanwhile is missed."""
     reader, writer = await opened(), await opened()
-    got: list[Record] = []
-
-    async def read() -> None:
-        record = await reader.read(0)
-        assert isinstance(record, Record)
-        got.append(record)
-
+    got: list[int] = []
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(read)
-        await reader.tail()
-        zookeeper.kill()
-        await until(lambda: not (reader.connected or writer.connected))
-        zookeeper.spawn()
+        nursery.start_soon(lambda: follow(reader, got, last=0))
+        await under_way(reader)
+        with killed(zookeeper):
+            await until(lambda: is_down(reader) and is_down(writer))
         await append_until_known(writer, 0, [])
-        with trio.fail_after(4):
-            await until(lambda: bool(got))
+    assert got == [0]
 
 
 @bounded
@@ -266,7 +270,9 @@ async def test_an_expired_session_is_lost_everywhere_and_for_good(zookeeper: Zoo
         nursery.start_soon(wait, "read", lambda: session.read(0))
         nursery.start_soon(session.wait_lost)
         nursery.start_soon(other.wait_pulse_gone, "a")
-        await expire(zookeeper, session.session_id)
+        await under_way(session)
+        await under_way(other)
+        await expire(zookeeper, identity_of(session))
     assert ended == ["read"]
     assert not session.connected
     with pytest.raises(SessionLost):
@@ -283,7 +289,7 @@ async def test_a_client_whose_session_expired_never_connects_again(zookeeper: Zo
     await trio.to_thread.run_sync(client.start)
     await expire(zookeeper, client.client_id)
     try:
-        assert await trio.to_thread.run_sync(client._connection.connection_stopped.wait, 10.0)
+        assert await trio.to_thread.run_sync(client._connection.connection_stopped.wait, TEST_TIMEOUT_S / 2)
         assert states[-1] == "LOST"
     finally:
         await trio.to_thread.run_sync(client.finish)
@@ -293,22 +299,24 @@ async def test_a_client_whose_session_expired_never_connects_again(zookeeper: Zo
 async def test_no_call_gets_into_a_new_session_while_one_expires(zookeeper: ZookeeperServer, opened: Opener) -> None:
     """An append made at any moment of the expiry is refused or was in the old session."""
     session, other = await opened(), await opened()
-    known: list[int] = []
+    known, unknown = Appended(), list[int]()
 
     async def write() -> None:
-        number = 0
         with pytest.raises(SessionLost):
             while True:
-                await append_until_known(session, number, [])
-                known.append(number)
-                number += 1
+                known.add(await append_until_known(session, len(known.positions), unknown))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(write)
-        await until_tail(other, 20)
-        await expire(zookeeper, session.session_id)
+        await known.reach(20)
+        await expire(zookeeper, identity_of(session))
     await session.aclose()  # ends kazoo's threads: what they were to send is sent
-    assert await other.tail() + 1 - len(known) in (0, 1)
+    # All that is known, in order; besides, what broke on the way, and the one that the end cut off.
+    landed = await everything(other)
+    assert landed == sorted(landed)
+    extra = Counter(landed) - Counter(range(len(known.positions)))
+    assert extra <= Counter([*unknown, len(known.positions)])
+    assert set(landed) >= set(range(len(known.positions)))
 
 
 @pytest.mark.slow
@@ -317,16 +325,15 @@ async def test_no_call_gets_into_a_new_session_while_one_expires(zookeeper: Zook
 async def test_readers_never_stall_or_differ_while_connections_break_and_the_log_is_trimmed(
     zookeeper: ZookeeperServer, cluster: str, segment_records: int
 ) -> None:
-    """Three readers, two of which append, against trims and broken connections, all at random moments; in one
+    """Three readers, two of which append, against trims and broken connections at many points of the log; in one
     segment and in many."""
     backend = ZookeeperBackend(
         zookeeper.hosts, cluster, session_timeout_ms=SESSION_TIMEOUT_MS, segment_records=segment_records
     )
-    chance = random.Random(7)
     sessions = [await backend.session() for _ in range(3)]
     seen: dict[int, Record] = {}
     positions = [0, 0, 0]
-    known: list[int] = []
+    known = Appended()
 
     async def read(number: int) -> None:
         while True:
@@ -338,45 +345,47 @@ async def test_readers_never_stall_or_differ_while_connections_break_and_the_log
                 assert found.origin >= positions[number]
                 positions[number] = found.origin + 1
 
-    async def write(number: int, stop: trio.Event) -> None:
-        while not stop.is_set():
-            known.append(await append_until_known(sessions[number], chance.randrange(1_000_000), []))
-            await trio.sleep(chance.random() * 0.01)
+    async def write(session: ZookeeperSession) -> None:
+        while len(known.positions) < RECORDS:
+            known.add(await append_until_known(session, len(known.positions), []))
 
-    async def trim(session: ZookeeperSession, stop: trio.Event) -> None:
-        while not stop.is_set():
-            found, written = await session.origin(), sorted(known)[:-5]
+    async def trim(session: ZookeeperSession, plan: list[tuple[int, int]]) -> None:
+        for count, behind in plan:
+            await known.reach(count)
+            found, written = await session.origin(), sorted(known.positions)[:-5]
             version = found.version if found else -1
-            if written and await session.store_origin(written[-1], b"o", expected_version=version):
-                await session.trim(chance.choice(written[-10:]))
+            if await session.store_origin(written[-1], b"o", expected_version=version):
+                await session.trim(written[-1 - behind])
             await session.rotate()
-            await trio.sleep(chance.random() * 0.3)
 
-    async def disturb(stop: trio.Event) -> None:
-        while not stop.is_set():
-            break_connection(chance.choice(sessions))
-            await trio.sleep(chance.random() * 0.6)
+    async def disturb(plan: list[tuple[int, int]]) -> None:
+        for count, number in plan:
+            await known.reach(count)
+            break_connection(sessions[number])
 
+    chance = random.Random(7)
     async with trio.open_nursery() as readers:
         for number in range(3):
             readers.start_soon(read, number)
-        stop = trio.Event()
         async with trio.open_nursery() as others:
-            others.start_soon(write, 0, stop)
-            others.start_soon(write, 1, stop)
-            others.start_soon(trim, sessions[2], stop)
-            others.start_soon(disturb, stop)
-            await until(lambda: len(known) >= 300)
-            stop.set()
+            others.start_soon(write, sessions[0])
+            others.start_soon(write, sessions[1])
+            others.start_soon(trim, sessions[2], points(chance, apart=30, kinds=10))
+            others.start_soon(disturb, points(chance, apart=25, kinds=3))
         tail = await sessions[0].tail()
-        with trio.fail_after(10):
-            await until(lambda: min(positions) > tail)
+        await until(lambda: min(positions) > tail)
         readers.cancel_scope.cancel()
     origin = await sessions[0].origin()
-    assert origin is not None and all(position in seen for position in known if position > origin.position)
+    assert origin is not None and all(position in seen for position in known.positions if position > origin.position)
     assert (tail >= SEGMENT_POSITIONS) == (segment_records == 40)
     for session in sessions:
         await session.aclose()
+
+
+def points(chance: random.Random, *, apart: int, kinds: int) -> list[tuple[int, int]]:
+    """Counts of records, up to twice ``apart`` from each other, and one of so many kinds of deed at each."""
+    counts = accumulate(chance.randint(10, 2 * apart - 10) for _ in range(RECORDS))
+    return [(count, chance.randrange(kinds)) for count in counts if 20 <= count <= RECORDS]
 
 
 @bounded
@@ -435,15 +444,20 @@ async def test_an_ensemble_whose_leader_dies_goes_on_in_the_same_session(
     ensemble: ZookeeperServer, cluster: str
 ) -> None:
     """Writing pauses for an election; nothing acknowledged is lost or out of order."""
-    session = await ZookeeperBackend(ensemble.hosts, cluster).session()
-    identity = session.session_id
+    session = await ZookeeperBackend(ensemble.hosts, cluster, session_timeout_ms=SESSION_TIMEOUT_MS).session()
+    identity = identity_of(session)
     for number in range(100):
         await append_until_known(session, number, [])
-    ensemble.kill(ensemble.leader())
+    leader = -1
+    while leader < 0:
+        leader = await trio.to_thread.run_sync(ensemble.leader)
+    ensemble.kill(leader)
     for number in range(100, 200):
         await append_until_known(session, number, [])
-    assert await read_numbers(session, 199) == list(range(200))
-    assert session.session_id == identity
+    numbers: list[int] = []
+    await follow(session, numbers, last=199)
+    assert numbers == list(range(200))
+    assert identity_of(session) == identity
     await session.aclose()
 
 

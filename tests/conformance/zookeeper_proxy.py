@@ -40,6 +40,9 @@ class Proxy:
     cuts: int = 0
     """How often the connection was cut by the plan."""
     refusing: bool = False
+    """Whether it lets nobody in."""
+    ignoring: int = 0
+    """So many of the next connections it takes and does nothing with, as a server does that starts."""
     address: str = ""
     _streams: set[trio.SocketStream] = field(factory=set)
 
@@ -48,9 +51,8 @@ class Proxy:
         """Whether somebody is connected."""
         return bool(self._streams)
 
-    async def refuse(self) -> None:
-        """Break all connections and let nobody in any more."""
-        self.refusing = True
+    async def interrupt(self) -> None:
+        """Break all connections."""
         for stream in list(self._streams):
             await trio.aclose_forcefully(stream)
 
@@ -58,6 +60,11 @@ class Proxy:
         """Serve one connection."""
         if self.refusing:
             await trio.aclose_forcefully(client)
+            return
+        if self.ignoring:
+            self.ignoring -= 1
+            async with client:
+                await _to_the_end(client)
             return
         self._streams.add(client)
         awaited: dict[int, str] = {}
@@ -103,6 +110,15 @@ class Proxy:
                 self.cuts += 1
                 break
         scope.cancel()
+
+
+async def _to_the_end(stream: trio.SocketStream) -> None:
+    """Read until the other side goes."""
+    try:
+        while await stream.receive_some():
+            continue
+    except trio.BrokenResourceError:
+        return
 
 
 @define(eq=False)

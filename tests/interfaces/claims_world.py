@@ -13,8 +13,9 @@ from onyxq import AsyncClient
 from onyxq.client.claims import Claim
 from onyxq.client.values import Task
 from onyxq.peer.daemon import LocalCluster
+from tests.interfaces.live_world import PATIENCE_MS
 
-PATIENCE_MS = 10_000
+TEST_TIMEOUT_S = 120
 _serial = count(1)
 
 
@@ -57,7 +58,7 @@ def in_cluster(test: Callable[[Any, World], Awaitable[None]]) -> Callable[..., N
         async def main() -> None:
             one, two, three = cluster.addresses
             async with AsyncClient(one) as first, AsyncClient(two) as second, AsyncClient(three) as third:
-                with trio.fail_after(30):
+                with trio.fail_after(TEST_TIMEOUT_S):
                     await test(self, World([first, second, third]))
 
         trio.run(main)

@@ -14,7 +14,17 @@ from hypothesis import strategies as st
 
 from onyxq.facts import pack_task
 from tests.interfaces.bad_calls import BAD_CALLS, ID, PEER_METHODS, QUEUE, RUN, UNKNOWN_PARTITION, VALUES, run
-from tests.interfaces.live_world import Live, Wire, claim_of, complete_error, frame, fresh_id, names, running
+from tests.interfaces.live_world import (
+    PATIENCE_MS,
+    Live,
+    Wire,
+    claim_of,
+    complete_error,
+    frame,
+    fresh_id,
+    names,
+    running,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -275,7 +285,7 @@ class TestMadeUpNames:
         for turn in range(5):
             live.wire.call("claim", claim_of(*(f"made-up-{turn}-{i}" for i in range(100))))
         assert claiming.watched >= 500
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_MS / 1000
         while (claiming.watched >= 500 or granter.known_queues > before) and time.monotonic() < deadline:
             live.wire.call("health", {})
             time.sleep(0.02)
@@ -338,9 +348,9 @@ def finished(live: Live) -> tuple[bytes, int]:
     first = fresh_id(5)
     body = pack_task({"queue": "twice"}, [b"x"])
     live.wire.call("enqueue", run(body, first))
-    ((token, *_),) = live.wire.call("claim", claim_of("twice", wait_ms=2_000, worker="first"))["claims"]
+    ((token, *_),) = live.wire.call("claim", claim_of("twice", wait_ms=PATIENCE_MS, worker="first"))["claims"]
     assert live.wire.call("release", {"items": [[first, 1, token]]}) == {"results": [[]]}
-    ((newer, *_),) = live.wire.call("claim", claim_of("twice", wait_ms=2_000, worker="second"))["claims"]
+    ((newer, *_),) = live.wire.call("claim", claim_of("twice", wait_ms=PATIENCE_MS, worker="second"))["claims"]
     assert newer > token
     return first, token
 

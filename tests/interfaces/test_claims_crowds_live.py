@@ -13,8 +13,8 @@ from onyxq.errors import from_map
 from onyxq.facts import pack_task
 from onyxq.ids import TaskId, ids_of
 from onyxq.peer.daemon import LocalCluster
-from tests.interfaces.claims_world import PATIENCE_MS, World, in_cluster, refusal
-from tests.interfaces.live_world import fresh_id, running
+from tests.interfaces.claims_world import World, in_cluster, refusal
+from tests.interfaces.live_world import PATIENCE_MS, fresh_id, running
 
 pytestmark = pytest.mark.slow
 
@@ -29,13 +29,13 @@ def cluster() -> Iterator[LocalCluster]:
 class TestNeighbours:
     """Tasks of several rows whose ids follow each other."""
 
-    async def _three_rows(self, world: World) -> tuple[TaskId, ClaimBatch]:
+    async def _three_rows(self, world: World, *, lease_ms: int = 60_000) -> tuple[TaskId, ClaimBatch]:
         first = fresh_id(11)
         ids = ids_of(first, 6)
         await world.client.enqueue_many(world.queue, [b"a0", b"a1"], ids=ids[:2], priority=9)
         await world.client.enqueue_many(world.queue, [b"b2", b"b3"], ids=ids[2:4], priority=5, retries=0)
         await world.client.enqueue_many(world.queue, [b"c4", b"c5"], ids=ids[4:], priority=1, retries=1)
-        batch = await world.client.claim([world.queue], max=6, lease_ms=1_000, wait_ms=PATIENCE_MS)
+        batch = await world.client.claim([world.queue], max=6, lease_ms=lease_ms, wait_ms=PATIENCE_MS)
         assert [claim.data for claim in batch] == [b"a0", b"a1", b"b2", b"b3", b"c4", b"c5"]
         assert len({claim.token for claim in batch}) == 1
         return first, batch
@@ -68,7 +68,7 @@ class TestNeighbours:
     @in_cluster
     async def test_lapsed_together_each_has_its_own_retries(self, world: World) -> None:
         """The same for leases that ended."""
-        first, _ = await self._three_rows(world)
+        first, _ = await self._three_rows(world, lease_ms=1_000)
         await world.until(first, lambda task: task.state == "ready")
         assert await self._given_again(world, 4) == [(b"a0", 9, 1), (b"a1", 9, 1), (b"c4", 1, 1), (b"c5", 1, 1)]
         assert [(await world.client.get(task_id)).state for task_id in ids_of(first, 6)[2:4]] == ["failed", "failed"]

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Iterator
 
 import pytest
 import trio
+import trio.testing
 
 from onyxq import AsyncClient
 from onyxq.errors import AlreadyFinished, Conflict, SequenceGap, StaleToken
 from onyxq.facts import pack_task
 from onyxq.ids import TaskId, ids_of, ms_of
+from onyxq.peer import claiming
 from onyxq.peer.daemon import LocalCluster
-from tests.interfaces.claims_world import PATIENCE_MS, World, in_cluster, refusal
-from tests.interfaces.live_world import Wire, claim_of, fresh_id, running
+from onyxq.peer.service import HEAD_TIMEOUT_MS_MAX
+from tests.interfaces.claims_world import World, in_cluster, refusal
+from tests.interfaces.live_world import PATIENCE_MS, Wire, claim_of, fresh_id, running
 
 pytestmark = pytest.mark.slow
 
 LONG_AGO_MS = 1_700_000_000_000
+HOUR_MS = 3_600_000
+TOLD_MS = HEAD_TIMEOUT_MS_MAX // 2
+"""Within it a claimer is told of a task, or it looks again too late."""
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +31,12 @@ def cluster() -> Iterator[LocalCluster]:
     """Three nodes for all tests of this module; every test has queues of its own."""
     with running(peers=3) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes hear of tasks by being told: what they would only find by looking again comes too late."""
+    monkeypatch.setattr(claiming, "POLL_S", HEAD_TIMEOUT_MS_MAX / 1000)
 
 
 class TestOrder:
@@ -67,53 +77,54 @@ class TestOrder:
 
     @in_cluster
     async def test_a_delayed_task_is_not_given_before_its_time(self, world: World) -> None:
-        """And soon after it."""
+        """But then."""
+        later = await world.client.enqueue(world.queue, b"x", delay_ms=HOUR_MS)
+        assert await world.nothing()
+        assert (await world.client.get(later)).state == "scheduled"
         started = trio.current_time()
         task_id = await world.client.enqueue(world.queue, b"x", delay_ms=300)
-        assert await world.nothing()
-        assert (await world.client.get(task_id)).state == "scheduled"
-        claim = await world.claim()
-        assert claim.id == task_id and 0.29 <= trio.current_time() - started < 2.0
+        assert (await world.claim()).id == task_id
+        assert trio.current_time() - started >= 0.29
 
 
 class TestWaiting:
     """Claims that wait for a task."""
 
+    @pytest.mark.usefixtures("no_polls")
     def test_a_waiting_claim_is_answered_when_another_node_takes_an_enqueue(self, cluster: LocalCluster) -> None:
         """Every time, whichever nodes and partition, and without a poll's delay."""
-        waits = []
         wires = [Wire(address) for address in cluster.addresses]
         for turn in range(50):
             queue = f"waiting-{turn % 7}"
             waiter, enqueuer = wires[turn % 3], wires[(turn + 1 + turn // 3 % 2) % 3]
-            waiter.send([1_000 + turn, "claim", claim_of(queue, wait_ms=5_000)])
+            waiter.send([1_000 + turn, "claim", claim_of(queue, wait_ms=TOLD_MS)])
             if turn % 2:  # by now the claim is surely there
                 enqueuer.call("health", {})
             first = fresh_id(turn)
-            started = time.monotonic()
             enqueuer.call("enqueue", {"runs": [[first, pack_task({"queue": queue}, [b"x"])]], "w": None})
             number, status, result = waiter.receive()
-            waits.append(time.monotonic() - started)
             assert (number, status) == (1_000 + turn, 0)
             ((token, _, _, got, _),) = result["claims"]
             assert got == first, turn
             assert waiter.call("complete", {"items": [[first, 1, token, None, None]]}) == {"results": [[]]}
         for wire in wires:
             wire.__exit__(None, None, None)
-        assert statistics.median(waits) < 0.3 and max(waits) < 0.9, sorted(waits)[-5:]
 
     @in_cluster
     async def test_a_claim_without_a_task_ends_after_its_wait(self, world: World) -> None:
-        """Empty, and not much later."""
+        """Empty."""
         started = trio.current_time()
         assert not await world.client.claim([world.queue], wait_ms=300)
-        assert 0.29 <= trio.current_time() - started < 2.0
+        assert trio.current_time() - started >= 0.29
 
     @in_cluster
     async def test_a_task_claimed_for_a_client_that_left_goes_to_another(self, world: World) -> None:
         """A waiting claim that was withdrawn holds nothing."""
-        with trio.move_on_after(0.1):
-            await world.client.claim([world.queue], wait_ms=5_000)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lambda: world.client.claim([world.queue], wait_ms=PATIENCE_MS))
+            await trio.testing.wait_all_tasks_blocked()
+            await world.client.call("health", {})  # sent behind the claim, on the same connection
+            nursery.cancel_scope.cancel()
         task_id = await world.clients[1].enqueue(world.queue, b"x")
         (claim,) = await world.clients[2].claim([world.queue], wait_ms=PATIENCE_MS)
         assert claim.id == task_id
@@ -197,13 +208,16 @@ class TestEnds:
     @in_cluster
     async def test_a_failed_attempt_is_given_again_after_its_pause(self, world: World) -> None:
         """And counted."""
-        task_id = await world.client.enqueue(world.queue, b"x")
+        await world.client.enqueue(world.queue, b"x")
+        claim = await world.claim()
+        await world.clients[1].fail(claim, "no luck", retry_in_ms=HOUR_MS)
+        assert await world.nothing()
+        task = await world.client.get(claim.id)
+        assert (task.state, task.attempts, task.error) == ("scheduled", 1, "no luck")
+        task_id = await world.client.enqueue(world.queue, b"y")
         claim = await world.claim()
         started = trio.current_time()
         await world.clients[1].fail(claim, "no luck", retry_in_ms=400)
-        assert await world.nothing()
-        task = await world.client.get(task_id)
-        assert (task.state, task.attempts, task.error) == ("scheduled", 1, "no luck")
         again = await world.claim()
         assert trio.current_time() - started >= 0.39
         assert (again.id, again.attempts) == (task_id, 1) and again.token > claim.token
@@ -229,13 +243,14 @@ class TestEnds:
         task = await world.client.get(task_id)
         assert (task.state, task.error) == ("failed", "attempt 2")
 
+    @pytest.mark.usefixtures("no_polls")
     @in_cluster
     async def test_a_released_task_is_given_again_at_once_and_uncounted(self, world: World) -> None:
         """The old token is refused from then on."""
         task_id = await world.client.enqueue(world.queue, b"x")
         claim = await world.claim()
         await world.clients[1].release(claim)
-        again = await world.claim(wait_ms=900)
+        again = await world.claim(wait_ms=TOLD_MS)
         assert (again.id, again.attempts) == (task_id, 0)
         with pytest.raises(StaleToken):
             await world.client.complete(claim)
@@ -264,9 +279,9 @@ class TestLeases:
 
     @in_cluster
     async def test_a_lapsed_claim_is_given_again_and_its_token_stands_until_then(self, world: World) -> None:
-        """A renewed one stays: three tasks claimed together for a second."""
+        """A renewed one stays: three tasks claimed together for a short time."""
         ids = await world.client.enqueue_many(world.queue, [b"renewed", b"lapsed", b"finished late"])
-        batch = await world.client.claim([world.queue], max=3, lease_ms=1_000, wait_ms=PATIENCE_MS)
+        batch = await world.client.claim([world.queue], max=3, lease_ms=2_000, wait_ms=PATIENCE_MS)
         renewed, lapsed, late = batch
         await world.clients[1].renew(renewed, lease_ms=60_000)
         for claim in (lapsed, late):

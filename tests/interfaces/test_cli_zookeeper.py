@@ -12,11 +12,11 @@ import pytest
 
 from onyxq.cli.main import run
 from onyxq.errors import Incomplete
-from onyxq.log.zookeeper_server import find_jars, find_java, free_port
+from onyxq.log.zookeeper_server import find_jars, find_java
 
 pytestmark = pytest.mark.slow
 
-STOP_SECONDS_MAX = 15
+STOP_SECONDS_MAX = 60
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def zookeeper() -> Iterator[str]:
         find_jars()
     except Incomplete as missing:
         pytest.skip(f"{missing}. {missing.advice}")
-    command = [sys.executable, "-m", "onyxq.cli.main", "zookeeper", "start", "--json", "--port", str(free_port())]
+    command = [sys.executable, "-m", "onyxq.cli.main", "zookeeper", "start", "--json", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         yield json.loads(server.stdout.readline())["zookeeper"]

@@ -23,7 +23,7 @@ from onyxq.peer import logview
 from onyxq.peer.daemon import LocalCluster
 from onyxq.replay import replica_at, steps
 from onyxq.replica import EMPTY
-from tests.interfaces.timetravel_world import PATIENCE_S, Line, World, started
+from tests.interfaces.timetravel_world import PATIENCE_MS, PATIENCE_S, Line, World, started
 
 pytestmark = pytest.mark.slow
 
@@ -413,7 +413,7 @@ def test_a_subscription_survives_its_peer() -> None:
             portal.call(cluster.stop_peer, 0)
             with Client(others) as client:
                 client.enqueue("q", b"x")
-                (claim,) = client.claim("q", wait_ms=10_000)
+                (claim,) = client.claim("q", wait_ms=PATIENCE_MS)
                 client.complete(claim)
             seen += until(events, completed(claim.token))
             assert any(event.entry.name == "leave_cluster" for event in seen)

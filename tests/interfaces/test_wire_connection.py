@@ -18,7 +18,7 @@ from onyxq.wire.protocol import Hello
 from onyxq.wire.server import REQUESTS_MAX, Request, serve
 from onyxq.wire.tcp import TcpNetwork
 from simulation.network import SimulatedNetwork
-from tests.interfaces.fake_service import FakeCluster, play
+from tests.interfaces.fake_service import FakeCluster, play, together
 
 BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])
 
@@ -103,22 +103,6 @@ def echo(request: Request) -> None:
     request.reply(request.args)
 
 
-async def gather(*calls: Any) -> list[Any]:
-    """Results, or errors, of calls made at the same time."""
-    results: list[Any] = [None] * len(calls)
-
-    async def run(place: int, call: Any) -> None:
-        try:
-            results[place] = await call
-        except OnyxqError as error:
-            results[place] = error
-
-    async with anyio.create_task_group() as group:
-        for place, call in enumerate(calls):
-            group.start_soon(run, place, call)
-    return results
-
-
 @BACKENDS
 def test_calls_in_flight_are_answered_in_any_order(backend: str) -> None:
     """Answers find their calls by number."""
@@ -133,7 +117,7 @@ def test_calls_in_flight_are_answered_in_any_order(backend: str) -> None:
                 return []
 
             calls = [world.connection.call("x", {"n": n}) for n in range(3)]
-            assert (await gather(*calls, answer_backwards()))[:3] == [0, 10, 20]
+            assert (await together(*calls, answer_backwards()))[:3] == [0, 10, 20]
 
     play(scenario, backend=backend)
 
@@ -145,7 +129,7 @@ def test_calls_and_answers_of_one_turn_leave_in_one_send(backend: str) -> None:
     async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:
         async with connected(network, echo) as world:
             near, far = world.near.sends, world.far.sends
-            assert await gather(*(world.connection.call("x", {"n": n}) for n in range(100))) == [
+            assert await together(*(world.connection.call("x", {"n": n}) for n in range(100))) == [
                 {"n": n} for n in range(100)
             ]
             assert (world.near.sends - near, world.far.sends - far) == (1, 1)
@@ -172,7 +156,7 @@ def test_more_calls_than_a_connection_takes_wait_in_line() -> None:
                         done += 1
 
             calls = [world.connection.call("x", {}) for _ in range(2 * CALLS_MAX + 10)]
-            assert set(await gather(*calls, answer_slowly())) == {None}
+            assert set(await together(*calls, answer_slowly())) == {None}
         assert most == CALLS_MAX
 
     play(scenario)
@@ -307,7 +291,7 @@ def test_a_connection_that_breaks_fails_its_calls(backend: str) -> None:
                 await world.asked(2)
                 network.cut("a", "b")
 
-            found = await gather(world.connection.call("x", {}), world.connection.call("x", {}), cut())
+            found = await together(world.connection.call("x", {}), world.connection.call("x", {}), cut())
             assert [type(error) for error in found[:2]] == [Unknown, Unknown]
             await world.connection.closed.wait()
             with pytest.raises(Unavailable, match="no connection"):
@@ -350,7 +334,7 @@ def test_a_silent_peer_is_noticed_while_a_long_call_waits() -> None:
                 network.part(["a"], ["b"])
 
             start = anyio.current_time()
-            found = await gather(world.connection.call("claim", {}, timeout_ms=600_000), part())
+            found = await together(world.connection.call("claim", {}, timeout_ms=600_000), part())
             assert isinstance(found[0], Unknown)
             assert anyio.current_time() - start <= 4 * connection_module.PING_AFTER_S
 
@@ -367,7 +351,7 @@ def test_a_peer_that_only_waits_is_not_taken_for_dead() -> None:
                 await anyio.sleep(300)
                 world.requests[0].reply("at last")
 
-            assert (await gather(world.connection.call("x", {}, timeout_ms=600_000), answer()))[0] == "at last"
+            assert (await together(world.connection.call("x", {}, timeout_ms=600_000), answer()))[0] == "at last"
 
     play(scenario)
 

@@ -16,7 +16,9 @@ from onyxq import Client, api
 from onyxq.cli.main import run
 from onyxq.peer.daemon import LocalCluster
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
+PATIENCE_MS = 20_000
+"""Of a claim of a task that is there."""
 _serial = count(1)
 
 
@@ -35,10 +37,10 @@ class World:
     def story(self) -> tuple[str, list[int]]:
         """A task that fails once and is completed then; its id and both tokens."""
         task_id = self.client.enqueue(self.queue, b"x", backoff_ms=1)
-        (first,) = self.client.claim(self.queue, wait_ms=5_000, worker="w1")
+        (first,) = self.client.claim(self.queue, wait_ms=PATIENCE_MS, worker="w1")
         self.client.renew(first, 60_000)
         self.client.fail(first, "no such host", retry_in_ms=1)
-        (second,) = self.client.claim(self.queue, wait_ms=5_000, worker="w2")
+        (second,) = self.client.claim(self.queue, wait_ms=PATIENCE_MS, worker="w2")
         self.client.update(second, b"half way")
         self.client.complete(second)
         # The completion is acknowledged before the log says that the claim ended.

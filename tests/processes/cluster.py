@@ -29,9 +29,9 @@ from onyxq.errors import OnyxqError
 
 SESSION_TIMEOUT_MS = 3_000
 """Long enough for a busy machine of two cores, short enough to wait for."""
-READY_TIMEOUT_S = 30.0
-STATE_TIMEOUT_S = 30.0
-ASK_TIMEOUT_S = 2.0
+READY_TIMEOUT_S = 60.0
+STATE_TIMEOUT_S = 60.0
+ASK_TIMEOUT_S = 10.0
 POLL_S = 0.05
 TAIL_LINES = 40
 
@@ -137,7 +137,7 @@ class PeerProcess:
         self.process.send_signal(signal.SIGCONT)
         self.frozen = False
 
-    async def terminate(self, *, seconds: float = 20.0) -> None:
+    async def terminate(self, *, seconds: float = STATE_TIMEOUT_S) -> None:
         """SIGTERM; returns when it has drained and ended by itself, with code 0."""
         assert self.process is not None and self.runs
         self.process.terminate()

@@ -11,7 +11,7 @@ import pytest
 
 from onyxq.errors import Incomplete
 from onyxq.log.zookeeper_server import ZookeeperServer
-from tests.processes.cluster import Cluster
+from tests.processes.cluster import SESSION_TIMEOUT_MS, Cluster
 
 
 @pytest.fixture
@@ -36,10 +36,13 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZookeeperSer
 
 
 @pytest.fixture
-async def cluster(zookeeper: ZookeeperServer, tmp_path: Path, yield_after_ms: int) -> AsyncIterator[Cluster]:
+async def cluster(
+    zookeeper: ZookeeperServer, tmp_path: Path, yield_after_ms: int, session_timeout_ms: int
+) -> AsyncIterator[Cluster]:
     """A cluster without peers yet; they are killed after the test."""
     name = f"test-{uuid.uuid4().hex[:12]}"
-    async with Cluster(tmp_path, zookeeper=zookeeper.hosts, name=name, yield_after_ms=yield_after_ms) as found:
+    patience = {"yield_after_ms": yield_after_ms, "session_timeout_ms": session_timeout_ms}
+    async with Cluster(tmp_path, zookeeper=zookeeper.hosts, name=name, **patience) as found:
         yield found
 
 
@@ -47,6 +50,12 @@ async def cluster(zookeeper: ZookeeperServer, tmp_path: Path, yield_after_ms: in
 def yield_after_ms() -> int:
     """Patience of leaders in trouble: a test that waits for it to end asks for less."""
     return 5_000
+
+
+@pytest.fixture
+def session_timeout_ms() -> int:
+    """How long a peer is missed: a test that does much before it is asks for more."""
+    return SESSION_TIMEOUT_MS
 
 
 @pytest.hookimpl(wrapper=True)

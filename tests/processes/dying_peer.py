@@ -1,4 +1,4 @@
-"""``onyxq`` as a program that kills itself, as ``kill -9`` would, at a step of collecting garbage.
+"""``onyxq`` as a program that kills itself, as ``kill -9`` would, at a step of collecting garbage or archiving.
 
 ``DIE_AT`` names the step, ``DIE_COUNT`` how many times it is passed before.  Origins get
 several chunks and trims several batches, so that there is something in between.
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 from onyxq.cli.main import main
+from onyxq.dump import DumpWriter
 from onyxq.log import zookeeper_origin
 from onyxq.log.zookeeper_origin import Origins
+from onyxq.peer.archiving import Archiver
 from onyxq.peer.collecting import Collector
 
 STEPS: dict[str, tuple[type, str]] = {
@@ -26,19 +28,26 @@ STEPS: dict[str, tuple[type, str]] = {
 }
 """Step -> whose method it comes before."""
 
+ARCHIVE_STEPS: dict[str, tuple[type, str]] = {
+    "before the archive": (Archiver, "_keep"),
+    "within the archive": (DumpWriter, "add"),
+    "behind the archive": (Origins, "store"),
+}
+"""Those of a collector that keeps an archive; likewise."""
+
 
 def arm(step: str, count: int) -> None:
     """Have this process die as it comes to the step for the time behind ``count``."""
-    owner, name = STEPS[step]
-    passed: Callable[..., Awaitable[Any]] = getattr(owner, name)
+    owner, name = (STEPS | ARCHIVE_STEPS)[step]
+    passed: Callable[..., Any] = getattr(owner, name)
     left = count
 
-    async def dying(*args: Any, **kwargs: Any) -> Any:
+    def dying(*args: Any, **kwargs: Any) -> Any:
         nonlocal left
         left -= 1
         if left < 0:
             os.kill(os.getpid(), signal.SIGKILL)
-        return await passed(*args, **kwargs)
+        return passed(*args, **kwargs)
 
     setattr(owner, name, dying)
     zookeeper_origin.CHUNK_BYTES = 500

@@ -65,7 +65,7 @@ def test_it_is_as_short_as_it_says() -> None:
 
 
 @pytest.mark.anyio
-@bounded(120)
+@bounded(240)
 async def test_a_lock_on_real_peers(cluster: Cluster, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A holder that dies, and the peer that has the duties killed: the lock goes on, with higher tokens.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -11,17 +12,17 @@ import trio
 from onyxq.client import AsyncClient, ClaimBatch
 from onyxq.errors import StaleToken
 from onyxq.ids import partition_of
-from tests.processes.cluster import Cluster, PeerProcess, bounded
+from tests.processes.cluster import STATE_TIMEOUT_S, Cluster, PeerProcess, bounded
 from tests.processes.workload import History, all_there, complete
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 NAMES = ("a", "b", "c")
-OLD_LEASE_MS = 1_000
-LEASE_MS = 60_000
+OLD_LEASE_MS = 3_000
+LEASE_MS = 300_000
 
 
-@bounded(90)
+@bounded(180)
 async def test_a_thawed_peer_is_evicted_and_accepts_no_old_claim(cluster: Cluster) -> None:
     """Completions under old tokens wait in its sockets when it wakes up; it rejoins under a new id."""
     await cluster.start(*NAMES)
@@ -32,7 +33,7 @@ async def test_a_thawed_peer_is_evicted_and_accepts_no_old_claim(cluster: Cluste
         ids = await ids_in(client, set(led), 8)
         for task_id in ids:
             await client.enqueue("work", b"x", id=task_id)
-        old = await claimed(client, len(ids), OLD_LEASE_MS, "old")
+        old = await claimed(client, ids, OLD_LEASE_MS, "old")
         victim.freeze()
 
         async def evicted() -> bool:
@@ -41,7 +42,7 @@ async def test_a_thawed_peer_is_evicted_and_accepts_no_old_claim(cluster: Cluste
         await cluster.until("the frozen peer's eviction", evicted)
         history = History("work")
         history.enqueued.update(ids)
-        new = await claimed(client, len(ids), LEASE_MS, "new")
+        new = await claimed(client, ids, LEASE_MS, "new")
         old_tokens: dict[bytes, int] = {claim.id: claim.token for batch in old for claim in batch}
         assert all(claim.token > old_tokens[claim.id] for batch in new for claim in batch)
 
@@ -80,17 +81,17 @@ async def ids_in(client: AsyncClient, partitions: set[int], count: int) -> list[
     return found
 
 
-async def claimed(client: AsyncClient, count: int, lease_ms: int, worker: str) -> list[ClaimBatch]:
-    """So many tasks, claimed by one worker as soon as they can be."""
+async def claimed(client: AsyncClient, ids: Sequence[bytes], lease_ms: int, worker: str) -> list[ClaimBatch]:
+    """These tasks, claimed by one worker as soon as they can be; on a slow machine some of them again."""
     found: list[ClaimBatch] = []
-    while sum(map(len, found)) < count:
-        found.append(await client.claim(["work"], max=count, lease_ms=lease_ms, wait_ms=2_000, worker=worker))
+    while {claim.id for batch in found for claim in batch} != set(ids):
+        found.append(await client.claim(["work"], max=len(ids), lease_ms=lease_ms, wait_ms=2_000, worker=worker))
     return found
 
 
 async def complete_at(peer: PeerProcess, task_id: bytes, token: int, answers: list[httpx.Response]) -> None:
     """Complete a claim at this very peer, however long its answer takes."""
-    async with httpx.AsyncClient(timeout=60, trust_env=False) as http:
+    async with httpx.AsyncClient(timeout=STATE_TIMEOUT_S, trust_env=False) as http:
         body = {"claims": [{"id": task_id.hex(), "token": token}]}
         answers.append(await http.post(f"http://{peer.http}/v1/claims/complete", json=body))
 

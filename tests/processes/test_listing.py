@@ -11,7 +11,7 @@ from tests.processes.cluster import Cluster, bounded
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
-@bounded(60)
+@bounded(120)
 async def test_pages_leave_out_no_task_of_the_same_millisecond(cluster: Cluster) -> None:
     """Ids of one millisecond are ordered by partition, whoever made them."""
     await cluster.start("a")

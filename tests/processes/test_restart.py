@@ -11,6 +11,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 NAMES = ("a", "b", "c")
 TASKS = 1_000
+LEASE_MS = 300_000
 
 
 async def cohorts(cluster: Cluster, peer: PeerProcess) -> dict[int, tuple[list[str], list[str]]]:
@@ -18,16 +19,16 @@ async def cohorts(cluster: Cluster, peer: PeerProcess) -> dict[int, tuple[list[s
     return {number: (found["members"], found["target"]) for number, found in (await cluster.partitions(peer)).items()}
 
 
-@bounded(90)
+@bounded(180)
 async def test_a_cluster_killed_whole_reforms_and_moves_nothing(cluster: Cluster) -> None:
     """SIGKILL to every peer at once, then all start again: ring, cohorts, tasks and claims as before."""
     await cluster.start(*NAMES)
     await cluster.whole(*NAMES)
     async with cluster.client() as client:
         ids = await spread(client, "work", TASKS)
-        done = await client.claim(["work"], max=100, lease_ms=60_000, wait_ms=5_000, worker="early")
+        done = await client.claim(["work"], max=100, lease_ms=LEASE_MS, wait_ms=5_000, worker="early")
         await client.complete(done)
-        kept = await client.claim(["work"], max=10, lease_ms=60_000, wait_ms=5_000, worker="patient")
+        kept = await client.claim(["work"], max=10, lease_ms=LEASE_MS, wait_ms=5_000, worker="patient")
     before = await cohorts(cluster, cluster["a"])
     for name in NAMES:
         cluster[name].kill()

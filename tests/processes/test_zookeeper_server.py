@@ -6,6 +6,7 @@ import importlib.util
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -17,6 +18,8 @@ import pytest
 from onyxq.errors import Conflict, Incomplete
 from onyxq.log.zookeeper_server import ZookeeperServer, find_jars, find_java
 
+END_TIMEOUT_S = 60.0
+_IP_LOCAL_PORT_RANGE = 51
 RUN = "import sys; from onyxq.log.zookeeper_server import run_zookeeper; run_zookeeper(data_dir=sys.argv[1], port=0)"
 
 
@@ -54,7 +57,7 @@ def servers_in(data_dir: Path) -> list[int]:
 
 def assert_none_left(data_dir: Path) -> None:
     """The kernel ends them asynchronously: allow it some time."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + END_TIMEOUT_S
     while servers_in(data_dir) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert servers_in(data_dir) == []
@@ -71,7 +74,7 @@ def test_a_signal_ends_the_servers_and_exits_cleanly(
     assert line.startswith("ready 127.0.0.1:")
     assert len(servers_in(tmp_path)) == 1
     running.send_signal(number)
-    assert running.wait(10) == 0
+    assert running.wait(END_TIMEOUT_S) == 0
     assert_none_left(tmp_path)
 
 
@@ -138,3 +141,29 @@ def test_a_server_that_cannot_start_says_where_to_look(tmp_path: Path) -> None:
         server.stop()
     assert "zookeeper.log" in caught.value.advice
     assert server.pids == []
+
+
+class Probed(ZookeeperServer):
+    """Finds out, before each start of a server, whether the kernel would give its port away."""
+
+    given_away = False
+
+    def spawn(self, server: int = 0) -> None:
+        """Ask for the port as a client's own end."""
+        with socket.socket() as client:
+            try:
+                client.setsockopt(socket.IPPROTO_IP, _IP_LOCAL_PORT_RANGE, struct.pack("HH", *2 * self.ports))
+            except OSError:
+                pytest.skip("needs Linux 6.3")
+            self.given_away |= client.connect_ex(("127.0.0.1", *self.ports)) == 0
+        super().spawn(server)
+
+
+@pytest.mark.slow
+def test_the_port_is_nobody_elses_while_its_server_does_not_run(tmp_path: Path) -> None:
+    """Neither before it is up nor after it was killed: else a client would connect to itself, for good."""
+    made(tmp_path, port=0)
+    with Probed(tmp_path) as server:
+        server.kill()
+        server.spawn()
+        assert not server.given_away

@@ -27,6 +27,8 @@ CLAIM_TASKS = 50
 SPREAD_TASKS = 5
 """Tasks that go to one partition before the next one's turn."""
 PAGE_TASKS = 1_000
+AGAIN = (429, 503, 504)
+"""Statuses of requests that may be sent again: too much at once, unavailable, timed out."""
 
 
 class History:
@@ -105,7 +107,7 @@ async def enqueue_over_http(history: History, cluster: Cluster, count: int) -> N
 
 
 async def _insist(cluster: Cluster, method: str, path: str, body: Any) -> Any:
-    """The answer of the first peer that gives one: 503 and broken connections pass."""
+    """The answer of the first peer that gives one: those that say *try again*, and broken connections, pass."""
     turn = 0
     while True:
         peers = cluster.serving
@@ -118,7 +120,7 @@ async def _insist(cluster: Cluster, method: str, path: str, body: Any) -> Any:
         else:
             if answer.is_success:
                 return answer.json()
-            assert answer.status_code == 503, answer.text
+            assert answer.status_code in AGAIN, answer.text
         with trio.move_on_after(POLL_S):
             await trio.sleep_forever()
 

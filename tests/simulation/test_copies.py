@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
 import pytest
 import trio
 
@@ -9,46 +12,13 @@ from onyxq.client.claims import Claim
 from onyxq.errors import AlreadyFinished, OnyxqError, StaleToken
 from onyxq.facts import COMPLETION, unpack_completion
 from simulation.clients import RecordingClient
-from simulation.world import Options, SimulatedNode, World, simulate
-
-ONE = Options(partitions=1, clock_offset_ms=0, absent_after_ms=600_000)
-
-
-def leader_of(world: World) -> SimulatedNode:
-    """The node that leads the only partition, as the log says."""
-    leader = world.audit.replica.partitions[0].leader
-    return next(node for node in world.nodes if node.peer_id == leader)
-
-
-async def led_by_another(world: World, old: SimulatedNode) -> SimulatedNode:
-    """The successor of a node, once it serves."""
-    peer = old.peer_id
-    await world.until(
-        lambda: (part := world.audit.replica.partitions[0]).ready and part.leader not in ("", peer),
-        "a successor",
-        within_s=20,
-    )
-    return leader_of(world)
-
-
-async def lose_its_leader(world: World) -> SimulatedNode:
-    """Cut the leader off everything but clients; it, as long as it does not know."""
-    old = leader_of(world)
-    world.isolate(old)
-    world.disconnect_log(old)
-    return old
+from simulation.scenes import ONE, back, cut_off, leader_of, payloads, successor
+from simulation.world import SimulatedNode, World, simulate
 
 
 def others(world: World, node: SimulatedNode) -> list[SimulatedNode]:
     """All nodes but one."""
     return [one for one in world.nodes if one is not node]
-
-
-async def back(world: World, node: SimulatedNode) -> None:
-    """Undo `lose_its_leader`."""
-    world.network.heal()
-    world.reconnect_log(node)
-    await world.settle()
 
 
 async def claim(client: RecordingClient, count: int, *, lease_ms: int = 60_000) -> list[Claim]:
@@ -58,23 +28,41 @@ async def claim(client: RecordingClient, count: int, *, lease_ms: int = 60_000) 
     return claims
 
 
+Write = Callable[[RecordingClient, Claim], Awaitable[None]]
+
+
+@asynccontextmanager
+async def stored_alone(
+    world: World, write: Write, count: int = 1
+) -> AsyncIterator[tuple[RecordingClient, list[Claim]]]:
+    """Claims for which a leader that is cut off wrote something nobody heard of; and a client of its successor.
+
+    Afterwards all nodes are there again.
+    """
+    async with world.client() as client, world.client(nodes=[leader_of(world)]) as misled:
+        await client.enqueue("q", payloads(count))
+        claims = await claim(client, count)
+        old = cut_off(world)
+        for one in claims:
+            with pytest.raises(OnyxqError):
+                await write(misled, one)
+        await successor(world, old)
+        async with world.client(nodes=others(world, old)) as served:
+            yield served, claims
+        await back(world, old)
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_a_completion_repeated_at_another_leader_is_one_fact(seed: int) -> None:
     """The first leader stored it alone; the second says when it was, and all nodes come to say the same."""
 
+    async def complete(client: RecordingClient, claim: Claim) -> None:
+        await client.complete(claim, b"done", timeout_ms=500)
+
     async def workload(world: World) -> None:
-        async with world.client() as client, world.client(nodes=[leader_of(world)]) as misled:
-            await client.enqueue("q", [b"%d" % number for number in range(6)])
-            claims = await claim(client, 6)
-            old = await lose_its_leader(world)
+        async with stored_alone(world, complete, count=6) as (served, claims):
             for one in claims:
-                with pytest.raises(OnyxqError):
-                    await misled.complete(one, b"done", timeout_ms=500)
-            await led_by_another(world, old)
-            async with world.client(nodes=others(world, old)) as served:
-                for one in claims:
-                    await served.complete(one, b"done")
-            await back(world, old)
+                await served.complete(one, b"done")
 
     simulate(workload, seed=seed, options=ONE)
 
@@ -82,25 +70,21 @@ def test_a_completion_repeated_at_another_leader_is_one_fact(seed: int) -> None:
 def test_another_result_given_to_another_leader_is_the_one_that_stays() -> None:
     """What was acknowledged wins over what was stored before, and nobody was told of."""
 
+    async def complete(client: RecordingClient, claim: Claim) -> None:
+        await client.complete(claim, b"unheard", timeout_ms=500)
+
     async def workload(world: World) -> None:
-        async with world.client() as client, world.client(nodes=[leader_of(world)]) as misled:
-            (task,) = await client.enqueue("q", [b"x"])
-            (one,) = await claim(client, 1)
-            old = await lose_its_leader(world)
-            with pytest.raises(OnyxqError):
-                await misled.complete(one, b"unheard", timeout_ms=500)
-            await led_by_another(world, old)
+        async with stored_alone(world, complete) as (served, (one,)):
             epoch = world.audit.replica.partitions[0].epoch
-            async with world.client(nodes=others(world, old)) as served:
-                await served.complete(one, b"acknowledged")
-            await back(world, old)
-            await trio.sleep(70)
-            assert (await client.client.get(task)).result == b"acknowledged"
-            for node in world.nodes:
-                (key,) = [key for key in node.disk.row_keys() if key[2:3] == COMPLETION]
-                done = unpack_completion((node.disk.tables.rows.get(key) or b"")[:-4])
-                # The epoch says which of the two came later, not a clock.
-                assert (done.mark.epoch, done.results) == (epoch, [b"acknowledged"])
+            await served.complete(one, b"acknowledged")
+        await trio.sleep(70)
+        async with world.client() as client:
+            assert (await client.client.get(one.id)).result == b"acknowledged"
+        for node in world.nodes:
+            (key,) = [key for key in node.disk.row_keys() if key[2:3] == COMPLETION]
+            done = unpack_completion((node.disk.tables.rows.get(key) or b"")[:-4])
+            # The epoch says which of the two came later, not a clock.
+            assert (done.mark.epoch, done.results) == (epoch, [b"acknowledged"])
 
     simulate(workload, seed=1, options=ONE)
 
@@ -108,44 +92,52 @@ def test_another_result_given_to_another_leader_is_the_one_that_stays() -> None:
 def test_an_update_repeated_at_another_leader_is_one_fact() -> None:
     """As a completion."""
 
+    async def update(client: RecordingClient, claim: Claim) -> None:
+        await client.update(claim, b"half", timeout_ms=500)
+
     async def workload(world: World) -> None:
-        async with world.client() as client, world.client(nodes=[leader_of(world)]) as misled:
-            await client.enqueue("q", [b"x"])
-            (one,) = await claim(client, 1)
-            old = await lose_its_leader(world)
-            with pytest.raises(OnyxqError):
-                await misled.update(one, b"half", timeout_ms=500)
-            await led_by_another(world, old)
-            async with world.client(nodes=others(world, old)) as served:
-                answer = await served.client.call("update", {"items": [[one.id, one.token, 0, b"half"]]})
-                assert answer["results"] == [None]
-            await back(world, old)
+        async with stored_alone(world, update) as (served, (one,)):
+            answer = await served.client.call("update", {"items": [[one.id, one.token, 0, b"half"]]})
+            assert answer["results"] == [None]
+        async with world.client() as client:
             await client.complete(one)
 
     simulate(workload, seed=1, options=ONE)
+
+
+@asynccontextmanager
+async def granted_anew(
+    world: World,
+) -> AsyncIterator[tuple[RecordingClient, SimulatedNode, SimulatedNode, Claim, Claim]]:
+    """A task whose completion only a leader that is cut off has, and that its successor granted anew.
+
+    Gives a client of the successor, both leaders and both claims.
+    """
+    async with world.client() as client, world.client(nodes=[leader_of(world)]) as misled:
+        await client.enqueue("q", [b"x"], backoff_ms=0)
+        (early,) = await claim(client, 1, lease_ms=2_000)
+        old = cut_off(world)
+        with pytest.raises(OnyxqError):
+            await misled.complete(early, b"early", timeout_ms=500)
+        new = await successor(world, old)
+        async with world.client(nodes=[new]) as served:
+            (late,) = await claim(served, 1)
+            yield served, old, new, early, late
 
 
 def test_an_older_token_completes_nothing_although_its_completion_turns_up() -> None:
     """Only the first leader had it when the second granted the task anew; the third finds it and must not say yes."""
 
     async def workload(world: World) -> None:
-        async with world.client() as client, world.client(nodes=[leader_of(world)]) as misled:
-            await client.enqueue("q", [b"x"], backoff_ms=0)
-            (early,) = await claim(client, 1, lease_ms=2_000)
-            first = await lose_its_leader(world)
+        async with granted_anew(world) as (client, first, second, early, late):
+            world.isolate(second)
+            world.disconnect_log(second)
             with pytest.raises(OnyxqError):
-                await misled.complete(early, b"early", timeout_ms=500)
-            second = await led_by_another(world, first)
-            async with world.client(nodes=[second]) as client:
-                (late,) = await claim(client, 1)
-                world.isolate(second)
-                world.disconnect_log(second)
-                with pytest.raises(OnyxqError):
-                    await client.complete(late, b"late", timeout_ms=500)
+                await client.complete(late, b"late", timeout_ms=500)
             world.network.heal()
             world.isolate(second)
             world.reconnect_log(first)
-            await led_by_another(world, second)
+            await successor(world, second)
             async with world.client(nodes=others(world, second)) as client:
                 with pytest.raises((AlreadyFinished, StaleToken)):
                     await client.complete(early, b"early")
@@ -185,38 +177,30 @@ def test_two_workers_are_not_both_told_that_they_completed_a_task(wait_s: float)
     """The older completion turns up while the newer one is being written, and is repeated just then."""
 
     async def workload(world: World) -> None:
-        async with world.client() as client, world.client(nodes=[leader_of(world)]) as misled:
-            await client.enqueue("q", [b"x"], backoff_ms=0)
-            (early,) = await claim(client, 1, lease_ms=2_000)
-            old = await lose_its_leader(world)
-            with pytest.raises(OnyxqError):
-                await misled.complete(early, b"early", timeout_ms=500)
-            new = await led_by_another(world, old)
-            async with world.client(nodes=[new]) as client:
-                (late,) = await claim(client, 1)
-                new.disk.delay_ms = lambda: 1_500
-                world.network.heal()
-                told: list[bytes] = []
+        async with granted_anew(world) as (client, old, new, early, late):
+            new.disk.delay_ms = lambda: 1_500
+            world.network.heal()
+            told: list[bytes] = []
 
-                async def repeat() -> None:
-                    while True:
-                        try:
-                            await client.complete(early, b"early", timeout_ms=3_500)
-                            told.append(b"early")
-                        except OnyxqError:
-                            pass
-                        await trio.sleep(0.1)
-
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(repeat)
-                    await trio.sleep(wait_s)
+            async def repeat() -> None:
+                while True:
                     try:
-                        await client.complete(late, b"late", timeout_ms=15_000)
-                        told.append(b"late")
+                        await client.complete(early, b"early", timeout_ms=3_500)
+                        told.append(b"early")
                     except OnyxqError:
                         pass
-                    await trio.sleep(5)
-                    nursery.cancel_scope.cancel()
+                    await trio.sleep(0.1)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(repeat)
+                await trio.sleep(wait_s)
+                try:
+                    await client.complete(late, b"late", timeout_ms=15_000)
+                    told.append(b"late")
+                except OnyxqError:
+                    pass
+                await trio.sleep(5)
+                nursery.cancel_scope.cancel()
             new.disk.delay_ms = lambda: 0
             assert len(set(told)) < 2
             await back(world, old)

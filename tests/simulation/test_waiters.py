@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import trio
+import trio.testing
 
 from log_entries import set_slots
 from onyxq.log.codec import decode_record
@@ -62,7 +63,7 @@ def test_verdicts_among_skipped_records_are_unknown_and_later_ones_are_heard() -
             for count in (1, 2, 3):
                 heard.submit(count)
                 await sent(backend, count)
-            outbox.skipped(2)
+            outbox.skipped(2, 1)
             assert heard.verdicts == {1: (-1, None), 2: (-1, None)}
             outbox.applied(3, 2, [Outcome(0, "set_slots", set_slots.Args(PEER, 3), "applied", 1)])
             assert heard.verdicts[3] == (2, ["applied"])
@@ -70,6 +71,26 @@ def test_verdicts_among_skipped_records_are_unknown_and_later_ones_are_heard() -
             await sent(backend, 4)
             nursery.cancel_scope.cancel()
         assert numbers(backend) == [1, 2, 3, 4]
+
+    trio.run(scenario, clock=mock_clock())
+
+
+def test_verdicts_of_records_that_landed_behind_an_origin_that_forgot_their_writer_are_unknown() -> None:
+    """It has no number of a peer that left long ago, but a position; what landed above it is still to be read."""
+
+    async def scenario() -> None:
+        backend = MemoryBackend(SimulatedClock())
+        outbox = outbox_on(await backend.session())
+        heard = Heard(outbox)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(outbox.run)
+            for count in (1, 2):
+                heard.submit(count)
+                await sent(backend, count)
+                await trio.testing.wait_all_tasks_blocked()
+            outbox.skipped(0, 0)
+            nursery.cancel_scope.cancel()
+        assert heard.verdicts == {1: (-1, None)}
 
     trio.run(scenario, clock=mock_clock())
 
@@ -88,7 +109,7 @@ def test_a_record_in_doubt_that_the_origin_holds_is_not_sent_again() -> None:
             heard.submit(1)
             await sent(backend, 1)
             heard.submit(2)
-            outbox.skipped(1)
+            outbox.skipped(1, 0)
             await sent(backend, 2)
             nursery.cancel_scope.cancel()
         assert heard.verdicts == {1: (-1, None)}

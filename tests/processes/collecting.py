@@ -1,0 +1,60 @@
+"""Collections of real peers' logs, and collectors that die on the way."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+import trio
+
+from tests.processes.cluster import POLL_S, STATE_TIMEOUT_S, Cluster, PeerProcess
+
+GC_TIMEOUT_S = 60.0
+
+
+async def gc(cluster: Cluster, peer: PeerProcess) -> dict[str, int]:
+    """One collection, asked of a peer, once it is over."""
+    answer = await cluster.send(peer, "POST", "/v1/gc", seconds=GC_TIMEOUT_S)
+    assert answer.is_success, answer.text
+    report: dict[str, int] = answer.json()
+    return report
+
+
+async def die_collecting(cluster: Cluster, victim: PeerProcess, step: str) -> None:
+    """Have a node that does not run collect and die at a step of it; returns once others have finished it.
+
+    The steps are those of `tests.processes.dying_peer`; one *between* or *within* is passed once before.
+    """
+    survivors = [peer.name for peer in cluster.serving]
+    victim.program = "tests.processes.dying_peer"
+    victim.surroundings = {"DIE_AT": step, "DIE_COUNT": "1" if step.startswith(("between", "within")) else "0"}
+    await cluster.start(victim.name)
+    await cluster.whole(*survivors, victim.name)
+    with pytest.raises(httpx.TransportError):
+        await cluster.send(victim, "POST", "/v1/gc", seconds=GC_TIMEOUT_S)
+    with trio.fail_after(STATE_TIMEOUT_S):
+        while victim.runs:
+            await trio.sleep(POLL_S)
+    witness = cluster[survivors[0]]
+
+    async def finished() -> bool:
+        return (await applied(cluster, witness))[-1:] == ["finish_gc"]
+
+    await cluster.until(f"{step}: the collection ends", finished)
+    victim.program = "onyxq.cli.main"
+
+
+async def applied(cluster: Cluster, witness: PeerProcess) -> list[str]:
+    """The beginnings and ends of collections in the log, as far as a peer remembers it."""
+    records = (await cluster.see(witness, "/v1/log?limit=1000"))["records"]
+    names = [entry["entry"] for record in records for entry in record["entries"] if entry["verdict"] == "applied"]
+    return [name for name in names if name in ("gc", "finish_gc")]
+
+
+async def grown(cluster: Cluster, *, beyond: int, records: int) -> None:
+    """Return once the log has so many records beyond a position."""
+    witness = cluster.serving[0]
+
+    async def look() -> bool:
+        return bool((await cluster.see(witness, "/v1/cluster"))["position"] >= beyond + records)
+
+    await cluster.until(f"{records} records beyond {beyond}", look)

@@ -1,0 +1,15 @@
+"""``onyxq`` as a program whose log goes on in a new segment after ``SEGMENT_RECORDS`` records instead of 2^30."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+from onyxq.cli.main import main
+from onyxq.log import zookeeper
+
+if __name__ == "__main__":
+    records = int(os.environ["SEGMENT_RECORDS"])
+    short = partial(zookeeper.ZookeeperBackend, segment_records=records)
+    zookeeper.ZookeeperBackend = short  # type: ignore[misc,assignment]
+    main()

@@ -1,0 +1,28 @@
+"""Joiners that are put out before they read of themselves, and find nothing of themselves behind a trim."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from onyxq.snapshot import unpack
+from simulation.scenes import SCENES, overtake_a_joiner
+from simulation.world import World, simulate
+
+
+@pytest.mark.parametrize("forgotten", [False, True], ids=["its number is known", "its number is forgotten"])
+def test_a_joiner_put_out_behind_a_trim_ends_and_its_node_joins_anew(forgotten: bool) -> None:
+    """Its request lies behind the origin, and it is not in the ring there: it does not wait on for it."""
+    ended: list[str] = []
+
+    async def workload(world: World) -> None:
+        ended.append(await overtake_a_joiner(world, forgotten=forgotten))
+        assert world.nodes[-1].peer_id in world.audit.replica.ring.members
+
+    world = simulate(workload, seed=1, options=SCENES["overtaken"].options(random.Random(1)))
+    origin = world.backend.stored
+    assert origin is not None
+    assert (ended[0] in unpack(origin.data).outbox) is not forgotten
+    assert world.probes.counts["a trim under a reader"] > 0
+    assert world.nodes[-1].peer_id != ended[0]
