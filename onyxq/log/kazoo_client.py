@@ -9,8 +9,10 @@
   it sends as a sign of life of the server.
 * A session outlives a connection that is taken and then ignored, as ZooKeeper does with
   some while it starts. kazoo waits there as long as the session lives, if there is one server.
+* An answer that is missing among others, as when a session moves between servers, breaks the
+  connection. kazoo's thread ends by it, and the session with nobody told.
 
-All four hook into kazoo's internals, so the package admits one minor version of kazoo;
+All five hook into kazoo's internals, so the package admits one minor version of kazoo;
 ``tests/conformance`` checks them against real servers.  `Link` is the bridge to trio:
 kazoo's threads post what happened and touch nothing else.
 """
@@ -28,6 +30,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import (
     AuthFailedError,
     ConnectionClosedError,
+    ConnectionDropped,
     ConnectionLoss,
     KazooException,
     OperationTimeoutError,
@@ -91,6 +94,12 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
         result = super()._read_socket(read_timeout)
         self._heard = time.monotonic()
         return result
+
+    def _read_response(self, header: Any, buffer: bytes, offset: int) -> Any:
+        pending = self.client._pending
+        if not pending or pending[0][2] != header.xid:
+            raise ConnectionDropped(f"answer {header.xid} is not the one that is due")
+        return super()._read_response(header, buffer, offset)
 
     def _send_request(self, read_timeout: float, connect_timeout: float) -> None:
         if self.client._pending and time.monotonic() - self._heard > read_timeout:

@@ -16,7 +16,7 @@ from onyxq.log.embedded import EmbeddedBackend
 from onyxq.log.interface import LogSession, Record, Trimmed
 from onyxq.log.zookeeper import ZookeeperBackend, ZookeeperSession
 from onyxq.log.zookeeper_server import ZookeeperServer
-from tests.conformance.log_world import bounded
+from tests.conformance.log_world import TEST_TIMEOUT_S, bounded
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -108,23 +108,27 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded, "TRIM_BATCH_RECORDS", 5)
 
 
-@bounded
 async def test_a_zookeeper_collector_may_die_at_any_of_its_calls(zookeeper: ZookeeperServer, cluster: str) -> None:
     """Each call in turn is the first that is not carried out; nothing but the last origin remains."""
-    calls = 0
-    ended = False
-    while not ended:
+    calls = 1
+    while not await ended(zookeeper, f"{cluster}-{calls}", calls=calls):
         calls += 1
-        backend = ZookeeperBackend(zookeeper.hosts, f"{cluster}-{calls}")
+    assert calls > 15, "a collection has more calls"
+
+
+async def ended(zookeeper: ZookeeperServer, cluster: str, *, calls: int) -> bool:
+    """Let a collector die at so many calls and see that all is right; True if it came to the end before."""
+    with trio.fail_after(TEST_TIMEOUT_S):
+        backend = ZookeeperBackend(zookeeper.hosts, cluster)
         session = await prepared(backend)
         dying = await backend.session()
-        ended = await _dies(dying, calls)
+        came_to_the_end = await _dies(dying, calls)
         await check(session, {FIRST, SECOND})
         await finish(session)
         await session.aclose()
         await dying.aclose()
         assert await _names(zookeeper, backend.cluster) == [f"{THIRD}"] * 3 + ["pointer"]
-    assert calls > 15, "a collection has more calls"
+        return came_to_the_end
 
 
 async def _dies(session: ZookeeperSession, calls: int) -> bool:

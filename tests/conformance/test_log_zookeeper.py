@@ -33,7 +33,7 @@ from tests.conformance.log_world import (
     under_way,
     until,
 )
-from tests.conformance.zookeeper_proxy import proxies
+from tests.conformance.zookeeper_proxy import MISSING, proxies
 
 pytestmark = pytest.mark.anyio
 
@@ -202,6 +202,26 @@ async def test_a_session_outlives_connections_that_are_taken_and_ignored(
         await append_until_known(session, 0, [])
         assert identity_of(session) == identity
         assert proxy.ignoring == 0
+        await session.aclose()
+
+
+@bounded
+async def test_an_answer_that_is_missing_among_others_breaks_the_connection(
+    zookeeper: ZookeeperServer, cluster: str
+) -> None:
+    """The append is unknown, though it landed; the session goes on, and so do all other calls."""
+    async with proxies(zookeeper.hosts) as (proxy,):
+        session = await ZookeeperBackend(proxy.address, cluster, session_timeout_ms=SESSION_TIMEOUT_MS).session()
+        identity = identity_of(session)
+        proxy.plan.append(MISSING)
+        unknown: list[int] = []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(append_until_known, session, 0, unknown)
+            await until(lambda: not proxy.plan)
+            assert await session.tail() >= 0  # its answer comes in the place of the one that is lost
+        assert unknown == [0]
+        assert await everything(session) == [0, 0]
+        assert identity_of(session) == identity
         await session.aclose()
 
 

@@ -27,6 +27,8 @@ AFTER = "after"
 """The server has carried it out and answered, and the answer is lost."""
 ANSWERED = "answered"
 """The connection breaks right behind the answer."""
+MISSING = "missing"
+"""The server has carried it out, its answer is lost, and later ones come."""
 WHOLE = "whole"
 """Nothing happens."""
 
@@ -104,7 +106,7 @@ class Proxy:
         incoming = Frames(server)
         while frame := await incoming.next():
             where = awaited.get(_INT.unpack_from(frame, 4)[0], WHOLE)
-            if where != AFTER:
+            if where not in (AFTER, MISSING):
                 await client.send_all(frame)
             if where in (AFTER, ANSWERED):
                 self.cuts += 1
