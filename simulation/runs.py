@@ -7,6 +7,7 @@ seed does the same in every process; a run that takes too long is ended from out
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -25,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RUN_S_MAX = 300.0
 """Real seconds after which a run counts as hung."""
 WHAT_CHARS_MAX = 2_000
+COLLECT_AFTER_OBJECTS = 20_000
 
 
 @frozen
@@ -133,6 +135,10 @@ def child(workload: str) -> None:
     from simulation import workloads
 
     assert workload in workloads.WORKLOADS
+    # The cyclic collector need not walk what was loaded again and again, run after run.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(COLLECT_AFTER_OBJECTS, 10, 10)
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         print(json.dumps(asdict(play(workload, int(line)))), flush=True)
