@@ -10,7 +10,8 @@ become equal whatever the order; the `Mark` in it sees to it that an acknowledge
 is never the lower (see ``docs/decisions.rst``).
 
 Kinds: ``T`` task run, ``C`` completion of a run, ``U`` update, ``H`` history (what the
-log said about a claim).
+log said about a claim), ``R`` resolution (all that a run depended on is done), ``D`` data
+that replaced a unique task's before it was first granted.
 
 The body of a task row is ``header length (4) | count (4) | header (msgpack map) |
 count x payload length (4) | count x payload CRC-32 (4) | payloads``.  The same bytes
@@ -24,6 +25,7 @@ import struct
 import zlib
 from array import array
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import msgpack
@@ -31,8 +33,8 @@ import msgpack
 from onyxq.errors import BadRequest, Corrupt, TooLarge
 from onyxq.ids import ID_BYTES, RUN_TASKS_MAX, TaskId, partition_of
 
-TASK, COMPLETION, UPDATE, HISTORY = b"T", b"C", b"U", b"H"
-KINDS = (COMPLETION, HISTORY, TASK, UPDATE)
+TASK, COMPLETION, UPDATE, HISTORY, RESOLUTION, DATA = b"T", b"C", b"U", b"H", b"R", b"D"
+KINDS = (COMPLETION, DATA, HISTORY, RESOLUTION, TASK, UPDATE)
 KEY_BYTES = (23, 35)
 """Bytes of a task row's key and of any other's."""
 
@@ -41,18 +43,22 @@ RUN_BYTES_MAX = 256 * 1024
 TASK_BYTES_MAX = 16 * 1024 * 1024
 """Payload bytes of a single task."""
 
-# Outcomes of a completion.
-COMPLETED, FAILED, CANCELLED = 0, 1, 2
-OUTCOMES = ("completed", "failed", "cancelled")
+# Outcomes of a completion. STOPPED: failed, and the ordering key goes no further until the
+# task is reopened or given up.
+COMPLETED, FAILED, CANCELLED, STOPPED = 0, 1, 2, 3
+OUTCOMES = ("completed", "failed", "cancelled", "failed")
 
-# Events of a history row.
-GRANTED, RELEASED, EXPIRED, RETRIED = 0, 1, 2, 3
+# Events of a history row. (4, that a completion exists, is only in the log.)
+GRANTED, RELEASED, EXPIRED, RETRIED, REOPENED = 0, 1, 2, 3, 5
+EVENTS = (GRANTED, RELEASED, EXPIRED, RETRIED, REOPENED)
 
 COMPLETION_FIELDS = 7
 
 _HEAD = struct.Struct("<II")
 _CRC = struct.Struct("<I")
 _ORDER = struct.Struct(">QI")
+_ALONE = bytes(12)
+"""The rest of the key of a row of which a run has one."""
 
 
 class Row(NamedTuple):
@@ -129,12 +135,30 @@ class Update(NamedTuple):
     mark: Mark = UNMARKED
 
 
+class Resolution(NamedTuple):
+    """A decoded resolution row: ``count`` tasks wait for no other task any more."""
+
+    count: int  # type: ignore[assignment]  # shadows the tuple's method
+    at_ms: int
+    mark: Mark = UNMARKED
+
+
+class Data(NamedTuple):
+    """A decoded data row: what a unique task's payload was replaced by."""
+
+    at_ms: int
+    payload: bytes
+    mark: Mark = UNMARKED
+
+
 class History(NamedTuple):
     """A decoded history row: what entry ``(position, index)`` did to the run's claim.
 
     ``event`` is one of GRANTED (worker, at_ms, deadline_ms are set), RELEASED (given
-    back uncounted), RETRIED (failed: ``retry_ms`` wall-clock time it is due again) and
-    EXPIRED; the latter two raise the attempt count to ``attempts``.
+    back uncounted), RETRIED (failed: ``retry_ms`` wall-clock time it is due again),
+    EXPIRED and REOPENED (a failed task begins a new life: due at ``retry_ms``; completions
+    whose token lies below ``position`` count no more).  The latter three raise the attempt
+    count to ``attempts``.
     """
 
     position: int
@@ -266,6 +290,31 @@ def history_row(first: bytes, event: History) -> Row:
     return Row(key, seal(key, msgpack.packb(tuple(event))))
 
 
+def resolution_row(first: bytes, resolution: Resolution) -> Row:
+    """The row that says that the dependencies of a run are done."""
+    key = key_of(RESOLUTION, first, _ALONE)
+    fields = (resolution.count, *resolution.mark, resolution.at_ms)
+    return Row(key, seal(key, msgpack.packb(fields)))
+
+
+def data_row(task_id: bytes, data: Data) -> Row:
+    """The row of the data that replaces a unique task's."""
+    key = key_of(DATA, task_id, _ALONE)
+    return Row(key, seal(key, msgpack.packb((*data.mark, data.at_ms, data.payload))))
+
+
+def unpack_resolution(body: bytes) -> Resolution:
+    """Decode the body of a resolution row."""
+    count, epoch, number, at_ms = msgpack.unpackb(body)
+    return Resolution(count, at_ms, Mark(epoch, number))
+
+
+def unpack_data(body: bytes) -> Data:
+    """Decode the body of a data row."""
+    epoch, number, at_ms, payload = msgpack.unpackb(body)
+    return Data(at_ms, payload, Mark(epoch, number))
+
+
 def unpack_completion(body: bytes) -> Completion:
     """Decode the body of a completion row."""
     token, count, outcome, epoch, number, at_ms, results = msgpack.unpackb(body)
@@ -293,17 +342,36 @@ def unpack_history(body: bytes) -> History:
     return History(*msgpack.unpackb(body))
 
 
-def rank(key: bytes, value: bytes) -> tuple[int, int, bytes]:
+def rank(key: bytes, value: bytes) -> tuple[int, int, int, bytes]:
     """What decides between two sound values under one key: the greater stays.
 
     A longer task run holds the tasks of the shorter one; history is equal everywhere.
     """
     kind, body = key[2:3], value[:-4]
+    if kind == TASK:
+        header, count = task_header(body)
+        _, epoch, number = header.get("order") or (0, 0, 0)
+        return (epoch, number, count, value)
+    mark = UNMARKED
     if kind == COMPLETION:
-        return (*completion_head(body)[3], value)
-    if kind == UPDATE:
-        return (*unpack_update(body).mark, value)
-    return (_HEAD.unpack_from(body)[1] if kind == TASK else 0, 0, value)
+        mark = completion_head(body)[3]
+    elif kind == UPDATE:
+        mark = unpack_update(body).mark
+    elif kind == RESOLUTION:
+        mark = unpack_resolution(body).mark
+    elif kind == DATA:
+        mark = unpack_data(body).mark
+    return (*mark, 0, value)
+
+
+def key_digest(queue: str, key: str) -> bytes:
+    """The 16 bytes that name an ordering or unique key of a queue in indexes."""
+    return blake2b(f"{queue}\0{key}".encode(), digest_size=16).digest()
+
+
+def partition_of_keys(queue: str, key: str, partitions: int) -> int:
+    """The partition of tasks with a key: the ordering key, else the unique key."""
+    return int.from_bytes(key_digest(queue, key)[:8], "big") % partitions
 
 
 def partition_of_key(key: bytes) -> int:

@@ -11,18 +11,30 @@ Indexes are derived in the same transaction, are private to the node and are reb
 nothing: takeover reads them as they are.
 
 * ``stretch``: per stretch the mask of finished tasks, and *moved* pieces: tasks whose
-  due time or attempt count was changed by a RETRIED or EXPIRED history row.
+  due time or attempt count was changed by a RETRIED, EXPIRED or REOPENED history row.
 * ``ready``: unfinished pieces whose due time had come when they were indexed, ordered by
   queue, priority (higher first), due time, id; `Piece.bits` is a stretch mask.
   A claim in flight stays in it: claims are the replica's business.
 * ``due``: unfinished pieces whose due time had not come, ordered by due time.
+* ``waiting``: unfinished tasks of rows with dependencies that no resolution covers.  They
+  are neither ready nor due.
+* ``keys``: tasks with an ordering key that are unfinished or stopped it, in the key's
+  order.  Only the first of a key, its head, can be ready or due (or wait for its
+  dependencies); a stopped head is neither, and blocks.
+* ``unique``: rows with a unique key.  The one of the highest mark stands; the others are
+  *superseded*: in no other index and in no count.
+* ``expiring``: unfinished tasks that were never granted, by the time they expire at.
+* ``dead``: failed tasks by queue.
 * counts per partition and queue; digests per partition, hour and leaf.
+
+Pending rows of transactions are no facts: they have a table of their own, which digests
+and indexes know nothing of.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from attrs import field, frozen
 
@@ -44,6 +56,10 @@ class Piece(NamedTuple):
     """How many counted attempts failed or expired before."""
     row_first: TaskId
     """First id of the task row that holds them."""
+    base: int = 0
+    """``attempts`` when they were reopened last: the retry limit counts from there."""
+    key: bytes = b""
+    """`onyxq.facts.key_digest` of their ordering key; empty without."""
 
     @property
     def sort_key(self) -> tuple[int, int, bytes]:
@@ -52,13 +68,16 @@ class Piece(NamedTuple):
 
 
 class QueueCounts(NamedTuple):
-    """Tasks of one queue in one partition; ready = total - finished - due later - claimed."""
+    """Tasks of one queue in one partition; ready = total - finished - due later - waiting - claimed."""
 
     total: int
     completed: int
     failed: int
+    """Those that stopped their ordering key are among them."""
     cancelled: int
     scheduled: int
+    waiting: int = 0
+    """Unfinished, and neither ready nor due: behind their dependencies, or others of their key."""
 
 
 class Digest(NamedTuple):
@@ -68,8 +87,66 @@ class Digest(NamedTuple):
     total: int
 
 
+class PendingRow(NamedTuple):
+    """A row that a transaction will make a fact once it is committed."""
+
+    transaction: str
+    deadline_ms: int
+    """Log time up to which the transaction can be committed; the same for all of its rows."""
+    partition: int
+    number: int
+    """Names the row in its transaction and partition, 0 to 2^32 - 1."""
+    body: bytes
+
+
+_T = TypeVar("_T")
 LEAVES = 256
 """Leaves of an hour bucket; a row's leaf depends on its stretch only."""
+
+
+@frozen
+class Mending:
+    """What is to be put right; whatever is right already is left alone."""
+
+    rows: tuple[bytes, ...] = ()
+    """Keys of damaged rows that nobody has: if only its key was changed, a row gets it back."""
+    stretches: tuple[TaskId, ...] = ()
+    """Stretches whose record and entries are worked out from the rows anew."""
+    entries: tuple[tuple[str, bytes], ...] = ()
+    """(table, key): entries of indexes that do not follow from any row."""
+    partitions: tuple[int, ...] = ()
+    """Partitions whose queues are counted anew."""
+    leaves: tuple[bytes, ...] = ()
+    """Leaves and hours whose digests are worked out anew."""
+
+
+class Crooked:
+    """What was found not to agree with the rows, until it is mended."""
+
+    def __init__(self) -> None:
+        self.stretches: set[TaskId] = set()
+        self.entries: set[tuple[str, bytes]] = set()
+        self.partitions: set[int] = set()
+        self.leaves: set[bytes] = set()
+
+    def __len__(self) -> int:
+        return len(self.stretches) + len(self.entries) + len(self.partitions) + len(self.leaves)
+
+    def take(self, limit: int) -> Mending:
+        """Some of it, of each kind at most ``limit``, to put into a batch: it is forgotten here,
+        and found again by a later round if that batch fails."""
+        return Mending(
+            stretches=tuple(_take(self.stretches, limit)),
+            entries=tuple(_take(self.entries, limit)),
+            partitions=tuple(_take(self.partitions, 1)),
+            leaves=tuple(_take(self.leaves, limit)),
+        )
+
+
+def _take(found: set[_T], limit: int) -> list[_T]:
+    taken = sorted(found)[:limit]  # type: ignore[type-var]
+    found.difference_update(taken)
+    return taken
 
 
 @frozen
@@ -87,6 +164,12 @@ class Batch:
     """Partitions whose rows and indexes go (their epochs stay)."""
     promote: tuple[tuple[int, int], ...] = ()
     """(partition, now_ms): move what became due from ``due`` to ``ready``."""
+    mend: Mending | None = None
+    """What `Store.scrub` found, to be put right."""
+    drop_pending: tuple[tuple[int, str], ...] = ()
+    """(partition, transaction): pending rows that go, before those of `pending` come."""
+    pending: Sequence[PendingRow] = ()
+    """Pending rows; the same number of a transaction again replaces what it was."""
 
 
 @frozen
@@ -95,7 +178,9 @@ class Written:
 
     new_rows: int = 0
     pieces: tuple[Piece, ...] = field(default=())
-    """Pieces added to ``ready`` by this batch (new tasks, retries, promotions)."""
+    """Pieces added to ``ready`` by this batch (new tasks, retries, promotions, heads of keys)."""
+    superseded: tuple[TaskId, ...] = field(default=())
+    """Tasks that no longer stand for their unique key, or came and did not, in id order."""
 
 
 class Store(Protocol):
@@ -156,6 +241,19 @@ class Store(Protocol):
         """The stretch's pieces whose due time or attempts differ from their task row's."""
         ...
 
+    def reopened(self, task_id: bytes) -> int:
+        """Position at which a task was reopened last, 0 if never: completions with a lower
+        token do not count."""
+        ...
+
+    def data(self, task_id: bytes) -> bytes | None:
+        """The payload that replaced a unique task's; raises `Corrupt`."""
+        ...
+
+    def pieces(self, stretch: bytes, mask: int) -> list[Piece]:
+        """The unfinished pieces among the tasks of a mask that are in ``ready`` or ``due``."""
+        ...
+
     # indexes
     def queues(self, partition: int) -> list[str]:
         """Names of queues that have, or had, tasks in the partition."""
@@ -171,6 +269,49 @@ class Store(Protocol):
 
     def counts(self, partition: int) -> dict[str, QueueCounts]:
         """Counts per queue."""
+        ...
+
+    def failed(self, partition: int, queue: str | None = None, *, after: bytes = b"", limit: int = 100) -> list[TaskId]:
+        """Failed tasks of a queue, or of all, in id order, behind ``after``."""
+        ...
+
+    def waiting(self, partition: int, *, after: bytes = b"", limit: int = 100) -> list[tuple[TaskId, bytes]]:
+        """Unfinished runs that wait for their dependencies: first id and body, cut to the run,
+        in id order behind ``after``; damaged rows are left out."""
+        ...
+
+    def expiring(self, partition: int, now_ms: int, *, limit: int = 100) -> list[TaskId]:
+        """Unfinished tasks, never granted according to history, whose time is up, earliest first."""
+        ...
+
+    def next_expiry_ms(self, partition: int) -> int | None:
+        """Earliest time at which such a task expires."""
+        ...
+
+    # keys: digests are those of `onyxq.facts.key_digest`
+    def unique(self, partition: int, queue: str, key: str) -> TaskId | None:
+        """The task that stands for a unique key, finished or not."""
+        ...
+
+    def key_head(self, partition: int, digest: bytes) -> TaskId | None:
+        """The first unfinished or stopped task of an ordering key."""
+        ...
+
+    def key_tasks(self, partition: int, digest: bytes, *, limit: int = 100) -> list[TaskId]:
+        """The first unfinished or stopped tasks of an ordering key, in order."""
+        ...
+
+    def last_immediate_ms(self, partition: int, digest: bytes) -> int:
+        """Due time, by its ``order``, of the last such task that is not ``scheduled``; 0 if none."""
+        ...
+
+    # pending rows of transactions
+    def pending(self, partition: int, transaction: str) -> list[PendingRow]:
+        """A transaction's pending rows in a partition, by number; raises `Corrupt`."""
+        ...
+
+    def pending_transactions(self, partition: int) -> dict[str, int]:
+        """Names of the transactions with pending rows, each with its deadline (log time), by name."""
         ...
 
     # anti-entropy
@@ -189,9 +330,13 @@ class Store(Protocol):
     damaged: set[bytes]
     """Keys of rows that were found not to match their checksum, until they are repaired."""
 
+    crooked: Crooked
+    """Entries of indexes, counts and digests that were found not to agree with the rows."""
+
     def scrub(self, after: bytes, limit_bytes: int) -> bytes:
-        """Check rows behind a key, at least one, about ``limit_bytes``: note the `damaged` and
-        return the last key; empty at the end of all rows."""
+        """Check what lies behind a place, rows first, then all that is derived from them,
+        about ``limit_bytes`` of it: note what is `damaged` and `crooked`, and return the place
+        reached; empty at the end of a round."""
         ...
 
     def partitions(self) -> list[int]:

@@ -29,10 +29,12 @@ from typing import Any, cast
 import lmdb
 import trio
 
-from onyxq.errors import Conflict, StoreFailed
-from onyxq.store.indexing import TABLE_NAMES, Applier, PreparedBatch, prepare_batch
+from onyxq.errors import Conflict, Corrupt, StoreFailed
+from onyxq.store.indexing import Applier, PreparedBatch, prepare_batch
 from onyxq.store.interface import Batch, Written
 from onyxq.store.reading import StoreReads
+from onyxq.store.soundness import examine, note_closed, set_aside
+from onyxq.store.tables import FORMAT_KEY, TABLE_NAMES
 
 MAP_BYTES = 1 << 30
 """First size of the memory map; only what is used takes room on the disk."""
@@ -43,10 +45,10 @@ GROUP_BYTES_MAX = 32 * 1024 * 1024
 RESERVE_BYTES_MAX = 64 * 1024 * 1024
 """At the map's limit this much (or a sixteenth of it) is left to batches that drop
 partitions: deleting needs room before it gives any."""
-FORMAT = b"2"
-_FORMAT_KEY = b"\0format"
+FORMAT = b"3"
 _FREED = "\0freed"
 
+_DAMAGE = (lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError)
 _log = logging.getLogger(__name__)
 
 
@@ -94,15 +96,21 @@ class LmdbTable:
 
 
 class LmdbTables:
-    """All tables of one transaction; see `onyxq.store.indexing.Tables`."""
+    """All tables of one transaction; see `onyxq.store.tables.Tables`."""
 
     rows: LmdbTable
     ready: LmdbTable
     due: LmdbTable
+    waiting: LmdbTable
+    keyed: LmdbTable
+    unique: LmdbTable
+    expiring: LmdbTable
+    dead: LmdbTable
     stretch: LmdbTable
     counts: LmdbTable
     hours: LmdbTable
     leaves: LmdbTable
+    pending: LmdbTable
     epochs: LmdbTable
     meta: LmdbTable
 
@@ -173,7 +181,8 @@ class LmdbStore(StoreReads):
         """Open or create the store in a directory; call it inside trio.
 
         ``now_ms`` gives milliseconds since the epoch. Raises `Conflict` if another
-        process has the directory, `StoreFailed` if it cannot be used.
+        process has the directory, `StoreFailed` if it cannot be used, and `Corrupt` if
+        the file is damaged and must not be opened (see `onyxq.store.soundness`).
         """
         directory = Path(path)
         try:
@@ -181,7 +190,9 @@ class LmdbStore(StoreReads):
             lock = _lock(directory)
         except OSError as error:
             raise StoreFailed(f"the data directory {directory} cannot be used: {error}") from error
+        env = None
         try:
+            examine(directory)
             env = lmdb.open(
                 str(directory),
                 map_size=min(map_bytes, _limit(map_bytes_max)),
@@ -193,14 +204,31 @@ class LmdbStore(StoreReads):
             _check_format(env, directory)
             now_ms = now_ms or (lambda: time.time_ns() // 1_000_000)
             store = cls(env, lock, now_ms=now_ms, map_bytes_max=map_bytes_max)
-        except lmdb.Error as error:
+            try:
+                store.check_promises()
+            except BaseException:
+                store._snapshot.abort()
+                raise
+        except BaseException as error:
+            if env is not None:
+                env.close()
             os.close(lock)
-            raise StoreFailed(f"the store in {directory} cannot be opened: {error}") from error
-        except BaseException:
-            os.close(lock)
+            if isinstance(error, _DAMAGE):
+                raise Corrupt(f"the store in {directory} is damaged: {error}") from error
+            if isinstance(error, lmdb.Error | OSError):
+                raise StoreFailed(f"the store in {directory} cannot be opened: {error}") from error
             raise
         store._thread.start()
         return store
+
+    @classmethod
+    def open_or_begin_anew(cls, path: str | os.PathLike[str], *, now_ms: Callable[[], int] | None = None) -> LmdbStore:
+        """As `open`; a store that is damaged is set aside, and an empty one takes its place."""
+        try:
+            return cls.open(path, now_ms=now_ms)
+        except Corrupt as error:
+            set_aside(Path(path), error.message)
+        return cls.open(path, now_ms=now_ms)
 
     # --- writing ------------------------------------------------------------------
 
@@ -375,8 +403,15 @@ class LmdbStore(StoreReads):
             self._commits.put(None)
             await trio.to_thread.run_sync(self._thread.join)
         self._snapshot.abort()
+        directory = Path(self._env.path())
         self._env.close()
-        os.close(self._lock)
+        try:
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(note_closed, directory)
+        except OSError as error:
+            _log.warning("the store in %s was closed, but that cannot be noted: %s", directory, error)
+        finally:
+            os.close(self._lock)
 
     def size_bytes(self) -> int:
         """Bytes of the file that were ever used; LMDB reuses but does not return them."""
@@ -415,9 +450,9 @@ def _lock(directory: Path) -> int:
 def _check_format(env: lmdb.Environment, directory: Path) -> None:
     meta = env.open_db(b"meta")
     with env.begin(write=True) as txn:
-        stored = txn.get(_FORMAT_KEY, db=meta)
+        stored = txn.get(FORMAT_KEY, db=meta)
         if stored is None:
-            txn.put(_FORMAT_KEY, FORMAT, db=meta)
+            txn.put(FORMAT_KEY, FORMAT, db=meta)
         elif bytes(stored) != FORMAT:
             raise StoreFailed(
                 f"the store in {directory} has format {stored!r}, this version reads {FORMAT!r}",

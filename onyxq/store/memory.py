@@ -22,7 +22,7 @@ from onyxq.store.reading import StoreReads
 
 
 class MemoryTable:
-    """One ordered map; see `onyxq.store.indexing.Table`."""
+    """One ordered map; see `onyxq.store.tables.Table`."""
 
     def __init__(self) -> None:
         self._entries: dict[bytes, bytes] = {}
@@ -86,10 +86,16 @@ class MemoryTables:
         self.rows = MemoryTable()
         self.ready = MemoryTable()
         self.due = MemoryTable()
+        self.waiting = MemoryTable()
+        self.keyed = MemoryTable()
+        self.unique = MemoryTable()
+        self.expiring = MemoryTable()
+        self.dead = MemoryTable()
         self.stretch = MemoryTable()
         self.counts = MemoryTable()
         self.hours = MemoryTable()
         self.leaves = MemoryTable()
+        self.pending = MemoryTable()
         self.epochs = MemoryTable()
         self.meta = MemoryTable()
 

@@ -13,71 +13,80 @@ from collections.abc import Iterator
 import msgpack
 
 from onyxq.errors import BadRequest, Corrupt
-from onyxq.facts import COMPLETION, HISTORY, KINDS, TASK, UPDATE, sealed, unpack_history, unseal
-from onyxq.ids import STRETCH_TASKS, TaskId, counter_of, id_at, ms_of, offset_of, stretch_of
-from onyxq.store.indexing import LOG_POSITION, Tables, groups, lowest, owners
-from onyxq.store.interface import Digest, Piece, QueueCounts
-from onyxq.store.records import (
-    COUNTS,
-    DIGEST,
-    EPOCH,
-    Stretch,
-    due_ms_of,
-    queue_digest,
-    ready_key_of,
-    stretch_key,
-    task_head,
-    unpack_ready,
+from onyxq.facts import (
+    COMPLETION,
+    DATA,
+    HISTORY,
+    KINDS,
+    RESOLUTION,
+    TASK,
+    UPDATE,
+    partition_of_key,
+    unpack_history,
+    unpack_resolution,
+    unseal,
 )
+from onyxq.ids import STRETCH_TASKS, TaskId, counter_of, offset_of, stretch_of
+from onyxq.store.auditing import Audit
+from onyxq.store.heads import queue_digest, task_head
+from onyxq.store.interface import Crooked, Digest, Piece, QueueCounts
+from onyxq.store.reading_keys import RuledReads
+from onyxq.store.records import DIGEST, due_ms_of, ready_key_of, unpack_counts, unpack_number, unpack_ready
+from onyxq.store.tables import FORMAT_KEY, LOG_POSITION
 
 _COUNT = struct.Struct(">8xI")
 
 
-class StoreReads:
+class StoreReads(RuledReads):
     """Reading methods of `onyxq.store.interface.Store`, over `_tables`."""
-
-    _tables: Tables
 
     def __init__(self) -> None:
         self.damaged: set[bytes] = set()
         """Keys of rows that were found not to match their checksum, until they are repaired."""
-
-    def _unseal(self, key: bytes, value: bytes) -> bytes:
-        """The checked body; notes a damaged row and raises `Corrupt`."""
-        try:
-            return unseal(key, bytes(value))
-        except Corrupt:
-            self.damaged.add(bytes(key))
-            raise
+        self._miscounted: set[int] = set()
+        """Partitions in which rows were damaged since they were counted."""
+        self.crooked = Crooked()
+        """Entries of indexes, counts and digests that were found not to agree with the rows."""
 
     def scrub(self, after: bytes, limit_bytes: int) -> bytes:
-        """Check rows behind a key, at least one, about ``limit_bytes``: note the `damaged` and
-        return the last key; empty at the end of all rows."""
-        size = 0
-        for key, value in self._tables.rows.ascend(after + b"\0" if after else b""):
-            if not sealed(key, value):
-                self.damaged.add(bytes(key))
-            size += len(value)
-            if size >= limit_bytes:
-                return bytes(key)
-        return b""
+        """Check what lies behind a place, rows first, then all that is derived from them,
+        about ``limit_bytes`` of it: note what is `damaged` and `crooked`, and return the place
+        reached; empty at the end of a round."""
+        reached = Audit(self._tables, self.damaged, self.crooked).step(after, limit_bytes)
+        damaged = {partition_of_key(key) for key in self.damaged}
+        self._miscounted |= damaged
+        if not reached:
+            # What happened while a row was damaged may have been counted as another queue's.
+            self.crooked.partitions |= self._miscounted - damaged
+            self._miscounted = damaged
+        return reached
 
     # --- promises and positions ---------------------------------------------------
 
     def epochs(self) -> dict[int, int]:
         """Epoch reached per partition."""
         entries = self._tables.epochs.ascend(b"")
-        return {int.from_bytes(key, "big"): EPOCH.unpack(value)[0] for key, value in entries}
+        return {int.from_bytes(key, "big"): unpack_number(key, value) for key, value in entries}
 
     def log_position(self) -> int:
         """Position up to which history was stored; -1 at first."""
         stored = self._tables.meta.get(LOG_POSITION)
-        return -1 if stored is None else int(EPOCH.unpack(stored)[0])
+        return -1 if stored is None else unpack_number(LOG_POSITION, stored)
 
     def meta(self, name: str) -> bytes | None:
         """A named value."""
         stored = self._tables.meta.get(name.encode())
-        return None if stored is None else bytes(stored)
+        return None if stored is None else unseal(name.encode(), bytes(stored))
+
+    def check_promises(self) -> None:
+        """Raise `Corrupt` unless all promises, positions and named values can be read."""
+        for key, value in self._tables.epochs.ascend(b""):
+            if len(key) != 2:
+                raise Corrupt("an epoch's key is malformed")
+            unpack_number(key, value)
+        for key, value in self._tables.meta.ascend(b""):
+            if bytes(key) != FORMAT_KEY:
+                unseal(bytes(key), bytes(value))
 
     # --- facts ----------------------------------------------------------------------
 
@@ -104,7 +113,7 @@ class StoreReads:
     def covering(self, kind: bytes, task_id: bytes) -> list[tuple[TaskId, bytes]]:
         """First ids and checked bodies of rows of a kind that cover an id, oldest first."""
         prefix = task_id[6:8] + kind
-        start = prefix + (task_id if kind == UPDATE else stretch_of(task_id))
+        start = prefix + (task_id if kind in (UPDATE, DATA) else stretch_of(task_id))
         last = prefix + task_id + b"\xff" * 12
         found = []
         for key, value in self._tables.rows.ascend(start):
@@ -137,29 +146,6 @@ class StoreReads:
         """Mask of the tasks of a stretch that task rows cover."""
         return self._stretch(stretch).known
 
-    def moved(self, stretch: bytes) -> list[Piece]:
-        """The stretch's pieces whose due time or attempts differ from their task row's."""
-        record = self._stretch(stretch)
-        wanted = 0
-        for bits in record.moved.values():
-            wanted |= bits
-        unfinished = ~record.finished
-        origin = (ms_of(stretch), 0)
-        out = []
-        for owner in owners(self._tables, record, wanted):
-            row_first = id_at(stretch, owner.offset)
-            for (due_ms, attempts), bits in groups(record, owner.tasks).items():
-                if bits & unfinished and (due_ms, attempts) != origin:
-                    name, priority = owner.queue.name, owner.queue.priority
-                    first = lowest(stretch, bits)
-                    out.append(Piece(name, priority, due_ms, first, bits & unfinished, attempts, row_first))
-        return sorted(out, key=lambda piece: piece.first)
-
-    def _stretch(self, stretch: bytes) -> Stretch:
-        key = stretch_key(stretch)
-        stored = self._tables.stretch.get(key)
-        return Stretch(key) if stored is None else Stretch.unpack(key, stored)
-
     # --- indexes ----------------------------------------------------------------------
 
     def queues(self, partition: int) -> list[str]:
@@ -191,7 +177,12 @@ class StoreReads:
         for key, value in self._tables.counts.ascend(prefix):
             if key[:2] != prefix:
                 break
-            out[bytes(value[COUNTS.size :]).decode()] = QueueCounts(*COUNTS.unpack_from(value))
+            try:
+                numbers, name = unpack_counts(key, value)
+            except Corrupt:
+                self.crooked.partitions.add(partition)
+                continue
+            out[name] = QueueCounts(*numbers)
         return dict(sorted(out.items()))
 
     # --- anti-entropy -----------------------------------------------------------------
@@ -256,11 +247,13 @@ def _covers(kind: bytes, key: bytes, value: bytes, task_id: bytes) -> bool:
 
     What cannot be told because the row is damaged counts as covering: checking it says so.
     """
-    if kind == UPDATE:
+    if kind in (UPDATE, DATA):
         return key[3:23] == task_id
     try:
         if kind == COMPLETION:
             count = int(_COUNT.unpack(key[23:])[0])
+        elif kind == RESOLUTION:
+            count = unpack_resolution(bytes(value[:-4])).count
         elif kind == HISTORY:
             count = unpack_history(bytes(value[:-4])).count
         else:

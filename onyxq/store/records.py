@@ -1,133 +1,69 @@
-"""Keys and small records of the store's indexes, and the checks on rows before they enter.
+"""Keys and small records of the store's indexes.
 
-Stands between the bytes of facts and the index logic that both stores share.  Every key
-starts with the partition, so a partition is a range of each table.
+Every key starts with the partition, so a partition is a range of each table.
 
 =========  ==========================================================  ==========================
 table      key                                                         value
 =========  ==========================================================  ==========================
 rows       row key (`onyxq.facts`)                                     row value
-ready      partition, queue (16), inverted priority (4), due (8),      attempts, row offset, bits
-           first id
+ready      partition, queue (16), inverted priority (4), due (8),      attempts, row offset, (base,
+           first id                                                    key,) bits
 due        partition, due (8), first id                                queue, priority, then as in
                                                                        ready
-stretch    partition, hour (4), leaf (1), stretch id                   `Stretch`
-counts     partition, queue (16)                                       five numbers, queue name
+waiting    partition, first id of the row                              bits
+keyed      partition, ordering key (16), scheduled (1), order (24),    bits
+           first id of the row
+unique     partition, unique key (16), epoch (8), number (8), due      nothing
+           (8), id
+expiring   partition, time (8), first id of the row                    bits
+dead       partition, queue (16), first id of the row                  bits
+stretch    partition, hour (4), leaf (1), stretch id                   `Stretch`, checksum
+counts     partition, queue (16)                                       six numbers, name, checksum
 hours      partition, hour (4)                                         rows, sum of row hashes
 leaves     partition, hour (4), leaf (1)                               rows, sum of row hashes
-epochs     partition                                                   epoch
-meta       name                                                        bytes
+pending    partition, transaction (16), number (4)                     `onyxq.store.pending`
+epochs     partition                                                   epoch, checksum
+meta       name                                                        bytes, checksum
 =========  ==========================================================  ==========================
 
-A queue is named in keys by a 16-byte hash, which keeps keys short whatever its name is.
-A stretch's key holds its hour and leaf, so the rows of a leaf are found without a scan.
+A queue is named in keys by a 16-byte hash, which keeps keys short whatever its name is;
+so is a transaction, and an ordering or unique key together with its queue.  *Bits* are a
+mask of the row's stretch.  A stretch's key holds its hour and leaf, so the rows of a leaf
+are found without a scan.
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
-from functools import lru_cache
+from collections.abc import Sequence
 from hashlib import blake2b
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
-import msgpack
-
-from onyxq.errors import BadRequest, Corrupt
-from onyxq.facts import (
-    COMPLETION,
-    HISTORY,
-    RETRIED,
-    TASK,
-    History,
-    Mark,
-    Row,
-    check_key,
-    completion_head,
-    unpack_history,
-    unpack_update,
-    unseal,
-)
-from onyxq.ids import STRETCH_TASKS, TaskId, mask_of, ms_of, stretch_of
+from onyxq.facts import seal, unseal
+from onyxq.ids import STRETCH_TASKS, TaskId, counter_of, ms_of, stretch_of, with_counter
+from onyxq.store.heads import PRIORITY_MAX, Order, QueueKey, queue_digest
 from onyxq.store.interface import LEAVES, Piece
 
+TOTAL, SCHEDULED, WAITING = 0, 4, 5
+"""Places in a counts record; those of the outcomes lie between."""
+OUTCOME_PLACES = (1, 2, 3, 2)
 HOUR_MS = 3_600_000
-QUEUE_CHARS_MAX = 200
-PRIORITY_MAX = (1 << 31) - 1
 ATTEMPTS_MAX = (1 << 32) - 1
-DUE_MS_MAX = (1 << 62) - 1
-"""Due times above are kept as this: never."""
-OUTCOMES_COUNT = 3
 
-_HEAD = struct.Struct("<II")
-_CRC = struct.Struct("<I")
-_ORDER = struct.Struct(">QI")
 _PLACE = struct.Struct(">IQ")
 _DUE = struct.Struct(">Q")
 _PIECE = struct.Struct("<IH")
-COUNTS = struct.Struct("<5Q")
+_MORE = struct.Struct("<I16s")
+_HAS_MORE = 1 << 15
+"""Set in a piece's row offset where base and key follow."""
+_NO_KEY = bytes(16)
+_ORDER = struct.Struct(">QQQ")
+_COUNTS = struct.Struct("<6Q")
 DIGEST = struct.Struct("<QQ")
-EPOCH = struct.Struct("<Q")
+_NUMBER = struct.Struct("<Q")
 _LEAF = struct.Struct(">IB")
 HASH_MASK = (1 << 64) - 1
-
-
-class QueueKey(NamedTuple):
-    """What a task row's header says about its place in the indexes."""
-
-    name: str
-    priority: int
-    digest: bytes
-    """16 bytes that name the queue in keys."""
-    place: bytes
-    """``digest`` and the inverted priority: the part of a ready key before the due time."""
-
-
-Detail: TypeAlias = QueueKey | History | tuple[int, int] | None
-
-
-class Prepared(NamedTuple):
-    """A row that passed all checks, with what indexing needs of it."""
-
-    key: bytes
-    value: bytes
-    kind: bytes
-    first: TaskId
-    stretch: TaskId
-    mask: int
-    """Tasks the row is about, as a mask of the stretch."""
-    detail: Detail
-    """Task: its `QueueKey`; history: the event; completion: (token, outcome)."""
-
-
-@lru_cache(maxsize=4096)
-def queue_digest(queue: str) -> bytes:
-    """The 16 bytes that name a queue in keys."""
-    return blake2b(queue.encode(), digest_size=16).digest()
-
-
-@lru_cache(maxsize=4096)
-def queue_key(header: bytes) -> QueueKey:
-    """Queue and priority in a task row's packed header; raises `BadRequest`."""
-    try:
-        fields = msgpack.unpackb(header)
-        queue, priority = fields["queue"], fields.get("priority", 0)
-    except (ValueError, TypeError, KeyError, AttributeError, msgpack.UnpackException):
-        raise BadRequest("a task run's header is malformed", field="queue") from None
-    if not isinstance(queue, str) or not 1 <= len(queue) <= QUEUE_CHARS_MAX:
-        raise BadRequest(f"a queue name has 1 to {QUEUE_CHARS_MAX} characters", field="queue")
-    if type(priority) is not int or not -PRIORITY_MAX - 1 <= priority <= PRIORITY_MAX:
-        raise BadRequest("a priority is a signed 32-bit number", field="priority")
-    digest = queue_digest(queue)
-    return QueueKey(queue, priority, digest, digest + (PRIORITY_MAX - priority).to_bytes(4, "big"))
-
-
-def task_head(value: bytes) -> tuple[int, QueueKey]:
-    """Count and queue of a task row's value (or a view of it); raises `BadRequest`."""
-    head_bytes, count = _HEAD.unpack_from(value)
-    if not 1 <= count <= STRETCH_TASKS:
-        raise BadRequest("a task run's count is out of range", field="rows")
-    return count, queue_key(bytes(value[8 : 8 + head_bytes]))
 
 
 def row_hash(key: bytes, value: bytes) -> int:
@@ -135,78 +71,35 @@ def row_hash(key: bytes, value: bytes) -> int:
     return int.from_bytes(blake2b(key + value[-4:], digest_size=8).digest(), "little")
 
 
-# --- checks before a row enters ----------------------------------------------
+def pack_number(key: bytes, number: int) -> bytes:
+    """Value of an epoch or position."""
+    return seal(key, _NUMBER.pack(number))
 
 
-def prepare(row: Row) -> Prepared:
-    """Check one row; raises `BadRequest` if it is malformed or damaged."""
-    key, value = row
-    check_key(key)
-    kind = key[2:3]
-    first = TaskId(key[3:23])
-    try:
-        count, detail = _check_body(kind, key, value)
-    except (Corrupt, struct.error, TypeError, ValueError, msgpack.UnpackException) as error:
-        raise BadRequest(f"a row of kind {kind!r} is malformed: {error}", field="rows") from None
-    stretch = stretch_of(first)
-    mask = mask_of(first, count)
-    if count < 1 or mask >> STRETCH_TASKS:
-        raise BadRequest(f"a row of {count} tasks does not lie in one stretch", field="rows")
-    return Prepared(key, value, kind, first, stretch, mask, detail)
+def unpack_number(key: bytes, value: bytes) -> int:
+    """The number that `pack_number` packed; raises `Corrupt`."""
+    return int(_NUMBER.unpack(unseal(bytes(key), bytes(value)))[0])
 
 
-def _check_body(kind: bytes, key: bytes, value: bytes) -> tuple[int, Detail]:
-    if kind == TASK:
-        return _check_task(key, value)
-    body = unseal(key, value)
-    if kind == COMPLETION:
-        return _check_completion(key, body)
-    if kind == HISTORY:
-        return _check_history(key, body)
-    return _check_update(key, body)
+def pack_counts(key: bytes, numbers: Sequence[int], name: str) -> bytes:
+    """A queue's counts."""
+    return seal(key, _COUNTS.pack(*numbers) + name.encode())
 
 
-def _check_task(key: bytes, value: bytes) -> tuple[int, QueueKey]:
-    body = memoryview(value)[:-4]  # large, so it is not copied as `unseal` does
-    head_bytes, count = _HEAD.unpack_from(body)
-    if _CRC.unpack(value[-4:])[0] != zlib.crc32(body, zlib.crc32(key)):
-        raise Corrupt("it does not match its checksum")
-    table = 8 + head_bytes
-    if not 1 <= count <= STRETCH_TASKS or len(key) != 23 or table + 8 * count > len(body):
-        raise ValueError("its table is out of range")
-    if sum(body[table : table + 4 * count].cast("I")) != len(body) - table - 8 * count:
-        raise ValueError("its lengths do not add up")
-    return count, queue_key(bytes(body[8:table]))
+def unpack_counts(key: bytes, value: bytes) -> tuple[tuple[int, ...], str]:
+    """The counts and the name that `pack_counts` packed; raises `Corrupt`."""
+    body = unseal(bytes(key), bytes(value))
+    return _COUNTS.unpack_from(body), body[_COUNTS.size :].decode()
 
 
-def _check_completion(key: bytes, body: bytes) -> tuple[int, tuple[int, int]]:
-    token, count, outcome, mark = completion_head(body)
-    if key[23:] != _ORDER.pack(token, count) or outcome not in range(OUTCOMES_COUNT):
-        raise ValueError("key and body disagree")
-    _check_mark(mark)
-    return count, (token, outcome)
+def pack_mask(bits: int) -> bytes:
+    """A mask's bytes."""
+    return bits.to_bytes((bits.bit_length() + 7) >> 3, "little")
 
 
-def _check_update(key: bytes, body: bytes) -> tuple[int, None]:
-    update = unpack_update(body)
-    if key[23:] != _ORDER.pack(update.token, update.seq) or not isinstance(update.data, bytes):
-        raise ValueError("key and body disagree")
-    _check_mark(update.mark)
-    return 1, None
-
-
-def _check_mark(mark: Mark) -> None:
-    if type(mark.epoch) is not int or type(mark.number) is not int:
-        raise ValueError("whole numbers expected")
-
-
-def _check_history(key: bytes, body: bytes) -> tuple[int, History]:
-    event = unpack_history(body)
-    if key[23:] != _ORDER.pack(event.position, event.index) or event.event not in range(RETRIED + 1):
-        raise ValueError("key and body disagree")
-    if type(event.retry_ms) is not int or type(event.attempts) is not int:
-        raise ValueError("whole numbers expected")
-    return event.count, event
+def unpack_mask(value: bytes) -> int:
+    """The mask that `pack_mask` packed."""
+    return int.from_bytes(value, "little")
 
 
 # --- keys ----------------------------------------------------------------------
@@ -232,6 +125,32 @@ def due_key(due_ms: int, first: bytes) -> bytes:
     return first[6:8] + _DUE.pack(due_ms) + first
 
 
+def expiring_key(expires_ms: int, first: bytes) -> bytes:
+    """Key of a row in ``expiring``."""
+    return first[6:8] + _DUE.pack(expires_ms) + first
+
+
+def keyed_key(digest: bytes, order: Order, first: bytes, *, scheduled: bool) -> bytes:
+    """Key of a row in ``keyed``."""
+    return first[6:8] + digest + (b"\1" if scheduled else b"\0") + _ORDER.pack(*order) + first
+
+
+def unique_key(digest: bytes, order: Order, first: bytes) -> bytes:
+    """Key of a row in ``unique``: the highest mark comes last."""
+    due_ms, epoch, number = order
+    return first[6:8] + digest + _ORDER.pack(epoch, number, due_ms) + first
+
+
+def dead_key(queue: bytes, first: bytes) -> bytes:
+    """Key of a row in ``dead``, of a queue's digest."""
+    return first[6:8] + queue + first
+
+
+def first_at(key: bytes) -> TaskId:
+    """The id that a key of any index ends with."""
+    return TaskId(bytes(key[-20:]))
+
+
 def ready_key_of(piece: Piece) -> bytes:
     """Key under which a piece is, or was, in ``ready``."""
     inverted = (PRIORITY_MAX - piece.priority).to_bytes(4, "big")
@@ -239,23 +158,46 @@ def ready_key_of(piece: Piece) -> bytes:
 
 
 def due_ms_of(key: bytes) -> int:
-    """Due time in a key of ``due``."""
+    """Time in a key of ``due`` or ``expiring``."""
     return int(_DUE.unpack_from(key, 2)[0])
 
 
-def pack_piece(attempts: int, row_offset: int, bits: int) -> bytes:
+def order_ms_of(key: bytes) -> int:
+    """Due time of the order in a key of ``keyed``."""
+    return int(_DUE.unpack_from(key, 19)[0])
+
+
+# --- pieces --------------------------------------------------------------------
+
+
+class Alike(NamedTuple):
+    """What the tasks of a piece have in common beside their row."""
+
+    due_ms: int
+    attempts: int
+    base: int
+
+
+def pack_piece(alike: Alike, row_offset: int, bits: int, key: bytes = b"") -> bytes:
     """Value of a piece in ``ready``; in ``due`` the queue's place goes before it."""
-    return _PIECE.pack(attempts, row_offset) + bits.to_bytes((bits.bit_length() + 7) >> 3, "little")
+    if not alike.base and not key:
+        return _PIECE.pack(alike.attempts, row_offset) + pack_mask(bits)
+    head = _PIECE.pack(alike.attempts, row_offset | _HAS_MORE)
+    return head + _MORE.pack(alike.base, key or _NO_KEY) + pack_mask(bits)
+
+
+def _bits_at(value: bytes) -> int:
+    return 26 if value[5] & 0x80 else 6
 
 
 def bits_of(value: bytes) -> int:
     """The bits in a piece's value."""
-    return int.from_bytes(value[6:], "little")
+    return int.from_bytes(value[_bits_at(value) :], "little")
 
 
 def with_bits(value: bytes, bits: int) -> bytes:
     """A piece's value with other bits."""
-    return bytes(value[:6]) + bits.to_bytes((bits.bit_length() + 7) >> 3, "little")
+    return bytes(value[: _bits_at(value)]) + pack_mask(bits)
 
 
 def unpack_ready(queue: str, key: bytes, value: bytes) -> Piece:
@@ -263,92 +205,20 @@ def unpack_ready(queue: str, key: bytes, value: bytes) -> Piece:
     inverted, due_ms = _PLACE.unpack_from(key, 18)
     first = TaskId(key[30:50])
     attempts, offset = _PIECE.unpack_from(value)
+    base, digest = 0, b""
+    if offset & _HAS_MORE:
+        base, digest = _MORE.unpack_from(value, 6)
+        offset &= ~_HAS_MORE
+        digest = b"" if digest == _NO_KEY else digest
     row_first = TaskId(first[:16] + ((int.from_bytes(first[16:], "big") & -STRETCH_TASKS) + offset).to_bytes(4, "big"))
-    return Piece(queue, PRIORITY_MAX - inverted, due_ms, first, bits_of(value), attempts, row_first)
+    return Piece(queue, PRIORITY_MAX - inverted, due_ms, first, bits_of(value), attempts, row_first, base, digest)
 
 
-# --- the record of a stretch ---------------------------------------------------
-
-State: TypeAlias = tuple[int, int, int, int]
-"""What history says of a task: position and index of its last RETRIED, the due time
-that set, and the attempts counted. A join of events in any order gives the same."""
-UNMOVED: State = (-1, -1, -1, 0)
+def lowest(stretch: bytes, bits: int) -> TaskId:
+    """Id of the lowest task in a mask."""
+    return with_counter(stretch, counter_of(stretch) + (bits & -bits).bit_length() - 1)
 
 
-class Stretch:
-    """What is known of 1,024 consecutive ids; masks as ints.
-
-    ``moved`` and ``done`` are functions of the rows alone, whatever order they came in;
-    they may speak of tasks whose row is not there yet.
-    """
-
-    __slots__ = ("dirty", "done", "key", "known", "moved", "owned")
-
-    def __init__(self, key: bytes) -> None:
-        self.key = key
-        self.known = 0
-        self.done = [0, 0, 0]
-        """Finished tasks per outcome, disjoint."""
-        self.moved: dict[State, int] = {}
-        self.owned: dict[int, int] = {}
-        """Row offset -> the tasks that count as the row's, where rows overlap."""
-        self.dirty = False
-
-    @property
-    def finished(self) -> int:
-        """Mask of the finished tasks."""
-        return self.done[0] | self.done[1] | self.done[2]
-
-    def pack(self) -> bytes:
-        """The record's bytes; equal facts give equal bytes."""
-        masks = [_pack_mask(mask) for mask in (self.known, *self.done)]
-        moved = [(*state, _pack_mask(bits)) for state, bits in sorted(self.moved.items())]
-        owned = [(offset, _pack_mask(bits)) for offset, bits in sorted(self.owned.items())]
-        packed: bytes = msgpack.packb((*masks, moved, owned))
-        return packed
-
-    @classmethod
-    def unpack(cls, key: bytes, value: bytes) -> Stretch:
-        """The record that `pack` wrote."""
-        out = cls(key)
-        known, first, second, third, moved, owned = msgpack.unpackb(value)
-        out.known = int.from_bytes(known, "little")
-        out.done = [int.from_bytes(mask, "little") for mask in (first, second, third)]
-        if moved:
-            out.moved = {(a, b, c, d): int.from_bytes(bits, "little") for a, b, c, d, bits in moved}
-        if owned:
-            out.owned = {offset: int.from_bytes(bits, "little") for offset, bits in owned}
-        return out
-
-
-def _pack_mask(bits: int) -> bytes:
-    return bits.to_bytes((bits.bit_length() + 7) >> 3, "little")
-
-
-def join(state: State, event: History) -> State:
-    """A task's state once an event is known: the latest retry, the most attempts."""
-    position, index, due_ms, attempts = state
-    attempts = max(attempts, min(max(event.attempts, 0), ATTEMPTS_MAX))
-    if event.event == RETRIED:
-        stamp = (event.position, event.index, min(max(event.retry_ms, 0), DUE_MS_MAX))
-        return (*max(stamp, (position, index, due_ms)), attempts)
-    return position, index, due_ms, attempts
-
-
-def moved_by(moved: dict[State, int], mask: int, event: History) -> dict[State, int]:
-    """``moved`` once a RETRIED or EXPIRED event on the tasks of ``mask`` is known."""
-    out: dict[State, int] = {}
-    rest = mask
-    for state, bits in moved.items():
-        hit = bits & mask
-        if bits != hit:
-            out[state] = out.get(state, 0) | (bits ^ hit)
-        if hit:
-            joined = join(state, event)
-            out[joined] = out.get(joined, 0) | hit
-            rest &= ~hit
-    if rest:
-        joined = join(UNMOVED, event)
-        out[joined] = out.get(joined, 0) | rest
-    out.pop(UNMOVED, None)
-    return out
+def stretch_at(key: bytes) -> TaskId:
+    """The stretch of the id that an index key ends with."""
+    return stretch_of(first_at(key))

@@ -13,15 +13,18 @@ import trio.testing
 
 from onyxq.facts import (
     COMPLETED,
+    REOPENED,
     UNMARKED,
     Completion,
     History,
     Mark,
+    Resolution,
     Row,
     completion_row,
     first_of,
     history_row,
     pack_task,
+    resolution_row,
     task_row,
     unpack_completion,
 )
@@ -95,6 +98,16 @@ def completion_of(row: Row, maker: int) -> Row:
 def event(first: bytes, count: int, kind: int, *, position: int, retry_ms: int = 0, attempts: int = 0) -> Row:
     """A history row."""
     return history_row(first, History(position, 0, count, kind, 5, NOW_MS, "w", retry_ms, attempts, ""))
+
+
+def reopening(first: bytes, count: int, *, position: int, retry_ms: int = NOW_MS - 1, attempts: int = 1) -> Row:
+    """A history row that says that failed tasks begin anew."""
+    return event(first, count, REOPENED, position=position, retry_ms=retry_ms, attempts=attempts)
+
+
+def resolved(first: bytes, count: int = 1, *, mark: Mark = UNMARKED) -> Row:
+    """A resolution row."""
+    return resolution_row(first, Resolution(count, NOW_MS, mark))
 
 
 async def put(store: AnyStore, *rows: Row) -> Written:

@@ -216,7 +216,7 @@ MALFORMED = {
     "no tasks": task_row(first_id(), pack_task({"queue": "mail"}, [])),
     "a torn table": task_row(first_id(), pack_task({"queue": "mail"}, [b"abc"])[:-1]),
     "a body that is no task": task_row(first_id(), b"\xff" * 9),
-    "an unknown outcome": done(first_id(), 1, outcome=3),
+    "an unknown outcome": done(first_id(), 1, outcome=4),
     "a completion of nothing": done(first_id(), 0),
     "an unknown event": event(first_id(), 1, 9, position=1),
 }

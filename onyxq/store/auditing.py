@@ -1,0 +1,143 @@
+"""Whether the indexes agree with the rows, looked at a little at a time.
+
+What a flipped bit made of an index is found by working it out from the rows again, and
+mended the same way (`onyxq.store.mending`): nobody has to be asked.  One round goes
+through all rows, all records of stretches, all entries of indexes and all sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from onyxq.errors import Corrupt
+from onyxq.facts import sealed
+from onyxq.ids import TaskId, stretch_of
+from onyxq.store.digests import count_leaf, sum_leaves
+from onyxq.store.interface import Crooked
+from onyxq.store.records import DIGEST, HASH_MASK, stretch_at, stretch_key, unpack_counts
+from onyxq.store.stretches import Stretch, owners
+from onyxq.store.tables import INDEX_TABLES, Table, Tables
+from onyxq.store.truth import load_stretch, true_entries, true_stretch
+
+STRETCH_BYTES = 16 * 1024
+"""What looking at one stretch counts as, in bytes of rows."""
+KEY_BYTES = {"ready": 50, "due": 30, "waiting": 22, "keyed": 63, "unique": 62, "expiring": 30, "dead": 38}
+PHASES = ("rows", "stretch", *INDEX_TABLES, "counts", "leaves", "hours")
+"""Tables in the order of a round; a place in it is the number of one and a key."""
+ROW_BYTES = 256
+"""What counting one row counts as."""
+ENTRIES_PER_STRETCH = 8
+"""Entries of an index that together count as one stretch."""
+
+
+def true_value(tables: Tables, name: str, key: bytes, value: bytes) -> bytes | None:
+    """What an entry of an index should be, or None if it should not be there."""
+    if len(key) != KEY_BYTES[name]:
+        return None
+    stretch_id = stretch_at(key)
+    record, _ = load_stretch(tables, stretch_id)
+    if name != "due":
+        return true_entries(tables, record).get((name, key))
+    place = bytes(value[:20])
+    ready = true_entries(tables, record).get(("ready", key[:2] + place + key[2:]))
+    return None if ready is None else place + ready
+
+
+def missing_entries(tables: Tables, stretch: Stretch) -> dict[tuple[str, bytes], bytes]:
+    """Entries that follow from a stretch's record and are not there, or otherwise."""
+    out = {}
+    for (name, key), value in true_entries(tables, stretch).items():
+        stored = getattr(tables, name).get(key)
+        if stored is not None and bytes(stored) == value:
+            continue
+        if name == "ready" and stored is None:
+            later = tables.due.get(key[:2] + key[22:])
+            if later is not None and bytes(later) == key[2:22] + value:
+                continue
+        out[name, key] = value
+    return out
+
+
+class Audit:
+    """Looks through the tables of one snapshot; see the module's first paragraph."""
+
+    def __init__(self, tables: Tables, damaged: set[bytes], crooked: Crooked) -> None:
+        self._tables = tables
+        self._damaged = damaged
+        self._crooked = crooked
+
+    def step(self, after: bytes, limit_bytes: int) -> bytes:
+        """Look on behind a place, at least at one thing, about ``limit_bytes``; gives the
+        place reached, empty at the end of a round."""
+        phase, key = (after[0], after[1:]) if after else (0, b"")
+        looks: dict[str, Callable[[str, bytes, bytes], int]] = {
+            "rows": self._row,
+            "stretch": self._stretch,
+            "counts": self._counts,
+            "leaves": self._leaf,
+            "hours": self._hour,
+        }
+        left = limit_bytes
+        while phase < len(PHASES):
+            name = PHASES[phase]
+            look = looks.get(name, self._entry)
+            table: Table = getattr(self._tables, name)
+            for found, value in table.ascend(key + b"\0" if key else b""):
+                key = bytes(found)
+                left -= look(name, key, value)
+                if left <= 0:
+                    return bytes([phase]) + key
+            phase, key = phase + 1, b""
+        return b""
+
+    def _row(self, name: str, key: bytes, value: bytes) -> int:
+        if not sealed(key, value):
+            self._damaged.add(key)
+        else:
+            stretch = stretch_of(key[3:23])
+            if self._tables.stretch.get(stretch_key(stretch)) is None:
+                self._crooked.stretches.add(stretch)
+        return len(value)
+
+    def _stretch(self, name: str, key: bytes, value: bytes) -> int:
+        stretch_id = TaskId(key[7:])
+        if len(key) != 27 or stretch_key(stretch_id) != key:
+            self._crooked.entries.add((name, key))
+            return STRETCH_BYTES
+        record, readable = load_stretch(self._tables, stretch_id)
+        true, sound = true_stretch(self._tables, stretch_id, record.owned)
+        if not sound:
+            return STRETCH_BYTES  # looked at again once its rows are repaired
+        if not readable or true.pack() != bytes(value) or missing_entries(self._tables, true):
+            self._crooked.stretches.add(stretch_id)
+        for owner in owners(self._tables, true, true.known):
+            if self._tables.counts.get(key[:2] + owner.queue.digest) is None:
+                self._crooked.partitions.add(int.from_bytes(key[:2], "big"))
+        for table, sums in ((self._tables.leaves, key[:7]), (self._tables.hours, key[:6])):
+            if table.get(sums) is None:
+                self._crooked.leaves.add(sums)
+        return STRETCH_BYTES
+
+    def _entry(self, name: str, key: bytes, value: bytes) -> int:
+        true = true_value(self._tables, name, key, value)
+        if true is None or true != bytes(value):
+            self._crooked.entries.add((name, key))
+        return STRETCH_BYTES // ENTRIES_PER_STRETCH
+
+    def _counts(self, name: str, key: bytes, value: bytes) -> int:
+        try:
+            unpack_counts(key, value)
+        except Corrupt:
+            self._crooked.partitions.add(int.from_bytes(key[:2], "big"))
+        return STRETCH_BYTES // ENTRIES_PER_STRETCH
+
+    def _leaf(self, name: str, key: bytes, value: bytes) -> int:
+        rows, total = count_leaf(self._tables, key)
+        if bytes(value) != DIGEST.pack(rows, total & HASH_MASK):
+            self._crooked.leaves.add(key)
+        return rows * ROW_BYTES
+
+    def _hour(self, name: str, key: bytes, value: bytes) -> int:
+        if bytes(value) != DIGEST.pack(*sum_leaves(self._tables, key)):
+            self._crooked.leaves.add(key)
+        return STRETCH_BYTES // ENTRIES_PER_STRETCH

@@ -1,0 +1,114 @@
+"""What the indexes should be: worked out from a stretch's rows, whatever the tables say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from onyxq.errors import Corrupt
+from onyxq.facts import (
+    COMPLETION,
+    GRANTED,
+    HISTORY,
+    KINDS,
+    RESOLUTION,
+    TASK,
+    sealed,
+    unpack_history,
+    unpack_resolution,
+)
+from onyxq.ids import STRETCH_TASKS, id_at, mask_of, offset_of
+from onyxq.store.facets import free_bits, row_entries, stands
+from onyxq.store.heads import task_head
+from onyxq.store.records import dead_key, lowest, pack_mask, pack_piece, ready_key, stretch_key, unique_key
+from onyxq.store.stretches import MOVING, Stretch, groups, moved_by, owners, winners
+from onyxq.store.tables import Tables
+
+
+def stretch_rows(tables: Tables, stretch_id: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """All rows about a stretch, by kind."""
+    for kind in KINDS:
+        prefix = stretch_id[6:8] + kind
+        last = prefix + id_at(stretch_id, STRETCH_TASKS - 1) + b"\xff" * 12
+        for key, value in tables.rows.ascend(prefix + stretch_id):
+            if key > last:
+                break
+            yield bytes(key), bytes(value)
+
+
+def true_stretch(tables: Tables, stretch_id: bytes, owned: dict[int, int]) -> tuple[Stretch, bool]:
+    """The record that follows from a stretch's sound rows, and whether all of them are.
+
+    Which of overlapping rows holds a task only the stored record knows: ``owned`` is its.
+    """
+    out = Stretch(stretch_key(stretch_id))
+    expiring = granted = 0
+    completions = []
+    sound = True
+    for key, value in stretch_rows(tables, stretch_id):
+        kind, body = key[2:3], value[:-4]
+        if not sealed(key, value):
+            sound = False
+        elif kind == TASK:
+            count, queue = task_head(value)
+            mask, offset = mask_of(key[3:23], count), offset_of(key[3:23])
+            tasks = mask & ~out.known
+            if offset in owned:
+                tasks = out.owned[offset] = owned[offset]
+            out.known |= mask
+            if queue.rules is not None:
+                out.ruled |= tasks
+                expiring |= tasks if queue.rules.expires_ms is not None else 0
+        elif kind == COMPLETION:
+            completions.append((key, value))
+        elif kind == RESOLUTION:
+            out.resolved |= mask_of(key[3:23], unpack_resolution(body).count)
+        elif kind == HISTORY:
+            event = unpack_history(body)
+            mask = mask_of(key[3:23], event.count)
+            if event.event in MOVING:
+                out.moved = moved_by(out.moved, mask, event)
+            elif event.event == GRANTED:
+                granted |= mask
+    out.done = winners(out, completions)
+    out.granted = granted & expiring
+    return out, sound
+
+
+def load_stretch(tables: Tables, stretch_id: bytes) -> tuple[Stretch, bool]:
+    """The record of a stretch, and whether it could be read; else what its rows say."""
+    key = stretch_key(stretch_id)
+    stored = tables.stretch.get(key)
+    if stored is None:
+        return Stretch(key), True
+    try:
+        return Stretch.unpack(key, stored), True
+    except Corrupt:
+        return true_stretch(tables, stretch_id, {})[0], False
+
+
+def true_entries(tables: Tables, stretch: Stretch) -> dict[tuple[str, bytes], bytes]:
+    """The index entries (table, key) that follow from a stretch's record and rows, with the
+    heads and holders of the tables; pieces as if all were ready."""
+    out: dict[tuple[str, bytes], bytes] = {}
+    stretch_id = stretch.key[7:]
+    for owner in owners(tables, stretch, stretch.known):
+        first = id_at(stretch_id, owner.offset)
+        rules = owner.queue.rules
+        if rules is not None and rules.unique:
+            out["unique", unique_key(rules.unique, rules.order_of(first), first)] = b""
+            if not stands(tables, stretch, owner):
+                continue
+        if rules is None:
+            if dead := owner.tasks & stretch.failed:
+                out["dead", dead_key(owner.queue.digest, first)] = pack_mask(dead)
+        else:
+            for name, key, bits in row_entries(stretch, owner):
+                out[name, key] = pack_mask(bits)
+        free = free_bits(tables, stretch, owner)
+        digest = rules.key if rules is not None else b""
+        for alike, bits in groups(stretch, owner.tasks).items():
+            if bits & free:
+                named = lowest(stretch_id, bits & free if digest else bits)
+                value = pack_piece(alike, owner.offset, bits & free, digest)
+                out["ready", ready_key(owner.queue, alike.due_ms, named)] = value
+    return out

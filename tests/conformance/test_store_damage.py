@@ -1,0 +1,228 @@
+"""A store's file whose bytes were changed while nobody had it open."""
+
+from __future__ import annotations
+
+import logging
+import random
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from onyxq.errors import Corrupt, StoreFailed
+from onyxq.facts import Row, pack_task, sealed, task_row
+from onyxq.store import soundness
+from onyxq.store.interface import Batch, Mending
+from onyxq.store.lmdb_store import LmdbStore
+from onyxq.store.pages import check_file
+from tests.conformance.store_world import World, done, first_id, in_trio, put, tasks
+from tests.conformance.test_store_mending import scrub, tables
+
+PAGE = 4096
+
+
+async def filled(world: World) -> list[Row]:
+    """A closed store with pages of all kinds: the rows in it."""
+    rows = [tasks(first_id(number * 4, maker=number), 3) for number in range(150)]
+    rows += [done(first_id(number * 4, maker=number), 2) for number in range(0, 150, 3)]
+    large = [task_row(first_id(number, maker=500), pack_task({"queue": "mail"}, [bytes(9000)])) for number in range(5)]
+    async with world.store() as store:
+        await store.write(Batch(rows=rows))
+        for row in large:
+            await put(store, row)
+        await store.write(Batch(rows=[tasks(first_id(partition=9), 1)], epochs=((3, 7),)))
+        await store.write(Batch(drop=(9,)))
+        await store.write(Batch(meta=(("node", b"n1"),)))
+    return rows + large
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """A store on disk."""
+    return World("lmdb", tmp_path)
+
+
+def flip(path: Path, places: list[int]) -> None:
+    """Change bytes of a file."""
+    data = bytearray(path.read_bytes())
+    for place in places:
+        data[place] ^= 0x11
+    path.write_bytes(data)
+
+
+@in_trio
+async def test_a_closed_store_leaves_a_note_that_is_gone_while_it_is_open(world: World) -> None:
+    """So a process that dies leaves none."""
+    note = world.directory / soundness.CLOSED
+    async with world.store() as store:
+        assert not note.exists()
+        await put(store, tasks(first_id(), 1))
+    assert note.exists()
+    async with world.store():
+        assert not note.exists()
+
+
+@in_trio
+async def test_a_sound_file_passes(world: World) -> None:
+    """With large rows, free pages and every table in use."""
+    await filled(world)
+    check_file(world.directory / soundness.DATA)
+    check_file(Path("/dev/null"))
+
+
+FIELDS = {"page number": 1, "flags": 10, "lower": 12, "upper": 15, "pointer": 17}
+"""Places in a page of what LMDB would not survive damage to."""
+
+
+@pytest.mark.parametrize("name", FIELDS)
+@in_trio
+async def test_damage_to_a_page_is_found_before_the_file_is_opened(world: World, name: str) -> None:
+    """In any page that is in use: the store is refused, whatever LMDB would have made of it."""
+    await filled(world)
+    path = world.directory / soundness.DATA
+    sound = path.read_bytes()
+    found = 0
+    for page in range(2, len(sound) // PAGE):
+        flip(path, [page * PAGE + FIELDS[name]])
+        try:
+            check_file(path)
+        except Corrupt:
+            found += 1
+        path.write_bytes(sound)
+    assert found > 15, name
+
+
+@pytest.mark.parametrize("page", [0, 1])
+@pytest.mark.parametrize("place", [16, 20, 40, 88 + 40, 136, 144])
+@in_trio
+async def test_damage_to_a_meta_page_is_found(world: World, page: int, place: int) -> None:
+    """Magic number, version, page size, root, last page, transaction: of the page that counts, at least."""
+    await filled(world)
+    path = world.directory / soundness.DATA
+    with lmdb.open(str(world.directory), max_dbs=16, lock=False, readonly=True) as env:
+        newest = env.info()["last_txnid"] & 1
+    flip(path, [page * PAGE + place])
+    if page == newest or place in (16, 20, 40):
+        with pytest.raises(Corrupt):
+            check_file(path)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@in_trio
+async def test_a_thousand_flipped_bytes_are_met_with_an_error(world: World, seed: int) -> None:
+    """Nothing is opened; what was there is kept under another name, and the node begins anew."""
+    await filled(world)
+    path = world.directory / soundness.DATA
+    random_bytes = random.Random(seed)
+    flip(path, [random_bytes.randrange(path.stat().st_size) for _ in range(1000)])
+    damaged = path.read_bytes()
+    with pytest.raises(Corrupt):
+        LmdbStore.open(world.directory)
+    store = LmdbStore.open_or_begin_anew(world.directory)
+    assert (store.meta("node"), store.epochs(), store.partitions()) == (None, {}, [])
+    await put(store, tasks(first_id(), 1))
+    await store.aclose()
+    assert (world.directory / "data.mdb.damaged-1").read_bytes() == damaged
+
+
+@in_trio
+async def test_what_is_set_aside_is_told(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """Loudly, with the file's name."""
+    await filled(world)
+    flip(world.directory / soundness.DATA, [2 * PAGE, 16])
+    with caplog.at_level(logging.ERROR):
+        await LmdbStore.open_or_begin_anew(world.directory).aclose()
+    assert "data.mdb.damaged-1" in caplog.text
+
+
+@pytest.mark.parametrize("seed", range(3))
+@in_trio
+async def test_flipped_bytes_of_rows_and_entries_are_found_and_mended(world: World, seed: int) -> None:
+    """As long as the pages hang together: every row that reads as sound is as it was."""
+    rows = await filled(world)
+    path = world.directory / soundness.DATA
+    sound, values = path.read_bytes(), {row.key: row.value for row in rows}
+    chosen, places = random.Random(seed), []
+    while len(places) < 40:
+        place = chosen.randrange(2 * PAGE, len(sound))
+        flip(path, [place])
+        try:
+            check_file(path)
+            places.append(place)
+        except Corrupt:
+            flip(path, [place])
+    async with world.store() as store:
+        after = store.scrub(b"", 1 << 16)
+        while after:
+            after = store.scrub(after, 1 << 16)
+        for key, value in store._tables.rows.ascend(b""):
+            assert sealed(key, value) == (key not in store.damaged)
+            assert key in store.damaged or values[key] == value
+        await store.write(Batch(mend=Mending(rows=tuple(sorted(store.damaged)))))
+        await put(store, *rows)
+        store.damaged.clear()
+        await scrub(store)
+        async with World("memory", world.directory).store() as whole:
+            await put(whole, *rows)
+            assert tables(store) == tables(whole)
+            assert all(store.get(key) == whole.get(key) for key in values)
+
+
+@in_trio
+async def test_a_row_whose_key_was_changed_gets_it_back(tmp_path: Path) -> None:
+    """Nobody else has to be asked; the key that never was is gone."""
+    world = World("memory", tmp_path)
+    row, other = tasks(first_id(4), 2), tasks(first_id(0), 1)
+    wrong = row.key[:-1] + b"\x77"
+    async with world.store() as store:
+        await put(store, row, other)
+        before = tables(store)
+        store._tables.rows.delete(row.key)
+        store._tables.rows.put(wrong, row.value)
+        store.scrub(b"", 1 << 20)
+        assert store.damaged == {wrong}
+        await store.write(Batch(mend=Mending(rows=(wrong,))))
+        store.damaged.clear()
+        await scrub(store)
+        assert store.get(row.key) == row.value
+        assert store.get(wrong) is None
+        assert tables(store) == before
+
+
+@in_trio
+async def test_a_damaged_promise_is_never_taken_for_another(world: World) -> None:
+    """A node that cannot tell what it promised must not go on."""
+    await filled(world)
+    with lmdb.open(str(world.directory), max_dbs=16, lock=False) as env, env.begin(write=True) as txn:
+        epochs = env.open_db(b"epochs", txn)
+        value = bytearray(txn.get(b"\0\3", db=epochs) or b"")
+        value[0] ^= 4
+        txn.put(b"\0\3", bytes(value), db=epochs)
+    with pytest.raises(Corrupt):
+        world.open()
+    await LmdbStore.open_or_begin_anew(world.directory).aclose()
+
+
+@in_trio
+async def test_after_two_deaths_a_large_file_is_followed_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first restart of a large store does not wait for that."""
+    await filled(world)
+    directory = world.directory
+    (directory / soundness.CLOSED).unlink()
+    flip(directory / soundness.DATA, [144, PAGE + 144])
+    soundness.examine(directory, follow_bytes_max=10)
+    soundness.examine(directory, follow_bytes_max=10)
+    with pytest.raises(Corrupt):
+        soundness.examine(directory, follow_bytes_max=10)
+    with pytest.raises(Corrupt):
+        soundness.examine(directory)
+
+
+@in_trio
+async def test_a_file_that_is_no_store_is_told(world: World) -> None:
+    """A directory whose file is something else is not touched by `open`."""
+    world.directory.mkdir(exist_ok=True)
+    (world.directory / soundness.DATA).write_bytes(b"hello")
+    with pytest.raises((Corrupt, StoreFailed)):
+        world.open()
+    assert (world.directory / soundness.DATA).read_bytes() == b"hello"

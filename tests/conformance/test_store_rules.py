@@ -1,0 +1,406 @@
+"""Keys, dependencies, expiry, dead letters and pending rows: what every store promises about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onyxq.errors import BadRequest, Corrupt
+from onyxq.facts import (
+    CANCELLED,
+    FAILED,
+    GRANTED,
+    RETRIED,
+    STOPPED,
+    TASK,
+    Data,
+    Mark,
+    Row,
+    data_row,
+    first_of,
+    key_digest,
+    key_of,
+    partition_of_keys,
+    rank,
+    task_header,
+    unpack_task,
+)
+from onyxq.ids import TaskId, id_at
+from onyxq.store.indexing import Applier, prepare_batch
+from onyxq.store.interface import Batch, PendingRow, Piece
+from onyxq.store.memory import MemoryTable, MemoryTables
+from onyxq.store.tables import PARTITION_TABLES
+from tests.conformance.store_world import (
+    NOW_MS,
+    AnyStore,
+    World,
+    counts,
+    done,
+    event,
+    first_id,
+    in_trio,
+    put,
+    reopening,
+    resolved,
+    tasks,
+)
+
+KEY = key_digest("mail", "k")
+
+
+@pytest.fixture(params=["memory", "lmdb"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+    """Each kind of store in turn."""
+    return World(request.param, tmp_path)
+
+
+def keyed(number: int, *, due_ms: int = NOW_MS, count: int = 1, **header: Any) -> Row:
+    """The row that came ``number``-th to the ordering key "k", with an id that says nothing of it."""
+    first = first_id(0, maker=100_000 - number)
+    return tasks(first, count, ordering_key="k", order=[due_ms, 1, number], **header)
+
+
+def ready(store: AnyStore) -> list[tuple[TaskId, int]]:
+    """First id and mask of what is ready."""
+    return [(piece.first, piece.bits) for piece in store.ready(3, "mail")]
+
+
+# --- ordering keys ----------------------------------------------------------------------
+
+
+@in_trio
+async def test_only_the_first_of_a_key_is_ready(world: World) -> None:
+    """One task at a time, in the order given, whatever order they came in."""
+    rows = [keyed(1, count=3), keyed(2), keyed(3, due_ms=NOW_MS - 1)]
+    a, b, early = (first_of(row.key) for row in rows)
+    async with world.store() as store:
+        for row in rows:
+            await put(store, row)
+        order = [early, a, id_at(a, 1), id_at(a, 2), b]
+        assert store.key_tasks(3, KEY) == order
+        for number, task in enumerate(order):
+            assert store.key_head(3, KEY) == task
+            assert [piece.first for piece in store.ready(3, "mail")] == [task]
+            assert store.counts(3)["mail"].waiting == 4 - number
+            written = await put(store, done(task, 1))
+            assert [piece.first for piece in written.pieces] == order[number + 1 : number + 2]
+        assert store.key_head(3, KEY) is None
+        assert store.counts(3) == {"mail": counts(total=5, completed=5)}
+
+
+@in_trio
+async def test_a_head_that_waits_for_its_retry_holds_its_key_up(world: World) -> None:
+    """The others stay behind; the piece tells its key."""
+    first, second = keyed(1), keyed(2)
+    head = first_of(first.key)
+    async with world.store() as store:
+        await put(store, first, second)
+        await put(store, event(head, 1, RETRIED, position=5, retry_ms=NOW_MS + 50, attempts=1))
+        assert ready(store) == []
+        assert store.next_due_ms(3) == NOW_MS + 50
+        written = await store.write(Batch(promote=((3, NOW_MS + 50),)))
+        assert written.pieces == (Piece("mail", 0, NOW_MS + 50, head, 1, 1, head, 0, KEY),)
+        assert store.moved(head) == list(written.pieces)
+
+
+@in_trio
+async def test_a_stopped_task_stops_its_key_until_it_is_reopened_or_given_up(world: World) -> None:
+    """It is neither ready nor due; it counts as failed."""
+    rows = [keyed(number) for number in range(3)]
+    first, second, third = (first_of(row.key) for row in rows)
+    async with world.store() as store:
+        await put(store, *rows, done(first, 1, token=7, outcome=STOPPED))
+        assert ready(store) == []
+        assert store.key_head(3, KEY) == first
+        assert store.counts(3) == {"mail": counts(total=3, failed=1, waiting=2)}
+        await put(store, reopening(first, 1, position=9, attempts=4))
+        assert store.reopened(first) == 9
+        assert [(piece.first, piece.attempts, piece.base) for piece in store.ready(3, "mail")] == [(first, 4, 4)]
+        await put(store, done(first, 1, token=12, outcome=STOPPED, mark=Mark(1, 1)))
+        assert ready(store) == []
+        await put(store, done(first, 1, token=13, outcome=CANCELLED, mark=Mark(1, 2)))
+        assert ready(store) == [(second, 1)]
+        assert store.counts(3) == {"mail": counts(total=3, cancelled=1, waiting=1)}
+        await put(store, done(second, 1, token=7, outcome=FAILED))
+        assert ready(store) == [(third, 1)]
+
+
+@in_trio
+async def test_scheduled_tasks_do_not_move_the_end_of_a_key(world: World) -> None:
+    """Whoever comes after them is due before them."""
+    async with world.store() as store:
+        assert store.last_immediate_ms(3, KEY) == 0
+        await put(store, keyed(1, due_ms=NOW_MS - 3), keyed(2, due_ms=NOW_MS + 500, scheduled=True))
+        assert store.last_immediate_ms(3, KEY) == NOW_MS - 3
+        await put(store, done(first_of(keyed(1).key), 1))
+        assert store.last_immediate_ms(3, KEY) == 0
+        assert store.key_head(3, KEY) == first_of(keyed(2).key)
+
+
+class CountingTable(MemoryTable):
+    """A table that counts what is asked of it."""
+
+    asked = 0
+
+    def ascend(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Each entry counts."""
+        for entry in super().ascend(start):
+            CountingTable.asked += 1
+            yield entry
+
+    def descend(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Each entry counts."""
+        for entry in super().descend(start):
+            CountingTable.asked += 1
+            yield entry
+
+
+def test_what_waits_behind_a_key_costs_nothing() -> None:
+    """Enqueueing and finishing look at as many entries with 2,000 tasks behind a key as with ten."""
+    tables = MemoryTables()
+    for name in vars(tables):
+        setattr(tables, name, CountingTable())
+
+    def apply(*rows: Row) -> int:
+        CountingTable.asked = 0
+        applier = Applier(tables, NOW_MS)
+        applier.apply(prepare_batch(Batch(rows=rows)))
+        applier.flush()
+        return CountingTable.asked
+
+    asked = [(apply(keyed(number)), apply(done(first_of(keyed(number).key), 1))) for number in range(10)]
+    for number in range(10, 2000):
+        apply(keyed(number))
+    long = [(apply(keyed(number + 2000)), apply(done(first_of(keyed(number).key), 1))) for number in range(10, 20)]
+    assert max(sum(pair) for pair in long) <= max(sum(pair) for pair in asked) + 6
+
+
+# --- unique keys ------------------------------------------------------------------------
+
+
+def unique(number: int, *, mark: Mark, **header: Any) -> Row:
+    """A row with the unique key "u"."""
+    order = [header.pop("due_ms", NOW_MS), *mark]
+    return tasks(first_id(number), 1, unique_key="u", order=order, **header)
+
+
+@in_trio
+async def test_of_two_rows_with_a_unique_key_that_of_the_later_leader_stands(world: World) -> None:
+    """The other is told of, and is in no index and no count, also when it comes first or is due later."""
+    old, new = unique(1, mark=Mark(4, 9), due_ms=NOW_MS + 99), unique(2, mark=Mark(5, 1))
+    async with world.store() as store:
+        written = await put(store, old)
+        assert (written.superseded, store.unique(3, "mail", "u")) == ((), first_id(1))
+        written = await put(store, new)
+        assert written.superseded == (first_id(1),)
+        assert store.unique(3, "mail", "u") == first_id(2)
+        assert ready(store) == [(first_id(2), 2 << 1)]
+        assert store.counts(3) == {"mail": counts(total=1)}
+        assert store.next_due_ms(3) is None
+        assert (await put(store, unique(3, mark=Mark(1, 1)))).superseded == (first_id(3),)
+        await put(store, done(first_id(1), 1), done(first_id(2), 1))
+        assert store.unique(3, "mail", "u") == first_id(2)
+        assert store.counts(3) == {"mail": counts(total=1, completed=1)}
+
+
+@in_trio
+async def test_data_of_a_higher_mark_replaces_the_payload(world: World) -> None:
+    """In any order; a damaged row is noted, and never read."""
+    rows = [
+        data_row(first_id(1), Data(NOW_MS, payload, Mark(2, number))) for number, payload in enumerate([b"a", b"b"])
+    ]
+    async with world.store() as store:
+        assert store.data(first_id(1)) is None
+        await put(store, rows[1])
+        await put(store, rows[0])
+        assert store.data(first_id(1)) == b"b"
+        assert store.covering(b"D", first_id(1)) == [(first_id(1), rows[1].value[:-4])]
+    if world.kind == "memory":
+        world.disk.rot(rows[1].key, bit=50)
+        async with world.store() as store:
+            with pytest.raises(Corrupt):
+                store.data(first_id(1))
+            assert store.damaged == {rows[1].key}
+
+
+# --- dependencies, expiry, dead letters -------------------------------------------------
+
+
+@in_trio
+async def test_tasks_with_dependencies_wait_for_their_resolution(world: World) -> None:
+    """A resolution may be about a part, and may come before its tasks."""
+    first = first_id(8)
+    row = tasks(first, 6, depends=[first_id(0)])
+    async with world.store() as store:
+        await put(store, row, resolved(first_id(10), 2), done(first_id(13), 1))
+        assert ready(store) == [(first, 0b1100 << 8)]
+        assert store.counts(3)["mail"] == counts(total=6, completed=1, waiting=3)
+        assert [(run, unpack_task(body).all_payloads()) for run, body in store.waiting(3)] == [
+            (first, [b"payload 0", b"payload 1"]),
+            (first_id(12), [b"payload 4"]),
+        ]
+        assert [run for run, _ in store.waiting(3, after=first)] == [first_id(12)]
+        assert [run for run, _ in store.waiting(3, limit=1)] == [first]
+        written = await put(store, resolved(first, 6))
+        assert [piece.bits for piece in written.pieces] == [0b11111 << 8]
+        assert store.waiting(3) == []
+
+
+@in_trio
+async def test_a_resolution_of_a_higher_mark_takes_the_place_of_the_lower(world: World) -> None:
+    """Then nothing tells that there was another."""
+    async with world.store() as store:
+        await put(store, tasks(first_id(0), 4, depends=[first_id(9)]), resolved(first_id(0), 4, mark=Mark(1, 1)))
+        assert ready(store) == [(first_id(0), 0b1111)]
+        await put(store, resolved(first_id(0), 2, mark=Mark(2, 1)))
+        assert ready(store) == [(first_id(0), 0b11)]
+        assert store.counts(3)["mail"] == counts(total=4, waiting=2)
+
+
+@in_trio
+async def test_tasks_that_nobody_was_given_expire(world: World) -> None:
+    """What was granted once, or is finished, does not; history may come first."""
+    late, soon = tasks(first_id(0), 3, expires_ms=NOW_MS + 9), tasks(first_id(8), 3, expires_ms=NOW_MS - 9)
+    async with world.store() as store:
+        await put(store, event(first_id(9), 1, GRANTED, position=3), late, soon, done(first_id(10), 1))
+        assert store.next_expiry_ms(3) == NOW_MS - 9
+        assert store.expiring(3, NOW_MS) == [first_id(8)]
+        assert store.expiring(3, NOW_MS + 9) == [first_id(8), first_id(0), first_id(1), first_id(2)]
+        await put(store, event(first_id(8), 1, GRANTED, position=4))
+        assert store.next_expiry_ms(3) == NOW_MS + 9
+        assert store.expiring(3, NOW_MS) == []
+
+
+@in_trio
+async def test_failed_tasks_are_listed_until_they_are_reopened(world: World) -> None:
+    """By queue or all, in pages, in id order."""
+    rows = [tasks(first_id(0), 8), tasks(first_id(8), 2, queue="other"), tasks(first_id(16), 2, ordering_key="k")]
+    async with world.store() as store:
+        await put(store, *rows, done(first_id(1), 3, outcome=FAILED), done(first_id(9), 1, outcome=FAILED))
+        await put(store, done(first_id(5), 1), done(first_id(16), 1, outcome=STOPPED))
+        mine = [first_id(number) for number in (1, 2, 3, 16)]
+        assert store.failed(3, "mail") == mine
+        assert store.failed(3) == sorted([*mine, first_id(9)])
+        assert store.failed(3, "mail", after=first_id(2), limit=1) == [first_id(3)]
+        await put(store, reopening(first_id(2), 1, position=10))
+        assert store.failed(3, "mail") == mine  # a completion of token 10 is of the new life
+        await put(store, reopening(first_id(2), 1, position=11))
+        assert store.failed(3, "mail") == [mine[0], *mine[2:]]
+
+
+@in_trio
+async def test_a_reopened_task_forgets_the_completions_of_its_earlier_life(world: World) -> None:
+    """Also those that come later; one of the new life counts, made without a claim as well."""
+    first = first_id(0)
+    async with world.store() as store:
+        await put(store, tasks(first, 2), done(first, 2, token=7, outcome=FAILED))
+        await put(store, reopening(first, 1, position=11, attempts=3, retry_ms=NOW_MS - 5))
+        assert store.counts(3)["mail"] == counts(total=2, failed=1)
+        assert [(piece.bits, piece.due_ms, piece.attempts, piece.base) for piece in store.ready(3, "mail")] == [
+            (1, NOW_MS - 5, 3, 3)
+        ]
+        await put(store, done(first, 1, token=9, outcome=FAILED, mark=Mark(9, 9)))
+        assert ready(store) == [(first, 1)]
+        await put(store, done(first, 1, token=11, outcome=CANCELLED))
+        assert store.counts(3)["mail"] == counts(total=2, failed=1, cancelled=1)
+
+
+# --- what is refused --------------------------------------------------------------------
+
+
+WRONG = {
+    "ordering_key": {"ordering_key": "k" * 201},
+    "unique_key": {"unique_key": ""},
+    "order": {"ordering_key": "k", "order": [1, 2]},
+    "depends": {"depends": []},
+    "expires_ms": {"expires_ms": -1},
+    "scheduled": {"ordering_key": "k", "scheduled": 1},
+}
+
+
+@pytest.mark.parametrize("field", WRONG)
+@in_trio
+async def test_a_header_that_means_nothing_is_refused(world: World, field: str) -> None:
+    """The error names the field."""
+    async with world.store() as store:
+        with pytest.raises(BadRequest) as caught:
+            await put(store, tasks(first_id(), 1, **WRONG[field]))
+        assert caught.value.field == field
+        with pytest.raises(BadRequest):
+            await put(store, tasks(first_id(), 2, unique_key="u"))
+
+
+def test_keys_say_which_partition() -> None:
+    """The same everywhere; of two rows under one id that of the later leader ranks."""
+    assert {partition_of_keys("mail", f"k{number}", 64) for number in range(1000)} == set(range(64))
+    assert partition_of_keys("mail", "k", 64) == partition_of_keys("mail", "k", 64)
+    old, new = (
+        tasks(first_id(), count, ordering_key="k", order=[NOW_MS, epoch, 1]) for count, epoch in ((3, 4), (2, 5))
+    )
+    assert rank(*new) > rank(*old)
+    assert task_header(new.value)[0]["order"] == [NOW_MS, 5, 1]
+
+
+# --- pending rows -----------------------------------------------------------------------
+
+
+@in_trio
+async def test_pending_rows_are_kept_apart_until_they_are_dropped(world: World) -> None:
+    """By number, with their deadline; no digest and no count knows of them."""
+
+    def row(name: str, number: int, body: bytes = b"x", partition: int = 3) -> PendingRow:
+        return PendingRow(name, 9000, partition, number, body)
+
+    async with world.store() as store:
+        rows = [row("a", 300), row("a", 2, b"y"), row("b", 0), row("a", 0, partition=4)]
+        await store.write(Batch(pending=rows))
+        assert store.pending(3, "a") == [rows[1], rows[0]]
+        assert store.pending_transactions(3) == {"a": 9000, "b": 9000}
+        assert (store.counts(3), store.hours(3), store.partitions()) == ({}, {}, [])
+        await store.write(Batch(drop_pending=((3, "a"),), pending=[row("a", 7)]))
+        assert store.pending(3, "a") == [row("a", 7)]
+        assert store.pending(4, "a") == [rows[3]]
+    async with world.store() as store:
+        await store.write(Batch(drop_pending=((3, "a"), (3, "none"))))
+        assert store.pending_transactions(3) == {"b": 9000}
+        with pytest.raises(BadRequest):
+            await store.write(Batch(pending=[row("", 1)]))
+        await store.write(Batch(drop=(3,)))
+        assert store.pending_transactions(3) == {}
+        assert store.pending_transactions(4) == {"a": 9000}
+
+
+@in_trio
+async def test_a_drop_empties_every_table_of_a_partition(world: World) -> None:
+    """Rows with rules leave nothing behind."""
+    rows = [
+        keyed(1),
+        keyed(2, depends=[first_id(9)]),
+        unique(50, mark=Mark(1, 1), expires_ms=NOW_MS),
+        tasks(first_id(60), 2, depends=[first_id(9)]),
+        done(first_id(60), 1, outcome=FAILED),
+        tasks(first_id(70, ms=NOW_MS + 9), 1),
+    ]
+    async with world.store() as store:
+        await store.write(Batch(rows=rows, pending=[PendingRow("t", 1, 3, 1, b"")]))
+        filled = [name for name in PARTITION_TABLES if next(getattr(store._tables, name).ascend(b""), None)]
+        assert filled == list(PARTITION_TABLES)
+        await store.write(Batch(drop=(3,)))
+        for name in PARTITION_TABLES:
+            assert next(getattr(store._tables, name).ascend(b""), None) is None, name
+        await put(store, *rows)
+        assert store.key_head(3, KEY) == first_of(rows[0].key)
+
+
+@in_trio
+async def test_a_key_holds_no_other_up(world: World) -> None:
+    """However many tasks wait behind it, `ready` gives one of each key."""
+    async with world.store() as store:
+        await put(store, *(keyed(number) for number in range(500)))
+        other = [tasks(first_id(0, maker=maker), 1, ordering_key=f"o{maker}") for maker in range(10)]
+        await put(store, *other)
+        assert len(store.ready(3, "mail", limit=100)) == 11
+        assert store.get(key_of(TASK, first_id(0, maker=1))) is not None

@@ -1,0 +1,369 @@
+"""The store against a model: keys, dependencies, expiry and reopening as functions of the rows.
+
+The model works everything out task by task from a set of rows; the stores get the same
+rows in any order, grouping and repetition, and their tables must be those of a store that
+got them in one batch.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import trio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from onyxq.facts import (
+    CANCELLED,
+    COMPLETED,
+    COMPLETION,
+    DATA,
+    EXPIRED,
+    FAILED,
+    GRANTED,
+    HISTORY,
+    RELEASED,
+    REOPENED,
+    RESOLUTION,
+    RETRIED,
+    STOPPED,
+    TASK,
+    Data,
+    History,
+    Mark,
+    Row,
+    data_row,
+    first_of,
+    key_digest,
+    rank,
+    unpack_completion,
+    unpack_history,
+    unpack_resolution,
+    unpack_task,
+)
+from onyxq.ids import TaskId, id_at, ids_of, make_id, mask_of, ms_of, runs_of, stretch_of
+from onyxq.store.interface import Batch, QueueCounts
+from onyxq.store.tables import INDEX_TABLES
+from tests.conformance.store_world import NOW_MS, AnyStore, World, done, event, put, reopening, resolved, tasks
+from tests.conformance.test_store_model import nonzero
+
+PARTITIONS = (3, 4)
+KEYS = ("a", "b")
+TIMES = (NOW_MS - 9, NOW_MS - 3, NOW_MS + 7)
+OUTCOMES = (COMPLETED, FAILED, CANCELLED, STOPPED)
+
+
+def stretches() -> st.SearchStrategy[TaskId]:
+    """A few stretches of two partitions, ready and due; most of one, where they meet."""
+    return st.builds(
+        lambda partition, ms: make_id(ms, partition, 7, 0),
+        st.sampled_from([3, 3, 3, 4]),
+        st.sampled_from([NOW_MS - 4_000_000, NOW_MS + 1000]),
+    )
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> tuple[TaskId, int]:
+    """A short run in one of the stretches."""
+    offset = draw(st.integers(0, 5))
+    return id_at(draw(stretches()), offset), draw(st.integers(1, 6 - offset))
+
+
+@st.composite
+def headers(draw: st.DrawFn) -> dict[str, Any]:
+    """Rules of a row."""
+    header: dict[str, Any] = {}
+    if draw(st.integers(0, 2)):
+        header["ordering_key"] = draw(st.sampled_from(KEYS))
+    if draw(st.booleans()):
+        header["unique_key"] = draw(st.sampled_from(KEYS))
+    if header and draw(st.integers(0, 3)):
+        header["order"] = [draw(st.sampled_from(TIMES)), draw(st.integers(0, 2)), draw(st.integers(0, 3))]
+        if draw(st.booleans()):
+            header["scheduled"] = True
+    if not draw(st.integers(0, 3)):
+        header["depends"] = [make_id(1, 1, 1, 1)]
+    if not draw(st.integers(0, 3)):
+        header["expires_ms"] = draw(st.sampled_from(TIMES))
+    return header
+
+
+@st.composite
+def task_sets(draw: st.DrawFn) -> list[Row]:
+    """Task rows that do not overlap, some with another value under their key."""
+    known: dict[bytes, int] = {}
+    rows = []
+    for first, count in draw(st.lists(runs(), min_size=1, max_size=8)):
+        stretch = stretch_of(first)
+        for run in runs_of(stretch, mask_of(first, count) & ~known.get(stretch, 0)):
+            for size in [run.count, *draw(st.lists(st.integers(1, run.count), max_size=1))]:
+                header = draw(headers())
+                size = 1 if "unique_key" in header else size
+                rows.append(tasks(run.first, size, queue=draw(st.sampled_from(["m", "m", "m", "n"])), **header))
+        known[stretch] = known.get(stretch, 0) | mask_of(first, count)
+    return rows
+
+
+@st.composite
+def later_facts(draw: st.DrawFn) -> Row:
+    """Completions, history, resolutions and data, about any tasks there may be."""
+    first, count = draw(runs())
+    mark = Mark(draw(st.integers(0, 3)), draw(st.integers(0, 2)))
+    position = draw(st.integers(0, 5))
+    kind = draw(st.sampled_from([COMPLETION, COMPLETION, HISTORY, HISTORY, REOPENED, RESOLUTION, DATA]))
+    if kind == COMPLETION:
+        return done(first, count, token=position, outcome=draw(st.sampled_from(OUTCOMES)), mark=mark)
+    if kind == RESOLUTION:
+        return resolved(first, count, mark=mark)
+    if kind == DATA:
+        return data_row(first, Data(NOW_MS, b"new", mark))
+    retry_ms, attempts = draw(st.sampled_from(TIMES)), draw(st.integers(0, 3))
+    if kind == REOPENED:
+        return reopening(first, count, position=position, retry_ms=retry_ms, attempts=attempts)
+    what = draw(st.sampled_from([GRANTED, RELEASED, RETRIED, EXPIRED]))
+    return event(first, count, what, position=position, retry_ms=retry_ms, attempts=attempts)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[list[Row], list[list[Row]]]:
+    """A set of facts, and the same in batches in any order, some repeated."""
+    rows = draw(task_sets()) + draw(st.lists(later_facts(), min_size=4, max_size=14))
+    # History never has two values under one key.
+    history = {row.key: row for row in rows if row.key[2:3] == HISTORY}
+    rows = [row for row in rows if row.key[2:3] != HISTORY] + list(history.values())
+    shuffled = draw(st.permutations(rows + draw(st.lists(st.sampled_from(rows), max_size=4) if rows else st.just([]))))
+    batches: list[list[Row]] = [[]]
+    for row in shuffled:
+        if draw(st.booleans()):
+            batches.append([])
+        batches[-1].append(row)
+    return rows, batches
+
+
+class Task(NamedTuple):
+    """One task of the model."""
+
+    task_id: TaskId
+    row_first: TaskId
+    header: dict[str, Any]
+
+    def order(self) -> tuple[Any, ...]:
+        """Its place in its ordering key."""
+        return (*self.header.get("order", (ms_of(self.task_id), 0, 0)), self.task_id)
+
+    def claim(self) -> tuple[Any, ...]:
+        """What decides who stands for a unique key."""
+        due_ms, epoch, number = self.header.get("order", (ms_of(self.task_id), 0, 0))
+        return (epoch, number, due_ms, self.task_id)
+
+    def key(self, name: str) -> tuple[bytes, str, str]:
+        """Partition, queue and one of its keys."""
+        return (self.task_id[6:8], self.header["queue"], self.header.get(name, ""))
+
+
+class Expected:
+    """What must come of a set of facts."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.highest: dict[bytes, bytes] = {}
+        for key, value in rows:
+            self.highest[key] = max(value, self.highest.get(key, value), key=lambda one: rank(key, one))
+        self.resolved: set[bytes] = set()
+        self.events: dict[bytes, list[History]] = {}
+        everyone: list[Task] = []
+        for key, value in self.highest.items():
+            first, body, kind = first_of(key), value[:-4], key[2:3]
+            if kind == TASK:
+                run = unpack_task(body)
+                everyone += [Task(task, first, run.header) for task in ids_of(first, run.count)]
+            elif kind == RESOLUTION:
+                self.resolved.update(ids_of(first, unpack_resolution(body).count))
+            elif kind == HISTORY:
+                for task in ids_of(first, unpack_history(body).count):
+                    self.events.setdefault(task, []).append(unpack_history(body))
+        self.holders: dict[tuple[bytes, str, str], Task] = {}
+        for task in everyone:
+            if "unique_key" in task.header:
+                held = self.holders.setdefault(task.key("unique_key"), task)
+                self.holders[task.key("unique_key")] = max(held, task, key=Task.claim)
+        self.tasks = [task for task in everyone if self._stands(task)]
+        self.superseded = sorted(task.task_id for task in everyone if not self._stands(task))
+        self.outcomes = self._outcomes()
+        self.keys: dict[tuple[bytes, str, str], list[Task]] = {}
+        for task in sorted(self.tasks, key=Task.order):
+            if "ordering_key" in task.header and self.outcomes.get(task.task_id, STOPPED) == STOPPED:
+                self.keys.setdefault(task.key("ordering_key"), []).append(task)
+
+    def _stands(self, task: Task) -> bool:
+        return "unique_key" not in task.header or self.holders[task.key("unique_key")] == task
+
+    def _outcomes(self) -> dict[bytes, int]:
+        best: dict[bytes, tuple[Mark, int, bytes, int]] = {}
+        for key, value in self.highest.items():
+            if key[2:3] != COMPLETION:
+                continue
+            completion = unpack_completion(value[:-4])
+            for task in ids_of(first_of(key), completion.count):
+                if completion.token >= self.reopened(task)[0]:
+                    candidate = (completion.mark, completion.token, key, completion.outcome)
+                    best[task] = max(candidate, best.get(task, candidate))
+        return {task: found[3] for task, found in best.items()}
+
+    def reopened(self, task: bytes) -> tuple[int, int]:
+        """Position and attempts of a task's last reopening."""
+        events = self.events.get(task, [])
+        return max(((one.position, one.attempts) for one in events if one.event == REOPENED), default=(0, 0))
+
+    def due_ms(self, task: bytes) -> int:
+        """When a task is due."""
+        moves = [one for one in self.events.get(task, []) if one.event in (RETRIED, REOPENED)]
+        return max(moves, key=lambda one: (one.position, one.index)).retry_ms if moves else ms_of(task)
+
+    def attempts(self, task: bytes) -> int:
+        """Counted attempts of a task."""
+        counting = (RETRIED, EXPIRED, REOPENED)
+        return max((one.attempts for one in self.events.get(task, []) if one.event in counting), default=0)
+
+    def waits(self, task: Task) -> bool:
+        """Whether an unfinished task waits for its dependencies."""
+        return "depends" in task.header and task.task_id not in self.resolved
+
+    def live(self, partition: int) -> list[Task]:
+        """Unfinished tasks of a partition."""
+        prefix = partition.to_bytes(2, "big")
+        return [task for task in self.tasks if task.task_id[6:8] == prefix and task.task_id not in self.outcomes]
+
+    def claimable(self, partition: int) -> dict[bytes, tuple[Any, ...]]:
+        """Task -> what its piece says, of those that are or become ready."""
+        out: dict[bytes, tuple[Any, ...]] = {}
+        for task in self.live(partition):
+            digest = b""
+            if "ordering_key" in task.header:
+                if self.keys[task.key("ordering_key")][0] != task:
+                    continue
+                digest = key_digest(*task.key("ordering_key")[1:])
+            if not self.waits(task):
+                about = (self.due_ms(task.task_id), self.attempts(task.task_id), self.reopened(task.task_id)[1])
+                out[task.task_id] = (task.header["queue"], *about, task.row_first, digest)
+        return out
+
+    def counts(self, partition: int) -> dict[str, QueueCounts]:
+        """Counts per queue of a partition, all due."""
+        out: dict[str, list[int]] = {}
+        claimable = self.claimable(partition)
+        for task in self.tasks:
+            if task.task_id[6:8] != partition.to_bytes(2, "big"):
+                continue
+            numbers = out.setdefault(task.header["queue"], [0] * 6)
+            numbers[0] += 1
+            if task.task_id in self.outcomes:
+                numbers[(1, 2, 3, 2)[self.outcomes[task.task_id]]] += 1
+            elif task.task_id not in claimable:
+                numbers[5] += 1
+        return {queue: QueueCounts(*numbers) for queue, numbers in sorted(out.items())}
+
+
+def claimable(store: AnyStore, partition: int) -> dict[bytes, tuple[Any, ...]]:
+    """Task -> what its piece says, of everything in ``ready``; the same from `pieces`."""
+    out: dict[bytes, tuple[Any, ...]] = {}
+    for queue in store.queues(partition):
+        for piece in store.ready(partition, queue, limit=10_000):
+            assert piece in store.pieces(stretch_of(piece.first), piece.bits)
+            for run in runs_of(stretch_of(piece.first), piece.bits):
+                for task in ids_of(*run):
+                    assert task not in out
+                    out[task] = (queue, piece.due_ms, piece.attempts, piece.base, piece.row_first, piece.key)
+    return out
+
+
+def tables(store: AnyStore) -> dict[str, dict[bytes, bytes]]:
+    """The entries of all indexes."""
+    names = (*INDEX_TABLES, "stretch", "hours", "leaves")
+    return {
+        name: {bytes(key): bytes(value) for key, value in getattr(store._tables, name).ascend(b"")} for name in names
+    }
+
+
+def check_reads(store: AnyStore, expected: Expected, partition: int) -> None:
+    """Every read about rules says what the model does."""
+    live = expected.live(partition)
+    for task in expected.tasks:
+        assert store.reopened(task.task_id) == expected.reopened(task.task_id)[0]
+    for (prefix, queue, name), members in expected.keys.items():
+        if prefix == partition.to_bytes(2, "big"):
+            digest = key_digest(queue, name)
+            ids = [task.task_id for task in members]
+            assert store.key_tasks(partition, digest) == ids
+            assert store.key_tasks(partition, digest, limit=2) == ids[:2]
+            assert store.key_head(partition, digest) == ids[0]
+            immediate = [task.order()[0] for task in members if "scheduled" not in task.header]
+            assert store.last_immediate_ms(partition, digest) == max(immediate, default=0)
+    for (prefix, queue, name), task in expected.holders.items():
+        if prefix == partition.to_bytes(2, "big"):
+            assert store.unique(partition, queue, name) == task.task_id
+    held = [task for run in store.waiting(partition) for task in ids_of(run[0], unpack_task(run[1]).count)]
+    assert held == sorted(task.task_id for task in live if expected.waits(task))
+    never = [
+        (task.header["expires_ms"], task.task_id)
+        for task in live
+        if "expires_ms" in task.header
+        and not any(one.event == GRANTED for one in expected.events.get(task.task_id, []))
+    ]
+    assert store.next_expiry_ms(partition) == min((at_ms for at_ms, _ in never), default=None)
+    up = [one for one in never if one[0] <= NOW_MS]
+    assert store.expiring(partition, NOW_MS) == [task for _, task in sorted(up)]
+    for queue in (None, "m", "n"):
+        dead = sorted(
+            task.task_id
+            for task in expected.tasks
+            if task.task_id[6:8] == partition.to_bytes(2, "big")
+            and expected.outcomes.get(task.task_id) in (FAILED, STOPPED)
+            and queue in (None, task.header["queue"])
+        )
+        assert store.failed(partition, queue) == dead
+        paged: list[TaskId] = []
+        while page := store.failed(partition, queue, after=paged[-1] if paged else b"", limit=2):
+            paged += page
+        assert paged == dead
+
+
+async def check_against_model(world: World, rows: list[Row], batches: list[list[Row]]) -> None:
+    """Write the batches, then compare with the model and with a store written in order."""
+    expected = Expected(rows)
+    superseded: set[TaskId] = set()
+    async with world.store(map_bytes=1 << 24) as store:
+        for batch in batches:
+            superseded.update((await put(store, *batch)).superseded)
+        assert superseded >= set(expected.superseded)
+        for partition in PARTITIONS:
+            scheduled = sum(numbers.scheduled for numbers in store.counts(partition).values())
+            assert scheduled == sum(one[1] > NOW_MS for one in expected.claimable(partition).values())
+        promote = tuple((partition, NOW_MS + 10_000) for partition in PARTITIONS)
+        await store.write(Batch(promote=promote))
+        for partition in PARTITIONS:
+            assert claimable(store, partition) == expected.claimable(partition)
+            assert nonzero(store.counts(partition)) == expected.counts(partition)
+            check_reads(store, expected, partition)
+        async with World("memory", world.directory).store() as ordered:
+            await put(ordered, *rows)
+            await ordered.write(Batch(promote=promote))
+            assert tables(store) == tables(ordered)
+            assert {key: store.get(key) for key in expected.highest} == expected.highest
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(history=histories())
+def test_memory_keeps_keys_as_a_function_of_the_facts(history: tuple[list[Row], list[list[Row]]]) -> None:
+    """Any order, grouping and repetition gives the model's heads, holders, waiting and failed tasks."""
+    trio.run(check_against_model, World("memory", Path()), *history)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(history=histories())
+def test_lmdb_keeps_keys_as_a_function_of_the_facts(history: tuple[list[Row], list[list[Row]]]) -> None:
+    """Any order, grouping and repetition gives the model's heads, holders, waiting and failed tasks."""
+    with tempfile.TemporaryDirectory() as directory:
+        trio.run(check_against_model, World("lmdb", Path(directory)), *history)
