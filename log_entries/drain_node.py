@@ -3,7 +3,8 @@
 Submitted by a peer that is told to stop, or by an operator.  Marks the node as draining:
 it leads nothing any more, and partitions that would be left without a majority by its
 absence settle elsewhere first.  ``permanent`` moves all its copies: placement gives it
-nothing again.  Both end when a new peer of the node joins.
+nothing again, and it stays a member of each partition until that has settled elsewhere.
+Both end when a new peer of the node joins.
 """
 
 from __future__ import annotations

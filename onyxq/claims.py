@@ -8,14 +8,17 @@ stretch is rewritten once however many runs name it.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
 from onyxq.entry import Stamp
 from onyxq.ids import ID_BYTES, STRETCH_TASKS, Run, spans
-from onyxq.replica import ClaimPiece, Replica, with_pieces
+from onyxq.replica import HELD_MS, ClaimPiece, Replica, with_pieces
 
 LEASE_MS_MAX = 24 * 60 * 60 * 1000
+WINDOW_PIECES_MIN = 8
+"""A stretch of no more pieces is looked at as a whole."""
 GRACE_MS = 500
 """How long after its deadline a claim cannot expire: what log time may be ahead of a worker's
 clock after a jump, so that who was told of a lease may trust it."""
@@ -84,24 +87,39 @@ def change(
         pieces = present.get(stretch, ()) if present is not None else ()
         touched = False
         for kind, bits in masks.items():
-            edited = edit(pieces, kind, bits) if pieces else None
+            start, end = window(pieces, bits)
+            edited = edit(pieces[start:end], kind, bits) if pieces else None
             if edited is not None:
-                pieces, touched = edited, True
+                pieces, touched = pieces[:start] + edited + pieces[end:], True
         if touched:
             changes[stretch] = pieces
     return with_pieces(replica, partition, changes) if changes else None
 
 
+def window(pieces: Pieces, bits: int) -> tuple[int, int]:
+    """Where those pieces stand that a mask touches, with a neighbour on either side to merge with.
+
+    A stretch may hold a thousand; an entry about one task must not look at all of them.
+    """
+    if len(pieces) <= WINDOW_PIECES_MIN or not bits:
+        return 0, len(pieces)
+    low, high = (bits & -bits).bit_length() - 1, bits.bit_length()
+    return max(0, bisect_left(pieces, (low,)) - 2), min(len(pieces), bisect_left(pieces, (high,)) + 1)
+
+
 def split(
-    pieces: Pieces, bits: int, concerns: Callable[[ClaimPiece], bool]
+    pieces: Pieces, bits: int, concerns: Callable[[ClaimPiece], bool], *, held: bool = False
 ) -> tuple[list[ClaimPiece], list[ClaimPiece]]:
-    """``pieces`` cut in two: what lies outside ``bits`` or does not concern, and the rest."""
+    """``pieces`` cut in two: what lies outside ``bits`` or does not concern, and the rest.
+
+    What a transaction holds concerns only who ends it, and says ``held``.
+    """
     outside: list[ClaimPiece] = []
     inside: list[ClaimPiece] = []
     for piece in pieces:
         offset, count, token, worker, deadline = piece
         mine = ((1 << count) - 1) << offset
-        if not mine & bits or not concerns(piece):
+        if not mine & bits or (deadline == HELD_MS) != held or not concerns(piece):
             outside.append(piece)
         elif not mine & ~bits:
             inside.append(piece)

@@ -43,6 +43,7 @@ SETTINGS: Mapping[str, Known] = {
     "yield_after_ms": Known(5_000, "trouble after which a leader yields; for a new cluster"),
     "gc_records": Known(20_000, "records after which the log is collected; for a new cluster"),
     "gc_bytes": Known(64 << 20, "bytes of records after which the log is collected; for a new cluster"),
+    "sync_bytes_per_s": Known(64 << 20, "bytes a second at which copies are made, at most, each way"),
 }
 """Every setting. ``--data`` of ``onyxq dev`` has no default: a directory that goes when it stops."""
 

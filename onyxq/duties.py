@@ -13,7 +13,7 @@ from attrs import frozen
 
 from onyxq.entry import Entries
 from onyxq.errors import ExtensionFailed
-from onyxq.replica import Replica, collector
+from onyxq.replica import Replica, collector, first_peer
 from onyxq.ring import watches
 
 
@@ -43,6 +43,11 @@ class Snapshot:
 
 
 @frozen
+class Fire:
+    """Enqueue the periodic tasks when they are due."""
+
+
+@frozen
 class Extended:
     """Run what an extension's entry asks for; ``value`` is one of what its ``duties`` gave."""
 
@@ -50,7 +55,7 @@ class Extended:
     value: Hashable
 
 
-Duty: TypeAlias = Watch | Lead | Snapshot | Extended
+Duty: TypeAlias = Watch | Lead | Snapshot | Fire | Extended
 
 
 def duties(replica: Replica, me: str, entries: Entries | None = None) -> frozenset[Duty]:
@@ -62,6 +67,8 @@ def duties(replica: Replica, me: str, entries: Entries | None = None) -> frozens
     found.update(Lead(number, part.epoch) for number, part in replica.partitions.items() if part.leader == me)
     if not replica.snapshot.finished and collector(replica) == me:
         found.add(Snapshot(replica.snapshot.position))
+    if replica.periodic and first_peer(replica) == me:
+        found.add(Fire())
     if entries is not None and entries.doing and me in replica.ring.members:
         found.update(_extended(replica, me, entries))
     return frozenset(found)

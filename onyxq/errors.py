@@ -7,6 +7,7 @@ fault where there is one.  Errors travel over the wire as maps; see `to_map`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from attrs import frozen
@@ -20,15 +21,25 @@ class OnyxqError(Exception):
     exit_code: ClassVar[int] = 1
     hint: ClassVar[str] = "This is a bug in OnyxQ; please report it with the server's log."
 
-    def __init__(self, message: str = "", *, field: str | None = None, hint: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        field: str | None = None,
+        hint: str | None = None,
+        details: Sequence[Sequence[Any]] = (),
+    ) -> None:
         super().__init__(message or self.code.replace("_", " "))
         self.message = message or self.code.replace("_", " ")
         self.field = field
         self.advice = hint or self.hint
+        self.details = [list(one) for one in details]
+        """What the error is about, one by one, where it is about several things."""
 
     def to_map(self) -> dict[str, Any]:
         """The form that travels over the wire."""
-        return {"code": self.code, "message": self.message, "field": self.field, "hint": self.advice}
+        said = {"code": self.code, "message": self.message, "field": self.field, "hint": self.advice}
+        return {**said, "details": self.details} if self.details else said
 
 
 class BadRequest(OnyxqError):
@@ -203,7 +214,9 @@ BY_CODE: dict[str, type[OnyxqError]] = {cls.code: cls for cls in _all(OnyxqError
 def from_map(error: dict[str, Any]) -> OnyxqError:
     """The error that `OnyxqError.to_map` described."""
     cls = BY_CODE.get(str(error.get("code")), OnyxqError)
-    return cls(str(error.get("message", "")), field=error.get("field"), hint=error.get("hint"))
+    said = error.get("details")
+    details = [one for one in said if isinstance(one, (list, tuple))] if isinstance(said, (list, tuple)) else ()
+    return cls(str(error.get("message", "")), field=error.get("field"), hint=error.get("hint"), details=details)
 
 
 @frozen

@@ -7,7 +7,7 @@ back, without renewals and without what was refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from attrs import frozen
@@ -24,8 +24,10 @@ from onyxq.step import Outcome, step
 
 LOG, HISTORY, STORE, ID = "log", "history", "store", "id"
 """Where a thing is known from."""
+COMMIT, SETTLE = "commit_transaction", "settle_transaction"
 NOT_HELD = "the token no longer held it"
-_HISTORY_ENTRIES = ("grant_claims", "release_claims", "expire_claims", "release_claims")
+_HISTORY_ENTRIES = ("grant_claims", "release_claims", "expire_claims", "release_claims", "", "reopen_tasks")
+_GRANTS = ("grant_claims", "grant_limited_claims")
 
 
 @frozen
@@ -54,7 +56,8 @@ class Told:
 
 def from_log(dump: Dump, task_id: bytes, until: int) -> list[Told]:
     """Every entry up to ``until`` that named the task; raises `OlderThanCluster` for an entry not installed here."""
-    marks = task_id[:16], task_id.hex().encode()
+    marks = [task_id[:16], task_id.hex().encode()]
+    transactions: set[str] = set()
     out: list[Told] = []
     replica = dump.start
     for record in dump.records:
@@ -67,7 +70,10 @@ def from_log(dump: Dump, task_id: bytes, until: int) -> list[Told]:
             continue
         done, seen = traced(replica, record)
         for outcome, after in seen:
-            if names(outcome.args, task_id):
+            if names(outcome.args, task_id) or _settles(outcome, transactions, partition_of(task_id)):
+                if outcome.name == COMMIT and outcome.verdict == APPLIED and names(outcome.args.claims, task_id):
+                    transactions.add(outcome.args.name)
+                    marks.append(outcome.args.name.encode(errors="replace"))
                 verdict = _verdict(outcome, replica, after, task_id)
                 out.append(_from_entry(outcome, verdict, task_id, done.peer, record.position, record.ctime_ms))
             replica = after
@@ -149,6 +155,12 @@ def _covers(first: bytes, count: int, task_id: bytes) -> bool:
     return first[:16] == task_id[:16] and 0 <= counter_of(task_id) - counter_of(first) < count
 
 
+def _settles(outcome: Outcome, transactions: Collection[str], partition: int) -> bool:
+    """Whether an entry ends what one of the transactions holds of a partition."""
+    mine = outcome.name == SETTLE and getattr(outcome.args, "partition", None) == partition
+    return mine and outcome.args.name in transactions
+
+
 def _verdict(outcome: Outcome, before: Replica, after: Replica, task_id: bytes) -> str:
     """What became of the entry as far as this task goes: an entry may apply to others only."""
     about_claims = outcome.name in ("renew_claims", "release_claims", "expire_claims")
@@ -161,9 +173,10 @@ def _from_entry(outcome: Outcome, verdict: str, task_id: bytes, peer: str, posit
     args = narrowed(outcome.args, task_id)
     said: dict[str, Any] = {}
     for part in args.values() if isinstance(args, dict) else ():
-        if isinstance(part, list) and part and isinstance(part[0], dict):
+        if not said and isinstance(part, list) and part and isinstance(part[0], dict):
             said = part[0]
-    token = position if outcome.name == "grant_claims" else said.get("token")
+    grants = outcome.name in _GRANTS
+    token = position if grants else said.get("token")
     return Told(
         at_ms=at_ms,
         position=position,
@@ -172,7 +185,7 @@ def _from_entry(outcome: Outcome, verdict: str, task_id: bytes, peer: str, posit
         entry=outcome.name,
         verdict=verdict,
         peer=peer,
-        token=token if verdict == APPLIED or outcome.name != "grant_claims" else None,
+        token=token if verdict == APPLIED or not grants else None,
         worker=str(said.get("worker", "")),
         words=words.sentence(outcome.name, args, verdict).replace(f"task {task_id.hex()}", "it"),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from onyxq import invariants_placement, ring
+from onyxq import invariants_placement, invariants_queues, ring
 from onyxq.replica import START_POSITION, Replica
 from onyxq.snapshot import misfits
 
@@ -21,6 +21,7 @@ def violations(replica: Replica) -> list[str]:
         *log_violations(replica),
         *extension_violations(replica),
         *invariants_placement.violations(replica),
+        *invariants_queues.violations(replica),
     ]
 
 

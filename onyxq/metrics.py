@@ -187,6 +187,16 @@ class Metrics:
         self.partition_leader = Gauge(
             "onyxq_partition_leader", "1 for each partition led here and ready, 0 while it is taken over.", "partition"
         )
+        self.sync_rows = Counter(
+            "onyxq_sync_rows_total", "Rows exchanged as a leader to make copies equal: sent, taken.", "direction"
+        )
+        self.sync_bytes = Counter("onyxq_sync_bytes_total", "Bytes of these rows.", "direction")
+        self.sync_rows_left = Gauge(
+            "onyxq_sync_rows_left", "Rows that holders of the partitions led here lack still, about.", "node"
+        )
+        self.sync_partitions_left = Gauge(
+            "onyxq_sync_partitions_left", "Partitions led here of which a live holder lacks something still.", "node"
+        )
         self.build_info = Gauge("onyxq_build_info", "Always 1; the label tells the version.", "version")
         self.build_info.set(1, version)
         self._all: list[Metric] = [item for item in vars(self).values() if hasattr(item, "render")]

@@ -262,9 +262,11 @@ class _Cohorts:
         counts = self._zone_counts(cohort)
         return not self._crowded(counts, taker) or counts[self.zones[giver]] > self.zone_copies_max
 
-    def _cost(self, number: int, giver: str, taker: str) -> tuple[bool, bool, int]:
-        members = self.partitions[number].members
-        return (giver in members, taker not in members, -weight(number, taker))
+    def _cost(self, number: int, giver: str, taker: str) -> tuple[bool, bool, bool, int]:
+        """What a move disturbs, the worst first: a copy that is made anew, then a leader that must go."""
+        found = self.partitions[number]
+        leads = bool(found.leader) and found.leader == self.nodes[giver].peer
+        return (giver in found.members, taker not in found.members, leads, -weight(number, taker))
 
 
 # --- leaders ------------------------------------------------------------------

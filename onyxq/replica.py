@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from attrs import evolve, field, frozen
 from pyrsistent import PMap, pmap
 
-from onyxq.ids import Run, mask_of, offset_of, runs_of, stretch_of
+from onyxq.ids import Run, mask_of, offset_of, runs_of, spans, stretch_of
 
 SEGMENT_POSITIONS = 1 << 31
 """Positions of one log segment: position = segment * SEGMENT_POSITIONS + sequence."""
@@ -24,6 +24,15 @@ START_POSITION = -1
 
 ClaimPiece: TypeAlias = tuple[int, int, int, str, int]
 """(offset in the stretch, count, token, worker, deadline in log time)."""
+Counted: TypeAlias = tuple[str, int, int]
+"""(queue, offset in the stretch, count): claimed tasks that count towards a queue's limits."""
+Rate: TypeAlias = tuple[int, int]
+"""(tasks that may be granted, in millionths, ``Replica.clock_ms`` at which they were counted)."""
+TransactionClaim: TypeAlias = tuple[int, int, tuple[tuple[bytes, int], ...]]
+"""(partition, token, runs)."""
+
+HELD_MS = (1 << 63) - 1
+"""The deadline of a piece that a transaction holds: nothing but its settling ends it."""
 
 
 @frozen
@@ -138,6 +147,79 @@ class Remembered:
 
 
 @frozen
+class Queue:
+    """A queue's settings, where they are not the defaults; ``set_queue`` says what each may be."""
+
+    paused: bool = False
+    """Nothing of it is granted."""
+    paused_by: str = ""
+    paused_why: str = ""
+    lease_ms: int = 30_000
+    """Of claims whose worker names none."""
+    retries: int | None = 25
+    """Of tasks that say nothing themselves; None: until they succeed."""
+    backoff_ms: int = 1_000
+    """Before the first retry, of tasks that say nothing themselves."""
+    on_dead: str = "goes on"
+    """What the ordering key of a dead letter does: ``goes on`` or ``stops``."""
+    retention_ms: int = 7 * 86_400_000
+    """How long finished tasks are kept."""
+    grace_ms: int = 10_000
+    """How far in the past the due time of a new task may lie."""
+    rate: int = 0
+    """Tasks granted in 1,000 s at most, in the whole cluster; 0: any number."""
+    concurrency: int = 0
+    """Tasks claimed at a time at most, in the whole cluster; 0: any number."""
+    key_rate: int = 0
+    """Tasks granted in 1,000 s at most, of each ordering key; 0: any number."""
+    durability: str = "strict"
+    """``strict``, or ``opportunistic``: enqueues are answered before the disks have them."""
+    archive: bool = False
+    """Finished tasks are archived before they are purged."""
+
+
+@frozen
+class Transaction:
+    """A committed transaction whose parts are not all visible yet."""
+
+    position: int
+    """Of its commit."""
+    deadline_ms: int
+    """Until when, in log time, it had to be committed."""
+    parts: PMap[int, tuple[int, bytes]] = field(factory=pmap)
+    """Partition that has not settled it yet -> number and digest of its pending facts."""
+    claims: tuple[TransactionClaim, ...] = ()
+    """What it completed, by the tokens that its workers had; those of settled parts are gone."""
+    keep_ms: int = 600_000
+    """How long its name is remembered once it is settled."""
+    note: bytes = b""
+    """What its coordinator wants to know of it when the name comes again."""
+
+
+@frozen
+class Periodic:
+    """Something that is to be enqueued over and over."""
+
+    name: str
+    queue: str
+    schedule: str
+    """See `onyxq.cron`."""
+    zone: str
+    """IANA name of the time zone that the schedule is told in."""
+    payload: bytes = b""
+    format: str = "bytes"
+    """``json`` or ``bytes``: what the payload is."""
+    priority: int = 0
+    missed: str = "once"
+    """What becomes of times that passed while nobody could fire: ``skip``, ``once`` or ``all``."""
+    paused: bool = False
+    next_ms: int = 0
+    """Wall-clock time of the next run."""
+    fired: int = 0
+    """How many runs were fired."""
+
+
+@frozen
 class Replica:
     """All that peers agree on, at one position of the log."""
 
@@ -166,6 +248,17 @@ class Replica:
     grown_bytes: int = 0
     """Their bytes."""
     extensions: PMap[str, Any] = field(factory=pmap)
+    queues: PMap[str, Queue] = field(factory=pmap)
+    """Those whose settings are not the defaults; see `onyxq.queues`."""
+    limited: PMap[bytes, tuple[Counted, ...]] = field(factory=pmap)
+    """stretch -> its claimed tasks that count towards their queues' limits, sorted and merged."""
+    running: PMap[str, int] = field(factory=pmap)
+    """queue -> how many tasks of ``limited`` are its; no zeros."""
+    rates: PMap[str, Rate] = field(factory=pmap)
+    """queue with a rate -> what was left of it at its last grant."""
+    transactions: PMap[str, Transaction] = field(factory=pmap)
+    """Those that are committed and not settled."""
+    periodic: PMap[str, Periodic] = field(factory=pmap)
 
     @property
     def settings(self) -> Settings:
@@ -204,8 +297,11 @@ def claimed_bits(pieces: tuple[ClaimPiece, ...], token: int | None = None) -> in
 
 
 def held_bits(replica: Replica, run: Run, token: int) -> int:
-    """Stretch mask of the tasks of ``run`` that are claimed under ``token``."""
-    return claimed_bits(pieces_of(replica, run.first), token) & mask_of(*run)
+    """Stretch mask of the tasks of ``run`` that are claimed under ``token``; not of what a transaction holds."""
+    pieces = pieces_of(replica, run.first)
+    if replica.transactions:
+        pieces = tuple(piece for piece in pieces if piece[4] != HELD_MS)
+    return claimed_bits(pieces, token) & mask_of(*run)
 
 
 def without(pieces: tuple[ClaimPiece, ...], bits: int) -> tuple[ClaimPiece, ...]:
@@ -223,7 +319,10 @@ def without(pieces: tuple[ClaimPiece, ...], bits: int) -> tuple[ClaimPiece, ...]
 
 
 def with_pieces(replica: Replica, partition: int, changes: dict[bytes, tuple[ClaimPiece, ...]]) -> Replica:
-    """The replica with the pieces of some stretches of a partition replaced."""
+    """The replica with the pieces of some stretches of a partition replaced.
+
+    What of them counted towards a queue's limits and is claimed no more counts no more.
+    """
     claims = replica.claims.get(partition, pmap())
     evolver = claims.evolver()
     for stretch, pieces in changes.items():
@@ -232,9 +331,49 @@ def with_pieces(replica: Replica, partition: int, changes: dict[bytes, tuple[Cla
         elif stretch in claims:
             del evolver[stretch]
     claims = evolver.persistent()
-    if claims:
-        return evolve(replica, claims=replica.claims.set(partition, claims))
-    return evolve(replica, claims=replica.claims.discard(partition))
+    kept = replica.claims.set(partition, claims) if claims else replica.claims.discard(partition)
+    if not replica.limited:
+        return evolve(replica, claims=kept)
+    limited = {
+        stretch: counted
+        for stretch, pieces in changes.items()
+        if (counted := still_counted(replica.limited.get(stretch, ()), pieces)) is not None
+    }
+    return with_counted(evolve(replica, claims=kept), limited)
+
+
+def still_counted(counted: tuple[Counted, ...], pieces: tuple[ClaimPiece, ...]) -> tuple[Counted, ...] | None:
+    """What counts towards limits of a stretch whose claims are ``pieces`` now; None: the same as before."""
+    claimed = claimed_bits(pieces) if counted else 0
+    if all((bits := ((1 << count) - 1) << offset) & claimed == bits for _, offset, count in counted):
+        return None
+    left = [
+        (queue, at, n) for queue, offset, count in counted for at, n in spans(((1 << count) - 1) << offset & claimed)
+    ]
+    return tuple(left)
+
+
+def with_counted(replica: Replica, changes: dict[bytes, tuple[Counted, ...]]) -> Replica:
+    """The replica with what counts towards limits in some stretches replaced; ``running`` follows."""
+    if not changes:
+        return replica
+    limited, totals = replica.limited.evolver(), dict[str, int]()
+    for stretch, after in changes.items():
+        for sign, counted in ((-1, replica.limited.get(stretch, ())), (1, after)):
+            for queue, _, count in counted:
+                totals[queue] = totals.get(queue, 0) + sign * count
+        if after:
+            limited[stretch] = after
+        elif stretch in replica.limited:
+            del limited[stretch]
+    running = replica.running.evolver()
+    for queue in sorted(totals):
+        total = replica.running.get(queue, 0) + totals[queue]
+        if total:
+            running[queue] = total
+        elif queue in replica.running:
+            del running[queue]
+    return evolve(replica, limited=limited.persistent(), running=running.persistent())
 
 
 # --- membership, as placement and duties need it ------------------------------

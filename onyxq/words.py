@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from onyxq.diff import plain
 from onyxq.entry import APPLIED
-from onyxq.facts import EXPIRED, GRANTED, RELEASED, RETRIED
+from onyxq.facts import EXPIRED, GRANTED, RELEASED, REOPENED, RETRIED
 
 Args: TypeAlias = Mapping[str, Any]
 
@@ -156,12 +156,27 @@ def _yield(args: Args) -> str:
     return f"partition {args['partition']} is given up by its leader of epoch {args['epoch']}"
 
 
+def _force(args: Args) -> str:
+    return (
+        f"partition {args['partition']} goes on with the nodes that are left, as {args['by'] or 'an operator'} asked: "
+        "what only the others had is lost"
+    )
+
+
 def _grant(args: Args) -> str:
+    return f"{_leader(args)} grants {_grants(args)}"
+
+
+def _grant_limited(args: Args) -> str:
+    return f"{_leader(args)} grants within the limits of queue {args['queue']} {_grants(args)}"
+
+
+def _grants(args: Args) -> str:
     parts = [
         f"{tasks(one['runs'])} to worker {one['worker'] or '(unnamed)'} for {duration(one['lease_ms'])}"
         for one in args["grants"]
     ]
-    return f"{_leader(args)} grants {listed(parts)}"
+    return listed(parts)
 
 
 def _renew(args: Args) -> str:
@@ -191,9 +206,86 @@ def _ended(event: int, said: Args) -> str:
     if event == RETRIED:
         error = f" ({brief(said['note'])})" if said["note"] else ""
         return f"failed {under}{error}, attempt {said['attempts']}, due again at {moment(said['retry_ms'])}"
+    if event == REOPENED:
+        return f"opened again, due at {moment(said['retry_ms'])}, with {said['attempts']} attempts behind it"
     if event == EXPIRED:
         return f"taken back {under} as the lease ran out, attempt {said['attempts']}"
     return f"ended by event {event} {under}"
+
+
+def _reopen(args: Args) -> str:
+    runs = [one["run"] for one in args["runs"]]
+    return f"{_leader(args)} opens {tasks(runs)} again, due at {moment(args['due_ms'])}"
+
+
+def _commit(args: Args) -> str:
+    done = [run for claim in args["claims"] for run in claim["runs"]]
+    needed = [run for claim in args["require"] for run in claim["runs"]]
+    parts = [str(part["partition"]) for part in args["parts"]]
+    completes = f" ends the claims on {tasks(done)}" if done else " ends no claims"
+    requires = f", provided that {tasks(needed)} stay claimed" if needed else ""
+    where = f", in {'partitions' if len(parts) != 1 else 'partition'} {', '.join(parts)}" if parts else ""
+    return f"transaction {args['name']}{completes}{requires}{where}"
+
+
+def _settle_transaction(args: Args) -> str:
+    return f"{_leader(args)} has made its part of transaction {args['name']} visible"
+
+
+def _set_queue(args: Args) -> str:
+    said = [f"{title(name)} {_setting(name, value)}" for name, value in sorted(_settings(args).items())]
+    said += [f"{title(name)} back to the default" for name in args["cleared"]]
+    flags = args["flags"]
+    if "paused" not in flags:
+        return f"queue {args['queue']}: {', '.join(said) or 'nothing is set'}"
+    why = f" ({brief(args['why'])})" if args["why"] and flags["paused"] else ""
+    by = f" by {args['by']}" if args["by"] else ""
+    more = f"; {', '.join(said)}" if said else ""
+    return f"queue {args['queue']} is {'paused' if flags['paused'] else 'resumed'}{by}{why}{more}"
+
+
+def _settings(args: Args) -> dict[str, Any]:
+    flags = {name: on for name, on in args["flags"].items() if name != "paused"}
+    return {**args["numbers"], **args["words"], **flags}
+
+
+def _setting(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if name == "retries" and value < 0:
+        return "until success"
+    if name in ("rate", "key_rate"):
+        return f"{value / 1_000:g}/s" if value else "unlimited"
+    if name == "concurrency" and not value:
+        return "unlimited"
+    return duration(value) if name.endswith("_ms") else str(value)
+
+
+def _set_periodic(args: Args) -> str:
+    rest = ", paused" if args["paused"] else f", next at {moment(args['next_ms'])} if the schedule is new"
+    return (
+        f"periodic task {args['name']} goes to queue {args['queue']} by the schedule {args['schedule']!r} "
+        f"in zone {args['zone']}{rest}"
+    )
+
+
+def _pause_periodic(args: Args) -> str:
+    if args["paused"]:
+        return f"periodic task {args['name']} is paused"
+    return f"periodic task {args['name']} is resumed, next at {moment(args['next_ms'])}"
+
+
+def _remove_periodic(args: Args) -> str:
+    return f"periodic task {args['name']} is removed"
+
+
+def _fire_periodic(args: Args) -> str:
+    count = args["count"]
+    runs = "1 run is" if count == 1 else f"{count or 'no'} runs are"
+    return (
+        f"periodic task {args['name']}, due at {moment(args['fired_ms'])}: {runs} enqueued, "
+        f"the next is due at {moment(args['next_ms'])}"
+    )
 
 
 def _leader(args: Args) -> str:
@@ -233,10 +325,20 @@ _SENTENCES: Mapping[str, Callable[[Args], str]] = MappingProxyType(
         "ready_partition": _ready,
         "settle_partition": _settle,
         "yield_partition": _yield,
+        "force_partition": _force,
+        "set_queue": _set_queue,
         "grant_claims": _grant,
+        "grant_limited_claims": _grant_limited,
         "renew_claims": _renew,
         "release_claims": _release,
         "expire_claims": _expire,
+        "reopen_tasks": _reopen,
+        "commit_transaction": _commit,
+        "settle_transaction": _settle_transaction,
+        "set_periodic": _set_periodic,
+        "pause_periodic": _pause_periodic,
+        "remove_periodic": _remove_periodic,
+        "fire_periodic": _fire_periodic,
         "gc": _gc,
         "finish_gc": _finish_gc,
         "raise_minimum": _raise_minimum,

@@ -11,18 +11,30 @@ import sys
 from random import Random
 from typing import Any
 
+from pyrsistent import pmap
+
 from log_entries import (
+    commit_transaction,
     drain_node,
     expire_claims,
     finish_gc,
+    fire_periodic,
+    force_partition,
     gc,
     grant_claims,
+    grant_limited_claims,
+    pause_periodic,
     ready_partition,
     release_claims,
+    remove_periodic,
     renew_claims,
+    reopen_tasks,
     replace_node,
+    set_periodic,
+    set_queue,
     set_slots,
     settle_partition,
+    settle_transaction,
     yield_partition,
 )
 from log_entries.registry import VERSIONS
@@ -30,11 +42,24 @@ from onyxq.facts import RELEASED, RETRIED
 from onyxq.ids import Run, TaskId, make_id, runs_of
 from onyxq.replica import Replica
 from onyxq.snapshot import pack
+from onyxq.transactions import Claim, Part
 from tests.entries.world import START_MS, Ensemble, World, creation
 
 PARTITIONS = 6
 NODES = 5
-ODDS = {"claims": 50, "partition": 20, "membership": 12, "node": 3, "garbage": 1, "repeat": 2, "gc": 1}
+ODDS = {
+    "claims": 50,
+    "partition": 20,
+    "membership": 12,
+    "transaction": 8,
+    "queue": 4,
+    "periodic": 4,
+    "node": 3,
+    "garbage": 1,
+    "repeat": 2,
+    "gc": 1,
+}
+QUEUES = ("mail", "bulk")
 
 
 def generated_world(*, seed: int, records: int, check: bool = True) -> World:
@@ -99,24 +124,23 @@ def _entry(replica: Replica, kind: str, random: Random) -> Any:
     if kind == "node":
         node = f"n{random.randrange(NODES)}"
         peer = random.choice(sorted(replica.peers) or [""])
-        choices = [drain_node.Args(node, random.random() < 0.5), replace_node.Args(node)]
+        choices: list[Any] = [drain_node.Args(node, random.random() < 0.5), replace_node.Args(node)]
+        choices.append(force_partition.Args(number, "ops"))
         return random.choice([*choices, set_slots.Args(peer, random.randrange(8))])
     if kind == "partition":
         modules: list[Any] = [ready_partition, ready_partition, ready_partition, settle_partition, yield_partition]
         return random.choice(modules).Args(number, epoch)
-    return _claims(replica, number, epoch, random)
+    others = {"queue": _queue, "periodic": _periodic, "transaction": _transaction}
+    return others.get(kind, _claims)(replica, number, epoch, random)
 
 
 def _claims(replica: Replica, number: int, epoch: int, random: Random) -> Any:
     """Mostly grants; else something about claims that are held."""
-    held = [
-        (piece[2], run)
-        for stretch, pieces in sorted(replica.claims.get(number, {}).items())
-        for piece in pieces
-        for run in runs_of(stretch, ((1 << piece[1]) - 1) << piece[0])
-    ]
+    held = _held(replica, number)
     if not held or random.random() < 0.5:
         grants = [grant_claims.Grant("w", random.randrange(1, 20_000), (_run(number, random),)) for _ in range(2)]
+        if random.random() < 0.3:
+            return grant_limited_claims.Args(number, epoch, random.choice(QUEUES), tuple(grants))
         return grant_claims.Args(number, epoch, tuple(grants))
     token, run = random.choice(held)
     part = (Run(TaskId(run.first), random.randint(1, run.count)),)
@@ -127,6 +151,60 @@ def _claims(replica: Replica, number: int, epoch: int, random: Random) -> Any:
         return expire_claims.Args(number, epoch, (expire_claims.Expiry(token, 1, part),))
     event = random.choice([RELEASED, RETRIED, release_claims.COMPLETED_EVENT])
     return release_claims.Args(number, epoch, (release_claims.Release(token, event, 0, 1, "", part),))
+
+
+def _held(replica: Replica, number: int) -> list[tuple[int, Run]]:
+    """Tokens and runs of a partition's claims."""
+    return [
+        (piece[2], run)
+        for stretch, pieces in sorted(replica.claims.get(number, {}).items())
+        for piece in pieces
+        for run in runs_of(stretch, ((1 << piece[1]) - 1) << piece[0])
+    ]
+
+
+def _queue(replica: Replica, number: int, epoch: int, random: Random) -> Any:
+    """A queue is limited, paused, resumed, or as it was."""
+    if random.random() < 0.4:
+        run = Run(_run(number, random).first, 1)
+        return reopen_tasks.Args(number, epoch, START_MS, (reopen_tasks.Reopened(run, random.randrange(3)),))
+    limits = {name: random.randrange(60) for name in ("concurrency", "rate") if random.random() < 0.5}
+    limits = {name: 1_000 * value if name == "rate" else value for name, value in limits.items()}
+    paused = {"paused": random.random() < 0.3}
+    cleared = () if random.random() < 0.8 else ("retries", "grace_ms")
+    return set_queue.Args(random.choice(QUEUES), pmap(limits), pmap(), pmap(paused), cleared, "ops", "")
+
+
+def _periodic(replica: Replica, number: int, epoch: int, random: Random) -> Any:
+    """A periodic task comes, fires, pauses or goes."""
+    name = random.choice(("nightly", "hourly"))
+    found = replica.periodic.get(name)
+    now_ms = START_MS + replica.log_time_ms
+    if found is None or random.random() < 0.3:
+        schedule = random.choice(("0 4 * * *", "every 5s"))
+        return set_periodic.Args(name, "mail", schedule, "UTC", b"x", "bytes", 0, "all", False, now_ms)
+    if random.random() < 0.6:
+        return fire_periodic.Args(name, found.next_ms - (random.random() < 0.1), found.next_ms + 5_000, 1)
+    return random.choice([pause_periodic.Args(name, not found.paused, now_ms), remove_periodic.Args(name)])
+
+
+def _transaction(replica: Replica, number: int, epoch: int, random: Random) -> Any:
+    """A transaction over claims of two partitions, or a part of one that is settled."""
+    if replica.transactions and random.random() < 0.6:
+        name = random.choice(sorted(replica.transactions))
+        part = random.choice(sorted(replica.transactions[name].parts))
+        return settle_transaction.Args(name, part, replica.partitions[part].epoch)
+    claims = []
+    for partition in sorted({number, random.randrange(PARTITIONS)}):
+        held = _held(replica, partition)
+        if held:
+            token, run = random.choice(held)
+            claims.append(Claim(partition, token, (run,)))
+    needed = random.randint(0, len(claims))
+    parts = tuple(Part(claim.partition, 1, b"digest") for claim in claims[needed:])
+    deadline_ms = replica.log_time_ms + random.choice((0, 5_000, 60_000))
+    name = f"t{random.randrange(20)}"
+    return commit_transaction.Args(name, deadline_ms, tuple(claims[needed:]), tuple(claims[:needed]), parts, 9_000)
 
 
 def _run(number: int, random: Random) -> Run:

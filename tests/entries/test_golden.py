@@ -122,7 +122,10 @@ def test_adding_touches_no_file_that_is_there(tmp_path: Path) -> None:
     (tmp_path / "entries" / "gc-1.json").write_text("{}")
     (tmp_path / "entries" / "set_slots-1.json").unlink()
     shutil.rmtree(tmp_path / "logs")
-    assert add_missing(tmp_path, EXAMPLES, SCRIPTS) == ["entries/set_slots-1.json", "logs/first.jsonl"]
+    assert add_missing(tmp_path, EXAMPLES, SCRIPTS) == [
+        "entries/set_slots-1.json",
+        *(f"logs/{name}.jsonl" for name in SCRIPTS),
+    ]
     assert (tmp_path / "entries" / "gc-1.json").read_text() == "{}"
     assert add_missing(tmp_path, EXAMPLES, SCRIPTS) == []
     assert json.loads((tmp_path / "entries" / "set_slots-1.json").read_text()) == FROZEN["set_slots", 1]

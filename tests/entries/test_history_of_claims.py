@@ -7,13 +7,22 @@ from typing import Any
 from attrs import evolve
 from pyrsistent import pmap
 
-from log_entries import expire_claims, release_claims, renew_claims
+from log_entries import (
+    commit_transaction,
+    expire_claims,
+    grant_claims,
+    grant_limited_claims,
+    release_claims,
+    renew_claims,
+    reopen_tasks,
+)
 from onyxq import facts
 from onyxq.entry import APPLIED
 from onyxq.ids import Run, make_id, stretch_of
-from onyxq.peer.history import returned_runs
-from onyxq.replica import EMPTY, Replica
+from onyxq.peer.history import history_rows, returned_runs
+from onyxq.replica import EMPTY, HELD_MS, Replica, Transaction
 from onyxq.step import Outcome
+from onyxq.transactions import Claim
 
 FIRST = make_id(1_700_000_000_000, 0, 1, 0)
 TOKEN = 7
@@ -78,3 +87,48 @@ def test_what_an_expiry_named_in_vain_is_ended_by_the_release_behind_it() -> Non
     """Its lease still ran."""
     before = holding({0: 60_000, 1: 1_000})
     assert events(before, applied(expiry(0, 1), release(0))) == [(1, facts.EXPIRED), (0, facts.RELEASED)]
+
+
+def test_what_a_transaction_took_is_neither_expired_nor_given_back() -> None:
+    """Entries of the same record that still named it ended the rest."""
+    commit = commit_transaction.Args("t", 60_000, (Claim(0, TOKEN, (task(0),)),), (), ())
+    before = holding({0: 1_000, 1: 1_000})
+    assert events(before, applied(commit, expiry(0, 1))) == [(1, facts.EXPIRED)]
+    assert events(before, applied(commit, release(0), release(1))) == [(1, facts.RELEASED)]
+
+
+def test_what_a_transaction_holds_is_not_given_back_under_its_position() -> None:
+    """A leader may be asked to, and the entry may end something else."""
+    pieces = ((0, 1, TOKEN, "transaction t", HELD_MS), (1, 1, TOKEN, "w", 60_000))
+    claims = pmap({0: pmap({stretch_of(FIRST): pieces})})
+    before = evolve(EMPTY, claims=claims, transactions=pmap({"t": Transaction(TOKEN, 0)}))
+    assert events(before, applied(release(0), release(1))) == [(1, facts.RELEASED)]
+
+
+def rows(outcomes: list[Outcome]) -> list[facts.History]:
+    """What is stored of entries of the record at position 41."""
+    after = evolve(EMPTY, position=41, ctime_ms=1_234)
+    return [
+        facts.unpack_history(facts.unseal(row.key, row.value))
+        for row in history_rows(EMPTY, after, outcomes, lambda partition: partition == 0)
+    ]
+
+
+def test_a_grant_within_limits_is_a_grant() -> None:
+    """In the store there is no difference."""
+    grants = (grant_claims.Grant("w", 30_000, (task(3),)),)
+    plain = rows(applied(grant_claims.Args(0, 1, grants)))
+    assert plain == rows(applied(grant_limited_claims.Args(0, 1, "q", grants)))
+    assert [(one.event, one.token, one.worker, one.at_ms) for one in plain] == [(facts.GRANTED, 41, "w", 1_234)]
+
+
+def test_a_reopening_says_when_each_run_is_due_and_what_it_has_behind_it() -> None:
+    """At the position that grants before and behind it are compared with."""
+    runs = (reopen_tasks.Reopened(task(3), 26), reopen_tasks.Reopened(task(5), 2))
+    found = rows(applied(reopen_tasks.Args(0, 1, 99_000, runs)))
+    assert [(one.event, one.position, one.retry_ms, one.attempts, one.count) for one in found] == [
+        (facts.REOPENED, 41, 99_000, 26, 1),
+        (facts.REOPENED, 41, 99_000, 2, 1),
+    ]
+    assert not rows([Outcome(0, "", reopen_tasks.Args(0, 1, 99_000, runs), "not free", 1)])
+    assert not rows(applied(reopen_tasks.Args(1, 1, 99_000, runs)))

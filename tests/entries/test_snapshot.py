@@ -16,10 +16,10 @@ from tests.entries.generated import generated_world
 
 @pytest.fixture(scope="module")
 def rich() -> Replica:
-    """A replica with joins in flight, absent nodes, partitions, claims and an extension."""
-    world = generated_world(seed=5, records=250)
-    found = max(world.replicas, key=lambda one: (len(one.ring.pairs), len(one.claims), one.position))
-    assert found.claims and found.ring.pairs and found.nodes and found.outbox
+    """A replica with something of everything: also limits, a transaction under way and an extension."""
+    world = generated_world(seed=8, records=400)
+    everything = ("claims", "nodes", "outbox", "queues", "limited", "running", "rates", "transactions", "periodic")
+    found = [one for one in world.replicas if one.ring.pairs and all(getattr(one, name) for name in everything)][-1]
     state: dict[str, Any] = {"list": (1, None, "x"), "map": pmap({"b": b"b"})}
     return evolve(found, extensions=pmap({"ext": pmap(state)}))
 

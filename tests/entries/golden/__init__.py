@@ -29,12 +29,26 @@ from onyxq.diff import diff, in_words, plain
 from onyxq.entry import Entries, Form, Malformed, decode_args
 from onyxq.log.codec import decode_record, encode_entry, encode_record
 from onyxq.log.interface import Record
-from onyxq.replica import EMPTY, Cluster, Node, Partition, Peer, Remembered, Replica, Ring, Settings, Snapshot
+from onyxq.replica import (
+    EMPTY,
+    Cluster,
+    Node,
+    Partition,
+    Peer,
+    Periodic,
+    Queue,
+    Remembered,
+    Replica,
+    Ring,
+    Settings,
+    Snapshot,
+    Transaction,
+)
 from onyxq.snapshot import pack, unpack
 from onyxq.step import Step, step
 
 HOME = Path(__file__).parent
-KINDS = (Replica, Cluster, Settings, Ring, Peer, Node, Partition, Remembered, Snapshot)
+KINDS = (Replica, Cluster, Settings, Ring, Peer, Node, Partition, Remembered, Snapshot, Queue, Transaction, Periodic)
 ADVICE = (
     "Peers of other versions, and logs that exist, hold on to the meaning that is frozen here. Leave this version "
     "as it was and add a new one: docs/upgrades.rst."

@@ -8,26 +8,37 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from attrs import evolve
 from pyrsistent import pmap
 
 from log_entries import (
     abort_join_cluster,
     accept_join_cluster,
+    commit_transaction,
     drain_node,
     expire_claims,
     finish_gc,
+    fire_periodic,
+    force_partition,
     gc,
     grant_claims,
+    grant_limited_claims,
     leave_cluster,
     notify_join_cluster,
+    pause_periodic,
     prepare_join_cluster,
     raise_minimum,
     ready_partition,
     release_claims,
+    remove_periodic,
     renew_claims,
+    reopen_tasks,
     replace_node,
+    set_periodic,
+    set_queue,
     set_slots,
     settle_partition,
+    settle_transaction,
     yield_partition,
 )
 from log_entries.registry import VERSIONS
@@ -35,6 +46,7 @@ from onyxq.facts import RELEASED, RETRIED
 from onyxq.ids import Run, id_at, make_id
 from onyxq.log.codec import encode_entry, encode_record
 from onyxq.log.interface import Record
+from onyxq.transactions import Claim, Part
 from tests.entries.world import CLUSTER_ID, START_MS, World, creation, joining
 
 FIRST = make_id(START_MS, 0, 0x0123456789ABCDEF, 0)
@@ -62,6 +74,34 @@ EXAMPLES: Mapping[str, Any] = {
         0, 5, (release_claims.Release(1 << 33, RETRIED, START_MS + 9, 2, "no route to host", RUNS),)
     ),
     "expire_claims": expire_claims.Args(0, 5, (expire_claims.Expiry(1 << 33, 2, RUNS),)),
+    "force_partition": force_partition.Args(7, "ops"),
+    "set_queue": set_queue.Args(
+        "mail",
+        pmap({"retries": -1, "rate": 1_500, "lease_ms": 60_000}),
+        pmap({"on_dead": "stops"}),
+        pmap({"paused": True}),
+        ("grace_ms",),
+        "ops",
+        "the relay is down",
+    ),
+    "grant_limited_claims": grant_limited_claims.Args(0, 5, "mail", (grant_claims.Grant("w1", 30_000, RUNS),)),
+    "reopen_tasks": reopen_tasks.Args(0, 5, START_MS + 9, (reopen_tasks.Reopened(RUNS[0], 26),)),
+    "commit_transaction": commit_transaction.Args(
+        "step-7",
+        90_000,
+        (Claim(0, 1 << 33, RUNS),),
+        (Claim(0, 1 << 34, RUNS[1:]),),
+        (Part(0, 3, b"0123456789abcdef"), Part(1, 1, b"fedcba9876543210")),
+        120_000,
+        b"note",
+    ),
+    "settle_transaction": settle_transaction.Args("step-7", 0, 5),
+    "set_periodic": set_periodic.Args(
+        "nightly", "mail", "30 4 * * mon-fri", "Europe/Berlin", b"{}", "json", -2, "all", True, START_MS + 9
+    ),
+    "pause_periodic": pause_periodic.Args("nightly", True, START_MS + 9),
+    "remove_periodic": remove_periodic.Args("nightly"),
+    "fire_periodic": fire_periodic.Args("nightly", START_MS + 9, START_MS + 99, 3),
     "gc": gc.Args(),
     "finish_gc": finish_gc.Args(1 << 33, 20_000, 64 << 20),
 }
@@ -170,5 +210,120 @@ def _odd_records(world: World) -> None:
     world.append(encode_record(CLUSTER_ID, "a", number, world.now_ms, odd))
 
 
-SCRIPTS: Mapping[str, Callable[[], list[Record]]] = {"first": first_log}
+# --- queues, limits, transactions, periodic tasks -----------------------------------------------
+
+
+def queue_log() -> list[Record]:
+    """What came with ordering, limits and transactions, with its no-ops."""
+    world = World()
+    world.submit("founder", creation(partitions=2, enabled=VERSIONS))
+    world.join("a", "b", "c")
+    world.settle("a", "b", "c")
+    _ready(world)
+    _ready(world)  # settling evened the leaders out
+    _limits(world)
+    _transactions(world)
+    _reopened(world)
+    _periodic(world)
+    _forced(world)
+    return world.records
+
+
+def _set(queue: str, **settings: Any) -> set_queue.Args:
+    kinds: dict[type, dict[str, Any]] = {int: {}, str: {}, bool: {}}
+    for name, value in settings.items():
+        kinds[type(value)][name] = value
+    return set_queue.Args(queue, pmap(kinds[int]), pmap(kinds[str]), pmap(kinds[bool]), (), "ops", "because")
+
+
+def _limits(world: World) -> None:
+    """A queue is set, limited, paused, resumed, and its settings are cleared again."""
+    leader, epoch = world.now.partitions[0].leader, world.now.partitions[0].epoch
+
+    def grant(first: int, count: int, at: int = epoch) -> grant_limited_claims.Args:
+        wanted = (grant_claims.Grant("w", 60_000, (Run(id_at(FIRST, first), count),)),)
+        return grant_limited_claims.Args(0, at, "mail", wanted)
+
+    world.submit("b", _set("mail", concurrency=6, rate=2_000, on_dead="stops"), _set("mail", concurrency=6))
+    world.submit("b", _set("mail", speed=1), _set("mail", lease_ms=1), _set("mail", on_dead="maybe"), _set("", rate=1))
+    world.submit(leader, grant(0, 2), grant(1, 1), grant(2, 1), grant(2, 1, epoch - 1))
+    token = world.now.position
+    for first, count in ((2, 5), (2, 2)):
+        world.now_ms += 3_000
+        world.submit(leader, grant(first, count))
+    world.submit(leader, _released(epoch, token, 0, 1))
+    world.submit("b", _set("mail", paused=True, archive=True))
+    world.submit(leader, grant(0, 1))
+    world.submit("b", set_queue.Args("mail", pmap(), pmap(), pmap({"paused": False}), ("rate", "concurrency"), "", ""))
+    world.submit(leader, grant(0, 1))
+    world.submit("b", set_queue.Args("mail", pmap(), pmap(), pmap(), ("archive", "on_dead"), "", ""))
+
+
+def _released(epoch: int, token: int, first: int, count: int) -> release_claims.Args:
+    release = release_claims.Release(token, RELEASED, 0, 0, "", (Run(id_at(FIRST, first), count),))
+    return release_claims.Args(0, epoch, (release,))
+
+
+def _transactions(world: World) -> None:
+    """Committed and settled, repeated, stale, late; what is held stays held."""
+    placed, other = world.now.partitions[0], world.now.partitions[1]
+    leader, epoch = placed.leader, placed.epoch
+    runs = (Run(id_at(FIRST, 50), 4),)
+    world.submit(leader, grant_claims.Args(0, epoch, (grant_claims.Grant("w", 60_000, runs),)))
+    token = world.now.position
+    claims = (Claim(0, token, runs),)
+    parts = (Part(0, 4, b"digest"), Part(1, 2, b"other"))
+    deadline_ms = world.now.log_time_ms + 60_000
+
+    def commit(name: str, **changes: Any) -> commit_transaction.Args:
+        return evolve(commit_transaction.Args(name, deadline_ms, claims, (), parts, 1_000, b"n"), **changes)
+
+    world.submit("c", commit("t1", deadline_ms=0), commit("t1", parts=parts[1:]), commit("", parts=()))
+    world.submit("c", commit("t1", require=(Claim(0, token + 1, runs),)), commit("t1"), commit("t1"))
+    committed = world.now.position
+    world.submit("c", commit("t2"), commit("t3", claims=(), require=claims, parts=()))
+    world.submit(leader, _released(epoch, token, 50, 4), _released(epoch, committed, 50, 4))
+    renewal = renew_claims.Renewal(committed, 1, runs)
+    world.submit(leader, renew_claims.Args(0, epoch, (renewal,)))
+    world.submit(leader, settle_transaction.Args("t1", 0, epoch), settle_transaction.Args("t1", 0, epoch))
+    world.submit(other.leader, settle_transaction.Args("t1", 1, other.epoch), commit("t1"))
+    world.submit("c", commit("t4", claims=(), parts=()))
+    world.now_ms += 4_000
+    world.submit("c", gc.Args())
+
+
+def _reopened(world: World) -> None:
+    placed = world.now.partitions[0]
+    ids = tuple(reopen_tasks.Reopened(Run(id_at(FIRST, first), 2), 26) for first in (70, 80))
+    world.submit(placed.leader, reopen_tasks.Args(0, placed.epoch, world.now_ms, ids))
+    held = (reopen_tasks.Reopened(Run(id_at(FIRST, 2), 1), 1),)
+    world.submit(placed.leader, reopen_tasks.Args(0, placed.epoch, world.now_ms, held))
+
+
+def _periodic(world: World) -> None:
+    """Set up, fired, paused, resumed, changed, removed."""
+    nightly = set_periodic.Args("nightly", "mail", "0 4 * * *", "UTC", b"x", "bytes", 0, "once", False, START_MS + 10)
+    world.submit("a", nightly, nightly, evolve(nightly, payload=b"y", next_ms=START_MS + 50))
+    world.submit("a", evolve(nightly, name="other", missed="never"), evolve(nightly, name=""))
+    world.submit("a", fire_periodic.Args("nightly", START_MS + 10, START_MS + 20, 1))
+    world.submit("b", fire_periodic.Args("nightly", START_MS + 10, START_MS + 20, 1))
+    world.submit("b", fire_periodic.Args("nightly", START_MS + 20, START_MS + 20, 1))
+    world.submit("c", pause_periodic.Args("nightly", True, 0), pause_periodic.Args("nightly", True, 0))
+    world.submit("c", pause_periodic.Args("nightly", False, START_MS + 40), pause_periodic.Args("none", False, 0))
+    world.submit("c", evolve(nightly, schedule="every 5m", next_ms=START_MS + 60), remove_periodic.Args("none"))
+    world.submit("c", evolve(nightly, name="weekly"), remove_periodic.Args("nightly"))
+
+
+def _forced(world: World) -> None:
+    """Two of three nodes are gone: their partitions go on with what is left."""
+    world.submit("a", force_partition.Args(0, "ops"), force_partition.Args(9, "ops"))
+    world.submit("a", leave_cluster.Args("b", "gone"), leave_cluster.Args("c", "gone"))
+    world.submit("a", force_partition.Args(0, "ops"), force_partition.Args(1, "ops"))
+    _ready(world)
+    world.join("b2")
+    world.settle("a", "b2")
+    _ready(world)
+
+
+SCRIPTS: Mapping[str, Callable[[], list[Record]]] = {"first": first_log, "queues": queue_log}
 """Name of a log's file -> what makes its records."""

@@ -1,0 +1,113 @@
+"""Commits a transaction: all of it happens, or nothing.
+
+Submitted by the peer that coordinates it, once every part's pending facts are kept by a
+majority of their partition.  Applies only if every token of ``claims`` and ``require`` still
+stands and log time has not passed the deadline.  The claims move into the transaction: until
+their partition has settled they can be neither expired, released, renewed nor granted.  A
+repeat of a name changes nothing while the transaction is under way or remembered, for
+``keep_ms`` of the log's clock behind its last settling.  A node may drop pending facts whose
+deadline its replica has passed in log time without knowing the transaction.
+"""
+
+from __future__ import annotations
+
+from attrs import evolve, frozen
+from pyrsistent import pmap
+
+from onyxq.claims import BAD_RUN
+from onyxq.entry import APPLIED, Stamp, Verdict
+from onyxq.remembering import remember
+from onyxq.replica import Replica, Transaction, TransactionClaim
+from onyxq.transactions import (
+    DEADLINE_AHEAD_MS_MAX,
+    KEEP_MS,
+    KEEP_MS_MAX,
+    KIND,
+    NAME_CHARACTERS_MAX,
+    NOTE_BYTES_MAX,
+    Claim,
+    Part,
+    answer_of,
+    held,
+    stale,
+    well_formed,
+)
+
+VERSION = 1
+
+REPEAT = "repeat"
+TOO_LATE = "too late"
+STALE = "stale token"
+"""How the verdict begins when a claim does not stand: ``stale token 7 on <hexadecimal id>``."""
+DIGEST_BYTES_MAX = 64
+
+
+@frozen
+class Args:
+    """``deadline_ms``: in log time; ``claims``: what it completes or updates and ends; ``require``: what
+    must stand besides; ``parts``: every partition that has something to make visible or to end;
+    ``note``: kept with the name, for who coordinates a repeat of it."""
+
+    name: str
+    deadline_ms: int
+    claims: tuple[Claim, ...]
+    require: tuple[Claim, ...]
+    parts: tuple[Part, ...]
+    keep_ms: int = KEEP_MS
+    note: bytes = b""
+
+
+def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
+    """Move the claims into the transaction, if all stand."""
+    problem = _problem(replica, args, stamp)
+    if problem:
+        return replica, problem
+    gone = stale(replica, (*args.claims, *args.require), position=stamp.position)
+    if gone:
+        return replica, f"{STALE} {gone[0].token} on {gone[0].id.hex()}"
+    if not args.parts:
+        answer = (stamp.position, args.note)
+        return remember(replica, KIND, args.name, for_ms=args.keep_ms, answer=answer), APPLIED
+    committed = Transaction(
+        position=stamp.position,
+        deadline_ms=args.deadline_ms,
+        parts=pmap({part.partition: (part.count, part.digest) for part in args.parts}),
+        claims=tuple(map(_plain, args.claims)),
+        keep_ms=args.keep_ms,
+        note=args.note,
+    )
+    replica = held(replica, args.name, stamp.position, args.claims)
+    return evolve(replica, transactions=replica.transactions.set(args.name, committed)), APPLIED
+
+
+def _problem(replica: Replica, args: Args, stamp: Stamp) -> str:
+    """Why it cannot be committed, whatever stands; empty if it may be."""
+    if not 1 <= len(args.name) <= NAME_CHARACTERS_MAX:
+        return "bad name"
+    if answer_of(replica, args.name) is not None:
+        return REPEAT
+    if stamp.log_time_ms > args.deadline_ms:
+        return TOO_LATE
+    if args.deadline_ms > stamp.log_time_ms + DEADLINE_AHEAD_MS_MAX or not 0 <= args.keep_ms <= KEEP_MS_MAX:
+        return "bad time"
+    return _misfit(replica, args)
+
+
+def _misfit(replica: Replica, args: Args) -> str:
+    if len(args.note) > NOTE_BYTES_MAX:
+        return "bad note"
+    numbers = {part.partition for part in args.parts}
+    if len(numbers) < len(args.parts) or not all(_fits(replica, part) for part in args.parts):
+        return "bad parts"
+    if any(claim.partition not in numbers for claim in args.claims):
+        return "bad parts"
+    known = all(claim.partition in replica.partitions for claim in args.require)
+    return "" if known and well_formed((*args.claims, *args.require)) else BAD_RUN
+
+
+def _fits(replica: Replica, part: Part) -> bool:
+    return part.partition in replica.partitions and part.count >= 0 and len(part.digest) <= DIGEST_BYTES_MAX
+
+
+def _plain(claim: Claim) -> TransactionClaim:
+    return claim.partition, claim.token, tuple((run.first, run.count) for run in claim.runs)

@@ -1,0 +1,36 @@
+"""Pauses a periodic task, or resumes it.
+
+Submitted by any peer for a client.  Times that pass during a pause are no missed runs: a
+resumed one goes on at ``next_ms``, the first time of its schedule that lies ahead.
+"""
+
+from __future__ import annotations
+
+from attrs import evolve, frozen
+
+from onyxq.entry import APPLIED, Stamp, Verdict
+from onyxq.replica import Replica
+
+VERSION = 1
+
+
+@frozen
+class Args:
+    """``next_ms``: the first run behind a pause, by the wall clock."""
+
+    name: str
+    paused: bool
+    next_ms: int
+
+
+def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
+    """Pause or resume it."""
+    found = replica.periodic.get(args.name)
+    if found is None:
+        return replica, "no such periodic task"
+    if found.paused == args.paused:
+        return replica, "already so"
+    if args.next_ms < 0:
+        return replica, "next_ms must not be negative"
+    new = evolve(found, paused=args.paused, next_ms=found.next_ms if args.paused else args.next_ms)
+    return evolve(replica, periodic=replica.periodic.set(args.name, new)), APPLIED

@@ -1,0 +1,99 @@
+"""Sets up something that is enqueued over and over, or changes it.
+
+Submitted by any peer for a client, which has read the schedule and says when the next run is.
+Sets the record in ``periodic``.  While neither schedule nor zone change, the next run stays as
+it was: an application that sets its periodic tasks up at every start loses no run by it, and
+ids of runs never repeat as their count goes on.
+"""
+
+from __future__ import annotations
+
+from attrs import evolve, frozen
+
+from onyxq.entry import APPLIED, Stamp, Verdict
+from onyxq.queues import is_name
+from onyxq.replica import Periodic, Replica
+
+VERSION = 1
+
+FORMATS = ("bytes", "json")
+MISSED = ("skip", "once", "all")
+TEXT_CHARACTERS_MAX = 200
+PAYLOAD_BYTES_MAX = 64 << 10
+PRIORITY = (-(1 << 31), (1 << 31) - 1)
+PERIODIC_MAX = 4_096
+"""Periodic tasks of a cluster: the replica holds them."""
+PAYLOADS_BYTES_MAX = 16 << 20
+"""Of all of them together."""
+
+
+@frozen
+class Args:
+    """See `onyxq.replica.Periodic`; ``next_ms``: the first run by the wall clock, if the schedule is new."""
+
+    name: str
+    queue: str
+    schedule: str
+    zone: str
+    payload: bytes
+    format: str
+    priority: int
+    missed: str
+    paused: bool
+    next_ms: int
+
+
+def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
+    """Set it up as asked."""
+    old = replica.periodic.get(args.name)
+    new = Periodic(
+        name=args.name,
+        queue=args.queue,
+        schedule=args.schedule,
+        zone=args.zone,
+        payload=args.payload,
+        format=args.format,
+        priority=args.priority,
+        missed=args.missed,
+        paused=args.paused,
+        next_ms=args.next_ms,
+        fired=old.fired if old else 0,
+    )
+    problem = problem_of(replica, new)
+    if problem:
+        return replica, problem
+    resumed = old is not None and old.paused and not args.paused
+    if old is not None and (old.schedule, old.zone) == (new.schedule, new.zone) and not resumed:
+        new = evolve(new, next_ms=old.next_ms)
+    if new == old:
+        return replica, "already so"
+    return evolve(replica, periodic=replica.periodic.set(args.name, new)), APPLIED
+
+
+def problem_of(replica: Replica, new: Periodic) -> str:
+    """What keeps it from being set up, as ``<field> <what is wrong>``; empty if nothing does."""
+    if not is_name(new.name) or not is_name(new.queue):
+        return ("queue" if is_name(new.name) else "name") + f" must have 1 to {TEXT_CHARACTERS_MAX} plain characters"
+    for field, text in (("schedule", new.schedule), ("zone", new.zone)):
+        if not 1 <= len(text) <= TEXT_CHARACTERS_MAX:
+            return f"{field} must have 1 to {TEXT_CHARACTERS_MAX} characters"
+    for field, text, known in (("format", new.format, FORMATS), ("missed", new.missed, MISSED)):
+        if text not in known:
+            return f"{field} must be one of {', '.join(known)}"
+    if not PRIORITY[0] <= new.priority <= PRIORITY[1]:
+        return f"priority must be {PRIORITY[0]} to {PRIORITY[1]}"
+    if new.next_ms < 0:
+        return "next_ms must not be negative"
+    return _too_much(replica, new)
+
+
+def _too_much(replica: Replica, new: Periodic) -> str:
+    """Why the replica has no room for it."""
+    if len(new.payload) > PAYLOAD_BYTES_MAX:
+        return f"data must have at most {PAYLOAD_BYTES_MAX} bytes"
+    others = [one for name, one in sorted(replica.periodic.items()) if name != new.name]
+    if len(others) >= PERIODIC_MAX:
+        return f"name is one too many: there are {len(others)} periodic tasks"
+    if sum(len(one.payload) for one in others) + len(new.payload) > PAYLOADS_BYTES_MAX:
+        return f"data is too much: all periodic tasks together may have {PAYLOADS_BYTES_MAX} bytes"
+    return ""

@@ -1,0 +1,41 @@
+"""A partition has made its part of a committed transaction visible.
+
+Submitted by the ready leader of the epoch, once the pending facts of its part are facts that
+a majority keeps.  What the transaction held of the partition's claims is free; it is finished
+by then.  With the last part the transaction is over, and its name is remembered.
+"""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from onyxq.claims import refusal
+from onyxq.entry import APPLIED, Stamp, Verdict
+from onyxq.replica import Replica
+from onyxq.transactions import settled
+
+VERSION = 1
+
+
+@frozen
+class Args:
+    """The transaction, and the leader's partition and epoch."""
+
+    name: str
+    partition: int
+    epoch: int
+
+
+def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
+    """End the part of the partition."""
+    refused = refusal(replica, partition=args.partition, epoch=args.epoch, stamp=stamp)
+    if refused:
+        return replica, refused
+    found = replica.transactions.get(args.name)
+    if found is None:
+        return replica, "no such transaction"
+    if args.partition not in found.parts:
+        return replica, "no part of it"
+    if found.position == stamp.position:  # nobody has read of the commit yet
+        return replica, "too early"
+    return settled(replica, args.name, args.partition), APPLIED

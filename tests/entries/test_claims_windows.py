@@ -1,0 +1,52 @@
+"""An entry about a few tasks of a crowded stretch looks at few pieces, and changes what it would if it saw all."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onyxq.claims import WINDOW_PIECES_MIN, Pieces, merged, split, window
+from onyxq.ids import STRETCH_TASKS
+
+
+@st.composite
+def crowded(draw: st.DrawFn) -> Pieces:
+    """Many pieces of a stretch, as the replica holds them."""
+    pieces, offset = [], draw(st.integers(0, 5))
+    for gap, count, token in draw(
+        st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4), st.integers(1, 3)), min_size=0, max_size=60)
+    ):
+        offset += gap
+        pieces.append((offset, count, token, "w", 100))
+        offset += count
+    return merged(pieces)
+
+
+@st.composite
+def masks(draw: st.DrawFn) -> int:
+    """A run of tasks, or two."""
+    runs = draw(st.lists(st.tuples(st.integers(0, 330), st.integers(1, 12)), min_size=1, max_size=2))
+    return sum(((1 << count) - 1) << offset for offset, count in dict(runs).items()) & ((1 << STRETCH_TASKS) - 1)
+
+
+def changed(pieces: Pieces, bits: int, token: int) -> Pieces:
+    """What two kinds of entries do: take pieces away, or give them another token."""
+    outside, inside = split(pieces, bits, lambda piece: piece[2] == token)
+    return merged(
+        [*outside, *((offset, count, 3, "w", 100) for offset, count, *_ in inside)] if token == 2 else outside
+    )
+
+
+@settings(max_examples=400, deadline=None)
+@given(crowded(), masks(), st.sampled_from([1, 2]))
+def test_a_window_is_enough(pieces: Pieces, bits: int, token: int) -> None:
+    """The rest of the stretch is neither touched nor merged with."""
+    start, end = window(pieces, bits)
+    assert pieces[:start] + changed(pieces[start:end], bits, token) + pieces[end:] == changed(pieces, bits, token)
+
+
+def test_a_window_is_small() -> None:
+    """Of five hundred pieces an entry about one task looks at four at the most."""
+    pieces = tuple((2 * place, 1, 7, "w", 100) for place in range(500))
+    start, end = window(pieces, 1 << 500)
+    assert start < 250 < end and end - start <= 4 < WINDOW_PIECES_MIN

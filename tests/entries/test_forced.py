@@ -1,0 +1,73 @@
+"""A partition whose majority is lost goes on when an operator accepts it, and only then."""
+
+from __future__ import annotations
+
+from log_entries import force_partition, reopen_tasks
+from onyxq.entry import APPLIED
+from onyxq.ids import Run, make_id
+from onyxq.replica import Replica
+from tests.entries import cohorts
+
+
+def forced(replica: Replica, number: int) -> tuple[Replica, str]:
+    """What the first live peer's entry makes of it."""
+    return cohorts.submit(replica, force_partition.Args(number, "ops"), min(replica.ring.members))
+
+
+def test_the_live_nodes_go_on_alone() -> None:
+    """Under a new epoch that one of them has to take over; the others are no members any more."""
+    before = cohorts.leave(cohorts.cluster("a", "b", "c", partitions=4), "b", "c")
+    after, verdict = forced(before, 1)
+    found = after.partitions[1]
+    assert verdict == APPLIED
+    assert (found.members, found.target, found.ready) == (("a",), ("a",), False)
+    assert found.epoch > before.partitions[1].epoch and found.leader == after.nodes["a"].peer
+    assert after.partitions[2] is before.partitions[2]
+
+
+def test_copies_are_made_elsewhere_at_once() -> None:
+    """Where other nodes are there to take them."""
+    before = cohorts.cluster("a", "b", "c", "d", "e", partitions=8)
+    lost = before.partitions[3].members[:2]
+    after, verdict = forced(cohorts.leave(before, *lost), 3)
+    left = before.partitions[3].members[2]
+    assert verdict == APPLIED
+    assert after.partitions[3].members == (left,)
+    assert len(after.partitions[3].target) == 3 and left in after.partitions[3].target
+    assert not set(lost) & set(after.partitions[3].target)
+
+
+def test_who_comes_back_gets_its_copy_anew() -> None:
+    """What it alone had is offered to nobody: it was given up."""
+    replica = cohorts.leave(cohorts.cluster("a", "b", "c", partitions=4), "b", "c")
+    for number in range(4):
+        replica, _ = forced(replica, number)
+    replica = cohorts.settle(cohorts.join(replica, "b", "c"))
+    assert all(found.members == ("a", "b", "c") for found in replica.partitions.values())
+
+
+def test_it_is_refused_while_it_is_not_needed_or_of_no_use() -> None:
+    """A majority takes over by itself; without anybody there is nothing to go on with."""
+    replica = cohorts.cluster("a", "b", "c", "d", partitions=4, replicas=3)
+    number = next(n for n, found in replica.partitions.items() if "d" not in found.members)
+    replica = cohorts.leave(replica, "a")
+    assert forced(replica, number)[1] == "a majority lives"
+    assert forced(replica, 99)[1] == "no such partition"
+    assert forced(cohorts.leave(replica, "b", "c"), number)[1] == "no node of it lives"
+
+
+def test_reopening_is_the_ready_leaders_word_about_free_tasks() -> None:
+    """It changes nothing of the replica: what is finished is no part of it."""
+    replica = cohorts.cluster("a", partitions=2, replicas=1)
+    leader, epoch = replica.partitions[1].leader, replica.partitions[1].epoch
+    run = Run(make_id(1, 1, 7, 1_020), 4)
+
+    def reopened(run: Run, at: int = epoch, due_ms: int = 0, attempts: int = 25) -> str:
+        args = reopen_tasks.Args(1, at, due_ms, (reopen_tasks.Reopened(run, attempts),))
+        return cohorts.submit(replica, args, leader)[1]
+
+    assert reopened(run) == APPLIED
+    assert reopened(run, at=epoch + 1) == "stale epoch"
+    assert reopened(run._replace(count=5)) == "bad run"
+    assert reopened(Run(make_id(1, 0, 7, 0), 1)) == "bad run"
+    assert reopened(run, due_ms=-1) == reopened(run, attempts=-1) == "bad number"
