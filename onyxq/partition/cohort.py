@@ -13,11 +13,13 @@ from typing import Any, Protocol
 from onyxq.errors import BadRequest, Behind, OnyxqError, StaleEpoch
 from onyxq.facts import KINDS, Row, check_key, partition_of_key, sealed
 from onyxq.ids import PARTITIONS_MAX
-from onyxq.store.interface import LEAVES, Batch, Piece, Store
-from onyxq.store.records import prepare
+from onyxq.partition.floating import Floating
+from onyxq.partition.pending import page, wire_rows
+from onyxq.store.checks import prepare
+from onyxq.store.interface import LEAVES, Batch, PendingRow, Piece, Store
 
 KEYS_PAGE = 4_000
-ROWS_PAGE_BYTES = 4 * 1024 * 1024
+ROWS_PAGE_BYTES = 1024 * 1024
 EPOCHS = 1 << 62
 HOURS = 1 << 32
 
@@ -27,6 +29,7 @@ class Host(Protocol):
 
     store: Store
     epochs: dict[int, int]
+    floating: Floating
 
     def pieces_added(self, pieces: Sequence[Piece]) -> None:
         """New ready pieces are in the store."""
@@ -69,6 +72,8 @@ class Cohort:
         if _number(epoch, "epoch", EPOCHS) < reached:
             raise StaleEpoch(f"partition {partition} has reached epoch {reached}, not {epoch}")
         host.epochs[partition] = epoch
+        # Whoever was promised this reads what is here next: all that was answered for must be among it.
+        await host.floating.landed()
         await host.store.write(Batch(epochs=((partition, epoch),)))
 
     def check(self, partition: int, epoch: int) -> None:
@@ -79,22 +84,41 @@ class Cohort:
         if epoch > reached:
             raise Behind(f"partition {partition} has only reached epoch {reached}, not {epoch}")
 
-    async def write(self, writes: Any) -> list[dict[str, Any] | None]:
-        """Store ``[[partition, epoch, rows], ...]`` in one batch; an error map or None each."""
+    async def write(self, writes: Any, *, early: bool = False) -> list[dict[str, Any] | None]:
+        """Store ``[[partition, epoch, rows], ...]`` in one batch; an error map or None each.
+
+        ``early``: the answer need not wait for the disk.
+        """
         results: list[dict[str, Any] | None] = []
         rows: list[Row] = []
+        pending: list[PendingRow] = []
         for write in writes:
             try:
                 partition, epoch, given = write
                 self.check(partition, epoch)
+                given, kept = wire_rows(given, partition)
                 rows += checked_rows(given, partition)
+                pending += kept
                 results.append(None)
             except OnyxqError as error:
                 results.append(error.to_map())
-        if rows:
-            written = await self._host.store.write(Batch(rows=rows))
+        if early and not pending and self._host.floating.take(rows):
+            return results
+        if rows or pending:
+            written = await self._host.store.write(Batch(rows=rows, pending=pending))
             self._host.pieces_added(written.pieces)
         return results
+
+    async def push(self, partition: int, epoch: int, rows: Any) -> None:
+        """Store rows that the leader of an epoch found to be missing here."""
+        self.check(partition, epoch)
+        given, pending = wire_rows(rows, partition)
+        written = await self._host.store.write(Batch(rows=checked_rows(given, partition), pending=pending))
+        self._host.pieces_added(written.pieces)
+
+    def pending(self, partition: int, known: Sequence[str], want: str | None) -> dict[str, Any]:
+        """What transactions have pending here, but for what the asker knows; see `onyxq.partition.pending`."""
+        return page(self._host.store, _number(partition, "partition", PARTITIONS_MAX), known=known, want=want)
 
     def hours(self, partition: int) -> dict[int, list[int]]:
         """Digest per hour, as ``[rows, total]``."""

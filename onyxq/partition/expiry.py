@@ -12,24 +12,27 @@ from log_entries import expire_claims
 from onyxq import facts
 from onyxq.claims import lapsed as may_expire
 from onyxq.ids import Run, id_at, mask_of, runs_of, stretch_of
+from onyxq.partition.claims_kept import Renewed
+from onyxq.partition.completing import Completing
 from onyxq.partition.cutting import fitting, size_of
 from onyxq.partition.finishing import Finish
+from onyxq.partition.headers import policy_of
+from onyxq.partition.host import OperationsHost
 from onyxq.partition.leader import PartitionLeader
-from onyxq.partition.operations import RETRIES_DEFAULT, Operations, OperationsHost
 
 
 class Expiry:
     """Expires claims on the partitions that a node leads."""
 
-    def __init__(self, host: OperationsHost, operations: Operations) -> None:
+    def __init__(self, host: OperationsHost, completing: Completing, renewed: Renewed) -> None:
         self._host = host
-        self._operations = operations
+        self._completing = completing
+        self._renewed = renewed
 
     async def expire(self) -> None:
         """Take back, for every led partition, the claims whose deadline has passed."""
-        replica = self._host.replica
         for partition in self._host.granter.led():
-            claims = replica.claims.get(partition)
+            claims = self._host.replica.claims.get(partition)
             if claims is None:
                 continue
             leader = self._host.leaders.get(partition)
@@ -46,16 +49,17 @@ class Expiry:
                 if not may_expire(deadline, log_time_ms):
                     continue
                 run = Run(id_at(stretch, offset), count)
-                bits = mask_of(*run) & ~self._host.granter.finishing.get(stretch, 0)
+                # A renewal that is on its way is decided first: death is for good.
+                bits = mask_of(*run) & ~self._host.granter.finishing.get(stretch, 0) & ~self._renewed.bits(stretch)
                 for part in runs_of(stretch, bits & finished):
                     # Its release was lost, or an older claim's completion turned up after the grant.
                     # It may be stored here only: it goes out again first.
-                    rows = self._operations.completion_rows_of(leader, part)
+                    rows = self._completing.completion_rows_of(leader, part)
                     over.append((len(over), Finish(part, token, facts.COMPLETED, [], rows)))
                 for part in runs_of(stretch, bits & ~finished):
                     self._plan_expiry(part, token, lapsed, over)
         if over:
-            await self._operations.finish_all({leader.partition: over}, [[] for _ in over])
+            await self._completing.finish_all({leader.partition: over}, [[] for _ in over])
         if lapsed:
             groups = fitting(lapsed, lambda one: size_of(one.runs))
             await self._host.verdicts(
@@ -67,11 +71,16 @@ class Expiry:
     ) -> None:
         for piece in self._host.granter.pieces(run):
             row = self._host.store.task_row(piece.row_first)
-            limit = facts.task_header(row[1])[0].get("retries", RETRIES_DEFAULT) if row else None
+            policy = policy_of(self._host.replica, facts.task_header(row[1])[0] if row else {"retries": None})
             attempts = piece.attempts + 1
             for part in runs_of(stretch_of(run.first), piece.bits):
-                if limit is not None and attempts > limit:
+                if policy.retries is not None and attempts - piece.base > policy.retries:
                     note = f"the lease expired in attempt {attempts}".encode()
-                    dead.append((len(dead), Finish(part, token, facts.FAILED, [note] * part.count)))
+                    dead.append(
+                        (
+                            len(dead),
+                            Finish(part, token, policy.failure, [note] * part.count),
+                        )
+                    )
                 else:
                     lapsed.append(expire_claims.Expiry(token, attempts, (part,)))

@@ -22,6 +22,15 @@ class Finish(NamedTuple):
     """Of tasks that are finished already: the rows that say so; no other is made."""
 
 
+def token_now(store: Store, task_id: TaskId, position: int) -> int:
+    """The token of a completion that nobody's claim stands for, at a leader that has read up to ``position``.
+
+    Newer than every grant known there, older than any that a later leader makes; and it counts for a
+    task that was opened again, even if the leader only heard of that from another node's store.
+    """
+    return max(0, position, store.reopened(task_id))
+
+
 def merged(finishes: Iterable[Finish]) -> list[Finish]:
     """Adjacent finishes of one token and outcome as one, so that they become one fact."""
     out: list[Finish] = []
@@ -81,7 +90,8 @@ def not_ended_by(store: Store, run: Run, token: int, event: int | None) -> list[
     for task_id in ids_of(*run):
         ended = any((one.token, one.event) == (token, event) for one in history_of(store, task_id))
         dead = event == facts.RETRIED and any(
-            (done.token, done.outcome) == (token, facts.FAILED) for _, done in completions_of(store, Run(task_id, 1))
+            done.token == token and done.outcome in (facts.FAILED, facts.STOPPED)
+            for _, done in completions_of(store, Run(task_id, 1))
         )
         if not ended and not dead:
             bits |= mask_of(task_id, 1)

@@ -4,9 +4,6 @@ Requests that wait together are answered by one round: every grant they get goes
 log in the same record.  A task is free when the replica holds no claim on it, no grant
 or return of it is on its way, and the store has it unfinished; all three are asked at
 the moment it is picked, so windows may be approximate without harm.
-
-Blocked tasks: from the moment an entry about them is in the outbox until its effect is
-in the replica (grants) or in the store (retries, expiries), nobody else can get them.
 """
 
 from __future__ import annotations
@@ -14,34 +11,33 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import trio
 from attrs import define, field
 
-from log_entries import grant_claims
+from log_entries import grant_claims, grant_limited_claims
 from onyxq.entry import APPLIED
 from onyxq.errors import Corrupt, LogUnavailable, OnyxqError, Unavailable
-from onyxq.facts import slice_task, task_header
-from onyxq.ids import Run, TaskId, id_at, mask_of, ms_of, offset_of, runs_of, stretch_of
+from onyxq.facts import Data, data_row, task_header
+from onyxq.ids import Run, TaskId, id_at, mask_of, ms_of, stretch_of
 from onyxq.metrics import Metrics
+from onyxq.partition.available import Available
+from onyxq.partition.bodies import Bodies
 from onyxq.partition.cutting import fitting, size_of
+from onyxq.partition.heads import Heads
 from onyxq.partition.leader import PartitionLeader
-from onyxq.partition.window import SortKey, Window
+from onyxq.partition.limits import Limits, Wakes
+from onyxq.partition.window import Window
 from onyxq.peer.outbox import Outbox
-from onyxq.replica import Replica, claimed_bits, pieces_of
+from onyxq.queues import settings_of
+from onyxq.replica import Replica
 from onyxq.store.interface import Piece, Store
 
 REQUESTS_MAX = 10_000
-ROW_CACHE_ROWS = 256
 QUEUES_KNOWN_MAX = 100_000
-ESTIMATE_MAX = 1_000
-"""Ready tasks are counted no further than this for coordinators."""
-
+WRITE_AGAIN_S = 0.5
 log = logging.getLogger(__name__)
-
-Head = tuple[int, int, int]
-"""(-priority, due time, about how many ready tasks) of the best ready task."""
 
 
 class Granted(NamedTuple):
@@ -65,6 +61,7 @@ class ClaimRequest:
     queues: Sequence[str]
     maximum: int
     lease_ms: int
+    """0: as the queue says."""
     worker: str
     reply: Reply
     granted: list[Granted] = field(factory=list)
@@ -77,6 +74,7 @@ class _Pick(NamedTuple):
     run: Run
     piece: Piece
     body: bytes
+    lease_ms: int
 
 
 class GranterHost(Protocol):
@@ -106,22 +104,9 @@ class GranterHost(Protocol):
         """A row is damaged: alarm, and repair from the cohort."""
         ...
 
-
-class _QueueHeads:
-    """Partitions with ready tasks of one queue and a lower bound of their best key."""
-
-    def __init__(self) -> None:
-        self.windows: dict[int, Window] = {}
-        self.keys: dict[int, SortKey] = {}
-        self.changed = trio.Event()
-        self.waiting = 0
-        """Coordinators that wait for a better head."""
-
-    def note(self, key: SortKey, partition: int) -> None:
-        known = self.keys.get(partition)
-        if known is None or key < known:
-            self.keys[partition] = key
-        self.changed.set()
+    def start_soon(self, function: Callable[..., Any], *args: Any) -> None:
+        """Run something in the node's nursery."""
+        ...
 
 
 class Granter:
@@ -130,84 +115,109 @@ class Granter:
     def __init__(self, host: GranterHost) -> None:
         self._host = host
         self._leaders: dict[int, PartitionLeader] = {}
-        self._queues: dict[str, _QueueHeads] = {}
-        self._blocked: dict[bytes, int] = {}
-        self.finishing: dict[bytes, int] = {}
-        """Tasks whose completion is being written, per stretch: not to be had meanwhile, whoever
-        holds them. A lapsed token may complete a task that nobody holds."""
+        self.on_head: Callable[[TaskId], None] = lambda head: None
+        """Told of tasks that come first in their keys from now on."""
+        self.limits = Limits(host)
+        self._wakes = Wakes(self._woken)
+        self.available = Available(host, leaders=self._leaders, offer_later=self._wakes.after)
+        self.finishing, self.unsettled = self.available.finishing, self.available.unsettled
+        self.keys, self.is_blocked = self.available.keys, self.available.is_blocked
+        self.heads = Heads(
+            host.store,
+            leaders=self._leaders,
+            free=self.available.free,
+            limits=self.limits,
+            wake_later=self._wakes.after,
+        )
+        self._bodies = Bodies(host.store, self._data_stands)
         self._requests: deque[ClaimRequest] = deque()
         self._wake = trio.Event()
-        self._rows: dict[bytes, bytes] = {}
         self._queue_of: dict[bytes, str] = {}
-        self._seen: dict[bytes, tuple[int, list[Piece]]] | None = None
-        """While one round picks: unavailable tasks and moved pieces per stretch."""
 
     # --- leadership
 
     def lead(self, leader: PartitionLeader) -> None:
         """The partition serves: look at everything it has."""
-        self.drop(leader.partition)
+        if self._leaders.get(leader.partition) is leader:
+            self.heads.drop(leader.partition)
+        else:
+            self.drop(leader.partition)
         self._leaders[leader.partition] = leader
-        for queue in self._host.store.queues(leader.partition):
-            self._window(queue, leader.partition)
-            self._refresh(queue, leader.partition)
+        self.available.lead(leader.partition)
+        self.heads.lead(leader.partition)
 
     def drop(self, partition: int) -> None:
         """The partition is no longer led from here."""
         self._leaders.pop(partition, None)
-        for heads in self._queues.values():
-            heads.windows.pop(partition, None)
-            heads.keys.pop(partition, None)
+        self.available.drop(partition)
+        self.heads.drop(partition)
 
     def led(self) -> list[int]:
         """Partitions that serve from here, sorted."""
         return sorted(self._leaders)
 
+    def backed(self, leader: PartitionLeader) -> None:
+        """What is finished in the partition stays so: tasks behind others of their key can be had."""
+        if self._leaders.get(leader.partition) is leader:
+            self.restart_windows(leader.partition)
+
+    def moved(self, before: Replica, after: Replica) -> None:
+        """The replica moved on: queues may have been paused, resumed or limited, or have room again."""
+        for queue in self.limits.moved(before, after):
+            self._woken(queue)
+
+    def _woken(self, name: str | Run) -> None:
+        if isinstance(name, Run):
+            self.offer([name])
+        else:
+            self.heads.wake(name)
+
     def add(self, pieces: Iterable[Piece]) -> None:
         """Pieces became ready in the store."""
-        for piece in pieces:
-            partition = int.from_bytes(piece.first[6:8], "big")
-            if partition in self._leaders:
-                self._window(piece.queue, partition).add(piece)
-                self._queues[piece.queue].note(piece.sort_key, partition)
+        self.heads.add(pieces)
 
     def restart_windows(self, partition: int) -> None:
         """Look at everything that the store holds of a partition again."""
         if leader := self._leaders.get(partition):
             self.lead(leader)
 
-    # --- blocking
-
     def block(self, runs: Iterable[Run]) -> None:
         """Nobody gets these tasks until `unblock`."""
-        for run in runs:
-            stretch = stretch_of(run.first)
-            self._blocked[stretch] = self._blocked.get(stretch, 0) | mask_of(*run)
+        self.available.block(runs)
 
     def unblock(self, runs: Iterable[Run], *, readd: bool) -> None:
         """Undo `block`; with ``readd`` they are offered again if they are ready."""
         runs = list(runs)
-        for run in runs:
-            stretch = stretch_of(run.first)
-            bits = self._blocked.get(stretch, 0) & ~mask_of(*run)
-            if bits:
-                self._blocked[stretch] = bits
-            else:
-                self._blocked.pop(stretch, None)
+        self.available.unblock(runs)
         if readd:
             self.offer(runs)
 
     def offer(self, runs: Iterable[Run]) -> None:
-        """Offer again what is ready of these runs."""
-        now_ms = self._host.wall_ms()
-        self.add(piece for run in runs for piece in self.pieces(run) if piece.due_ms <= now_ms)
+        """Offer again what is ready of these runs, and what comes first in their keys."""
+        now_ms, store = self._host.wall_ms(), self._host.store
+        for run in runs:
+            self.add(one for one in store.pieces(stretch_of(run.first), mask_of(*run)) if one.due_ms <= now_ms)
+            for task_id, digest in self.keys.held(run):
+                head = store.key_head(int.from_bytes(task_id[6:8], "big"), digest)
+                if head is not None and head != task_id:
+                    pieces = store.pieces(stretch_of(head), mask_of(head, 1))
+                    self.add(one for one in pieces if one.due_ms <= now_ms)
 
-    def is_blocked(self, run: Run) -> int:
-        """Mask of the run's tasks that are blocked."""
-        return self._blocked.get(stretch_of(run.first), 0) & mask_of(*run)
+    def finished(self, runs: Iterable[Run]) -> None:
+        """Tasks are finished for good: the next of their keys can be had."""
+        for run in runs:
+            held = self.keys.held(run)
+            if held:
+                for task_id, _ in held:
+                    self.keys.let_go(task_id)
+                for _, digest in held:
+                    head = self._host.store.key_head(int.from_bytes(run.first[6:8], "big"), digest)
+                    if head is not None:
+                        self.offer([Run(head, 1)])
+                        self.on_head(head)
 
     def pieces(self, run: Run) -> list[Piece]:
-        """The unfinished pieces of a run, which may be of several task rows; some may not be due."""
+        """The unfinished pieces of a run, which may be of several task rows; some may not be due, or wait."""
         store = self._host.store
         stretch = stretch_of(run.first)
         bits = mask_of(*run) & ~store.finished_bits(stretch)
@@ -230,44 +240,6 @@ class Granter:
             bits &= ~covered
         return found
 
-    # --- heads, as coordinators ask for them
-
-    def head(self, queue: str) -> Head | None:
-        """The best ready task of a queue here."""
-        best = self._best(queue)
-        if best is None:
-            return None
-        heads, piece, about = self._queues[queue], best[1], 0
-        for partition in heads.keys:
-            about += heads.windows[partition].estimate()
-            if about >= ESTIMATE_MAX:
-                break
-        return (-piece.priority, piece.due_ms, max(1, about))
-
-    async def wait_head(self, queue: str, known: tuple[int, int] | None, timeout_s: float) -> Head | None:
-        """The head once there is one better than ``known`` (any, if None), or at the time's end."""
-        heads = self._queues.setdefault(queue, _QueueHeads())
-        heads.waiting += 1
-        try:
-            with trio.move_on_after(timeout_s):
-                while True:
-                    head = self.head(queue)
-                    if head is not None and (known is None or head[:2] < known):
-                        return head
-                    if heads.changed.is_set():  # else somebody else waits for it already
-                        heads.changed = trio.Event()
-                    await heads.changed.wait()
-            return self.head(queue)
-        finally:
-            heads.waiting -= 1
-            if not heads.waiting and not heads.windows:
-                self._queues.pop(queue, None)  # a name that has no tasks here
-
-    @property
-    def known_queues(self) -> int:
-        """How many queues have tasks here, or somebody who waits for some."""
-        return len(self._queues)
-
     # --- requests
 
     def submit(self, request: ClaimRequest) -> None:
@@ -279,7 +251,12 @@ class Granter:
         self._wake.set()
 
     async def run(self) -> None:
-        """Answer requests in rounds until cancelled."""
+        """Answer requests, and look again at what is had later, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._wakes.run)
+            await self._rounds()
+
+    async def _rounds(self) -> None:
         while True:
             while not self._requests:
                 self._wake = trio.Event()
@@ -302,48 +279,66 @@ class Granter:
     def _round(self, outbox: Outbox) -> None:
         requests, self._requests = list(self._requests), deque()
         picks: dict[int, list[_Pick]] = {}
-        # Nothing but this round's own blocks changes before it ends: look each stretch up once.
-        self._seen = {}
-        for request in requests:
-            found = self._pick(request)
-            for pick in found:
-                picks.setdefault(int.from_bytes(pick.run.first[6:8], "big"), []).append(pick)
-            if not found:
-                request.reply([], self._why_nothing(request))
-        self._seen = None
+        with self.available.looking():
+            for request in requests:
+                found = self._pick(request)
+                for pick in found:
+                    picks.setdefault(int.from_bytes(pick.run.first[6:8], "big"), []).append(pick)
+                if not found:
+                    request.reply([], self.heads.why_nothing(request.queues))
         groups = [
-            (partition, group)
+            (partition, queue, group)
             for partition, chosen in sorted(picks.items())
-            for group in fitting(chosen, lambda pick: size_of((pick.run,), pick.request.worker))
+            for queue, alike in self._by_limits(chosen)
+            for group in fitting(alike, lambda pick: size_of((pick.run,), pick.request.worker))
         ]
-        for _, group in groups:
+        for _, _, group in groups:
             for request in {pick.request for pick in group}:
                 request.entries += 1
-        for partition, group in groups:
-            self._grant(outbox, partition, group)
+        for partition, queue, group in groups:
+            self._grant(outbox, partition, queue, group)
 
-    def _grant(self, outbox: Outbox, partition: int, picks: list[_Pick]) -> None:
-        by_request: dict[ClaimRequest, list[Run]] = {}
+    def _by_limits(self, picks: list[_Pick]) -> list[tuple[str, list[_Pick]]]:
+        """Picks of each limited queue, and of all others under an empty name."""
+        if not self._host.replica.queues:
+            return [("", picks)]
+        groups: dict[str, list[_Pick]] = {}
         for pick in picks:
-            by_request.setdefault(pick.request, []).append(pick.run)
+            queue = pick.piece.queue
+            groups.setdefault(queue if self.limits.limited(queue) else "", []).append(pick)
+        return sorted(groups.items())
+
+    def _grant(self, outbox: Outbox, partition: int, queue: str, picks: list[_Pick]) -> None:
+        """Ask the log for the claims; ``queue``: of all of them, if it has limits."""
+        by_request: dict[tuple[ClaimRequest, int], list[Run]] = {}
+        for pick in picks:
+            by_request.setdefault((pick.request, pick.lease_ms), []).append(pick.run)
         grants = tuple(
-            grant_claims.Grant(request.worker, request.lease_ms, tuple(runs)) for request, runs in by_request.items()
+            grant_claims.Grant(request.worker, lease_ms, tuple(runs))
+            for (request, lease_ms), runs in by_request.items()
         )
-        entry = grant_claims.Args(partition, self._leaders[partition].epoch, grants)
+        epoch = self._leaders[partition].epoch
+        entry: grant_claims.Args | grant_limited_claims.Args = grant_claims.Args(partition, epoch, grants)
+        if queue:
+            entry = grant_limited_claims.Args(partition, epoch, queue, grants)
         try:
-            outbox.submit([entry], lambda position, verdicts: self._granted(partition, picks, position, verdicts))
+            outbox.submit([entry], lambda token, verdicts: self._granted(partition, queue, picks, token, verdicts))
         except OnyxqError as error:
             log.warning("a grant could not be sent: %s", error.message)
-            self._granted(partition, picks, -1, None)
+            self._granted(partition, queue, picks, -1, None)
 
-    def _granted(self, partition: int, picks: list[_Pick], token: int, verdicts: Sequence[str] | None) -> None:
+    def _granted(
+        self, partition: int, queue: str, picks: list[_Pick], token: int, verdicts: Sequence[str] | None
+    ) -> None:
         won = verdicts is not None and verdicts[0] == APPLIED
+        if queue:
+            self.limits.ask(queue, -sum(pick.run.count for pick in picks))
         self.unblock([pick.run for pick in picks], readd=not won)
         now_ms = self._host.wall_ms()
         for pick in picks:
             if won:
                 self._note_claimed(pick, now_ms)
-                expires_ms = now_ms + pick.request.lease_ms
+                expires_ms = now_ms + pick.lease_ms
                 pick.request.granted.append(Granted(token, expires_ms, pick.piece.attempts, pick.run.first, pick.body))
         for request in {pick.request: None for pick in picks}:
             request.entries -= 1
@@ -376,7 +371,7 @@ class Granter:
         found: list[_Pick] = []
         left = request.maximum
         while left > 0:
-            best = self._best_of(request.queues)
+            best = self.heads.best_of(request.queues)
             if best is None:
                 break
             window, piece, bits = best
@@ -386,103 +381,41 @@ class Granter:
         return found
 
     def _take(self, request: ClaimRequest, window: Window, piece: Piece, bits: int, left: int) -> list[_Pick]:
+        room = self.limits.room(piece.queue)
         try:
-            body = self._row_body(piece.row_first)
+            most = left if room is None else min(left, room)
+            found = self._bodies.of(piece, bits, most=most, now_ms=self._host.wall_ms())
         except Corrupt as error:
             window.pop()
             self._host.corrupt(window.partition, error)
             return []
-        picks = []
-        base = offset_of(piece.row_first)
-        for run in runs_of(stretch_of(piece.first), bits):
-            part = Run(run.first, min(run.count, left))
-            picks.append(_Pick(request, part, piece, slice_task(body, offset_of(part.first) - base, part.count)))
-            left -= part.count
-            if left == 0:
-                break
+        if not found:
+            window.pop()
+        lease_ms = request.lease_ms or settings_of(self._host.replica, piece.queue).lease_ms
+        picks = [_Pick(request, run, piece, body, lease_ms) for run, body in found]
         self.block(pick.run for pick in picks)
+        if self.limits.limited(piece.queue):
+            self.limits.ask(piece.queue, sum(pick.run.count for pick in picks))
+        if piece.key and picks:
+            self.available.granting(piece)
         return picks
 
-    def _row_body(self, first: bytes) -> bytes:
-        body = self._rows.get(first)
-        if body is None:
-            row = self._host.store.task_row(first)
-            if row is None or row[0] != first:
-                raise Corrupt(f"the task row at {first.hex()} is missing")
-            body = row[1]
-            if len(self._rows) >= ROW_CACHE_ROWS:
-                self._rows.clear()
-            self._rows[first] = body
-        return body
+    # --- data of unique tasks
 
-    def _best_of(self, queues: Sequence[str]) -> tuple[Window, Piece, int] | None:
-        if len(queues) == 1:
-            return self._best(queues[0])
-        found = [best for best in map(self._best, queues) if best is not None]
-        return min(found, key=lambda best: best[1].sort_key, default=None)
+    def _data_stands(self, task_id: TaskId, epoch: int, payload: bytes) -> bool:
+        """Whether no earlier leader's replacement of a unique task's data can win over it; if one can, see to it."""
+        leader = self._leaders.get(int.from_bytes(task_id[6:8], "big"))
+        if leader is None or epoch >= leader.epoch:
+            return leader is not None
+        self.block([Run(task_id, 1)])
+        self._host.start_soon(self._write_again, leader, task_id, payload)
+        return False
 
-    def _best(self, queue: str) -> tuple[Window, Piece, int] | None:
-        heads = self._queues.get(queue)
-        if heads is None:
-            return None
-        keys = dict(heads.keys)
-        while keys:
-            partition = min(keys, key=keys.__getitem__)
-            window = heads.windows.get(partition)
-            leader = self._leaders.get(partition)
-            head = window.head(self._free) if window and leader else None
-            if window is None or leader is None or head is None:
-                del keys[partition], heads.keys[partition]
-            elif not leader.has_majority():
-                del keys[partition]
-            elif head[0].sort_key > keys[partition]:
-                keys[partition] = heads.keys[partition] = head[0].sort_key
-            else:
-                return (window, *head)
-        return None
-
-    def _free(self, piece: Piece) -> int:
-        stretch = stretch_of(piece.first)
-        bits = piece.bits & ~self._blocked.get(stretch, 0)
-        if not bits:
-            return 0
-        taken, moved_pieces = self._state(stretch)
-        bits &= ~taken
-        for moved in moved_pieces:
-            if (moved.due_ms, moved.attempts) != (piece.due_ms, piece.attempts):
-                bits &= ~moved.bits
-        return bits
-
-    def _state(self, stretch: TaskId) -> tuple[int, list[Piece]]:
-        """Tasks of a stretch that are claimed, finished or being finished; its moved pieces."""
-        if self._seen is not None and stretch in self._seen:
-            return self._seen[stretch]
-        taken = claimed_bits(pieces_of(self._host.replica, stretch)) | self.finishing.get(stretch, 0)
-        state = (taken | self._host.store.finished_bits(stretch), self._host.store.moved(stretch))
-        if self._seen is not None:
-            self._seen[stretch] = state
-        return state
-
-    def _why_nothing(self, request: ClaimRequest) -> OnyxqError | None:
-        for queue in request.queues:
-            heads = self._queues.get(queue)
-            for partition, window in sorted(heads.windows.items()) if heads else ():
-                leader = self._leaders.get(partition)
-                if leader is not None and not leader.has_majority() and window.head(self._free):
-                    return Unavailable(f"partition {partition} has no majority of its nodes: no claims there")
-        return None
-
-    # --- windows
-
-    def _window(self, queue: str, partition: int) -> Window:
-        heads = self._queues.setdefault(queue, _QueueHeads())
-        window = heads.windows.get(partition)
-        if window is None:
-            window = heads.windows[partition] = Window(self._host.store, partition=partition, queue=queue)
-        return window
-
-    def _refresh(self, queue: str, partition: int) -> None:
-        heads = self._queues[queue]
-        head = heads.windows[partition].head(self._free)
-        if head is not None:
-            heads.note(head[0].sort_key, partition)
+    async def _write_again(self, leader: PartitionLeader, task_id: TaskId, payload: bytes) -> None:
+        try:
+            await leader.write([data_row(task_id, Data(self._host.wall_ms(), payload, leader.mark()))])
+        except OnyxqError as error:
+            log.info("task %s is granted later: %s", task_id.hex(), error.message)
+            await trio.sleep(WRITE_AGAIN_S)
+        finally:
+            self.unblock([Run(task_id, 1)], readd=True)

@@ -17,11 +17,13 @@ from typing import Any, Protocol
 import trio
 
 from log_entries import ready_partition, settle_partition, yield_partition
-from onyxq.errors import NotLeader, OnyxqError, StaleEpoch, StoreFailed, Unavailable, Unknown
+from onyxq.errors import NotLeader, OnyxqError, StaleEpoch, StoreFailed, TimedOut, Unavailable, Unknown
 from onyxq.facts import Mark, Row
+from onyxq.partition import pending
 from onyxq.partition.cohort import Host
+from onyxq.partition.pacing import Pacer
 from onyxq.partition.replication import Sender, Vote
-from onyxq.partition.sync import Exchange
+from onyxq.partition.sync import Exchange, Transfer
 from onyxq.replica import Partition, Replica, majority
 from onyxq.store.interface import Batch
 
@@ -40,6 +42,13 @@ class LeaderHost(Host, Protocol):
 
     node_id: str
     replica: Replica
+
+    pacer: Pacer
+    """Paces what is exchanged to bring other nodes up to date."""
+
+    def synced(self, direction: str, rows: int, size: int) -> None:
+        """A page of rows was ``sent`` to, or ``taken`` from, another node to make copies equal."""
+        ...
 
     def sync_limit(self, node: str) -> trio.CapacityLimiter:
         """Bounds how many partitions are brought up to date on a node at once."""
@@ -65,6 +74,10 @@ class LeaderHost(Host, Protocol):
         """The partition serves from now on."""
         ...
 
+    def became_backed(self, leader: PartitionLeader) -> None:
+        """What the leader found finished stays finished, whoever leads next."""
+        ...
+
     def live_candidates(self, partition: int) -> int:
         """Nodes that could lead the partition now."""
         ...
@@ -79,6 +92,9 @@ class PartitionLeader:
         self.peer = peer
         self.ready = False
         self.deposed = False
+        self.backed = False
+        """Whether a majority of the members has all that was found here once the partition was taken
+        over: from then on what is finished here is so for whoever leads next."""
         self.scope = trio.CancelScope()
         self.current: set[str] = {host.node_id}
         """Holders that have all that was here when they were last compared."""
@@ -93,6 +109,8 @@ class PartitionLeader:
         self._alone_since: float | None = None
         """Since when no majority of the members answers this node, though they may be in the ring."""
         self._behind: dict[str, trio.Event] = {}
+        self._transfers: dict[str, Transfer] = {}
+        """The exchange with each holder that is under way, or was the last."""
 
     @property
     def placed(self) -> Partition:
@@ -132,9 +150,10 @@ class PartitionLeader:
         self._marks += 1
         return Mark(self.epoch, self._marks)
 
-    def replicate(self, rows: Sequence[Row]) -> Vote:
-        """Send rows to every holder; the vote tells when majorities have them."""
+    def replicate(self, rows: Sequence[Row], *, early: bool = False) -> Vote:
+        """Send rows to every holder; the vote tells when majorities have them (``early``: in memory at least)."""
         placed = self.placed
+        self._host.pacer.served()
         vote = Vote(leader=self._host.node_id, members=placed.members, target=placed.target)
 
         def heard(node: str, error: OnyxqError | None) -> None:
@@ -143,12 +162,19 @@ class PartitionLeader:
                 self._heard_error(node, error)
 
         for node in self.holders():
-            self._host.sender(node).submit(self.partition, self.epoch, rows, heard)
+            self._host.sender(node).submit(self.partition, self.epoch, rows, heard, early=early)
         return vote
 
-    async def decide(self, vote: Vote) -> int:
-        """How many holders have the write; raises `Unknown`, `StoreFailed` or `StaleEpoch`."""
-        if await vote.wait(WRITE_TIMEOUT_S):
+    async def decide(self, vote: Vote, *, wanted: int | None = None) -> int:
+        """How many holders have the write; raises `Unknown`, `StoreFailed` or `StaleEpoch`.
+
+        Decided once majorities have it or, if fewer are ``wanted``, once those have, this node among them.
+        """
+        if wanted is not None and wanted < vote.majority:
+            await vote.wait_for(wanted, WRITE_TIMEOUT_S)
+            if vote.has(wanted):
+                return len(vote.acks)
+        elif await vote.wait(WRITE_TIMEOUT_S):
             self._trouble_since = None
             return len(vote.acks)
         if self._trouble_since is None:
@@ -216,6 +242,7 @@ class PartitionLeader:
             if placed.epoch == self.epoch and placed.ready:
                 self.ready = True
                 self._host.became_ready(self)
+                self._note_progress()
                 return
             await self._propose(ready_partition.Args(self.partition, self.epoch))
 
@@ -224,6 +251,7 @@ class PartitionLeader:
             self.deposed = True
             await trio.sleep_forever()
         self._host.epochs[self.partition] = self.epoch
+        await self._host.floating.landed()
         while True:
             try:
                 await self._host.store.write(batch)
@@ -236,10 +264,20 @@ class PartitionLeader:
             placed = self.placed
             if placed.members == placed.target:
                 await self._host.changed(self._host.replica)
-            elif majority(placed.target, self.current):
+            elif self._may_settle(placed):
                 await self._propose(settle_partition.Args(self.partition, self.epoch))
             else:
                 await self._progressed()
+
+    def _may_settle(self, placed: Partition) -> bool:
+        """Whether the target is up to date, and no whole copy of a node that lives is given up before another is made.
+
+        A majority is enough where the others are gone: their places are to be taken soon.
+        """
+        nodes = self._host.replica.nodes
+        whole = [node for node in placed.members if node in self.current and node in nodes and nodes[node].peer]
+        wanted = min(len(whole), len(placed.target))
+        return majority(placed.target, self.current) and sum(n in self.current for n in placed.target) >= wanted
 
     async def _propose(self, entry: Any) -> None:
         try:
@@ -294,7 +332,9 @@ class PartitionLeader:
                     if isinstance(error, StaleEpoch):
                         self.deposed = True
                         return
-                    await trio.sleep(pause)
+                    silent = type(error) in (Unavailable, TimedOut)
+                    with trio.move_on_after(pause):
+                        await (self._host.sender(node).back() if silent else trio.sleep_forever())
                     pause = min(2 * pause, RETRY_PAUSE_MAX_S)
                     continue
                 with trio.move_on_after(COMPARE_EVERY_S):
@@ -318,9 +358,20 @@ class PartitionLeader:
             written = await self._host.store.write(Batch(rows=rows))
             self._host.pieces_added(written.pieces)
 
-        exchange = Exchange(store=self._host.store, partition=self.partition, epoch=self.epoch, call=call, keep=keep)
+        transfer = self._transfers[node] = Transfer(self._host.synced)
+        exchange = Exchange(
+            store=self._host.store,
+            partition=self.partition,
+            epoch=self.epoch,
+            call=call,
+            keep=keep,
+            pacer=self._host.pacer,
+            transfer=transfer,
+        )
         if node not in self._merged:
-            differing = await exchange.run(pull=True, push=False)
+            # Whoever waits for the takeover is not to wait for the pace.
+            differing = await exchange.run(pull=True, push=False, paced=self.ready)
+            await self._share_pending(node, call)
             self._merged.add(node)
             if not differing:
                 self.current.add(node)
@@ -328,10 +379,30 @@ class PartitionLeader:
             if not differing:
                 return
         await exchange.run(pull=True, push=True)
+        await self._share_pending(node, call)
         self.current.add(node)
         self._note_progress()
 
+    async def _share_pending(self, node: str, call: pending.Call) -> None:
+        """The same for what transactions have pending: it is in no digest."""
+        store = self._host.store
+        theirs = await pending.pull(store, call, self.partition)
+        await pending.push(store, call, self.partition, self.epoch, theirs=theirs)
+
+    def transfers(self) -> list[dict[str, Any]]:
+        """For people: the live holders that lack something still, as far as is known, and how far each has come."""
+        nodes = self._host.replica.nodes
+        behind = (node for node in self.holders() if node not in self.current)
+        return [
+            {"node": node, **(self._transfers.get(node) or Transfer(self._host.synced)).view()}
+            for node in behind
+            if self.ready and node in nodes and nodes[node].peer
+        ]
+
     def _note_progress(self) -> None:
+        if self.ready and not self.backed and majority(self.placed.members, self.current):
+            self.backed = True
+            self._host.became_backed(self)
         self._progress.set()
         self._progress = trio.Event()
 

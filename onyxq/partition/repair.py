@@ -2,6 +2,7 @@
 
 Whoever reads a damaged row notes it in the store; besides, every row is read once in a
 while, a little at a time, so that rot is found while the other copies are still sound.
+So are the indexes, counts and digests, which are mended from the rows that are here.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from onyxq.facts import Row, partition_of_key, rank, sealed
 from onyxq.partition.cohort import checked_rows
 from onyxq.placement import holders
 from onyxq.replica import Replica
-from onyxq.store.interface import Batch, Piece, Store
+from onyxq.store.interface import Batch, Mending, Piece, Store
 
 LOOK_EVERY_S = 1.0
 SCRUB_BYTES = 1024 * 1024
@@ -25,6 +26,10 @@ SCRUB_BYTES = 1024 * 1024
 SCRUB_PAUSE_S = 60.0
 """From the end of one round through all rows to the next."""
 RETRY_EVERY_S = 10.0
+SEEK_MAX = 16
+"""Rows whose true key is sought at once: each takes some ms."""
+MEND_MAX = 64
+"""Stretches and entries that are mended at a look."""
 REPAIR_ROWS = 256
 REPAIR_TIMEOUT_S = 10.0
 
@@ -60,6 +65,8 @@ class Repair:
         self._scrub_at_s = 0.0
         self._told: dict[bytes, float] = {}
         """Damaged rows that could not be repaired, and when to try again."""
+        self._sought: set[bytes] = set()
+        """Those that nobody else has, after it was tried whether only their key was changed."""
 
     async def run(self) -> None:
         """Look for damaged rows and repair them until cancelled."""
@@ -71,6 +78,20 @@ class Repair:
                     self._scrub_at_s = trio.current_time() + SCRUB_PAUSE_S
             if self._host.store.damaged:
                 await self._repair()
+            if self._host.store.crooked:
+                await self._mend(self._host.store.crooked.take(MEND_MAX))
+
+    async def _mend(self, found: Mending) -> None:
+        """Put right what can be told from the rows that are here."""
+        try:
+            written = await self._host.store.write(Batch(mend=found))
+        except OnyxqError as error:
+            log.warning("what does not agree with the rows cannot be mended now: %s", error.message)
+            return
+        self._host.pieces_added(written.pieces)
+        amount = sum(map(len, (found.stretches, found.entries, found.partitions, found.leaves)))
+        if amount:
+            log.warning("%d entries or sums that did not agree with the rows were mended", amount)
 
     async def _repair(self) -> None:
         store, damaged = self._host.store, self._host.store.damaged
@@ -80,6 +101,7 @@ class Repair:
                 damaged.discard(key)  # dropped, or repaired by anti-entropy
         now_s = trio.current_time()
         self._told = {key: at_s for key, at_s in self._told.items() if key in damaged}
+        self._sought &= damaged
         by_partition: dict[int, list[bytes]] = {}
         for key in sorted(damaged):
             if key not in self._told:
@@ -107,6 +129,10 @@ class Repair:
             except OnyxqError as error:
                 log.info("node %s repairs nothing of partition %d: %s", node, partition, error.message)
         await self._keep(partition, [found[key] for key in keys if key in found])
+        unknown = [key for key in keys if key not in found and key not in self._sought][:SEEK_MAX]
+        if unknown:
+            self._sought.update(unknown)
+            await self._mend(Mending(rows=tuple(unknown)))
 
     async def _keep(self, partition: int, rows: Sequence[Row]) -> None:
         if not rows:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
 
 import trio
 
@@ -25,7 +26,8 @@ WAITING_BYTES_MAX = 64 * 1024 * 1024
 
 Heard = Callable[[str, OnyxqError | None], None]
 """Called with the node and None once it has the rows, else with its error."""
-Send = Callable[[list[tuple[int, int, Sequence[Row]]]], Awaitable[list[OnyxqError | None]]]
+Send = Callable[[list[tuple[int, int, Sequence[Row]]], bool], Awaitable[list[OnyxqError | None]]]
+"""Sends a message; told whether the node may answer before its disk has the rows."""
 
 
 class Vote:
@@ -48,8 +50,13 @@ class Vote:
             self.errors[node] = error
         if self.won or self._lost:
             self._decided.set()
-        if self._enough is not None and len(self.acks) >= self._wanted:
+        if self._enough is not None and (self.has(self._wanted) or self._leader in self.errors):
             self._enough.set()
+
+    @property
+    def majority(self) -> int:
+        """How many acks it takes at least."""
+        return max(len(cohort) // 2 + 1 for cohort in self._cohorts)
 
     @property
     def won(self) -> bool:
@@ -68,13 +75,27 @@ class Vote:
                 await self._decided.wait()
         return self.won
 
+    def has(self, acks: int) -> bool:
+        """Whether the leader and so many in all have it."""
+        return len(self.acks) >= acks and self._leader in self.acks
+
     async def wait_for(self, acks: int, timeout_s: float) -> int:
-        """How many have it, as soon as ``acks`` do or ``timeout_s`` passed."""
-        if len(self.acks) < acks:
+        """How many have it, as soon as ``acks`` do, the leader among them, or ``timeout_s`` passed."""
+        if not self.has(acks):
             self._wanted, self._enough = acks, trio.Event()
             with trio.move_on_after(timeout_s):
                 await self._enough.wait()
         return len(self.acks)
+
+
+class _Waiting(NamedTuple):
+    """Rows that wait to be sent."""
+
+    partition: int
+    epoch: int
+    rows: Sequence[Row]
+    heard: Heard
+    early: bool
 
 
 class Sender:
@@ -83,12 +104,14 @@ class Sender:
     def __init__(self, node: str, send: Send) -> None:
         self.node = node
         self._send = send
-        self._waiting: deque[tuple[int, int, Sequence[Row], Heard]] = deque()
+        self._waiting: deque[_Waiting] = deque()
         self._wake = trio.Event()
         self._bytes = 0
         self._down: OnyxqError | None = None
         self.heard_at = float("-inf")
         """Monotonic second of the last answer."""
+        self._waiters = 0
+        self._returned = trio.Event()
 
     @property
     def down(self) -> bool:
@@ -108,11 +131,32 @@ class Sender:
         if not isinstance(error, StoreFailed):
             self._down = error
         waiting, self._waiting, self._bytes = list(self._waiting), deque(), 0
-        for _, _, _, heard in waiting:
-            heard(self.node, error)
+        for one in waiting:
+            one.heard(self.node, error)
 
-    def submit(self, partition: int, epoch: int, rows: Sequence[Row], heard: Heard) -> None:
-        """Queue rows of one partition; ``heard`` is called once, at once if the node is down."""
+    @property
+    def missed(self) -> bool:
+        """Whether somebody waits for the node to answer again."""
+        return self._waiters > 0
+
+    def returned(self) -> None:
+        """The node answered a probe: whoever waits in `back` goes on."""
+        self._returned.set()
+        self._returned = trio.Event()
+
+    async def back(self) -> None:
+        """Return when the node, which did not answer, answers a probe."""
+        self._waiters += 1
+        try:
+            await self._returned.wait()
+        finally:
+            self._waiters -= 1
+
+    def submit(self, partition: int, epoch: int, rows: Sequence[Row], heard: Heard, *, early: bool = False) -> None:
+        """Queue rows of one partition; ``heard`` is called once, at once if the node is down.
+
+        ``early``: the node may answer before they are on its disk.
+        """
         size = sum(len(row.value) for row in rows)
         if self._down is None and self._bytes + size > WAITING_BYTES_MAX and self._waiting:
             self.suspect(Unavailable(f"node {self.node} does not keep up"))
@@ -120,7 +164,7 @@ class Sender:
             heard(self.node, self._down)
             return
         self._bytes += size
-        self._waiting.append((partition, epoch, rows, heard))
+        self._waiting.append(_Waiting(partition, epoch, rows, heard, early))
         self._wake.set()
 
     async def run(self) -> None:
@@ -137,20 +181,20 @@ class Sender:
                 await self._wake.wait()
             group = self._take()
             try:
-                errors = await self._send([(partition, epoch, rows) for partition, epoch, rows, _ in group])
+                errors = await self._send([one[:3] for one in group], group[0].early)
                 self.heard_at = trio.current_time()
             except OnyxqError as error:
                 errors = [error] * len(group)
                 self.suspect(error)
-            for (_, _, _, heard), problem in zip(group, errors, strict=True):
-                heard(self.node, problem)
+            for one, problem in zip(group, errors, strict=True):
+                one.heard(self.node, problem)
 
-    def _take(self) -> list[tuple[int, int, Sequence[Row], Heard]]:
-        group: list[tuple[int, int, Sequence[Row], Heard]] = []
+    def _take(self) -> list[_Waiting]:
+        group: list[_Waiting] = []
         size = 0
-        while self._waiting and (not group or size < SENDER_BYTES_MAX):
+        while self._waiting and (not group or (size < SENDER_BYTES_MAX and self._waiting[0].early == group[0].early)):
             group.append(self._waiting.popleft())
-            size += sum(len(row.value) for row in group[-1][2])
+            size += sum(len(row.value) for row in group[-1].rows)
         self._bytes -= size
         return group
 

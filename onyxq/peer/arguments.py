@@ -13,7 +13,7 @@ from typing import Any
 
 from onyxq import facts
 from onyxq.errors import BadRequest, Corrupt, TooLarge
-from onyxq.ids import ID_BYTES, RUN_TASKS_MAX, STRETCH_TASKS, TaskId, offset_of, partition_of
+from onyxq.ids import ID_BYTES, RUN_TASKS_MAX, STRETCH_TASKS, TaskId, mask_of, offset_of, partition_of, stretch_of
 
 QUEUE_CHARS_MAX = 200
 WORKER_CHARS_MAX = 200
@@ -29,6 +29,8 @@ RESULT_BYTES_MAX = 16 * 1024 * 1024
 TOKEN_MAX = (1 << 63) - 1
 W_MAX = 9
 SEQ_MAX = 1 << 31
+DEPENDS_MAX = 100
+TIME_MS_MAX = (1 << 48) - 1
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -36,12 +38,22 @@ def _is_queue(value: Any) -> bool:
     return isinstance(value, str) and 1 <= len(value) <= QUEUE_CHARS_MAX and not _CONTROL.search(value)
 
 
+def _is_dependencies(value: Any) -> bool:
+    alike = isinstance(value, list) and all(isinstance(one, bytes) and len(one) == ID_BYTES for one in value)
+    return alike and 1 <= len(value) <= DEPENDS_MAX and len(set(value)) == len(value)
+
+
 HEADER: dict[str, Callable[[Any], bool]] = {
     "backoff_ms": lambda value: type(value) is int and 0 <= value <= 86_400_000,
+    "depends": _is_dependencies,
+    "expires_ms": lambda value: type(value) is int and 0 < value <= TIME_MS_MAX,
     "format": lambda value: value in ("json", "bytes"),
+    "on_dependency_failed": lambda value: value in ("fail", "cancel", "run"),
+    "ordering_key": _is_queue,
     "priority": lambda value: type(value) is int and PRIORITY[0] <= value <= PRIORITY[1],
     "queue": _is_queue,
     "retries": lambda value: value is None or (type(value) is int and 0 <= value <= 1_000_000),
+    "unique_key": _is_queue,
 }
 """What a task run's header may say."""
 
@@ -85,14 +97,14 @@ def task_id(value: Any, field: str, partitions: int) -> TaskId:
     return TaskId(value)
 
 
-def items(args: dict[str, Any], width: int, name: str = "items") -> list[list[Any]]:
-    """A bounded list of lists of a fixed length."""
+def items(args: dict[str, Any], width: int, name: str = "items", *, most: int = 0) -> list[list[Any]]:
+    """A bounded list of lists of a fixed length, or of up to ``most``."""
     only(args, (name,))
     found = args.get(name)
     if not isinstance(found, list) or len(found) > ITEMS_MAX:
         raise BadRequest(f"{name} must be a list of at most {ITEMS_MAX}", field=name)
     for place, item in enumerate(found):
-        if not isinstance(item, list) or len(item) != width:
+        if not isinstance(item, list) or not width <= len(item) <= max(width, most):
             raise BadRequest(f"{name}[{place}] must be a list of {width}", field=f"{name}[{place}]")
     return found
 
@@ -111,13 +123,16 @@ def token(value: Any, field: str) -> int:
     return integer(value, field, 0, TOKEN_MAX)
 
 
-def task_run(item: list[Any], place: int, partitions: int, *, from_peer: bool = False) -> tuple[TaskId, bytes]:
-    """A task run to enqueue; raises `TooLarge` too.
+def task_run(
+    item: list[Any], place: int, partitions: int, *, from_peer: bool = False
+) -> tuple[TaskId, bytes, int | None]:
+    """A task run to enqueue, and the due time that its user named; raises `TooLarge` too.
 
     The node that a client talks to checks the payloads' checksums; its peers need not again.
     """
     field = f"runs[{place}]"
     first, body = task_id(item[0], f"{field}.id", partitions), item[1]
+    at_ms = None if len(item) == 2 or item[2] is None else integer(item[2], f"{field}.at_ms", 0, TIME_MS_MAX)
     if not isinstance(body, bytes):
         raise BadRequest(f"{field} must hold bytes", field=field)
     try:
@@ -136,7 +151,34 @@ def task_run(item: list[Any], place: int, partitions: int, *, from_peer: bool = 
             raise BadRequest(f"{key} is not acceptable: {str(value)[:100]!r}", field=f"{field}.{key}")
     if "queue" not in decoded.header:
         raise BadRequest("a task must name its queue", field=f"{field}.queue")
-    return first, body
+    if not RELATED.isdisjoint(decoded.header):
+        _related(first, decoded, field, partitions)
+    return first, body, at_ms
+
+
+RELATED = frozenset({"depends", "ordering_key", "unique_key"})
+"""Fields that tie a task to others."""
+
+
+def _related(first: TaskId, decoded: facts.TaskRun, field: str, partitions: int) -> None:
+    """Check what ties a run to other tasks."""
+    header = decoded.header
+    for one in header.get("depends", ()):
+        if partition_of(one) >= partitions:
+            raise BadRequest(f"{one.hex()} names no partition that there is", field=f"{field}.depends")
+        if stretch_of(one) == stretch_of(first) and mask_of(one, 1) & mask_of(first, decoded.count):
+            raise BadRequest("a task cannot depend on itself", field=f"{field}.depends")
+    name = "ordering_key" if "ordering_key" in header else "unique_key"
+    if name not in header:
+        return
+    if decoded.count != 1:
+        raise BadRequest(f"a run of tasks with an {name} holds one task", field=f"{field}.{name}")
+    wanted = facts.partition_of_keys(header["queue"], header[name], partitions)
+    if partition_of(first) != wanted:
+        raise BadRequest(
+            f"a task of this {name} must have an id of partition {wanted}, not {partition_of(first)}",
+            field=f"{field}.{name}",
+        )
 
 
 def results(value: Any, field: str, count: int) -> list[bytes | None]:
@@ -164,13 +206,13 @@ def queues(value: Any) -> list[str]:
 
 def task_runs(
     args: dict[str, Any], partitions: int, *, from_peer: bool = False
-) -> tuple[list[tuple[TaskId, bytes]], int | None]:
+) -> tuple[list[tuple[TaskId, bytes, int | None]], int | None]:
     """Runs to enqueue, and how many nodes must have them (None: a majority)."""
     only(args, ("runs", "w"))
     wanted = args.get("w")
     if wanted is not None:
         integer(wanted, "w", 1, W_MAX)
-    found = items({"runs": args.get("runs")}, 2, "runs")
+    found = items({"runs": args.get("runs")}, 2, "runs", most=3)
     return [task_run(item, place, partitions, from_peer=from_peer) for place, item in enumerate(found)], wanted
 
 
@@ -215,10 +257,14 @@ def _held(item: list[Any], field: str, partitions: int) -> tuple[TaskId, int, in
     return first, count, token(item[2], f"{field}.token")
 
 
-def updates(args: dict[str, Any], partitions: int) -> list[tuple[TaskId, int, int, bytes]]:
-    """Items of ``update``: id, token, seq, data."""
+def updates(args: dict[str, Any], partitions: int) -> tuple[list[tuple[TaskId, int, int, bytes]], int | None]:
+    """Items of ``update`` (id, token, seq, data), and how many nodes must have them (None: a majority)."""
+    only(args, ("items", "w"))
+    wanted = args.get("w")
+    if wanted is not None:
+        integer(wanted, "w", 1, W_MAX)
     work = []
-    for place, item in enumerate(items(args, 4)):
+    for place, item in enumerate(items({"items": args.get("items")}, 4)):
         field = f"items[{place}]"
         found = task_id(item[0], f"{field}.id", partitions)
         number = token(item[1], f"{field}.token")
@@ -226,7 +272,13 @@ def updates(args: dict[str, Any], partitions: int) -> list[tuple[TaskId, int, in
         if not isinstance(item[3], bytes) or len(item[3]) > facts.RUN_BYTES_MAX:
             raise BadRequest(f"{field}.data must be at most {facts.RUN_BYTES_MAX} bytes", field=f"{field}.data")
         work.append((found, number, seq, item[3]))
-    return work
+    return work, wanted
+
+
+def outcomes(args: dict[str, Any], partitions: int) -> tuple[list[TaskId], str]:
+    """Ids of which a node asks what became of them, and that node."""
+    only(args, ("ids", "watcher"))
+    return cancels({"ids": args.get("ids")}, partitions), text(args.get("watcher"), "watcher", WORKER_CHARS_MAX)
 
 
 def cancels(args: dict[str, Any], partitions: int) -> list[TaskId]:
@@ -239,11 +291,11 @@ def cancels(args: dict[str, Any], partitions: int) -> list[TaskId]:
 
 
 def claim_terms(queue_names: Any, most: Any, lease_ms: Any, worker: Any) -> tuple[list[str], int, int, str]:
-    """What one claimer asks for."""
+    """What one claimer asks for; no lease, or 0: as each queue has it."""
     return (
         queues(queue_names),
         integer(most, "max", 1, CLAIM_TASKS_MAX),
-        integer(lease_ms, "lease_ms", *LEASE_MS),
+        0 if lease_ms is None else integer(lease_ms, "lease_ms", *LEASE_MS),
         name(worker, "worker", WORKER_CHARS_MAX),
     )
 

@@ -18,7 +18,8 @@ from attrs import define, field
 
 from onyxq.errors import LogUnavailable, OnyxqError, Unavailable, from_map
 from onyxq.ids import Run, TaskId, partition_of
-from onyxq.partition.granter import ClaimRequest, Granted, Head
+from onyxq.partition.granter import ClaimRequest, Granted
+from onyxq.partition.heads import Head
 from onyxq.peer.node import Node
 from onyxq.replica import leader_node, live_nodes, unserved
 
@@ -45,6 +46,7 @@ class Claimer:
     queues: Sequence[str]
     maximum: int
     lease_ms: int
+    """0: as each queue has it."""
     worker: str
     deadline: float
     reply: Callable[[list[Granted]], None]
@@ -55,8 +57,8 @@ class Claimer:
     trouble: OnyxqError | None = None
 
 
-Asked = tuple[list[str], int, int, str]
-"""(queues, most tasks, lease in ms, worker) of one claimer."""
+Asked = tuple[list[str], int, int | None, str]
+"""(queues, most tasks, lease in ms or None for the queue's, worker) of one claimer."""
 
 
 class _Watched:
@@ -226,7 +228,7 @@ class Claiming:
     async def _head_of(self, node_id: str, queue: str, better_than: list[int] | None, timeout_s: float) -> Head | None:
         if node_id == self._node.node_id:
             known = (better_than[0], better_than[1]) if better_than is not None else None
-            return await self._node.granter.wait_head(queue, known, timeout_s)
+            return await self._node.granter.heads.wait_head(queue, known, timeout_s)
         args = {"queue": queue, "known": better_than, "timeout_ms": int(timeout_s * 1000)}
         found = await self._node.call(node_id, "lead.head", args, timeout_s=timeout_s + 2.0)
         return tuple(found) if found is not None else None
@@ -350,7 +352,7 @@ class Claiming:
         return node_id
 
     async def _ask_node(self, group: list[Claimer], node_id: str) -> None:
-        requests: list[Asked] = [(list(one.queues), one.maximum, one.lease_ms, one.worker) for one in group]
+        requests: list[Asked] = [(list(one.queues), one.maximum, one.lease_ms or None, one.worker) for one in group]
         queues = sorted({queue for one in group for queue in one.queues})
         try:
             answers, heads = await self._claim_at(requests, node_id)
@@ -425,7 +427,7 @@ async def claim_here(
         return reply
 
     for place, (queues, maximum, lease_ms, worker) in enumerate(requests):
-        node.granter.submit(ClaimRequest(queues, maximum, lease_ms, worker, replier(place)))
+        node.granter.submit(ClaimRequest(queues, maximum, lease_ms or 0, worker, replier(place)))
     try:
         with trio.move_on_after(ASK_TIMEOUT_S - 1.0 if requests else 0.0):
             await done.wait()
@@ -437,7 +439,7 @@ async def claim_here(
     finally:
         waiting = False
     late = LogUnavailable("the log did not answer in time")
-    heads = {queue: node.granter.head(queue) for queue in sorted({queue for one in requests for queue in one[0]})}
+    heads = {queue: node.granter.heads.head(queue) for queue in sorted({queue for one in requests for queue in one[0]})}
     return [answers.get(place, late) for place in range(len(requests))], heads
 
 

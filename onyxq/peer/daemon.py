@@ -33,6 +33,7 @@ from onyxq.http.server import serve_http
 from onyxq.ids import PARTITIONS_MAX
 from onyxq.log.embedded import EmbeddedBackend
 from onyxq.log.interface import LogBackend, SessionLost
+from onyxq.partition.pacing import BYTES_PER_S
 from onyxq.peer.archiving import Archiver
 from onyxq.peer.clock import Clock, RingClock, SystemClock
 from onyxq.peer.node import Node
@@ -72,6 +73,8 @@ class PeerConfig:
     yield_after_ms: int = 5_000
     gc_records: int = 20_000
     gc_bytes: int = 64 << 20
+    sync_bytes_per_s: int = BYTES_PER_S
+    """At most so fast does this node send, and take, what brings copies up to date."""
 
 
 @frozen
@@ -109,7 +112,9 @@ class RunningNode:
         self._backend = backend
         self._network: Network = network or TcpNetwork()
         self._clock = RingClock(clock or SystemClock())
-        self._open_store = open_store or (lambda path, its_clock: LmdbStore.open(path, now_ms=its_clock.wall_ms))
+        self._open_store = open_store or (
+            lambda path, its_clock: LmdbStore.open_or_begin_anew(path, now_ms=its_clock.wall_ms)
+        )
         self._random = random.Random(secrets.randbits(64) if seed is None else seed)
         self._offload = offload
         self._entries = installed() if entries is None else entries
@@ -131,6 +136,7 @@ class RunningNode:
                     nursery=nursery,
                     offload=self._offload,
                     entries=self._entries,
+                    sync_bytes_per_s=self.config.sync_bytes_per_s,
                 )
                 service = self.service = Service(
                     node, random_64=lambda: self._random.getrandbits(64), backend=self._backend
@@ -176,7 +182,7 @@ class RunningNode:
         )
 
     async def _peers(self, node: Node, service: Service, address: str, http: str) -> None:
-        while not (self.stop.is_set() or service.leave_wanted.is_set()):
+        while not (self.stop.is_set() or service.operating.leave_wanted.is_set()):
             peer_id = f"{node.node_id}-{self._random.getrandbits(32):08x}"
             peer = self._peer = service.peer = Peer(
                 node,
@@ -233,12 +239,22 @@ class RunningNode:
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(first, self.stop)
-            nursery.start_soon(first, service.leave_wanted)
+            nursery.start_soon(first, service.operating.leave_wanted)
+            nursery.start_soon(self._retire_when_told, peer, service)
         await service.claiming.drain()
         await peer.leave()
         with trio.move_on_after(2.0):
             await trio.sleep_forever()  # the peer ends once it reads its own leave
         raise LogUnavailable("the log did not take the leave in time")
+
+    async def _retire_when_told(self, peer: Peer, service: Service) -> None:
+        """Move the node's copies away if it is to go for good, then have it leave.
+
+        A peer that ends meanwhile is followed by one that begins anew.
+        """
+        await service.operating.retire_wanted.wait()
+        await service.operating.move_away(peer.id)
+        service.operating.leave_wanted.set()
 
 
 def check_config(config: PeerConfig) -> None:
@@ -252,6 +268,7 @@ def check_config(config: PeerConfig) -> None:
         "yield_after_ms": (500, 3_600_000),
         "gc_records": (10, 100_000_000),
         "gc_bytes": (1 << 20, 1 << 40),
+        "sync_bytes_per_s": (1 << 20, 1 << 40),
     }
     for name, (low, high) in limits.items():
         value = getattr(config, name)

@@ -12,7 +12,15 @@ from typing import Any
 
 import trio
 
-from log_entries import expire_claims, grant_claims, release_claims, renew_claims
+from log_entries import (
+    commit_transaction,
+    expire_claims,
+    grant_claims,
+    grant_limited_claims,
+    release_claims,
+    renew_claims,
+    reopen_tasks,
+)
 from onyxq import facts
 from onyxq.claims import lapsed
 from onyxq.entry import APPLIED
@@ -26,6 +34,8 @@ from onyxq.store.interface import Batch, Store, Written
 IDLE_FLUSH_S = 5.0
 """How often the position alone is stored while nothing happens to claims."""
 RETRY_PAUSE_S = 0.5
+_WITH_ROWS = (grant_claims.Args, grant_limited_claims.Args, reopen_tasks.Args)
+"""Arguments of entries that say something of every run that they name."""
 
 
 class _Held:
@@ -85,6 +95,10 @@ def returned_runs(before: Replica, after: Replica, outcomes: Sequence[Outcome]) 
                 ended = [(run, held.end(run, expiry.token, lapsed_only=True)) for run in expiry.runs]
                 said = History(0, outcome.index, 0, facts.EXPIRED, expiry.token, 0, "", 0, expiry.attempts, "")
                 found += _parts(args.partition, ended, said)
+        elif isinstance(args, commit_transaction.Args):
+            for claim in args.claims:
+                for run in claim.runs:
+                    held.end(run, claim.token)  # it is the transaction's now, and finished
     return found
 
 
@@ -104,13 +118,21 @@ def history_rows(
     position, at_ms = after.position, after.ctime_ms
     for outcome in outcomes:
         args: Any = outcome.args
-        if outcome.verdict == APPLIED and isinstance(args, grant_claims.Args) and holds(args.partition):
-            for grant in args.grants:
-                for run in grant.runs:
-                    said = History(
-                        position, outcome.index, run.count, facts.GRANTED, position, at_ms, grant.worker, 0, 0, ""
-                    )
-                    rows.append(facts.history_row(run.first, said))
+        if outcome.verdict != APPLIED or not isinstance(args, _WITH_ROWS) or not holds(args.partition):
+            continue
+        if isinstance(args, reopen_tasks.Args):
+            for run, attempts in args.runs:
+                said = History(
+                    position, outcome.index, run.count, facts.REOPENED, position, at_ms, "", args.due_ms, attempts, ""
+                )
+                rows.append(facts.history_row(run.first, said))
+            continue
+        for grant in args.grants:
+            for run in grant.runs:
+                said = History(
+                    position, outcome.index, run.count, facts.GRANTED, position, at_ms, grant.worker, 0, 0, ""
+                )
+                rows.append(facts.history_row(run.first, said))
     for partition, run, said in returned_runs(before, after, outcomes):
         if holds(partition):
             rows.append(facts.history_row(run.first, said._replace(position=position, at_ms=at_ms)))

@@ -28,24 +28,28 @@ from onyxq.log.interface import Origin
 from onyxq.metrics import Metrics
 from onyxq.partition.cohort import Cohort
 from onyxq.partition.expiry import Expiry
+from onyxq.partition.floating import Floating
 from onyxq.partition.granter import Granter
 from onyxq.partition.leader import PartitionLeader
 from onyxq.partition.operations import Operations
+from onyxq.partition.pacing import BYTES_PER_S, Pacer
+from onyxq.partition.pending import parted
 from onyxq.partition.repair import Repair
 from onyxq.partition.replication import Sender, errors_from
-from onyxq.partition.sync import Exchange
 from onyxq.peer.clock import RingClock
 from onyxq.peer.history import HistoryWriter, history_rows, returned_runs
 from onyxq.peer.links import Link
+from onyxq.peer.moved_away import MovedAway
 from onyxq.peer.outbox import Outbox
+from onyxq.peer.probing import Probing
 from onyxq.peer.recent import RecentRecords
 from onyxq.placement import holders
-from onyxq.replica import EMPTY, Replica, leader_node
+from onyxq.replica import EMPTY, Replica
 from onyxq.ring import clock_error_ms
 from onyxq.step import Outcome, Step
 from onyxq.store.interface import Batch, Piece, Store, Written
 from onyxq.wire.network import Network
-from onyxq.wire.protocol import PING, Hello
+from onyxq.wire.protocol import Hello
 
 STALLED_S = 1.0
 """A record that waits this long for ZooKeeper means: the log cannot be written now."""
@@ -53,9 +57,6 @@ VERDICT_TIMEOUT_S = 4.0
 COHORT_WRITE_TIMEOUT_S = 3.0
 SETTLE_TIMEOUT_S = 1.0
 SYNC_PARALLEL = 4
-PROBE_EVERY_S = 2.0
-PROBE_TIMEOUT_S = 2.0
-DROP_EVERY_S = 5.0
 RECENT_STEPS = 10_000
 """Steps of the log kept in memory with their verdicts, for display."""
 
@@ -87,6 +88,7 @@ class Node:
         nursery: trio.Nursery,
         offload: Callable[..., Awaitable[Any]] = trio.to_thread.run_sync,
         entries: Entries = ENTRIES,
+        sync_bytes_per_s: int = BYTES_PER_S,
     ) -> None:
         self.node_id = node_id
         self.entries = entries
@@ -106,6 +108,8 @@ class Node:
         self.recent: deque[Stepped] = deque(maxlen=RECENT_STEPS)
         self.archiver: Callable[[Origin | None, int], Awaitable[None]] | None = None
         """Keeps records, given the origin before and the last position, before a collection trims them."""
+        self.enqueue: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]] | None = None
+        """The method by which clients enqueue, for tasks that the node makes itself."""
         self.records = RecentRecords()
         """The same records as they are stored."""
         self.random = random
@@ -116,17 +120,23 @@ class Node:
         self._nursery = nursery
         self._network = network
         self._links: dict[str, Link] = {}
-        self._senders: dict[str, Sender] = {}
+        self.senders: dict[str, Sender] = {}
+        """Those of nodes that were written to, by node."""
         self._limits: dict[str, trio.CapacityLimiter] = {}
         self._placement = trio.Event()
         self._moved = trio.Event()
         self._due: list[tuple[int, int]] = []
         self._due_wake = trio.Event()
-        self.history = HistoryWriter(store, self._history_written)
+        self.history = HistoryWriter(store, self._stored)
+        self.floating = Floating(store, stored=self._stored, start_soon=nursery.start_soon)
+        self.pacer = Pacer(sync_bytes_per_s)
+        """Of what this node as a leader exchanges with others to bring them up to date."""
+        self.taking = Pacer(sync_bytes_per_s)
+        """Of what other leaders send to bring this node up to date."""
         self.cohort = Cohort(self)
         self.granter = Granter(self)
         self.operations = Operations(self)
-        self.expiry = Expiry(self, self.operations)
+        self.expiry = Expiry(self, self.operations.completing, self.operations.renewed)
         self.repair = Repair(self)
 
     async def run(self) -> None:
@@ -134,10 +144,12 @@ class Node:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.history.run)
             nursery.start_soon(self.granter.run)
+            nursery.start_soon(self.operations.transacting.run)
+            nursery.start_soon(self.operations.run)
             nursery.start_soon(self._promote_due)
-            nursery.start_soon(self._drop_foreign)
+            nursery.start_soon(MovedAway(self).run)
             nursery.start_soon(self._yield_in_trouble, nursery)
-            nursery.start_soon(self._probe_cohorts, nursery)
+            nursery.start_soon(Probing(self).run)
             nursery.start_soon(self.repair.run)
 
     def start_soon(self, function: Callable[..., Any], *args: Any) -> None:
@@ -149,6 +161,7 @@ class Node:
     def advance(self, before: Replica, step: Step) -> None:
         """Take over the replica that a step of the log gave."""
         self.replica = after = step.replica
+        self.granter.moved(before, after)
         if step.outcomes:
             self._note_history(before, step)
         else:
@@ -158,6 +171,8 @@ class Node:
         self.recent.append(Stepped(after.position, step.ctime_ms, step.peer, step.problem, step.outcomes))
         if before.partitions is not after.partitions or before.peers is not after.peers:
             self.reconcile()
+        if before.transactions is not after.transactions or before.remembered is not after.remembered:
+            self.operations.transacting.note(before, step)
         if step.peer == self.peer_id and self.peer_id in after.ring.members and not step.problem:
             said_ms = after.clock_ms + after.peers[self.peer_id].clock_skew_ms
             if self.clock.judged(said_ms=said_ms, off_ms=clock_error_ms(after, self.peer_id)):
@@ -168,12 +183,14 @@ class Node:
 
     def replace(self, replica: Replica) -> None:
         """Take over a replica that was read from the origin."""
-        self.replica = replica
+        before, self.replica = self.replica, replica
+        self.granter.moved(before, replica)
         self.records.clear()
         self.history.add(replica.position, ())
         if self.outbox is not None:
             self.outbox.skipped(replica.outbox.get(self.outbox.peer, 0), replica.position)
         self.reconcile()
+        self.operations.transacting.look()
         for number in self.granter.led():
             self.granter.restart_windows(number)
         self._moved.set()
@@ -222,25 +239,15 @@ class Node:
                 if leader.in_trouble():
                     nursery.start_soon(leader.yield_if_in_trouble)
 
-    async def _probe_cohorts(self, nursery: trio.Nursery) -> None:
-        """Ask nodes for a sign of life to which nothing is written: who leads must know that it is cut off."""
-        while True:
-            await trio.sleep(PROBE_EVERY_S)
-            others = {node for leader in self.leaders.values() for node in leader.holders()} - {self.node_id}
-            for sender in map(self.sender, sorted(others)):
-                if not sender.down and trio.current_time() - sender.heard_at >= PROBE_EVERY_S:
-                    nursery.start_soon(self._probe, sender)
-
-    async def _probe(self, sender: Sender) -> None:
-        try:
-            await self.call(sender.node, PING, {}, timeout_s=PROBE_TIMEOUT_S)
-            sender.heard_at = trio.current_time()
-        except OnyxqError as error:
-            sender.suspect(error)
-
     def became_ready(self, leader: PartitionLeader) -> None:
         """Claims start once everything that the log said before is in the store."""
+        self.operations.transacting.lead(leader)
         self._nursery.start_soon(self._serve_claims, leader)
+
+    def became_backed(self, leader: PartitionLeader) -> None:
+        """What the leader found finished stays finished: what comes after it may be had."""
+        self.granter.backed(leader)
+        self.operations.backed(leader)
 
     async def _serve_claims(self, leader: PartitionLeader) -> None:
         await self.history.reached(self.replica.position)
@@ -278,7 +285,7 @@ class Node:
         placed = self.replica.partitions.get(partition)
         return placed is not None and self.node_id in holders(placed)
 
-    def _history_written(self, written: Written) -> None:
+    def _stored(self, written: Written) -> None:
         self.pieces_added(written.pieces)
 
     # --- what leaders, cohorts and granting ask of their node
@@ -288,12 +295,13 @@ class Node:
         return self.clock.wall_ms()
 
     async def settled(self) -> None:
-        """Return once what the log said of claims so far can be read from the store.
+        """Return once what the log said of claims so far, and what was answered for, can be read from the store.
 
         A store that cannot write delays nobody for longer than a second.
         """
         with trio.move_on_after(SETTLE_TIMEOUT_S):
             await self.history.settled()
+            await self.floating.landed()
 
     def pieces_added(self, pieces: Sequence[Piece]) -> None:
         """New ready pieces are in the store."""
@@ -310,23 +318,35 @@ class Node:
         """Bounds how many partitions are brought up to date on a node at once."""
         return self._limits.setdefault(node, trio.CapacityLimiter(SYNC_PARALLEL))
 
+    def synced(self, direction: str, rows: int, size: int) -> None:
+        """A page of rows was ``sent`` to, or ``taken`` from, another node to make copies equal."""
+        self.metrics.sync_rows.add(direction, n=rows)
+        self.metrics.sync_bytes.add(direction, n=size)
+
+    def transfers_here(self) -> dict[int, list[dict[str, Any]]]:
+        """Of partitions led from here: the holders that lack something still, and how far each has come."""
+        found = ((number, leader.transfers()) for number, leader in sorted(self.leaders.items()))
+        return {number: transfers for number, transfers in found if transfers}
+
     def sender(self, node: str) -> Sender:
         """The sender of writes to a node (this one included)."""
-        sender = self._senders.get(node)
+        sender = self.senders.get(node)
         if sender is None:
 
-            async def send(writes: list[tuple[int, int, Sequence[Row]]]) -> list[OnyxqError | None]:
+            async def send(writes: list[tuple[int, int, Sequence[Row]]], early: bool) -> list[OnyxqError | None]:
                 if node == self.node_id:
-                    return await self._write_here(writes)
+                    return await self._write_here(writes, early=early)
                 packed = [[partition, epoch, [list(row) for row in rows]] for partition, epoch, rows in writes]
-                answer = await self.call(node, "cohort.write", {"writes": packed}, timeout_s=COHORT_WRITE_TIMEOUT_S)
-                return errors_from(answer)
+                args: dict[str, Any] = {"writes": packed, "early": True} if early else {"writes": packed}
+                return errors_from(await self.call(node, "cohort.write", args, timeout_s=COHORT_WRITE_TIMEOUT_S))
 
-            sender = self._senders[node] = Sender(node, send)
+            sender = self.senders[node] = Sender(node, send)
             self._nursery.start_soon(sender.run)
         return sender
 
-    async def _write_here(self, writes: list[tuple[int, int, Sequence[Row]]]) -> list[OnyxqError | None]:
+    async def _write_here(
+        self, writes: list[tuple[int, int, Sequence[Row]]], *, early: bool = False
+    ) -> list[OnyxqError | None]:
         errors: list[OnyxqError | None] = []
         rows: list[Row] = []
         for partition, epoch, part in writes:
@@ -336,8 +356,11 @@ class Node:
                 errors.append(None)
             except OnyxqError as error:
                 errors.append(error)
+        if early and self.floating.take(rows):
+            return errors
         try:
-            written = await self.store.write(Batch(rows=rows))
+            facts_of, pending_of = parted(rows)
+            written = await self.store.write(Batch(rows=facts_of, pending=pending_of))
         except (StoreFailed, BadRequest) as error:
             return [error if found is None else found for found in errors]
         self.pieces_added(written.pieces)
@@ -456,43 +479,6 @@ class Node:
     def count_event(self, queue: str, event: str, count: int) -> None:
         """Metrics."""
         self.metrics.tasks.add(queue, event, n=count)
-
-    # --- partitions that moved away
-
-    async def _drop_foreign(self) -> None:
-        while True:
-            await trio.sleep(DROP_EVERY_S)
-            replica = self.replica
-            if not self.peer_id or self.peer_id not in replica.ring.members:
-                continue
-            for number in self.store.partitions():
-                placed = replica.partitions.get(number)
-                if placed is None or not placed.ready or self.node_id in holders(placed):
-                    continue
-                try:
-                    await self._offer_and_drop(number)
-                except OnyxqError as error:
-                    log.info("partition %d is kept for now: %s", number, error.message)
-
-    async def _offer_and_drop(self, number: int) -> None:
-        """Give the partition's leader what it lacks, then drop what is here."""
-        leader = leader_node(self.replica, number)
-        if leader is None:
-            return
-
-        async def call(method: str, args: dict[str, Any]) -> Any:
-            method = "lead.offer" if method == "cohort.push" else method
-            return await self.call(leader.id, method, args, timeout_s=10.0)
-
-        async def keep(rows: Sequence[Row]) -> None:
-            raise AssertionError("an offer pulls nothing")
-
-        exchange = Exchange(store=self.store, partition=number, epoch=0, call=call, keep=keep)
-        await exchange.run(pull=False, push=True)
-        placed = self.replica.partitions[number]
-        if self.node_id not in holders(placed):
-            await self.store.write(Batch(drop=(number,)))
-            log.info("partition %d moved away: %d rows were handed over, its copy is dropped", number, exchange.pushed)
 
     # --- what falls due
 

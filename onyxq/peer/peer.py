@@ -15,11 +15,12 @@ import trio
 
 from log_entries import create_cluster, drain_node, leave_cluster, prepare_join_cluster
 from log_entries.prepare_join_cluster import OLDER
-from onyxq.duties import Duty, Extended, Snapshot, Watch, duties
+from onyxq.duties import Duty, Extended, Fire, Snapshot, Watch, duties
 from onyxq.errors import ClockWrong, ClusterMismatch, OlderThanCluster, OnyxqError, Unavailable
 from onyxq.log.interface import LogSession, SessionLost, Trimmed
 from onyxq.peer.collecting import Collector, unpacked
 from onyxq.peer.extending import supervise
+from onyxq.peer.firing import fire
 from onyxq.peer.node import Node
 from onyxq.peer.outbox import Outbox
 from onyxq.replica import CLOCK_SKEW_MAX_MS, EMPTY, Replica, Settings, first_peer, unserved
@@ -279,6 +280,8 @@ class Peer:
                 self._start(duty, nursery, self._watch, session, duty.peer)
             elif isinstance(duty, Snapshot):
                 self._start(duty, nursery, self.collector.run, session, replica)
+            elif isinstance(duty, Fire):
+                self._start(duty, nursery, fire, self.node)
             elif isinstance(duty, Extended):
                 self._start(duty, nursery, supervise, self.node, self.id, duty)
         self._wanted = wanted
@@ -315,7 +318,8 @@ class Peer:
             await self._check_clock(outbox)
             claims = any(number in node.replica.claims for number in node.granter.led())
             quiet_s = trio.current_time() - self._log_time_at
-            if (claims or self._counts_absence()) and quiet_s > QUIET_MAX_MS / 1000:
+            waited_for = claims or node.operations.transacting.wants_time or self._counts_absence()
+            if waited_for and quiet_s > QUIET_MAX_MS / 1000:
                 outbox.submit_empty()
             if claims:
                 try:
@@ -396,4 +400,12 @@ class Peer:
 
 def _structure(replica: Replica) -> tuple[object, ...]:
     """What obligations and duties follow from; claims in flight are not among it."""
-    return replica.ring, replica.partitions, replica.nodes, replica.snapshot, replica.enabled, replica.extensions
+    return (
+        replica.ring,
+        replica.partitions,
+        replica.nodes,
+        replica.snapshot,
+        replica.enabled,
+        replica.extensions,
+        bool(replica.periodic),
+    )

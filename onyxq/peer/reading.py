@@ -6,7 +6,7 @@ is read from a majority of the members.  Lists and counts ask every leading node
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import trio
@@ -18,15 +18,19 @@ from onyxq.peer import arguments as check
 from onyxq.peer import views
 from onyxq.peer.node import Node
 from onyxq.peer.routing import is_passing, leader_of
-from onyxq.peer.taskview import history_of, task_view, updates_of
+from onyxq.peer.taskview import history_of, placed_by_keys, task_view, updates_of
 from onyxq.placement import holders
+from onyxq.queues import settings_of
 from onyxq.replica import claim_of, majority, unserved
 
 LEADERS_TIMEOUT_S = 1.0
 """How long a look at everything waits for partitions that are being taken over."""
 READ_TIMEOUT_S = 5.0
+SEEN_TIMEOUT_S = 2.0
+"""How long a read waits for what its reader has seen elsewhere."""
+SEEN_PAUSE_S = 0.1
 STATES = ("scheduled", "waiting", "ready", "claimed", "completed", "failed", "cancelled")
-COUNT_NAMES = ("total", "completed", "failed", "cancelled", "scheduled", "claimed")
+COUNT_NAMES = ("total", "completed", "failed", "cancelled", "scheduled", "waiting", "claimed")
 
 
 class Reading:
@@ -38,7 +42,10 @@ class Reading:
     # --- one task
 
     async def get(self, args: dict[str, Any]) -> dict[str, Any]:
-        """State of one task; raises `NotFound`, `Unavailable`."""
+        """State of one task, never older than what was seen before; raises `NotFound`, `Unavailable`.
+
+        ``seen_token``: of any claim on the task that the reader knows of; ``seen_seq``: of an update under it.
+        """
         check.only(args, ("id", "seen_token", "seen_seq"))
         task_id = self._task_id(args)
         seen, seen_seq = args.get("seen_token"), args.get("seen_seq")
@@ -46,14 +53,31 @@ class Reading:
             check.token(seen, "seen_token")
         if seen_seq is not None:
             check.integer(seen_seq, "seen_seq", 0, check.SEQ_MAX)
-        view = (await self._read(task_id))["view"]
-        if view is None:
+        found = await self._read(task_id)
+        if seen is not None or seen_seq is not None:
+            found = await self._caught_up(task_id, found, seen, seen_seq)
+        if found["view"] is None:
             raise NotFound(f"there is no task {task_id.hex()}", field="id")
-        if seen is not None and max([-1, *(claim["token"] for claim in view["claims"])]) < seen:
-            raise Unavailable("what is known here is older than seen_token")
-        if seen_seq is not None and view["updates"] <= seen_seq:
-            raise Unavailable("what is known here is older than seen_seq")
-        return dict(view)
+        return dict(found["view"])
+
+    async def _caught_up(
+        self, task_id: TaskId, found: dict[str, Any], seen: int | None, seen_seq: int | None
+    ) -> dict[str, Any]:
+        """The task as of what was seen, or later; raises `Unavailable` if nobody who is reached knows that in time.
+
+        A node that does not know yet that it was deposed still takes itself for the leader: then
+        a majority is asked.
+        """
+        until = trio.current_time() + SEEN_TIMEOUT_S
+        while found["view"] is not None and (what := _lacking(found, seen, seen_seq)):
+            if trio.current_time() >= until:
+                raise Unavailable(f"what is known here is older than {what}")
+            found = await self._read_majority(task_id)
+            if _lacking(found, seen, seen_seq):
+                with trio.move_on_after(SEEN_PAUSE_S):
+                    await self._node.moved()
+                found = await self._read(task_id)
+        return found
 
     async def task_log(self, args: dict[str, Any]) -> dict[str, Any]:
         """Updates of one task; raises `NotFound`, `Unavailable`."""
@@ -99,10 +123,19 @@ class Reading:
         task_id = self._task_id(args)
         self._node.operations.leader(partition_of(task_id))
         await self._node.settled()
-        return self._view(task_id, [tuple(row) for row in self._node.cohort.covering(task_id)])
+        return self._view(task_id, self._node.cohort.covering(task_id))
 
-    def _view(self, task_id: TaskId, rows: list[Any]) -> dict[str, Any]:
-        view = task_view(task_id, rows, claim_of(self._node.replica, task_id), now_ms=self._node.wall_ms())
+    def view_here(self, task_id: TaskId) -> dict[str, Any] | None:
+        """A task of a partition that is led from here, as ``get`` answers it."""
+        view: dict[str, Any] | None = self._view(task_id, self._node.cohort.covering(task_id))["view"]
+        return view
+
+    def _view(self, task_id: TaskId, found: Sequence[Sequence[Any]]) -> dict[str, Any]:
+        rows = [(kind, first, body) for kind, first, body in found]
+        store, replica = self._node.store, self._node.replica
+        view = task_view(task_id, rows, claim_of(replica, task_id), replica=replica, now_ms=self._node.wall_ms())
+        if view is not None:
+            view = placed_by_keys(view, store)
         updates = [
             {"token": one.token, "seq": one.seq, "data": one.data, "at_ms": one.at_ms} for one in updates_of(rows)
         ]
@@ -139,7 +172,7 @@ class Reading:
         """A page of tasks in id order."""
         wanted = page_args(args)
         limit = wanted["limit"]
-        pages = await self._everywhere("lead.list", wanted, self.lead_list)
+        pages = await self.everywhere("lead.list", wanted, self.lead_list)
         tasks = sorted((task for page in pages for task in page), key=lambda task: bytes(task["id"]))[:limit]
         return {"tasks": tasks, "after": tasks[-1]["id"] if len(tasks) == limit else None}
 
@@ -148,10 +181,10 @@ class Reading:
         args = page_args(args)
         await self._node.settled()
         found: list[dict[str, Any]] = []
-        for partition in self._led():
+        for partition in self.led():
             part: list[dict[str, Any]] = []
-            for task_id in self._ids_after(partition, args["after"] or b"", args["queue"]):
-                view = self._view(task_id, [tuple(row) for row in self._node.cohort.covering(task_id)])["view"]
+            for task_id in self._candidates(partition, args["after"] or b"", args["queue"], args["state"]):
+                view = self.view_here(task_id)
                 if view is not None and args["state"] in (None, view["state"]):
                     part.append(view)
                     if len(part) == args["limit"]:
@@ -159,6 +192,13 @@ class Reading:
             found += part
             await trio.lowlevel.checkpoint()
         return sorted(found, key=lambda task: bytes(task["id"]))[: args["limit"]]
+
+    def _candidates(self, partition: int, after: bytes, queue: str | None, state: str | None) -> Iterator[TaskId]:
+        """Tasks that may be wanted: failed ones are found by themselves."""
+        if state != "failed":
+            return self._ids_after(partition, after, queue)
+        start = start_of(partition, after)
+        return self._node.operations.dead.find(partition, queue=queue, where=None, after=start, limit=1 << 30)
 
     def _ids_after(self, partition: int, after: bytes, queue: str | None) -> Iterator[TaskId]:
         store = self._node.store
@@ -185,52 +225,54 @@ class Reading:
     async def count(self, args: dict[str, Any]) -> dict[str, Any]:
         """Tasks by queue and state."""
         queue = queue_arg(args)
-        pages = await self._everywhere("lead.counts", {"queue": queue}, self.lead_counts)
-        totals: dict[str, list[int]] = {}
-        for page in pages:
-            for name, (counts, _) in page.items():
-                old = totals.setdefault(name, [0] * len(COUNT_NAMES))
-                totals[name] = [a + b for a, b in zip(old, counts, strict=True)]
+        totals, _ = await self._depths(queue)
         if queue is not None:
             totals.setdefault(queue, [0] * len(COUNT_NAMES))
         return {"counts": {name: named(counts) for name, counts in sorted(totals.items())}}
 
     async def queues(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Every queue with its depth and the age of its head."""
+        """Every queue that has tasks or settings: depth, age of its head, settings."""
         check.only(args, ())
-        pages = await self._everywhere("lead.counts", {"queue": None}, self.lead_counts)
+        totals, oldest = await self._depths(None)
+        names = sorted(totals.keys() | self._node.replica.queues.keys())
+        return {"queues": [self._queue(name, totals, oldest) for name in names]}
+
+    async def queue(self, name: str) -> dict[str, Any]:
+        """The same of one queue, whether there is anything of it or not."""
+        return self._queue(name, *await self._depths(name))
+
+    async def _depths(self, queue: str | None) -> tuple[dict[str, list[int]], dict[str, int]]:
+        """Counts per queue, and the due time of the head where there is one."""
         totals: dict[str, list[int]] = {}
         oldest: dict[str, int] = {}
-        for page in pages:
+        for page in await self.everywhere("lead.counts", {"queue": queue}, self.lead_counts):
             for name, (counts, due_ms) in page.items():
                 old = totals.setdefault(name, [0] * len(COUNT_NAMES))
                 totals[name] = [a + b for a, b in zip(old, counts, strict=True)]
                 if due_ms is not None:
                     oldest[name] = min(due_ms, oldest.get(name, due_ms))
-        now_ms = self._node.wall_ms()
+        return totals, oldest
+
+    def _queue(self, name: str, totals: dict[str, list[int]], oldest: dict[str, int]) -> dict[str, Any]:
         return {
-            "queues": [
-                {
-                    "queue": name,
-                    "depth": named(counts),
-                    "oldest_ready_ms": max(0, now_ms - oldest[name]) if name in oldest else None,
-                }
-                for name, counts in sorted(totals.items())
-            ]
+            "queue": name,
+            "depth": named(totals.get(name, [0] * len(COUNT_NAMES))),
+            "oldest_ready_ms": max(0, self._node.wall_ms() - oldest[name]) if name in oldest else None,
+            "settings": views.queue_settings(settings_of(self._node.replica, name)),
         }
 
     async def lead_counts(self, args: dict[str, Any]) -> dict[str, Any]:
         """Counts, and the due time of the head, per queue in the partitions led from here."""
         await self._node.settled()
         return {
-            name: [counts, head[1] if (head := self._node.granter.head(name)) is not None else None]
+            name: [counts, head[1] if (head := self._node.granter.heads.head(name)) is not None else None]
             for name, counts in self.local_counts(queue_arg(args)).items()
         }
 
     def local_counts(self, queue: str | None) -> dict[str, list[int]]:
         """Counts per queue, in the order of COUNT_NAMES."""
         totals: dict[str, list[int]] = {}
-        for partition in self._led():
+        for partition in self.led():
             for name, counts in self._node.store.counts(partition).items():
                 if queue in (None, name):
                     old = totals.setdefault(name, [0] * len(COUNT_NAMES))
@@ -259,10 +301,11 @@ class Reading:
                     bits &= ~covered
         return totals
 
-    def _led(self) -> list[int]:
+    def led(self) -> list[int]:
+        """Partitions that serve from here, sorted."""
         return [number for number, leader in sorted(self._node.leaders.items()) if leader.ready]
 
-    async def _everywhere(self, method: str, args: dict[str, Any], local: Any) -> list[Any]:
+    async def everywhere(self, method: str, args: dict[str, Any], local: Any) -> list[Any]:
         """Answers of all leading nodes; raises `Unavailable` if a partition has no leader that serves."""
         with trio.move_on_after(LEADERS_TIMEOUT_S):
             while unserved(self._node.replica):
@@ -320,6 +363,29 @@ class Reading:
         }
 
 
+def _lacking(found: dict[str, Any], seen: int | None, seen_seq: int | None) -> str:
+    """Which of the two is not known in what was found; empty if both are."""
+    if found["view"] is None:
+        return ""
+    updates = [update["token"] for update in found["updates"]]
+    newest = max([-1, *(claim["token"] for claim in found["view"]["claims"]), *updates])
+    if seen is not None and newest < seen:
+        return "seen_token"
+    if seen_seq is not None:
+        counts = [updates.count(token) for token in ({seen} if seen is not None else set(updates))]
+        if max([0, *counts]) <= seen_seq:
+            return "seen_seq"
+    return ""
+
+
+def start_of(partition: int, after: bytes) -> bytes:
+    """The id of a partition behind which those of its tasks lie that come behind ``after``."""
+    if not after or partition_of(after) == partition:
+        return after
+    rest = b"\xff" if partition < partition_of(after) else b"\0"
+    return after[:6] + partition.to_bytes(2, "big") + rest * (len(after) - 8)
+
+
 def queue_arg(args: dict[str, Any]) -> str | None:
     """The queue that is asked for, None for all."""
     check.only(args, ("queue",))
@@ -345,5 +411,5 @@ def named(counts: list[int]) -> dict[str, int]:
     """Counts by name, with those that are ready."""
     named = dict(zip(COUNT_NAMES, counts, strict=True))
     finished = named["completed"] + named["failed"] + named["cancelled"]
-    named["ready"] = max(0, named["total"] - finished - named["scheduled"] - named["claimed"])
+    named["ready"] = max(0, named["total"] - finished - named["scheduled"] - named["waiting"] - named["claimed"])
     return named

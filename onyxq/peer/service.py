@@ -13,26 +13,28 @@ from typing import Any
 
 import trio
 
-from log_entries import leave_cluster
-from onyxq.errors import BadRequest, Forbidden, NotFound, OnyxqError, Overloaded, Unavailable
+from onyxq.errors import BadRequest, Forbidden, NotFound, OnyxqError, Unavailable
 from onyxq.ids import PARTITIONS_MAX, IdMaker, ids_of
 from onyxq.log.interface import LogBackend
 from onyxq.partition.cohort import checked_rows
 from onyxq.partition.granter import Granted
 from onyxq.peer import arguments as check
-from onyxq.peer import views
+from onyxq.peer import guarantees, views
 from onyxq.peer.claiming import Claimer, Claiming, claim_here, pack_answer
+from onyxq.peer.dead_letters import DeadLetters
+from onyxq.peer.enqueueing import Enqueueing
 from onyxq.peer.extending import Extending
 from onyxq.peer.logview import LogView
 from onyxq.peer.node import Node
+from onyxq.peer.operating import Operating
 from onyxq.peer.peer import Peer
 from onyxq.peer.reading import Reading, named
 from onyxq.peer.routing import Router, passing_map, passing_parts
-from onyxq.store.interface import Batch
+from onyxq.peer.settings import Settings
+from onyxq.peer.transaction_arguments import asked_parts
+from onyxq.peer.transactions import Transactions
 from onyxq.wire.server import Request
 
-ENQUEUE_BYTES_MAX = 256 * 1024 * 1024
-"""Payload bytes of enqueues being written; above it clients hear `Overloaded`."""
 LOG_LAG_READY = 1_000
 HEAD_TIMEOUT_MS_MAX = 10_000
 IDS_MAX = 100_000
@@ -48,24 +50,30 @@ class Service:
     def __init__(self, node: Node, *, random_64: Callable[[], int], backend: LogBackend | None = None) -> None:
         self.node = node
         self.peer: Peer | None = None
-        self.leave_wanted = trio.Event()
-        """Set when an operator asks this node's peer to leave."""
+        self.operating = Operating(node)
         self._ids = IdMaker(node.wall_ms, random_64)
         self._next_partition = random_64() % 64
-        self._enqueueing = 0
         self._router = Router(node)
         self._reading = Reading(node)
-        extending = Extending(node)
+        enqueueing = Enqueueing(node, self._router, self._partitions)
+        dead = DeadLetters(node, self._router, self._reading)
+        dependencies = node.operations.dependencies
+        self.transactions = Transactions(node)
+        extending, settings = Extending(node), Settings(node, self._reading)
+        node.enqueue = enqueueing.enqueue
         self.log_view = LogView(node, backend)
         self.claiming = Claiming(node, self._give_back)
         self._methods: dict[str, Handler] = {
-            "enqueue": self._enqueue,
+            "enqueue": enqueueing.enqueue,
             "complete": self._complete,
             "fail": self._fail,
             "renew": self._renew,
             "release": self._release,
             "update": self._update,
             "cancel": self._cancel,
+            "dead": dead.page,
+            "dead.requeue": dead.requeue,
+            "dead.discard": dead.discard,
             "ids": self._make_ids,
             "routes": self._routes,
             "get": self._reading.get,
@@ -80,40 +88,57 @@ class Service:
             "replica": self.log_view.replica,
             "cluster": self._view(views.cluster),
             "ring": self._view(views.ring),
-            "partitions": self._view(views.partitions),
+            "partitions": self.operating.partitions,
             "peers": self._view(views.peers),
-            "partition": self._partition,
+            "partition": self.operating.partition,
+            "partition.force": self.operating.force,
+            "transact": self.transactions.transact,
+            "queue.set": settings.set_queue,
+            "queue.get": settings.get_queue,
+            "periodic.set": settings.set_periodic,
+            "periodic.get": settings.get_periodic,
+            "periodic.list": settings.list_periodic,
+            "periodic.remove": settings.remove_periodic,
+            "periodic.pause": settings.pause_periodic,
             "gc": self._gc,
-            "leave": self._leave,
+            "leave": self.operating.leave,
             "submit": extending.submit,
             "extension": extending.extension,
             "health": self._health,
             "metrics": self._metrics,
         }
         self.peer_methods: dict[str, Handler] = {
-            "lead.enqueue": self._lead_enqueue,
+            "lead.enqueue": enqueueing.lead_enqueue,
             "lead.complete": self._lead(check.completions, node.operations.complete),
             "lead.fail": self._lead(check.failures, node.operations.fail),
             "lead.renew": self._lead(check.renewals, node.operations.renew),
             "lead.release": self._lead(check.releases, node.operations.release),
-            "lead.update": self._lead(check.updates, node.operations.update),
+            "lead.update": self._lead_update,
             "lead.cancel": self._lead(check.cancels, node.operations.cancel),
+            "lead.dead": dead.lead_dead,
+            "lead.requeue": self._lead(check.cancels, node.operations.dead.requeue),
+            "lead.discard": self._lead(check.cancels, node.operations.dead.discard),
+            "lead.outcomes": self._lead(check.outcomes, lambda asked: dependencies.outcomes(*asked)),
+            "lead.finished": self._lead(check.cancels, dependencies.heard),
+            "lead.prepare": self._lead(asked_parts, node.operations.transacting.prepare),
             "lead.claim": self._lead_claim,
             "lead.head": self._lead_head,
             "lead.view": self._reading.lead_view,
             "lead.list": self._reading.lead_list,
             "lead.counts": self._reading.lead_counts,
             "lead.offer": self._lead_offer,
-            "cohort.write": lambda a: node.cohort.write(a["writes"]),
+            "cohort.write": lambda a: node.cohort.write(a["writes"], early=a.get("early", False)),
             "cohort.reach": self._cohort_reach,
             "cohort.push": self._cohort_push,
+            "cohort.pending": _sync(lambda a: node.cohort.pending(a["partition"], a["known"], a["want"])),
             "cohort.hours": _sync(lambda a: node.cohort.hours(a["partition"])),
             "cohort.leaves": _sync(lambda a: node.cohort.leaves(a["partition"], a["hour"])),
             "cohort.keys": _sync(lambda a: node.cohort.keys(a["partition"], a["hour"], a["leaves"])),
             "cohort.rows": _sync(lambda a: node.cohort.rows(a["keys"])),
             "cohort.covering": _sync(lambda a: node.cohort.covering(self._task_id(a["id"]))),
             "cohort.position": self._cohort_position,
-            "peer.leave": self._peer_leave,
+            "lead.transfers": _sync(lambda _: node.transfers_here()),
+            "peer.leave": self.operating.told_to_leave,
         }
         """What only peers may call."""
 
@@ -172,26 +197,6 @@ class Service:
 
     # --- tasks
 
-    async def _enqueue(self, args: dict[str, Any]) -> dict[str, Any]:
-        runs, wanted = check.task_runs(args, self._partitions())
-        size = sum(len(body) for _, body in runs)
-        if self._enqueueing + size > ENQUEUE_BYTES_MAX:
-            raise Overloaded("too many bytes are being enqueued here")
-        self._enqueueing += size
-        try:
-            acks = await self._router.each(
-                runs,
-                method="lead.enqueue",
-                pack=lambda part: {"runs": [list(one) for one in part], "w": wanted},
-                unpack=lambda answer: list(answer),
-                local=lambda part: self.node.operations.enqueue(part, wanted),
-                passing=passing_map,
-                failed=lambda _, error: error.to_map(),
-            )
-        finally:
-            self._enqueueing -= size
-        return {"acks": acks, "now_ms": self.node.wall_ms()}
-
     async def _items(
         self, method: str, work: Sequence[Any], local: Callable[[list[Any]], Awaitable[list[Any]]]
     ) -> dict[str, Any]:
@@ -223,17 +228,26 @@ class Service:
         return await self._items("release", work, self.node.operations.release)
 
     async def _update(self, args: dict[str, Any]) -> dict[str, Any]:
-        work = check.updates(args, self._partitions())
-        results = await self._router.each(
+        work, wanted = check.updates(args, self._partitions())
+        acks = await self._router.each(
             work,
             method="lead.update",
-            pack=lambda part: {"items": [list(one) for one in part]},
+            pack=lambda part: {"items": [list(one) for one in part], "w": wanted},
             unpack=lambda answer: list(answer),
-            local=self.node.operations.update,
+            local=lambda part: self.node.operations.update(part, wanted),
             passing=passing_map,
             failed=lambda _, error: error.to_map(),
         )
-        return {"results": results}
+        answer: dict[str, Any] = {"results": [ack if isinstance(ack, dict) else None for ack in acks]}
+        if wanted is not None:
+            answer["acks"] = [0 if isinstance(ack, dict) else ack for ack in acks]
+            stored = ((item[0], ack) for item, ack in zip(work, acks, strict=True))
+            if lacking := guarantees.few(self.node.replica, stored):
+                answer["guarantee"] = lacking
+        return answer
+
+    async def _lead_update(self, args: dict[str, Any]) -> Any:
+        return await self.node.operations.update(*check.updates(args, self._partitions()))
 
     async def _cancel(self, args: dict[str, Any]) -> dict[str, Any]:
         work = [(one,) for one in check.cancels(args, self._partitions())]
@@ -247,10 +261,6 @@ class Service:
             failed=lambda _, error: error.to_map(),
         )
         return {"results": results}
-
-    async def _lead_enqueue(self, args: dict[str, Any]) -> Any:
-        runs, wanted = check.task_runs(args, self._partitions(), from_peer=True)
-        return await self.node.operations.enqueue(runs, wanted)
 
     def _lead(self, checked: Callable[[dict[str, Any], int], Any], work: Callable[[Any], Awaitable[Any]]) -> Handler:
         async def handler(args: dict[str, Any]) -> Any:
@@ -270,7 +280,7 @@ class Service:
         wait_ms = check.integer(args.get("wait_ms", 0), "wait_ms", 0, check.WAIT_MS_MAX)
         worker = args.get("worker")
         queues, maximum, lease_ms, worker = check.claim_terms(
-            args.get("queues"), args.get("max", 1), args.get("lease_ms", 30_000), "" if worker is None else worker
+            args.get("queues"), args.get("max", 1), args.get("lease_ms"), "" if worker is None else worker
         )
         return Claimer(
             queues=queues,
@@ -330,23 +340,20 @@ class Service:
         if known is not None:
             priority, due_ms = (check.integer(one, "known", -(1 << 63), 1 << 63) for one in known)
             known = (priority, due_ms)
-        return await self.node.granter.wait_head(queue, known, timeout_ms / 1000)
+        return await self.node.granter.heads.wait_head(queue, known, timeout_ms / 1000)
 
     # --- the cohort
 
     async def _cohort_reach(self, args: dict[str, Any]) -> None:
         await self.node.cohort.reach(args["partition"], args["epoch"])
 
-    async def _cohort_push(self, args: dict[str, Any]) -> None:
-        node = self.node
-        node.cohort.check(args["partition"], args["epoch"])
-        rows = checked_rows(args["rows"], args["partition"])
-        written = await node.store.write(Batch(rows=rows))
-        node.pieces_added(written.pieces)
-
     async def _cohort_position(self, args: dict[str, Any]) -> int:
         await self.node.history.reached(self.node.replica.position)
         return self.node.history.stored
+
+    async def _cohort_push(self, args: dict[str, Any]) -> None:
+        await self.node.cohort.push(args["partition"], args["epoch"], args["rows"])
+        await self.node.taking.took(sum(len(value) for _, value in args["rows"]))
 
     async def _lead_offer(self, args: dict[str, Any]) -> None:
         leader = self.node.operations.leader(check.integer(args["partition"], "partition", 0, PARTITIONS_MAX - 1))
@@ -360,13 +367,6 @@ class Service:
             return view(self.node.replica)
 
         return handler
-
-    async def _partition(self, args: dict[str, Any]) -> dict[str, Any]:
-        check.only(args, ("partition",))
-        number = check.integer(args.get("partition"), "partition", 0, 1 << 16)
-        if number not in self.node.replica.partitions:
-            raise NotFound(f"there is no partition {number}", field="partition")
-        return {"position": self.node.replica.position, **views.partition(self.node.replica, number)}
 
     async def _make_ids(self, args: dict[str, Any]) -> dict[str, Any]:
         check.only(args, ("count",))
@@ -405,29 +405,6 @@ class Service:
             raise Unavailable("this node has no peer in the ring now")
         return await self.peer.collector.collect()
 
-    async def _leave(self, args: dict[str, Any]) -> dict[str, Any]:
-        check.only(args, ("peer", "permanent"))
-        wanted = check.text(args.get("peer"), "peer", 100, least=1)
-        permanent = args.get("permanent", False)
-        if permanent is not False:
-            raise BadRequest("moving a node's copies away first is not supported by this version", field="permanent")
-        replica = self.node.replica
-        found = replica.peers.get(wanted)
-        if found is None:
-            raise NotFound(f"there is no peer {wanted}", field="peer")
-        if found.node == self.node.node_id:
-            self.leave_wanted.set()
-            return {}
-        try:
-            await self.node.call(found.node, "peer.leave", {"peer": wanted}, timeout_s=3.0)
-        except Unavailable:
-            await self.node.verdicts([leave_cluster.Args(wanted, "told to leave; it did not answer")])
-        return {}
-
-    async def _peer_leave(self, args: dict[str, Any]) -> None:
-        if args["peer"] == self.node.peer_id:
-            self.leave_wanted.set()
-
     async def _health(self, args: dict[str, Any]) -> dict[str, Any]:
         check.only(args, ())
         node = self.node
@@ -452,6 +429,7 @@ class Service:
         node, metrics = self.node, self.node.metrics
         metrics.log_position.set(node.replica.position)
         metrics.log_lag_entries.set(node.log_lag)
+        self._sync_metrics()
         metrics.partition_leader.replace({(str(number),): int(one.ready) for number, one in node.leaders.items()})
         depths: dict[tuple[str, ...], float] = {}
         oldest: dict[tuple[str, ...], float] = {}
@@ -459,12 +437,24 @@ class Service:
             for state, count in named(counts).items():
                 if state != "total":
                     depths[queue, state] = count
-            head = node.granter.head(queue)
+            head = node.granter.heads.head(queue)
             if head is not None:
                 oldest[queue,] = max(0, node.wall_ms() - head[1]) / 1000
         metrics.queue_depth.replace(depths)
         metrics.queue_oldest_seconds.replace(oldest)
         return {"text": metrics.text()}
+
+    def _sync_metrics(self) -> None:
+        """How much other nodes lack of the partitions that are led here."""
+        rows: dict[tuple[str, ...], float] = {}
+        partitions: dict[tuple[str, ...], float] = {}
+        for transfers in self.node.transfers_here().values():
+            for one in transfers:
+                node = (one["node"],)
+                rows[node] = rows.get(node, 0) + (one["rows_left"] or 0)
+                partitions[node] = partitions.get(node, 0) + 1
+        self.node.metrics.sync_rows_left.replace(rows)
+        self.node.metrics.sync_partitions_left.replace(partitions)
 
 
 def _sync(function: Callable[[dict[str, Any]], Any]) -> Handler:

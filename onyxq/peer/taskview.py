@@ -7,8 +7,10 @@ from typing import Any
 
 from onyxq import facts
 from onyxq.facts import Completion, History, Update
-from onyxq.ids import TaskId, ms_of, offset_of
-from onyxq.replica import ClaimPiece
+from onyxq.ids import TaskId, ms_of, offset_of, partition_of
+from onyxq.partition.headers import policy_of
+from onyxq.replica import ClaimPiece, Replica
+from onyxq.store.interface import Store
 
 Rows = Sequence[tuple[bytes, bytes, bytes]]
 """(kind, first id, body) of rows that cover the task."""
@@ -29,36 +31,49 @@ def updates_of(rows: Rows) -> list[Update]:
 
 
 def completion_of(rows: Rows, task_id: TaskId) -> tuple[Completion, bytes | None] | None:
-    """The completion that counts, that of the highest mark, and the task's own result."""
+    """The completion that counts, that of the highest mark since the task was opened again, and its own result."""
     found = []
+    history = [facts.unpack_history(body) for kind, _, body in rows if kind == facts.HISTORY]
+    since = max((one.position for one in history if one.event == facts.REOPENED), default=-1)
     for kind, first, body in rows:
         if kind == facts.COMPLETION:
             done = facts.unpack_completion(body)
+            if done.token < since:
+                continue
             result = done.results[offset_of(task_id) - offset_of(first)] if done.results else None
             found.append(((done.mark, done.token, first, done.count), done, result))
     return max(found, key=lambda one: one[0])[1:] if found else None
 
 
-def task_view(task_id: TaskId, rows: Rows, claim: ClaimPiece | None, *, now_ms: int) -> dict[str, Any] | None:
-    """The task as ``get`` answers it; None if no task row is among ``rows``."""
+def task_view(
+    task_id: TaskId, rows: Rows, claim: ClaimPiece | None, *, replica: Replica, now_ms: int
+) -> dict[str, Any] | None:
+    """The task as ``get`` answers it, but for what others of its keys make of it; None if no task row is among
+    ``rows``."""
     found = [(first, body) for kind, first, body in rows if kind == facts.TASK]
     if not found:
         return None
-    first, body = found[-1]
+    first, body = max(found, key=lambda one: (facts.task_header(one[1])[0].get("order") or [0, 0, 0])[1:])
     run = facts.unpack_task(facts.slice_task(body, offset_of(task_id) - offset_of(first), 1))
+    header = run.header
     history = sorted({facts.unpack_history(body) for kind, _, body in rows if kind == facts.HISTORY})
     done = completion_of(rows, task_id)
-    returned = [one for one in history if one.event in (facts.RETRIED, facts.EXPIRED)]
-    due_ms = max([ms_of(task_id), *(one.retry_ms for one in returned)])
+    returned = [one for one in history if one.event in (facts.RETRIED, facts.EXPIRED, facts.REOPENED)]
+    due_ms = _due_ms(task_id, returned)
+    waits = "depends" in header and not any(kind == facts.RESOLUTION for kind, _, _ in rows)
     return {
         "id": task_id,
-        "queue": run.header["queue"],
-        "data": run.payload(0),
-        "format": run.header.get("format", "bytes"),
-        "priority": run.header.get("priority", 0),
-        "state": _state(done, claim, due_ms, now_ms),
+        "queue": header["queue"],
+        "data": run.payload(0) if (data := _data(rows)) is None else data,
+        "format": header.get("format", "bytes"),
+        "priority": header.get("priority", 0),
+        "ordering_key": header.get("ordering_key"),
+        "unique_key": header.get("unique_key"),
+        "state": _state(done, claim, waits=waits, late=due_ms <= now_ms),
         "at_ms": due_ms,
-        "depends": [],
+        "expires_ms": header.get("expires_ms"),
+        "retries": policy_of(replica, header).retries,
+        "depends": header.get("depends", []),
         "attempts": max([0, *(one.attempts for one in returned)]),
         "claims": _claims(history, done, claim),
         "updates": len(updates_of(rows)),
@@ -67,13 +82,43 @@ def task_view(task_id: TaskId, rows: Rows, claim: ClaimPiece | None, *, now_ms: 
     }
 
 
+def placed_by_keys(view: dict[str, Any], store: Store) -> dict[str, Any] | None:
+    """A task's view once what its partition's store knows of its keys is considered.
+
+    A task behind another of its ordering key waits; one that gave way to another of its unique
+    key is none, as whoever enqueued it was told of the other.
+    """
+    task_id, queue = view["id"], view["queue"]
+    if view["unique_key"] is not None:
+        standing = store.unique(partition_of(task_id), queue, view["unique_key"])
+        if standing not in (None, task_id):
+            return None
+    if view["ordering_key"] is not None and view["state"] == "ready":
+        head = store.key_head(partition_of(task_id), facts.key_digest(queue, view["ordering_key"]))
+        if head not in (None, task_id):
+            return view | {"state": "waiting"}
+    return view
+
+
+def _due_ms(task_id: TaskId, returned: Sequence[History]) -> int:
+    """When a task falls due: as its last retry or reopening says, else as its id does."""
+    said = [one.retry_ms for one in returned if one.event in (facts.RETRIED, facts.REOPENED)]
+    return said[-1] if said else ms_of(task_id)
+
+
+def _data(rows: Rows) -> bytes | None:
+    """What replaced the task's data."""
+    found = [facts.unpack_data(body) for kind, _, body in rows if kind == facts.DATA]
+    return max(found, key=lambda one: one.mark).payload if found else None
+
+
 def history_of(task_id: TaskId, rows: Rows) -> dict[str, Any]:
     """The task's history rows in the order of the log, and the completion that counts, as plain maps."""
     history = sorted({facts.unpack_history(body) for kind, _, body in rows if kind == facts.HISTORY})
     done = completion_of(rows, task_id)
     completion = None
     if done is not None:
-        failed = done[0].outcome == facts.FAILED
+        failed = done[0].outcome in (facts.FAILED, facts.STOPPED)
         completion = {
             "outcome": facts.OUTCOMES[done[0].outcome],
             "token": done[0].token if done[0].outcome != facts.CANCELLED else None,
@@ -83,16 +128,18 @@ def history_of(task_id: TaskId, rows: Rows) -> dict[str, Any]:
     return {"history": [one._asdict() for one in history], "completion": completion}
 
 
-def _state(done: tuple[Completion, bytes | None] | None, claim: ClaimPiece | None, due_ms: int, now_ms: int) -> str:
+def _state(done: tuple[Completion, bytes | None] | None, claim: ClaimPiece | None, *, waits: bool, late: bool) -> str:
     if done is not None:
         return facts.OUTCOMES[done[0].outcome]
     if claim is not None:
         return "claimed"
-    return "scheduled" if due_ms > now_ms else "ready"
+    if waits:
+        return "waiting"
+    return "ready" if late else "scheduled"
 
 
 def _error(done: tuple[Completion, bytes | None] | None, returned: Sequence[History]) -> str | None:
-    if done is not None and done[0].outcome == facts.FAILED:
+    if done is not None and done[0].outcome in (facts.FAILED, facts.STOPPED):
         return (done[1] or b"").decode(errors="replace")
     if done is None and returned:
         return returned[-1].note or None

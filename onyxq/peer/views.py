@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import attrs
 
 from onyxq.placement import holders
-from onyxq.replica import Peer, Replica
+from onyxq.replica import Node, Peer, Queue, Replica
 from onyxq.ring import clock_skew_ms, contains, is_closed, state_of, watches
 
 
@@ -24,7 +25,23 @@ def cluster(replica: Replica) -> dict[str, Any]:
         "members": sorted(replica.ring.members),
         "under_replicated": sum(1 for number in replica.partitions if under_replicated(replica, number)),
         "not_ready": sum(1 for placed in replica.partitions.values() if not placed.ready),
+        "moving": sum(1 for placed in replica.partitions.values() if placed.members != placed.target),
+        "leaving": [
+            {"node": node.id, "peer": node.peer, "partitions_left": partitions_left(replica, node.id)}
+            for _, node in sorted(replica.nodes.items())
+            if is_leaving(node)
+        ],
     }
+
+
+def is_leaving(node: Node) -> bool:
+    """Whether a node that is there hands its copies over for good."""
+    return bool(node.peer) and node.draining and node.replaced
+
+
+def partitions_left(replica: Replica, node: str) -> int:
+    """Partitions of which the node holds, or is to hold, a copy."""
+    return sum(1 for placed in replica.partitions.values() if node in placed.members or node in placed.target)
 
 
 def under_replicated(replica: Replica, number: int) -> bool:
@@ -93,10 +110,19 @@ def partition(replica: Replica, number: int) -> dict[str, Any]:
 
 
 def peers(replica: Replica) -> dict[str, Any]:
-    """Peers and nodes."""
+    """Peers and nodes, with how many copies each holds or is to hold, and how many partitions it leads."""
+    copies = Counter(node for placed in replica.partitions.values() for node in holders(placed))
+    leads = Counter(placed.leader for placed in replica.partitions.values())
     return {
         "position": replica.position,
-        "peers": [_peer(replica, replica.peers[peer]) for peer in sorted(replica.peers)],
+        "peers": [
+            {
+                **_peer(replica, replica.peers[peer]),
+                "copies": copies.get(replica.peers[peer].node, 0),
+                "leads": leads.get(peer, 0),
+            }
+            for peer in sorted(replica.peers)
+        ],
         "nodes": [
             {
                 "node": node.id,
@@ -105,6 +131,9 @@ def peers(replica: Replica) -> dict[str, Any]:
                 "absent_since_ms": node.absent_since_ms if node.absent_since_ms >= 0 else None,
                 "draining": node.draining,
                 "replaced": node.replaced,
+                "leaving": is_leaving(node),
+                "copies": copies.get(node.id, 0),
+                "leads": leads.get(node.peer, 0) if node.peer else 0,
             }
             for _, node in sorted(replica.nodes.items())
         ],
@@ -123,6 +152,7 @@ def _peer(replica: Replica, peer: Peer) -> dict[str, Any]:
         "tags": list(peer.tags),
         "state": state_of(replica.ring, peer.id),
         "draining": bool(node and node.draining),
+        "leaving": bool(node and is_leaving(node)),
         "clock_skew_ms": clock_skew_ms(replica, peer.id),
     }
 
@@ -140,3 +170,12 @@ def plain(value: Any) -> Any:
     if hasattr(value, "items"):
         return {str(key): plain(item) for key, item in sorted(value.items())}
     return value
+
+
+def queue_settings(queue: Queue) -> dict[str, Any]:
+    """A queue's settings as clients see them: rates in tasks a second."""
+    shown = attrs.asdict(queue)
+    for name in ("rate", "key_rate"):
+        whole, rest = divmod(shown[name], 1_000)
+        shown[name] = shown[name] / 1_000 if rest else whole
+    return shown

@@ -1,0 +1,250 @@
+"""Completing: a leader writes completions as facts, while the log is away too.
+
+They are quorum writes under the epoch.  Nobody gets a task while its completion is being
+written, and its claim is freed, at the log's leisure, once that is stored.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+import trio
+
+from log_entries import release_claims
+from onyxq import facts
+from onyxq.errors import AlreadyFinished, NotLeader, OnyxqError
+from onyxq.facts import Completion, Row
+from onyxq.ids import Run, TaskId, id_at, mask_of, offset_of, partition_of, runs_of, stretch_of
+from onyxq.partition.cutting import fitting, run_groups, size_of
+from onyxq.partition.finishing import Finish, completions_of, holds_other, merged, overtaken_bits
+from onyxq.partition.host import OperationsHost, Refused
+from onyxq.partition.judging import unsure_partitions
+from onyxq.partition.leader import PartitionLeader
+from onyxq.partition.standing import Standing
+from onyxq.partition.updating import Updating
+from onyxq.replica import held_bits, pieces_of
+
+SETTLE_EVERY_S = 1.0
+
+log = logging.getLogger(__name__)
+
+
+class Completing:
+    """Finishes tasks of the partitions that a node leads."""
+
+    def __init__(self, host: OperationsHost, standing: Standing, updating: Updating) -> None:
+        self._host = host
+        self._standing = standing
+        self._updating = updating
+        self._finished = trio.Event()
+        self.on_finished: Callable[[Sequence[Run]], None] = lambda runs: None
+        """Told of tasks that are finished for good."""
+        self._unsettled = trio.Event()
+
+    async def complete(
+        self, items: Sequence[tuple[TaskId, int, int, int | None, list[bytes | None]]]
+    ) -> list[list[Refused]]:
+        """Write completions for ``(first, count, token, seq, results)`` items of any partitions."""
+        unsure = await unsure_partitions(self._host, ((first, token) for first, _, token, *_ in items))
+        await self.turn([Run(first, count) for first, count, *_ in items])
+        refused: list[list[Refused]] = [[] for _ in items]
+        work: dict[int, list[tuple[int, Finish]]] = {}
+        for place, (first, count, token, seq, results) in enumerate(items):
+            try:
+                leader = self._standing.judge(first, token, unsure)
+                taken, refusals = self._standing.standing(Run(first, count), token)
+                self._updating.check_sequence(first, count, token, seq)
+                refused[place] += refusals
+                for run in runs_of(stretch_of(first), taken):
+                    part = results[offset_of(run.first) - offset_of(first) :][: run.count] if results else []
+                    finish = Finish(run, token, facts.COMPLETED, part)
+                    work.setdefault(leader.partition, []).append((place, finish))
+                rest = mask_of(first, count) & ~taken
+                for part_first, part_count, _ in refusals:
+                    rest &= ~mask_of(part_first, part_count)
+                for run in runs_of(stretch_of(first), rest):
+                    part = results[offset_of(run.first) - offset_of(first) :][: run.count] if results else []
+                    if holds_other(self._host.store, run, part):
+                        other = AlreadyFinished(f"task {run.first.hex()} was completed with another result")
+                        refused[place].append([*run, other.to_map()])
+                        continue
+                    finish = Finish(run, token, facts.COMPLETED, [], self.completion_rows_of(leader, run))
+                    work.setdefault(leader.partition, []).append((place, finish))
+            except OnyxqError as error:
+                refused[place].append([first, count, error.to_map()])
+        await self.finish_all(work, refused)
+        return refused
+
+    async def turn(self, runs: Sequence[Run]) -> None:
+        """Return once no completion of these tasks is being written: whether it was must be known for another."""
+        finishing = self._host.granter.finishing
+        while any(finishing.get(stretch_of(run.first), 0) & mask_of(*run) for run in runs):
+            await self._finished.wait()
+
+    def completion_rows_of(self, leader: PartitionLeader, run: Run) -> list[Row]:
+        """The completions that count of finished tasks, to be written again under this leader's mark.
+
+        They may be here only: their ack must be honest, and a copy of another leader's must lose to them.
+        """
+        mark = leader.mark()
+        return [
+            facts.completion_row(first, done._replace(mark=mark))
+            for first, done in completions_of(self._host.store, run)
+        ]
+
+    async def finish_all(self, work: dict[int, list[tuple[int, Finish]]], refused: list[list[Refused]]) -> None:
+        """Write completions per partition; what could not be written is added to ``refused``."""
+        votes = []
+        for partition, finishes in sorted(work.items()):
+            leader = self._host.leaders.get(partition)
+            if leader is None:  # it was led from here when this began
+                lost = NotLeader(f"partition {partition} is not led from here any more").to_map()
+                for place, finish in finishes:
+                    refused[place].append([*finish.run, lost])
+                continue
+            rows = self._completion_rows(leader, [finish for _, finish in finishes if finish.rows is None])
+            rows += {row.key: row for _, finish in finishes for row in finish.rows or ()}.values()
+            self._mark_finishing(finishes, on=True)
+            votes.append((leader, finishes, leader.replicate(rows)))
+        for leader, finishes, vote in votes:
+            try:
+                await leader.decide(vote)
+            except OnyxqError as error:
+                for place, finish in finishes:
+                    refused[place].append([*finish.run, error.to_map()])
+                self._note_unsettled(finishes, on=True)
+            else:
+                self._note_unsettled(finishes, on=False)
+                for finish in (finish for _, finish in finishes if finish.rows is None):
+                    queue = self._host.granter.queue_of(finish.run.first)
+                    self._host.count_event(queue, facts.OUTCOMES[finish.outcome], finish.run.count)
+                self.let_go(leader, [finish for _, finish in finishes])
+                self.on_finished([finish.run for _, finish in finishes])
+            finally:
+                self._mark_finishing(finishes, on=False)
+                if vote.won:
+                    self._host.granter.finished(finish.run for _, finish in finishes)
+                # Where nothing was stored after all they are to be had again.
+                self._host.granter.offer(finish.run for _, finish in finishes)
+
+    def _completion_rows(self, leader: PartitionLeader, finishes: Iterable[Finish]) -> list[Row]:
+        at_ms, mark = self._host.wall_ms(), leader.mark()
+        return [
+            facts.completion_row(
+                finish.run.first,
+                Completion(finish.token, finish.run.count, finish.outcome, at_ms, finish.results, mark),
+            )
+            for finish in merged(finishes)
+        ]
+
+    def _mark_finishing(self, finishes: Iterable[tuple[int, Finish]], *, on: bool) -> None:
+        _mark(self._host.granter.finishing, (finish.run for _, finish in finishes), on=on)
+        if not on:
+            self._finished.set()
+            self._finished = trio.Event()
+
+    # --- completions that may be stored or not
+
+    def _note_unsettled(self, finishes: Iterable[tuple[int, Finish]], *, on: bool) -> None:
+        unsettled = self._host.granter.unsettled
+        if on or unsettled:
+            _mark(unsettled, (finish.run for _, finish in finishes), on=on)
+            self._unsettled.set()
+
+    async def run(self) -> None:
+        """Until cancelled: have what may be stored on this node only stored on a majority.
+
+        Nothing that comes after such a task may start before: whoever leads next might run it again.
+        """
+        while True:
+            if not self._host.granter.unsettled:
+                self._unsettled = trio.Event()
+                await self._unsettled.wait()
+            await trio.sleep(SETTLE_EVERY_S)
+            for stretch, bits in sorted(self._host.granter.unsettled.items()):
+                await self._settle(TaskId(stretch), bits)
+
+    async def _settle(self, stretch: TaskId, bits: int) -> None:
+        granter = self._host.granter
+        leader = self._host.leaders.get(partition_of(stretch))
+        if leader is None or leader.deposed or not leader.ready:
+            granter.unsettled.pop(stretch, None)  # found again by the takeover, wherever it is
+            return
+        try:
+            await leader.write([])  # what was sent to this node's store before has been written, or has failed
+            finished = self._host.store.finished_bits(stretch) & bits
+            unfinished = runs_of(stretch, bits & ~finished)
+            _mark(granter.unsettled, unfinished, on=False)
+            granter.offer(unfinished)
+            await self.repeat(leader, runs_of(stretch, finished))
+        except OnyxqError as error:
+            log.info("what became of completions in partition %d is not known yet: %s", leader.partition, error.message)
+
+    async def repeat(self, leader: PartitionLeader, runs: Sequence[Run]) -> None:
+        """Write the completions of finished tasks again and free what claims there are on them."""
+        await self.turn(runs)
+        finishes = [
+            (0, Finish(part, token, facts.COMPLETED, [], self.completion_rows_of(leader, part)))
+            for run in runs
+            for part, token in self._claimed_parts(run)
+        ]
+        if finishes:
+            await self.finish_all({leader.partition: finishes}, [[]])
+
+    def _claimed_parts(self, run: Run) -> list[tuple[Run, int]]:
+        """A run cut where its claims differ, each part with its token; -1: not claimed."""
+        stretch = stretch_of(run.first)
+        rest = mask_of(*run)
+        parts = []
+        for offset, count, token, *_ in pieces_of(self._host.replica, run.first):
+            mine = rest & (((1 << count) - 1) << offset)
+            parts += [(part, token) for part in runs_of(stretch, mine)]
+            rest &= ~mine
+        return parts + [(part, -1) for part in runs_of(stretch, rest)]
+
+    def free_finished(self, leader: PartitionLeader) -> None:
+        """Free claims on tasks whose completions an earlier leader had stored."""
+        finishes = []
+        for stretch, pieces in sorted((self._host.replica.claims.get(leader.partition) or {}).items()):
+            finished = self._host.store.finished_bits(stretch) if pieces else 0
+            for offset, count, token, *_ in pieces:
+                run = Run(id_at(stretch, offset), count)
+                bits = finished & mask_of(*run)
+                bits &= ~overtaken_bits(self._host.store, run, token, bits)
+                finishes += [Finish(part, token, facts.COMPLETED, []) for part in runs_of(stretch, bits)]
+        if finishes:
+            self.let_go(leader, finishes)
+
+    def let_go(self, leader: PartitionLeader, finishes: list[Finish]) -> None:
+        """The completions are stored: free their claims, at the log's leisure."""
+        for entry in self.releases(leader, finishes):
+            self._host.submit_lazily(entry)
+
+    def releases(self, leader: PartitionLeader, finishes: list[Finish]) -> list[release_claims.Args]:
+        """The entries that free the claims of stored completions."""
+        by_token: dict[int, list[Run]] = {}
+        for finish in finishes:
+            held = held_bits(self._host.replica, finish.run, finish.token)
+            by_token.setdefault(finish.token, []).extend(runs_of(stretch_of(finish.run.first), held))
+        releases = [
+            release_claims.Release(token, release_claims.COMPLETED_EVENT, 0, 0, "", runs)
+            for token, held_runs in sorted(by_token.items())
+            for runs in run_groups(held_runs)
+        ]
+        return [
+            release_claims.Args(leader.partition, leader.epoch, tuple(group))
+            for group in fitting(releases, lambda one: size_of(one.runs))
+        ]
+
+
+def _mark(masks: dict[bytes, int], runs: Iterable[Run], *, on: bool) -> None:
+    """Set, or clear, the tasks of some runs in masks of stretches."""
+    for run in runs:
+        stretch = stretch_of(run.first)
+        bits = masks.get(stretch, 0)
+        bits = bits | mask_of(*run) if on else bits & ~mask_of(*run)
+        if bits:
+            masks[stretch] = bits
+        else:
+            masks.pop(stretch, None)

@@ -1,0 +1,185 @@
+"""Heads: the best ready tasks per queue, over all partitions that a node leads.
+
+Windows are hints about the order (`onyxq.partition.window`); whether a task may be had is
+asked of `onyxq.partition.available` when it is looked at.  Coordinators of claims wait here
+for a better head than they know of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import trio
+
+from onyxq.errors import OnyxqError, Unavailable
+from onyxq.partition.leader import PartitionLeader
+from onyxq.partition.limits import Limits
+from onyxq.partition.window import SortKey, Window
+from onyxq.store.interface import Piece, Store
+
+ESTIMATE_MAX = 1_000
+"""Ready tasks are counted no further than this for coordinators."""
+
+Head = tuple[int, int, int]
+"""(-priority, due time, about how many ready tasks) of the best ready task."""
+Best = tuple[Window, Piece, int]
+"""The best ready task's window and piece, and the mask of the tasks that may be had."""
+
+
+class _QueueHeads:
+    """Partitions with ready tasks of one queue and a lower bound of their best key."""
+
+    def __init__(self) -> None:
+        self.windows: dict[int, Window] = {}
+        self.keys: dict[int, SortKey] = {}
+        self.changed = trio.Event()
+        self.waiting = 0
+        """Coordinators that wait for a better head."""
+
+    def note(self, key: SortKey, partition: int) -> None:
+        known = self.keys.get(partition)
+        if known is None or key < known:
+            self.keys[partition] = key
+        self.changed.set()
+
+
+class Heads:
+    """See the module's first paragraph."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        leaders: dict[int, PartitionLeader],
+        free: Callable[[Piece], int],
+        limits: Limits,
+        wake_later: Callable[[float, str], None],
+    ) -> None:
+        self._store = store
+        self._leaders = leaders
+        self._free = free
+        self._limits = limits
+        self._wake_later = wake_later
+        """Has `wake` called for a queue in so many seconds."""
+        self._queues: dict[str, _QueueHeads] = {}
+
+    def lead(self, partition: int) -> None:
+        """A partition serves: look at everything it has."""
+        for queue in self._store.queues(partition):
+            self._window(queue, partition)
+            self._refresh(queue, partition)
+
+    def drop(self, partition: int) -> None:
+        """The partition is no longer led from here."""
+        for heads in self._queues.values():
+            heads.windows.pop(partition, None)
+            heads.keys.pop(partition, None)
+
+    def add(self, pieces: Iterable[Piece]) -> None:
+        """Pieces became ready in the store."""
+        for piece in pieces:
+            partition = int.from_bytes(piece.first[6:8], "big")
+            if partition in self._leaders:
+                self._window(piece.queue, partition).add(piece)
+                self._queues[piece.queue].note(piece.sort_key, partition)
+
+    def wake(self, queue: str) -> None:
+        """More of a queue may be had than before: who waits for it looks again."""
+        if queue in self._queues:
+            self._queues[queue].changed.set()
+
+    # --- as coordinators ask for them
+
+    def head(self, queue: str) -> Head | None:
+        """The best ready task of a queue here."""
+        best = self.best(queue)
+        if best is None:
+            return None
+        room = self._limits.room(queue)
+        heads, piece, about = self._queues[queue], best[1], 0
+        for partition in heads.keys:
+            about += heads.windows[partition].estimate()
+            if about >= ESTIMATE_MAX:
+                break
+        return (-piece.priority, piece.due_ms, max(1, about if room is None else min(about, room)))
+
+    async def wait_head(self, queue: str, known: tuple[int, int] | None, timeout_s: float) -> Head | None:
+        """The head once there is one better than ``known`` (any, if None), or at the time's end."""
+        heads = self._queues.setdefault(queue, _QueueHeads())
+        heads.waiting += 1
+        try:
+            with trio.move_on_after(timeout_s):
+                while True:
+                    head = self.head(queue)
+                    if head is not None and (known is None or head[:2] < known):
+                        return head
+                    if heads.changed.is_set():  # else somebody else waits for it already
+                        heads.changed = trio.Event()
+                    await heads.changed.wait()
+            return self.head(queue)
+        finally:
+            heads.waiting -= 1
+            if not heads.waiting and not heads.windows:
+                self._queues.pop(queue, None)  # a name that has no tasks here
+
+    @property
+    def known_queues(self) -> int:
+        """How many queues have tasks here, or somebody who waits for some."""
+        return len(self._queues)
+
+    # --- as granting picks them
+
+    def best_of(self, queues: Sequence[str]) -> Best | None:
+        if len(queues) == 1:
+            return self.best(queues[0])
+        found = [best for best in map(self.best, queues) if best is not None]
+        return min(found, key=lambda best: best[1].sort_key, default=None)
+
+    def best(self, queue: str) -> Best | None:
+        heads = self._queues.get(queue)
+        if heads is None:
+            return None
+        if self._limits.room(queue) == 0:
+            if heads.keys and (wait_s := self._limits.wait_s(queue)) is not None:
+                self._wake_later(wait_s, queue)
+            return None
+        keys = dict(heads.keys)
+        while keys:
+            partition = min(keys, key=keys.__getitem__)
+            window = heads.windows.get(partition)
+            leader = self._leaders.get(partition)
+            head = window.head(self._free) if window and leader else None
+            if window is None or leader is None or head is None:
+                del keys[partition], heads.keys[partition]
+            elif not leader.has_majority():
+                del keys[partition]
+            elif head[0].sort_key > keys[partition]:
+                keys[partition] = heads.keys[partition] = head[0].sort_key
+            else:
+                return (window, *head)
+        return None
+
+    def why_nothing(self, queues: Sequence[str]) -> OnyxqError | None:
+        """Why there may be tasks although none can be had, or None."""
+        for queue in queues:
+            heads = self._queues.get(queue)
+            for partition, window in sorted(heads.windows.items()) if heads else ():
+                leader = self._leaders.get(partition)
+                if leader is not None and not leader.has_majority() and window.head(self._free):
+                    return Unavailable(f"partition {partition} has no majority of its nodes: no claims there")
+        return None
+
+    # --- windows
+
+    def _window(self, queue: str, partition: int) -> Window:
+        heads = self._queues.setdefault(queue, _QueueHeads())
+        window = heads.windows.get(partition)
+        if window is None:
+            window = heads.windows[partition] = Window(self._store, partition=partition, queue=queue)
+        return window
+
+    def _refresh(self, queue: str, partition: int) -> None:
+        heads = self._queues[queue]
+        head = heads.windows[partition].head(self._free)
+        if head is not None:
+            heads.note(head[0].sort_key, partition)

@@ -1,0 +1,94 @@
+"""Updates: what a worker notes of its progress, numbered per claim, stored as facts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from onyxq import facts
+from onyxq.errors import AlreadyFinished, Conflict, OnyxqError, SequenceGap, StaleToken
+from onyxq.facts import Update
+from onyxq.ids import Run, TaskId
+from onyxq.partition.host import OperationsHost
+from onyxq.partition.judging import unsure_partitions
+from onyxq.partition.leader import PartitionLeader
+from onyxq.partition.replication import Vote
+from onyxq.partition.standing import Standing
+
+EXTRA_ACKS_S = 1.0
+"""How long an update that wants more copies than a majority waits for them."""
+
+
+class Updating:
+    """Stores updates of claimed tasks in the partitions that a node leads."""
+
+    def __init__(self, host: OperationsHost, standing: Standing) -> None:
+        self._host = host
+        self._standing = standing
+        self._updates: dict[tuple[bytes, int], int] = {}
+        """Next sequence number of updates being written, per (task, token)."""
+
+    async def update(
+        self, items: Sequence[tuple[TaskId, int, int, bytes]], wanted: int | None = None
+    ) -> list[int | dict[str, Any]]:
+        """Store ``(id, token, seq, data)`` updates on so many nodes (None: a majority); how many have
+        each, or its error map."""
+        unsure = await unsure_partitions(self._host, ((task_id, token) for task_id, token, *_ in items))
+        started: list[tuple[PartitionLeader, Vote] | OnyxqError] = []
+        keys = []
+        for task_id, token, seq, data in items:
+            try:
+                started.append(self._start_update(task_id, token, seq, data, unsure))
+                keys.append(((task_id, token), seq + 1))
+            except OnyxqError as error:
+                started.append(error)
+        results: list[int | dict[str, Any]] = []
+        for one in started:
+            try:
+                if isinstance(one, OnyxqError):
+                    raise one
+                acks = await one[0].decide(one[1], wanted=wanted)
+                if wanted is not None and acks < wanted:
+                    acks = await one[1].wait_for(min(wanted, len(one[0].holders())), EXTRA_ACKS_S)
+                results.append(acks)
+            except OnyxqError as error:
+                results.append(error.to_map())
+        for key, following in keys:
+            if self._updates.get(key) == following:  # else later ones are still being written
+                del self._updates[key]
+        return results
+
+    def _start_update(
+        self, task_id: TaskId, token: int, seq: int, data: bytes, unsure: set[int]
+    ) -> tuple[PartitionLeader, Vote]:
+        leader = self._standing.judge(task_id, token, unsure)
+        taken, refused = self._standing.standing(Run(task_id, 1), token)
+        if refused or not taken:
+            code = refused[0][2]["code"] if refused else AlreadyFinished.code
+            raise (StaleToken if code == StaleToken.code else AlreadyFinished)(
+                refused[0][2]["message"] if refused else f"task {task_id.hex()} is finished already"
+            )
+        stored = {one.seq: one for one in self._stored_updates(task_id, token)}
+        if seq in stored:
+            if stored[seq].data != data:
+                raise Conflict(f"update {seq} of this claim holds other data", field="data")
+            row = facts.update_row(task_id, stored[seq]._replace(mark=leader.mark()))
+        else:
+            expected = max(len(stored), self._updates.get((task_id, token), 0))
+            if seq != expected:
+                raise SequenceGap(f"update {expected} comes next, not {seq}", field="seq")
+            self._updates[task_id, token] = seq + 1
+            row = facts.update_row(task_id, Update(token, seq, self._host.wall_ms(), data, leader.mark()))
+        return leader, leader.replicate([row])
+
+    def _stored_updates(self, task_id: TaskId, token: int) -> list[Update]:
+        found = map(facts.unpack_update, (body for _, body in self._host.store.covering(facts.UPDATE, task_id)))
+        return [one for one in found if one.token == token]
+
+    def check_sequence(self, first: TaskId, count: int, token: int, seq: int | None) -> None:
+        """A completion that names a sequence number must follow the claim's last update."""
+        if seq is None:
+            return
+        stored = len(self._stored_updates(first, token))
+        if count != 1 or seq != stored:
+            raise SequenceGap(f"the completion's seq must be {stored}, not {seq}", field="seq")

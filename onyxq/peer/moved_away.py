@@ -1,0 +1,105 @@
+"""Copies of partitions that are elsewhere now: handed over and dropped.
+
+A node that is out of a partition's cohorts, once that is settled and served, offers the
+leader whatever its digests have and the leader's lack; then its copy goes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import trio
+
+from onyxq.errors import OnyxqError
+from onyxq.facts import Row
+from onyxq.partition.pacing import Pacer
+from onyxq.partition.sync import Exchange, Transfer
+from onyxq.placement import holders
+from onyxq.replica import Replica, leader_node
+from onyxq.store.interface import Batch, Store
+
+LOOK_EVERY_S = 5.0
+LOOK_PAUSE_S = 0.5
+"""Between a change of placement and a look, so that many changes are one look."""
+CALL_TIMEOUT_S = 10.0
+
+log = logging.getLogger(__name__)
+
+
+class MovedAwayHost(Protocol):
+    """What this needs of its node."""
+
+    node_id: str
+    peer_id: str
+    replica: Replica
+    store: Store
+    pacer: Pacer
+
+    async def call(self, node: str, method: str, args: dict[str, Any], *, timeout_s: float) -> Any:
+        """Call a method of another node; raises `Unavailable`."""
+        ...
+
+    async def changed(self, replica: Replica) -> None:
+        """Return when the partitions are placed otherwise than in ``replica``."""
+        ...
+
+    def synced(self, direction: str, rows: int, size: int) -> None:
+        """A page of rows was exchanged to make copies equal."""
+        ...
+
+
+class MovedAway:
+    """See the module's first paragraph."""
+
+    def __init__(self, host: MovedAwayHost) -> None:
+        self._host = host
+
+    async def run(self) -> None:
+        """Look, when placement changes and now and then, until cancelled."""
+        host = self._host
+        while True:
+            with trio.move_on_after(LOOK_EVERY_S):
+                await host.changed(host.replica)
+            await trio.sleep(LOOK_PAUSE_S)
+            if host.peer_id and host.peer_id in host.replica.ring.members:
+                await self._look(host.replica)
+
+    async def _look(self, replica: Replica) -> None:
+        for number in self._host.store.partitions():
+            placed = replica.partitions.get(number)
+            if placed is None or not placed.ready or self._host.node_id in holders(placed):
+                continue
+            try:
+                await self._offer_and_drop(number)
+            except OnyxqError as error:
+                log.info("partition %d is kept for now: %s", number, error.message)
+
+    async def _offer_and_drop(self, number: int) -> None:
+        """Give the partition's leader what it lacks, then drop what is here."""
+        host = self._host
+        leader = leader_node(host.replica, number)
+        if leader is None:
+            return
+
+        async def call(method: str, args: dict[str, Any]) -> Any:
+            method = "lead.offer" if method == "cohort.push" else method
+            return await host.call(leader.id, method, args, timeout_s=CALL_TIMEOUT_S)
+
+        async def keep(rows: Sequence[Row]) -> None:
+            raise AssertionError("an offer pulls nothing")
+
+        exchange = Exchange(
+            store=host.store,
+            partition=number,
+            epoch=0,
+            call=call,
+            keep=keep,
+            pacer=host.pacer,
+            transfer=Transfer(host.synced),
+        )
+        await exchange.run(pull=False, push=True)
+        if host.node_id not in holders(host.replica.partitions[number]):
+            await host.store.write(Batch(drop=(number,)))
+            log.info("partition %d moved away: %d rows were handed over, its copy is dropped", number, exchange.pushed)
