@@ -11,13 +11,28 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from onyxq import api
     from onyxq.app import App
-    from onyxq.client import AsyncClient, Client
+    from onyxq.client import OF_QUEUE, AsyncClient, Client, Step
+    from onyxq.worker import blocking_context, context
 
 __version__ = "0.1.0"
 
-__all__ = ["App", "AsyncClient", "Client", "__version__", "api"]
+__all__ = [
+    "OF_QUEUE",
+    "App",
+    "AsyncClient",
+    "Client",
+    "Step",
+    "__version__",
+    "api",
+    "blocking_context",
+    "context",
+]
 
-_HOMES = {"App": "onyxq.app", "AsyncClient": "onyxq.client", "Client": "onyxq.client"}
+_HOMES = {
+    "App": "onyxq.app",
+    **dict.fromkeys(("AsyncClient", "Client", "OF_QUEUE", "Step"), "onyxq.client"),
+    **dict.fromkeys(("blocking_context", "context"), "onyxq.worker"),
+}
 
 
 def __getattr__(name: str) -> Any:

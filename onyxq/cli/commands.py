@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from onyxq.cli.commands_queue import QUEUE_COMMANDS
+from onyxq.cli.commands_task import ARCHIVES, TASK_COMMANDS
 from onyxq.cli.parser import Command, Option, option, setting
 from onyxq.config import SETTINGS
 
@@ -12,7 +14,9 @@ NOUNS = {
     "cluster": "create, look at and destroy clusters",
     "zookeeper": "a ZooKeeper for trying and testing",
     "task": "enqueue tasks, claim them, settle them, look at them",
-    "queue": "look at queues",
+    "queue": "look at queues, pause them, set their limits",
+    "dead": "tasks that failed for good: look, requeue, discard",
+    "periodic": "tasks that are enqueued again and again",
     "ring": "who watches whom",
     "partition": "where partitions live and who leads them",
     "log": "look at the log, dump and replay it, collect its garbage",
@@ -21,23 +25,12 @@ NOUNS = {
     "config": "settings and where they came from",
 }
 
-STATES = ("scheduled", "waiting", "ready", "claimed", "completed", "failed", "cancelled")
-
-ID = option("id", metavar="ID", help="40 hex digits")
-TOKEN_OF_CLAIM = option("--token", dest="claim_token", metavar="T", type=int, required=True, help="the claim's token")
-LEASE = option("--lease", metavar="TIME", default="30s", help="how long the claim holds (default 30s)")
-QUEUE_FILTER = option("--queue", metavar="QUEUE", help="only of this queue")
-ARCHIVES = option("--archive", action="append", metavar="DIR", help="read trimmed records from there; may be repeated")
 PEER_SETTINGS = tuple(name for name in SETTINGS if name not in ("connect", "token"))
 ZOOKEEPER_NEEDED = setting("zookeeper", required=False, help="HOST:PORT,... of ZooKeeper; needed")
 PARTITIONS = option(
     "--partitions", type=int, default=64, metavar="N", help="partitions of the cluster, for good (default 64)"
 )
 REPLICAS = option("--replicas", type=int, default=3, metavar="N", help="copies of every task (default 3)")
-
-
-def _task(verb: str, about: str, example: str, *options: Option) -> Command:
-    return Command(f"task {verb}", f"onyxq.cli.tasks:task_{verb}", about, f"onyxq task {example}", options, talks=True)
 
 
 def _shown(name: str, about: str, *options: Option, example: str = "") -> Command:
@@ -96,12 +89,15 @@ COMMANDS: tuple[Command, ...] = (
         *map(setting, PEER_SETTINGS),
     ),
     _shown("peer list", "peers and nodes of the cluster"),
-    _shown(
+    _own(
         "peer leave",
+        "operating:peer_leave",
         "drain a peer: it hands its partitions over and leaves",
+        "peer leave 3fb1c0de --permanent",
         option("peer", metavar="PEER", help="id of the peer"),
-        option("--permanent", action="store_true", help="move its copies elsewhere first"),
-        example="peer leave 3fb1c0de --permanent",
+        option("--permanent", action="store_true", help="move its copies elsewhere first, and wait until it has left"),
+        option("--no-wait", action="store_true", help="do not wait"),
+        talks=True,
     ),
     _own(
         "cluster create",
@@ -132,70 +128,8 @@ COMMANDS: tuple[Command, ...] = (
         option("--data", metavar="DIR", help="directory to keep (default: one that goes when it stops)"),
         option("--port", type=int, default=2181, help="port of the first server (default 2181; 0: a free one)"),
     ),
-    _task(
-        "enqueue",
-        "add a task to a queue and print its id",
-        """enqueue mail --data '{"to": "a@example.org"}' --delay 10s""",
-        option("queue", metavar="QUEUE"),
-        option("--data", metavar="JSON", help="the task's data, as JSON"),
-        option("--file", metavar="FILE", help="the task's data, as the bytes of a file (- for stdin)"),
-        option("--priority", type=int, default=0, metavar="N", help="higher runs first (default 0)"),
-        option("--delay", metavar="TIME", help="due that much later, such as 10s or 5m"),
-        option("--at", metavar="TIME", help="due at an ISO 8601 time, or milliseconds since the epoch"),
-        option("--retries", type=int, metavar="N", help="counted attempts after the first (default 25)"),
-    ),
-    _task("get", "one task and its claims", "get 0196f0c5a1b20007d4c3b2a19080706000000000", ID),
-    _task("log", "the updates that workers sent about a task", "log 0196f0c5a1b20007d4c3b2a19080706000000000", ID),
-    _task(
-        "list",
-        "tasks in id order",
-        "list --queue mail --state ready",
-        QUEUE_FILTER,
-        option("--state", choices=STATES, metavar="STATE", help=", ".join(STATES)),
-        option("--after", metavar="ID", help="go on behind this id"),
-        option("--limit", type=int, default=100, metavar="N", help="at most so many (default 100)"),
-    ),
-    _task("count", "tasks by queue and state", "count --queue mail", QUEUE_FILTER),
-    _task(
-        "claim",
-        "take tasks of a queue under a lease",
-        "claim mail --max 10 --lease 30s --wait 5s --json",
-        option("queue", metavar="QUEUE", nargs="+"),
-        option("--max", type=int, default=1, metavar="N", help="at most so many (default 1)"),
-        LEASE,
-        option("--wait", metavar="TIME", default="0s", help="how long to wait for a task (default not)"),
-        option("--worker", metavar="NAME", help="name of the claimer (default host and process)"),
-    ),
-    _task(
-        "complete",
-        "report a claimed task as done",
-        "complete 0196f0c5a1b20007d4c3b2a19080706000000000 --token 4711",
-        ID,
-        TOKEN_OF_CLAIM,
-        option("--result", metavar="JSON", help="result to keep with the task, as JSON"),
-    ),
-    _task(
-        "fail",
-        "report a claimed task as failed; it is retried as its policy says",
-        "fail 0196f0c5a1b20007d4c3b2a19080706000000000 --token 4711 --error 'no such host' --retry-in 1m",
-        ID,
-        TOKEN_OF_CLAIM,
-        option("--error", default="", metavar="TEXT", help="what went wrong"),
-        option("--retry-in", metavar="TIME", help="when to try again (default: the task's backoff)"),
-    ),
-    _task(
-        "renew",
-        "prolong a claim",
-        "renew 0196f0c5a1b20007d4c3b2a19080706000000000 --token 4711 --lease 1m",
-        ID,
-        TOKEN_OF_CLAIM,
-        LEASE,
-    ),
-    _task("cancel", "cancel a task that nobody holds", "cancel 0196f0c5a1b20007d4c3b2a19080706000000000", ID),
-    _shown("queue list", "queues with their depth by state"),
-    _shown(
-        "queue show", "one queue's depth by state", option("queue", metavar="QUEUE"), example="queue show mail --json"
-    ),
+    *TASK_COMMANDS,
+    *QUEUE_COMMANDS,
     _own(
         "worker start",
         "worker:start",
@@ -209,6 +143,15 @@ COMMANDS: tuple[Command, ...] = (
     _shown("ring show", "members of the ring, whom each watches, and who is joining"),
     _shown("partition list", "cohort, leader and epoch of every partition"),
     _shown("partition show", "one partition", option("partition", type=int, metavar="P"), example="partition show 7"),
+    _own(
+        "partition force",
+        "operating:partition_force",
+        "go on without the lost majority of a partition's nodes; what only they hold is lost",
+        "partition force 7 --yes",
+        option("partition", type=int, metavar="P"),
+        option("--yes", action="store_true", help="accept the loss"),
+        talks=True,
+    ),
     _history(
         "log tail",
         "the newest records in words, with what became of each entry",
@@ -244,13 +187,6 @@ COMMANDS: tuple[Command, ...] = (
         option("--at", type=int, metavar="N", help="position (default: now)"),
         option("--path", metavar="A/B", help="only this part of the tree"),
         option("--file", metavar="FILE", help="from a dump instead of a peer"),
-        ARCHIVES,
-    ),
-    _history(
-        "task explain",
-        "everything that happened to a task, in words",
-        "task explain 0196f0c5a1b20007d4c3b2a19080706000000000",
-        ID,
         ARCHIVES,
     ),
     _own(

@@ -58,11 +58,16 @@ class Context:
             return client.call(method, arguments or {})
 
 
-def task_id(text: str) -> bytes:
+def task_id(text: str, *, field: str = "id") -> bytes:
     """The id that 40 hex digits name; raises `BadRequest`."""
     if not re.fullmatch(r"[0-9a-fA-F]{40}", text):
-        raise BadRequest(f"an id is 40 hex digits, not {text!r}", field="id")
+        raise BadRequest(f"an id is 40 hex digits, not {text!r}", field=field)
     return bytes.fromhex(text)
+
+
+def is_duration(text: str) -> bool:
+    """Whether `milliseconds` takes a text."""
+    return _DURATION.fullmatch(text.strip()) is not None
 
 
 def milliseconds(text: str, *, field: str) -> int:

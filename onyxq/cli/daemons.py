@@ -45,6 +45,7 @@ def peer_start(context: Context) -> None:
         yield_after_ms=context.number("yield_after_ms"),
         gc_records=context.number("gc_records"),
         gc_bytes=context.number("gc_bytes"),
+        sync_bytes_per_s=context.number("sync_bytes_per_s"),
     )
 
     def ready(peer: PeerAddresses) -> None:

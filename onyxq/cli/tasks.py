@@ -7,13 +7,18 @@ import json
 import os
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from onyxq.cli.context import Context, clock, milliseconds, moment, task_id
-from onyxq.errors import BadRequest, from_map
-from onyxq.facts import pack_task, unpack_task
+from onyxq.cli.context import Context, clock, is_duration, milliseconds, moment, task_id
+from onyxq.cli.output import cell
+from onyxq.errors import BadRequest, OnyxqError, from_map
+from onyxq.facts import pack_task, partition_of_keys, unpack_task
 from onyxq.ids import TaskId, counter_of, make_id, ms_of, partition_of, with_counter
+
+if TYPE_CHECKING:
+    from onyxq.client import Client
 
 PAGE_TASKS = 500
 
@@ -21,22 +26,83 @@ PAGE_TASKS = 500
 def task_enqueue(context: Context) -> None:
     """Add one task under a fresh id of the peer's making."""
     args = context.args
-    data, form = _data(context)
-    header: dict[str, Any] = {"queue": args.queue}
-    if form != "bytes":
-        header["format"] = form
-    if args.priority:
-        header["priority"] = args.priority
-    if args.retries is not None:
-        header["retries"] = args.retries
+    header, data = _header(context)
     with context.client() as client:
         fresh = client.call("ids", {"count": 1})["ids"][0]
-        first = _due_at(fresh, _due_ms(context, ms_of(fresh)))
-        runs = [[first, pack_task(dict(sorted(header.items())), [data])]]
-        answer = client.call("enqueue", {"runs": runs, "w": None})["acks"][0]
-    if isinstance(answer, dict):
-        raise from_map(answer)
-    context.out.result({"id": first.hex(), "acks": answer}, first.hex())
+        now_ms = ms_of(fresh)
+        if args.expires:
+            header["expires_ms"] = _expires_ms(args.expires, now_ms)
+        partition = partition_of(fresh)
+        if args.ordering_key is not None or args.unique_key is not None:
+            key = args.unique_key if args.ordering_key is None else args.ordering_key
+            partition = partition_of_keys(args.queue, key, client.call("routes", {})["partitions"])
+        first = _placed(fresh, partition, _due_ms(context, now_ms))
+        run: list[Any] = [first, pack_task(dict(sorted(header.items())), [data])]
+        if args.at:
+            run.append(moment(args.at, field="at"))
+        try:
+            answer = client.call("enqueue", {"runs": [run], "w": args.copies})
+        except OnyxqError as error:
+            raise _told(error) from None
+    ack = answer["acks"][0]
+    if isinstance(ack, dict):
+        raise _told(from_map(ack))
+    _enqueued(context, first, ack, answer.get("guarantee", ""))
+
+
+def _told(error: OnyxqError) -> OnyxqError:
+    """The error with its field as the options are named."""
+    field = (error.field or "").removeprefix("runs[0].")
+    error.field = {"depends": "after", "at_ms": "at", "backoff_ms": "backoff", "w": "copies"}.get(field, field) or None
+    return error
+
+
+def _enqueued(context: Context, first: TaskId, ack: Any, guarantee: str) -> None:
+    told: dict[str, Any] = {"id": first.hex(), "acks": ack}
+    if isinstance(ack, list):
+        told = {"id": ack[1].hex(), "acks": ack[0], "unique": ack[2]}
+        if ack[2] != "new":
+            done = "its data is replaced" if ack[2] == "replaced" else "nothing is changed"
+            context.out.note(f"there is a task of this unique key already; {done}")
+    if guarantee:
+        told["guarantee"] = guarantee
+        context.out.note(f"guarantee: {guarantee}")
+    context.out.result(told, told["id"])
+
+
+def _header(context: Context) -> tuple[dict[str, Any], bytes]:
+    """What the options say of the task itself, and its payload; raises `BadRequest`."""
+    args = context.args
+    data, form = payload_given(context)
+    said = {
+        "queue": args.queue,
+        "format": form if form != "bytes" else None,
+        "priority": args.priority or None,
+        "ordering_key": args.ordering_key,
+        "unique_key": args.unique_key,
+        "depends": [task_id(one, field="after") for text in args.after or () for one in text.split(",")] or None,
+        "on_dependency_failed": args.on_dependency_failed,
+        "backoff_ms": milliseconds(args.backoff, field="backoff") if args.backoff else None,
+    }
+    header = {name: value for name, value in said.items() if value is not None}
+    if args.retries is not None:
+        header["retries"] = _retries(args.retries)
+    return header, data
+
+
+def _retries(text: str) -> int | None:
+    if text in ("none", "forever"):
+        return None
+    if not text.isdigit():
+        raise BadRequest(f"retries is a number, or none for no limit, not {text!r}", field="retries")
+    return int(text)
+
+
+def _expires_ms(text: str, now_ms: int) -> int:
+    """A time, or so much from now."""
+    if is_duration(text) and not text.isdigit():
+        return now_ms + milliseconds(text, field="expires")
+    return moment(text, field="expires")
 
 
 def task_get(context: Context) -> None:
@@ -47,9 +113,12 @@ def task_get(context: Context) -> None:
         context.out.document(shown)
         return
     claims = shown.pop("claims")
-    told = {name: _brief(shown, name, 200) for name in ("data", "result")}
-    rest = {name: value for name, value in shown.items() if not name.startswith(("data", "result", "at_ms"))}
-    context.out.fields({**rest, "at": clock(shown["at_ms"]), **told})
+    told = {name: brief(shown, name, 200) for name in ("data", "result")}
+    rest = {name: value for name, value in shown.items() if not name.startswith(("data", "result"))}
+    if rest.get("retries", 0) is None:
+        rest["retries"] = "no limit"
+    times = {name: clock(rest.pop(f"{name}_ms", None)) for name in ("at", "expires")}
+    context.out.fields({**rest, **times, **told})
     if claims:
         rows = [{**one, "start": clock(one["start_ms"]), "end": clock(one["end_ms"])} for one in claims]
         print()
@@ -60,35 +129,63 @@ def task_log(context: Context) -> None:
     """Print the updates of one task."""
     updates = context.call("task_log", {"id": task_id(context.args.id)})["updates"]
     shown = [{"token": u["token"], "seq": u["seq"], **member("data", u["data"]), "at_ms": u["at_ms"]} for u in updates]
-    rows = [{**one, "at": clock(one["at_ms"]), "data": _brief(one)} for one in shown]
+    rows = [{**one, "at": clock(one["at_ms"]), "data": brief(one)} for one in shown]
     context.out.table({"updates": shown}, rows, ("token", "seq", "at", "data"), empty="no updates")
 
 
+TASK_COLUMNS = ("id", "queue", "state", "priority", "at", "attempts", "data")
+
+
 def task_list(context: Context) -> None:
-    """Print tasks in id order, page after page up to the limit."""
+    """Print tasks in id order, page after page up to the limit; with ``--all`` as a stream."""
+    wanted = {"queue": context.args.queue, "state": context.args.state}
+    print_tasks(context, "list", wanted, TASK_COLUMNS, empty="no tasks")
+
+
+def print_tasks(context: Context, method: str, wanted: dict[str, Any], columns: tuple[str, ...], *, empty: str) -> None:
+    """Print the tasks that a paged method gives."""
     args = context.args
     after = task_id(args.after) if args.after else None
-    found: list[dict[str, Any]] = []
     with context.client() as client:
-        while len(found) < args.limit:
-            wanted = min(PAGE_TASKS, args.limit - len(found))
-            page = client.call("list", {"queue": args.queue, "state": args.state, "after": after, "limit": wanted})
-            found += page["tasks"]
-            after = page["after"]
-            if after is None:
-                break
-    shown = [presented(task) for task in found]
-    rows = [{**task, "at": clock(task["at_ms"]), "data": _brief(task)} for task in shown]
+        pages = _pages(client, method, wanted, after, None if args.all else args.limit)
+        if args.all:
+            for tasks, _ in pages:
+                for task in tasks:
+                    shown = presented(task)
+                    context.out.line(shown, "  ".join(cell(_row(shown).get(column)) for column in columns))
+            return
+        found: list[dict[str, Any]] = []
+        for tasks, behind in pages:
+            found += tasks
+            after = behind
+    shown_tasks = [presented(task) for task in found]
     more = after.hex() if after else None
-    columns = ("id", "queue", "state", "priority", "at", "attempts", "data")
-    context.out.table({"tasks": shown, "after": more}, rows, columns, empty="no tasks")
+    context.out.table({"tasks": shown_tasks, "after": more}, map(_row, shown_tasks), columns, empty=empty)
+
+
+def _pages(
+    client: Client, method: str, wanted: dict[str, Any], after: bytes | None, limit: int | None
+) -> Iterator[tuple[list[dict[str, Any]], bytes | None]]:
+    """Tasks, and where to go on."""
+    while limit is None or limit > 0:
+        size = PAGE_TASKS if limit is None else min(PAGE_TASKS, limit)
+        page = client.call(method, {**wanted, "after": after, "limit": size})
+        after = page["after"]
+        yield page["tasks"], after
+        if after is None:
+            return
+        limit = None if limit is None else limit - len(page["tasks"])
+
+
+def _row(task: dict[str, Any]) -> dict[str, Any]:
+    return {**task, "at": clock(task["at_ms"]), "data": brief(task)}
 
 
 def task_count(context: Context) -> None:
     """Print how many tasks there are by queue and state."""
     counts = context.call("count", {"queue": context.args.queue})["counts"]
     rows = [{"queue": queue, **of_queue} for queue, of_queue in sorted(counts.items())]
-    columns = ("queue", "total", "ready", "claimed", "scheduled", "completed", "failed", "cancelled")
+    columns = ("queue", "total", "ready", "claimed", "scheduled", "waiting", "completed", "failed", "cancelled")
     context.out.table({"counts": counts}, rows, columns, empty="no tasks")
 
 
@@ -100,13 +197,13 @@ def task_claim(context: Context) -> None:
         {
             "queues": args.queue,
             "max": args.max,
-            "lease_ms": milliseconds(args.lease, field="lease"),
+            "lease_ms": milliseconds(args.lease, field="lease") if args.lease else None,
             "wait_ms": milliseconds(args.wait, field="wait"),
             "worker": args.worker or f"{socket.gethostname()}-{os.getpid()}",
         },
     )
     claims = [one for granted in answer["claims"] for one in _claimed(granted)]
-    rows = [{**one, **one["task"], "expires": clock(one["expires_ms"]), "data": _brief(one["task"])} for one in claims]
+    rows = [{**one, **one["task"], "expires": clock(one["expires_ms"]), "data": brief(one["task"])} for one in claims]
     columns = ("id", "queue", "token", "expires", "attempts", "data")
     context.out.table({"claims": claims}, rows, columns, empty="nothing to claim")
 
@@ -179,6 +276,8 @@ def _claimed(granted: Any) -> list[dict[str, Any]]:
                 "id": with_counter(first, counter_of(first) + index).hex(),
                 "queue": run.header["queue"],
                 "priority": run.header.get("priority", 0),
+                **{name: run.header[name] for name in ("ordering_key", "unique_key") if name in run.header},
+                "depends": [one.hex() for one in run.header.get("depends", ())],
                 "attempts": attempts,
                 **member("data", payload, form),
             },
@@ -187,7 +286,8 @@ def _claimed(granted: Any) -> list[dict[str, Any]]:
     ]
 
 
-def _data(context: Context) -> tuple[bytes, str]:
+def payload_given(context: Context) -> tuple[bytes, str]:
+    """The payload that ``--data`` or ``--file`` names, and its format; raises `BadRequest`."""
     args = context.args
     if args.data is not None and args.file is not None:
         raise BadRequest("give either --data or --file", field="data")
@@ -218,13 +318,13 @@ def _due_ms(context: Context, now_ms: int) -> int:
     return moment(args.at, field="at") if args.at else 0
 
 
-def _due_at(fresh: bytes, due_ms: int) -> TaskId:
-    """The fresh id moved to a due time that lies behind its own."""
+def _placed(fresh: bytes, partition: int, due_ms: int) -> TaskId:
+    """The fresh id moved to a partition, and to a due time that lies behind its own."""
     maker = int.from_bytes(fresh[8:16], "big")
-    return make_id(max(due_ms, ms_of(fresh)), partition_of(fresh), maker, counter_of(fresh))
+    return make_id(max(due_ms, ms_of(fresh)), partition, maker, counter_of(fresh))
 
 
-def _brief(shown: dict[str, Any], name: str = "data", limit: int = 48) -> str:
+def brief(shown: dict[str, Any], name: str = "data", limit: int = 48) -> str:
     """A member, cut short for a table; bytes as base64."""
     encoded = shown.get(f"{name}_base64")
     text = json.dumps(shown[name], ensure_ascii=False) if encoded is None else f"base64:{encoded}"

@@ -1,4 +1,4 @@
-"""What the replica says, for operators: peers, cluster, ring, partitions, queues, log."""
+"""What the replica says, for operators: peers, cluster, ring, partitions, log."""
 
 from __future__ import annotations
 
@@ -7,23 +7,19 @@ from typing import Any
 from onyxq.cli.context import Context
 from onyxq.errors import NotFound
 
-QUEUE_STATES = ("total", "ready", "claimed", "scheduled", "completed", "failed", "cancelled")
-
 
 def peer_list(context: Context) -> None:
     """Peers, then nodes that have none."""
     found = context.call("peers")
-    columns = ("peer", "node", "address", "http", "zone", "slots", "state", "clock_skew_ms")
+    columns = ("peer", "node", "address", "http", "zone", "slots", "state", "copies", "leads", "clock_skew_ms")
     context.out.table(found, found["peers"], columns, empty="no peers")
+    leaving = [node for node in found["nodes"] if node["leaving"]]
+    if leaving and not context.out.as_json:
+        shown = (f"{node['node']} ({node['copies']} partitions left)" for node in leaving)
+        context.out.note("leaving for good: " + ", ".join(shown))
     absent = [node for node in found["nodes"] if not node["peer"]]
     if absent and not context.out.as_json:
         context.out.note("absent nodes: " + ", ".join(node["node"] for node in absent))
-
-
-def peer_leave(context: Context) -> None:
-    """Drain a peer."""
-    context.call("leave", {"peer": context.args.peer, "permanent": context.args.permanent})
-    context.out.result({"peer": context.args.peer, "leaving": True}, "leaving")
 
 
 def cluster_show(context: Context) -> None:
@@ -49,7 +45,8 @@ def ring_show(context: Context) -> None:
 def partition_list(context: Context) -> None:
     """Every partition."""
     found = context.call("partitions")
-    context.out.table(found, found["partitions"], _PARTITION)
+    rows = ({**one, "transfers": [_transfer(to) for to in one["transfers"]]} for one in found["partitions"])
+    context.out.table(found, rows, _PARTITION)
 
 
 def partition_show(context: Context) -> None:
@@ -62,34 +59,19 @@ def partition_show(context: Context) -> None:
     raise NotFound(f"there is no partition {number}", field="partition")
 
 
-_PARTITION = ("partition", "leader_node", "epoch", "ready", "members", "target", "under_replicated")
+_PARTITION = ("partition", "leader_node", "epoch", "ready", "members", "target", "under_replicated", "transfers")
 
 
-def queue_list(context: Context) -> None:
-    """Every queue with its depth."""
-    found = context.call("queues")
-    columns = ("queue", *QUEUE_STATES, "oldest_ready")
-    context.out.table(found, map(_queue_row, found["queues"]), columns, empty="no queues")
-
-
-def queue_show(context: Context) -> None:
-    """One queue; `NotFound` if there is none of that name."""
-    for queue in context.call("queues")["queues"]:
-        if queue["queue"] == context.args.queue:
-            context.out.fields(queue if context.out.as_json else _queue_row(queue))
-            return
-    raise NotFound(f"there is no queue {context.args.queue!r}", field="queue", hint="A queue is there with its tasks.")
+def _transfer(to: dict[str, Any]) -> str:
+    if to["rows_left"] is None:
+        return f"{to['node']}: waits"
+    left = "" if to["seconds_left"] is None else f", {to['seconds_left']}s"
+    return f"{to['node']}: {to['rows_done']} rows, {to['bytes_done']} bytes, {to['rows_left']} rows left{left}"
 
 
 def log_gc(context: Context) -> None:
     """Snapshot and trim; returns once the log is trimmed."""
     context.out.fields(context.call("gc"))
-
-
-def _queue_row(queue: dict[str, Any]) -> dict[str, Any]:
-    age_ms = queue["oldest_ready_ms"]
-    age = "" if age_ms is None else f"{age_ms / 1000:.0f}s"
-    return {"queue": queue["queue"], **queue["depth"], "oldest_ready": age}
 
 
 def _flat(members: list[Any]) -> list[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+
 from onyxq.cli.context import Context
-from onyxq.cli.output import log_to_stderr
 from onyxq.errors import BadRequest
 
 
@@ -17,10 +18,13 @@ def start(context: Context) -> None:
         raise BadRequest(f"concurrency must be at least 1, not {args.concurrency}", field="concurrency")
     queues = [name.strip() for name in args.queues.split(",") if name.strip()] if args.queues else None
 
-    from onyxq.worker import load_app, run_worker
+    from onyxq.worker import contextual_logs, load_app, run_worker
+    from onyxq.worker.logs import FORMAT
 
+    contextual_logs()
+    logging.basicConfig(level=logging.WARNING, format=FORMAT)
     app = load_app(args.app)
+    app.address, app.token = context.given("connect") or app.address, context.text("token") or app.token
     worker = app.worker(queues, args.concurrency)
-    log_to_stderr()
     context.out.note(f"working for {args.app}; SIGTERM finishes what runs and ends")
-    run_worker(worker, context.given("connect") or app.address, token=context.text("token") or None)
+    run_worker(worker, app.address, token=app.token)

@@ -5,6 +5,26 @@ from __future__ import annotations
 from onyxq.client.asynchronous import AsyncClient
 from onyxq.client.blocking import Client
 from onyxq.client.claims import Claim, ClaimBatch
+from onyxq.client.flows import Enqueued, Flow, Step
+from onyxq.client.policy import OF_QUEUE
+from onyxq.client.transactions import AsyncTransaction, BlockingTransaction, Committed
 from onyxq.client.values import ClaimRecord, Page, Submitted, Task, TaskUpdate
 
-__all__ = ["AsyncClient", "Claim", "ClaimBatch", "ClaimRecord", "Client", "Page", "Submitted", "Task", "TaskUpdate"]
+__all__ = [
+    "AsyncClient",
+    "AsyncTransaction",
+    "BlockingTransaction",
+    "Claim",
+    "ClaimBatch",
+    "ClaimRecord",
+    "Client",
+    "Committed",
+    "Enqueued",
+    "Flow",
+    "OF_QUEUE",
+    "Page",
+    "Step",
+    "Submitted",
+    "Task",
+    "TaskUpdate",
+]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -17,11 +17,15 @@ import anyio
 import anyio.lowlevel
 
 from onyxq.client.claims import Claim, ClaimBatch, Claims
-from onyxq.client.enqueuing import NOW, Enqueuer, Policy, When
+from onyxq.client.enqueuing import Enqueuer
+from onyxq.client.flows import Enqueued, Flow, Part, chain, group
 from onyxq.client.holding import Holder, completion_items, extend, items_of, renewal_items
+from onyxq.client.managing import Managing
+from onyxq.client.policy import OF_QUEUE, Policy, Retries, When, tuple_of, with_keys
 from onyxq.client.pool import Pool
-from onyxq.client.values import Page, Submitted, Task, TaskUpdate, as_id
-from onyxq.errors import BadRequest, BatchRefused, Refused, from_map
+from onyxq.client.transactions import AsyncTransaction, Committed, Committer, Gathered, gather
+from onyxq.client.values import Task, TaskUpdate, as_id
+from onyxq.errors import BadRequest, BatchRefused, OnyxqError, Refused, TimedOut, from_map
 from onyxq.ids import TaskId
 from onyxq.wire.background import Background
 from onyxq.wire.network import Network
@@ -39,9 +43,17 @@ SLOW = ("gc", "leave")
 
 Ids = list[TaskId]
 Updates = list[TaskUpdate]
+Results = list[bytes | None]
+
+FINISHED = ("completed", "failed", "cancelled")
+LOOK_FIRST_S, LOOK_MAX_S = 0.02, 1.0
+"""Pauses between two looks at a task that is waited for."""
+
+READS_MAX = 16
+"""Tasks that one call reads at a time."""
 
 
-class AsyncClient:
+class AsyncClient(Managing):
     """A connection with a cluster: ``async with AsyncClient("HOST:PORT") as client``.
 
     Give one address or several of the same cluster; the client finds the other peers.
@@ -76,6 +88,7 @@ class AsyncClient:
         self._pool = Pool(self._background, self._network, self._addresses, hello=self._hello, generator=generator)
         self._enqueuer = Enqueuer(self._background, self._pool, now_ms=self._now_ms, random_64=self._random_64)
         self._holder = Holder(self._background, self._pool)
+        self._committer = Committer(self._pool, self._enqueuer)
         self._background.start_soon(self._pool.keep_routes)
         return self
 
@@ -93,20 +106,29 @@ class AsyncClient:
         priority: int = 0,
         delay_ms: int = 0,
         at_ms: int | None = None,
-        retries: int | None = 25,
-        backoff_ms: int = 1000,
+        expires_ms: int | None = None,
+        retries: Retries = OF_QUEUE,
+        backoff_ms: int | None = None,
+        ordering_key: str | None = None,
+        unique_key: str | None = None,
+        depends: Iterable[bytes | str] = (),
+        on_dependency_failed: str = "fail",
         format: str = "bytes",
         id: bytes | str | None = None,
         w: int | None = None,
         timeout_ms: int | None = None,
     ) -> TaskId:
-        """Store one task; its id. Calls that come together leave together. See `enqueue_many`."""
-        policy = Policy(queue, priority, retries, backoff_ms, format, w)
+        """Store one task; the id of the task that stands. Calls that come together leave together.
+
+        See `enqueue_many`.  ``unique_key``: if there is an unfinished or remembered task of that key in
+        the queue, that one's id comes back; before it is first claimed, it gets the new payload.
+        """
+        policy = Policy(
+            queue, priority, retries, backoff_ms, format, w, ordering_key, unique_key,
+            tuple_of(depends), on_dependency_failed, expires_ms,
+        )  # fmt: skip
         when, until = When.of(delay_ms, at_ms), self._until(timeout_ms)
-        if when == NOW and id is None:
-            return await self._enqueuer.one(policy, payload, until=until)
-        ids = None if id is None else [id]
-        return (await self._enqueuer.many(policy, [payload], until=until, when=when, ids=ids))[0]
+        return await self._enqueuer.one(policy, payload, until=until, when=when, id=id)
 
     async def enqueue_many(
         self,
@@ -116,27 +138,78 @@ class AsyncClient:
         priority: int = 0,
         delay_ms: int = 0,
         at_ms: int | None = None,
-        retries: int | None = 25,
-        backoff_ms: int = 1000,
+        expires_ms: int | None = None,
+        retries: Retries = OF_QUEUE,
+        backoff_ms: int | None = None,
+        ordering_key: str | Sequence[str] | None = None,
+        unique_key: str | Sequence[str] | None = None,
+        depends: Iterable[bytes | str] = (),
+        on_dependency_failed: str = "fail",
         format: str = "bytes",
         ids: Sequence[bytes | str] | None = None,
         w: int | None = None,
         timeout_ms: int | None = None,
     ) -> Ids:
-        """Store tasks that differ in their payload only; their ids in the same order.
+        """Store tasks that differ in their payload and keys only; the ids of what stands in the same order.
 
-        ``delay_ms``: due so much later.  ``at_ms``: due then (milliseconds since the epoch,
-        by the clocks of the cluster, whatever this machine's shows).  ``retries``: failed attempts
-        allowed beyond the first, None for no limit.  ``ids``: from `make_ids`, so that a
-        repeated call is the same tasks.  ``w``: how many nodes must have stored them
-        (None: a majority).  If it raises, some of the tasks may be stored.
+        ``delay_ms``: due so much later.  ``at_ms``: due then (milliseconds since the epoch, by the
+        clocks of the cluster, whatever this machine's shows); further back than the queue's
+        ``grace_ms`` is refused.  ``expires_ms``: not begun by then, the tasks fail.  ``retries``:
+        failed attempts allowed beyond the first, None for no limit.  ``backoff_ms``: pause before
+        the first retry, doubled for each further one.  By default both are as the queue says.
+        ``ordering_key``, ``unique_key``: one for all (of a unique key there is one task), or one
+        each.  ``depends``: ids of tasks that must be done before; ``on_dependency_failed``: ``fail``,
+        ``cancel`` or ``run`` if one of them fails or is cancelled.  ``ids``: from `make_ids`, so that
+        a repeated call is the same tasks.  ``w``: how many nodes must have stored them (None: a
+        majority).  If it raises, some of the tasks may be stored.
         """
-        policy = Policy(queue, priority, retries, backoff_ms, format, w)
+        policy = Policy(
+            queue, priority, retries, backoff_ms, format, w, None, None,
+            tuple_of(depends), on_dependency_failed, expires_ms,
+        )  # fmt: skip
         when, until, payloads = When.of(delay_ms, at_ms), self._until(timeout_ms), list(payloads)
-        if len(payloads) == 1 and when == NOW and ids is None:
+        if ordering_key is not None or unique_key is not None:
+            policies = with_keys(policy, len(payloads), ordering_key, unique_key)
+            return await self._enqueuer.keyed(policies, payloads, until=until, when=when, ids=ids)
+        if len(payloads) == 1:
             # A batch of one task is as good as a single task: it goes with others that come now.
-            return [await self._enqueuer.one(policy, payloads[0], until=until)]
+            given = None if ids is None else _only(ids)
+            return [await self._enqueuer.one(policy, payloads[0], until=until, when=when, id=given)]
         return await self._enqueuer.many(policy, payloads, until=until, when=when, ids=ids)
+
+    # flows
+    def chain(self, *parts: Part) -> Flow[Coroutine[Any, Any, Enqueued]]:
+        """A flow of steps one after the other: ``await client.chain(Step("a", b"1"), Step("b", b"2")).enqueue()``.
+
+        A part is a `Step`, a pair of queue and payload, or another chain or group.
+        """
+        return chain(self.enqueue_flow, parts)
+
+    def group(self, *parts: Part) -> Flow[Coroutine[Any, Any, Enqueued]]:
+        """A flow of steps side by side; ``.then(...)`` adds what is to follow once all are done."""
+        return group(self.enqueue_flow, parts)
+
+    async def enqueue_flow(self, flow: Flow[Any], *, timeout_ms: int | None = None) -> Enqueued:
+        """Store the tasks of a flow, each once all that it follows on are stored."""
+        await self._enqueuer.flow(flow, until=self._until(timeout_ms))
+        return flow.enqueued()
+
+    async def results(self, ids: Iterable[bytes | str]) -> Results:
+        """The results of tasks, such as ``claim.depends``, in the same order.
+
+        None where a task had none, failed, was cancelled or is not finished. Raises `NotFound` for
+        one that is not there (any more).
+        """
+        wanted = [as_id(one) for one in ids]
+        found: Results = [None] * len(wanted)
+        places = iter(range(len(wanted)))
+
+        async def read() -> None:
+            for place in places:
+                found[place] = (await self.get(wanted[place])).result
+
+        await _together(read, READS_MAX)
+        return found
 
     async def make_ids(self, count: int, *, delay_ms: int = 0, at_ms: int | None = None) -> Ids:
         """Fresh ids to enqueue under; the tasks will be due at the time given here."""
@@ -147,16 +220,35 @@ class AsyncClient:
     async def get(self, id: bytes | str, *, seen_token: int | None = None, seen_seq: int | None = None) -> Task:
         """A task; raises `NotFound`. Never older than a claim or update seen before."""
         args = {"id": as_id(id), "seen_token": seen_token, "seen_seq": seen_seq}
-        return Task.of(await self._read("get", args))
+        return Task.of(await self._ask("get", args))
+
+    async def wait(self, id: bytes | str, wait_ms: int = TIMEOUT_MS) -> Task:
+        """A task once it is completed, failed or cancelled; raises `TimedOut` if it is not by then, `NotFound`."""
+        until, pause_s = anyio.current_time() + wait_ms / 1000, LOOK_FIRST_S
+        while True:
+            task = await self.get(id)
+            if task.state in FINISHED:
+                return task
+            left_s = until - anyio.current_time()
+            if left_s <= 0:
+                raise TimedOut(f"task {task.id.hex()} is {task.state} after {wait_ms} ms", field="wait_ms")
+            await anyio.sleep(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, LOOK_MAX_S)
+
+    async def now_ms(self) -> int:
+        """The cluster's time in milliseconds since the epoch, by which tasks are due and expire."""
+        await self._pool.loaded_routes(self._until(None))
+        known = self._pool.now_ms(0)
+        return self._now_ms() if known is None else known[1]
 
     async def task_log(self, id: bytes | str) -> Updates:
         """The updates of a task, in order; raises `NotFound`."""
-        answer = await self._read("task_log", {"id": as_id(id)})
+        answer = await self._ask("task_log", {"id": as_id(id)})
         return [TaskUpdate(found["token"], found["seq"], found["data"], found["at_ms"]) for found in answer["updates"]]
 
     async def cancel(self, id: bytes | str) -> None:
         """Cancel a task; raises `NotFound`, or `Conflict` if it is claimed or finished."""
-        answer = await self._read("cancel", {"ids": [as_id(id)]})
+        answer = await self._ask("cancel", {"ids": [as_id(id)]})
         if answer["results"][0] is not None:
             raise from_map(answer["results"][0])
 
@@ -252,72 +344,46 @@ class AsyncClient:
         claims = _kept(claims)
         await self._holder.act("release", claims, items_of(claims), until=self._until(timeout_ms))
 
-    # looking around
-    async def count(self, queue: str | None = None) -> dict[str, dict[str, int]]:
-        """Tasks by state, per queue."""
-        counts: dict[str, dict[str, int]] = (await self._read("count", {"queue": queue}))["counts"]
-        return counts
+    # transactions
+    def transaction(self, name: str | None = None, *, timeout_ms: int | None = None) -> AsyncTransaction:
+        """Gather what is to happen together: ``async with client.transaction() as tx``.
 
-    async def list(
-        self, queue: str | None = None, *, state: str | None = None, after: bytes | None = None, limit: int = 100
-    ) -> Page:
-        """Tasks in id order, of one queue and state if given; go on with ``after`` of the page."""
-        answer = await self._read("list", {"queue": queue, "state": state, "after": after, "limit": limit})
-        return Page(tuple(Task.of(task) for task in answer["tasks"]), answer["after"])
-
-    async def queues(self) -> Sequence[dict[str, Any]]:
-        """Every queue with its depth by state and the age of its oldest ready task."""
-        queues: Sequence[dict[str, Any]] = (await self._read("queues", {}))["queues"]
-        return queues
-
-    async def cluster(self) -> dict[str, Any]:
-        """The cluster's name, settings and condition."""
-        return await self._map("cluster")
-
-    async def ring(self) -> dict[str, Any]:
-        """The ring: who watches whom."""
-        return await self._map("ring")
-
-    async def partitions(self) -> dict[str, Any]:
-        """Every partition's members, leader and epoch."""
-        return await self._map("partitions")
-
-    async def peers(self) -> dict[str, Any]:
-        """Every peer and node."""
-        return await self._map("peers")
-
-    async def health(self) -> dict[str, Any]:
-        """Whether the asked peer serves, and how far behind the log it is."""
-        return await self._map("health")
-
-    async def log(self, from_: int | None = None, limit: int = 100) -> dict[str, Any]:
-        """Records of the log from a position on, with the verdict on each entry."""
-        return await self._map("log", {"from": from_, "limit": limit})
-
-    async def submit_entry(
-        self, entry: str, args: Mapping[str, Any] | Sequence[Any] | None = None, *, timeout_ms: int | None = None
-    ) -> Submitted:
-        """Append an entry of an extension; where it stands in the log and what became of it.
-
-        Like all calls it is repeated until a peer answers, so an entry may be applied twice.
-        Raises `NotFound`, `Forbidden`, `NotEnabled`, `BadRequest` naming the argument.
+        It is committed at the end of the block, and forgotten if the block raises. ``name``: a
+        repeat under the same name is answered as the first; by default a random one.
         """
-        sent = dict(args) if isinstance(args, Mapping) else list(args or ())
-        found = await self._map("submit", {"entry": entry, "args": sent or {}}, timeout_ms=timeout_ms)
-        return Submitted(found["position"], found["verdict"])
 
-    async def extension(self, name: str, *, seen: int | None = None) -> Any:
-        """The state of an extension as any peer knows it; not older than the position ``seen``. Raises `NotFound`."""
-        args = {"name": name} if seen is None else {"name": name, "seen": seen}
-        return (await self._read("extension", args))["state"]
+        async def commit(gathered: Gathered) -> Committed:
+            return await self.commit(gathered, timeout_ms)
 
-    async def gc(self, *, timeout_ms: int | None = None) -> dict[str, Any]:
-        """Compress the replica and trim the log; returns once it is trimmed."""
-        return await self._map("gc", timeout_ms=timeout_ms)
+        return AsyncTransaction(commit, name=name, random_name=self.random_name)
 
-    async def leave(self, peer: str, *, permanent: bool = False, timeout_ms: int | None = None) -> None:
-        """Drain a peer; ``permanent``: its copies move away first."""
-        await self._map("leave", {"peer": peer, "permanent": permanent}, timeout_ms=timeout_ms)
+    async def commit(self, gathered: Gathered, timeout_ms: int | None = None) -> Committed:
+        """Commit what was gathered; `AsyncTransaction.commit` is the way to do so."""
+        return await self._committer.commit(gathered, self._until(timeout_ms))
+
+    def random_name(self) -> str:
+        """A name for a transaction that nobody else gives."""
+        return self._committer.random_name()
+
+    async def transact(
+        self,
+        *,
+        complete: Claims | Iterable[tuple[Claim, bytes | None]] = (),
+        update: Iterable[tuple[Claim, bytes]] = (),
+        enqueue: Iterable[Mapping[str, Any]] = (),
+        require: Claims = (),
+        name: str | None = None,
+        timeout_ms: int | None = None,
+    ) -> Committed:
+        """The same in one call: all of it happens, or nothing.
+
+        ``complete``: claims, or pairs of claim and result.  ``update``: pairs of claim and data.
+        ``enqueue``: maps with ``queue``, ``data`` and the options of `enqueue`.  ``require``:
+        claims that must stand.  Raises `StaleToken` whose ``details`` name the claims that do not.
+        """
+        transaction = self.transaction(name, timeout_ms=timeout_ms)
+        gather(transaction, complete=complete, update=update, enqueue=enqueue, require=require)
+        return await transaction.commit()
 
     async def call(self, method: str, args: dict[str, Any], *, timeout_ms: int | None = None) -> Any:
         """Any method of the API by name, asked once: what a peer answers is final, also an error.
@@ -328,17 +394,9 @@ class AsyncClient:
         until = self._until(timeout_ms) + wait_ms / 1000
         return await self._pool.call(method, args, until=until, wait_ms=wait_ms, retry_until=0.0)
 
-    async def _read(self, method: str, args: dict[str, Any]) -> Any:
-        return await self._pool.call(method, args, until=self._until(None))
-
-    async def _map(
-        self, method: str, args: dict[str, Any] | None = None, *, timeout_ms: int | None = None
-    ) -> dict[str, Any]:
+    async def _ask(self, method: str, args: dict[str, Any] | None = None, *, timeout_ms: int | None = None) -> Any:
         wait_ms = int(self._seconds(timeout_ms) * 1000) if method in SLOW else 0
-        found: dict[str, Any] = await self._pool.call(
-            method, args or {}, until=self._until(timeout_ms), wait_ms=wait_ms
-        )
-        return found
+        return await self._pool.call(method, args or {}, until=self._until(timeout_ms), wait_ms=wait_ms)
 
     def _give_back(self, answer: dict[str, Any]) -> None:
         """Claims arrived for a call that had been given up: nobody will work on them."""
@@ -351,6 +409,30 @@ class AsyncClient:
 
     def _seconds(self, timeout_ms: int | None) -> float:
         return (self._timeout_ms if timeout_ms is None else timeout_ms) / 1000
+
+
+async def _together(work: Callable[[], Awaitable[None]], count: int) -> None:
+    """Do the same several times at a time; raises the error of one alone, not as a group."""
+    errors: list[OnyxqError] = []
+    async with anyio.create_task_group() as tasks:
+
+        async def run() -> None:
+            try:
+                await work()
+            except OnyxqError as error:
+                errors.append(error)
+                tasks.cancel_scope.cancel()
+
+        for _ in range(count):
+            tasks.start_soon(run)
+    if errors:
+        raise errors[0]
+
+
+def _only(ids: Sequence[bytes | str]) -> bytes | str:
+    if len(ids) != 1:
+        raise BadRequest(f"{len(ids)} ids for 1 payload", field="ids")
+    return ids[0]
 
 
 def _kept(claims: Claims) -> Claims:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -11,7 +11,12 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from onyxq.client.asynchronous import ADDRESS, TIMEOUT_MS, AsyncClient
+from onyxq.client.flows import Enqueued, Flow, Part, chain, group
+from onyxq.client.managing import PAGE_TASKS
+from onyxq.client.transactions import BlockingTransaction, Committed, Gathered
+from onyxq.client.values import Task
 from onyxq.errors import Unavailable
+from onyxq.ids import TaskId
 from onyxq.wire.network import Network
 
 P = ParamSpec("P")
@@ -77,8 +82,21 @@ class Client:
 
     enqueue = _blocking(AsyncClient.enqueue)
     enqueue_many = _blocking(AsyncClient.enqueue_many)
+    enqueue_flow = _blocking(AsyncClient.enqueue_flow)
+
+    def chain(self, *parts: Part) -> Flow[Enqueued]:
+        """See `AsyncClient.chain`: ``client.chain(Step("a", b"1"), Step("b", b"2")).enqueue()``."""
+        return chain(self.enqueue_flow, parts)
+
+    def group(self, *parts: Part) -> Flow[Enqueued]:
+        """See `AsyncClient.group`."""
+        return group(self.enqueue_flow, parts)
+
+    results = _blocking(AsyncClient.results)
     make_ids = _blocking(AsyncClient.make_ids)
     get = _blocking(AsyncClient.get)
+    wait = _blocking(AsyncClient.wait)
+    now_ms = _blocking(AsyncClient.now_ms)
     task_log = _blocking(AsyncClient.task_log)
     cancel = _blocking(AsyncClient.cancel)
     claim = _blocking(AsyncClient.claim)
@@ -87,9 +105,45 @@ class Client:
     complete = _blocking(AsyncClient.complete)
     fail = _blocking(AsyncClient.fail)
     release = _blocking(AsyncClient.release)
+    transact = _blocking(AsyncClient.transact)
+
+    def transaction(self, name: str | None = None, *, timeout_ms: int | None = None) -> BlockingTransaction:
+        """See `AsyncClient.transaction`: ``with client.transaction() as tx``."""
+        portal, client = self._opened()
+
+        def commit(gathered: Gathered) -> Committed:
+            committed: Committed = portal.call(client.commit, gathered, timeout_ms)
+            return committed
+
+        return BlockingTransaction(commit, name=name, random_name=client.random_name)
+
     count = _blocking(AsyncClient.count)
     list = _blocking(AsyncClient.list)
+
+    def list_all(self, queue: str | None = None, *, state: str | None = None) -> Iterator[Task]:
+        """All tasks in id order, of one queue and state if given, read page by page."""
+        after: TaskId | None = None
+        while True:
+            page = self.list(queue, state=state, after=after, limit=PAGE_TASKS)
+            yield from page.tasks
+            after = page.after
+            if after is None:
+                return
+
     queues = _blocking(AsyncClient.queues)
+    queue = _blocking(AsyncClient.queue)
+    set_queue = _blocking(AsyncClient.set_queue)
+    pause = _blocking(AsyncClient.pause)
+    resume = _blocking(AsyncClient.resume)
+    dead = _blocking(AsyncClient.dead)
+    requeue_dead = _blocking(AsyncClient.requeue_dead)
+    discard_dead = _blocking(AsyncClient.discard_dead)
+    periodic = _blocking(AsyncClient.periodic)
+    periodics = _blocking(AsyncClient.periodics)
+    set_periodic = _blocking(AsyncClient.set_periodic)
+    remove_periodic = _blocking(AsyncClient.remove_periodic)
+    pause_periodic = _blocking(AsyncClient.pause_periodic)
+    resume_periodic = _blocking(AsyncClient.resume_periodic)
     cluster = _blocking(AsyncClient.cluster)
     ring = _blocking(AsyncClient.ring)
     partitions = _blocking(AsyncClient.partitions)
@@ -100,4 +154,5 @@ class Client:
     extension = _blocking(AsyncClient.extension)
     gc = _blocking(AsyncClient.gc)
     leave = _blocking(AsyncClient.leave)
+    force_partition = _blocking(AsyncClient.force_partition)
     call = _blocking(AsyncClient.call)

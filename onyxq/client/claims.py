@@ -119,9 +119,27 @@ class Claim:
 
     @property
     def retries(self) -> int | None:
-        """Failed attempts after which the task fails for good, beyond the first; None: never."""
+        """Failed attempts after which the task fails for good, beyond the first; None: never.
+
+        25 where the task leaves it to its queue: what that says is not known here.
+        """
         retries = self.run.header.get("retries", 25)
         return None if retries is None else int(retries)
+
+    @property
+    def ordering_key(self) -> str | None:
+        """The key whose tasks are worked on one after the other; None: none."""
+        return self.run.header.get("ordering_key")
+
+    @property
+    def unique_key(self) -> str | None:
+        """The key of which the queue has this task only; None: none."""
+        return self.run.header.get("unique_key")
+
+    @property
+    def depends(self) -> tuple[TaskId, ...]:
+        """The tasks that had to be done before this one."""
+        return tuple(TaskId(one) for one in self.run.header.get("depends", ()))
 
     @property
     def attempts(self) -> int:

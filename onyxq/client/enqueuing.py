@@ -13,11 +13,14 @@ from typing import Any, NamedTuple
 
 import anyio
 
+from onyxq.client.flows import Flow
 from onyxq.client.groups import Group
+from onyxq.client.policy import NOW, Policy, When
 from onyxq.client.pool import RETRYABLE, Backoff, Pool
+from onyxq.client.single import Single, Singles, named_by_caller, refusals, told
 from onyxq.client.values import as_id
-from onyxq.errors import BadRequest, OnyxqError, TooLarge, Unavailable, from_map
-from onyxq.facts import RUN_BYTES_MAX, TASK_BYTES_MAX, pack_task
+from onyxq.errors import BadRequest, OnyxqError, TooLarge, Unavailable
+from onyxq.facts import RUN_BYTES_MAX, TASK_BYTES_MAX, pack_task, partition_of_keys
 from onyxq.ids import (
     RUN_TASKS_MAX,
     STRETCH_TASKS,
@@ -26,6 +29,7 @@ from onyxq.ids import (
     TaskId,
     counter_of,
     ids_of,
+    ms_of,
     offset_of,
     partition_of,
     with_counter,
@@ -39,61 +43,6 @@ SHIPMENTS_MAX = 8
 """Requests of one call in flight at a time."""
 AVOID_S = 5.0
 """How long new runs go elsewhere after a partition could not take one."""
-
-DEFAULTS = {"priority": 0, "retries": 25, "backoff_ms": 1000, "format": "bytes"}
-
-
-class Policy(NamedTuple):
-    """What tasks enqueued together have in common."""
-
-    queue: str
-    priority: int
-    retries: int | None
-    backoff_ms: int
-    format: str
-    w: int | None
-
-    def header(self) -> dict[str, Any]:
-        """The header of their runs: what differs from the defaults, sorted by name."""
-        said = {name: getattr(self, name) for name in DEFAULTS if getattr(self, name) != DEFAULTS[name]}
-        return dict(sorted({"queue": self.queue, **said}.items()))
-
-    def check(self) -> None:
-        """Raise `BadRequest` for what no server would take."""
-        if not isinstance(self.queue, str) or not 1 <= len(self.queue) <= 200:
-            raise BadRequest("a queue's name has 1 to 200 characters", field="queue")
-        for name in ("priority", "backoff_ms"):
-            if type(getattr(self, name)) is not int:
-                raise BadRequest(f"{name} is a whole number", field=name)
-        if not -(2**31) <= self.priority < 2**31:
-            raise BadRequest("priority is a signed 32-bit number", field="priority")
-        if self.retries is not None and (type(self.retries) is not int or self.retries < 0):
-            raise BadRequest("retries is a whole number from 0 on, or None for no limit", field="retries")
-        if self.backoff_ms < 0:
-            raise BadRequest("backoff_ms cannot be negative", field="backoff_ms")
-        if self.format not in ("bytes", "json"):
-            raise BadRequest("format is bytes or json", field="format")
-
-
-class When(NamedTuple):
-    """When tasks are due: after a delay, or at a time (milliseconds since the epoch)."""
-
-    delay_ms: int = 0
-    at_ms: int | None = None
-
-    @staticmethod
-    def of(delay_ms: int, at_ms: int | None) -> When:
-        """Raises `BadRequest` for a delay that is negative."""
-        if delay_ms < 0:
-            raise BadRequest("delay_ms cannot be negative", field="delay_ms")
-        return When(delay_ms, at_ms)
-
-    def due_ms(self, now_ms: int) -> int:
-        """The time due, for one who says it is ``now_ms``."""
-        return now_ms + self.delay_ms if self.at_ms is None else self.at_ms
-
-
-NOW = When()
 
 
 class _Shipment(NamedTuple):
@@ -112,13 +61,19 @@ class Enqueuer:
         self._now_ms = now_ms
         self._maker = IdMaker(now_ms, random_64)
         self._groups: dict[Policy, Group[bytes, TaskId]] = {}
+        self._singles = Singles(spawner, pool, avoid=self._keep_away)
         self._turn = pool.generator.randrange(1 << 16)
         self._avoid: dict[int, float] = {}
 
-    async def one(self, policy: Policy, payload: bytes, *, until: float) -> TaskId:
-        """Store one task, together with others of its kind that come while a request is in flight."""
+    async def one(
+        self, policy: Policy, payload: bytes, *, until: float, when: When = NOW, id: bytes | str | None = None
+    ) -> TaskId:
+        """Store one task, together with others that come while a request is in flight; the id of what stands."""
         policy.check()
         check_payloads([payload])
+        if when is not NOW or id is not None or policy.key is not None:
+            await self._pool.loaded_routes(until)
+            return await self._singles.add(self._single(policy, payload, id, when), policy.w, until=until)
         if len(payload) > RUN_BYTES_MAX // 4:
             return (await self.many(policy, [payload], until=until))[0]
         group = self._groups.get(policy)
@@ -136,7 +91,7 @@ class Enqueuer:
         when: When = NOW,
         ids: Sequence[bytes | str] | None = None,
     ) -> list[TaskId]:
-        """Store tasks; their ids in the order of the payloads. Raises the first error met."""
+        """Store tasks; the ids of what stands, in the order of the payloads. Raises the first error met."""
         policy.check()
         check_payloads(payloads)
         given = None if ids is None else [as_id(task_id) for task_id in ids]
@@ -144,25 +99,71 @@ class Enqueuer:
             raise BadRequest(f"{len(given)} ids for {len(payloads)} payloads", field="ids")
         await self._pool.loaded_routes(until)
         made: list[TaskId] = []
-        header = policy.header()
-        shipments = self._shipments(header, payloads, given, when, made)
+        shipments = self._shipments(policy.header(), payloads, given, when, made)
         await self._ship_all(shipments, policy.w, until)
         return made if given is None else given
 
-    def make_ids(self, count: int, *, when: When = NOW) -> list[TaskId]:
-        """Fresh ids, in the partitions that new tasks would go to."""
+    async def keyed(
+        self,
+        policies: Sequence[Policy],
+        payloads: Sequence[bytes],
+        *,
+        until: float,
+        when: When = NOW,
+        ids: Sequence[bytes | str] | None = None,
+    ) -> list[TaskId]:
+        """The same of tasks that have keys, each a policy of its own with the same ``w``."""
+        for policy in policies:
+            policy.check()
+        check_payloads(payloads)
+        given = [None] * len(payloads) if ids is None else list(ids)
+        if len(given) != len(payloads):
+            raise BadRequest(f"{len(given)} ids for {len(payloads)} payloads", field="ids")
+        await self._pool.loaded_routes(until)
+        singles = [self._single(*one, when) for one in zip(policies, payloads, given, strict=True)]
+        return await self._singles.store(singles, policies[0].w if policies else None, until=until)
+
+    async def flow(self, flow: Flow[Any], *, until: float) -> None:
+        """Store the tasks of a flow by way of one peer, which sees to their order."""
+        await self._pool.loaded_routes(until)
+        if not flow.ids:
+            flow.ids = tuple(one for part in flow.runs() for one in self._ids_of_steps(flow, *part))
+        await self._singles.in_order(list(runs_of_flow(flow)), until=until)
+
+    def _ids_of_steps(self, flow: Flow[Any], start: int, end: int, when: When) -> list[TaskId]:
+        first = flow.plan.steps[start].step.policy(())
+        key, partitions = first.key, self._pool.routes.partitions
+        there = None if key is None else partition_of_keys(first.queue, key, partitions)
+        return self.make_ids(end - start, when=when, partition=there)
+
+    def make_ids(self, count: int, *, when: When = NOW, partition: int | None = None) -> list[TaskId]:
+        """Fresh ids, in the partitions that new tasks would go to, or in one of the caller's choice."""
         made: list[TaskId] = []
         while len(made) < count:
             part = min(RUN_TASKS_MAX, count - len(made))
-            made += ids_of(*self._run(part, when))
+            made += ids_of(*self._run(part, when, partition))
         return made
 
-    def _run(self, count: int, when: When) -> Run:
+    def _run(self, count: int, when: When, partition: int | None = None) -> Run:
         """Fresh ids that are due by the clock of their leader, not by this machine's."""
-        partition = self._choose_partition()
+        if partition is None:
+            partition = self._choose_partition()
         now_ms, base_ms = self._pool.now_ms(partition) or (self._now_ms(),) * 2
         due_ms = when.due_ms(base_ms) if when != NOW else 0
         return self._maker.run(partition, count, due_ms=due_ms, now_ms=now_ms)
+
+    def _single(self, policy: Policy, payload: bytes, task_id: bytes | str | None, when: When) -> Single:
+        """A task with the id that it keeps, whatever is sent again."""
+        if task_id is None:
+            key = policy.key
+            there = None if key is None else partition_of_keys(policy.queue, key, self._pool.routes.partitions)
+            first = self._run(1, when, there).first
+        else:
+            first = as_id(task_id)
+        return Single(first, pack_task(policy.header(), [payload]), named_by_caller(first, when, policy))
+
+    def _keep_away(self, partition: int) -> None:
+        self._avoid[partition] = anyio.current_time() + AVOID_S
 
     def _group(self, policy: Policy) -> Group[bytes, TaskId]:
         async def send(payloads: list[bytes], until: float) -> list[TaskId | OnyxqError]:
@@ -206,7 +207,8 @@ class Enqueuer:
             address = self._pool.leader_of(partition_of(first))
             body = pack_task(header, payloads[start:end])
             runs, size = loading.pop(address, ([], 0))
-            runs.append([first, body])
+            late = when.at_ms is not None and ms_of(first) != when.at_ms
+            runs.append([first, body, when.at_ms] if late else [first, body])
             size += len(body)
             if size >= SHIPMENT_BYTES or len(runs) >= SHIPMENT_RUNS_MAX:
                 yield _Shipment(address, runs)
@@ -244,19 +246,31 @@ class Enqueuer:
         address, runs = shipment
         backoff = Backoff(until, self._pool.generator)
         while True:
-            answer = await self._pool.call("enqueue", {"runs": runs, "w": w}, until=until, address=address)
-            failed = [
-                (run, from_map(ack)) for run, ack in zip(runs, answer["acks"], strict=True) if isinstance(ack, dict)
-            ]
+            try:
+                answer = await self._pool.call("enqueue", {"runs": runs, "w": w}, until=until, address=address)
+            except BadRequest as error:
+                raise told(error) from None
+            failed = refusals(runs, answer["acks"])
             if not failed:
                 return
-            for run, error in failed:
-                if not isinstance(error, RETRYABLE) or backoff.over():
-                    raise error
-                self._avoid[partition_of(run[0])] = anyio.current_time() + AVOID_S
+            for run, why in failed:
+                if not isinstance(why, RETRYABLE) or backoff.over():
+                    raise why
+                self._keep_away(partition_of(run[0]))
             self._pool.refresh_soon()
             address, runs = None, [run for run, _ in failed]
             await backoff.wait()
+
+
+def runs_of_flow(flow: Flow[Any]) -> Iterator[list[Any]]:
+    """The runs of a flow whose ids are made, what others depend on first."""
+    steps, ids = flow.plan.steps, flow.ids
+    for start, end, when in flow.runs():
+        policy = steps[start].step.policy([ids[place] for place in steps[start].follows])
+        payloads, header = [one.step.payload for one in steps[start:end]], policy.header()
+        for begin, stop in cut_with_ids(payloads, ids[start:end]):
+            first = ids[start + begin]
+            yield Single(first, pack_task(header, payloads[begin:stop]), named_by_caller(first, when, policy)).run
 
 
 def check_payloads(payloads: Sequence[bytes]) -> None:

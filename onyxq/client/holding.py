@@ -209,6 +209,8 @@ def _joins(last: Item, item: Item) -> bool:
     )
     if not follows or item[3:RESULTS] != last[3:RESULTS]:
         return False
+    if len(item) > RESULTS and type(item[3]) is int:
+        return False  # a completion with the number of its claim's updates
     if len(item) > RESULTS and isinstance(item[RESULTS], list) and isinstance(last[RESULTS], list):
         return True
     return item[RESULTS:] == last[RESULTS:]

@@ -106,11 +106,12 @@ class Pool:
 
         ``args`` may be a function that makes them anew for each attempt.  ``address``:
         peer to ask first, if there is a connection to it.  ``retry_until``: of an attempt
-        begun after that time an error that a peer answered, or that no peer can be reached, is raised at
-        once; only a connection that broke is replaced, until ``until``.  ``wait_ms``:
+        begun after that time, if it is not the first, an error that a peer answered, or that no peer can be
+        reached, is raised at once; only a connection that broke is replaced, until ``until``.  ``wait_ms``:
         how long the peer may wait before it answers.  Raises the last error.
         """
         backoff = Backoff(until, self.generator)
+        first = True
         while True:
             connection: Connection | None = None
             began = anyio.current_time()
@@ -127,10 +128,10 @@ class Pool:
                 broke = connection is not None and connection.closed.is_set()
                 self._failed(connection, error)
                 # An attempt that the time ran out on is made once more: the peer may have been leaving just then.
-                hurried = retry_until is not None and began >= retry_until
+                hurried = retry_until is not None and began >= retry_until and not first
                 if backoff.over() or (hurried and not broke):
                     raise
-            address = None
+            address, first = None, False
             await backoff.wait()
 
     def notify(self, method: str, args: dict[str, Any]) -> None:

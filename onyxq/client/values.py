@@ -35,7 +35,10 @@ class TaskUpdate(NamedTuple):
 
 @frozen(kw_only=True)
 class Task:
-    """A task as it is stored; ``state`` is scheduled, waiting, ready, claimed, completed, failed or cancelled."""
+    """A task as it is stored; ``state`` is scheduled, waiting, ready, claimed, completed, failed or cancelled.
+
+    ``waiting``: for tasks that it depends on, or for those before it in its ordering key.
+    """
 
     id: TaskId
     queue: str
@@ -47,7 +50,12 @@ class Task:
     attempts: int
     claims: tuple[ClaimRecord, ...]
     updates: int
-    depends: tuple[bytes, ...] = ()
+    depends: tuple[TaskId, ...] = ()
+    ordering_key: str | None = None
+    unique_key: str | None = None
+    expires_ms: int | None = None
+    retries: int | None = None
+    """Failed attempts allowed beyond the first, by the task or its queue; None: no limit."""
     result: bytes | None = None
     error: str | None = None
 

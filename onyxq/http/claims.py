@@ -44,7 +44,7 @@ CLAIM = Object(
     {
         "queues": Field(Array(Text(), minimum=1, maximum=QUEUES_MAX), required=True),
         "max": Field(Integer(1, CLAIMS_MAX), default=1),
-        "lease_ms": _LEASE,
+        "lease_ms": Field(Integer(LEASE_MIN_MS, LEASE_MAX_MS), doc="Default: as the task's queue says (30000)."),
         "wait_ms": Field(Integer(0, WAIT_MAX_MS), default=0, doc="How long to wait for a first task."),
         "worker": Field(Text(), default="http", doc="A name to be shown with the claim."),
     },
@@ -124,7 +124,7 @@ async def post_claims(call: Call) -> Response:
     """Claim tasks, waiting for them if asked to."""
     if call.kit.closing.is_set():
         raise Stopping("this peer is about to stop")
-    wanted = {name: call.body[name] for name in ("queues", "max", "lease_ms", "wait_ms", "worker")}
+    wanted = {name: call.body.get(name) for name in ("queues", "max", "lease_ms", "wait_ms", "worker")}
     result, gone = await while_connected(call, lambda: call.ask("claim", **wanted))
     claims = result["claims"] if result else []
     if not gone:
@@ -169,7 +169,9 @@ def _granted_run(token: int, expires_ms: int, *, attempts: int, first: bytes, bo
         "priority": run.header.get("priority", 0),
         "state": "claimed",
         "at_ms": ms_of(first),
-        "depends": [],
+        "ordering_key": run.header.get("ordering_key"),
+        "unique_key": run.header.get("unique_key"),
+        "depends": run.header.get("depends", []),
         "attempts": attempts,
         "format": run.header.get("format", "bytes"),
     }

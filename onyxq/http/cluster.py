@@ -1,4 +1,4 @@
-"""Endpoints for queues, the cluster, the log and health."""
+"""Endpoints for the cluster, the log and health."""
 
 from __future__ import annotations
 
@@ -43,15 +43,6 @@ def _shows(method: str) -> Callable[[Call], Awaitable[Response]]:
     return show
 
 
-async def get_queue(call: Call) -> Response:
-    """One queue; it exists as long as it has tasks."""
-    name = call.path["queue"]
-    for queue in (await call.ask("queues"))["queues"]:
-        if queue["queue"] == name:
-            return answer(queue)
-    raise NotFound("there is no such queue", field="queue", hint="A queue exists once a task was put into it.")
-
-
 async def get_log(call: Call) -> Response:
     """Records of the log with their verdicts."""
     wanted = {"from": call.query.get("from"), "limit": call.query["limit"]}
@@ -67,6 +58,14 @@ async def post_leave(call: Call) -> Response:
     """Drain a peer."""
     permanent = call.body.get("permanent", False)
     return answer(await call.ask("leave", peer=call.path["peer"], permanent=permanent))
+
+
+async def post_force(call: Call) -> Response:
+    """Have a partition go on without the lost majority of its nodes."""
+    number = call.path["partition"]
+    if not number.isdigit() or len(number) > 5:
+        raise NotFound("there is no such partition", field="partition")
+    return answer(await call.ask("partition.force", partition=int(number), by="HTTP"))
 
 
 async def get_live(call: Call) -> Response:
@@ -114,12 +113,12 @@ def _page(text: str) -> Response:
     return Response(text.encode(errors="replace"), media_type=HTML, headers=_PAGE_HEADERS)
 
 
-def _view(name: str, summary: str, schema: str, *, tag: str = "cluster") -> Endpoint:
+def _view(name: str, summary: str, schema: str) -> Endpoint:
     return Endpoint(
         method="GET",
         path=f"/v1/{name}",
         name=f"get_{name}",
-        tag=tag,
+        tag="cluster",
         summary=summary,
         handle=_shows(name),
         answer=ref(schema),
@@ -127,17 +126,6 @@ def _view(name: str, summary: str, schema: str, *, tag: str = "cluster") -> Endp
 
 
 ENDPOINTS = (
-    _view("queues", "Queues with their depth by state", "Queues", tag="queues"),
-    Endpoint(
-        method="GET",
-        path="/v1/queues/{queue}",
-        name="get_queue",
-        tag="queues",
-        summary="One queue",
-        handle=get_queue,
-        answer=ref("Queue"),
-        errors=(404,),
-    ),
     _view("cluster", "The cluster and its settings", "Cluster"),
     _view("ring", "Who watches whom", "Ring"),
     _view("partitions", "Where partitions live and who leads them", "Partitions"),
@@ -152,7 +140,20 @@ ENDPOINTS = (
         role="admin",
         body=LEAVE,
         body_required=False,
-        answer={"type": "object"},
+        answer=ref("Leaving"),
+        errors=(404, 409),
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/partitions/{partition}/force",
+        name="force_partition",
+        tag="cluster",
+        summary="Go on without the lost majority of a partition's nodes; what only they hold is lost",
+        handle=post_force,
+        role="admin",
+        body=NOTHING,
+        body_required=False,
+        answer=ref("Forced"),
         errors=(404, 409),
     ),
     Endpoint(

@@ -25,6 +25,8 @@ PATH_FIELDS: Mapping[str, Field] = {
     "id": Field(HexId(), required=True, doc="Id of the task."),
     "queue": Field(Text(), required=True, doc="Name of the queue, percent-encoded."),
     "peer": Field(Text(), required=True, doc="Id of the peer."),
+    "partition": Field(Text(), required=True, doc="Number of the partition."),
+    "name": Field(Text(), required=True, doc="Name of the periodic task."),
     "entry": Field(Text(), required=True, doc="Name of an extension's entry."),
     "extension": Field(Text(), required=True, doc="Name of the extension."),
 }

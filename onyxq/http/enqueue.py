@@ -1,29 +1,43 @@
 """From the tasks of a request to runs: grouped, given ids, packed.
 
-Consecutive tasks of a kind become one run.  A task with an id of its own keeps it; the
-due time is part of an id, so ids made here carry the delay that was asked for.
+Consecutive tasks of a kind become one run; one with a key is a run of its own.  A task with
+an id of its own keeps it; the due time is part of an id, so ids made here carry the delay that
+was asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import anyio
 from attrs import define, field
 
 from onyxq.errors import BadRequest
-from onyxq.facts import RUN_BYTES_MAX, pack_task
+from onyxq.facts import RUN_BYTES_MAX, pack_task, partition_of_keys
 from onyxq.http.shapes import MS_MAX, Invalid
 from onyxq.http.values import JSON, encode_value, payload_of
 from onyxq.ids import RUN_TASKS_MAX, Run, TaskId, counter_of, ids_of, ms_of, offset_of, partition_of
 
-PAST_MAX_MS = 10_000
-"""A due time this far in the past is taken for a slip of the clock, not for a mistake."""
+GRACE_MS = 10_000
+"""A due time this far in the past is taken for a slip of the clock, where the queue does not say otherwise."""
 TASKS_AT_ONCE = 500
 """Tasks handled before others get their turn."""
-RETRIES_DEFAULT = 25
-BACKOFF_MS_DEFAULT = 1_000
+KEYS = ("ordering_key", "unique_key")
+"""The first of these that a task has decides about its partition."""
+HEADER = (
+    "backoff_ms",
+    "depends",
+    "expires_ms",
+    "on_dependency_failed",
+    "ordering_key",
+    "priority",
+    "queue",
+    "retries",
+    "unique_key",
+)
+"""Members of a task that go into the header of its run as they are."""
 
 _NULL = encode_value(None)
 
@@ -38,13 +52,25 @@ class Group:
     due_ms: int
     """Due time of tasks without ids; 0: now."""
     first: TaskId | None
+    at_ms: int | None = None
+    """The time that was asked for, where the leader is to know it: it orders tasks of a key."""
     payloads: list[bytes] = field(factory=list)
     size: int = 0
+
+    @property
+    def key(self) -> str | None:
+        """The key that decides about the partition."""
+        return next((str(self.header[name]) for name in KEYS if name in self.header), None)
+
+    def partition(self, partitions: int) -> int | None:
+        """The partition that its tasks must lie in; None: any."""
+        key = self.key
+        return None if key is None else partition_of_keys(self.header["queue"], key, partitions)
 
     def takes(self, header: dict[str, Any], due_ms: int, task_id: TaskId | None, size: int) -> bool:
         """Whether one more task fits in."""
         count = len(self.payloads)
-        if header != self.header or count >= RUN_TASKS_MAX or self.size + size > RUN_BYTES_MAX:
+        if self.key is not None or header != self.header or count >= RUN_TASKS_MAX or self.size + size > RUN_BYTES_MAX:
             return False
         if self.first is None or task_id is None:
             return self.first is None and task_id is None and due_ms == self.due_ms
@@ -52,8 +78,17 @@ class Group:
         return same_maker and counter_of(task_id) == counter_of(self.first) + count and offset_of(task_id) > 0
 
 
-async def group_tasks(tasks: Sequence[Mapping[str, Any]], *, partitions: int, now_ms: int) -> list[Group]:
-    """The groups that the checked tasks of a request fall into; raises `BadRequest`."""
+async def group_tasks(
+    tasks: Sequence[Mapping[str, Any]],
+    *,
+    partitions: int,
+    now_ms: int,
+    graces: Mapping[str, int] = MappingProxyType({}),
+) -> list[Group]:
+    """The groups that the checked tasks of a request fall into; raises `BadRequest`.
+
+    ``graces``: how far back a due time may lie in ms, by queue; for others `GRACE_MS`.
+    """
     groups: list[Group] = []
     seen: dict[TaskId, int] = {}
     for index, task in enumerate(tasks):
@@ -61,7 +96,8 @@ async def group_tasks(tasks: Sequence[Mapping[str, Any]], *, partitions: int, no
             await anyio.lowlevel.checkpoint()
         try:
             task_id = _own_id(task, index, seen, partitions)
-            due_ms = _due_ms(task, now_ms)
+            due_ms = _due_ms(task, now_ms, graces.get(task["queue"], GRACE_MS))
+            _check_dependencies(task, task_id)
             form, payload = payload_of(task, "data") or (JSON, _NULL)
         except Invalid as error:
             error.within(index)
@@ -69,7 +105,8 @@ async def group_tasks(tasks: Sequence[Mapping[str, Any]], *, partitions: int, no
             raise error.to_error("the body") from None
         header = _header(task, form)
         if not groups or not groups[-1].takes(header, due_ms, task_id, len(payload)):
-            groups.append(Group(index, header, due_ms, task_id))
+            keyed = any(name in header for name in KEYS)
+            groups.append(Group(index, header, due_ms, task_id, task.get("at_ms") if keyed else None))
         groups[-1].payloads.append(payload)
         groups[-1].size += len(payload)
     return groups
@@ -87,13 +124,27 @@ def _own_id(task: Mapping[str, Any], index: int, seen: dict[TaskId, int], partit
     return task_id
 
 
-def _due_ms(task: Mapping[str, Any], now_ms: int) -> int:
+def _check_dependencies(task: Mapping[str, Any], task_id: TaskId | None) -> None:
+    depends = task.get("depends") or []
+    if len(set(depends)) != len(depends):
+        raise _at("depends", Invalid("names a task twice"))
+    if task_id is not None and task_id in depends:
+        raise _at("depends", Invalid("names the task itself"))
+
+
+def past_queues(tasks: Sequence[Mapping[str, Any]], now_ms: int) -> set[str]:
+    """Queues of tasks that are to be due at a time that has passed."""
+    return {task["queue"] for task in tasks if (task.get("at_ms") or now_ms) < now_ms and task.get("id") is None}
+
+
+def _due_ms(task: Mapping[str, Any], now_ms: int, grace_ms: int) -> int:
     """Due time of a task; 0 for at once. Raises `Invalid`."""
     delay_ms, at_ms, task_id = task.get("delay_ms"), task.get("at_ms"), task.get("id")
     if delay_ms is not None and at_ms is not None:
         raise _at("delay_ms", Invalid("and at_ms exclude each other"))
-    if at_ms is not None and at_ms < now_ms - PAST_MAX_MS and task_id is None:
-        raise _at("at_ms", Invalid(f"is {now_ms - at_ms} ms in the past", hint="Leave it out to run the task now."))
+    if at_ms is not None and at_ms < now_ms - grace_ms and task_id is None:
+        reason = f"is {now_ms - at_ms} ms in the past; the queue allows {grace_ms}"
+        raise _at("at_ms", Invalid(reason, hint="Leave it out to run the task now."))
     due_ms = _due(delay_ms, at_ms, now_ms)
     if due_ms > MS_MAX:
         raise _at("delay_ms", Invalid("leads beyond the latest time there is"))
@@ -112,7 +163,7 @@ def _due(delay_ms: int | None, at_ms: int | None, now_ms: int) -> int:
 def due_ms_of(query: Mapping[str, Any], now_ms: int) -> int:
     """Due time that the parameters of a request for ids ask for; 0: now. Raises `BadRequest`."""
     try:
-        return _due_ms(query, now_ms)
+        return _due_ms(query, now_ms, GRACE_MS)
     except Invalid as error:
         raise error.to_error("the query") from None
 
@@ -124,17 +175,16 @@ def _at(name: str, error: Invalid) -> Invalid:
 
 def _header(task: Mapping[str, Any], form: str) -> dict[str, Any]:
     """The run's header: members that differ from their defaults, in order of name."""
-    header: dict[str, Any] = {}
-    if task["backoff_ms"] != BACKOFF_MS_DEFAULT:
-        header["backoff_ms"] = task["backoff_ms"]
+    header = {name: task[name] for name in HEADER if name in task}
+    if not task["priority"]:
+        del header["priority"]
+    if not header.get("depends"):
+        header.pop("depends", None)
+    if header.get("on_dependency_failed") == "fail":
+        del header["on_dependency_failed"]
     if form == JSON:
         header["format"] = form
-    if task["priority"]:
-        header["priority"] = task["priority"]
-    header["queue"] = task["queue"]
-    if task["retries"] != RETRIES_DEFAULT:
-        header["retries"] = task["retries"]
-    return header
+    return dict(sorted(header.items()))
 
 
 def runs_of_groups(groups: Sequence[Group], make: Callable[[int, int, int], Run]) -> list[Run]:
@@ -149,14 +199,28 @@ def runs_of_groups(groups: Sequence[Group], make: Callable[[int, int, int], Run]
     return runs
 
 
-def enqueue_args(groups: Sequence[Group], runs: Sequence[Run]) -> list[list[bytes]]:
+def enqueue_args(groups: Sequence[Group], runs: Sequence[Run]) -> list[list[Any]]:
     """The argument ``runs`` of the method ``enqueue``."""
-    return [[run.first, pack_task(group.header, group.payloads)] for group, run in zip(groups, runs, strict=True)]
+    out: list[list[Any]] = []
+    for group, run in zip(groups, runs, strict=True):
+        args = [run.first, pack_task(group.header, group.payloads)]
+        out.append(args if group.at_ms is None else [*args, group.at_ms])
+    return out
 
 
-def ids_of_runs(runs: Sequence[Run]) -> list[str]:
-    """Every id in request order, as hex."""
-    return [task_id.hex() for run in runs for task_id in ids_of(*run)]
+def ids_of_runs(runs: Sequence[Run], acks: Sequence[Any] = ()) -> list[str]:
+    """Every id in request order, as hex; of a unique key the one that stands."""
+    ids: list[str] = []
+    for place, run in enumerate(runs):
+        ack = acks[place] if acks else None
+        ids += [ack[1].hex()] if isinstance(ack, list) else [task_id.hex() for task_id in ids_of(*run)]
+    return ids
+
+
+def standing_of(runs: Sequence[Run], acks: Sequence[Any]) -> list[str | None]:
+    """Per task of a unique key ``new``, ``replaced`` or ``exists``, else null."""
+    found = ((ack[2] if isinstance(ack, list) else None, run.count) for run, ack in zip(runs, acks, strict=True))
+    return [what for what, count in found for _ in range(count)]
 
 
 def check_header(field_name: str, value: str) -> None:

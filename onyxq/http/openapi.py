@@ -20,7 +20,10 @@ _DESCRIPTION = (
 _TAGS = {
     "tasks": "Putting tasks in and looking at them.",
     "claims": "Working on tasks: a claim is a lease with a fencing token.",
-    "queues": "Queues and their depth.",
+    "transactions": "Several changes in one atomic step.",
+    "queues": "Queues: their depth and their settings.",
+    "dead letters": "Tasks that failed for good.",
+    "periodic tasks": "What is enqueued again and again.",
     "cluster": "What the replica says, and operations on the cluster.",
     "extensions": "Entries and states of what is installed beside OnyxQ.",
     "health": "For probes and monitoring.",

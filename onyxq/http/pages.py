@@ -189,4 +189,5 @@ def _queues(value: Mapping[str, Any]) -> str:
 
 
 def _queue(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {"queue": row["queue"], **row["depth"], "oldest ready ms": row.get("oldest_ready_ms")}
+    paused = row.get("settings", {}).get("paused", False)
+    return {"queue": row["queue"], **row["depth"], "oldest ready ms": row.get("oldest_ready_ms"), "paused": paused}

@@ -54,6 +54,10 @@ _TASK = _object(
     {
         "data": _ANY,
         "data_base64": _BYTES,
+        "ordering_key": {"type": ["string", "null"]},
+        "unique_key": {"type": ["string", "null"]},
+        "expires_ms": _or_null(_MS),
+        "retries": {**_or_null(_COUNT), "description": "By the task or its queue; null: until one succeeds."},
         "claims": _list(_CLAIM_OF_TASK),
         "updates": _COUNT,
         "result": _ANY,
@@ -62,9 +66,54 @@ _TASK = _object(
     },
 )
 _UPDATE = _object({"token": _COUNT, "seq": _COUNT, "at_ms": _MS}, {"data": _ANY, "data_base64": _BYTES})
-_DEPTH = _object(dict.fromkeys(("total", "completed", "failed", "cancelled", "scheduled", "claimed", "ready"), _COUNT))
+_DEPTH = _object(
+    dict.fromkeys(
+        ("total", "completed", "failed", "cancelled", "scheduled", "waiting", "claimed", "ready"),
+        _COUNT,
+    )
+)
+_NUMBER: Schema = {"type": "number"}
+_SETTINGS: dict[str, Schema] = {
+    "paused": _FLAG,
+    "paused_by": _TEXT,
+    "paused_why": _TEXT,
+    "lease_ms": _COUNT,
+    "retries": _or_null(_COUNT),
+    "backoff_ms": _COUNT,
+    "on_dead": _TEXT,
+    "retention_ms": _COUNT,
+    "grace_ms": _COUNT,
+    "rate": _NUMBER,
+    "concurrency": _COUNT,
+    "key_rate": _NUMBER,
+    "durability": _TEXT,
+    "archive": _FLAG,
+}
+_PERIODIC = _object(
+    {
+        "name": _TEXT,
+        "queue": _TEXT,
+        "schedule": _TEXT,
+        "zone": _TEXT,
+        "priority": {"type": "integer", "format": "int32"},
+        "missed": _TEXT,
+        "paused": _FLAG,
+        "next_ms": {**_or_null(_MS), "description": "Null: never again."},
+        "fired": {**_COUNT, "description": "How many times so far."},
+    },
+    {"data": _ANY, "data_base64": _BYTES},
+)
 _CLAIM_RESULT = _object({"id": _ID, "ok": _FLAG}, {"code": _TEXT, "detail": _TEXT, "hint": _TEXT})
 _MEMBER = _object({"peer": _TEXT, "node": _TEXT, "state": _TEXT}, {"watches": _list(_TEXT)})
+_TRANSFER = _object(
+    {
+        "node": _TEXT,
+        "rows_done": _COUNT,
+        "bytes_done": _COUNT,
+        "rows_left": _or_null(_COUNT),
+        "seconds_left": _or_null(_COUNT),
+    }
+)
 _PARTITION = _object(
     {
         "partition": _COUNT,
@@ -75,21 +124,35 @@ _PARTITION = _object(
         "epoch": _COUNT,
         "ready": _FLAG,
         "under_replicated": _FLAG,
-    }
+    },
+    {"transfers": _list(_TRANSFER)},
 )
 _PEER = _object(
     {"peer": _TEXT, "node": _TEXT, "address": _TEXT, "http": _TEXT, "zone": _TEXT, "slots": _COUNT, "state": _TEXT},
-    {"tags": _list(_TEXT), "draining": _FLAG, "clock_skew_ms": _COUNT},
+    {
+        "tags": _list(_TEXT),
+        "draining": _FLAG,
+        "leaving": _FLAG,
+        "clock_skew_ms": _COUNT,
+        "copies": _COUNT,
+        "leads": _COUNT,
+    },
 )
 _NODE = _object(
     {"node": _TEXT, "peer": _or_null(_TEXT), "zone": _TEXT},
-    {"absent_since_ms": _or_null(_COUNT), "draining": _FLAG},
+    {"absent_since_ms": _or_null(_COUNT), "draining": _FLAG, "leaving": _FLAG, "copies": _COUNT, "leads": _COUNT},
 )
 _ENTRY = _object({"entry": _TEXT, "args": {"type": "object"}, "verdict": _TEXT})
 
 SCHEMAS: Mapping[str, Schema] = {
     "Ids": _object({"ids": _list(_ID)}),
-    "Enqueued": _object({"ids": _list(_ID), "acks": {**_COUNT, "description": "Fewest copies stored of any task."}}),
+    "Enqueued": _object(
+        {"ids": _list(_ID), "acks": {**_COUNT, "description": "Fewest copies stored of any task."}},
+        {
+            "unique": _list({"type": ["string", "null"], "enum": ["new", "replaced", "exists", None]}),
+            "guarantee": {**_TEXT, "description": "What is not promised of what is stored."},
+        },
+    ),
     "Task": _TASK,
     "TaskPage": _object({"tasks": _list(ref("Task")), "after": {**_or_null(_ID), "description": "Null at the end."}}),
     "TaskLog": _object({"updates": _list(_UPDATE)}),
@@ -98,8 +161,14 @@ SCHEMAS: Mapping[str, Schema] = {
     "ClaimResult": _CLAIM_RESULT,
     "ClaimResults": _object({"results": _list(ref("ClaimResult"))}),
     "Depth": _DEPTH,
-    "Queue": _object({"queue": _TEXT, "depth": ref("Depth")}, {"oldest_ready_ms": _or_null(_COUNT)}),
+    "Queue": _object(
+        {"queue": _TEXT, "depth": ref("Depth"), **_SETTINGS},
+        {"oldest_ready_ms": _or_null(_COUNT), "running": _COUNT, "position": _POSITION},
+    ),
     "Queues": _object({"queues": _list(ref("Queue"))}),
+    "DeadResults": _object({"count": _COUNT}, {"results": _list(ref("ClaimResult"))}),
+    "Periodic": _PERIODIC,
+    "PeriodicList": _object({"periodic": _list(ref("Periodic"))}),
     "Cluster": _object(
         {"name": _or_null(_TEXT), "id": _or_null(_TEXT), "position": _POSITION},
         {
@@ -109,6 +178,8 @@ SCHEMAS: Mapping[str, Schema] = {
             "members": _list(_TEXT),
             "under_replicated": _COUNT,
             "not_ready": _COUNT,
+            "moving": _COUNT,
+            "leaving": _list(_object({"node": _TEXT, "peer": _TEXT, "partitions_left": _COUNT})),
         },
     ),
     "Ring": _object({"position": _POSITION, "members": _list(_MEMBER)}, {"queue": _list(_TEXT), "closed": _FLAG}),
@@ -133,6 +204,9 @@ SCHEMAS: Mapping[str, Schema] = {
         {"position": _COUNT, "part": _COUNT, "parts": _COUNT, "bytes": _COUNT, "data_base64": _BYTES}
     ),
     "TaskHistory": _object({"history": _list({"type": "object"}), "completion": {"type": ["object", "null"]}}),
+    "Leaving": _object({}, {"partitions_left": _COUNT, "warning": _TEXT}),
+    "Forced": _object({"partition": _COUNT, "position": _POSITION, "members": _list(_TEXT), "given_up": _list(_TEXT)}),
+    "Transacted": _object({"ids": _list(_ID), "token": _COUNT, "settled": _FLAG}),
     "GcReport": _object({"position": _POSITION, "trimmed": _COUNT, "origin_bytes": _COUNT}),
     "Submitted": _object({"position": _POSITION, "verdict": _TEXT}),
     "ExtensionState": _object({"position": _POSITION, "state": _ANY}),

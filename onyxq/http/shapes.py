@@ -106,6 +106,26 @@ class Integer:
 
 
 @frozen
+class Number:
+    """A number within bounds, both inclusive, with or without a fraction."""
+
+    minimum: int = 0
+    maximum: int = INTEGER_MAX
+
+    def check(self, value: Any) -> int | float:
+        """The number itself."""
+        if type(value) not in (int, float):
+            raise Invalid(f"must be a number, not {kind_of(value)}")
+        if not self.minimum <= value <= self.maximum:
+            raise Invalid(f"must be {self.minimum} to {self.maximum}, not {clip(str(value))}")
+        return value  # type: ignore[no-any-return]
+
+    def schema(self) -> Schema:
+        """The JSON schema of the value."""
+        return {"type": "number", "minimum": self.minimum, "maximum": self.maximum}
+
+
+@frozen
 class Boolean:
     """``true`` or ``false``."""
 
@@ -276,7 +296,7 @@ class Field:
         if not self.required or self.keeps_null:
             schema = _nullable(schema)
         if self.default is not None:
-            schema["default"] = self.default
+            schema["default"] = list(self.default) if isinstance(self.default, tuple) else self.default
         if self.doc:
             schema["description"] = self.doc
         return schema

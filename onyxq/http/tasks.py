@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from starlette.responses import Response
 
-from onyxq.errors import BadRequest, OnyxqError, from_map
+from onyxq.errors import BadRequest, OnyxqError, Unavailable, from_map
+from onyxq.facts import partition_of_keys
 from onyxq.http.endpoint import Call, Endpoint
 from onyxq.http.enqueue import (
-    BACKOFF_MS_DEFAULT,
-    RETRIES_DEFAULT,
+    GRACE_MS,
     Group,
     check_header,
     due_ms_of,
     enqueue_args,
     group_tasks,
     ids_of_runs,
+    past_queues,
     runs_of_groups,
+    standing_of,
 )
 from onyxq.http.keys import Keyed
+from onyxq.http.listing import PAGE_DEFAULT, PAGE_MAX, answer_pages
 from onyxq.http.problems import problem, renamed
 from onyxq.http.schemas import ref
 from onyxq.http.shapes import (
@@ -37,23 +39,24 @@ from onyxq.http.shapes import (
     Object,
     Text,
 )
-from onyxq.http.streaming import NDJSON, LinesResponse, Page
-from onyxq.http.values import answer, answer_text, dumps, task_json, update_json
+from onyxq.http.streaming import NDJSON
+from onyxq.http.values import answer, answer_text, task_json, update_json
 from onyxq.ids import RUN_TASKS_MAX, Run, ids_of
 
 STATES = ("scheduled", "waiting", "ready", "claimed", "completed", "failed", "cancelled")
 IDS_MAX = 10_000
-PAGE_DEFAULT, PAGE_MAX = 100, 1_000
 DELAY_MAX_MS = 100 * 366 * 24 * 3_600_000
 BACKOFF_MAX_MS = 24 * 3_600_000
 RETRIES_MAX = 1_000_000
-RUNS_AT_ONCE = 1_000
-"""Runs of one call of the method ``enqueue``."""
+RUNS_AT_ONCE = 5_000
+"""Runs of one call of the method ``enqueue``, which may depend on each other in any order."""
+DEPENDS_MAX = 100
+FATES = ("fail", "cancel", "run")
 AVOID_MS = 5_000
 """How long new tasks keep away from a partition that was unavailable."""
 
 _DELAY = Field(Integer(0, DELAY_MAX_MS), doc="Milliseconds from now until the task is due.")
-_AT = Field(Integer(0, MS_MAX), doc="When the task is due; at most 10 s in the past.")
+_AT = Field(Integer(0, MS_MAX), doc="When the task is due; in the past at most by the queue's grace_ms.")
 
 NEW_TASK = Object(
     "NewTask",
@@ -65,11 +68,28 @@ NEW_TASK = Object(
         "priority": Field(Integer(-(1 << 31), (1 << 31) - 1), default=0, doc="Higher is claimed first."),
         "delay_ms": _DELAY,
         "at_ms": _AT,
-        "retries": Field(Integer(0, RETRIES_MAX), default=RETRIES_DEFAULT, keeps_null=True, doc="null: for ever."),
-        "backoff_ms": Field(Integer(0, BACKOFF_MAX_MS), default=BACKOFF_MS_DEFAULT),
-        "ordering_key": Field(Later("string")),
-        "unique_key": Field(Later("string")),
-        "depends": Field(Later("array")),
+        "expires_ms": Field(Integer(1, MS_MAX), doc="A task that nobody has begun by then fails."),
+        "retries": Field(
+            Integer(0, RETRIES_MAX),
+            keeps_null=True,
+            doc="Failed attempts allowed beyond the first; null: until one succeeds. Default: as the queue says.",
+        ),
+        "backoff_ms": Field(
+            Integer(0, BACKOFF_MAX_MS), doc="Pause before the first retry; it doubles. Default: as the queue says."
+        ),
+        "ordering_key": Field(Text(), doc="Tasks of a queue with the same key run one after the other, in order."),
+        "unique_key": Field(
+            Text(),
+            doc="Of a queue's tasks with the same key there is one: a repeat replaces its data before it is first "
+            "claimed, and changes nothing later. The answer has the id of the task that stands.",
+        ),
+        "depends": Field(
+            Array(HexId(), maximum=DEPENDS_MAX),
+            doc="Ids of tasks that must be done before; they may be in this request.",
+        ),
+        "on_dependency_failed": Field(
+            Choice(FATES), doc="What becomes of the task if one that it depends on fails or is cancelled; default fail."
+        ),
         "callback": Field(Later("object")),
     },
 )
@@ -80,7 +100,16 @@ NEW_TASKS = Object(
         "w": Field(Integer(1, 9), doc="Copies that must be stored before the answer; default: a majority."),
     },
 )
-IDS_QUERY = Object("IdsQuery", {"count": Field(Integer(1, IDS_MAX), default=1), "delay_ms": _DELAY, "at_ms": _AT})
+IDS_QUERY = Object(
+    "IdsQuery",
+    {
+        "count": Field(Integer(1, IDS_MAX), default=1),
+        "delay_ms": _DELAY,
+        "at_ms": _AT,
+        "queue": Field(Text(), doc="With key: the queue of the tasks."),
+        "key": Field(Text(), doc="The tasks' ordering key, else their unique key: the ids lie in its partition."),
+    },
+)
 GET_QUERY = Object(
     "TaskQuery",
     {
@@ -106,14 +135,24 @@ async def get_ids(call: Call) -> Response:
     count: int = call.query["count"]
     kit = call.kit
     due_ms = due_ms_of(call.query, kit.now_ms())
-    if not due_ms:
+    there = await _keys_partition(call)
+    if not due_ms and there is None:
         return answer(await call.ask("ids", count=count))
     ids: list[bytes] = []
-    open_partitions = await _open_partitions(call)
+    open_partitions = await _open_partitions(call) if there is None else [there]
     while len(ids) < count:
         part = min(RUN_TASKS_MAX, count - len(ids))
         ids += ids_of(*kit.maker.run(_turn(call, open_partitions), part, due_ms=due_ms))
     return answer({"ids": ids})
+
+
+async def _keys_partition(call: Call) -> int | None:
+    queue, key = call.query.get("queue"), call.query.get("key")
+    if key is None:
+        return None
+    if queue is None:
+        raise BadRequest("the partition of a key depends on its queue", field="queue")
+    return partition_of_keys(queue, key, await call.partitions())
 
 
 async def _open_partitions(call: Call) -> list[int]:
@@ -141,27 +180,46 @@ async def post_tasks(call: Call) -> Response:
         # The same request came twice at a time, and the other one was first to choose its ids.
         keyed, groups = faster, await _grouped(call, faster)
     runs = _runs(call, groups, keyed=keyed, open_partitions=open_partitions)
-    acks = await _enqueue(call, groups, runs)
-    failed = next((index for index, ack in enumerate(acks) if isinstance(ack, Mapping)), None)
-    if failed is None:
-        return answer({"ids": ids_of_runs(runs), "acks": min(acks)}, status=201)
-    return _partly(call, groups=groups, runs=runs, acks=acks)
+    acks, guarantee = await _enqueue(call, groups, runs)
+    if any(isinstance(ack, Mapping) for ack in acks):
+        return _partly(call, groups=groups, runs=runs, acks=acks)
+    stored: dict[str, Any] = {"ids": ids_of_runs(runs, acks), "acks": min(map(_copies, acks))}
+    if any("unique_key" in group.header for group in groups):
+        stored["unique"] = standing_of(runs, acks)
+    if guarantee:
+        stored["guarantee"] = guarantee
+    return answer(stored, status=201)
 
 
-async def _enqueue(call: Call, groups: list[Group], runs: list[Run]) -> list[Any]:
-    """The acks of each run, or its error as a map; raises only if nothing was stored."""
+def _copies(ack: Any) -> int:
+    return int(ack[0] if isinstance(ack, list) else ack)
+
+
+async def _enqueue(call: Call, groups: list[Group], runs: list[Run]) -> tuple[list[Any], str]:
+    """The acks of each run, or its error as a map, and what is not promised; raises only if nothing was stored."""
     acks: list[Any] = []
+    lacking: list[str] = []
     while len(acks) < len(runs):
         part = slice(len(acks), len(acks) + RUNS_AT_ONCE)
+        starts = [group.start for group in groups[part]]
         try:
             packed = enqueue_args(groups[part], runs[part])
-            acks += (await call.ask("enqueue", runs=packed, w=call.body.get("w")))["acks"]
+            found = await call.ask("enqueue", runs=packed, w=call.body.get("w"))
         except OnyxqError as error:
-            error.field = renamed(error.field, [group.start for group in groups[len(acks) :]], "tasks")
+            error.field = renamed(error.field, starts, "tasks")
             if not acks:
                 raise
-            acks += [error.to_map()] * (len(runs) - len(acks))
-    return acks
+            return acks + [error.to_map()] * (len(runs) - len(acks)), ""
+        acks += [_renamed_ack(ack, starts) for ack in found["acks"]]
+        if found.get("guarantee"):
+            lacking.append(found["guarantee"])
+    return acks, "; ".join(dict.fromkeys(lacking))
+
+
+def _renamed_ack(ack: Any, starts: list[int]) -> Any:
+    if not isinstance(ack, Mapping):
+        return ack
+    return {**ack, "field": renamed(ack.get("field"), starts, "tasks")}
 
 
 def _keyed(call: Call) -> Keyed | None:
@@ -173,16 +231,25 @@ def _keyed(call: Call) -> Keyed | None:
 
 
 async def _grouped(call: Call, keyed: Keyed | None) -> list[Group]:
-    now_ms = keyed.at_ms if keyed else call.kit.now_ms()
-    return await group_tasks(call.body["tasks"], partitions=await call.partitions(), now_ms=now_ms)
+    tasks, now_ms = call.body["tasks"], keyed.at_ms if keyed else call.kit.now_ms()
+    graces = {queue: await _grace_ms(call, queue) for queue in sorted(past_queues(tasks, now_ms))}
+    return await group_tasks(tasks, partitions=await call.partitions(), now_ms=now_ms, graces=graces)
+
+
+async def _grace_ms(call: Call, queue: str) -> int:
+    """How far back a due time may lie; the usual if that cannot be told now: the leader has the last word."""
+    try:
+        return int((await call.ask("queue.get", queue=queue))["settings"]["grace_ms"])
+    except Unavailable:
+        return GRACE_MS
 
 
 def _runs(call: Call, groups: list[Group], *, keyed: Keyed | None, open_partitions: list[int]) -> list[Run]:
     """The run of each group, with ids that follow from the key if there is one."""
-    fresh = sum(group.first is None for group in groups)
     chosen = keyed.partitions if keyed else ()
     if not chosen:
-        chosen = tuple(_turn(call, open_partitions) for _ in range(fresh))
+        homes = (group.partition(call.kit.partitions) for group in groups if group.first is None)
+        chosen = tuple(_turn(call, open_partitions) if home is None else home for home in homes)
     if keyed is None:
         maker = call.kit.maker
         return runs_of_groups(groups, lambda index, count, due_ms: maker.run(chosen[index], count, due_ms=due_ms))
@@ -203,8 +270,8 @@ def _partly(call: Call, *, groups: list[Group], runs: list[Run], acks: list[Any]
         error = from_map(dict(ack))
         if error.status == 503:
             call.kit.avoided[int.from_bytes(run.first[6:8], "big")] = until
-        if isinstance(error, BadRequest):
-            error.field = error.field if (error.field or "").startswith("tasks[") else f"tasks[{group.start}]"
+        if isinstance(error, BadRequest) and not (error.field or "").startswith("tasks["):
+            error.field = f"tasks[{group.start}]" + (f".{error.field}" if error.field else "")
         first = first or error
     assert first is not None
     return problem(first, {"ids": ids_of_runs(runs), "stored": stored})
@@ -232,33 +299,13 @@ async def delete_task(call: Call) -> Response:
 
 async def list_tasks(call: Call) -> Response:
     """One page, or all of them as a stream of lines."""
-    limit = call.query.get("limit")
-    streamed = NDJSON in call.headers.get("accept", "")
-    if not streamed and limit is not None and limit > PAGE_MAX:
-        hint = f"Ask for pages, or stream with Accept: {NDJSON}."
-        raise BadRequest(f"limit must be 1 to {PAGE_MAX}, not {limit}", field="limit", hint=hint)
-    if streamed:
-        first = await _page(call, call.query.get("after"), limit)
-        return Response(media_type=NDJSON) if call.is_head else LinesResponse(first)
-    page = await _list(call, call.query.get("after"), limit or PAGE_DEFAULT)
-    tasks = ",".join(map(task_json, page["tasks"]))
-    return answer_text(f'{{"tasks":[{tasks}],"after":{dumps(page["after"])}}}')
 
+    async def read(after: bytes | None, limit: int) -> dict[str, Any]:
+        wanted = {"queue": call.query.get("queue"), "state": call.query.get("state")}
+        found: dict[str, Any] = await call.ask("list", **wanted, after=after, limit=limit)
+        return found
 
-async def _list(call: Call, after: bytes | None, limit: int) -> dict[str, Any]:
-    queue, state = call.query.get("queue"), call.query.get("state")
-    page: dict[str, Any] = await call.ask("list", queue=queue, state=state, after=after, limit=limit)
-    return page
-
-
-async def _page(call: Call, after: bytes | None, limit: int | None) -> Page:
-    """The page behind ``after`` of a stream that may have ``limit`` more lines."""
-    page = await _list(call, after, min(limit or PAGE_MAX, PAGE_MAX))
-    left = None if limit is None else limit - len(page["tasks"])
-    lines = list(map(task_json, page["tasks"]))
-    if page["after"] is None or left == 0:
-        return Page(lines, None)
-    return Page(lines, partial(_page, call, page["after"], left))
+    return await answer_pages(call, read)
 
 
 ENDPOINTS = (
@@ -268,7 +315,7 @@ ENDPOINTS = (
         name="get_ids",
         tag="tasks",
         summary="Fresh ids to enqueue under, so that a retry is the same task",
-        doc="With delay_ms or at_ms the ids carry that due time.",
+        doc="With delay_ms or at_ms the ids carry that due time; those of tasks with a key must name it here.",
         handle=get_ids,
         query=IDS_QUERY,
         answer=ref("Ids"),
@@ -279,10 +326,12 @@ ENDPOINTS = (
         name="enqueue",
         tag="tasks",
         summary="Enqueue tasks",
-        doc="If a part could not be stored, the problem's members `ids` and `stored` name every task: "
-        "repeat the request under these ids, or with the same Idempotency-Key. Keys are remembered in memory "
-        "by the peer that got them: 65,536 of them, for 24 hours, not across its restart. To be safe beyond "
-        "that, send ids from GET /v1/ids.",
+        doc="Tasks with a `unique_key` may be there already: then `ids` has the one that stands, and `unique` says "
+        "`new`, `replaced` (its data) or `exists`, in request order. `guarantee` tells what is not promised of what "
+        "is stored: with a small `w`, or in an opportunistic queue. If a part could not be stored, the problem's "
+        "members `ids` and `stored` name every task: repeat the request under these ids, or with the same "
+        "Idempotency-Key. Keys are remembered in memory by the peer that got them: 65,536 of them, for 24 hours, "
+        "not across its restart. To be safe beyond that, send ids from GET /v1/ids.",
         handle=post_tasks,
         role="write",
         body=NEW_TASKS,

@@ -12,6 +12,7 @@ from typing import Any
 import trio
 
 from onyxq.app import App
+from onyxq.cron import NEVER_MS
 from onyxq.duties import Extended, duties
 from onyxq.errors import BadRequest
 from onyxq.extensions import installed
@@ -243,7 +244,8 @@ class Base:
         end_s = trio.current_time() + seconds
         while end_s - trio.current_time() > LEAP_LEAST_S:
             due_s = await self.next_due_s() if self.quiet() else None
-            await self.pass_to(end_s if due_s is None else min(due_s, end_s))
+            periodic_s = max(self.next_periodic_s(), trio.current_time() + LAST_ANSWERS_S)
+            await self.pass_to(min(periodic_s, end_s if due_s is None else due_s, end_s))
         await trio.sleep_until(end_s)
 
     async def pass_to(self, to_s: float) -> None:
@@ -260,6 +262,12 @@ class Base:
             await trio.sleep_until(min(to_s, trio.current_time() + LEAP_MARGIN_S))
         else:
             await trio.sleep_until(min(to_s, trio.current_time() + LEAP_LEAST_S))
+
+    def next_periodic_s(self) -> float:
+        """When a periodic task is due next; infinite if there is none."""
+        found = self.world.audit.replica.periodic.values()
+        next_ms = min((one.next_ms for one in found if not one.paused and one.next_ms < NEVER_MS), default=None)
+        return float("inf") if next_ms is None else (next_ms - EPOCH_MS) / 1000
 
     async def next_due_s(self) -> float | None:
         """When the next scheduled task is due; None if none is scheduled."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import trio
@@ -9,6 +10,7 @@ from attrs import frozen
 
 from onyxq.app import App
 from onyxq.errors import OnyxqError
+from onyxq.replica import Queue
 from onyxq.testing.finding import FoundTask
 
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ PAUSE_FIRST_S, PAUSE_MAX_S = 0.01, 2.0
 TASKS_TOLD = 10
 """Tasks that an error names."""
 FINISHED = ("completed", "failed", "cancelled")
+WAITING_S = 12.0
+"""Tasks that have waited for so long, with nothing else going on, wait for what is scheduled."""
 
 Counts = dict[str, dict[str, int]]
 
@@ -34,7 +38,7 @@ class Drained:
     runs: int
     """Handlers run, repetitions counted."""
     left: int
-    """Tasks that are due later than the drain went."""
+    """Tasks that are due later than the drain went, or wait for such."""
     seconds: float
     """Simulated time that it took."""
 
@@ -71,13 +75,15 @@ class _Drain:
         self._seen: object = None
         self._seen_s = self._start_s
         self._pause_s = PAUSE_FIRST_S
+        self._waiting: tuple[Counts, float] | None = None
+        """What the counts were, and since when, while tasks only waited."""
 
     async def run(self, before: Counts) -> Drained:
         """Drain; ``before``: the counts when it began."""
         while True:
             counts = await self.counts()
             await self._check(counts)
-            if _open(counts):
+            if _open(counts) and not self._only_waits(counts):
                 await self._pause()
                 continue
             due_s = await self._core.next_due_s()
@@ -85,7 +91,9 @@ class _Drain:
                 await self._core.pass_to(due_s)
                 self._go_on()
             elif (due_s is None) == (not _sum(counts, "scheduled")) and counts == await self.counts():
-                return self._drained(before, counts)
+                if due_s is not None or not _open(counts):
+                    return self._drained(before, counts)
+                await self._pause()  # what they wait for is not time
 
     async def _pause(self) -> None:
         """Wait a little; as long as workers hold claims there is nothing to ask for."""
@@ -96,6 +104,15 @@ class _Drain:
             held = any(worker.held for worker in self._core.working())
             if not held or self._impatient() or self._runs() > self._runs_max:
                 return
+
+    def _only_waits(self, counts: Counts) -> bool:
+        """Whether what is not finished, or scheduled, waits for other tasks, and has for a while."""
+        if _open(counts) != _sum(counts, "waiting"):
+            self._waiting = None
+            return False
+        if self._waiting is None or self._waiting[0] != counts:
+            self._waiting = counts, trio.current_time()
+        return trio.current_time() - self._waiting[1] >= WAITING_S
 
     def _runs(self) -> int:
         return len(self._core.runs) - self._runs_first
@@ -138,6 +155,8 @@ class _Drain:
         if unserved:
             names = " and ".join(map(repr, unserved))
             hint = f"no worker serves queue {names}" + ("" if core.apps or core.workers else _NO_WORKER)
+        elif paused := self._paused(counts):
+            hint = f"queue {' and '.join(map(repr, paused))} is paused"
         elif self._runs() > self._runs_max:
             hint = f"handlers have run {self._runs()} times (runs_max): do tasks enqueue tasks without end?"
         elif self._impatient():
@@ -146,12 +165,19 @@ class _Drain:
             return
         raise NotDrained(await self._describe(hint))
 
+    def _paused(self, counts: Counts) -> list[str]:
+        """Paused queues with ready tasks, if nothing is being worked on that might resume them."""
+        if _sum(counts, "claimed"):
+            return []
+        queues = self._core.world.audit.replica.queues
+        return sorted(queue for queue, states in counts.items() if states.get("ready") and is_paused(queues, queue))
+
     def _drained(self, before: Counts, counts: Counts) -> Drained:
         return Drained(
             completed=_sum(counts, "completed") - _sum(before, "completed"),
             failed=_sum(counts, "failed") - _sum(before, "failed"),
             runs=self._runs(),
-            left=_sum(counts, "scheduled"),
+            left=_sum(counts, "scheduled", "waiting"),
             seconds=round(trio.current_time() - self._start_s, 3),
         )
 
@@ -183,6 +209,9 @@ class _Drain:
         words = f"{task.call} in queue {task.queue!r}: {task.state}"
         if task.state == "scheduled":
             words += f" for {(task.due_ms - self._core.now_ms()) / 1000:g} s from now"
+        if task.state == "waiting":
+            words += f" for {len(task.depends)} tasks that it depends on" if task.depends else ""
+            words += f" for its turn in ordering key {task.ordering_key!r}" if task.ordering_key is not None else ""
         if task.state == "claimed" and task.claims:
             words += f" by {task.claims[-1].worker}"
         if task.attempts:
@@ -191,6 +220,11 @@ class _Drain:
 
 
 _NO_WORKER = " (cluster.use(app) before draining, or cluster.start_worker(...))"
+
+
+def is_paused(queues: Mapping[str, Queue], queue: str) -> bool:
+    """Whether nothing of a queue is granted."""
+    return queue in queues and queues[queue].paused
 
 
 def _open(counts: Counts) -> int:

@@ -20,11 +20,18 @@ class FoundTask:
     kwargs: dict[str, Any]
     queue: str
     state: str
+    """scheduled, waiting, ready, claimed, completed, failed or cancelled."""
     attempts: int
     """Attempts that failed or whose lease ran out."""
     result: Any = None
     """What the handler returned; bytes if that is not JSON."""
     error: str | None = None
+    priority: int = 0
+    ordering_key: str | None = None
+    unique_key: str | None = None
+    depends: tuple[TaskId, ...] = ()
+    """Tasks that had to be done before."""
+    expires_ms: int | None = None
     due_ms: int = field(repr=False)
     """When it is (or was) due, by the cluster's clock."""
     id: TaskId = field(repr=lambda value: value.hex())
@@ -46,6 +53,11 @@ class FoundTask:
             attempts=task.attempts,
             result=None if task.result is None else _json(task.result),
             error=task.error,
+            priority=task.priority,
+            ordering_key=task.ordering_key,
+            unique_key=task.unique_key,
+            depends=task.depends,
+            expires_ms=task.expires_ms,
             due_ms=task.at_ms,
             id=task.id,
             data=task.data,

@@ -15,7 +15,7 @@ from attrs import define, field
 from onyxq.app import App, TaskFunction
 from onyxq.testing.clients import AwaitedClient, Machine
 from onyxq.testing.loop import BlockingThread, Loop
-from onyxq.worker import Worker, current_client
+from onyxq.worker import Worker, current_bridge, current_client
 
 MOMENT_S = 0.000_001
 """Simulated time passes only when everybody waits: after this, whatever could run has run."""
@@ -130,6 +130,7 @@ class RunningWorker:
                 current_client.set(self.around.awaited_client(self.machine))
                 call = functools.partial(self.around.in_backend, functools.partial(function, *args, **kwargs))
             else:
+                current_bridge.set(self.around.loop.call)
                 bound = functools.partial(function, *args, **kwargs)
                 call = functools.partial(trio.to_thread.run_sync, bound, abandon_on_cancel=True)
             return await self._attempt(Run(task.name, args, kwargs, self.name, trio.current_time()), call)

@@ -1,8 +1,27 @@
-"""Workers: the loop that runs tasks, and how a process runs it."""
+"""Workers: the loop that runs tasks, what running code knows, and how a process runs it."""
 
 from __future__ import annotations
 
-from onyxq.worker.loop import Body, Worker, current_claim, current_client
+from onyxq.worker.attempts import LogEntry, Progress, TaskCancelled, current_claim, current_client
+from onyxq.worker.contexts import BlockingContext, Context, blocking_context, context, current_bridge
+from onyxq.worker.logs import contextual_logs
+from onyxq.worker.loop import Body, Worker
 from onyxq.worker.process import load_app, run_worker
 
-__all__ = ["Body", "Worker", "current_claim", "current_client", "load_app", "run_worker"]
+__all__ = [
+    "BlockingContext",
+    "Body",
+    "Context",
+    "LogEntry",
+    "Progress",
+    "TaskCancelled",
+    "Worker",
+    "blocking_context",
+    "context",
+    "contextual_logs",
+    "current_bridge",
+    "current_claim",
+    "current_client",
+    "load_app",
+    "run_worker",
+]

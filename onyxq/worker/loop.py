@@ -1,50 +1,50 @@
 """The loop of a worker: claim, work, complete (design: claims).
 
-It claims in batches with a long poll, a little ahead of what runs; renews what it holds
-every third of the lease; stops work whose claim no longer stands; and on the way out
-finishes what it can and gives the rest back.  Works on trio and on asyncio.
+It claims in batches with a long poll, as far ahead as its slots will begin soon; renews all
+that it holds together; stops work whose claim no longer stands; and on the way out finishes
+what it can and gives the rest back.  Works on trio and on asyncio.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from contextvars import ContextVar
 
 import anyio
 from anyio.abc import TaskGroup
 
 from onyxq.client import AsyncClient, Claim, ClaimBatch
-from onyxq.errors import BatchRefused, Conflict, LogUnavailable, OnyxqError, Overloaded, TimedOut, Unavailable
-from onyxq.ids import TaskId, ids_of
+from onyxq.errors import BadRequest, OnyxqError, Overloaded, TimedOut, Unavailable
+from onyxq.worker.attempts import Attempt, current_attempt, current_claim, current_client, describe
+from onyxq.worker.pace import PATIENCE_S, Pace
+from onyxq.worker.renewing import Renewals
 
-RENEWALS_PER_LEASE = 3
-RENEWAL_TIMEOUT_MIN_S = 0.1
-ERROR_CHARACTERS_MAX = 4_000
+GATHER_S = 0.02
+"""A free slot waits so long for others: asking for one at a time would cost a grant per task."""
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.1, 5.0
 """Pauses between claims that failed."""
 RELEASE_TIMEOUT_MS = 5_000
+CLAIM_TASKS_MAX = 1_000
 
 log = logging.getLogger(__name__)
 
 Body = Callable[[Claim], Awaitable[bytes | None]]
 
-current_client: ContextVar[AsyncClient] = ContextVar("current_client")
-"""Within a task: the worker's client."""
-current_claim: ContextVar[Claim] = ContextVar("current_claim")
-"""Within a task: its claim, for updates and as a fencing token."""
-
 
 class _Job:
-    def __init__(self, claim: Claim) -> None:
-        self.claim = claim
+    def __init__(self, attempt: Attempt, now: float) -> None:
+        self.attempt = attempt
+        self.claim = attempt.claim
         self.scope = anyio.CancelScope()
-        self.started = False
+        self.since = now
+        """When it was claimed, and from then on when it was begun."""
         self.stale = False
+        self.result: bytes | None = None
+        self.problem: BaseException | None = None
 
-    def drop(self) -> None:
-        """The claim no longer stands."""
-        self.stale = True
+    def cancel(self) -> None:
+        self.attempt.cancelled.set()
         self.scope.cancel()
 
 
@@ -52,7 +52,9 @@ class Worker:
     """Runs ``body(claim)`` for tasks of some queues, ``concurrency`` at a time.
 
     What the body returns is the task's result; what it raises is the error of a failed
-    attempt.  ``ahead``: claims held beyond those that run (default: as many).
+    attempt.  ``ahead``: the most claims held beyond those that run; by default ten per slot,
+    and never more than are begun within half a second.  ``drain_ms``: for how long a worker
+    that was told to stop lets run what runs.
     """
 
     def __init__(
@@ -67,18 +69,29 @@ class Worker:
         drain_ms: int = 30_000,
         name: str | None = None,
     ) -> None:
+        if concurrency < 1:
+            raise BadRequest(f"concurrency must be at least 1, not {concurrency}", field="concurrency")
         self._body = body
         self._queues = list(queues)
         self._concurrency = concurrency
-        self._capacity = concurrency + (concurrency if ahead is None else ahead)
+        self._pace = Pace(concurrency, limit=ahead)
         self._lease_ms = lease_ms
         self._wait_ms = wait_ms
         self._drain_ms = drain_ms
         self._name = name
-        self._jobs: dict[TaskId, _Job] = {}
+        self._jobs: dict[Claim, _Job] = {}
+        """All that is held: waiting for a slot, running, or being reported."""
+        self._waiting: deque[_Job] = deque()
+        self._running: dict[Claim, _Job] = {}
+        self._begun_at = 0.0
+        """The sum of the times at which those that run were begun."""
         self._changed = anyio.Event()
-        self._stopping = False
+        self._stopped = anyio.Event()
         self._claiming: anyio.CancelScope | None = None
+        self._asking: anyio.CancelScope | None = None
+        """Of the claim that waits for tasks now."""
+        self._giving_back = False
+        self._failure: OnyxqError | None = None
         self.finished = 0
         """Tasks completed."""
         self.failed = 0
@@ -89,95 +102,225 @@ class Worker:
         """Claims held now."""
         return len(self._jobs)
 
+    @property
+    def running(self) -> int:
+        """Tasks that run now."""
+        return len(self._running)
+
     def stop(self) -> None:
         """Claim no more; finish what runs, give back what does not. Again: give everything back now."""
-        for job in self._jobs.values():
-            if self._stopping or not job.started:
-                job.scope.cancel()
-        self._stopping = True
+        if self._stopping:
+            for job in list(self._running.values()):
+                job.cancel()
+        self._stopped.set()
         if self._claiming is not None:
             self._claiming.cancel()
 
     async def serve(self, client: AsyncClient) -> None:
         """Work until `stop`; raises errors that no retry can mend (a bad queue name, no permission)."""
-        running = anyio.Semaphore(self._concurrency)
         token = current_client.set(client)
-        failure: OnyxqError | None = None
         try:
             async with anyio.create_task_group() as group:
-                group.start_soon(self._renew, client)
-                try:
-                    await self._claim(client, group, running)
-                except OnyxqError as error:
-                    failure = error
-                if not self._stopping:
-                    self.stop()
+                group.start_soon(Renewals(self._standing, self._lost, lease_ms=self._lease_ms).run, client)
+                group.start_soon(self._hand_back, client)
+                group.start_soon(self._beside, client)
+                await self._claim(client, group)
                 await self._drain()
                 group.cancel_scope.cancel()
         finally:
             current_client.reset(token)
-        if failure is not None:
-            raise failure
+        if self._failure is not None:
+            raise self._failure
 
-    async def _drain(self) -> None:
-        with anyio.move_on_after(self._drain_ms / 1000):
-            await self._below(1)
-        for job in self._jobs.values():
-            job.scope.cancel()
-        await self._below(1)
+    async def _beside(self, client: AsyncClient) -> None:
+        """What else goes on while it works."""
 
-    async def _claim(self, client: AsyncClient, group: TaskGroup, running: anyio.Semaphore) -> None:
+    @property
+    def _stopping(self) -> bool:
+        return self._stopped.is_set()
+
+    def _slots(self) -> int:
+        """How many tasks may run at the same time."""
+        return self._concurrency
+
+    def _give_up(self, error: OnyxqError) -> None:
+        """No retry can mend this: stop, and raise it at the end."""
+        self._failure = self._failure or error
+        if not self._stopping:
+            self.stop()
+
+    # --- claiming
+
+    async def _claim(self, client: AsyncClient, group: TaskGroup) -> None:
         pause_s = PAUSE_FIRST_S
-        # Asking for one free place at a time would cost a grant per task.
-        least = max(1, self._capacity // 4)
         with anyio.CancelScope() as self._claiming:
             while not self._stopping:
-                await self._below(self._capacity - least + 1)
+                room = await self._room()
                 try:
-                    batch = await self._ask(client)
+                    batch = await self._ask(client, room)
                 except (Unavailable, Overloaded, TimedOut) as error:
                     log.warning("claiming failed, trying again: %s", error.message)
                     await anyio.sleep(pause_s)
                     pause_s = min(2 * pause_s, PAUSE_MAX_S)
                     continue
+                except OnyxqError as error:
+                    self._give_up(error)
+                    return
                 pause_s = PAUSE_FIRST_S
-                for claim in batch:
-                    job = self._jobs[claim.id] = _Job(claim)
-                    if self._stopping:
-                        job.scope.cancel()
-                    group.start_soon(self._work, client, job, running)
+                if batch is not None:
+                    self._take(client, group, batch)
 
-    async def _ask(self, client: AsyncClient) -> ClaimBatch:
-        free = min(self._capacity - len(self._jobs), 1000)
-        return await client.claim(
-            self._queues, max=free, lease_ms=self._lease_ms, wait_ms=self._wait_ms, worker=self._name
-        )
+    def _take(self, client: AsyncClient, group: TaskGroup, batch: ClaimBatch) -> None:
+        now = anyio.current_time()
+        for claim in batch:
+            job = self._jobs[claim] = _Job(Attempt(claim, random_name=client.random_name), now)
+            self._waiting.append(job)
+        self._begin(client, group)
+        self._wake()
 
-    async def _below(self, limit: int) -> None:
-        while len(self._jobs) >= limit:
-            self._changed = anyio.Event()
-            await self._changed.wait()
-
-    async def _work(self, client: AsyncClient, job: _Job, running: anyio.Semaphore) -> None:
-        current_claim.set(job.claim)
-        result: bytes | None = None
-        problem: str | None = None
+    async def _ask(self, client: AsyncClient, room: int) -> ClaimBatch | None:
+        """Claim; None if it is to be asked anew."""
         try:
-            with job.scope:
-                async with running:
-                    job.started = True
-                    try:
-                        result = await self._body(job.claim)
-                    except Exception as error:
-                        # Whatever user code raises is the outcome of the attempt.
-                        problem = describe(error)
-            await self._report(client, job, result, problem)
+            with anyio.CancelScope() as self._asking:
+                return await client.claim(
+                    self._queues, max=room, lease_ms=self._lease_ms, wait_ms=self._wait_ms, worker=self._name
+                )
         finally:
-            del self._jobs[job.claim.id]
-            self._changed.set()
+            self._asking = None
+            self._wake()
+        return None
 
-    async def _report(self, client: AsyncClient, job: _Job, result: bytes | None, problem: str | None) -> None:
-        claim = job.claim
+    async def _room(self) -> int:
+        """How many tasks to ask for, once there is room for a good number, or for some for a little while."""
+        since = float("inf")
+        while True:
+            room, whole = self._free()
+            if room <= 0 or self._giving_back:
+                since = float("inf")
+                await self._change()
+                continue
+            since = min(since, anyio.current_time())
+            if 4 * room >= whole or anyio.current_time() >= since + GATHER_S:
+                return room
+            with anyio.move_on_at(since + GATHER_S):
+                await self._change()
+
+    def _free(self) -> tuple[int, int]:
+        """Tasks that could be taken now, and if there were none."""
+        running = len(self._running)
+        ahead = self._pace.ahead(anyio.current_time() - self._begun_at / running if running else 0.0)
+        whole = self._slots() + ahead
+        room = whole - running - len(self._waiting)
+        # Outcomes that nobody takes must not pile up.
+        held = 2 * self._concurrency + self._pace.limit - len(self._jobs)
+        return min(room, held, CLAIM_TASKS_MAX), min(whole, CLAIM_TASKS_MAX)
+
+    async def _change(self) -> None:
+        await self._changed.wait()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
+
+    # --- giving back
+
+    async def _hand_back(self, client: AsyncClient) -> None:
+        """Give back what is not begun in time, so that others can have it; all of it, at the end."""
+        patience_s = min(PATIENCE_S, self._lease_ms / 4000)
+        while True:
+            while not self._waiting:
+                await self._change()
+            with anyio.move_on_at(self._waiting[0].since + patience_s):
+                await self._stopped.wait()
+            late = self._overdue(patience_s)
+            if late:
+                self._pace.stalled()
+                # A claim that is under way would get what is given back.
+                self._giving_back = True
+                if self._asking is not None:
+                    self._asking.cancel()
+                while self._asking is not None:
+                    await self._change()
+                await self._release(client, late)
+                self._giving_back = False
+                self._wake()
+
+    def _overdue(self, patience_s: float) -> list[Claim]:
+        """Claims to give back: if one has waited too long, also those that will have soon."""
+        now, late = anyio.current_time(), []
+        if self._stopping or (self._waiting and self._waiting[0].since + patience_s <= now):
+            while self._waiting and (self._stopping or self._waiting[0].since + patience_s / 2 <= now):
+                late.append(self._waiting.popleft().claim)
+        return late
+
+    async def _release(self, client: AsyncClient, claims: list[Claim]) -> None:
+        try:
+            await client.release(claims, timeout_ms=RELEASE_TIMEOUT_MS)
+        except OnyxqError as error:
+            log.warning("%d claims could not be given back: %s", len(claims), error.message)
+        finally:
+            for claim in claims:
+                del self._jobs[claim]
+            self._wake()
+
+    async def _drain(self) -> None:
+        with anyio.move_on_after(self._drain_ms / 1000):
+            await self._empty()
+        for job in list(self._running.values()):
+            job.cancel()
+        await self._empty()
+
+    async def _empty(self) -> None:
+        while self._jobs:
+            await self._change()
+
+    # --- working
+
+    def _begin(self, client: AsyncClient, group: TaskGroup) -> None:
+        while self._waiting and not self._stopping and len(self._running) < self._slots():
+            job = self._waiting.popleft()
+            self._running[job.claim] = job
+            job.since = anyio.current_time()
+            self._begun_at += job.since
+            group.start_soon(self._work, client, group, job)
+
+    async def _work(self, client: AsyncClient, group: TaskGroup, job: _Job) -> None:
+        current_claim.set(job.claim)
+        current_attempt.set(job.attempt)
+        try:
+            try:
+                with job.scope:
+                    await self._run(job)
+            finally:
+                self._pace.took(anyio.current_time() - job.since)
+                del self._running[job.claim]
+                self._begun_at = self._begun_at - job.since if self._running else 0.0
+                self._begin(client, group)
+                self._wake()
+            await self._report(client, job)
+        finally:
+            del self._jobs[job.claim]
+            self._wake()
+
+    async def _run(self, job: _Job) -> None:
+        # Whatever user code raises is the outcome of the attempt.
+        try:
+            job.result = await self._body(job.claim)
+        except (Exception, SystemExit) as error:
+            job.problem = error
+        except anyio.get_cancelled_exc_class() as error:
+            if anyio.current_effective_deadline() == float("-inf"):
+                raise
+            # Something that the body waited for was cancelled, not the body.
+            job.problem = error
+
+    async def _report(self, client: AsyncClient, job: _Job) -> None:
+        claim, problem = job.claim, job.problem
+        if job.attempt.ended:
+            self.finished += 1
+            if problem is not None:
+                log.warning("completed by a transaction; what followed failed", exc_info=problem)
+            return
         if job.stale:
             log.warning("the claim on task %s no longer stands; its work was stopped", claim.id.hex())
             return
@@ -185,47 +328,36 @@ class Worker:
             if job.scope.cancelled_caught:
                 await client.release(claim, timeout_ms=RELEASE_TIMEOUT_MS)
             elif problem is None:
-                await client.complete(claim, result)
-                self.finished += 1
+                await self._complete(client, job)
             else:
-                await client.fail(claim, problem)
+                log.warning("attempt %d at task %s failed", claim.attempts + 1, claim.id.hex(), exc_info=problem)
+                await client.fail(claim, describe(problem))
                 self.failed += 1
         except OnyxqError as error:
             log.warning("the outcome of task %s was not taken: %s", claim.id.hex(), error.message)
 
-    async def _renew(self, client: AsyncClient) -> None:
-        pause_s = self._lease_ms / RENEWALS_PER_LEASE / 1000
-        next_at = anyio.current_time() + pause_s
-        while True:
-            await anyio.sleep_until(next_at)
-            next_at = anyio.current_time() + pause_s
-            claims = [job.claim for job in self._jobs.values()]
-            if not claims:
-                continue
-            # Work must not go on after its lease: an attempt ends with the first lease at the latest.
-            left_s = min(claim.expires for claim in claims) - anyio.current_time()
-            timeout_s = min(pause_s, max(left_s, RENEWAL_TIMEOUT_MIN_S))
-            try:
-                await client.renew(claims, self._lease_ms, timeout_ms=int(timeout_s * 1000))
-            except BatchRefused as error:
-                for part in error.refused:
-                    for task_id in ids_of(part.first, part.count):
-                        self._not_renewed(task_id, part.error)
-            except OnyxqError as error:
-                for claim in claims:
-                    self._not_renewed(claim.id, error)
+    async def _complete(self, client: AsyncClient, job: _Job) -> None:
+        try:
+            await client.complete(job.claim, job.result)
+            self.finished += 1
+        except BadRequest as error:  # a result that is too large
+            await client.fail(job.claim, describe(error))
+            self.failed += 1
 
-    def _not_renewed(self, task_id: TaskId, error: OnyxqError) -> None:
-        job = self._jobs.get(task_id)
-        if job is None:
+    # --- renewing
+
+    def _standing(self) -> list[Claim]:
+        return [job.claim for job in self._jobs.values() if not job.stale]
+
+    def _lost(self, claim: Claim) -> None:
+        """A claim no longer stands."""
+        job = self._jobs.get(claim)
+        if job is None or job.attempt.committing or job.attempt.ended:
             return
-        # While the log cannot be reached its time stands still, and leases with it.
-        lapsed = not isinstance(error, LogUnavailable) and anyio.current_time() >= job.claim.expires
-        if isinstance(error, Conflict) or lapsed:
-            job.drop()
-
-
-def describe(error: BaseException) -> str:
-    """The text stored for a failed attempt."""
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return text[:ERROR_CHARACTERS_MAX]
+        if job in self._waiting:
+            self._waiting.remove(job)
+            del self._jobs[claim]
+            self._wake()
+            return
+        job.stale = True
+        job.cancel()

@@ -12,6 +12,7 @@ import anyio
 
 from onyxq.client import AsyncClient
 from onyxq.errors import BadRequest
+from onyxq.worker.logs import contextual_logs
 from onyxq.worker.loop import Worker
 
 if TYPE_CHECKING:
@@ -41,7 +42,11 @@ def load_app(target: str) -> App:
 def run_worker(
     worker: Worker, address: str | Sequence[str], *, token: str | None = None, backend: str = "asyncio"
 ) -> None:
-    """Run a worker until SIGTERM or SIGINT; it finishes what runs. A second signal stops it at once."""
+    """Run a worker until SIGTERM or SIGINT; it finishes what runs. A second signal stops it at once.
+
+    Records of the log tell from then on which task they are about.
+    """
+    contextual_logs()
     anyio.run(_main, worker, address, token, backend=backend)
 
 

@@ -42,7 +42,9 @@ BAD_ENQUEUES: list[tuple[str, Any, str, str | None]] = [
     ("enqueue", {"runs": [[ID, RUN]] * 20_001}, "bad_request", "runs"),
     ("enqueue", {"runs": [[ID, RUN], 5]}, "bad_request", "runs[1]"),
     ("enqueue", {"runs": [[ID, RUN], [ID]]}, "bad_request", "runs[1]"),
-    ("enqueue", {"runs": [[ID, RUN, 1]]}, "bad_request", "runs[0]"),
+    ("enqueue", {"runs": [[ID, RUN, 1, 1]]}, "bad_request", "runs[0]"),
+    ("enqueue", {"runs": [[ID, RUN, -1]]}, "bad_request", "runs[0].at_ms"),
+    ("enqueue", {"runs": [[ID, RUN, "soon"]]}, "bad_request", "runs[0].at_ms"),
     ("enqueue", {"runs": [[ID, RUN]], "w": 0}, "bad_request", "w"),
     ("enqueue", {"runs": [[ID, RUN]], "w": True}, "bad_request", "w"),
     ("enqueue", {"runs": [[ID, RUN]], "w": HUGE}, "bad_request", "w"),
@@ -84,6 +86,19 @@ BAD_ENQUEUES: list[tuple[str, Any, str, str | None]] = [
     ("enqueue", of({"queue": QUEUE, "retries": HUGE}), "bad_request", "runs[0].retries"),
     ("enqueue", of({"queue": QUEUE, "backoff_ms": "5"}), "bad_request", "runs[0].backoff_ms"),
     ("enqueue", of({"queue": QUEUE, "format": ["json"]}), "bad_request", "runs[0].format"),
+    ("enqueue", of({"queue": QUEUE, "ordering_key": ""}), "bad_request", "runs[0].ordering_key"),
+    ("enqueue", of({"queue": QUEUE, "ordering_key": "k" * 201}), "bad_request", "runs[0].ordering_key"),
+    ("enqueue", of({"queue": QUEUE, "unique_key": ["k"]}), "bad_request", "runs[0].unique_key"),
+    ("enqueue", of({"queue": QUEUE, "unique_key": "k\0"}), "bad_request", "runs[0].unique_key"),
+    ("enqueue", of({"queue": QUEUE, "depends": ID}), "bad_request", "runs[0].depends"),
+    ("enqueue", of({"queue": QUEUE, "depends": []}), "bad_request", "runs[0].depends"),
+    ("enqueue", of({"queue": QUEUE, "depends": [ID, ID]}), "bad_request", "runs[0].depends"),
+    ("enqueue", of({"queue": QUEUE, "depends": [UNKNOWN_PARTITION]}), "bad_request", "runs[0].depends"),
+    ("enqueue", of({"queue": QUEUE, "on_dependency_failed": "panic"}), "bad_request", "runs[0].on_dependency_failed"),
+    ("enqueue", of({"queue": QUEUE, "expires_ms": 0}), "bad_request", "runs[0].expires_ms"),
+    ("enqueue", of({"queue": QUEUE, "expires_ms": HUGE}), "bad_request", "runs[0].expires_ms"),
+    ("enqueue", of({"queue": QUEUE, "order": [1, 1, 1]}), "bad_request", "runs[0].order"),
+    ("enqueue", of({"queue": QUEUE, "scheduled": True}), "bad_request", "runs[0].scheduled"),
 ]
 BAD_CLAIMS: list[tuple[str, Any, str, str | None]] = [
     ("claim", {}, "bad_request", "queues"),
@@ -203,13 +218,74 @@ BAD_READS: list[tuple[str, Any, str, str | None]] = [
     ("m" * 5_000, {}, "not_found", "method"),
     ("$nothing", {}, "not_found", "method"),
 ]
-BAD_CALLS = BAD_ENQUEUES + BAD_CLAIMS + BAD_ITEMS + BAD_READS
+
+
+def setting(**settings: Any) -> tuple[str, dict[str, Any]]:
+    """A call that sets a queue."""
+    return "queue.set", {"queue": QUEUE, "settings": settings}
+
+
+def periodic(**members: Any) -> tuple[str, dict[str, Any]]:
+    """A call that sets a periodic task."""
+    return "periodic.set", {"name": "p", "queue": QUEUE, "schedule": "every 60s"} | members
+
+
+BAD_MANAGING: list[tuple[str, Any, str, str | None]] = [
+    ("queue.set", {}, "bad_request", "queue"),
+    ("queue.set", {"queue": QUEUE}, "bad_request", "settings"),
+    ("queue.set", {"queue": QUEUE, "settings": []}, "bad_request", "settings"),
+    (*setting(raet=1), "bad_request", "raet"),
+    (*setting(paused_by="me"), "bad_request", "paused_by"),
+    (*setting(paused=1), "bad_request", "paused"),
+    (*setting(lease_ms=1), "bad_request", "lease_ms"),
+    (*setting(lease_ms=True), "bad_request", "lease_ms"),
+    (*setting(retries=-1), "bad_request", "retries"),
+    (*setting(rate="5"), "bad_request", "rate"),
+    (*setting(rate=NAN), "bad_request", "rate"),
+    (*setting(rate=-1), "bad_request", "rate"),
+    (*setting(rate=0.0001), "bad_request", "rate"),
+    (*setting(concurrency=HUGE), "bad_request", "concurrency"),
+    (*setting(on_dead=["stops"]), "bad_request", "on_dead"),
+    (*setting(durability="none"), "bad_request", "durability"),
+    ("queue.set", {"queue": QUEUE, "settings": {"paused": True}, "why": "w" * 1_001}, "bad_request", "why"),
+    ("queue.set", {"queue": QUEUE, "settings": {"paused": True}, "by": 5}, "bad_request", "by"),
+    ("queue.get", {"queue": ""}, "bad_request", "queue"),
+    ("queue.get", {"queue": QUEUE, "x": 1}, "bad_request", "x"),
+    (*periodic(name=""), "bad_request", "name"),
+    (*periodic(queue=5), "bad_request", "queue"),
+    (*periodic(schedule="61 * * * *"), "bad_request", "schedule"),
+    (*periodic(schedule="0 0 30 2 *"), "bad_request", "schedule"),
+    (*periodic(schedule=5), "bad_request", "schedule"),
+    (*periodic(zone="Mars/Olympus"), "bad_request", "zone"),
+    (*periodic(data="text"), "bad_request", "data"),
+    (*periodic(data=b"x" * 65_537), "too_large", "data"),
+    (*periodic(missed="some"), "bad_request", "missed"),
+    (*periodic(priority=1 << 31), "bad_request", "priority"),
+    (*periodic(paused=None), "bad_request", "paused"),
+    (*periodic(colour=1), "bad_request", "colour"),
+    ("periodic.get", {"name": "nobody"}, "not_found", "name"),
+    ("periodic.remove", {"name": "nobody"}, "not_found", "name"),
+    ("periodic.pause", {"name": "nobody"}, "not_found", "name"),
+    ("periodic.list", {"x": 1}, "bad_request", "x"),
+    ("dead", {"limit": 0}, "bad_request", "limit"),
+    ("dead", {"queue": 5}, "bad_request", "queue"),
+    ("dead", {"after": b"x"}, "bad_request", "after"),
+    ("dead.requeue", {"ids": ID}, "bad_request", "ids"),
+    ("dead.requeue", {"ids": [ID], "queue": "a"}, "bad_request", "ids"),
+    ("dead.discard", {"ids": [UNKNOWN_PARTITION]}, "bad_request", "ids[0]"),
+    ("dead.discard", {"where": 5}, "bad_request", "where"),
+    ("dead.discard", {"limit": True}, "bad_request", "limit"),
+    ("partition.force", {}, "bad_request", "partition"),
+    ("partition.force", {"partition": 64}, "not_found", "partition"),
+]
+BAD_CALLS = BAD_ENQUEUES + BAD_CLAIMS + BAD_ITEMS + BAD_READS + BAD_MANAGING
 
 PEER_METHODS = (
-    "cohort.covering", "cohort.hours", "cohort.keys", "cohort.leaves", "cohort.position", "cohort.push", "cohort.reach",
-    "cohort.rows", "cohort.write", "lead.cancel", "lead.claim", "lead.complete", "lead.counts", "lead.enqueue",
-    "lead.fail", "lead.head", "lead.list", "lead.offer", "lead.release", "lead.renew", "lead.update", "lead.view",
-    "peer.leave",
+    "cohort.covering", "cohort.hours", "cohort.keys", "cohort.leaves", "cohort.pending", "cohort.position",
+    "cohort.push", "cohort.reach", "cohort.rows", "cohort.write", "lead.cancel", "lead.claim", "lead.complete",
+    "lead.counts", "lead.dead", "lead.discard", "lead.enqueue", "lead.fail", "lead.finished", "lead.head",
+    "lead.list", "lead.offer", "lead.outcomes", "lead.prepare", "lead.release", "lead.renew", "lead.requeue",
+    "lead.transfers", "lead.update", "lead.view", "peer.leave",
 )  # fmt: skip
 
 VALUES = st.recursive(

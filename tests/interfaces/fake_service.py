@@ -110,12 +110,10 @@ class FakeCluster:
 
     def do_enqueue(self, args: dict[str, Any]) -> dict[str, Any]:
         """See the wire API."""
-        for first, body in args["runs"]:
+        for first, body, *_ in args["runs"]:
             facts.check_sizes(facts.unpack_task(body))
             self.rows.setdefault(first, body)
-        waiting, self._waiting = self._waiting, []
-        for request in waiting:
-            self._claim(request)
+        self._wake()
         return {"acks": [2 for _ in args["runs"]]}
 
     def do_complete(self, args: dict[str, Any]) -> dict[str, Any]:
@@ -133,6 +131,7 @@ class FakeCluster:
             for task_id in ids_of(item[0], item[1]):
                 if self.tokens.get(task_id) == item[2]:
                     del self.tokens[task_id]
+        self._wake()
         return answer
 
     def do_renew(self, args: dict[str, Any]) -> dict[str, Any]:
@@ -158,6 +157,11 @@ class FakeCluster:
     def tasks(self) -> list[TaskId]:
         """Ids of all tasks."""
         return [task_id for first, body in self.rows.items() for task_id in ids_of(first, facts.task_header(body)[1])]
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for request in waiting:
+            self._claim(request)
 
     def _finish(self, args: dict[str, Any], outcome: Callable[[list[Any], int], Any]) -> dict[str, Any]:
         answer = {"results": [self._refused(item) for item in args["items"]]}
@@ -220,7 +224,7 @@ def led_by(cluster: FakeCluster, *peers: FakePeer) -> None:
 
 def partitions_of(args: dict[str, Any]) -> list[int]:
     """Partitions that an enqueue request is about."""
-    return [partition_of(first) for first, _ in args["runs"]]
+    return [partition_of(first) for first, *_ in args["runs"]]
 
 
 Scenario = Callable[[FakeCluster, SimulatedNetwork], Any]

@@ -20,6 +20,8 @@ from onyxq.facts import pack_task, unpack_task
 from onyxq.http import App, create_app
 from onyxq.ids import IdMaker, ids_of, ms_of, partition_of
 from onyxq.metrics import Metrics
+from onyxq.peer.views import queue_settings
+from onyxq.replica import Queue
 
 PARTITIONS = 64
 NOW_MS = 1_800_000_000_000
@@ -48,6 +50,8 @@ class FakeService:
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.broken: dict[str, Exception] = {}
         self.refused_partitions: dict[int, OnyxqError] = {}
+        self.settings: dict[str, dict[str, Any]] = {}
+        self.periodic: dict[str, dict[str, Any]] = {}
         self.led = list(range(PARTITIONS))
         self.metrics = Metrics(version="test")
         self.claiming = anyio.Event()
@@ -75,7 +79,7 @@ class FakeService:
 
     def _enqueue(self, args: dict[str, Any]) -> dict[str, Any]:
         acks: list[Any] = []
-        for first, body in args["runs"]:
+        for first, body, *_ in args["runs"]:
             error = self.refused_partitions.get(partition_of(first))
             if error is not None:
                 acks.append(error.to_map())
@@ -99,7 +103,9 @@ class FakeService:
             "priority": task.header.get("priority", 0),
             "state": state,
             "at_ms": ms_of(task_id),
-            "depends": [],
+            "depends": task.header.get("depends", []),
+            "ordering_key": task.header.get("ordering_key"),
+            "unique_key": task.header.get("unique_key"),
             "attempts": task.attempts,
             "claims": claims if task.token else [],
             "updates": len(task.updates),
@@ -169,7 +175,7 @@ class FakeService:
         self._token += 1
         task = self.tasks[task_id]
         task.state, task.token = "claimed", self._token
-        expires_ms = self.now_ms + args["lease_ms"]
+        expires_ms = self.now_ms + (args["lease_ms"] or 30_000)
         return [task.token, expires_ms, task.attempts, task_id, pack_task(task.header, [task.data])]
 
     def _finish(self, method: str, item: list[Any]) -> list[Any]:
@@ -212,10 +218,76 @@ class FakeService:
 
     def _queues(self, args: dict[str, Any]) -> dict[str, Any]:
         names = sorted({task.header["queue"] for task in self.tasks.values()})
-        return {"queues": [{"queue": name, "depth": self._depth(name), "oldest_ready_ms": None} for name in names]}
+        return {"queues": [self._queue(name) for name in sorted({*names, *self.settings})]}
+
+    def _queue(self, name: str) -> dict[str, Any]:
+        settings = {**queue_settings(Queue()), **self.settings.get(name, {})}
+        return {"queue": name, "depth": self._depth(name), "oldest_ready_ms": None, "settings": settings}
+
+    def _queue_get(self, args: dict[str, Any]) -> dict[str, Any]:
+        return {**self._queue(args["queue"]), "running": 0, "position": 9}
+
+    def _queue_set(self, args: dict[str, Any]) -> dict[str, Any]:
+        said = {"paused_by": args["by"], "paused_why": args["why"]} if args["settings"].get("paused") else {}
+        self.settings.setdefault(args["queue"], {}).update({**args["settings"], **said})
+        return {}
+
+    def _dead(self, args: dict[str, Any]) -> dict[str, Any]:
+        found = self._dead_ids(args["queue"], args["error"])
+        found = [task_id for task_id in found if task_id > (args["after"] or b"")]
+        page = found[: args["limit"]]
+        more = page[-1] if len(found) > len(page) else None
+        return {"tasks": [self._view(task_id, self.tasks[task_id]) for task_id in page], "after": more}
+
+    def _dead_ids(self, queue: str | None, where: str | None) -> list[bytes]:
+        return [
+            task_id
+            for task_id, task in sorted(self.tasks.items())
+            if task.state == "failed"
+            and queue in (None, task.header["queue"])
+            and (where is None or where in (task.error or ""))
+        ]
+
+    def _dead_requeue(self, args: dict[str, Any]) -> dict[str, Any]:
+        return self._revive(args, "ready")
+
+    def _dead_discard(self, args: dict[str, Any]) -> dict[str, Any]:
+        return self._revive(args, "cancelled")
+
+    def _revive(self, args: dict[str, Any], state: str) -> dict[str, Any]:
+        dead = self._dead_ids(args.get("queue"), args.get("where"))
+        wanted = args.get("ids", dead)
+        for task_id in set(wanted) & set(dead):
+            self.tasks[task_id].state = state
+        if "ids" not in args:
+            return {"count": len(dead)}
+        no = Conflict("it is no dead letter", field="ids").to_map()
+        return {"results": [None if task_id in dead else no for task_id in wanted]}
+
+    def _periodic_set(self, args: dict[str, Any]) -> dict[str, Any]:
+        defaults = {"zone": "UTC", "priority": 0, "missed": "once", "paused": False, "next_ms": 1, "fired": 0}
+        self.periodic[args["name"]] = {**defaults, **args}
+        return self.periodic[args["name"]]
+
+    def _periodic_get(self, args: dict[str, Any]) -> dict[str, Any]:
+        if args["name"] not in self.periodic:
+            raise NotFound("there is no such periodic task", field="name")
+        return self.periodic[args["name"]]
+
+    def _periodic_list(self, args: dict[str, Any]) -> dict[str, Any]:
+        return {"periodic": [self.periodic[name] for name in sorted(self.periodic)]}
+
+    def _periodic_remove(self, args: dict[str, Any]) -> dict[str, Any]:
+        self._periodic_get(args)
+        del self.periodic[args["name"]]
+        return {}
+
+    def _periodic_pause(self, args: dict[str, Any]) -> dict[str, Any]:
+        self._periodic_get(args)["paused"] = args["paused"]
+        return self.periodic[args["name"]]
 
     def _depth(self, queue: str) -> dict[str, int]:
-        states = ("total", "completed", "failed", "cancelled", "scheduled", "claimed", "ready")
+        states = ("total", "completed", "failed", "cancelled", "scheduled", "waiting", "claimed", "ready")
         views = [self._view(task_id, task) for task_id, task in self.tasks.items()]
         mine = [view["state"] for view in views if view["queue"] == queue]
         return {state: len(mine) if state == "total" else mine.count(state) for state in states}

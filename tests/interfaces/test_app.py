@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,44 +14,19 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 import pytest
-import trio
 
 import onyxq
 from onyxq import App, api
-from onyxq.client import AsyncClient, Claim
-from onyxq.errors import BadRequest, LogUnavailable, OnyxqError, Unavailable
-from onyxq.wire.server import Request
+from onyxq.client import AsyncClient
+from onyxq.errors import BadRequest
 from onyxq.wire.tcp import TcpNetwork
-from onyxq.worker import Worker, current_claim, load_app
+from onyxq.worker import current_claim, load_app
 from simulation.network import SimulatedNetwork
 from tests.interfaces.fake_service import FakeCluster, FakePeer, play
+from tests.interfaces.worker_world import a_call, until, with_worker
 
 BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])
 ROOT = Path(__file__).resolve().parents[2]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that is about to happen, under any clock."""
-    while not condition():
-        await anyio.sleep(0.05)
-
-
-async def with_worker(
-    cluster: FakeCluster,
-    network: SimulatedNetwork,
-    worker: Worker,
-    body: Callable[[AsyncClient, FakePeer], Awaitable[None]],
-) -> None:
-    """Run ``body`` while a worker works at a cluster of one peer; ends when both have."""
-    peer = await cluster.start(network.host("a"), "a:1")
-    async with AsyncClient("a:1", network=network.host("w")) as client, anyio.create_task_group() as group:
-        group.start_soon(worker.serve, client)
-        await body(client, peer)
-
-
-def a_call(name: str, *args: Any, **kwargs: Any) -> bytes:
-    """The payload of a call of a task."""
-    return json.dumps({"task": name, "args": args, "kwargs": kwargs}).encode()
 
 
 @BACKENDS
@@ -96,7 +69,7 @@ def test_functions_run_and_their_results_are_kept_as_json(backend: str) -> None:
     [
         (a_call("explode"), "ValueError: boom"),
         (a_call("unknown"), "no task named 'unknown'"),
-        (a_call("explode", 1, 2, 3), "TypeError"),
+        (a_call("explode", 1, 2, 3), "too many positional arguments"),
         (b"{not json", "not a call"),
         (b"[]", "not a call"),
     ],
@@ -120,210 +93,6 @@ def test_what_goes_wrong_is_the_error_of_the_attempt(payload: bytes, reason: str
             worker.stop()
 
         await with_worker(cluster, network, worker, body)
-
-    play(scenario)
-
-
-def test_no_more_run_at_once_than_was_asked_for() -> None:
-    """Though more are claimed ahead."""
-
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        running = most = held = 0
-
-        async def work(claim: Claim) -> None:
-            nonlocal running, most, held
-            running += 1
-            most, held = max(most, running), max(held, worker.held)
-            await anyio.sleep(1)
-            running -= 1
-
-        worker = Worker(work, queues=["q"], concurrency=4)
-
-        async def body(client: AsyncClient, peer: FakePeer) -> None:
-            await client.enqueue_many("q", [b""] * 30)
-            await until(lambda: len(cluster.outcomes) == 30)
-            worker.stop()
-
-        await with_worker(cluster, network, worker, body)
-        assert (most, held) == (4, 8)
-
-    play(scenario)
-
-
-def test_leases_are_renewed_while_work_goes_on() -> None:
-    """Every third of the lease, all that is held in one request."""
-
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        async def work(claim: Claim) -> None:
-            await anyio.sleep(100)
-            assert claim.expires > anyio.current_time()
-
-        worker = Worker(work, queues=["q"], concurrency=5, lease_ms=30_000)
-
-        async def body(client: AsyncClient, peer: FakePeer) -> None:
-            await client.enqueue_many("q", [b""] * 5)
-            await until(lambda: len(cluster.outcomes) == 5)
-            worker.stop()
-            assert len(peer.methods("renew")) in (9, 10)
-            assert all(args["items"][0][1] == 5 for args in peer.arguments("renew"))
-
-        await with_worker(cluster, network, worker, body)
-        assert worker.failed == 0
-
-    play(scenario)
-
-
-def test_work_whose_claim_went_stale_is_stopped() -> None:
-    """Nothing is reported for it; the others go on."""
-
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        stopped: list[bytes] = []
-
-        async def work(claim: Claim) -> None:
-            try:
-                await anyio.sleep(50)
-            except anyio.get_cancelled_exc_class():
-                stopped.append(claim.id)
-                raise
-
-        worker = Worker(work, queues=["q"], concurrency=3, lease_ms=30_000)
-
-        async def body(client: AsyncClient, peer: FakePeer) -> None:
-            ids = await client.enqueue_many("q", [b""] * 3)
-            await until(lambda: worker.held == 3)
-            cluster.steal(ids[1])
-            await until(lambda: len(cluster.outcomes) == 2)
-            worker.stop()
-            assert stopped == [ids[1]]
-            assert peer.methods("release", "fail") == []
-
-        await with_worker(cluster, network, worker, body)
-
-    play(scenario)
-
-
-@pytest.mark.parametrize(("error", "stopped"), [(Unavailable("no quorum"), True), (LogUnavailable(), False)])
-def test_work_is_stopped_when_its_lease_may_have_ended(error: OnyxqError, stopped: bool) -> None:
-    """Unless it is the log that cannot be reached: then its time, and the lease, stand still."""
-
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        ended: list[bool] = []
-
-        async def work(claim: Claim) -> None:
-            try:
-                await anyio.sleep(100)
-                ended.append(False)
-            except anyio.get_cancelled_exc_class():
-                ended.append(True)
-                raise
-
-        worker = Worker(work, queues=["q"], lease_ms=30_000)
-
-        async def body(client: AsyncClient, peer: FakePeer) -> None:
-            def refuse(request: Request) -> bool:
-                if request.method == "renew":
-                    request.fail(error)
-                return request.method == "renew"
-
-            peer.intercept = refuse
-            await client.enqueue("q", b"")
-            await until(lambda: bool(ended))
-            worker.stop()
-
-        await with_worker(cluster, network, worker, body)
-        assert ended == [stopped]
-
-    play(scenario)
-
-
-def test_a_stopping_worker_finishes_what_runs_and_gives_back_the_rest() -> None:
-    """And claims nothing more."""
-
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        async def work(claim: Claim) -> None:
-            await anyio.sleep(5)
-
-        worker = Worker(work, queues=["q"], concurrency=2, ahead=3)
-
-        async def body(client: AsyncClient, peer: FakePeer) -> None:
-            await client.enqueue_many("q", [b""] * 20)
-            await until(lambda: worker.held == 5)
-            await anyio.sleep(1)
-            worker.stop()
-
-        await with_worker(cluster, network, worker, body)
-        assert len(cluster.outcomes) == 2
-        assert set(cluster.tokens) == set(cluster.outcomes)
-
-    play(scenario)
-
-
-@pytest.mark.parametrize("twice", [True, False], ids=["second signal", "drain time over"])
-def test_work_that_does_not_end_is_stopped_and_given_back(twice: bool) -> None:
-    """At the second signal, or when the time to drain is over."""
-
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        worker = Worker(lambda claim: trio.sleep_forever(), queues=["q"], concurrency=2, drain_ms=10_000)
-
-        async def body(client: AsyncClient, peer: FakePeer) -> None:
-            await client.enqueue_many("q", [b""] * 2)
-            await until(lambda: worker.held == 2)
-            await anyio.sleep(1)
-            worker.stop()
-            if twice:
-                worker.stop()
-
-        start = anyio.current_time()
-        await with_worker(cluster, network, worker, body)
-        assert cluster.tokens == {}
-        assert (anyio.current_time() - start < 5) is twice
-
-    play(scenario)
-
-
-def test_a_worker_goes_on_when_claiming_fails_for_a_while() -> None:
-    """Whatever passes by itself."""
-
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        async def work(claim: Claim) -> bytes:
-            return b"ok"
-
-        worker = Worker(work, queues=["q"], wait_ms=1_000)
-
-        async def body(client: AsyncClient, peer: FakePeer) -> None:
-            def refuse(request: Request) -> bool:
-                if request.method == "claim":
-                    request.fail(LogUnavailable())
-                return request.method == "claim"
-
-            peer.intercept = refuse
-            await client.enqueue("q", b"")
-            await anyio.sleep(20)
-            peer.intercept = None
-            await until(lambda: bool(cluster.outcomes))
-            worker.stop()
-
-        await with_worker(cluster, network, worker, body)
-
-    play(scenario)
-
-
-def test_a_worker_ends_with_an_error_that_no_retry_mends() -> None:
-    """A bad queue name, a missing permission."""
-
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        peer = await cluster.start(network.host("a"), "a:1")
-
-        def refuse(request: Request) -> bool:
-            if request.method == "claim":
-                request.fail(BadRequest("no such thing", field="queues"))
-            return request.method == "claim"
-
-        peer.intercept = refuse
-        worker = Worker(lambda claim: trio.sleep_forever(), queues=["q"])
-        async with AsyncClient("a:1", network=network.host("w")) as client:
-            with pytest.raises(BadRequest, match="no such thing"):
-                await worker.serve(client)
 
     play(scenario)
 
@@ -368,7 +137,7 @@ def test_arguments_are_checked_when_a_call_is_enqueued() -> None:
     for wrong in ({"too": "x"}, {"to": object()}, {}):
         with pytest.raises(BadRequest) as caught:
             unchecked.enqueue(**wrong)
-        assert caught.value.field == "args"
+        assert str(caught.value.field).startswith("args.to")
     send("called directly")
 
 

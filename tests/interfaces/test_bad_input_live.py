@@ -52,6 +52,16 @@ BAD_POSTS: list[tuple[str, Any, str | None]] = [
     ("/v1/tasks", http_task(retries=-1), "tasks[0].retries"),
     ("/v1/tasks", http_task(delay_ms=1 << 64), "tasks[0].delay_ms"),
     ("/v1/tasks", http_task(id=UNKNOWN_PARTITION.hex()), "tasks[0].id"),
+    ("/v1/tasks", http_task(at_ms=5), "tasks[0].at_ms"),
+    ("/v1/tasks", http_task(ordering_key=""), "tasks[0].ordering_key"),
+    ("/v1/tasks", http_task(unique_key=5), "tasks[0].unique_key"),
+    ("/v1/tasks", http_task(depends=["zz"]), "tasks[0].depends[0]"),
+    ("/v1/tasks", http_task(depends=["00" * 20]), "tasks[0].depends"),
+    ("/v1/tasks", http_task(depends=[UNKNOWN_PARTITION.hex()]), "tasks[0].depends"),
+    ("/v1/tasks", http_task(id=ID.hex(), depends=[ID.hex()]), "tasks[0].depends"),
+    ("/v1/tasks", http_task(expires_ms=-1), "tasks[0].expires_ms"),
+    ("/v1/dead/requeue", {}, "ids"),
+    ("/v1/dead/discard", {"ids": [5]}, "ids[0]"),
     ("/v1/tasks", http_task(id=ID.hex()[:-1]), "tasks[0].id"),
     ("/v1/tasks", http_task(data_base64="*"), "tasks[0].data_base64"),
     ("/v1/claims", {"queues": "a"}, "queues"),
@@ -281,15 +291,15 @@ class TestMadeUpNames:
         node = live.cluster.nodes[0]
         assert node.service is not None and node.node is not None
         claiming, granter = node.service.claiming, node.node.granter
-        before = granter.known_queues
+        before = granter.heads.known_queues
         for turn in range(5):
             live.wire.call("claim", claim_of(*(f"made-up-{turn}-{i}" for i in range(100))))
         assert claiming.watched >= 500
         deadline = time.monotonic() + PATIENCE_MS / 1000
-        while (claiming.watched >= 500 or granter.known_queues > before) and time.monotonic() < deadline:
+        while (claiming.watched >= 500 or granter.heads.known_queues > before) and time.monotonic() < deadline:
             live.wire.call("health", {})
             time.sleep(0.02)
-        assert claiming.watched < 500 and granter.known_queues <= before
+        assert claiming.watched < 500 and granter.heads.known_queues <= before
 
 
 class TestHello:

@@ -364,6 +364,7 @@ class TestReading:
         await world.client.fail(batch[2], "e")
         await world.client.cancel(ids[9])
         wanted = {"total": 11, "completed": 2, "failed": 1, "cancelled": 1, "scheduled": 1, "claimed": 3, "ready": 3}
+        wanted["waiting"] = 0
         for client in world.clients:
             assert (await client.count(world.queue))[world.queue] == wanted
             (found,) = [one for one in await client.queues() if one["queue"] == world.queue]

@@ -28,7 +28,9 @@ SOME_ID = "00" * 20
 PROMISED = """
     demo; dev; simulate; peer start; peer list; peer leave; cluster create; cluster show; cluster destroy;
     zookeeper start; task enqueue; task get; task log; task list; task count; task claim; task complete;
-    task fail; task renew; task cancel; queue list; queue show; ring show; partition list; partition show;
+    task fail; task renew; task cancel; queue list; queue show; queue pause; queue resume; queue set;
+    dead list; dead show; dead requeue; dead discard; periodic list; periodic show; periodic add;
+    periodic remove; periodic pause; periodic resume; ring show; partition list; partition show; partition force;
     log tail; log show; log gc; log dump; log replay; replica show; task explain; worker start; config show
 """
 

@@ -243,6 +243,12 @@ def test_neighbouring_items_are_merged_with_their_results() -> None:
     ]
 
 
+def test_completions_that_name_their_updates_stay_apart() -> None:
+    """The number is that of one claim's updates, also where a neighbour has as many."""
+    items = [item(0, 1, 4, None), item(1, 1, 4, None), item(2, 1, 0, [b"r"]), item(3, 1, 0, [b"r"])]
+    assert merged(items) == items
+
+
 def test_a_refused_part_is_cut_out_of_its_item() -> None:
     """With its part of the results."""
     items = [item(0, 4, None, [b"0", b"1", b"2", b"3"]), item(10, 2, None, None)]

@@ -126,7 +126,9 @@ def test_head_is_answered_where_get_is(path: str) -> None:
     async def asked() -> None:
         async with world() as (service, client):
             await client.post("/v1/tasks", json={"tasks": [{"id": ID, "queue": "a"}]})
-            url = path.replace("{id}", ID).replace("{queue}", "a").replace("{extension}", "lock")
+            await client.put("/v1/periodic/p", json={"queue": "a", "schedule": "every 60s"})
+            named = {"id": ID, "queue": "a", "extension": "lock", "name": "p"}
+            url = path.format(**named)
             got, head = await client.get(url), await client.head(url)
             assert (head.status_code, head.content) == (got.status_code, b"") == (200, b"")
             if not path.endswith("ids"):

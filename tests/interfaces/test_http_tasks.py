@@ -158,9 +158,9 @@ async def test_an_id_and_a_due_time_must_agree() -> None:
 
 @on_trio
 async def test_the_header_holds_only_what_is_not_default() -> None:
-    """retries null means for ever; defaults leave no trace."""
+    """retries null means for ever; what is left to the queue, and defaults, leave no trace."""
     async with world() as (service, client):
-        await enqueue(client, {"queue": "a", "retries": 25, "backoff_ms": 1_000, "priority": 0, "depends": []})
+        await enqueue(client, {"queue": "a", "priority": 0, "depends": [], "on_dependency_failed": "fail"})
         await enqueue(client, {"queue": "a", "retries": None, "backoff_ms": 5, "unique_key": None})
         headers = [unpack_task(args["runs"][0][1]).header for args in service.asked("enqueue")]
         assert headers[0] == {"format": "json", "queue": "a"}
@@ -192,7 +192,7 @@ async def test_new_tasks_go_to_partitions_with_a_leader() -> None:
 async def test_many_runs_are_sent_in_parts() -> None:
     """A failure midway still tells what is stored."""
     async with world() as (service, client):
-        tasks = [{"queue": "a", "priority": n % 2} for n in range(1_500)]
+        tasks = [{"queue": "a", "priority": n % 2} for n in range(5_500)]
         enqueue_all = service._enqueue
 
         def once(args: dict[str, Any]) -> dict[str, Any]:
@@ -202,7 +202,7 @@ async def test_many_runs_are_sent_in_parts() -> None:
 
         service._enqueue = once  # type: ignore[method-assign]
         problem = check_problem(await client.post("/v1/tasks", json={"tasks": tasks}), 503, code="unavailable")
-        assert problem["stored"] == [True] * 1_000 + [False] * 500
+        assert problem["stored"] == [True] * 5_000 + [False] * 500
         assert [bytes.fromhex(one) in service.tasks for one in problem["ids"]] == problem["stored"]
 
 

@@ -1,0 +1,185 @@
+"""Flows: tasks that follow on each other, written as chains and groups (design: dependencies).
+
+    client.chain(
+        Step("fetch", b"page 7"),
+        client.group(Step("words", b"7"), Step("links", b"7")),
+        Step("publish", b"7", priority=5),
+    ).enqueue()
+
+Each step is a task of its own that depends on the tasks it follows; the flow itself is
+nothing that the cluster knows of.  A worker finds the ids in ``claim.depends`` and the
+results with ``client.results(claim.depends)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+
+from onyxq.client.policy import DEFAULTS, DEPENDS_MAX, Policy, When, tuple_of
+from onyxq.errors import BadRequest
+from onyxq.ids import TaskId
+
+R = TypeVar("R")
+
+STEPS_MAX = 10_000
+OPTIONS = frozenset({*DEFAULTS, "delay_ms", "at_ms"} - {"unique_key"})
+
+
+class Step:
+    """A task that is to be part of a flow: ``Step("mail", b"hello", priority=5)``.
+
+    ``options`` are those of `AsyncClient.enqueue` that say something of the task itself.  Raises
+    `BadRequest` for others: which id stands for a unique key is not known beforehand.
+    """
+
+    __slots__ = ("options", "payload", "queue", "when")
+
+    def __init__(self, queue: str, payload: bytes = b"", **options: Any) -> None:
+        for name in options:
+            if name not in OPTIONS:
+                raise BadRequest(f"a step has no option {name!r}; there are {', '.join(sorted(OPTIONS))}", field=name)
+        if type(payload) is not bytes:
+            raise BadRequest(f"a payload is bytes, not {type(payload).__name__}", field="data")
+        self.queue = queue
+        self.payload = payload
+        self.when = When.of(options.pop("delay_ms", 0), options.pop("at_ms", None))
+        """When it is due at the earliest."""
+        self.options = {**options, "depends": tuple_of(options.get("depends", ()))}
+        self.policy(()).check()
+
+    def policy(self, follows: Sequence[bytes]) -> Policy:
+        """Its policy where it follows on other tasks of the flow."""
+        return Policy(self.queue, **{**self.options, "depends": (*self.options["depends"], *follows)})
+
+    def alike(self, other: Step) -> bool:
+        """Whether both could be tasks of one run."""
+        if self.options.get("ordering_key") is not None:
+            return False
+        return (self.queue, self.when, self.options) == (other.queue, other.when, other.options)
+
+
+class Planned(NamedTuple):
+    """A step in its flow, and the places of those that it follows on."""
+
+    step: Step
+    follows: tuple[int, ...]
+
+
+class Enqueued(NamedTuple):
+    """The tasks of a flow."""
+
+    ids: tuple[TaskId, ...]
+    """In the order in which the steps were written."""
+    last: tuple[TaskId, ...]
+    """Of the steps that nothing follows on: once they are done, all is."""
+
+
+Part: TypeAlias = "Step | tuple[str, bytes] | Flow[Any]"
+
+
+class Plan(NamedTuple):
+    """Steps, each behind all that it follows on, and the places where what precedes and what follows is tied on."""
+
+    steps: tuple[Planned, ...] = ()
+    heads: tuple[int, ...] = ()
+    tails: tuple[int, ...] = ()
+
+    def then(self, other: Plan) -> Plan:
+        """This plan, and behind all of its tails the other one."""
+        if not self.steps or not other.steps:
+            return self if self.steps else other
+        moved = other.moved(len(self.steps))
+        heads = set(moved.heads)
+        tied = (
+            one._replace(follows=(*one.follows, *self.tails)) if place in heads else one
+            for place, one in enumerate(moved.steps, len(self.steps))
+        )
+        return Plan((*self.steps, *tied), self.heads, moved.tails)
+
+    def moved(self, by: int) -> Plan:
+        """The same with places that count from ``by``."""
+        steps = (one._replace(follows=tuple(place + by for place in one.follows)) for one in self.steps)
+        return Plan(tuple(steps), tuple(place + by for place in self.heads), tuple(place + by for place in self.tails))
+
+
+class Flow(Generic[R]):
+    """A chain or a group; made by ``client.chain`` and ``client.group``. What ``R`` is depends on the client."""
+
+    def __init__(self, send: Callable[[Flow[R]], R], plan: Plan) -> None:
+        self.plan = plan
+        self.ids: tuple[TaskId, ...] = ()
+        """The ids of its steps, made when it is first enqueued: to enqueue it again makes no second tasks."""
+        self._send = send
+
+    def then(self, *parts: Part) -> Flow[R]:
+        """The same flow with further parts, each behind all of the one before."""
+        return Flow(self._send, _chained(self.plan, parts))
+
+    def enqueue(self) -> R:
+        """Store the tasks; their ids as `Enqueued`. May be called again after an error."""
+        return self._send(self)
+
+    def runs(self) -> Iterator[tuple[int, int, When]]:
+        """Where tasks begin and end that are alike, so that they may be one run, and when they are due."""
+        steps, start = self.plan.steps, 0
+        for place in range(1, len(steps) + 1):
+            if place < len(steps) and _alike(steps[start], steps[place]):
+                continue
+            yield start, place, steps[start].step.when
+            start = place
+
+    def enqueued(self) -> Enqueued:
+        """What `enqueue` gives."""
+        return Enqueued(self.ids, tuple(self.ids[place] for place in self.plan.tails))
+
+
+def chain(send: Callable[[Flow[R]], R], parts: Sequence[Part]) -> Flow[R]:
+    """A flow of parts, one after the other."""
+    return Flow(send, _chained(Plan(), parts))
+
+
+def group(send: Callable[[Flow[R]], R], parts: Sequence[Part]) -> Flow[R]:
+    """A flow of parts side by side."""
+    steps: list[Planned] = []
+    heads: list[int] = []
+    tails: list[int] = []
+    for part in parts:
+        moved = _plan_of(part).moved(len(steps))
+        steps += moved.steps
+        heads += moved.heads
+        tails += moved.tails
+    return Flow(send, _checked(Plan(tuple(steps), tuple(heads), tuple(tails))))
+
+
+def _chained(plan: Plan, parts: Sequence[Part]) -> Plan:
+    for part in parts:
+        plan = plan.then(_plan_of(part))
+    return _checked(plan)
+
+
+def _plan_of(part: Part) -> Plan:
+    if isinstance(part, Flow):
+        return part.plan
+    if isinstance(part, tuple) and len(part) == 2:
+        part = Step(*part)
+    if not isinstance(part, Step):
+        raise BadRequest("a part of a flow is a Step, (queue, payload), a chain or a group", field="parts")
+    return Plan((Planned(part, ()),), (0,), (0,))
+
+
+def _checked(plan: Plan) -> Plan:
+    if len(plan.steps) > STEPS_MAX:
+        raise BadRequest(f"a flow has at most {STEPS_MAX} steps", field="parts")
+    for one in plan.steps:
+        if len(one.follows) + len(one.step.options["depends"]) > DEPENDS_MAX:
+            raise BadRequest(
+                f"a step for queue {one.step.queue!r} follows on {len(one.follows)} tasks; at most {DEPENDS_MAX}",
+                field="depends",
+                hint="Join in two levels: groups of at most 100 with a step behind each, then one behind these.",
+            )
+    return plan
+
+
+def _alike(one: Planned, other: Planned) -> bool:
+    return one.follows == other.follows and one.step.alike(other.step)

@@ -1,0 +1,177 @@
+"""What a client says about tasks beside their payload: how they are tried, when, in what order, after what.
+
+Only what differs from the defaults goes into the header of a run (design: runs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from typing import Any, Final, NamedTuple
+
+from onyxq.client.values import as_id
+from onyxq.errors import BadRequest
+
+NAME_CHARACTERS_MAX = 200
+DEPENDS_MAX = 100
+"""Tasks that one task may depend on."""
+FATES = ("fail", "cancel", "run")
+"""What becomes of a task when one that it depends on fails or is cancelled."""
+TIME_MS_MAX = (1 << 48) - 1
+
+
+class OfQueue(Enum):
+    """Stands for the setting of the task's queue, where None has a meaning of its own."""
+
+    OF_QUEUE = "as the queue says"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+OF_QUEUE: Final = OfQueue.OF_QUEUE
+Retries = int | None | OfQueue
+
+DEFAULTS: dict[str, Any] = {
+    "priority": 0,
+    "retries": OF_QUEUE,
+    "backoff_ms": None,
+    "format": "bytes",
+    "ordering_key": None,
+    "unique_key": None,
+    "depends": (),
+    "on_dependency_failed": "fail",
+    "expires_ms": None,
+}
+_HEADER = tuple(sorted(DEFAULTS.items()))
+
+
+class Policy(NamedTuple):
+    """What tasks enqueued together have in common."""
+
+    queue: str
+    priority: int = 0
+    retries: Retries = OF_QUEUE
+    backoff_ms: int | None = None
+    format: str = "bytes"
+    w: int | None = None
+    ordering_key: str | None = None
+    unique_key: str | None = None
+    depends: Sequence[bytes | str] = ()
+    on_dependency_failed: str = "fail"
+    expires_ms: int | None = None
+
+    def header(self) -> dict[str, Any]:
+        """The header of their runs: what differs from the defaults, sorted by name."""
+        said = {name: value for name, default in _HEADER if (value := getattr(self, name)) != default}
+        if "depends" in said:
+            said["depends"] = [as_id(one) for one in self.depends]
+            if not self.depends:
+                del said["depends"]
+        said["queue"] = self.queue
+        return dict(sorted(said.items()))
+
+    @property
+    def key(self) -> str | None:
+        """The key that decides about the tasks' partition: each such task is a run of its own."""
+        return self.unique_key if self.ordering_key is None else self.ordering_key
+
+    def check(self) -> None:
+        """Raise `BadRequest` for what no server would take."""
+        queue, priority, retries, backoff_ms, form, _, *relations = self
+        _check_name(queue, "queue", "a queue's name")
+        if type(priority) is not int or not -(2**31) <= priority < 2**31:
+            raise BadRequest("priority is a signed 32-bit number", field="priority")
+        if retries is not OF_QUEUE and retries is not None and (type(retries) is not int or retries < 0):
+            raise BadRequest("retries is a whole number from 0 on, or None for no limit", field="retries")
+        if backoff_ms is not None and (type(backoff_ms) is not int or backoff_ms < 0):
+            raise BadRequest("backoff_ms is a whole number from 0 on", field="backoff_ms")
+        if form not in ("bytes", "json"):
+            raise BadRequest("format is bytes or json", field="format")
+        if relations != _NONE:
+            self._check_relations()
+
+    def _check_relations(self) -> None:
+        for name in ("ordering_key", "unique_key"):
+            if getattr(self, name) is not None:
+                _check_name(getattr(self, name), name, name)
+        if isinstance(self.depends, (str, bytes)):
+            raise BadRequest("depends is a list of ids", field="depends")
+        if len(set(map(_dependency, self.depends))) != len(self.depends) or len(self.depends) > DEPENDS_MAX:
+            raise BadRequest(f"depends names up to {DEPENDS_MAX} different tasks", field="depends")
+        if self.on_dependency_failed not in FATES:
+            raise BadRequest(f"on_dependency_failed is one of {', '.join(FATES)}", field="on_dependency_failed")
+        if self.expires_ms is not None and (type(self.expires_ms) is not int or not 0 < self.expires_ms <= TIME_MS_MAX):
+            raise BadRequest("expires_ms is a time in milliseconds since the epoch", field="expires_ms")
+
+
+_NONE = list(Policy("")[6:])
+
+
+def tuple_of(depends: Iterable[bytes | str]) -> tuple[bytes | str, ...]:
+    """Ids to depend on, as a policy keeps them; raises `BadRequest` for a single id."""
+    if isinstance(depends, (str, bytes)):
+        raise BadRequest("depends is a list of ids", field="depends")
+    return tuple(depends)
+
+
+def with_keys(
+    policy: Policy, count: int, ordering_key: str | Sequence[str] | None, unique_key: str | Sequence[str] | None
+) -> list[Policy]:
+    """The policies of so many tasks whose keys are one for all, or one each; raises `BadRequest`."""
+    if unique_key is not None and count > 1 and not _several(unique_key):
+        raise BadRequest("of a unique key there is one task: give one key each", field="unique_key")
+    ordering = _each(ordering_key, count, "ordering_key")
+    unique = _each(unique_key, count, "unique_key")
+    return [policy._replace(ordering_key=o, unique_key=u) for o, u in zip(ordering, unique, strict=True)]
+
+
+def _several(key: Any) -> bool:
+    return isinstance(key, Sequence) and not isinstance(key, (str, bytes))
+
+
+def _each(key: str | Sequence[str] | None, count: int, field: str) -> list[Any]:
+    if key is None or not _several(key):
+        return [key] * count
+    if len(key) != count:
+        raise BadRequest(f"{len(key)} keys for {count} payloads", field=field)
+    return list(key)
+
+
+def _check_name(value: Any, field: str, what: str) -> None:
+    if not isinstance(value, str) or not 1 <= len(value) <= NAME_CHARACTERS_MAX:
+        raise BadRequest(f"{what} has 1 to {NAME_CHARACTERS_MAX} characters", field=field)
+
+
+def _dependency(value: Any) -> bytes:
+    try:
+        return as_id(value)
+    except BadRequest as error:
+        raise BadRequest(error.message, field="depends") from None
+
+
+class When(NamedTuple):
+    """When tasks are due: after a delay, or at a time (milliseconds since the epoch)."""
+
+    delay_ms: int = 0
+    at_ms: int | None = None
+
+    @staticmethod
+    def of(delay_ms: int, at_ms: int | None) -> When:
+        """Raises `BadRequest` for a delay that is negative, or beside a time."""
+        if type(delay_ms) is not int or delay_ms < 0:
+            raise BadRequest("delay_ms is a whole number from 0 on", field="delay_ms")
+        if at_ms is None:
+            return When(delay_ms) if delay_ms else NOW
+        if delay_ms:
+            raise BadRequest("delay_ms and at_ms exclude each other", field="delay_ms")
+        if type(at_ms) is not int or not 0 <= at_ms <= TIME_MS_MAX:
+            raise BadRequest("at_ms is a time in milliseconds since the epoch", field="at_ms")
+        return When(0, at_ms)
+
+    def due_ms(self, now_ms: int) -> int:
+        """The time due, for one who says it is ``now_ms``."""
+        return now_ms + self.delay_ms if self.at_ms is None else self.at_ms
+
+
+NOW = When()

@@ -1,0 +1,188 @@
+"""Tasks that go by themselves: with a key, a time or an id of their own (design: runs, ordering keys).
+
+Each is a run of one task with an id that it keeps.  What comes together leaves together, one
+request per leader at a time, so tasks of one key reach their leader in the order in which
+they were given.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import anyio
+
+from onyxq.client.groups import Group
+from onyxq.client.policy import Policy, When
+from onyxq.client.pool import RETRYABLE, Backoff, Pool
+from onyxq.errors import BadRequest, OnyxqError, Unavailable, from_map
+from onyxq.ids import TaskId, ms_of, partition_of
+from onyxq.wire.background import Spawner
+
+GROUP_MAX = 512
+REQUEST_RUNS_MAX = 256
+REQUEST_BYTES_MAX = 1024 * 1024
+"""Payload bytes from which on a request takes no further run."""
+
+_PLACE = re.compile(r"runs\[[0-9]+\]\.?")
+
+Run = Sequence[Any]
+"""As the method ``enqueue`` takes it: first id, body, and the time that the user named."""
+Outcome = TaskId | OnyxqError | None
+"""Of a run: the id that stands for its unique key, its error, or None if it is simply stored."""
+
+
+class Single(NamedTuple):
+    """One task that is to be stored."""
+
+    id: TaskId
+    body: bytes
+    at_ms: int | None
+
+    @property
+    def run(self) -> list[Any]:
+        """As the method ``enqueue`` takes it."""
+        return [self.id, self.body] if self.at_ms is None else [self.id, self.body, self.at_ms]
+
+
+def named_by_caller(first: TaskId, when: When, policy: Policy) -> int | None:
+    """The time to be sent with a task: the user's, where the id alone does not tell the leader all.
+
+    It orders tasks of a key, and one that has passed is judged by the queue's grace.
+    """
+    if when.at_ms is None or (policy.key is None and ms_of(first) == when.at_ms):
+        return None
+    return when.at_ms
+
+
+def refusals(runs: Sequence[Run], acks: Sequence[Any]) -> list[tuple[list[Any], OnyxqError]]:
+    """The runs that were refused, as they may be sent again, and why."""
+    return [(again(run), error_of(ack)) for run, ack in zip(runs, acks, strict=True) if isinstance(ack, dict)]
+
+
+def again(run: Run) -> list[Any]:
+    """A run to be repeated: a time that lay ahead when it was sent first is never too far back now."""
+    return list(run[:2]) if len(run) > 2 and ms_of(run[0]) == run[2] else list(run)
+
+
+def error_of(ack: dict[str, Any]) -> OnyxqError:
+    """Why a run was refused."""
+    return told(from_map(ack))
+
+
+def told(error: OnyxqError) -> OnyxqError:
+    """The error with its field as the caller knows it."""
+    error.field = _PLACE.sub("", error.field or "") or None
+    return error
+
+
+class Singles:
+    """Stores them for one client."""
+
+    def __init__(self, spawner: Spawner, pool: Pool, *, avoid: Callable[[int], None]) -> None:
+        self._spawner = spawner
+        self._pool = pool
+        self._avoid = avoid
+        self._groups: dict[int | None, Group[Single, TaskId]] = {}
+
+    async def add(self, single: Single, w: int | None, *, until: float) -> TaskId:
+        """Store one, together with others that come meanwhile; the id of the task that stands."""
+        group = self._groups.get(w)
+        if group is None:
+
+            async def send(singles: list[Single], until: float) -> list[TaskId | OnyxqError]:
+                return await self._each(singles, w, until)
+
+            group = self._groups[w] = Group(self._spawner, send, size_max=GROUP_MAX)
+        return await group.add(single, until=until)
+
+    async def store(self, singles: Sequence[Single], w: int | None, *, until: float) -> list[TaskId]:
+        """Store several; the ids of the tasks that stand. Raises the first error met."""
+        stored: list[TaskId] = []
+        for found in await self._each(singles, w, until, stops=True):
+            if isinstance(found, OnyxqError):
+                raise found
+            stored.append(found)
+        return stored
+
+    async def in_order(self, runs: Sequence[Run], *, until: float) -> None:
+        """Store runs by way of one peer, each request once the one before is done; raises the first error met."""
+        for part in cut(runs):
+            for outcome in await self._one_by_one(part, None, None, until):
+                if isinstance(outcome, OnyxqError):
+                    raise outcome
+
+    async def _each(
+        self, singles: Sequence[Single], w: int | None, until: float, *, stops: bool = False
+    ) -> list[TaskId | OnyxqError]:
+        """What became of each; ``stops``: nothing more is sent to a leader once one was not stored."""
+        outcomes: list[TaskId | OnyxqError] = [Unavailable("it was not sent")] * len(singles)
+        places: dict[str | None, list[int]] = {}
+        for place, single in enumerate(singles):
+            places.setdefault(self._pool.leader_of(partition_of(single.id)), []).append(place)
+
+        async def to_leader(address: str | None, mine: list[int]) -> None:
+            start = 0
+            for part in cut([singles[place].run for place in mine]):
+                found = await self._one_by_one(part, address, w, until)
+                for place, outcome in zip(mine[start : start + len(part)], found, strict=True):
+                    outcomes[place] = singles[place].id if outcome is None else outcome
+                if stops and any(isinstance(outcome, OnyxqError) for outcome in found):
+                    return
+                start += len(part)
+
+        async with anyio.create_task_group() as group:
+            for address, mine in places.items():
+                group.start_soon(to_leader, address, mine)
+        return outcomes
+
+    async def _one_by_one(self, runs: Sequence[Run], address: str | None, w: int | None, until: float) -> list[Outcome]:
+        """What became of each run. Of a request that is refused as a whole only the one at fault is to hear."""
+        try:
+            return await self._deliver(runs, address, w, until)
+        except BadRequest as error:
+            if len(runs) == 1:
+                return [told(error)]
+            return [(await self._one_by_one([run], address, w, until))[0] for run in runs]
+        except OnyxqError as error:
+            return [error] * len(runs)
+
+    async def _deliver(self, runs: Sequence[Run], address: str | None, w: int | None, until: float) -> list[Outcome]:
+        outcomes: list[Outcome] = [None] * len(runs)
+        left = list(enumerate(list(run) for run in runs))
+        backoff = Backoff(until, self._pool.generator)
+        while left:
+            args = {"runs": [run for _, run in left], "w": w}
+            answer = await self._pool.call("enqueue", args, until=until, address=address)
+            unsure = []
+            for (place, run), ack in zip(left, answer["acks"], strict=True):
+                outcomes[place] = _outcome(ack)
+                if isinstance(outcomes[place], RETRYABLE):
+                    unsure.append((place, again(run)))
+                    self._avoid(partition_of(run[0]))
+            if not unsure or backoff.over():
+                break
+            address, left = None, unsure
+            self._pool.refresh_soon()
+            await backoff.wait()
+        return outcomes
+
+
+def cut(runs: Sequence[Run]) -> list[list[Run]]:
+    """The runs of each request, in order."""
+    requests: list[list[Run]] = []
+    size = 0
+    for run in runs:
+        if not requests or len(requests[-1]) >= REQUEST_RUNS_MAX or size >= REQUEST_BYTES_MAX:
+            requests.append([])
+            size = 0
+        requests[-1].append(run)
+        size += len(run[1])
+    return requests
+
+
+def _outcome(ack: Any) -> Outcome:
+    if isinstance(ack, dict):
+        return error_of(ack)
+    return TaskId(ack[1]) if isinstance(ack, list) else None

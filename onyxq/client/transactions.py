@@ -1,0 +1,327 @@
+"""Transactions as clients write them: gather first, commit at the end (design: transactions).
+
+    async with client.transaction() as tx:
+        tx.complete(claim, b"done")
+        tx.enqueue("next", b"what follows")
+
+Nothing is sent before the block ends, and nothing at all if it raises.  The name, the ids of
+new tasks and their partitions are chosen once: however often a commit is sent, it happens at
+most once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from attrs import frozen
+
+from onyxq.client.claims import Claim, ClaimBatch, Claims
+from onyxq.client.enqueuing import Enqueuer, check_payloads, cut_with_ids
+from onyxq.client.holding import completion_items, items_of, merged
+from onyxq.client.policy import Policy, When
+from onyxq.client.pool import Pool
+from onyxq.client.single import named_by_caller
+from onyxq.client.values import as_id
+from onyxq.errors import BadRequest, Conflict, StaleToken
+from onyxq.facts import pack_task, partition_of_keys
+from onyxq.ids import TaskId, counter_of, partition_of
+
+NAME_CHARACTERS_MAX = 200
+WAIT_MS = 10_000
+"""How long a peer may take to answer beyond what an ordinary request takes."""
+KEEP_OWN_MS = 120_000
+"""For how long the cluster remembers a name that nobody but this client can send again."""
+RESULTS = 4
+
+
+@frozen
+class Committed:
+    """A transaction that happened."""
+
+    name: str
+    token: int
+    """The position of its commit in the log."""
+    ids: tuple[TaskId, ...]
+    """Of the tasks that it enqueued, in the order in which they were given."""
+    settled: bool = True
+    """Whether all of it could be seen when it was answered; if not, it is on its way."""
+
+
+class _New(NamedTuple):
+    policy: Policy
+    when: When
+    payloads: list[bytes]
+    ids: list[TaskId] | None
+
+
+class Gathered:
+    """What a transaction is to do; made by `AsyncClient.transaction` and `Client.transaction`."""
+
+    def __init__(self, *, name: str | None, random_name: Callable[[], str]) -> None:
+        if name is not None and not (isinstance(name, str) and 1 <= len(name) <= NAME_CHARACTERS_MAX):
+            raise BadRequest(f"a transaction's name has 1 to {NAME_CHARACTERS_MAX} characters", field="name")
+        self.name = name or random_name()
+        """Under which it is committed; a repeat of it is answered as the first."""
+        self.committed: Committed | None = None
+        """What came of it, once it is committed."""
+        self._own_name = name is None
+        self._complete: list[list[Any]] = []
+        self._require: list[list[Any]] = []
+        self._updates: list[tuple[Claim, bytes]] = []
+        self._new: list[_New] = []
+        self._args: dict[str, Any] | None = None
+        self._ids: tuple[TaskId, ...] = ()
+
+    def complete(
+        self, claims: Claims, result: bytes | None = None, *, results: Sequence[bytes | None] | None = None
+    ) -> None:
+        """Finish claimed tasks, with one result for all or one each."""
+        self._open()
+        items = completion_items(_kept(claims), result, None if results is None else list(results))
+        self._complete += [[*item[:3], None, item[RESULTS]] for item in items]
+
+    def update(self, claim: Claim, data: bytes) -> None:
+        """Append an update to a claimed task."""
+        self._open()
+        if type(data) is not bytes:
+            raise BadRequest(f"an update is bytes, not {type(data).__name__}", field="data")
+        self._updates.append((claim, data))
+
+    def require(self, claims: Claims) -> None:
+        """Happen only if these claims stand, and leave them as they are."""
+        self._open()
+        self._require += items_of(_kept(claims))
+
+    def enqueue(self, queue: str, payload: bytes, *, id: bytes | str | None = None, **options: Any) -> None:
+        """Store a task; ``options`` are those of `AsyncClient.enqueue`. Nobody sees it before the commit."""
+        self.enqueue_many(queue, [payload], ids=None if id is None else [id], **options)
+
+    def enqueue_many(
+        self,
+        queue: str,
+        payloads: Iterable[bytes],
+        *,
+        ids: Sequence[bytes | str] | None = None,
+        delay_ms: int = 0,
+        at_ms: int | None = None,
+        **options: Any,
+    ) -> None:
+        """Store tasks that differ in their payload only."""
+        self._open()
+        policy, when, given = policy_of(queue, options), When.of(delay_ms, at_ms), list(payloads)
+        check_payloads(given)
+        own = None if ids is None else [as_id(one) for one in ids]
+        if own is not None and len(own) != len(given):
+            raise BadRequest(f"{len(own)} ids for {len(given)} payloads", field="ids")
+        last = self._new[-1] if self._new else None
+        if own is None and last is not None and last.ids is None and (last.policy, last.when) == (policy, when):
+            last.payloads.extend(given)
+        elif given:
+            self._new.append(_New(policy, when, given, own))
+
+    def completes(self, claim: Claim) -> bool:
+        """Whether it finishes a claimed task."""
+        offsets = (
+            (counter_of(claim.id) - counter_of(first), first, n, token) for first, n, token, *_ in self._complete
+        )
+        return any(
+            first[:16] == claim.id[:16] and 0 <= offset < n and token == claim.token
+            for offset, first, n, token in offsets
+        )
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to commit."""
+        return not (self._complete or self._updates or self._require or self._new)
+
+    def _open(self) -> None:
+        if self._args is not None:
+            raise Conflict("the transaction was sent already", hint="Begin another one.")
+
+    def _arguments(self, enqueuer: Enqueuer, partitions: int) -> dict[str, Any]:
+        """What is sent; made once, so that every repetition is the same."""
+        if self._args is None:
+            complete = [[*item[:3], item[RESULTS]] for item in merged(self._complete)]
+            runs, ids = self._runs(enqueuer, partitions)
+            self._args = {
+                "name": self.name,
+                "complete": complete,
+                "update": self._numbered(),
+                "enqueue": runs,
+                "require": self._require,
+            }
+            if self._own_name:
+                self._args["keep_ms"] = KEEP_OWN_MS
+            self._ids = tuple(ids)
+        return self._args
+
+    def _numbered(self) -> list[list[Any]]:
+        following: dict[tuple[bytes, int], int] = {}
+        numbered = []
+        for claim, data in self._updates:
+            if claim.unsure is not None:
+                raise Conflict(f"an update of task {claim.id.hex()} was sent and not answered", field="update")
+            seq = following.get((claim.id, claim.token), claim.seq)
+            following[claim.id, claim.token] = seq + 1
+            numbered.append([claim.id, claim.token, seq, data])
+        return numbered
+
+    def _runs(self, enqueuer: Enqueuer, partitions: int) -> tuple[list[list[Any]], list[TaskId]]:
+        """Runs to enqueue. New tasks that are no more than are completed stay in these tasks' partition,
+        others go to one partition together: each further one costs a part."""
+        completed = sum(item[1] for item in self._complete)
+        fresh = sum(len(new.payloads) for new in self._new if new.ids is None)
+        partition = partition_of(self._complete[0][0]) if completed and fresh <= completed else None
+        runs: list[list[Any]] = []
+        made: list[TaskId] = []
+        for policy, when, payloads, given in self._new:
+            header = policy.header()
+            if given is not None:
+                ids = given
+            elif policy.key is not None:
+                there = partition_of_keys(policy.queue, policy.key, partitions)
+                ids = [enqueuer.make_ids(1, when=when, partition=there)[0] for _ in payloads]
+            else:
+                ids = enqueuer.make_ids(len(payloads), when=when, partition=partition)
+                partition = partition_of(ids[0]) if partition is None else partition
+            made += ids
+            cuts = _singly(len(payloads)) if policy.key is not None else cut_with_ids(payloads, ids)
+            for start, end in cuts:
+                at_ms = named_by_caller(ids[start], when, policy)
+                run = [ids[start], pack_task(header, payloads[start:end])]
+                runs.append(run if at_ms is None else [*run, at_ms])
+        return runs, made
+
+    def _done(self, answer: Mapping[str, Any]) -> Committed:
+        for claim, _ in self._updates:
+            claim.seq += 1
+        self.committed = Committed(self.name, answer["token"], self._ids, answer["settled"])
+        return self.committed
+
+
+class Committer:
+    """Sends the transactions of one client."""
+
+    def __init__(self, pool: Pool, enqueuer: Enqueuer) -> None:
+        self._pool = pool
+        self._enqueuer = enqueuer
+
+    def random_name(self) -> str:
+        """A name that nobody else gives."""
+        return f"{self._pool.generator.getrandbits(128):032x}"
+
+    async def commit(self, gathered: Gathered, until: float) -> Committed:
+        """Send it until it is decided, or until ``until`` (monotonic second)."""
+        if gathered.committed is not None:
+            return gathered.committed
+        if gathered.empty:
+            raise BadRequest("a transaction must do something", field="complete")
+        routes = await self._pool.loaded_routes(until)
+        args = gathered._arguments(self._enqueuer, routes.partitions)
+        first = next((item[0] for name in ("complete", "update", "enqueue") for item in args[name]), None)
+        address = None if first is None else self._pool.leader_of(partition_of(first))
+        return gathered._done(await self._pool.call("transact", args, until=until, address=address, wait_ms=WAIT_MS))
+
+
+class AsyncTransaction(Gathered):
+    """A transaction of an `AsyncClient`: committed at the end of ``async with``, or by `commit`."""
+
+    def __init__(
+        self, commit: Callable[[Gathered], Awaitable[Committed]], *, name: str | None, random_name: Callable[[], str]
+    ) -> None:
+        super().__init__(name=name, random_name=random_name)
+        self._commit = commit
+
+    async def commit(self) -> Committed:
+        """Commit now; again after an error: the same transaction. Raises `StaleToken` whose ``details`` name
+        the claims that do not stand, and then nothing was done; `Unavailable` if that cannot be told."""
+        return await self._commit(self)
+
+    async def __aenter__(self) -> AsyncTransaction:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None and self.committed is None and not self.empty:
+            await self.commit()
+
+
+class BlockingTransaction(Gathered):
+    """The same of a `Client`, with ``with``."""
+
+    def __init__(
+        self, commit: Callable[[Gathered], Committed], *, name: str | None, random_name: Callable[[], str]
+    ) -> None:
+        super().__init__(name=name, random_name=random_name)
+        self._commit = commit
+
+    def commit(self) -> Committed:
+        """See `AsyncTransaction.commit`."""
+        return self._commit(self)
+
+    def __enter__(self) -> BlockingTransaction:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None and self.committed is None and not self.empty:
+            self.commit()
+
+
+def gather(
+    into: Gathered,
+    *,
+    complete: Claims | Iterable[tuple[Claim, bytes | None]],
+    update: Iterable[tuple[Claim, bytes]],
+    enqueue: Iterable[Mapping[str, Any]],
+    require: Claims,
+) -> None:
+    """Put the arguments of `AsyncClient.transact` into a transaction."""
+    if isinstance(complete, (Claim, ClaimBatch)):
+        into.complete(complete)
+    else:
+        for one in complete:
+            if isinstance(one, tuple):
+                into.complete(one[0], one[1])
+            else:
+                into.complete(one)
+    for claim, data in update:
+        into.update(claim, data)
+    for task in enqueue:
+        said = dict(task)
+        if "queue" not in said or "data" not in said:
+            raise BadRequest("a task to enqueue is a map with queue and data", field="enqueue")
+        into.enqueue(said.pop("queue"), said.pop("data"), **said)
+    into.require(require)
+
+
+def policy_of(queue: str, options: Mapping[str, Any]) -> Policy:
+    """The policy that the options of an enqueue stand for; raises `BadRequest`."""
+    unknown = sorted(options.keys() - set(Policy._fields) | options.keys() & {"queue", "w"})
+    if unknown:
+        raise BadRequest(f"a task of a transaction has no option {unknown[0]!r}", field=unknown[0])
+    policy = Policy(queue, **options)
+    policy.check()
+    return policy
+
+
+def stale_claims(error: StaleToken) -> list[tuple[bytes, int]]:
+    """Id and token of each claim that a refused transaction names."""
+    return [(bytes(one[0]), int(one[1])) for one in error.details]
+
+
+def _singly(count: int) -> Iterable[tuple[int, int]]:
+    return ((place, place + 1) for place in range(count))
+
+
+def _kept(claims: Claims) -> Claims:
+    if isinstance(claims, (Claim, ClaimBatch)):
+        return claims
+    kept = list(claims)
+    if not all(isinstance(claim, Claim) for claim in kept):
+        raise BadRequest("claims are what claim() gave, or Claim.of(id, token)", field="claims")
+    return kept

@@ -1,0 +1,144 @@
+"""The arguments of a task: checked when a call is enqueued, and made JSON (design: interfaces).
+
+What a function's annotations say is checked as far as JSON can tell: numbers, strings, lists,
+tuples, sets, dicts, unions, literals, enums, dataclasses and typed dicts; bytes, dates, times,
+UUIDs and decimals travel as strings.  What has another annotation, or none, must be JSON.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from onyxq.errors import BadRequest
+from onyxq.worker.values import Misfit, from_json, to_json
+
+VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+class Arguments:
+    """The parameters of one task's function."""
+
+    def __init__(self, function: Callable[..., Any], name: str) -> None:
+        self._function = function
+        self._name = name
+        self.signature = inspect.signature(function)
+        self._known_hints: dict[str, Any] | None = None
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
+        """The call's arguments by name; raises `BadRequest` naming the one at fault."""
+        try:
+            return self.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            field = self._at_fault(args, kwargs)
+            raise BadRequest(f"{self._name}: {error}", field=f"args.{field}" if field else "args") from None
+
+    def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], **more: Any) -> bytes:
+        """The payload of a call; raises `BadRequest` naming the argument that does not fit."""
+        bound = self.bind(args, kwargs)
+        for holder, key, name, hint in self._places(bound):
+            try:
+                holder[key] = to_json(holder[key], hint, "")
+                json.dumps(holder[key], allow_nan=False)
+            except Misfit as error:
+                raise self._misfit(name, error) from None
+            except (TypeError, ValueError, RecursionError) as error:
+                raise BadRequest(f"{self._name}: argument {name!r} is no JSON: {error}", field=f"args.{name}") from None
+        given, named = _as_given(bound, args, kwargs)
+        call = {"task": self._name, "args": given, "kwargs": named, **more}
+        return json.dumps(call, separators=(",", ":")).encode()
+
+    def read(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments in a payload, as the function takes them; raises `BadRequest`."""
+        bound = self.bind(tuple(args), kwargs)
+        for holder, key, name, hint in self._places(bound):
+            try:
+                holder[key] = from_json(holder[key], hint, "")
+            except Misfit as error:
+                raise self._misfit(name, error) from None
+        return _as_given(bound, args, kwargs)
+
+    def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
+        """The call's arguments by name, defaults included."""
+        bound = self.bind(args, kwargs)
+        bound.apply_defaults()
+        return bound
+
+    def result(self, value: Any) -> bytes | None:
+        """What the function returned, as it is stored; raises `BadRequest`."""
+        if value is None:
+            return None
+        try:
+            stored = to_json(value, self._hints().get("return", Any), "")
+            return json.dumps(stored, separators=(",", ":"), allow_nan=False).encode()
+        except Misfit as error:
+            raise BadRequest(f"{self._name}: its result{error.path} {error.problem}", field="result") from None
+        except (TypeError, ValueError, RecursionError) as error:
+            raise BadRequest(f"{self._name}: its result is no JSON: {error}", field="result") from None
+
+    def returned(self, data: bytes | None) -> Any:
+        """A stored result as the function returned it."""
+        try:
+            return None if data is None else from_json(json.loads(data), self._hints().get("return", Any), "")
+        except (Misfit, ValueError) as error:
+            raise BadRequest(f"{self._name}: its stored result does not fit: {error}", field="result") from None
+
+    def _misfit(self, name: str, error: Misfit) -> BadRequest:
+        return BadRequest(
+            f"{self._name}: argument '{name}{error.path}' {error.problem}", field=f"args.{name}{error.path}"
+        )
+
+    def _places(self, bound: inspect.BoundArguments) -> Iterator[tuple[Any, Any, str, Any]]:
+        """Where each argument is kept: (container, key, name, annotation)."""
+        hints = self._hints()
+        for name in list(bound.arguments):
+            hint = hints.get(name, Any)
+            kind = self.signature.parameters[name].kind
+            if kind is inspect.Parameter.VAR_POSITIONAL:
+                rest = list(bound.arguments[name])
+                for place in range(len(rest)):
+                    yield rest, place, f"{name}[{place}]", hint
+                bound.arguments[name] = tuple(rest)
+            elif kind is inspect.Parameter.VAR_KEYWORD:
+                bound.arguments[name] = dict(bound.arguments[name])
+                for key in bound.arguments[name]:
+                    yield bound.arguments[name], key, key, hint
+            else:
+                yield bound.arguments, name, name, hint
+
+    def _hints(self) -> dict[str, Any]:
+        """Annotations; looked at when they are needed first, since they may name what is defined later."""
+        if self._known_hints is None:
+            try:
+                self._known_hints = typing.get_type_hints(self._function, include_extras=True)
+            except (NameError, TypeError, AttributeError):
+                # Names that only type checkers see: nothing can be checked.
+                self._known_hints = {}
+        return self._known_hints
+
+    def _at_fault(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        parameters = self.signature.parameters
+        kinds = {one.kind for one in parameters.values()}
+        if inspect.Parameter.VAR_KEYWORD not in kinds:
+            unknown = [name for name in kwargs if name not in parameters]
+            if unknown:
+                return unknown[0]
+        given = dict(zip(parameters, args, strict=False))
+        twice = [name for name in kwargs if name in given]
+        missing = [
+            name
+            for name, one in parameters.items()
+            if one.default is one.empty and one.kind not in VARIADIC and name not in given and name not in kwargs
+        ]
+        return (twice + missing + [""])[0]
+
+
+def _as_given(
+    bound: inspect.BoundArguments, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """The values, by place or by name as the caller gave them."""
+    named = {**bound.arguments, **bound.kwargs}
+    return list(bound.args[: len(args)]), {name: named[name] for name in kwargs}

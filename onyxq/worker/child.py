@@ -1,0 +1,232 @@
+"""A process that runs tasks for a worker: the other end of `onyxq.worker.processes`.
+
+It ends with its worker, whatever it is doing then.  Signals that are meant for the worker
+and reach the whole group of processes do not end it: the worker says what is to be done.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import itertools
+import json
+import os
+import queue
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+from onyxq.client import BlockingTransaction, Claim, Committed
+from onyxq.client.claims import ClaimedRun
+from onyxq.errors import BadRequest, from_map
+from onyxq.worker.arguments import Arguments
+from onyxq.worker.attempts import Attempt, TaskCancelled, current_attempt, current_claim, describe, pack
+from onyxq.worker.contexts import BlockingContext, current_blocking
+from onyxq.worker.logs import contextual_logs
+from onyxq.worker.processes import SIGNALS, Work
+
+_Outcome = tuple[bytes | None, str | None, str]
+"""Result, error, and where it was raised."""
+
+
+class _Line:
+    """The pipe to the worker."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[str, int, Any]] = queue.SimpleQueue()
+        self._asking = threading.Lock()
+        self._state = threading.Lock()
+        self._asked = 0
+        self._serial: int | None = None
+        self._running = False
+        self._sending = False
+        self.cancelled = threading.Event()
+
+    def listen(self) -> None:
+        """In a thread of its own."""
+        while True:
+            try:
+                kind, *said = self._connection.recv()
+            except (EOFError, OSError):
+                os._exit(1)
+            if kind == "run":
+                self._serial = said[0]
+                self._work.put(said[1])
+            elif kind == "cancel":
+                self._cancel(said[0])
+            elif kind == "stop":
+                self._work.put(None)
+            else:
+                self._answers.put((kind, said[0], said[1]))
+
+    def _cancel(self, serial: int) -> None:
+        with self._state:
+            if serial == self._serial:  # else it has ended by itself
+                self.cancelled.set()
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+
+    def terminated(self, *_: object) -> None:
+        """The handler of the signal: raise where the function is, but never in the middle of a message."""
+        if self.cancelled.is_set() and self._running and not self._sending:
+            raise TaskCancelled("the attempt is to end")
+
+    def next(self) -> Work | None:
+        """The next task; None: there will be none."""
+        return self._work.get()
+
+    def run(self, function: Callable[[], _Outcome]) -> _Outcome:
+        """Call the function of a task; `TaskCancelled` is raised in it, and is an outcome."""
+        try:
+            try:
+                self._running = True
+                if self.cancelled.is_set():
+                    raise TaskCancelled
+                return function()
+            finally:
+                self._running = False
+        except TaskCancelled:
+            return None, "TaskCancelled: the attempt was over", ""
+
+    def ask(self, method: str, *args: Any) -> Any:
+        """Have the worker do something; raises what it refuses with."""
+        with self._asking:
+            self._asked += 1
+            self._say("ask", self._asked, method, args)
+            number = 0
+            while number != self._asked:  # an answer may come for what was cancelled
+                kind, number, answer = self._answers.get()
+        if kind == "refused":
+            raise from_map(answer)
+        return answer
+
+    def done(self, outcome: _Outcome) -> None:
+        """The task has ended."""
+        with self._state:
+            self._serial = None
+            self.cancelled.clear()
+        self._say("done", *outcome)
+
+    def _say(self, *message: Any) -> None:
+        self._sending = True
+        try:
+            self._connection.send(message)
+        finally:
+            self._sending = False
+        if self.cancelled.is_set() and self._running:
+            raise TaskCancelled
+
+
+class _Transaction(BlockingTransaction):
+    """Gathers here, so that what is wrong is told at once, and again in the worker, which commits."""
+
+    def __init__(self, line: _Line, number: int, name: str | None) -> None:
+        self._calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        super().__init__(
+            lambda _: line.ask("commit", number, name, self._calls), name=name, random_name=lambda: "chosen later"
+        )
+
+    def commit(self) -> Committed:
+        self.committed = super().commit()
+        return self.committed
+
+    def complete(self, claims: Any, result: bytes | None = None, *, results: Any = None) -> None:
+        super().complete(claims, result, results=results)
+        self._note("complete", claims, result, results=results)
+
+    def update(self, claim: Claim, data: bytes) -> None:
+        super().update(claim, data)
+        self._note("update", claim, data)
+
+    def require(self, claims: Any) -> None:
+        super().require(claims)
+        self._note("require", claims)
+
+    def enqueue_many(self, queue: str, payloads: Iterable[bytes], **options: Any) -> None:
+        payloads = list(payloads)
+        super().enqueue_many(queue, payloads, **options)
+        self._note("enqueue_many", queue, payloads, **options)
+
+    def _note(self, method: str, *args: Any, **kwargs: Any) -> None:
+        mine = current_claim.get()
+        self._calls.append((method, tuple(None if one is mine else one for one in args), kwargs))
+
+
+class _Context(BlockingContext):
+    def __init__(self, attempt: Attempt, line: _Line, numbers: Any) -> None:
+        super().__init__(attempt)
+        self._line = line
+        self._numbers = numbers
+
+    def _ask(self, method: str, *args: Any) -> Any:
+        # Values of the user's own types stay here: the worker may not know them.
+        plain = (pack(args[0]),) if method == "log" else json.loads(pack(list(args)))
+        return self._line.ask(method, *plain)
+
+    def transaction(self, result: Any = None, *, name: str | None = None, complete: bool = True) -> BlockingTransaction:
+        made = _Transaction(self._line, next(self._numbers), name)
+        if complete:
+            made.complete(self._attempt.claim, None if result is None else pack(result))
+        return made
+
+
+def main(connection: Connection, address: str | Sequence[str], token: str | None) -> None:
+    """Run tasks until told to stop."""
+    line = _Line(connection)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, line.terminated)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    contextual_logs()
+    threading.Thread(target=line.listen, name="onyxq worker", daemon=True).start()
+    while (work := line.next()) is not None:
+        _about(work, line)
+        line.done(line.run(functools.partial(_run, work, address, token)))
+
+
+def _about(work: Work, line: _Line) -> None:
+    """What the function is to find when it asks for its context."""
+    header = {"queue": work.queue, "depends": list(work.depends)}
+    claim = Claim(_Told(work, header), 0)
+    attempt = Attempt(claim, random_name=str)
+    attempt.name, attempt.cancelled = work.name, line.cancelled
+    current_claim.set(claim)
+    current_attempt.set(attempt)
+    current_blocking.set(functools.partial(_Context, attempt, line, itertools.count()))
+
+
+class _Told(ClaimedRun):
+    """A claim of which the worker told what matters."""
+
+    def __init__(self, work: Work, header: dict[str, Any]) -> None:
+        super().__init__(token=work.token, first=work.id, attempts=work.attempts)
+        self._header = header
+
+
+def _run(work: Work, address: str | Sequence[str], token: str | None) -> _Outcome:
+    try:
+        function = _find(work, address, token)
+        arguments = Arguments(function, work.name)
+        args, kwargs = arguments.read(work.args, work.kwargs)
+        return arguments.result(function(*args, **kwargs)), None, ""
+    except (Exception, SystemExit) as error:
+        return None, describe(error), traceback.format_exc()
+
+
+def _find(work: Work, address: str | Sequence[str], token: str | None) -> Callable[..., Any]:
+    """The function; its application is told where the worker works."""
+    from onyxq.worker.functions import TaskFunction
+
+    found: Any = importlib.import_module(work.module)
+    for part in work.qualname.split("."):
+        found = getattr(found, part, None)
+    if isinstance(found, TaskFunction):
+        found.app.address, found.app.token = address, token
+        found = found.function
+    if not callable(found):
+        raise BadRequest(f"there is no function {work.qualname} in {work.module}")
+    function: Callable[..., Any] = found
+    return function

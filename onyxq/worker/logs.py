@@ -1,0 +1,45 @@
+"""Logs that say which task they are about (design: interfaces).
+
+Every record made while a task runs has ``task_id``, ``task_name``, ``task_queue`` and
+``task_attempt``; outside of one these are ``-``.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from onyxq.worker.attempts import current_attempt
+
+NONE = "-"
+FORMAT = "%(asctime)s %(levelname)s %(name)s [%(task_id)s %(task_queue)s #%(task_attempt)s]: %(message)s"
+_MARK = "_onyxq_contextual"
+
+
+def contextual_logs() -> None:
+    """Have every record made from now on in this process tell the task; may be called again."""
+    make = logging.getLogRecordFactory()
+    if getattr(make, _MARK, False):
+        return
+
+    def record(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        made = make(*args, **kwargs)
+        made.__dict__.update(about_the_task())
+        return made
+
+    setattr(record, _MARK, True)
+    logging.setLogRecordFactory(record)
+
+
+def about_the_task() -> dict[str, Any]:
+    """What a record tells of the task that runs here."""
+    attempt = current_attempt.get(None)
+    if attempt is None:
+        return dict.fromkeys(("task_id", "task_name", "task_queue", "task_attempt"), NONE)
+    claim = attempt.claim
+    return {
+        "task_id": claim.id.hex(),
+        "task_name": attempt.name or NONE,
+        "task_queue": claim.queue,
+        "task_attempt": claim.attempts + 1,
+    }

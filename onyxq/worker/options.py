@@ -1,0 +1,150 @@
+"""How a function's tasks are enqueued and run (design: interfaces)."""
+
+from __future__ import annotations
+
+import inspect
+import string
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypedDict
+
+from attrs import evolve, fields_dict, frozen
+
+from onyxq.client.policy import OF_QUEUE, Retries
+from onyxq.errors import BadRequest
+
+RUNS = ("thread", "process")
+TIMEOUT_S_MAX = 30 * 86_400.0
+
+Key = str | Callable[..., str] | None
+"""A key: a template such as ``"customer {customer}"``, or a function of the task's arguments."""
+
+
+class Changes(TypedDict, total=False):
+    """What `TaskFunction.options` changes; see `Options`."""
+
+    queue: str
+    priority: int
+    delay_ms: int
+    at_ms: int | None
+    retries: Retries
+    backoff_ms: int | None
+    ordering_key: Key
+    unique_key: Key
+    expires_ms: int | None
+    expires_after_ms: int | None
+    depends: Sequence[bytes | str]
+    on_dependency_failed: str
+    w: int | None
+    timeout_s: float | None
+
+
+@frozen(kw_only=True)
+class Options:
+    """See `AsyncClient.enqueue_many` for those that are not explained here."""
+
+    queue: str = "default"
+    priority: int = 0
+    delay_ms: int = 0
+    at_ms: int | None = None
+    retries: Retries = OF_QUEUE
+    backoff_ms: int | None = None
+    ordering_key: Key = None
+    unique_key: Key = None
+    expires_ms: int | None = None
+    expires_after_ms: int | None = None
+    """The same counted from when the task is due."""
+    depends: Sequence[bytes | str] = ()
+    on_dependency_failed: str = "fail"
+    w: int | None = None
+    timeout_s: float | None = None
+    """An attempt that takes longer is cancelled, and has failed."""
+    runs: str | None = None
+    """Where a function that is not async runs: ``thread`` (the default) or ``process``."""
+
+    @staticmethod
+    def of(options: Mapping[str, Any]) -> Options:
+        """Raises `BadRequest` for an option that there is not."""
+        for name in options:
+            if name not in fields_dict(Options):
+                raise BadRequest(f"there is no option {name!r} for a task", field=name)
+        return Options(**options)
+
+    def changed(self, changes: Mapping[str, Any]) -> Options:
+        """The same with some others; raises `BadRequest` for one that there is not."""
+        for name in changes:
+            if name not in fields_dict(Options) or name == "runs":
+                raise BadRequest(f"there is no option {name!r} for a call", field=name)
+        return evolve(self, **changes)
+
+    def check(self, function: Callable[..., Any]) -> None:
+        """Raise `BadRequest` for what does not fit the function."""
+        if self.runs is not None:
+            if self.runs not in RUNS:
+                raise BadRequest(f"runs is one of {', '.join(RUNS)}, not {self.runs!r}", field="runs")
+            if inspect.iscoroutinefunction(function):
+                raise BadRequest("an async function runs in the worker's event loop", field="runs")
+        if self.runs == "process" and "<" in function.__qualname__:
+            raise BadRequest(f"another process cannot import {function.__qualname__}", field="runs")
+        if self.timeout_s is not None and not 0 < self.timeout_s <= TIMEOUT_S_MAX:
+            raise BadRequest("timeout_s is a number of seconds above 0, up to 30 days", field="timeout_s")
+        if self.expires_after_ms is not None and (type(self.expires_after_ms) is not int or self.expires_after_ms <= 0):
+            raise BadRequest("expires_after_ms is a whole number above 0", field="expires_after_ms")
+        if self.expires_after_ms is not None and self.expires_ms is not None:
+            raise BadRequest("expires_ms and expires_after_ms exclude each other", field="expires_after_ms")
+        for name in ("ordering_key", "unique_key"):
+            _check_template(getattr(self, name), name, function)
+
+    def arguments(self, bound: Callable[[], inspect.BoundArguments], now_ms: int | None) -> dict[str, Any]:
+        """Keyword arguments of ``enqueue``, but for the queue, for a call whose arguments are ``bound``."""
+        said: dict[str, Any] = {
+            "priority": self.priority,
+            "delay_ms": self.delay_ms,
+            "at_ms": self.at_ms,
+            "retries": self.retries,
+            "backoff_ms": self.backoff_ms,
+            "format": "json",
+        }
+        said |= {name: key for name in ("ordering_key", "unique_key") if (key := self._key(name, bound)) is not None}
+        if self.depends:
+            said |= {"depends": tuple(self.depends), "on_dependency_failed": self.on_dependency_failed}
+        if self.w is not None:
+            said["w"] = self.w
+        expires_ms = self.expires_ms
+        if self.expires_after_ms is not None:
+            if now_ms is None:
+                raise BadRequest("the cluster's time is not known here: give expires_ms", field="expires_after_ms")
+            due_ms = now_ms + self.delay_ms if self.at_ms is None else self.at_ms
+            expires_ms = due_ms + self.expires_after_ms
+        if expires_ms is not None:
+            said["expires_ms"] = expires_ms
+        return said
+
+    def _key(self, name: str, bound: Callable[[], inspect.BoundArguments]) -> str | None:
+        key: Key = getattr(self, name)
+        if key is None or (isinstance(key, str) and "{" not in key):
+            return key
+        given = bound()
+        try:
+            made = key.format(**given.arguments) if isinstance(key, str) else key(*given.args, **given.kwargs)
+        except Exception as error:
+            # It is the user's function, or reaches into the user's values.
+            raise BadRequest(f"the {name} cannot be made: {type(error).__name__}: {error}", field=name) from error
+        if not isinstance(made, str):
+            raise BadRequest(f"the {name} must be a str, not {type(made).__name__}", field=name)
+        return made
+
+
+def _check_template(key: Key, name: str, function: Callable[..., Any]) -> None:
+    if key is None or callable(key):
+        return
+    if not isinstance(key, str):
+        raise BadRequest(f"{name} is a template or a function, not {type(key).__name__}", field=name)
+    try:
+        used = [field for _, field, _, _ in string.Formatter().parse(key) if field is not None]
+    except ValueError as error:
+        raise BadRequest(f"{name} is no template: {error}", field=name) from None
+    parameters = inspect.signature(function).parameters
+    for field in used:
+        argument = field.partition(".")[0].partition("[")[0]
+        if argument not in parameters:
+            raise BadRequest(f"{name} names {argument!r}, which is no argument", field=name)

@@ -1,0 +1,228 @@
+"""Processes for functions that keep the interpreter busy, or that must be stoppable (design: claims).
+
+A child is started when it is needed, stays for further tasks, and runs one at a time.  What
+the function asks of its context goes over a pipe to the worker.  A cancelled function is told
+so, has `TaskCancelled` raised where it is, and is killed with its process a little later.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import signal
+import threading
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any, NamedTuple
+
+import anyio
+
+from onyxq.client import AsyncClient, AsyncTransaction
+from onyxq.errors import Conflict, OnyxqError
+from onyxq.worker.attempts import Attempt, FailedThere
+from onyxq.worker.threads import Threads
+
+KILL_S = 5.0
+"""How long a cancelled function may take to end before its process is killed."""
+END_S = 2.0
+"""How long an idle process may take to end."""
+
+log = logging.getLogger(__name__)
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""Meant for the worker, also if all processes of its group get them."""
+
+Message = tuple[Any, ...]
+
+_starting = threading.Lock()
+
+
+class Work(NamedTuple):
+    """One task as its process gets it."""
+
+    module: str
+    qualname: str
+    name: str
+    id: bytes
+    token: int
+    attempts: int
+    queue: str
+    depends: tuple[bytes, ...]
+    args: list[Any]
+    kwargs: dict[str, Any]
+
+
+class ProcessEnded(Exception):
+    """The process of a task ended before the task did: killed, out of memory, or by ``os._exit``."""
+
+
+class _Child:
+    """A process, and the thread that listens to it."""
+
+    def __init__(self, threads: Threads, address: str | Sequence[str], token: str | None) -> None:
+        from onyxq.worker.child import main
+
+        spawn = multiprocessing.get_context("spawn")
+        self._connection, theirs = spawn.Pipe()
+        self.process: BaseProcess = spawn.Process(target=main, args=(theirs, address, token), daemon=True)
+        self._threads = threads
+        self._serial = 0
+        # It is born with the signals blocked, and unblocks them once it knows what to do with them.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        try:
+            with _starting:
+                self.process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        theirs.close()
+
+    def listen(self) -> None:
+        """Hear what the child says, from now on; in the event loop."""
+        self._send, self._messages = anyio.create_memory_object_stream[Message | None](float("inf"))
+        threading.Thread(target=self._hear, args=(self._connection,), name="onyxq child", daemon=True).start()
+
+    def _hear(self, connection: Connection) -> None:
+        """In a thread of its own, to the end of the child."""
+        try:
+            while True:
+                self._threads.soon(self._send.send_nowait, connection.recv())
+        except (EOFError, OSError):
+            log.debug("process %s has ended", self.process.pid)
+        except Exception:
+            # Something that only the child can unpickle.
+            log.exception("process %s said what is not understood: it is killed", self.process.pid)
+            self.process.kill()
+        finally:
+            self._threads.soon(self._send.send_nowait, None)
+            connection.close()
+
+    async def receive(self) -> Message | None:
+        """The next message; None once the process has ended."""
+        return await self._messages.receive()
+
+    def send(self, *message: Any) -> None:
+        """Tell the child something; nothing if it has ended."""
+        try:
+            self._connection.send(message)
+        except OSError:
+            log.debug("process %s has ended", self.process.pid)
+
+    def run(self, work: Work) -> None:
+        """Have it run a task."""
+        self._serial += 1
+        self.send("run", self._serial, work)
+
+    def cancel(self) -> None:
+        """Have it end the task that it runs."""
+        self.send("cancel", self._serial)
+
+    def join(self) -> None:
+        """Wait for its end; in a thread."""
+        with _starting:
+            self.process.join()
+
+    def close(self) -> None:
+        """Forget what was said."""
+        self._send.close()
+        self._messages.close()
+
+
+class Processes:
+    """Runs the functions of one worker's tasks in processes."""
+
+    def __init__(self, threads: Threads, *, address: str | Sequence[str], token: str | None) -> None:
+        self._threads = threads
+        self._address = address
+        self._token = token
+        self._idle: list[_Child] = []
+
+    async def run(self, work: Work, attempt: Attempt, client: AsyncClient) -> bytes | None:
+        """Run one task in a process; the result as it is stored. Raises `FailedThere`, `ProcessEnded`."""
+        child = self._idle.pop() if self._idle else await self._start()
+        try:
+            child.run(work)
+            answer = await self._to_its_end(child, attempt, client)
+        except BaseException:
+            attempt.cancelled.set()
+            with anyio.CancelScope(shield=True):
+                await self._end(child, cancel=True)
+            raise
+        if answer is None:
+            with anyio.CancelScope(shield=True):
+                await self._threads.run(child.join)
+                child.close()
+            raise ProcessEnded(f"the task's process ended with exit code {child.process.exitcode}")
+        self._idle.append(child)
+        _, result, text, trace = answer
+        if text is not None:
+            raise FailedThere(text, trace)
+        return None if result is None else bytes(result)
+
+    async def close(self) -> None:
+        """End the processes, which are idle by now."""
+        async with anyio.create_task_group() as group:
+            while self._idle:
+                group.start_soon(self._end, self._idle.pop())
+
+    async def _start(self) -> _Child:
+        child = await self._threads.run(lambda: _Child(self._threads, self._address, self._token))
+        child.listen()
+        return child
+
+    async def _to_its_end(self, child: _Child, attempt: Attempt, client: AsyncClient) -> Message | None:
+        transactions: dict[int, AsyncTransaction] = {}
+        while True:
+            message = await child.receive()
+            if message is None or message[0] == "done":
+                return message
+            _, number, method, args = message
+            try:
+                if method == "commit":
+                    answer = await _commit(attempt, client, transactions, *args)
+                else:
+                    answer = await getattr(attempt, method)(client, *args)
+            except OnyxqError as error:
+                child.send("refused", number, error.to_map())
+            else:
+                child.send("answer", number, answer)
+
+    async def _end(self, child: _Child, *, cancel: bool = False) -> None:
+        """End a process; one that works on a cancelled task is kept if it ends the task in time."""
+        child.cancel() if cancel else child.send("stop")
+        ended = False
+        with anyio.move_on_after(KILL_S if cancel else END_S):
+            while (message := await child.receive()) is not None:
+                if message[0] == "done":
+                    self._idle.append(child)
+                    return
+                child.send("refused", message[1], Conflict("the attempt is over").to_map())
+            ended = True
+        if not ended:
+            log.warning("process %s does not end: it is killed", child.process.pid)
+            child.process.kill()
+        await self._threads.run(child.join)
+        child.close()
+
+
+async def _commit(
+    attempt: Attempt,
+    client: AsyncClient,
+    transactions: dict[int, AsyncTransaction],
+    number: int,
+    name: str | None,
+    calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]],
+) -> Any:
+    """Commit what a child has gathered; the same transaction if it asks again."""
+    made = transactions.get(number)
+    if made is None:
+
+        async def commit(gathered: Any) -> Any:
+            return await attempt.commit(client, gathered)
+
+        made = AsyncTransaction(commit, name=name, random_name=attempt.random_name)
+        for method, args, kwargs in calls:
+            mine = [attempt.claim if one is None else one for one in args]
+            getattr(made, method)(*mine, **kwargs)
+        transactions[number] = made
+    return await made.commit()

@@ -1,0 +1,209 @@
+"""The worker of an application: finds the function of a task, and calls it where it belongs.
+
+Async functions run in the event loop, others in a thread or in a process (design: interfaces).
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import anyio
+from attrs import frozen
+
+from onyxq.client import AsyncClient, Claim
+from onyxq.errors import BadRequest, NotFound, OnyxqError, Overloaded, TimedOut, Unavailable
+from onyxq.worker.attempts import current_attempt, current_client
+from onyxq.worker.contexts import current_bridge
+from onyxq.worker.functions import TaskFunction
+from onyxq.worker.loop import Worker
+from onyxq.worker.options import TIMEOUT_S_MAX
+from onyxq.worker.process import run_worker
+from onyxq.worker.processes import Processes, Work
+from onyxq.worker.threads import Threads
+
+PAUSE_FIRST_S, PAUSE_MAX_S = 0.5, 30.0
+"""Pauses between attempts at setting periodic tasks up."""
+
+log = logging.getLogger(__name__)
+
+
+@frozen
+class Periodic:
+    """A call that the cluster makes by itself."""
+
+    function: TaskFunction[..., Any]
+    name: str
+    schedule: str
+    zone: str
+    missed: str
+
+    def settings(self) -> dict[str, Any]:
+        """As the cluster keeps it."""
+        return {
+            "queue": self.function.queue,
+            "schedule": self.schedule,
+            "zone": self.zone,
+            "priority": self.function._options.priority,
+            "missed": self.missed,
+            "format": "json",
+        }
+
+
+@frozen
+class _Call:
+    task: TaskFunction[..., Any]
+    args: list[Any]
+    kwargs: dict[str, Any]
+    timeout_s: float | None
+
+
+class AppWorker(Worker):
+    """A `Worker` that runs an application's functions."""
+
+    def __init__(
+        self,
+        tasks: Mapping[str, TaskFunction[..., Any]],
+        periodics: Sequence[Periodic],
+        *,
+        address: str | Sequence[str],
+        token: str | None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(self._call, **settings)
+        self._tasks = tasks
+        self._periodics = periodics
+        self._address = address
+        self._token = token
+        self._threads: Threads
+        self._processes: Processes
+
+    def run(self, *, backend: str = "asyncio") -> None:
+        """Work until SIGTERM or SIGINT; ``backend``: ``asyncio`` or ``trio``."""
+        run_worker(self, self._address, token=self._token, backend=backend)
+
+    async def serve(self, client: AsyncClient) -> None:
+        """See `Worker.serve`."""
+        failure: OnyxqError | None = None
+        async with Threads(freed=self._wake) as self._threads:
+            self._processes = Processes(self._threads, address=self._address, token=self._token)
+            try:
+                await super().serve(client)
+            except OnyxqError as error:
+                failure = error
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await self._processes.close()
+        if failure is not None:
+            raise failure
+
+    def _slots(self) -> int:
+        return self._concurrency - self._threads.left
+
+    # --- running
+
+    async def _call(self, claim: Claim) -> bytes | None:
+        call = self._read(claim)
+        current_attempt.get().name = call.task.name
+        current_bridge.set(self._threads.call)
+        function = call.task.function
+        if inspect.iscoroutinefunction(function):
+            return await self._in_time(call, lambda: self._in_loop(call))
+        if call.task._options.runs == "process":
+            return await self._in_time(call, lambda: self._in_process(call, claim))
+        try:
+            return await self._in_time(call, lambda: self._in_thread(call))
+        finally:
+            if self._slots() <= 0:
+                self._give_up(Overloaded(
+                    f"{self._threads.left} functions go on although their attempts are over, and no slot is left",
+                    hint='Have them look at ctx.cancelled, or run them with runs="process", where they can be stopped.',
+                ))  # fmt: skip
+
+    def _read(self, claim: Claim) -> _Call:
+        try:
+            call = json.loads(claim.data) if claim.data else {}
+            name, args, kwargs = call["task"], call.get("args", []), call.get("kwargs", {})
+            timeout_s = call.get("timeout_s")
+            if type(args) is not list or type(kwargs) is not dict:
+                raise TypeError("args is a list, kwargs an object")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise BadRequest(f"the task's data is not a call: {error!r}") from None
+        task = self._tasks.get(name) if isinstance(name, str) else None
+        if task is None:
+            raise BadRequest(f"this worker has no task named {name!r}")
+        if timeout_s is None:
+            timeout_s = task._options.timeout_s
+        elif type(timeout_s) not in (int, float) or not 0 < timeout_s <= TIMEOUT_S_MAX:
+            raise BadRequest(f"the task's data is not a call: timeout_s is {timeout_s!r}")
+        return _Call(task, args, kwargs, timeout_s)
+
+    async def _in_time(self, call: _Call, run: Callable[[], Any]) -> bytes | None:
+        with anyio.move_on_after(call.timeout_s) as scope:
+            current_attempt.get().ends_at = scope.deadline
+            result: bytes | None = await run()
+        if scope.cancelled_caught:
+            raise TimedOut(f"{call.task.name} did not end within {call.timeout_s:g} s")
+        return result
+
+    async def _in_loop(self, call: _Call) -> bytes | None:
+        arguments = call.task.arguments
+        args, kwargs = arguments.read(call.args, call.kwargs)
+        return arguments.result(await call.task.function(*args, **kwargs))
+
+    async def _in_thread(self, call: _Call) -> bytes | None:
+        arguments = call.task.arguments
+        args, kwargs = arguments.read(call.args, call.kwargs)
+
+        def run() -> bytes | None:
+            return arguments.result(call.task.function(*args, **kwargs))
+
+        return await self._threads.run(run, cancelled=current_attempt.get().cancelled)
+
+    async def _in_process(self, call: _Call, claim: Claim) -> bytes | None:
+        function = call.task.function
+        work = Work(
+            module=function.__module__,
+            qualname=function.__qualname__,
+            name=call.task.name,
+            id=claim.id,
+            token=claim.token,
+            attempts=claim.attempts,
+            queue=claim.queue,
+            depends=claim.depends,
+            args=call.args,
+            kwargs=call.kwargs,
+        )
+        return await self._processes.run(work, current_attempt.get(), current_client.get())
+
+    # --- periodic tasks
+
+    async def _beside(self, client: AsyncClient) -> None:
+        pause_s = PAUSE_FIRST_S
+        while self._periodics:
+            try:
+                for periodic in self._periodics:
+                    await _set_up(client, periodic)
+                return
+            except (Unavailable, Overloaded, TimedOut) as error:
+                log.warning("periodic tasks are not set up yet, trying again: %s", error.message)
+            except OnyxqError as error:
+                self._give_up(error)
+                return
+            await anyio.sleep(pause_s)
+            pause_s = min(2 * pause_s, PAUSE_MAX_S)
+
+
+async def _set_up(client: AsyncClient, periodic: Periodic) -> None:
+    """Set a periodic task up, unless it is as it should be; one that is paused stays paused."""
+    settings, payload = periodic.settings(), periodic.function.payload()
+    try:
+        found = await client.periodic(periodic.name)
+    except NotFound:
+        found = {}
+    if found.get("data") != payload or any(found.get(name) != value for name, value in settings.items()):
+        paused = bool(found.get("paused", False))
+        await client.set_periodic(periodic.name, payload=payload, paused=paused, **settings)

@@ -1,0 +1,173 @@
+"""Options of tasks: keys made of arguments, deadlines, and what is wrong with them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from onyxq import App
+from onyxq.errors import BadRequest
+from onyxq.testing import Cluster, open_cluster
+
+
+def headers(cluster: Cluster) -> dict[Any, tuple[Any, ...]]:
+    """Of each call its first argument, and what is stored of its options."""
+    found = cluster.client().list("q").tasks
+    names = {task.id: task.args[0] if task.args else task.kwargs["customer"] for task in cluster.tasks("q")}
+    return {names[task.id]: (task.ordering_key, task.unique_key, task.priority, task.retries) for task in found}
+
+
+def test_keys_are_made_of_the_arguments() -> None:
+    """By a template, by a function, or as they are; defaults of the function count."""
+    app = App()
+
+    @app.task(queue="q", name="send", ordering_key="customer {customer}/{kind}", retries=None, priority=3)
+    async def send(customer: str, kind: str = "mail") -> None:
+        """A task."""
+
+    with open_cluster(peers=1, seed=1) as cluster:
+        cluster.use(app)
+        send.enqueue("a")
+        send.enqueue(kind="call", customer="b")
+        send.options(ordering_key=lambda customer, kind: kind * 2, priority=0).enqueue("c")
+        send.options(ordering_key="all").enqueue("d")
+        send.options(ordering_key=None, unique_key="{customer}", retries=1).enqueue("e")
+        assert headers(cluster) == {
+            "a": ("customer a/mail", None, 3, None),
+            "b": ("customer b/call", None, 3, None),
+            "c": ("mailmail", None, 0, None),
+            "d": ("all", None, 3, None),
+            "e": (None, "e", 3, 1),
+        }
+
+
+def test_calls_of_one_key_run_one_after_the_other() -> None:
+    """In the order in which they were enqueued, whatever the concurrency."""
+    app = App()
+    seen: list[tuple[str, int]] = []
+    running: list[str] = []
+
+    @app.task(queue="q", ordering_key="{account}")
+    async def book(account: str, number: int) -> None:
+        assert account not in running
+        running.append(account)
+        await asyncio.sleep(1)
+        running.remove(account)
+        seen.append((account, number))
+
+    with open_cluster(peers=1, seed=1) as cluster:
+        cluster.use(app)
+        for number in range(4):
+            for account in ("a", "b"):
+                book.enqueue(account, number)
+        cluster.drain()
+        assert [number for account, number in seen if account == "a"] == [0, 1, 2, 3]
+        assert [number for account, number in seen if account == "b"] == [0, 1, 2, 3]
+
+
+def test_a_call_under_a_unique_key_is_one_task() -> None:
+    """Its arguments are the latest until it begins."""
+    app = App()
+    seen: list[str] = []
+
+    @app.task(queue="q", unique_key=lambda month, text: month)
+    def report(month: str, text: str) -> None:
+        seen.append(text)
+
+    with open_cluster(peers=1, seed=1) as cluster:
+        cluster.use(app)
+        assert report.enqueue("march", "draft") == report.enqueue("march", "final")
+        cluster.drain()
+        assert seen == ["final"]
+
+
+def test_a_call_that_nobody_ran_in_time_fails() -> None:
+    """Counted from when it is due, by the cluster's clock."""
+    app = App()
+
+    @app.task(queue="q", expires_after_ms=60_000)
+    async def offer(number: int) -> int:
+        return number
+
+    with open_cluster(peers=1, seed=1) as cluster:
+        cluster.use(app)
+        late, in_time = offer.enqueue(1), offer.options(delay_ms=100_000).enqueue(2)
+        cluster.advance(110)
+        cluster.drain()
+        states = {task.id: task.state for task in cluster.tasks("q")}
+        assert (states[late], states[in_time]) == ("failed", "completed")
+
+
+def test_dependencies_can_be_named() -> None:
+    """A call behind tasks of any kind."""
+    app = App()
+    seen: list[int] = []
+
+    @app.task(queue="q", retries=0)
+    async def step(number: int) -> None:
+        seen.append(number)
+        if number == 1:
+            raise ValueError("boom")
+
+    with open_cluster(peers=1, seed=1) as cluster:
+        cluster.use(app)
+        first = step.options(delay_ms=1_000).enqueue(1)
+        step.options(depends=[first], on_dependency_failed="run").enqueue(2)
+        cluster.drain()
+        assert seen == [1, 2]
+
+
+def refused(make: Callable[[], Any]) -> str | None:
+    """The field at fault."""
+    with pytest.raises(BadRequest) as caught:
+        make()
+    return caught.value.field
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"ordering_key": "{nobody}"}, "ordering_key"),
+        ({"unique_key": "{to"}, "unique_key"),
+        ({"unique_key": 5}, "unique_key"),
+        ({"timeout_s": 0}, "timeout_s"),
+        ({"timeout_s": 1e9}, "timeout_s"),
+        ({"expires_after_ms": 0}, "expires_after_ms"),
+        ({"expires_after_ms": 1, "expires_ms": 5}, "expires_after_ms"),
+        ({"runs": "anywhere"}, "runs"),
+        ({"runs": "process"}, "runs"),
+        ({"colour": "red"}, "colour"),
+    ],
+)
+def test_wrong_options_are_told_where_they_are_written(options: dict[str, Any], field: str) -> None:
+    """Not when the first task comes."""
+    app = App()
+
+    def send(to: str) -> None:
+        """A task that another process cannot import."""
+
+    assert refused(lambda: app.task(**options)(send)) == field
+
+
+def test_wrong_options_of_a_call_are_told() -> None:
+    """Unknown ones, keys that cannot be made, an async function in a thread."""
+    app = App("nowhere:1")
+
+    @app.task
+    def send(to: str) -> None:
+        """A task."""
+
+    async def wait() -> None:
+        """Another one."""
+
+    unchecked: Any = send
+    assert refused(lambda: unchecked.options(colour="red")) == "colour"
+    assert refused(lambda: unchecked.options(runs="process")) == "runs"
+    assert refused(lambda: send.options(ordering_key=lambda to: to[5]).s("x")) == "ordering_key"
+    assert refused(lambda: unchecked.options(unique_key=lambda to: 5).s("x")) == "unique_key"
+    assert refused(lambda: send.options(unique_key="x").s("x")) == "unique_key"
+    assert refused(lambda: send.options(expires_after_ms=5).s("x")) == "expires_after_ms"
+    assert refused(lambda: app.task(runs="thread")(wait)) == "runs"

@@ -1,0 +1,101 @@
+"""Periodic calls of an application's functions, set up by its workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from onyxq import App
+from onyxq.errors import BadRequest
+from onyxq.testing import open_cluster
+
+
+def an_app(seen: list[str], schedule: str = "every 60s", **how: Any) -> App:
+    """An application that is called again and again."""
+    app = App()
+
+    @app.periodic(schedule, **how)
+    @app.task(name="tidy", queue="house", priority=2)
+    async def tidy(room: str = "kitchen") -> None:
+        seen.append(room)
+
+    return app
+
+
+def test_a_periodic_function_runs_when_a_worker_has_set_it_up() -> None:
+    """Once for each time, also with several workers; it can still be called by itself."""
+    seen: list[str] = []
+    app = an_app(seen)
+    with open_cluster(peers=1, seed=1) as cluster:
+        cluster.start_worker(app)
+        cluster.start_worker(app)
+        cluster.until(lambda: cluster.client().periodics())
+        cluster.advance(600)
+        assert 9 <= len(seen) <= 11
+        assert {task.priority for task in cluster.client().list("house").tasks} == {2}
+        app.tasks["tidy"].enqueue("bath")
+        cluster.until(lambda: "bath" in seen)
+        assert set(seen) == {"kitchen", "bath"}
+
+
+def test_a_worker_changes_what_is_different_and_leaves_a_pause() -> None:
+    """An operator's pause outlives new versions of the application."""
+    with open_cluster(peers=1, seed=1) as cluster:
+        client = cluster.client()
+        first = cluster.start_worker(an_app([], "0 3 * * *", zone="Europe/Berlin", missed="skip", name="nightly"))
+        cluster.until(lambda: client.periodics())
+        before = client.periodic("nightly")
+        assert (before["schedule"], before["zone"], before["missed"]) == ("0 3 * * *", "Europe/Berlin", "skip")
+        client.pause_periodic("nightly")
+        cluster.stop_worker(first)
+        cluster.start_worker(an_app([], "0 4 * * *", zone="Europe/Berlin", missed="skip", name="nightly"))
+        cluster.until(lambda: client.periodic("nightly")["schedule"] == "0 4 * * *")
+        assert client.periodic("nightly")["paused"]
+
+
+def test_a_worker_that_finds_all_as_it_should_be_appends_nothing() -> None:
+    """However often workers start."""
+    with open_cluster(peers=1, seed=1) as cluster:
+        client = cluster.client()
+        cluster.start_worker(an_app([], "0 3 * * *"))
+        cluster.until(lambda: client.periodics())
+        cluster.start_worker(an_app([], "0 3 * * *"))
+        cluster.advance(5)
+        entries = [entry["entry"] for record in client.log(limit=1_000)["records"] for entry in record["entries"]]
+        assert entries.count("set_periodic") == 1
+
+
+@pytest.mark.parametrize(
+    ("how", "field"),
+    [
+        ({"schedule": "0 25 * * *"}, "schedule"),
+        ({"schedule": "every 5s", "zone": "Europe/Atlantis"}, "zone"),
+        ({"schedule": "every 5s", "missed": "maybe"}, "missed"),
+    ],
+)
+def test_a_wrong_schedule_is_told_where_it_is_written(how: dict[str, Any], field: str) -> None:
+    """When the application is imported."""
+    with pytest.raises(BadRequest) as caught:
+        an_app([], **how)
+    assert caught.value.field == field
+
+
+def test_a_periodic_function_needs_no_arguments_and_has_a_name_of_its_own() -> None:
+    """Whatever else is refused at once."""
+    app = App()
+
+    @app.task
+    def send(to: str) -> None:
+        """A task that needs an argument."""
+
+    @app.periodic("every 5s", name="beat")
+    @app.task
+    def beat() -> None:
+        """A task."""
+
+    unchecked: Any = print
+    for task, field in ((send, "args.to"), (unchecked, "function"), (beat, "name")):
+        with pytest.raises(BadRequest) as caught:
+            app.periodic("every 5s", name="beat")(task)
+        assert caught.value.field == field

@@ -1,0 +1,341 @@
+"""What a client sends of tasks with keys, dependencies and times, and what it makes of the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from onyxq.client import OF_QUEUE
+from onyxq.client.policy import Policy
+from onyxq.errors import BadRequest, NotFound, OnyxqError, Unavailable
+from onyxq.facts import partition_of_keys, task_header
+from onyxq.ids import make_id, ms_of, partition_of
+from onyxq.wire.server import Request
+from simulation.network import SimulatedNetwork
+from tests.interfaces.fake_service import PARTITIONS, FakeCluster, FakePeer, client_of, led_by, play, together
+
+SOME = make_id(5, 1, 7, 0)
+OTHER = make_id(5, 2, 7, 0)
+
+
+def runs_sent(peer: FakePeer) -> list[list[Any]]:
+    """Every run that a peer was asked to store, in order."""
+    return [run for args in peer.arguments("enqueue") for run in args["runs"]]
+
+
+def answering(peer: FakePeer, acks: Callable[[list[Any]], Iterator[Any]]) -> None:
+    """Let a peer answer enqueues with the acks that a function makes of the runs."""
+
+    def intercept(request: Request) -> bool:
+        if request.method != "enqueue":
+            return False
+        request.reply({"acks": list(acks(request.args["runs"]))})
+        return True
+
+    peer.intercept = intercept
+
+
+def test_a_keyed_task_lies_in_the_partition_of_its_key() -> None:
+    """The ordering key decides, else the unique key."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        await cluster.start(network.host("a"), "a:1")
+        async with client_of(network) as client:
+            ordered = await client.enqueue("mail", b"x", ordering_key="k", unique_key="u")
+            unique = await client.enqueue("mail", b"x", unique_key="u")
+        assert partition_of(ordered) == partition_of_keys("mail", "k", PARTITIONS)
+        assert partition_of(unique) == partition_of_keys("mail", "u", PARTITIONS)
+
+    play(scenario)
+
+
+def test_keyed_tasks_are_runs_of_their_own_in_the_order_given() -> None:
+    """Many of one key leave in few requests, one after the other."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        peer = await cluster.start(network.host("a"), "a:1")
+        led_by(cluster, peer)
+        payloads = [b"%d" % n for n in range(600)]
+        async with client_of(network) as client:
+            ids = await client.enqueue_many("mail", payloads, ordering_key="k")
+        sent = runs_sent(peer)
+        assert [run[0] for run in sent] == ids
+        assert [task_header(run[1])[1] for run in sent] == [1] * 600
+        assert len(peer.arguments("enqueue")) == 3
+
+    play(scenario)
+
+
+def test_keys_may_be_one_for_each_task() -> None:
+    """As many as there are payloads."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        peer = await cluster.start(network.host("a"), "a:1")
+        async with client_of(network) as client:
+            await client.enqueue_many("mail", [b"a", b"b"], ordering_key=["x", "y"], unique_key=["u", "v"])
+        found = [task_header(run[1])[0] for run in runs_sent(peer)]
+        assert sorted((one["ordering_key"], one["unique_key"]) for one in found) == [("x", "u"), ("y", "v")]
+
+    play(scenario)
+
+
+def test_a_large_keyed_task_goes_where_its_key_is() -> None:
+    """Its size changes nothing about that."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        await cluster.start(network.host("a"), "a:1")
+        async with client_of(network) as client:
+            ids = [await client.enqueue("mail", bytes(2_000_000), ordering_key=key) for key in "abcd"]
+        assert [partition_of(one) for one in ids] == [partition_of_keys("mail", key, PARTITIONS) for key in "abcd"]
+
+    play(scenario)
+
+
+def test_the_id_that_stands_for_a_unique_key_comes_back() -> None:
+    """Also where another task stands for it."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        peer = await cluster.start(network.host("a"), "a:1")
+        answering(peer, lambda runs: iter([[2, SOME, "exists"] for _ in runs]))
+        async with client_of(network) as client:
+            assert await client.enqueue("mail", b"x", unique_key="u") == SOME
+            assert await client.enqueue_many("mail", [b"x"], unique_key=["u"]) == [SOME]
+
+    play(scenario)
+
+
+def test_only_what_is_said_is_in_the_header() -> None:
+    """What is left to the queue is not; a retry limit that is said is, whatever it is."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        peer = await cluster.start(network.host("a"), "a:1")
+        async with client_of(network) as client:
+            await client.enqueue_many("a", [b""], retries=25, backoff_ms=1000)
+            await client.enqueue_many("a", [b""], retries=OF_QUEUE, backoff_ms=None, on_dependency_failed="fail")
+            await client.enqueue(
+                "a", b"", retries=None, depends=[SOME, OTHER.hex()], on_dependency_failed="run", expires_ms=9_000
+            )
+        headers = [task_header(run[1])[0] for run in runs_sent(peer)]
+        assert headers == [
+            {"backoff_ms": 1000, "queue": "a", "retries": 25},
+            {"queue": "a"},
+            {
+                "depends": [SOME, OTHER],
+                "expires_ms": 9_000,
+                "on_dependency_failed": "run",
+                "queue": "a",
+                "retries": None,
+            },
+        ]
+        assert all(list(header) == sorted(header) for header in headers)
+
+    play(scenario)
+
+
+def test_the_leader_is_told_a_time_that_it_cannot_see_in_the_id() -> None:
+    """One that has passed, for the queue's grace; and any of a keyed task, for the order."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        peer = await cluster.start(network.host("a"), "a:1")
+        async with client_of(network) as client:
+            await client.enqueue("a", b"", at_ms=77_000)
+            await client.enqueue("a", b"", at_ms=5)
+            await client.enqueue("a", b"", at_ms=77_000, ordering_key="k")
+            await client.enqueue("a", b"", delay_ms=500, ordering_key="k")
+        sent = runs_sent(peer)
+        assert [run[2:] for run in sent] == [[], [5], [77_000], []]
+        assert [ms_of(run[0]) for run in sent] == [77_000, 1_000, 77_000, 1_500]
+
+    play(scenario)
+
+
+def test_a_repeated_request_does_not_name_a_time_that_lay_ahead_at_first() -> None:
+    """However long it took to be heard, it was in time."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        peer = await cluster.start(network.host("a"), "a:1")
+        turns = iter(["lost"])
+
+        def acks(runs: list[Any]) -> Iterator[Any]:
+            lost = next(turns, None)
+            return iter([Unavailable("no quorum").to_map() if lost else 2 for _ in runs])
+
+        answering(peer, acks)
+        async with client_of(network) as client:
+            await client.enqueue("a", b"", at_ms=77_000, ordering_key="k")
+        assert [run[2:] for run in runs_sent(peer)] == [[77_000], []]
+
+    play(scenario)
+
+
+def test_a_bad_task_does_not_spoil_those_that_leave_with_it() -> None:
+    """Each caller hears what became of its own, with the field as it is called there."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        peer = await cluster.start(network.host("a"), "a:1")
+
+        def acks(runs: list[Any]) -> Iterator[Any]:
+            refused = BadRequest("there is no such task", field="runs[7].depends").to_map()
+            return iter([refused if "depends" in task_header(run[1])[0] else 2 for run in runs])
+
+        answering(peer, acks)
+        async with client_of(network) as client:
+            good, bad = await together(
+                client.enqueue("a", b"", ordering_key="k"),
+                client.enqueue("a", b"", ordering_key="k", depends=[SOME]),
+            )
+        assert isinstance(good, bytes)
+        assert isinstance(bad, BadRequest) and bad.field == "depends"
+
+    play(scenario)
+
+
+def test_nothing_more_of_a_key_is_sent_once_one_was_not_stored() -> None:
+    """The rest would overtake it."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        peer = await cluster.start(network.host("a"), "a:1")
+        answering(peer, lambda runs: iter([BadRequest("no", field="priority").to_map() for _ in runs]))
+        async with client_of(network) as client:
+            with pytest.raises(BadRequest):
+                await client.enqueue_many("a", [b""] * 600, ordering_key="k")
+        assert len(runs_sent(peer)) == 256
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"ordering_key": ""}, "ordering_key"),
+        ({"ordering_key": "k" * 201}, "ordering_key"),
+        ({"unique_key": 5}, "unique_key"),
+        ({"depends": SOME}, "depends"),
+        ({"depends": ["zz"]}, "depends"),
+        ({"depends": [SOME, SOME.hex()]}, "depends"),
+        ({"depends": [make_id(1, 1, 1, n) for n in range(101)]}, "depends"),
+        ({"on_dependency_failed": "panic"}, "on_dependency_failed"),
+        ({"expires_ms": 0}, "expires_ms"),
+        ({"expires_ms": "soon"}, "expires_ms"),
+        ({"retries": -1}, "retries"),
+        ({"retries": True}, "retries"),
+        ({"backoff_ms": -1}, "backoff_ms"),
+        ({"delay_ms": -1}, "delay_ms"),
+        ({"delay_ms": 1, "at_ms": 1}, "delay_ms"),
+        ({"at_ms": -1}, "at_ms"),
+        ({"priority": 1 << 31}, "priority"),
+    ],
+)
+def test_what_no_server_would_take_is_not_sent(options: dict[str, Any], field: str) -> None:
+    """The field is named, and nothing leaves."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        peer = await cluster.start(network.host("a"), "a:1")
+        async with client_of(network) as client:
+            for call in (client.enqueue("a", b"", **options), client.enqueue_many("a", [b"", b""], **options)):
+                with pytest.raises(BadRequest) as refused:
+                    await call
+                assert refused.value.field == field
+        assert runs_sent(peer) == []
+
+    play(scenario)
+
+
+def test_keys_that_do_not_fit_the_payloads_are_refused() -> None:
+    """One each, or one ordering key for all; a unique key has one task."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        await cluster.start(network.host("a"), "a:1")
+        async with client_of(network) as client:
+            for options, field in (({"ordering_key": ["k"]}, "ordering_key"), ({"unique_key": "u"}, "unique_key")):
+                with pytest.raises(BadRequest) as refused:
+                    await client.enqueue_many("a", [b"", b""], **options)
+                assert refused.value.field == field
+
+    play(scenario)
+
+
+def test_a_plain_policy_says_nothing_but_its_queue() -> None:
+    """What tasks cost that use none of this: one field."""
+    assert Policy("a").header() == {"queue": "a"}
+
+
+def test_dead_letters_are_changed_by_ids_or_by_a_filter() -> None:
+    """Never both, and the error of one id is raised."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        peer = await cluster.start(network.host("a"), "a:1")
+
+        def intercept(request: Request) -> bool:
+            if request.method != "dead.requeue":
+                return False
+            wrong = OnyxqError("no").to_map()
+            request.reply({"results": [None, wrong]} if "ids" in request.args else {"count": 3})
+            return True
+
+        peer.intercept = intercept
+        async with client_of(network) as client:
+            assert await client.requeue_dead(queue="a", where="x") == 3
+            with pytest.raises(OnyxqError, match="no"):
+                await client.requeue_dead([SOME, OTHER])
+            with pytest.raises(BadRequest):
+                await client.requeue_dead([SOME], queue="a")
+        assert peer.arguments("dead.requeue") == [{"queue": "a", "where": "x"}, {"ids": [SOME, OTHER]}]
+
+    play(scenario)
+
+
+def task_answer(task_id: bytes, **more: Any) -> dict[str, Any]:
+    """A task as peers answer it."""
+    said = {"queue": "a", "data": b"", "format": "bytes", "priority": 0, "state": "completed", "at_ms": 1}
+    return {"id": task_id, **said, "attempts": 0, "claims": [], "updates": 0, **more}
+
+
+def test_all_tasks_are_listed_page_by_page() -> None:
+    """Each page begins behind the one before."""
+    ids = [make_id(5, 1, 7, n) for n in range(3)]
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        peer = await cluster.start(network.host("a"), "a:1")
+
+        def intercept(request: Request) -> bool:
+            if request.method != "list":
+                return False
+            place = 0 if request.args["after"] is None else ids.index(request.args["after"]) + 1
+            more = ids[place] if place < 2 else None
+            request.reply({"tasks": [task_answer(ids[place])], "after": more})
+            return True
+
+        peer.intercept = intercept
+        async with client_of(network) as client:
+            assert [task.id async for task in client.list_all("a", state="completed")] == ids
+        assert [args["after"] for args in peer.arguments("list")] == [None, ids[0], ids[1]]
+
+    play(scenario)
+
+
+def test_results_come_in_the_order_of_the_ids() -> None:
+    """However many are read at a time; a task that is not there raises its own error."""
+    ids = [make_id(5, 1, 7, n) for n in range(40)]
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        peer = await cluster.start(network.host("a"), "a:1")
+
+        def intercept(request: Request) -> bool:
+            if request.method != "get":
+                return False
+            if request.args["id"] not in ids:
+                raise NotFound("there is no such task", field="id")
+            request.reply(task_answer(request.args["id"], result=request.args["id"][-1:]))
+            return True
+
+        peer.intercept = intercept
+        async with client_of(network) as client:
+            assert await client.results(ids) == [task_id[-1:] for task_id in ids]
+            assert await client.results([]) == []
+            with pytest.raises(NotFound):
+                await client.results([*ids, OTHER])
+
+    play(scenario)

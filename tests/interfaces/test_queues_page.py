@@ -1,0 +1,69 @@
+"""What docs/queues.rst shows works: its commands can be typed, its Python runs, its tables name what there is."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from onyxq import queues
+from onyxq.cli.commands import COMMANDS, NOUNS
+from onyxq.cli.parser import build
+from onyxq.client.policy import DEFAULTS
+from onyxq.http.tasks import NEW_TASK
+from tests.interfaces.live_world import running
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs/queues.rst").read_text("utf-8")
+ADDRESS = "127.0.0.1:7400"
+
+
+def commands() -> list[list[str]]:
+    """Every ``onyxq`` command line of the indented blocks."""
+    return [shlex.split(line) for line in PAGE.splitlines() if line.startswith("    onyxq ")]
+
+
+def first_column(after: str) -> set[str]:
+    """The words in the first column of the table behind a heading."""
+    table = PAGE.split(after, 1)[1].split("\n====", 2)[2]
+    return set(re.findall(r"^``([a-z_]+)``", table, re.MULTILINE))
+
+
+@pytest.mark.parametrize("typed", commands(), ids=" ".join)
+def test_commands_parse(typed: list[str]) -> None:
+    """Every command that is shown can be typed as it stands."""
+    assert build(COMMANDS, NOUNS).parse_args(typed[1:]).command
+
+
+def test_every_setting_of_a_queue_is_told() -> None:
+    """No more and no less than can be set."""
+    assert first_column("Settings of a queue\n") & set(queues.SETTINGS) == set(queues.SETTINGS)
+
+
+def test_every_option_of_a_task_is_told() -> None:
+    """What Python and HTTP have beside the data and its format."""
+    told = first_column("What a task may say\n")
+    assert (DEFAULTS.keys() | NEW_TASK.fields.keys()) - told == {
+        "callback",
+        "data",
+        "data_base64",
+        "format",
+        "id",
+        "queue",
+    }
+
+
+@pytest.mark.slow
+def test_the_programs_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """The Python that is shown runs against a cluster, only the address is another."""
+    programs = re.findall(r"\.\. code-block:: python\n\n((?:    .*\n|\n)+)", PAGE)
+    assert len(programs) == 2
+    with running() as cluster:
+        for program in programs:
+            code = textwrap.dedent(program).replace(ADDRESS, cluster.addresses[0])
+            exec(compile(code, "queues.rst", "exec"), {"__name__": "queues"})
+    shown = capsys.readouterr().out
+    assert "5 tasks" in shown
+    assert "after [b'two pages']" in shown

@@ -1,0 +1,352 @@
+"""Order, time, dependencies, dead letters, settings and periodic tasks, as users meet them: on a cluster that runs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+
+from onyxq import Client, Step
+from onyxq.cli.main import run
+from onyxq.errors import BadRequest, Conflict, NotFound
+from tests.interfaces.live_world import Live, running
+
+pytestmark = pytest.mark.slow
+
+WAIT_MS = 10_000
+_serial = count(1)
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[Live]:
+    """One node for all tests of this module, with HTTP."""
+    with running(http=True) as cluster:
+        found = Live(cluster)
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def client(live: Live) -> Iterator[Client]:
+    """A client of it."""
+    with Client(live.address) as found:
+        yield found
+
+
+@pytest.fixture
+def queue() -> str:
+    """A queue that no other test uses."""
+    return f"queue-{next(_serial)}"
+
+
+def worked(client: Client, queue: str, tasks: int) -> list[bytes]:
+    """Payloads in the order in which one worker got and finished them."""
+    seen: list[bytes] = []
+    while len(seen) < tasks:
+        claims = client.claim(queue, max=100, wait_ms=WAIT_MS)
+        assert len(claims), f"only {seen}"
+        seen += [claim.data for claim in claims]
+        client.complete(claims)
+    return seen
+
+
+def died(client: Client, queue: str, error: str, **options: Any) -> bytes:
+    """A task that has failed for good."""
+    task_id = client.enqueue(queue, b"x", retries=0, **options)
+    (claim,) = client.claim(queue, wait_ms=WAIT_MS)
+    client.fail(claim, error)
+    return task_id
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait until the cluster has got so far; not for luck, but for what it promises to do."""
+    deadline = time.monotonic() + WAIT_MS / 1000
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.02)
+
+
+def test_tasks_of_a_key_run_one_after_the_other(client: Client, queue: str) -> None:
+    """In the order of enqueueing; one at a time, and others are not held up."""
+    payloads = [b"%d" % n for n in range(20)]
+    ids = client.enqueue_many(queue, payloads, ordering_key="k")
+    client.enqueue(queue, b"other", ordering_key="other")
+    claims = client.claim(queue, max=100, wait_ms=WAIT_MS)
+    got = {claim.data for claim in claims}
+    if len(got) < 2:
+        got |= {claim.data for claim in client.claim(queue, wait_ms=WAIT_MS)}
+    assert got == {b"0", b"other"}
+    assert [client.get(one).state for one in ids[:2]] == ["claimed", "waiting"]
+    client.complete([claim for claim in claims if claim.ordering_key == "k"])
+    assert worked(client, queue, 19) == payloads[1:]
+
+
+def test_tasks_of_a_key_run_in_the_order_of_their_times(client: Client, queue: str) -> None:
+    """What is due earlier comes first, whenever it was enqueued."""
+    now_ms = time.time_ns() // 1_000_000
+    client.enqueue(queue, b"late", ordering_key="k", at_ms=now_ms + 700)
+    client.enqueue(queue, b"soon", ordering_key="k", at_ms=now_ms + 400)
+    client.enqueue(queue, b"now", ordering_key="k")
+    assert worked(client, queue, 3) == [b"now", b"soon", b"late"]
+
+
+def test_of_a_unique_key_there_is_one_task(client: Client, queue: str) -> None:
+    """A repeat replaces the data before the first claim, and changes nothing later."""
+    first = client.enqueue(queue, b"1", unique_key="u")
+    assert client.enqueue(queue, b"2", unique_key="u") == first
+    assert client.get(first).data == b"2"
+    (claim,) = client.claim(queue, wait_ms=WAIT_MS)
+    assert client.enqueue(queue, b"3", unique_key="u") == first
+    client.complete(claim)
+    assert claim.data == b"2"
+    assert client.enqueue(queue, b"4", unique_key="u") == first
+    assert client.count(queue)[queue]["total"] == 1
+
+
+def test_a_flow_runs_in_its_order_and_hands_results_on(client: Client, queue: str) -> None:
+    """A step is claimed once all that it follows on are done, and reads their results."""
+    words = client.group(*(Step(f"{queue}-map", b"%d" % n) for n in range(3)))
+    flow = client.chain((f"{queue}-split", b"in"), words, (f"{queue}-join", b"")).enqueue()
+    assert [client.get(one).state for one in flow.ids] == ["ready", "waiting", "waiting", "waiting", "waiting"]
+    for name, tasks in (("split", 1), ("map", 3), ("join", 1)):
+        done = 0
+        while done < tasks:
+            for claim in client.claim(f"{queue}-{name}", max=10, wait_ms=WAIT_MS):
+                given = client.results(claim.depends)
+                client.complete(claim, b"+".join([claim.data, *(one or b"?" for one in given)]))
+                done += 1
+    assert client.results(flow.last) == [b"+0+in+1+in+2+in"]
+
+
+def test_what_depends_on_a_failed_task_meets_its_fate(client: Client, queue: str) -> None:
+    """It fails with the reason, is cancelled, or runs all the same."""
+    dead = died(client, queue, "no luck")
+    fates = {fate: client.enqueue(queue, b"", depends=[dead], on_dependency_failed=fate) for fate in ("fail", "cancel")}
+    run_id = client.enqueue(queue, b"run", depends=[dead], on_dependency_failed="run")
+    until(lambda: client.get(fates["fail"]).state == "failed" and client.get(fates["cancel"]).state == "cancelled")
+    assert dead.hex() in (client.get(fates["fail"]).error or "")
+    assert worked(client, queue, 1) == [b"run"] and client.get(run_id).depends == (dead,)
+
+
+def test_unknown_dependencies_and_times_long_gone_are_refused(live: Live, client: Client, queue: str) -> None:
+    """By every interface, with the field named; nothing is stored."""
+    unknown = bytes(20)
+    for options, field in (({"depends": [unknown]}, "depends"), ({"at_ms": 5}, "at_ms")):
+        with pytest.raises(BadRequest) as refused:
+            client.enqueue(queue, b"", **options)
+        assert refused.value.field == field
+    for said, field in (({"depends": [unknown.hex()]}, "tasks[0].depends"), ({"at_ms": 5}, "tasks[0].at_ms")):
+        answer = live.http.post("/v1/tasks", json={"tasks": [{"queue": queue, **said}]})
+        assert (answer.status_code, answer.json()["field"]) == (400, field)
+    assert client.count(queue)[queue]["total"] == 0
+
+
+def test_a_task_that_nobody_began_in_time_fails(client: Client, queue: str) -> None:
+    """And says so."""
+    task_id = client.enqueue(queue, b"", expires_ms=time.time_ns() // 1_000_000 + 300)
+    until(lambda: client.get(task_id).state == "failed")
+    assert (client.get(task_id).error or "").startswith("expired")
+
+
+def test_a_paused_queue_gives_nothing_until_it_is_resumed(client: Client, queue: str) -> None:
+    """And says who paused it, and why; whoever waits is woken."""
+    client.pause(queue, by="ann", why="relay down")
+    client.enqueue(queue, b"x")
+    assert not client.claim(queue, wait_ms=200)
+    settings = client.queue(queue)["settings"]
+    assert (settings["paused"], settings["paused_by"], settings["paused_why"]) == (True, "ann", "relay down")
+    client.resume(queue)
+    assert worked(client, queue, 1) == [b"x"]
+
+
+def test_a_queue_hands_out_no_more_than_it_allows(client: Client, queue: str) -> None:
+    """Concurrency counts all claims of the cluster."""
+    client.set_queue(queue, concurrency=2)
+    client.enqueue_many(queue, [b""] * 5)
+    held = client.claim(queue, max=5, wait_ms=WAIT_MS)
+    assert len(held) == 2
+    assert not client.claim(queue, wait_ms=100)
+    client.complete(held)
+    assert len(client.claim(queue, max=5, wait_ms=WAIT_MS)) == 2
+
+
+def test_retries_are_as_the_queue_says_unless_the_task_does(client: Client, queue: str) -> None:
+    """Only what a task itself says goes before."""
+    client.set_queue(queue, retries=0)
+    died_at_once, tries_again = client.enqueue(queue, b"a"), client.enqueue(queue, b"b", retries=5)
+    for _ in range(2):
+        (claim,) = client.claim(queue, wait_ms=WAIT_MS)
+        client.fail(claim, "no", retry_in_ms=60_000)
+    assert (client.get(died_at_once).state, client.get(tries_again).state) == ("failed", "scheduled")
+    assert (client.get(died_at_once).retries, client.get(tries_again).retries) == (0, 5)
+
+
+def test_a_dead_letter_stops_its_key_if_the_queue_says_so(client: Client, queue: str) -> None:
+    """Until it is discarded; meanwhile other keys go on."""
+    client.set_queue(queue, on_dead="stops")
+    dead = died(client, queue, "poison", ordering_key="k")
+    client.enqueue(queue, b"behind", ordering_key="k")
+    client.enqueue(queue, b"other", ordering_key="other")
+    assert worked(client, queue, 1) == [b"other"]
+    assert not client.claim(queue, wait_ms=200)
+    assert client.discard_dead([dead]) == 1
+    assert worked(client, queue, 1) == [b"behind"]
+    assert client.get(dead).state == "cancelled"
+
+
+def test_dead_letters_are_found_by_queue_and_error_and_run_again(client: Client, queue: str) -> None:
+    """With all their retries."""
+    ids = [died(client, queue, error) for error in ("no host", "no user", "no host")]
+    assert [task.id for task in client.dead(queue).tasks] == sorted(ids)
+    assert [task.id for task in client.dead(queue, where="user").tasks] == [ids[1]]
+    assert client.requeue_dead(queue=queue, where="host") == 2
+    assert len(worked(client, queue, 2)) == 2
+    assert [client.get(one).state for one in ids] == ["completed", "failed", "completed"]
+    with pytest.raises(Conflict):
+        client.requeue_dead([ids[0]])
+
+
+def test_lists_go_on_over_all_tasks(client: Client, queue: str) -> None:
+    """Page after page, in id order."""
+    ids = client.enqueue_many(queue, [b""] * 1_100)
+    assert [task.id for task in client.list_all(queue)] == sorted(ids)
+
+
+def test_a_periodic_task_is_enqueued_until_it_is_removed(client: Client, queue: str) -> None:
+    """Once each time."""
+    made = client.set_periodic(f"tick {queue}", queue, "every 1s", b"tick")
+    assert (made["paused"], made["missed"], made["zone"]) == (False, "once", "UTC")
+    assert worked(client, queue, 2) == [b"tick", b"tick"]
+    assert client.pause_periodic(made["name"])["paused"]
+    assert made["name"] in [one["name"] for one in client.periodics()]
+    client.remove_periodic(made["name"])
+    with pytest.raises(NotFound):
+        client.periodic(made["name"])
+
+
+class Line:
+    """Commands against the cluster."""
+
+    def __init__(self, live: Live, capsys: pytest.CaptureFixture[str]) -> None:
+        self._connect = ["--connect", live.address]
+        self._capsys = capsys
+
+    def code(self, *typed: str) -> int:
+        """The exit code; what was said is kept."""
+        code = run([*typed, *self._connect])
+        self.said = self._capsys.readouterr()
+        return code
+
+    def json(self, *typed: str) -> Any:
+        """The document that a command prints."""
+        assert self.code(*typed, "--json") == 0, self.said.err
+        return json.loads(self.said.out)
+
+
+@pytest.fixture
+def line(live: Live, capsys: pytest.CaptureFixture[str]) -> Line:
+    """A command line."""
+    return Line(live, capsys)
+
+
+def test_the_command_line_enqueues_with_keys_and_dependencies(line: Line, client: Client, queue: str) -> None:
+    """And prints the id that stands."""
+    first = line.json("task", "enqueue", queue, "--data", "1", "--unique-key", "u")
+    again = line.json("task", "enqueue", queue, "--data", "2", "--unique-key", "u")
+    assert (first["unique"], again["unique"], again["id"]) == ("new", "replaced", first["id"])
+    after = line.json("task", "enqueue", queue, "--after", first["id"], "--retries", "none", "--expires", "1h")
+    task = client.get(after["id"])
+    assert (task.state, task.retries, [one.hex() for one in task.depends]) == ("waiting", None, [first["id"]])
+    assert line.json("task", "get", after["id"])["depends"] == [first["id"]]
+    ordered = [line.json("task", "enqueue", queue, "--ordering-key", "k")["id"] for _ in "ab"]
+    assert [client.get(one).state for one in ordered] == ["ready", "waiting"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "field"),
+    [
+        (["--ordering-key", ""], "ordering_key"),
+        (["--after", "zz"], "after"),
+        (["--after", "00" * 20], "after"),
+        (["--at", "2001-01-01"], "at"),
+        (["--retries", "many"], "retries"),
+        (["--backoff", "soon"], "backoff"),
+        (["--expires", "soon"], "expires"),
+    ],
+)
+def test_bad_options_are_named(line: Line, client: Client, queue: str, typed: list[str], field: str) -> None:
+    """As they are written, with the exit code of a usage error; nothing is stored."""
+    assert line.code("task", "enqueue", queue, *typed) == 2
+    assert f"({field})" in line.said.err
+    assert client.count(queue)[queue]["total"] == 0
+
+
+def test_the_command_line_pauses_resumes_and_sets_queues(line: Line, queue: str) -> None:
+    """It shows them with their settings, flat as over HTTP."""
+    paused = line.json("queue", "pause", queue, "--why", "relay down", "--by", "ann")
+    assert (paused["paused"], paused["paused_by"], paused["paused_why"]) == (True, "ann", "relay down")
+    assert [one["paused"] for one in line.json("queue", "list")["queues"] if one["queue"] == queue] == [True]
+    assert not line.json("queue", "resume", queue)["paused"]
+    typed = ["rate=2.5", "retries=none", "lease_ms=1m", "on_dead=stops", "backoff-ms=250"]
+    found = line.json("queue", "set", queue, *typed)
+    named = ("rate", "retries", "lease_ms", "on_dead", "backoff_ms")
+    assert [found[name] for name in named] == [2.5, None, 60_000, "stops", 250]
+    assert line.json("queue", "set", queue, "rate=default", "retries=default")["retries"] == 25
+    assert line.json("queue", "show", queue)["rate"] == 0
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("raet=3", "did you mean rate?"),
+        ("lease_ms", "lease_ms needs a value"),
+        ("lease_ms=soon", "(lease_ms)"),
+        ("lease_ms=3", "(lease_ms)"),
+        ("paused=maybe", "(paused)"),
+        ("on_dead=panics", "(on_dead)"),
+        ("rate=fast", "(rate)"),
+    ],
+)
+def test_bad_settings_are_named(line: Line, queue: str, typed: str, meant: str) -> None:
+    """With what was probably meant; nothing is set."""
+    assert line.code("queue", "set", queue, typed) == 2
+    assert meant in line.said.err
+    assert line.code("queue", "show", queue) == 3
+
+
+def test_the_command_line_works_on_dead_letters(line: Line, client: Client, queue: str) -> None:
+    """Listed, shown, requeued and discarded, by id or by filter."""
+    first, second = (died(client, queue, error).hex() for error in ("no host", "no user"))
+    assert [task["id"] for task in line.json("dead", "list", "--queue", queue, "--where", "host")["tasks"]] == [first]
+    assert line.json("dead", "show", second)["error"] == "no user"
+    assert line.code("dead", "requeue") == 2
+    assert line.json("dead", "requeue", "--queue", queue, "--where", "host") == {"count": 1}
+    assert line.json("dead", "discard", second)["count"] == 1
+    assert line.code("dead", "show", second) == 4
+    assert line.code("dead", "discard", second) == 4
+    assert [client.get(one).state for one in (first, second)] == ["ready", "cancelled"]
+
+
+def test_the_command_line_streams_lists(line: Line, client: Client, queue: str) -> None:
+    """A line of JSON for each task."""
+    ids = client.enqueue_many(queue, [b""] * 510)
+    assert line.code("task", "list", "--queue", queue, "--all", "--json") == 0
+    assert [json.loads(text)["id"] for text in line.said.out.splitlines()] == sorted(one.hex() for one in ids)
+
+
+def test_the_command_line_sets_periodic_tasks(line: Line, queue: str) -> None:
+    """Added, listed, paused, resumed and removed."""
+    name = f"nightly {queue}"
+    cron = ["30 3 * * mon-fri", "--zone", "Europe/Berlin"]
+    added = line.json("periodic", "add", name, queue, *cron, "--data", '{"x": 1}', "--missed", "all")
+    assert (added["data"], added["zone"], added["missed"], added["paused"]) == ({"x": 1}, "Europe/Berlin", "all", False)
+    assert added in line.json("periodic", "list")["periodic"]
+    assert line.json("periodic", "pause", name)["paused"] and not line.json("periodic", "resume", name)["paused"]
+    assert line.code("periodic", "add", name, queue, "61 * * * *") == 2
+    assert "(schedule)" in line.said.err
+    assert line.json("periodic", "remove", name) == {"name": name, "removed": True}
+    assert line.code("periodic", "show", name) == 3

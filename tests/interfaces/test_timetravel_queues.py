@@ -1,0 +1,93 @@
+"""Limits, transactions, reopenings and periodic tasks in words, and a task's way through them."""
+
+from __future__ import annotations
+
+import pytest
+from pyrsistent import pmap
+
+from log_entries import commit_transaction, fire_periodic, pause_periodic, set_periodic, set_queue
+from onyxq.dump import Dump
+from onyxq.explain import from_log
+from onyxq.facts import REOPENED
+from onyxq.ids import TaskId, id_at
+from onyxq.transactions import Claim, Part
+from onyxq.words import history, sentence
+from tests.entries.golden.examples import EXAMPLES, FIRST, RUNS, queue_log
+
+NOW_MS = 1_700_000_060_000
+
+
+@pytest.fixture(scope="module")
+def dump() -> Dump:
+    """A log in which a queue is limited, transactions commit, tasks are reopened."""
+    return Dump(cluster="main", origin=None, records=queue_log())
+
+
+def told(dump: Dump, task_id: TaskId) -> list[tuple[str, str, int | None]]:
+    """Entry, verdict and token of all that the log says of a task."""
+    return [(one.entry, one.verdict, one.token) for one in from_log(dump, task_id, 1 << 60)]
+
+
+def test_a_task_of_a_transaction_is_told_until_its_part_is_settled(dump: Dump) -> None:
+    """With what was tried on it in vain; what became of the other partition's part is not about it."""
+    found = from_log(dump, id_at(FIRST, 51), 1 << 60)
+    said = [(one.entry, one.verdict) for one in found]
+    assert said[0] == ("grant_claims", "applied")
+    assert ("commit_transaction", "applied") in said and ("commit_transaction", "repeat") in said
+    assert said.count(("settle_transaction", "applied")) == 1
+    assert ("release_claims", "nothing held") in said and ("renew_claims", "nothing held") in said
+    committed = next(one for one in found if (one.entry, one.verdict) == ("commit_transaction", "applied"))
+    assert committed.token == found[0].token
+    assert committed.words == "transaction t1 ends the claims on it, in partitions 0, 1"
+
+
+def test_a_grant_within_limits_and_a_reopening_are_told(dump: Dump) -> None:
+    """The grant with its token, refused ones without."""
+    limited = told(dump, id_at(FIRST, 1))
+    assert [entry for entry, verdict, _ in limited if verdict == "applied"] == ["grant_limited_claims"]
+    assert all((token is None) == (verdict != "applied") for _, verdict, token in limited)
+    assert [entry for entry, _, _ in told(dump, id_at(FIRST, 71))] == ["reopen_tasks"]
+    row = history(REOPENED, token=7, worker="", retry_ms=NOW_MS, attempts=26, note="")
+    assert row == "opened again, due at 2023-11-14 22:14:20.000Z, with 26 attempts behind it"
+
+
+def test_settings_read_as_people_say_them() -> None:
+    """Rates by the second, durations with units, and who paused what for which reason."""
+    assert sentence("set_queue", EXAMPLES["set_queue"]) == (
+        "queue mail is paused by ops (the relay is down); lease ms 1 min, on dead stops, rate 1.5/s, "
+        "retries until success, grace ms back to the default"
+    )
+    none = set_queue.Args("q", pmap({"rate": 0, "concurrency": 0}), pmap(), pmap({"archive": False}), (), "", "")
+    assert sentence("set_queue", none) == "queue q: archive off, concurrency unlimited, rate unlimited"
+    resumed = set_queue.Args("q", pmap(), pmap(), pmap({"paused": False}), (), "ops", "again")
+    assert sentence("set_queue", resumed) == "queue q is resumed by ops"
+
+
+def test_transactions_name_what_they_end_and_what_they_need() -> None:
+    """And in which partitions."""
+    claim = Claim(0, 7, RUNS[:1])
+    args = commit_transaction.Args("t", 9, (claim,), (claim._replace(runs=RUNS[1:]),), (Part(0, 1, b"d"),))
+    assert sentence("commit_transaction", args, "too late") == (
+        f"transaction t ends the claims on 3 tasks from {FIRST.hex()} on, provided that task "
+        f"{RUNS[1].first.hex()} stay claimed, in partition 0: nothing changed, too late"
+    )
+    assert sentence("settle_transaction", EXAMPLES["settle_transaction"]) == (
+        "partition 0 (epoch 5) has made its part of transaction step-7 visible"
+    )
+
+
+def test_periodic_tasks_are_told_with_their_times() -> None:
+    """When they were due and when they are next."""
+    fired = fire_periodic.Args("nightly", NOW_MS, NOW_MS + 1_000, 1)
+    assert sentence("fire_periodic", fired) == (
+        "periodic task nightly, due at 2023-11-14 22:14:20.000Z: 1 run is enqueued, "
+        "the next is due at 2023-11-14 22:14:21.000Z"
+    )
+    none = fire_periodic.Args("nightly", NOW_MS, NOW_MS + 1_000, 0)
+    assert ": no runs are enqueued," in sentence("fire_periodic", none)
+    assert sentence("pause_periodic", pause_periodic.Args("nightly", True, 0)) == "periodic task nightly is paused"
+    new = set_periodic.Args("n", "q", "@daily", "UTC", b"", "bytes", 0, "once", False, NOW_MS)
+    assert sentence("set_periodic", new) == (
+        "periodic task n goes to queue q by the schedule '@daily' in zone UTC, "
+        "next at 2023-11-14 22:14:20.000Z if the schedule is new"
+    )

@@ -1,0 +1,421 @@
+"""The loop of a worker: how far ahead it claims, what it gives back, renewals, and the way out."""
+
+from __future__ import annotations
+
+import asyncio
+
+import anyio
+import pytest
+import trio
+
+from onyxq.client import AsyncClient, Claim
+from onyxq.errors import BadRequest, LogUnavailable, OnyxqError, TooLarge, Unavailable
+from onyxq.wire.server import Request
+from onyxq.worker import Worker, context
+from onyxq.worker.pace import Pace
+from simulation.network import SimulatedNetwork
+from tests.interfaces.fake_service import FakeCluster, FakePeer, play
+from tests.interfaces.worker_world import play_in_real_time, until, with_worker
+
+
+def held_ids(cluster: FakeCluster) -> set[bytes]:
+    """Tasks that somebody holds and nobody has finished."""
+    return set(cluster.tokens) - set(cluster.outcomes)
+
+
+# --- how far ahead
+
+
+def test_nothing_is_claimed_ahead_while_it_is_not_known_how_long_tasks_take() -> None:
+    """Nor when they take long: what is held unbegun nobody else can run."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        running = most_running = most_held = 0
+
+        async def work(claim: Claim) -> None:
+            nonlocal running, most_running, most_held
+            running += 1
+            most_running, most_held = max(most_running, running), max(most_held, len(held_ids(cluster)))
+            await anyio.sleep(5)
+            running -= 1
+
+        worker = Worker(work, queues=["q"], concurrency=4)
+
+        async def body(client: AsyncClient, peer: FakePeer) -> None:
+            await client.enqueue_many("q", [b""] * 30)
+            await until(lambda: len(cluster.outcomes) == 30)
+            worker.stop()
+
+        await with_worker(cluster, network, worker, body)
+        assert (most_running, most_held) == (4, 4)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(("ahead", "held"), [(None, 44), (6, 10)])
+def test_short_tasks_are_claimed_ahead_up_to_a_limit(ahead: int | None, held: int) -> None:
+    """So that slots do not wait for grants; never more run than was asked for."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        most_running = most_held = 0
+
+        async def work(claim: Claim) -> None:
+            nonlocal most_running, most_held
+            await anyio.sleep(0.01)
+            most_running, most_held = max(most_running, worker.running), max(most_held, worker.held)
+
+        worker = Worker(work, queues=["q"], concurrency=4, ahead=ahead)
+
+        async def body(client: AsyncClient, peer: FakePeer) -> None:
+            await client.enqueue_many("q", [b""] * 300)
+            await until(lambda: len(cluster.outcomes) == 300)
+            worker.stop()
+
+        await with_worker(cluster, network, worker, body)
+        assert most_running == 4
+        assert held - 4 <= most_held <= held + 4  # those whose outcome is on its way count as well
+
+    play(scenario)
+
+
+def test_what_is_not_begun_in_time_is_given_back_in_one_request() -> None:
+    """When tasks suddenly take long; another worker can have them a second later."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        slow = trio.Event()
+
+        async def work(claim: Claim) -> None:
+            if claim.data == b"slow":
+                slow.set()
+                await anyio.sleep(60)
+
+        worker = Worker(work, queues=["q"], concurrency=2)
+
+        async def body(client: AsyncClient, peer: FakePeer) -> None:
+            await client.enqueue_many("q", [b"quick"] * 10)
+            await until(lambda: len(cluster.outcomes) == 10)
+            await client.enqueue_many("q", [b"slow"] * 12)
+            await slow.wait()
+            assert len(held_ids(cluster)) > 2
+            await anyio.sleep(1.1)
+            assert len(held_ids(cluster)) == worker.held == worker.running == 2
+            assert len(peer.methods("release")) == 1
+            await anyio.sleep(20)
+            assert worker.held == 2
+            worker.stop()
+            worker.stop()
+
+        await with_worker(cluster, network, worker, body)
+
+    play(scenario)
+
+
+def test_a_slot_that_gets_free_does_not_wait_for_others() -> None:
+    """One short task behind another runs although nine long ones do."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        async def work(claim: Claim) -> None:
+            await anyio.sleep(1 if claim.data == b"short" else 1_000)
+
+        worker = Worker(work, queues=["q"], concurrency=10)
+
+        async def body(client: AsyncClient, peer: FakePeer) -> None:
+            await client.enqueue_many("q", [b"long"] * 9)
+            await client.enqueue_many("q", [b"short"] * 5)
+            began = anyio.current_time()
+            await until(lambda: len(cluster.outcomes) == 5)
+            assert anyio.current_time() - began < 6
+            worker.stop()
+            worker.stop()
+
+        await with_worker(cluster, network, worker, body)
+
+    play(scenario)
+
+
+def test_the_pace_follows_what_tasks_take() -> None:
+    """By their mean, by those that run longer, and by claims that were held in vain."""
+    pace = Pace(4)
+    assert pace.ahead(0.0) == 0
+    pace.took(0.1)
+    assert pace.ahead(0.0) == 20
+    assert pace.ahead(1.0) == 2
+    assert pace.ahead(10.0) == 0
+    pace.stalled()
+    assert pace.ahead(0.0) == 0
+    for _ in range(50):
+        pace.took(0.0)
+    assert pace.ahead(0.0) == pace.limit == 40
+    assert Pace(500).limit == 1_000
+    assert Pace(4, limit=0).ahead(0.0) == 0
+
+
+# --- the way out
+
+
+def test_a_stopping_worker_finishes_what_runs_and_gives_back_the_rest() -> None:
+    """At once, in one request, and it claims nothing more."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        async def work(claim: Claim) -> None:
+            await anyio.sleep(0.05 if claim.data == b"quick" else 0.9)
+
+        worker = Worker(work, queues=["q"], concurrency=2)
+
+        async def body(client: AsyncClient, peer: FakePeer) -> None:
+            await client.enqueue_many("q", [b"quick"] * 4)
+            await until(lambda: len(cluster.outcomes) == 4)
+            await client.enqueue_many("q", [b"slow"] * 8)
+            await until(lambda: worker.held > worker.running == 2)
+            unbegun = worker.held - 2
+            worker.stop()
+            await until(lambda: bool(peer.methods("release")))
+            (args,) = peer.arguments("release")
+            assert sum(item[1] for item in args["items"]) == unbegun
+            assert worker.running == 2
+
+        await with_worker(cluster, network, worker, body)
+        assert len(cluster.outcomes) == 6
+        assert held_ids(cluster) == set()
+        assert worker.held == 0
+
+    play(scenario)
+
+
+def test_what_a_second_signal_stops_is_told_so() -> None:
+    """The running code is cancelled, and finds its context saying so."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        said: list[bool] = []
+
+        async def work(claim: Claim) -> None:
+            ctx = context()
+            said.append(ctx.cancelled)
+            try:
+                await anyio.sleep_forever()
+            finally:
+                said.append(ctx.cancelled)
+
+        worker = Worker(work, queues=["q"])
+
+        async def body(client: AsyncClient, peer: FakePeer) -> None:
+            await client.enqueue("q", b"")
+            await until(lambda: bool(said))
+            worker.stop()
+            worker.stop()
+
+        await with_worker(cluster, network, worker, body)
+        assert said == [False, True]
+
+    play(scenario)
+
+
+# --- outcomes
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), ValueError("boom"), asyncio.CancelledError("of something else")])
+def test_whatever_a_body_raises_is_the_error_of_its_attempt(error: BaseException) -> None:
+    """Also what would end a process, or came from a task of its own that was cancelled."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        async def work(claim: Claim) -> None:
+            raise error
+
+        worker = Worker(work, queues=["q"])
+
+        async def body(client: AsyncClient, peer: FakePeer) -> None:
+            task_id = await client.enqueue("q", b"")
+            await until(lambda: task_id in cluster.outcomes)
+            assert cluster.outcomes[task_id].message == f"{type(error).__name__}: {error}"
+            worker.stop()
+
+        await with_worker(cluster, network, worker, body)
+        assert (worker.failed, worker.held) == (1, 0)
+
+    play_in_real_time(scenario, "asyncio")
+
+
+def test_a_result_that_is_not_taken_is_a_failed_attempt() -> None:
+    """It would be forgotten until the lease is over, otherwise."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        async def work(claim: Claim) -> bytes:
+            return b"x" * 10
+
+        worker = Worker(work, queues=["q"])
+
+        async def body(client: AsyncClient, peer: FakePeer) -> None:
+            def refuse(request: Request) -> bool:
+                if request.method == "complete":
+                    request.fail(TooLarge("a result has at most 5 bytes", field="result"))
+                return request.method == "complete"
+
+            peer.intercept = refuse
+            task_id = await client.enqueue("q", b"")
+            await until(lambda: task_id in cluster.outcomes)
+            assert "at most 5 bytes" in cluster.outcomes[task_id].message
+            worker.stop()
+
+        await with_worker(cluster, network, worker, body)
+        assert (worker.finished, worker.failed) == (0, 1)
+
+    play(scenario)
+
+
+# --- leases, trouble
+
+
+def test_leases_are_renewed_while_work_goes_on() -> None:
+    """Every third of the lease, all that is held in one request."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        async def work(claim: Claim) -> None:
+            await anyio.sleep(100)
+            assert claim.expires > anyio.current_time()
+
+        worker = Worker(work, queues=["q"], concurrency=5, lease_ms=30_000)
+
+        async def body(client: AsyncClient, peer: FakePeer) -> None:
+            await client.enqueue_many("q", [b""] * 5)
+            await until(lambda: len(cluster.outcomes) == 5)
+            worker.stop()
+            assert len(peer.methods("renew")) in (9, 10)
+            assert all(args["items"][0][1] == 5 for args in peer.arguments("renew"))
+
+        await with_worker(cluster, network, worker, body)
+        assert worker.failed == 0
+
+    play(scenario)
+
+
+def test_work_whose_claim_went_stale_is_stopped() -> None:
+    """Nothing is reported for it; the others go on."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        stopped: list[bytes] = []
+
+        async def work(claim: Claim) -> None:
+            try:
+                await anyio.sleep(50)
+            except anyio.get_cancelled_exc_class():
+                stopped.append(claim.id)
+                raise
+
+        worker = Worker(work, queues=["q"], concurrency=3, lease_ms=30_000)
+
+        async def body(client: AsyncClient, peer: FakePeer) -> None:
+            ids = await client.enqueue_many("q", [b""] * 3)
+            await until(lambda: worker.held == 3)
+            cluster.steal(ids[1])
+            await until(lambda: len(cluster.outcomes) == 2)
+            worker.stop()
+            assert stopped == [ids[1]]
+            assert peer.methods("release", "fail") == []
+
+        await with_worker(cluster, network, worker, body)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(("error", "stopped"), [(Unavailable("no quorum"), True), (LogUnavailable(), False)])
+def test_work_is_stopped_when_its_lease_may_have_ended(error: OnyxqError, stopped: bool) -> None:
+    """Unless it is the log that cannot be reached: then its time, and the lease, stand still."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        ended: list[bool] = []
+
+        async def work(claim: Claim) -> None:
+            try:
+                await anyio.sleep(100)
+                ended.append(False)
+            except anyio.get_cancelled_exc_class():
+                ended.append(True)
+                raise
+
+        worker = Worker(work, queues=["q"], lease_ms=30_000)
+
+        async def body(client: AsyncClient, peer: FakePeer) -> None:
+            def refuse(request: Request) -> bool:
+                if request.method == "renew":
+                    request.fail(error)
+                return request.method == "renew"
+
+            peer.intercept = refuse
+            await client.enqueue("q", b"")
+            await until(lambda: bool(ended))
+            worker.stop()
+
+        await with_worker(cluster, network, worker, body)
+        assert ended == [stopped]
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("twice", [True, False], ids=["second signal", "drain time over"])
+def test_work_that_does_not_end_is_stopped_and_given_back(twice: bool) -> None:
+    """At the second signal, or when the time to drain is over."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        worker = Worker(lambda claim: trio.sleep_forever(), queues=["q"], concurrency=2, drain_ms=10_000)
+
+        async def body(client: AsyncClient, peer: FakePeer) -> None:
+            await client.enqueue_many("q", [b""] * 2)
+            await until(lambda: worker.held == 2)
+            await anyio.sleep(1)
+            worker.stop()
+            if twice:
+                worker.stop()
+
+        start = anyio.current_time()
+        await with_worker(cluster, network, worker, body)
+        assert cluster.tokens == {}
+        assert (anyio.current_time() - start < 5) is twice
+
+    play(scenario)
+
+
+def test_a_worker_goes_on_when_claiming_fails_for_a_while() -> None:
+    """Whatever passes by itself."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        async def work(claim: Claim) -> bytes:
+            return b"ok"
+
+        worker = Worker(work, queues=["q"], wait_ms=1_000)
+
+        async def body(client: AsyncClient, peer: FakePeer) -> None:
+            def refuse(request: Request) -> bool:
+                if request.method == "claim":
+                    request.fail(LogUnavailable())
+                return request.method == "claim"
+
+            peer.intercept = refuse
+            await client.enqueue("q", b"")
+            await anyio.sleep(20)
+            peer.intercept = None
+            await until(lambda: bool(cluster.outcomes))
+            worker.stop()
+
+        await with_worker(cluster, network, worker, body)
+
+    play(scenario)
+
+
+def test_a_worker_ends_with_an_error_that_no_retry_mends() -> None:
+    """A bad queue name, a missing permission."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        peer = await cluster.start(network.host("a"), "a:1")
+
+        def refuse(request: Request) -> bool:
+            if request.method == "claim":
+                request.fail(BadRequest("no such thing", field="queues"))
+            return request.method == "claim"
+
+        peer.intercept = refuse
+        worker = Worker(lambda claim: trio.sleep_forever(), queues=["q"])
+        async with AsyncClient("a:1", network=network.host("w")) as client:
+            with pytest.raises(BadRequest, match="no such thing"):
+                await worker.serve(client)
+
+    play(scenario)

@@ -1,0 +1,212 @@
+"""What running code may say of its task, and what a later attempt finds of it, on a whole cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+
+from onyxq import App, blocking_context, context
+from onyxq.errors import Conflict
+from onyxq.testing import Cluster, open_cluster
+from onyxq.worker import TaskCancelled
+from onyxq.worker.attempts import Progress
+
+BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])
+
+
+def results(cluster: Cluster, queue: str) -> list[Any]:
+    """Of completed tasks."""
+    return [task.result for task in cluster.tasks(queue, "completed")]
+
+
+@BACKENDS
+def test_a_later_attempt_goes_on_where_an_earlier_one_stopped(backend: str) -> None:
+    """By the log of those before; progress is not part of it."""
+    app = App()
+
+    @app.task(queue="q", retries=5, backoff_ms=10)
+    async def index(pages: int) -> list[Any]:
+        ctx = context()
+        before = await ctx.earlier()
+        first = max((entry.value["page"] + 1 for entry in before), default=0)
+        for page in range(first, pages):
+            assert await ctx.log({"page": page}) == page - first
+            await ctx.progress(page + 1, pages)
+            if page % 2:
+                raise ValueError("half way")
+        return [ctx.attempt, len(before), len({entry.token for entry in before})]
+
+    with open_cluster(peers=1, seed=1, backend=backend) as cluster:
+        cluster.use(app)
+        task_id = index.enqueue(5)
+        cluster.drain()
+        assert results(cluster, "q") == [[3, 4, 2]]
+        progress = index.progress(task_id)
+        assert isinstance(progress, Progress)
+        assert (progress.done, progress.total) == (5, 5)
+
+
+def test_progress_is_stored_once_a_second_and_at_the_end() -> None:
+    """However often it is told."""
+    app = App()
+
+    @app.task(queue="q")
+    async def count() -> None:
+        for number in range(100):
+            await context().progress(number + 1, 100)
+            await anyio.sleep(0.05)
+
+    with open_cluster(peers=1, seed=1) as cluster:
+        cluster.use(app)
+        task_id = count.enqueue()
+        cluster.drain()
+        stored = [update.data for update in cluster.client().task_log(task_id)]
+        assert 5 <= len(stored) <= 7
+        assert stored[-1] == b'{"progress":{"done":100,"total":100,"note":""}}'
+
+
+def test_a_function_in_a_thread_has_the_same_calls() -> None:
+    """They wait; and it can complete its task together with what follows from it."""
+    app = App()
+
+    @app.task(queue="q", retries=2, backoff_ms=10)
+    def first(number: int) -> None:
+        ctx = blocking_context()
+        if not ctx.earlier():
+            ctx.log(number)
+            raise ValueError("once more")
+        with ctx.transaction({"found": ctx.earlier()[0].value}) as tx:
+            second.enqueue_in(tx, number)
+
+    @app.task(queue="r")
+    def second(number: int) -> int:
+        blocking_context().progress(1)
+        return number + 1
+
+    with open_cluster(peers=1, seed=1) as cluster:
+        cluster.use(app)
+        first.enqueue(7)
+        cluster.drain()
+        assert results(cluster, "q") == [{"found": 7}]
+        assert results(cluster, "r") == [8]
+
+
+@BACKENDS
+def test_a_transaction_finishes_its_task_whatever_comes_after(backend: str) -> None:
+    """Nothing is reported twice."""
+    app = App()
+
+    @app.task(queue="q", retries=0)
+    async def first() -> str:
+        ctx = context()
+        async with ctx.transaction("done") as tx:
+            second.enqueue_in(tx, "x")
+        raise ValueError("too late")
+
+    @app.task(queue="r")
+    async def second(text: str) -> str:
+        return text
+
+    with open_cluster(peers=1, seed=1, backend=backend) as cluster:
+        cluster.use(app)
+        first.enqueue()
+        assert cluster.drain().failed == 0
+        assert results(cluster, "q") == ["done"]
+        assert results(cluster, "r") == ["x"]
+
+
+def test_a_step_finds_the_results_of_those_before_it() -> None:
+    """A chain of functions with a group in it; the last one joins."""
+    app = App()
+
+    @app.task(queue="q")
+    async def pages(book: str) -> list[str]:
+        return [f"{book}-{number}" for number in range(2)]
+
+    @app.task(queue="q")
+    def words(number: int) -> int:
+        ((first, second),) = blocking_context().results()
+        return len((first, second)[number]) + number
+
+    @app.task(queue="q")
+    async def total() -> int:
+        return sum(await context().results())
+
+    with open_cluster(peers=1, seed=1) as cluster:
+        cluster.use(app)
+        flow = app.chain(pages.s("b"), app.group(words.s(0), words.s(number=1)), total.s()).enqueue()
+        cluster.drain()
+        assert total.result(flow.last[0]) == 7
+        assert pages.result(flow.ids[0]) == ["b-0", "b-1"]
+
+
+def test_results_that_there_are_not_are_told() -> None:
+    """Not finished in time, failed."""
+    app = App()
+
+    @app.task(queue="q", retries=0)
+    async def fail() -> None:
+        raise ValueError("boom")
+
+    with open_cluster(peers=1, seed=1) as cluster:
+        cluster.use(app)
+        task_id = fail.enqueue()
+        with pytest.raises(Exception, match="is ready after 500 ms"):
+            fail.result(task_id, wait_ms=500)
+        cluster.drain()
+        with pytest.raises(Conflict, match="failed: ValueError: boom"):
+            fail.result(task_id)
+
+
+def test_there_is_no_context_where_no_task_runs() -> None:
+    """An error that says so."""
+    for ask in (context, blocking_context):
+        with pytest.raises(Conflict, match="no task runs here"):
+            ask()
+
+
+@BACKENDS
+def test_an_async_function_that_takes_too_long_has_failed(backend: str) -> None:
+    """It is cancelled where it waits; the limit of a call wins over the function's."""
+    app = App()
+    seen: list[bool] = []
+
+    @app.task(queue="q", retries=0, timeout_s=50)
+    async def wait(seconds: int) -> int:
+        try:
+            await anyio.sleep(seconds)
+        finally:
+            seen.append(context().cancelled)
+        return seconds
+
+    with open_cluster(peers=1, seed=1, backend=backend) as cluster:
+        cluster.use(app)
+        ids = [wait.enqueue(60), wait.options(timeout_s=100).enqueue(60), wait.options(timeout_s=5).enqueue(10)]
+        cluster.drain()
+        found = {task.id: (task.state, task.error) for task in cluster.tasks("q")}
+        assert [found[task_id][0] for task_id in ids] == ["failed", "completed", "failed"]
+        assert "wait did not end within 50 s" in str(found[ids[0]][1])
+        assert "wait did not end within 5 s" in str(found[ids[2]][1])
+        assert sorted(seen) == [False, True, True]
+
+
+def test_check_ends_an_attempt_that_is_to_end() -> None:
+    """And nothing otherwise."""
+    app = App()
+
+    @app.task(queue="q")
+    async def work() -> str:
+        ctx = context()
+        ctx.check()
+        ctx._attempt.cancelled.set()
+        with pytest.raises(TaskCancelled):
+            ctx.check()
+        return "went on"
+
+    with open_cluster(peers=1, seed=1) as cluster:
+        cluster.use(app)
+        work.enqueue()
+        cluster.drain()
+        assert results(cluster, "q") == ["went on"]

@@ -1,0 +1,61 @@
+"""What docs/workers.rst shows works, and its table of options is complete."""
+
+from __future__ import annotations
+
+import re
+import sys
+import textwrap
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import fields_dict
+
+from onyxq.testing import open_cluster
+from onyxq.worker.options import Changes, Options
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs/workers.rst").read_text("utf-8")
+BLOCK = re.compile(r"\.\. code-block:: python\n   :caption: (\S+)\n\n((?:   .*\n|\n)+)")
+
+
+def code(caption: str) -> str:
+    """All that is shown of a file."""
+    return "\n".join(textwrap.dedent(text) for name, text in BLOCK.findall(PAGE) if name == caption)
+
+
+@pytest.fixture
+def shop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The application of the page."""
+    module = types.ModuleType("shop")
+    monkeypatch.setitem(sys.modules, "shop", module)
+    exec(compile(code("shop.py"), "shop.py", "exec"), module.__dict__)
+    yield module
+
+
+def test_what_the_page_shows_runs(shop: Any) -> None:
+    """Calls, checkpoints, transactions, flows."""
+    with open_cluster(peers=1, seed=1) as cluster:
+        cluster.use(shop.app)
+        found: dict[str, Any] = dict(shop.__dict__)
+        exec(compile(code("calls.py"), "calls.py", "exec"), found)
+        shop.pay.enqueue("order 7", "cid")
+        cluster.drain(reach_s=3_600)
+        assert sorted(shop.sent) == ["ann: your order is on its way", "bob: later", "cid: order 7 is paid"]
+        assert shop.send.result(found["task_id"]) == 1
+        assert [shop.index.result(task_id) for task_id in found["flow"].ids[:2]] == [2, 2]
+        assert shop.publish.result(found["flow"].last[0]) == 4
+        assert shop.index.progress(found["flow"].ids[0]).done == 5
+        assert [task.result for task in cluster.tasks("orders")] == [{"paid": "order 7"}]
+        assert [one["name"] for one in cluster.client().periodics()] == ["close_the_books"]
+
+
+def test_every_option_is_told() -> None:
+    """Those of a task in the table, those of a call beside it."""
+    table = PAGE.split("\noption ", 1)[1].split("\n\n", 1)[0]
+    told = set(re.findall(r"^``(\w+)``", table, re.MULTILINE)) - {"name"}
+    assert told <= set(fields_dict(Options))
+    beside = PAGE.split("with other options for one call", 1)[1].split("In async code", 1)[0]
+    assert told | set(re.findall(r"``(\w+)``", beside)) == set(fields_dict(Options))
+    assert set(Changes.__annotations__) == set(fields_dict(Options)) - {"runs"}

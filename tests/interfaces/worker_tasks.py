@@ -1,0 +1,68 @@
+"""An application whose functions run in processes, which import it by name."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+from onyxq import App, blocking_context
+from onyxq.worker import TaskCancelled
+
+app = App("nowhere:1")
+
+
+@app.task(name="pid", queue="p", runs="process")
+def pid(number: int) -> tuple[int, int]:
+    """Where it ran."""
+    return os.getpid(), number
+
+
+@app.task(name="fail", queue="p", runs="process")
+def fail() -> None:
+    """Fail."""
+    raise ValueError("boom")
+
+
+@app.task(name="die", queue="p", runs="process")
+def die() -> None:
+    """End the process."""
+    os._exit(7)
+
+
+@app.task(name="say", queue="p", runs="process")
+def say() -> list[Any]:
+    """All that a context tells, and may be told."""
+    ctx = blocking_context()
+    ctx.progress(1, 2, "half")
+    ctx.log({"page": 1})
+    with ctx.transaction(complete=False) as tx:
+        tx.update(ctx._attempt.claim, b"raw")
+        pid.enqueue_in(tx, 5)
+    return [ctx.id.hex(), ctx.name, ctx.queue, ctx.attempt, ctx.token, ctx.cancelled, tx.committed is not None]
+
+
+@app.task(name="wait", queue="p", runs="process")
+def wait(path: str) -> None:
+    """Until it is cancelled, wherever that is."""
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(str(os.getpid()))
+        while True:
+            signal.pause()
+    except TaskCancelled:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write("cancelled")
+        raise
+
+
+@app.task(name="stuck", queue="p", runs="process")
+def stuck(path: str) -> None:
+    """Whatever is said to it."""
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(str(os.getpid()))
+    while True:
+        try:
+            signal.pause()
+        except TaskCancelled:
+            pass
