@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import trio
 
 from onyxq.client import AsyncClient
 from onyxq.client.claims import Claim, ClaimBatch
+from onyxq.client.transactions import AsyncTransaction, gather
 from onyxq.errors import AlreadyFinished, Conflict, NotFound, OnyxqError, StaleToken
 from onyxq.ids import TaskId
 from simulation.audit import Audit
@@ -16,17 +17,22 @@ from simulation.history import (
     CANCEL,
     CLAIM,
     COMPLETE,
+    DISCARD,
     FAIL,
     OK,
     REFUSED,
     RELEASE,
     RENEW,
+    REQUEUE,
     UPDATE,
     Enqueued,
     Finished,
     Heard,
     History,
     Operation,
+    Said,
+    Sent,
+    Transacted,
 )
 
 Answer = TypeVar("Answer")
@@ -52,41 +58,62 @@ class RecordingClient:
         queue: str,
         payloads: Sequence[bytes],
         *,
-        priority: int = 0,
-        delay_ms: int = 0,
+        ordering_key: str | None = None,
+        unique_key: str | None = None,
+        depends: Sequence[TaskId] = (),
+        on_dependency_failed: str = "fail",
+        expires_ms: int | None = None,
         retries: int | None = 25,
         backoff_ms: int = 1000,
-        timeout_ms: int | None = None,
+        **options: Any,
     ) -> list[TaskId]:
-        """Enqueue; raises `OnyxqError`. All payloads of a run must be different."""
-        for data in payloads:
-            self._history.payloads[data] = self._history.payloads.get(data, 0) + 1
+        """Enqueue; the ids of what stands; raises `OnyxqError`. All payloads of a run must be different."""
+        said = Said(ordering_key, unique_key, tuple(depends), on_dependency_failed, expires_ms)
+        sent = [self._send(queue, data, said) for data in payloads]
         ids = await self._noting(
             self.client.enqueue_many(
                 queue,
                 payloads,
-                priority=priority,
-                delay_ms=delay_ms,
+                ordering_key=ordering_key,
+                unique_key=unique_key,
+                depends=depends,
+                on_dependency_failed=on_dependency_failed,
+                expires_ms=expires_ms,
                 retries=retries,
                 backoff_ms=backoff_ms,
-                timeout_ms=timeout_ms,
+                **options,
             )
         )
         now_s = trio.current_time()
-        for task_id, data in zip(ids, payloads, strict=True):
-            self._history.enqueued[task_id] = Enqueued(queue, data, now_s)
+        for task_id, data, one in zip(ids, payloads, sent, strict=True):
+            one.answered_s = now_s
+            if unique_key is not None:
+                self._audit.unique_stands.stands(task_id, one)
+            self._history.enqueued.setdefault(task_id, Enqueued(queue, data, now_s, said))
+            for other in said.depends:
+                self._history.dependents.setdefault(other, []).append(task_id)
         self._audit.enough_copies.acknowledged(self._audit.replica, ids)
         return ids
 
+    def _send(self, queue: str, data: bytes, said: Said) -> Sent:
+        self._history.payloads[data] = self._history.payloads.get(data, 0) + 1
+        return self._history.sent.setdefault(data, Sent(queue, said, trio.current_time()))
+
     async def claim(
-        self, queue: str, *, maximum: int = 1, lease_ms: int = 10_000, wait_ms: int = 0, timeout_ms: int | None = None
+        self,
+        queues: str | Sequence[str],
+        *,
+        maximum: int = 1,
+        lease_ms: int = 10_000,
+        wait_ms: int = 0,
+        timeout_ms: int | None = None,
     ) -> ClaimBatch:
         """Claim; raises `OnyxqError`."""
         invoked_s = trio.current_time()
         try:
             claims = await self._noting(
                 self.client.claim(
-                    [queue], max=maximum, lease_ms=lease_ms, wait_ms=wait_ms, worker=self.name, timeout_ms=timeout_ms
+                    queues, max=maximum, lease_ms=lease_ms, wait_ms=wait_ms, worker=self.name, timeout_ms=timeout_ms
                 )
             )
         except BaseException:
@@ -97,7 +124,7 @@ class RecordingClient:
             granted = Operation(CLAIM, self.name, claim.token, invoked_s, now_s, OK, "", lease_ms, claim.attempts)
             self._history.begin(granted, claim.id)
             self._history.heard.setdefault(claim.id, {})[claim.token] = Heard(self.name, now_s, claim.expires)
-            self._audit.one_claim.heard(claim.id, claim.token, now_s)
+            self._audit.claimed(claim, sent_s=claim.expires - lease_ms / 1000)
         return claims
 
     async def complete(self, claim: Claim, result: bytes | None = None, *, timeout_ms: int | None = None) -> None:
@@ -112,6 +139,7 @@ class RecordingClient:
         if claim.id not in self._history.completed:
             self._history.completed[claim.id] = Finished(claim.token, result, self._log_end())
         self._audit.catch_up()
+        self._audit.rule_watcher.finished(claim.id, self._audit.replica)
         self._audit.done_stays_done.check(claim.id)
         self._audit.enough_copies.acknowledged(self._audit.replica, [claim.id])
 
@@ -143,11 +171,120 @@ class RecordingClient:
         self._history.updates.setdefault(claim.id, {})[claim.token, number] = data
         return number
 
+    async def transact(
+        self,
+        *,
+        complete: Sequence[tuple[Claim, bytes | None]] = (),
+        update: Sequence[tuple[Claim, bytes]] = (),
+        enqueue: Sequence[tuple[str, bytes]] = (),
+        require: Sequence[Claim] = (),
+        timeout_ms: int | None = None,
+        insist: bool = False,
+        **options: Any,
+    ) -> AsyncTransaction:
+        """Commit a transaction; raises `OnyxqError`. Payloads and results must be of no other transaction.
+
+        ``insist``: send it once more where its outcome is unknown.
+        """
+        transaction = self.client.transaction(timeout_ms=timeout_ms)
+        gather(
+            transaction,
+            complete=complete,
+            update=update,
+            enqueue=[{"queue": queue, "data": data, **options} for queue, data in enqueue],
+            require=require,
+        )
+        noted = Transacted(
+            transaction.name,
+            {claim.id: (claim.token, result) for claim, result in complete},
+            tuple(data for _, data in enqueue),
+        )
+        self._history.transactions[noted.name] = noted
+        said = Said(options.get("ordering_key"))
+        for queue, data in enqueue:
+            self._send(queue, data, said)
+            self._history.transaction_of[data] = noted
+        stale = [claim for claim, _ in complete if self._audit.one_claim.superseded(claim.id, claim.token)]
+        for claim, _ in complete:
+            self._end(claim)
+        now_s = trio.current_time()
+        calls = [
+            self._history.begin(Operation(kind, self.name, claim.token, now_s), claim.id)
+            for kind, pairs in ((UPDATE, update), (COMPLETE, complete))
+            for claim, _ in pairs
+        ]
+        try:
+            try:
+                await self._noting(transaction.commit())
+            except OnyxqError as error:
+                if not insist or isinstance(error, REFUSALS):
+                    raise
+                await self._noting(transaction.commit())
+        except REFUSALS as error:
+            noted.outcome = REFUSED
+            self._note_refused(error, calls, [claim for pairs in (update, complete) for claim, _ in pairs])
+            raise
+        self._note_committed(transaction, noted, calls, complete, update, enqueue)
+        for claim in stale:
+            self._refused(claim, "transaction", stale=True)
+        return transaction
+
+    def _note_refused(self, error: OnyxqError, calls: Sequence[Operation], claims: Sequence[Claim]) -> None:
+        codes = {(one[0], one[1]): one[2] for one in error.details}
+        for call, claim in zip(calls, claims, strict=True):
+            call.answered_s, call.outcome = trio.current_time(), REFUSED
+            call.code = codes.get((claim.id, claim.token), "refused together with others")
+
+    def _note_committed(
+        self,
+        transaction: AsyncTransaction,
+        noted: Transacted,
+        calls: Sequence[Operation],
+        complete: Sequence[tuple[Claim, bytes | None]],
+        update: Sequence[tuple[Claim, bytes]],
+        enqueue: Sequence[tuple[str, bytes]],
+    ) -> None:
+        committed = transaction.committed
+        assert committed is not None
+        now_s = trio.current_time()
+        noted.outcome, noted.token = OK, committed.token
+        for call in calls:
+            call.answered_s, call.outcome = now_s, OK
+        for claim, result in complete:
+            self._history.completed.setdefault(claim.id, Finished(claim.token, result, self._log_end()))
+        for place, (claim, data) in enumerate(update):
+            later = sum(1 for other, _ in update[place:] if other.id == claim.id)
+            self._history.updates.setdefault(claim.id, {})[claim.token, claim.seq - later] = data
+        for task_id, (queue, data) in zip(committed.ids, enqueue, strict=True):
+            sent = self._history.sent[data]
+            if committed.settled:
+                sent.answered_s = now_s
+            self._history.enqueued[task_id] = Enqueued(queue, data, now_s, sent.said)
+        self._audit.catch_up()
+        for claim, _ in complete:
+            self._audit.done_stays_done.check(claim.id)
+        if committed.settled:
+            ids = [*committed.ids, *(claim.id for claim, _ in complete)]
+            self._audit.enough_copies.acknowledged(self._audit.replica, ids)
+
     async def cancel(self, task_id: TaskId) -> None:
         """Cancel a task; raises `OnyxqError`."""
         operation = self._history.begin(Operation(CANCEL, self.name, -1, trio.current_time()), task_id)
         await self._outcome(operation, self.client.cancel(task_id))
         self._history.cancelled.add(task_id)
+
+    async def requeue(self, task_id: TaskId) -> None:
+        """Have a dead letter run again; raises `OnyxqError`."""
+        operation = self._history.begin(Operation(REQUEUE, self.name, -1, trio.current_time()), task_id)
+        await self._outcome(operation, self.client.requeue_dead([task_id]))
+        self._audit.probes.reached("a dead letter was requeued")
+
+    async def discard(self, task_id: TaskId) -> None:
+        """Give a dead letter up; raises `OnyxqError`."""
+        operation = self._history.begin(Operation(DISCARD, self.name, -1, trio.current_time()), task_id)
+        await self._outcome(operation, self.client.discard_dead([task_id]))
+        self._history.discarded[task_id] = self._log_end()
+        self._audit.probes.reached("a dead letter was discarded")
 
     def _refused(self, claim: Claim, what: str, *, stale: bool) -> None:
         if stale:

@@ -12,12 +12,39 @@ from onyxq.ids import TaskId
 
 
 @frozen
+class Said:
+    """What a task was sent with beside its queue and payload."""
+
+    ordering_key: str | None = None
+    unique_key: str | None = None
+    depends: tuple[TaskId, ...] = ()
+    on_dependency_failed: str = "fail"
+    expires_ms: int | None = None
+
+
+PLAIN = Said()
+
+
+@define
+class Sent:
+    """A payload as it was sent; whether its task is stored is not known before it was answered."""
+
+    queue: str
+    said: Said
+    invoked_s: float
+    answered_s: float = float("inf")
+    """When it was acknowledged, and from when on everybody sees the task."""
+
+
+@frozen
 class Enqueued:
     """A task whose enqueue was acknowledged."""
 
     queue: str
     data: bytes
+    """As it was first acknowledged: of a unique key, others may have replaced it."""
     at_s: float
+    said: Said = PLAIN
 
 
 @define
@@ -42,7 +69,7 @@ class Finished:
     """First position of the log that was free then: no later grant may hold."""
 
 
-CLAIM, COMPLETE, UPDATE, RENEW, FAIL, RELEASE, CANCEL = (
+CLAIM, COMPLETE, UPDATE, RENEW, FAIL, RELEASE, CANCEL, REQUEUE, DISCARD = (
     "claim",
     "complete",
     "update",
@@ -50,6 +77,8 @@ CLAIM, COMPLETE, UPDATE, RENEW, FAIL, RELEASE, CANCEL = (
     "fail",
     "release",
     "cancel",
+    "requeue",
+    "discard",
 )
 OK, REFUSED, UNKNOWN = "ok", "refused", "unknown"
 
@@ -80,6 +109,20 @@ class Operation:
 
 
 @define(eq=False)
+class Transacted:
+    """A transaction that a client asked for. All its payloads and results are of no other."""
+
+    name: str
+    completes: dict[TaskId, tuple[int, bytes | None]]
+    """Task -> token and result."""
+    payloads: tuple[bytes, ...]
+    """Of the tasks that it enqueues."""
+    outcome: str = UNKNOWN
+    token: int = -1
+    """The position of its commit, as it was told."""
+
+
+@define(eq=False)
 class History:
     """Everything that clients were told."""
 
@@ -90,13 +133,25 @@ class History:
     payloads: dict[bytes, int] = field(factory=dict)
     """Every payload that was ever sent (all are different), and how many tasks were to be made of it."""
 
+    sent: dict[bytes, Sent] = field(factory=dict)
+    """The same payloads, with what was said of their tasks."""
     enqueued: dict[TaskId, Enqueued] = field(factory=dict)
+    dependents: dict[TaskId, list[TaskId]] = field(factory=dict)
+    """Task -> acknowledged ones that depend on it."""
+    given: dict[TaskId, bytes] = field(factory=dict)
+    """The payload of each task that some worker was given, as it was first."""
     heard: dict[TaskId, dict[int, Heard]] = field(factory=dict)
     """Grants of each task by token."""
     completed: dict[TaskId, Finished] = field(factory=dict)
     updates: dict[TaskId, dict[tuple[int, int], bytes]] = field(factory=dict)
     """Acknowledged updates of each task by token and sequence number."""
     cancelled: set[TaskId] = field(factory=set)
+    discarded: dict[TaskId, int] = field(factory=dict)
+    """Dead letters that were given up, with the first position of the log that was free then."""
+    transactions: dict[str, Transacted] = field(factory=dict)
+    """By name."""
+    transaction_of: dict[bytes, Transacted] = field(factory=dict)
+    """Payload -> the transaction that enqueues it."""
     errors: dict[str, int] = field(factory=dict)
     """How often clients met each error code."""
 

@@ -1,25 +1,37 @@
 """Load for simulated clusters: producers, and workers who do all that workers do.
 
 Workers complete, fail, release, renew, update, take too long, and forget their claims,
-as the seed says.  When the faults are over `Load.drain` has them work off everything
-that was enqueued; no progress for a while is a failure.
+as the seed says.  With rules in the mix tasks have keys, dependencies and deadlines, some
+queues have limits, and an operator is about.  When the faults are over `Load.drain` has
+workers work off everything that was enqueued; no progress for a while is a failure.
 """
 
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import trio
 from attrs import frozen
 
 from onyxq.client.claims import Claim
 from onyxq.errors import OnyxqError
+from onyxq.ids import TaskId
 from simulation.clients import RecordingClient
+from simulation.load_rules import LIMITED, STOPS, TICKS, RulesMix
+from simulation.load_rules import draw as draw_rules
+from simulation.operators import Operator
 from simulation.world import World
 
 STUCK_S = 45.0
 """Simulated seconds without any progress after which a cluster without faults counts as stuck."""
 CALL_TIMEOUT_MS = 15_000
+REPEATED = 0.5
+"""How often a unique key is sent once more."""
+ALL_QUEUES = 0.2
+"""How often workers ask for tasks of every queue rather than of two."""
+RECENT = 40
+"""Tasks on which a new one may depend."""
 
 
 @frozen
@@ -50,6 +62,8 @@ class Mix:
     """Longest pause of a worker that was given nothing."""
     retries: tuple[int, int] | None = None
     """Bounds of the retries that tasks are given; None: no limit."""
+    rules: RulesMix | None = None
+    """None: all tasks are plain."""
 
 
 class Load:
@@ -63,37 +77,60 @@ class Load:
         self._stopped = False
         self._random = random.Random(world.random.getrandbits(64))
         self._enqueued = 0
+        self._moves = 0
+        self._recent: list[TaskId] = []
+        rules = self.mix.rules
+        self._queues = [self.mix.queue, STOPS, LIMITED, TICKS] if rules is not None else [self.mix.queue]
+        self._operator = Operator(world, rules, self.mix.queue, self._random) if rules is not None else None
+        self._ready = trio.Event()
 
     def start(self, nursery: trio.Nursery) -> None:
         """Begin; the nursery ends them."""
+        nursery.start_soon(self._operate)
         for _ in range(self.mix.producers):
             nursery.start_soon(self._produce)
         for _ in range(self.mix.workers):
             nursery.start_soon(self._work)
 
+    async def _operate(self) -> None:
+        if self._operator is not None:
+            await self._operator.set_up()
+            self._ready.set()
+            await self._operator.run(lambda: self._draining)
+        self._ready.set()
+
     async def _produce(self) -> None:
+        await self._ready.wait()
         async with self.world.client() as client:
             while not self._draining:
                 if len(self.world.history.enqueued) - len(self.world.history.completed) > self.mix.backlog_max:
                     await trio.sleep(0.5)
                     continue
-                count = self._random.randint(1, self.mix.batch_max)
-                payloads = [b"task %d" % (self._enqueued + number) for number in range(count)]
-                self._enqueued += count
-                delay_ms = self._random.choice((0, 0, 0, 0, 1_500))
                 try:
-                    await client.enqueue(
-                        self.mix.queue,
-                        payloads,
-                        delay_ms=delay_ms,
-                        priority=self._random.randint(-1, 1),
-                        retries=self._random.randint(*self.mix.retries) if self.mix.retries is not None else None,
-                        backoff_ms=100,
-                        timeout_ms=CALL_TIMEOUT_MS,
-                    )
+                    await self._enqueue(client)
                 except OnyxqError:
                     continue  # noted by the client; these may exist or not
                 await trio.sleep(self._random.uniform(0, self.mix.pause_s))
+
+    async def _enqueue(self, client: RecordingClient) -> None:
+        mix, generator = self.mix, self._random
+        queue, count = mix.queue, generator.randint(1, mix.batch_max)
+        retries = generator.randint(*mix.retries) if mix.retries is not None else None
+        said: dict[str, Any] = {"delay_ms": generator.choice((0, 0, 0, 0, 1_500)), "retries": retries}
+        if mix.rules is not None:
+            now_ms = self.world.audit.true_ms()
+            queue, most, more = draw_rules(mix.rules, generator, queue, now_ms=now_ms, recent=self._recent)
+            count, said = min(count, most), said | more
+        said |= {"priority": generator.randint(-1, 1), "backoff_ms": 100, "timeout_ms": CALL_TIMEOUT_MS}
+        ids = await client.enqueue(queue, self._payloads(count), **said)
+        self._recent = [*self._recent, *ids][-RECENT:]
+        while said.get("unique_key") and generator.random() < REPEATED:
+            await trio.sleep(generator.uniform(0, 0.5))
+            await client.enqueue(queue, self._payloads(1), **said)
+
+    def _payloads(self, count: int) -> list[bytes]:
+        self._enqueued += count
+        return [b"task %d" % (self._enqueued - number) for number in range(count, 0, -1)]
 
     async def _work(self) -> None:
         async with self.world.client() as client:
@@ -103,7 +140,7 @@ class Load:
                 wait_ms = self._random.choice((0, 500, 3_000))
                 try:
                     claims = await client.claim(
-                        self.mix.queue,
+                        self._wanted(),
                         maximum=maximum,
                         lease_ms=lease_ms,
                         wait_ms=wait_ms,
@@ -120,6 +157,12 @@ class Load:
                 if not claims:
                     await trio.sleep(0.05 if self._draining else self._random.uniform(0.05, self.mix.idle_s))
 
+    def _wanted(self) -> list[str]:
+        """Queues to claim from: now some, now all."""
+        if self.mix.rules is None or self._draining or self._random.random() < ALL_QUEUES:
+            return self._queues
+        return [self._queues[0], self._random.choice(self._queues[1:])]
+
     async def _handle(self, client: RecordingClient, claim: Claim, lease_ms: int) -> None:
         mix, draw = self.mix, self._random.random
         calm = self._draining
@@ -134,35 +177,71 @@ class Load:
             await client.renew(claim, lease_ms, timeout_ms=CALL_TIMEOUT_MS)
         await trio.sleep(self._random.uniform(0, mix.work_s) * (0.05 if calm else 1.0))
         choice = 1.0 if calm else draw()
+        fail = mix.rules.fail_stops if mix.rules is not None and claim.queue == STOPS else mix.fail
         if choice < mix.forget:
             return
         if choice < (edge := mix.forget + mix.late):
             await trio.sleep(lease_ms / 1000 + self._random.uniform(0, 6))
-        elif choice < (edge := edge + mix.fail):
+        elif choice < (edge := edge + fail):
             await client.fail(claim, "did not work", timeout_ms=CALL_TIMEOUT_MS)
             return
         elif choice < edge + mix.release:
             await client.release(claim, timeout_ms=CALL_TIMEOUT_MS)
             return
-        await client.complete(claim, b"result of " + claim.data, timeout_ms=CALL_TIMEOUT_MS)
+        if mix.rules is not None and not calm and draw() < mix.rules.transact:
+            await self._move(client, claim)
+        else:
+            await client.complete(claim, b"result of " + claim.data, timeout_ms=CALL_TIMEOUT_MS)
         self.finished += 1
+
+    async def _move(self, client: RecordingClient, claim: Claim) -> None:
+        """Complete a task and enqueue another one, both or neither."""
+        self._moves += 1
+        said = b"by move %d" % self._moves
+        more: dict[str, Any] = {"ordering_key": "moved"} if self._random.random() < 0.3 else {}
+        await client.transact(
+            complete=[(claim, said)],
+            enqueue=[(self.mix.queue, b"%s of %s" % (said, claim.data))],
+            insist=self._random.random() < 0.5,
+            timeout_ms=CALL_TIMEOUT_MS,
+            retries=None,
+            backoff_ms=100,
+            **more,
+        )
 
     async def drain(self) -> None:
         """Stop enqueuing and have everything worked off; `AssertionError` if there is no progress for too long."""
         self._draining = True
+        async with trio.open_nursery() as nursery:
+            if self._operator is not None:
+                nursery.start_soon(self._operator.wind_up, lambda: self._stopped)
+            await self._drained()
+            nursery.cancel_scope.cancel()
+
+    async def _drained(self) -> None:
         left: int | OnyxqError = -1
         seen, seen_s = -1, trio.current_time()
         async with self.world.client() as client:
             while left != 0:
                 await trio.sleep(0.5)
                 try:
-                    counts = (await client.client.count(self.mix.queue))[self.mix.queue]
+                    left = await self._left(client)
                 except OnyxqError as error:
                     left = error
                 else:
-                    left = counts["total"] - counts["completed"] - counts["failed"] - counts["cancelled"]
                     if left != seen:
                         seen, seen_s = left, trio.current_time()
                 if trio.current_time() - seen_s > STUCK_S:
                     raise AssertionError(f"nothing is worked off for {STUCK_S} s: {left}; {self.world.describe()}")
         self._stopped = True
+
+    async def _left(self, client: RecordingClient) -> int:
+        """How many tasks are not finished, or would come soon."""
+        counts = await client.client.count()
+        left = sum(
+            counts[queue]["total"] - sum(counts[queue][state] for state in ("completed", "failed", "cancelled"))
+            for queue in self._queues
+            if queue in counts
+        )
+        replica = self.world.audit.replica
+        return left + len(replica.periodic) + len(replica.transactions)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import cache
 from typing import Any, TypeAlias
 
 from attrs import define
@@ -29,13 +28,12 @@ from log_entries import (
 )
 from onyxq import snapshot
 from onyxq.facts import RELEASED, RETRIED
-from onyxq.ids import Run, make_id
-from onyxq.replica import ClaimPiece, Partition, claim_of
-from simulation.pure_members import Members, Options
+from onyxq.ids import Run
+from onyxq.replica import Partition
+from simulation.pure_members import Options
 from simulation.pure_peer import Peer, collection
+from simulation.pure_queues import TASKS, Queueing, task
 
-TASKS = 48
-"""Tasks of each partition that are granted and ended over and over."""
 LONG_MS = 60_000
 """No connection keeps what it carries for so long."""
 EVENTS = {"done": release_claims.COMPLETED_EVENT, "back": RELEASED, "retry": RETRIED}
@@ -47,14 +45,8 @@ Action: TypeAlias = tuple[Argument, ...]
 """A word and its arguments."""
 
 
-@cache
-def task(partition: int, offset: int) -> Run:
-    """The run of one task of a partition."""
-    return Run(make_id(1, partition, 1, offset), 1)
-
-
 @define(eq=False)
-class Cluster(Members):
+class Cluster(Queueing):
     """See the module's first paragraph."""
 
     def act(self, word: Argument, *args: Any) -> bool:
@@ -62,10 +54,6 @@ class Cluster(Members):
         return ACTIONS[word](self, *args)  # type: ignore[index]
 
     # --- leaders
-
-    def majority_runs(self, cohort: tuple[str, ...]) -> bool:
-        """Whether processes run on a majority of a cohort's nodes."""
-        return 2 * sum(node in self.latest and self.latest[node].alive for node in cohort) > len(cohort)
 
     def ready(self, peer_id: str, partition: int, behind: int = 0) -> bool:
         """A leader that has taken over, which takes a majority of members that run, says so.
@@ -94,9 +82,6 @@ class Cluster(Members):
     def _known(self, peer: Peer, partition: int) -> Partition:
         return peer.replica.partitions[partition]
 
-    def _epoch(self, peer: Peer, partition: int, behind: int) -> int:
-        return max(0, peer.replica.partitions[partition].epoch - behind)
-
     def grant(self, peer_id: str, partition: int, offset: int, count: int, lease_ms: int, behind: int = 0) -> bool:
         """A member grants ``count`` tasks from ``offset`` on; whether it leads the log must say."""
         peer = self._member(peer_id)
@@ -105,10 +90,6 @@ class Cluster(Members):
         run = Run(task(partition, offset).first, count)
         grant = grant_claims.Grant(f"w{offset % 3}", lease_ms, (run,))
         return self._submit(peer, grant_claims.Args(partition, self._epoch(peer, partition, behind), (grant,)))
-
-    def held(self, peer: Peer, partition: int, offset: int) -> ClaimPiece | None:
-        """The claim on a task as far as a peer knows."""
-        return claim_of(peer.replica, task(partition, offset).first)
 
     def renew(self, peer_id: str, partition: int, offset: int, count: int, lease_ms: int) -> bool:
         """A leader extends the lease of a claim."""
@@ -219,8 +200,9 @@ class Cluster(Members):
 
 _WORDS = (
     "start crash expire kill kill_all read alone react turn send beat land flush land_twice doubt skip lose late "
-    "garbage ask leave evict abort slots drain append install tally ready settle give_up grant "
-    "renew release expire_claim gc look store trim finish collect wait log_clock clock segment"
+    "garbage ask leave evict abort slots drain append install tally ready settle give_up grant renew "
+    "release expire_claim limit pause grant_limited reopen commit settle_part periodic fire rest force "
+    "gc look store trim finish collect wait log_clock clock segment"
 )
 ACTIONS: dict[str, Callable[..., bool]] = {word.replace("_", "-"): getattr(Cluster, word) for word in _WORDS.split()}
 """Word -> what it does, as a method of `Cluster`."""

@@ -11,6 +11,7 @@ from pyrsistent import pmap
 
 from onyxq.claims import lapsed
 from onyxq.ids import offset_of
+from onyxq.replica import HELD_MS
 from onyxq.ring import is_closed
 from simulation.pure import Cluster
 from simulation.pure_checks import Broken
@@ -53,9 +54,15 @@ def work(cluster: Cluster, peer: Peer) -> None:
 
 
 def _counts_leases(peer: Peer) -> bool:
-    """Whether it sees to it that log time passes: it serves a partition with claims."""
+    """Whether it sees to it that log time passes: it serves a partition with claims that can lapse."""
     replica = peer.replica
-    return peer.known and any(number in replica.claims and replica.partitions[number].ready for number in peer.led())
+    return peer.known and any(
+        piece[4] != HELD_MS
+        for number in peer.led()
+        if replica.partitions[number].ready
+        for pieces in replica.claims.get(number, pmap()).values()
+        for piece in pieces
+    )
 
 
 def lead(cluster: Cluster, peer: Peer) -> None:
@@ -69,6 +76,9 @@ def lead(cluster: Cluster, peer: Peer) -> None:
             cluster.ready(peer.id, number)
         elif found.members != found.target:
             cluster.settle(peer.id, number)
+        for name in sorted(replica.transactions) if found.ready else ():
+            if number in replica.transactions[name].parts:
+                cluster.settle_part(peer.id, name, number)
         held = replica.claims.get(number, pmap()) if found.ready else pmap()
         for stretch, pieces in sorted(held.items()):
             for offset, count, _, _, deadline_ms in pieces:
@@ -93,6 +103,8 @@ def unsettled(cluster: Cluster) -> list[str]:
             out.append(f"partition {number} is not served")
         elif found.members != found.target and cluster.majority_runs(found.target):
             out.append(f"partition {number} has not settled")
+        elif any(number in one.parts for one in now.transactions.values()):
+            out.append(f"a transaction of partition {number} never settles")
         elif number in now.claims:
             out.append(f"claims of partition {number} never end")
     if not now.snapshot.finished:

@@ -27,7 +27,11 @@ CLOCK_SLACK_MS = 600
 
 
 LEADERS = frozenset({"ready_partition", "settle_partition", "yield_partition"})
-CLAIMS = frozenset({"grant_claims", "renew_claims", "release_claims", "expire_claims"})
+WITHOUT_LEADERS = frozenset(
+    "grant_claims grant_limited_claims renew_claims release_claims expire_claims reopen_tasks commit_transaction "
+    "settle_transaction set_queue set_periodic pause_periodic remove_periodic fire_periodic".split()
+)
+"""Entries that say nothing of who leads what."""
 
 
 class Broken(AssertionError):
@@ -103,7 +107,7 @@ class Checks:
             if outcome.verdict != "applied":
                 continue
             if outcome.name not in LEADERS:
-                if outcome.name not in CLAIMS:
+                if outcome.name not in WITHOUT_LEADERS:
                     return  # who leads what may have changed within the record
                 continue
             found = before.partitions[outcome.args.partition]
@@ -219,6 +223,8 @@ class Checks:
                 self.probes.reached("a partition had no live holder")
             if new.leader != old.leader and number in after.claims:
                 self.probes.reached("a claim survived its leader")
+            if new.leader != old.leader and any(number in one.parts for one in after.transactions.values()):
+                self.probes.reached("a transaction survived a leader")
 
     def _packs(self, replica: Replica) -> None:
         data = snapshot.pack(replica)
@@ -291,6 +297,12 @@ def _settled(probes: Probes, before: Replica, done: Step, outcome: Outcome) -> N
         probes.reached("a partition settled on other nodes")
 
 
+def _transaction_settled(probes: Probes, before: Replica, done: Step, outcome: Outcome) -> None:
+    found = before.transactions.get(outcome.args.name)
+    if found is not None and found.position < before.snapshot.position:
+        probes.reached("a collection while a transaction was under way")
+
+
 def _segments(probes: Probes, before: Replica, done: Step, outcome: Outcome) -> None:
     segment = done.replica.position >> 31
     items: tuple[Any, ...] = getattr(outcome.args, "renewals", ()) or getattr(outcome.args, "releases", ())
@@ -314,4 +326,7 @@ _PROBES: dict[str, Callable[[Probes, Replica, Step, Outcome], None]] = {
     "yield_partition": _plain("a partition was given up"),
     "replace_node": _plain("an absent node was replaced"),
     "drain_node": _plain("a node drained"),
+    "force_partition": _plain("a partition was forced"),
+    "reopen_tasks": _plain("failed tasks were opened again"),
+    "settle_transaction": _transaction_settled,
 }

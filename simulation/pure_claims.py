@@ -2,7 +2,8 @@
 
 A task is free or has one holder: ``(token, worker, deadline)``.  The model knows tasks one
 by one and shares no code with the entries; every claim entry of the log must have the
-verdict that the model finds, and leave the claims that the model has.
+verdict that the model finds, and leave the claims that the model has.  Limits, transactions
+and periodic tasks are `simulation.pure_limits`.
 """
 
 from __future__ import annotations
@@ -11,17 +12,47 @@ from typing import Any, TypeAlias
 
 from attrs import define, field
 
-from log_entries import expire_claims, grant_claims, ready_partition, release_claims, renew_claims
+from log_entries import (
+    commit_transaction,
+    expire_claims,
+    fire_periodic,
+    gc,
+    grant_claims,
+    grant_limited_claims,
+    pause_periodic,
+    ready_partition,
+    release_claims,
+    remove_periodic,
+    renew_claims,
+    reopen_tasks,
+    set_periodic,
+    set_queue,
+    settle_transaction,
+)
 from onyxq.claims import GRACE_MS
 from onyxq.replica import Partition, Replica
-from onyxq.step import Outcome, Step
+from onyxq.step import NOT_IN_RING, Outcome, Step
 from simulation.probes import Probes
+from simulation.pure_limits import LimitsModel, PeriodicModel, TransactionsModel
 
 Holder: TypeAlias = tuple[int, str, int]
 """Token, worker, deadline in log time."""
 
-CLAIM_ENTRIES = (grant_claims.Args, renew_claims.Args, release_claims.Args, expire_claims.Args)
+GRANTS = (grant_claims.Args, grant_limited_claims.Args)
+CLAIM_ENTRIES = (
+    *GRANTS,
+    renew_claims.Args,
+    release_claims.Args,
+    expire_claims.Args,
+    reopen_tasks.Args,
+    settle_transaction.Args,
+)
+"""Of the leader of a partition."""
+PLAIN = (set_queue.Args, set_periodic.Args, pause_periodic.Args, remove_periodic.Args, fire_periodic.Args, gc.Args)
+"""Of anybody, and without a word about who leads."""
 LEASE_MS_MAX = 86_400_000
+HELD_MS = (1 << 63) - 1
+"""The deadline of what a transaction holds."""
 
 
 def tasks_of(runs: Any) -> list[tuple[bytes, int]]:
@@ -42,6 +73,9 @@ class ClaimsModel:
     held: dict[int, dict[tuple[bytes, int], Holder]] = field(factory=dict)
     """Per partition."""
     last_token: dict[tuple[bytes, int], int] = field(factory=dict)
+    limits: LimitsModel = field(factory=LimitsModel)
+    transactions: TransactionsModel = field(factory=TransactionsModel)
+    periodic: PeriodicModel = field(factory=PeriodicModel)
 
     def step(self, before: Replica, done: Step) -> str:
         """Follow one record; returns what is wrong, or ""."""
@@ -56,24 +90,33 @@ class ClaimsModel:
                 if wrong:
                     return f"{outcome.name} of {done.peer}: {wrong}"
                 touched[args.partition] = None
+            elif isinstance(args, commit_transaction.Args):
+                wrong = self._commit(done, outcome)
+                if wrong:
+                    return f"{outcome.name} of {done.peer}: {wrong}"
+                touched |= dict.fromkeys(claim.partition for claim in args.claims)
+            elif isinstance(args, PLAIN):
+                wrong = self._plain(done, outcome)
+                if wrong:
+                    return f"{outcome.name} of {done.peer}: {wrong}"
             elif outcome.verdict == "applied":
                 if isinstance(args, ready_partition.Args):
                     ready.add((args.partition, args.epoch))
                 else:
                     moved = True  # who leads what may have changed within the record: the entry is believed
-        return self._compare(done.replica, touched)
+        return self._compare(done.replica, touched) or self._compare_counts(before, done.replica)
 
     def _allowed(self, before: Replica, done: Step, args: Any, ready: set[tuple[int, int]]) -> bool:
         found: Partition | None = before.partitions.get(args.partition)
         if found is None or done.peer not in before.ring.members:
             return False
         if found.epoch != args.epoch or found.leader != done.peer:
-            if isinstance(args, grant_claims.Args):
+            if isinstance(args, GRANTS):
                 old = found.leader == done.peer
                 self.probes.reached("a leader of an old epoch granted" if old else "a deposed leader granted")
             return False
         if not found.ready and (args.partition, args.epoch) not in ready:
-            if isinstance(args, grant_claims.Args):
+            if isinstance(args, GRANTS):
                 self.probes.reached("a leader granted before it was ready")
             return False
         return True
@@ -87,8 +130,12 @@ class ClaimsModel:
             return ""
         args, replica = outcome.args, done.replica
         held = self.held.setdefault(args.partition, {})
-        if isinstance(args, grant_claims.Args):
+        if isinstance(args, GRANTS):
             wanted, changes = self._grant(held, args, replica)
+        elif isinstance(args, reopen_tasks.Args):
+            wanted, changes = not any(task in held for one in args.runs for task in tasks_of([one.run])), {}
+        elif isinstance(args, settle_transaction.Args):
+            wanted, changes = self._settle(held, args, replica)
         elif isinstance(args, renew_claims.Args):
             wanted, changes = self._renew(held, args, replica)
         else:
@@ -98,6 +145,7 @@ class ClaimsModel:
         for task, holder in changes.items():
             if holder is None:
                 held.pop(task, None)
+                self.limits.queue_of.pop((args.partition, task), None)
             else:
                 held[task] = holder
         return ""
@@ -113,6 +161,12 @@ class ClaimsModel:
                     self.probes.reached("a grant of what was taken")
                     return False, {}
                 changes[task] = (token, worker, replica.log_time_ms + lease_ms)
+        if isinstance(args, grant_limited_claims.Args):
+            problem = self.limits.allows(args.queue, len(changes), replica.clock_ms)
+            if problem:
+                self.probes.reached("a paused queue was granted" if problem == "paused" else "a limit refused a grant")
+                return False, {}
+            self.limits.granted(args.queue, args.partition, list(changes), replica.clock_ms)
         for task in changes:
             if self.last_token.get(task, -1) >= token:
                 raise AssertionError(f"token {token} is not above {self.last_token[task]}")
@@ -126,7 +180,9 @@ class ClaimsModel:
                 return False, {}
             for task in tasks_of(runs):
                 holder = held.get(task)
-                if holder is not None and holder[0] == token:
+                if holder is not None and holder[2] == HELD_MS:
+                    self.probes.reached("what a transaction held was to be changed")
+                elif holder is not None and holder[0] == token:
                     if holder[2] < replica.log_time_ms:
                         self.probes.reached("a lease was renewed after its deadline")
                     changes[task] = (token, holder[1], replica.log_time_ms + lease_ms)
@@ -141,6 +197,9 @@ class ClaimsModel:
         for item in args.expirations if expiring else args.releases:
             for task in tasks_of(item.runs):
                 holder = held.get(task)
+                if holder is not None and holder[2] == HELD_MS:
+                    self.probes.reached("what a transaction held was to be changed")
+                    continue
                 if holder is None or holder[0] != item.token:
                     continue
                 found = True
@@ -152,6 +211,81 @@ class ClaimsModel:
         if not found:
             self.probes.reached("a claim was changed under a token that had gone")
         return bool(changes), changes
+
+    def _commit(self, done: Step, outcome: Outcome) -> str:
+        """Follow a commit: it holds if the name is new, in time, and every token stands."""
+        args, replica = outcome.args, done.replica
+        applied = outcome.verdict == "applied"
+        if outcome.verdict == NOT_IN_RING:
+            return ""
+        wanted = False
+        if self.transactions.knows(args.name):
+            self.probes.reached("the name of a transaction came again")
+        elif replica.log_time_ms > args.deadline_ms:
+            self.probes.reached("a transaction came too late")
+        elif not self._stand((*args.claims, *args.require), replica.position):
+            self.probes.reached("a claim of a transaction did not stand")
+        else:
+            wanted = True
+        if wanted != applied:
+            return f"{outcome.verdict} although it {'holds' if wanted else 'does not hold'}"
+        if applied:
+            if len(args.parts) > 1:
+                self.probes.reached("a transaction over several partitions")
+            for claim in args.claims:
+                for task in tasks_of(claim.runs):
+                    holder = replica.position, f"transaction {args.name}", HELD_MS
+                    self.held.setdefault(claim.partition, {})[task] = holder
+            self.transactions.committed(args, replica)
+        return ""
+
+    def _stand(self, claims: Any, position: int) -> bool:
+        for claim in claims:
+            held = self.held.get(claim.partition, {})
+            for task in tasks_of(claim.runs):
+                holder = held.get(task)
+                if holder is None or holder[0] != claim.token or holder[2] == HELD_MS or claim.token == position:
+                    return False
+        return True
+
+    def _settle(self, held: dict[Any, Holder], args: Any, replica: Replica) -> tuple[bool, dict[Any, Holder | None]]:
+        if not self.transactions.may_settle(args.name, args.partition, replica.position):
+            return False, {}
+        changes: dict[Any, Holder | None] = {
+            task: None for task, holder in held.items() if holder[1:] == (f"transaction {args.name}", HELD_MS)
+        }
+        self.transactions.settled(args.name, args.partition, replica)
+        return True, changes
+
+    def _plain(self, done: Step, outcome: Outcome) -> str:
+        """Follow an entry that anybody may write."""
+        args, applied = outcome.args, outcome.verdict == "applied"
+        if isinstance(args, fire_periodic.Args):
+            if outcome.verdict != NOT_IN_RING and self.periodic.fire(args) != applied:
+                return f"{outcome.verdict}, so a time was fired twice or never"
+            if not applied:
+                self.probes.reached("a time was to be fired twice")
+        elif not applied:
+            return ""
+        elif isinstance(args, set_queue.Args):
+            self.limits.set(args)
+        elif isinstance(args, set_periodic.Args):
+            self.periodic.set(args)
+        elif isinstance(args, pause_periodic.Args):
+            self.periodic.pause(args)
+        elif isinstance(args, remove_periodic.Args):
+            del self.periodic.due[args.name]
+        else:
+            self.transactions.collected(done.replica)
+        return ""
+
+    def _compare_counts(self, before: Replica, after: Replica) -> str:
+        """Limits and transactions of the replica against the models'."""
+        if after.limited is not before.limited or after.rates is not before.rates:
+            wrong = self.limits.compare(after)
+            if wrong:
+                return wrong
+        return self.transactions.compare(after) if after.transactions is not before.transactions else ""
 
     def _compare(self, replica: Replica, touched: dict[int, None]) -> str:
         """The claims of the partitions that a record was about, against the model's."""

@@ -47,6 +47,18 @@ PROBES = (
     "an absent node was replaced",
     "a node drained",
     "a partition had no live holder",
+    "a partition was forced",
+    "failed tasks were opened again",
+    # limits, transactions, periodic tasks
+    "a limit refused a grant",
+    "a paused queue was granted",
+    "a transaction over several partitions",
+    "a claim of a transaction did not stand",
+    "a transaction came too late",
+    "the name of a transaction came again",
+    "a transaction survived a leader",
+    "what a transaction held was to be changed",
+    "a time was to be fired twice",
     # garbage
     "a trim under a reader",
     "an obligation right after a trim",
@@ -58,6 +70,7 @@ PROBES = (
     "a collection was owed",
     "a collection was finished by another peer",
     "a collection while claims were held",
+    "a collection while a transaction was under way",
     # programs and extensions
     "a version was enabled",
     "a version was to be enabled that not everybody knows",

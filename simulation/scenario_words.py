@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
+from pyrsistent import PMap
 
 from onyxq.ids import offset_of
-from onyxq.replica import Replica
+from onyxq.replica import HELD_MS, Replica
 from onyxq.ring import watches
 from onyxq.step import Step
 
@@ -45,6 +46,8 @@ def _value(value: Any) -> str:
         return str(offset_of(value)) if len(value) == 20 else value.hex()
     if isinstance(value, tuple):
         return "(" + " ".join(_value(item) for item in value) + ")"
+    if isinstance(value, PMap):
+        return "(" + " ".join(f"{name}={_value(value[name])}" for name in sorted(value)) + ")"
     if isinstance(value, int) and value >> 31 > 0:
         return _position(value)
     return str(value) if value != "" else "-"
@@ -92,7 +95,7 @@ def claims_words(replica: Replica) -> list[str]:
     """A line for each claim in flight."""
     out = [
         f"partition {number}: tasks {offset} to {offset + count - 1} of {worker}, token {_position(token)}, "
-        f"{deadline - replica.log_time_ms} ms left"
+        + ("held" if deadline == HELD_MS else f"{deadline - replica.log_time_ms} ms left")
         for number, stretches in sorted(replica.claims.items())
         for _, pieces in sorted(stretches.items())
         for offset, count, token, worker, deadline in pieces

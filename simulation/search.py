@@ -25,7 +25,7 @@ from simulation.pure_extension import ADD, CLEAR
 from simulation.pure_peer import Peer
 from simulation.pure_probes import pure_probes
 from simulation.pure_run import finish, new_cluster, perform, replay, shrink, trace
-from simulation.search_plan import LEASES_MS, Plan, plan_of
+from simulation.search_plan import LEASES_MS, NAMES, QUEUES, Plan, plan_of
 
 STEPS = 3_000
 
@@ -324,9 +324,19 @@ class Search:
         lease_ms = LEASES_MS[self._below(len(LEASES_MS))]
         if self._random() < 0.02:
             self._stale(peer, partition, offset, count)
+        elif self._random() < 0.25:
+            self._limited(peer, partition, offset, count, lease_ms)
         else:
             self._do("grant", peer.id, partition, offset, count, lease_ms)
         return used | ((1 << count) - 1) << offset
+
+    def _limited(self, peer: Peer, partition: int, offset: int, count: int, lease_ms: int) -> None:
+        """A grant of a queue with limits, or failed tasks are opened again."""
+        if self._random() < 0.1:
+            self._do("reopen", peer.id, partition, offset, count)
+        else:
+            queue = QUEUES[self._below(len(QUEUES))]
+            self._do("grant-limited", peer.id, partition, offset, count, lease_ms, queue)
 
     def _stale(self, peer: Peer, partition: int, offset: int, count: int) -> None:
         """A grant at an epoch that has passed, or by somebody who does not lead."""
@@ -356,6 +366,70 @@ class Search:
                     self._do("expire-claim", peer.id, partition, place, count)
         else:
             self._do("renew", peer.id, partition, place, count, LEASES_MS[self._below(len(LEASES_MS))])
+
+    # --- queues, transactions, periodic tasks
+
+    def _limit(self) -> None:
+        peer = self._peer()
+        if peer is None:
+            return
+        queue = QUEUES[self._below(len(QUEUES))]
+        if self._random() < 0.4:
+            self._do("pause", peer.id, queue, "yes" if self._random() < 0.4 else "no")
+        else:
+            concurrency = self._below(12) if self._random() < 0.7 else 0
+            self._do("limit", peer.id, queue, concurrency, (0, 500, 4_000, 30_000)[self._below(4)])
+
+    def _transact(self) -> None:
+        """Somebody that knows of claims commits a transaction over some of them, now and then a wrong one."""
+        peer = self._peer()
+        if peer is None:
+            return
+        if self._random() < 0.8:
+            self._do("read", peer.id, 50)
+        name = NAMES[self._below(len(NAMES))]
+        ms = (0, 50, 5_000, 60_000)[self._below(4)]
+        offset, count = self._below(TASKS), 1 + self._below(8)
+        drawn = self._random()
+        if drawn < 0.1:
+            self._do("commit", peer.id, name, ms, offset, count, -1, 1)
+        elif drawn < 0.3:
+            self._do("commit", peer.id, name, ms, offset, count, self._below(TASKS))
+        else:
+            self._do("commit", peer.id, name, ms, offset, count)
+        if self._random() < 0.8 and self._do("send", peer.id):
+            self._do("land", peer.id)
+
+    def _settle_part(self) -> None:
+        """A leader settles its part of a transaction, at times as one of an epoch that has passed."""
+        found = self._leader()
+        if found is None or not found[0].replica.transactions:
+            return
+        peer, partition = found
+        names = sorted(peer.replica.transactions)
+        name = names[self._below(len(names))]
+        if self._random() < 0.05:
+            self._do("settle-part", peer.id, name, partition, 1)
+        else:
+            self._do("settle-part", peer.id, name, partition)
+
+    def _periodic(self) -> None:
+        peer = self._peer()
+        if peer is None:
+            return
+        name = ("daily", "hourly")[self._below(2)]
+        drawn = self._random()
+        if drawn < 0.2 or name not in peer.replica.periodic:
+            self._do("periodic", peer.id, name, ("every-5s", "other")[self._below(2)])
+        elif drawn < 0.85:
+            self._do("fire", peer.id, name)
+        else:
+            self._do("rest", peer.id, name, ("yes", "no", "gone")[self._below(3)])
+
+    def _force(self) -> None:
+        peer = self._peer()
+        if peer is not None:
+            self._do("force", peer.id, self._below(self.plan.options.partitions))
 
 
 _MOVES: dict[str, Callable[[Search], None]] = {
@@ -390,6 +464,11 @@ _MOVES: dict[str, Callable[[Search], None]] = {
     "lead": Search._lead,
     "give-up": Search._give_up,
     "claims": Search._claims,
+    "limit": Search._limit,
+    "transact": Search._transact,
+    "settle-part": Search._settle_part,
+    "periodic": Search._periodic,
+    "force": Search._force,
 }
 
 

@@ -11,6 +11,10 @@ from simulation.pure import Options
 LEASES_MS = (20, 60, 200, 200, 1_500, 6_000)
 """Leases that are granted: most are near their end soon."""
 
+QUEUES = ("mail", "bulk")
+NAMES = tuple(f"t{number}" for number in range(40))
+"""Of transactions: few enough that they come again."""
+
 ODDS = {
     # reading, deciding, writing
     "turn": 50,
@@ -32,6 +36,11 @@ ODDS = {
     "lead": 14,
     "give-up": 1,
     "claims": 160,
+    "transact": 12,
+    "settle-part": 10,
+    "limit": 2,
+    "periodic": 4,
+    "force": 0.5,
     # who comes and goes
     "start": 8,
     "crash": 1.5,

@@ -16,7 +16,11 @@ from attrs import evolve, field, frozen
 from simulation.explorer import under_load
 from simulation.faults import EPISODES, storm
 from simulation.load import Mix
+from simulation.load_rules import RulesMix
+from simulation.moves import MovesMix, under_moves
 from simulation.scenes import SCENES, Scene
+from simulation.scenes_rules import RULE_SCENES
+from simulation.scenes_transactions import TRANSACTION_SCENES
 from simulation.world import Options, World, simulate
 
 Draw = random.Random
@@ -152,6 +156,26 @@ class LoadWorkload:
 
 
 @frozen
+class MovesWorkload:
+    """Inputs become outputs by transactions while faults befall the cluster; each must count once."""
+
+    name: str
+    about: str
+    faults: Faults
+    options: Callable[[Draw], Options]
+
+    def play(self, seed: int) -> Played:
+        """See `Workload.play`."""
+        draw = Draw(f"{self.name} {seed}")
+        mix = MovesMix(mappers=draw.choice((2, 3)), pause_s=draw.choice((1.0, 4.0)), near=draw.choice((0.05, 0.3)))
+
+        async def script(world: World) -> None:
+            await under_moves(world, self.faults.befall, mix)
+
+        return played(simulate(script, seed=seed, options=self.options(draw)))
+
+
+@frozen
 class SceneWorkload:
     """Scenes in turn, each the shortest way to a fault that storms rarely meet; the seed draws which and how."""
 
@@ -230,6 +254,7 @@ def _standard_mix(draw: Draw) -> Mix:
         late=0.06,
         renew=0.15,
         near=0.1,
+        rules=RulesMix(),
     )
 
 
@@ -255,6 +280,8 @@ def _plain_mix(draw: Draw) -> Mix:
     return Mix(workers=draw.choice((2, 3)), pause_s=draw.choice((1.0, 3.0)), update=0.3)
 
 
+_SCENES: tuple[Scene, ...] = (*SCENES.values(), *RULE_SCENES.values(), *TRANSACTION_SCENES.values())
+
 _ALL: tuple[Workload, ...] = (
     LoadWorkload(
         "standard",
@@ -278,8 +305,10 @@ _ALL: tuple[Workload, ...] = (
     LoadWorkload("disks", "bit rot, full and slow disks, crashes", DISKS, _three, _plain_mix),
     LoadWorkload("log", "outages, lost sessions, collections under slow readers", LOG, _three, _plain_mix),
     LoadWorkload("everything", "any fault at any time", EVERYTHING, _five, _standard_mix),
-    SceneWorkload("scenes", "known bad situations, one after the other", tuple(SCENES.values())),
-    *(SceneWorkload(scene.name, scene.about, (scene,)) for scene in SCENES.values()),
+    MovesWorkload("transactions", "moves by transactions, churn and message faults", CHURN_AND_MESSAGES, _five),
+    MovesWorkload("transactions_everything", "moves by transactions, any fault at any time", EVERYTHING, _three),
+    SceneWorkload("scenes", "known bad situations, one after the other", _SCENES),
+    *(SceneWorkload(scene.name, scene.about, (scene,)) for scene in _SCENES),
     ExplorerWorkload("explorer", "a search through interleavings of the pure cluster"),
 )
 WORKLOADS: Mapping[str, Workload] = {one.name: one for one in _ALL}

@@ -166,7 +166,13 @@ class World:
         self.ended_s = 0.0
         """Simulated seconds that the run took."""
         self.history = History()
-        self.audit = Audit(self.backend, self.history, self._tables, options.entries)
+        self.audit = Audit(
+            self.backend,
+            self.history,
+            self._tables,
+            options.entries,
+            lambda: (node.clock.wall_ms() for node in self.nodes),
+        )
         self.nodes: list[SimulatedNode] = []
         self.episodes: list[tuple[float, str]] = []
         """When which fault began; for the eye."""
@@ -409,9 +415,10 @@ class World:
 
     async def read_back(self) -> None:
         """Read every acknowledged task and update and hand them to the checkers."""
+        await self.until(lambda: not self.audit.replica.transactions, "what was committed is visible")
         async with self.client() as reader:
             for task in await self._all_tasks(reader.client):
-                self.audit.made_once.read_back(task)
+                self.audit.read_back(task)
                 if task.id not in self.history.enqueued:
                     continue  # its enqueue was never acknowledged
                 updates = await reader.client.task_log(task.id) if task.id in self.history.updates else []

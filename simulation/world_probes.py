@@ -28,6 +28,7 @@ from onyxq.step import GAP, NOT_IN_RING, REPEAT, Step
 from simulation.checkers import Checker
 from simulation.log import LOG_PROBES
 from simulation.probes import Probes
+from simulation.rule_probes import RARE_RULES, RULES
 
 STANDARD = (
     "a deposed leader's grant",
@@ -52,6 +53,7 @@ STANDARD = (
     "a joiner waited in the queue",
     "a peer was put out by its node's next one",
     "everybody was gone",
+    *RULES,
 )
 """What `STANDARD_RUNS` runs of the standard workload must have reached."""
 
@@ -64,6 +66,7 @@ OTHERS = (
     *LOG_PROBES,
     "the log's clock went back",
     "a peer left because of its clock",
+    *RARE_RULES,
 )
 """What other workloads reach."""
 

@@ -6,13 +6,20 @@ and, when the faults are over, the whole history (`Checker.finish`).  It raises 
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
 from attrs import define
 
+from log_entries import grant_claims, grant_limited_claims
+from onyxq.entry import APPLIED
+from onyxq.ids import TaskId, ids_of
 from onyxq.replica import Replica
 from onyxq.step import Step
 from simulation.history import History
+
+GRANTS = (grant_claims.Args, grant_limited_claims.Args)
+"""The entries that grant claims."""
 
 
 class Broken(AssertionError):
@@ -35,3 +42,17 @@ class Checker:
     def broken(self, what: str) -> Broken:
         """The error that says so."""
         return Broken(f"{self.name}: {what}")
+
+
+def granted_by(args: Any) -> Iterator[TaskId]:
+    """The tasks that an entry of `GRANTS` is about."""
+    for grant in args.grants:
+        for run in grant.runs:
+            yield from ids_of(*run)
+
+
+def granted_in(step: Step) -> Iterator[TaskId]:
+    """The tasks that a record granted."""
+    for outcome in step.outcomes:
+        if outcome.verdict == APPLIED and isinstance(outcome.args, GRANTS):
+            yield from granted_by(outcome.args)

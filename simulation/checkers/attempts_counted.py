@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from attrs import define, field
 
-from log_entries import expire_claims, release_claims, renew_claims
+from log_entries import expire_claims, release_claims, renew_claims, reopen_tasks
 from onyxq.claims import lapsed
 from onyxq.entry import APPLIED
 from onyxq.facts import RETRIED
@@ -48,6 +48,9 @@ class AttemptsCounted(Checker):
                 for expiry in args.expirations:
                     ended = self._ended(before, expiry.runs, expiry.token, step, over, lapsed_only=True)
                     self._count(ended, expiry.attempts, step)
+            elif isinstance(args, reopen_tasks.Args):
+                for run, attempts in args.runs:
+                    self._reopen(run, attempts, step)
 
     def _ended(
         self,
@@ -80,6 +83,13 @@ class AttemptsCounted(Checker):
                     f"attempt {expected} of {task_id.hex()} was counted as {attempts} at {step.replica.position}"
                 )
             self.counted[task_id] = expected
+
+    def _reopen(self, run: Run, attempts: int, step: Step) -> None:
+        """A dead letter's last attempt is no entry: its reopening may say one more."""
+        for task_id in ids_of(*run):
+            if not 0 <= attempts - self.counted.get(task_id, 0) <= 1:
+                raise self.broken(f"{task_id.hex()} was reopened after {attempts} attempts at {step.replica.position}")
+            self.counted[task_id] = attempts
 
     def finish(self) -> None:
         """Compare what claimers were told with the failures that were acknowledged before."""

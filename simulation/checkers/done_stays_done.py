@@ -1,4 +1,4 @@
-"""A task whose completion was acknowledged is never granted again and keeps its result."""
+"""A task whose completion was acknowledged is never granted again and keeps its result; one cancelled stays so."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from typing import ClassVar
 
 from attrs import define, field
 
-from log_entries import grant_claims
 from onyxq.client.values import Task
-from onyxq.entry import APPLIED
-from onyxq.ids import TaskId, ids_of
+from onyxq.ids import TaskId
 from onyxq.replica import Replica
 from onyxq.step import Step
-from simulation.checkers import Checker
+from simulation.checkers import Checker, granted_in
 
 
 @define(eq=False)
@@ -25,12 +23,9 @@ class DoneStaysDone(Checker):
 
     def step(self, before: Replica, step: Step) -> None:
         """Look for grants of tasks that are done."""
-        for outcome in step.outcomes:
-            if outcome.verdict == APPLIED and isinstance(outcome.args, grant_claims.Args):
-                for run in (run for grant in outcome.args.grants for run in grant.runs):
-                    for task_id in ids_of(*run):
-                        self.granted[task_id] = step.replica.position
-                        self.check(task_id)
+        for task_id in granted_in(step):
+            self.granted[task_id] = step.replica.position
+            self.check(task_id)
 
     def check(self, task_id: TaskId) -> None:
         """Compare a task's last grant with its completion; called whenever either is heard of."""
@@ -43,6 +38,8 @@ class DoneStaysDone(Checker):
 
     def read_back(self, task: Task) -> None:
         """A task was read after the faults."""
+        if task.id in self.history.cancelled and task.state != "cancelled":
+            raise self.broken(f"{task.id.hex()} is {task.state} although it was acknowledged as cancelled")
         done = self.history.completed.get(task.id)
         if done is None:
             return

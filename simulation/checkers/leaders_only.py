@@ -10,13 +10,13 @@ from typing import ClassVar
 
 from attrs import define
 
-from log_entries import expire_claims, grant_claims, release_claims, renew_claims
+from log_entries import expire_claims, release_claims, renew_claims, reopen_tasks
 from onyxq.entry import APPLIED
 from onyxq.replica import Replica
 from onyxq.step import Step
-from simulation.checkers import Checker
+from simulation.checkers import GRANTS, Checker
 
-CLAIM_ENTRIES = (grant_claims.Args, renew_claims.Args, release_claims.Args, expire_claims.Args)
+CLAIM_ENTRIES = (*GRANTS, renew_claims.Args, release_claims.Args, expire_claims.Args, reopen_tasks.Args)
 
 
 @define(eq=False)

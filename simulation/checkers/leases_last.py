@@ -11,12 +11,12 @@ from typing import ClassVar, TypeAlias
 
 from attrs import define, field
 
-from log_entries import expire_claims, grant_claims, release_claims, renew_claims
+from log_entries import commit_transaction, expire_claims, release_claims, renew_claims
 from onyxq.entry import APPLIED
 from onyxq.ids import Run, TaskId, ids_of
 from onyxq.replica import Replica, claim_of
 from onyxq.step import CLOCK_TOLERANCE_MS, Step
-from simulation.checkers import Checker
+from simulation.checkers import GRANTS, Checker
 
 EARLY_MS = CLOCK_TOLERANCE_MS
 """Beyond the grace: clocks may jump more than once in a lease."""
@@ -49,7 +49,7 @@ class LeasesLast(Checker):
             args = outcome.args
             if outcome.verdict != APPLIED:
                 continue
-            if isinstance(args, grant_claims.Args):
+            if isinstance(args, GRANTS):
                 for grant in args.grants:
                     self._begin(grant.runs, step.replica.position, grant.lease_ms, step)
             elif isinstance(args, renew_claims.Args):
@@ -58,6 +58,9 @@ class LeasesLast(Checker):
             elif isinstance(args, release_claims.Args):
                 for release in args.releases:
                     self._end(release.runs, release.token)
+            elif isinstance(args, commit_transaction.Args):
+                for claim in args.claims:
+                    self._end(claim.runs, claim.token)
         for task_id, lease in expiring.items():
             if self.held.get(task_id, (-1,))[0] == lease[0]:
                 self._judge(task_id, lease, step)

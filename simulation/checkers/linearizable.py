@@ -19,7 +19,20 @@ from attrs import define
 from onyxq.ids import TaskId
 from simulation.checkers import Checker
 from simulation.checkers.leases_last import EARLY_MS
-from simulation.history import CANCEL, CLAIM, COMPLETE, FAIL, OK, REFUSED, RELEASE, RENEW, UPDATE, Operation
+from simulation.history import (
+    CANCEL,
+    CLAIM,
+    COMPLETE,
+    DISCARD,
+    FAIL,
+    OK,
+    REFUSED,
+    RELEASE,
+    RENEW,
+    REQUEUE,
+    UPDATE,
+    Operation,
+)
 
 EARLY_S = EARLY_MS / 1000
 NOBODY = -2
@@ -43,9 +56,8 @@ class Model(NamedTuple):
         """The task after a call that took effect; None if it cannot take effect now."""
         if self.finished != NOBODY:
             return self if call.kind == COMPLETE and self.finished == call.token else None  # a repeat
-        if call.kind in (CLAIM, CANCEL):
-            free = not self.held or call.answered_s >= self.sure_until_s - EARLY_S
-            return self._taken(call) if free else None
+        if call.kind in (CLAIM, CANCEL, DISCARD, REQUEUE):
+            return self._taken(call) if self._free(call) else None
         if call.token != self.token:
             return None
         if call.kind == COMPLETE:
@@ -54,8 +66,14 @@ class Model(NamedTuple):
             return self
         return self._changed(call) if self.held else None
 
+    def _free(self, call: Operation) -> bool:
+        """Whether nobody need hold the task when the call takes effect."""
+        return not self.held or call.answered_s >= self.sure_until_s - EARLY_S
+
     def _taken(self, call: Operation) -> Model | None:
-        if call.kind == CANCEL:
+        if call.kind == REQUEUE:
+            return self  # it failed for good, as it also might fail for now
+        if call.kind in (CANCEL, DISCARD):
             return self._replace(finished=-1)
         sure_until_s = call.invoked_s + call.lease_ms / 1000
         return Model(call.token, True, sure_until_s) if call.token > self.token else None
@@ -102,7 +120,7 @@ def _surely_valid(refused: Operation, calls: Sequence[Operation]) -> bool:
         if call is refused or call.invoked_s > refused.answered_s:
             continue
         if call.token != refused.token:
-            if call.kind in (CLAIM, CANCEL) and call.token > refused.token:
+            if call.kind in (CLAIM, CANCEL, DISCARD) and call.token > refused.token:
                 return False
             continue
         if call.kind in (FAIL, RELEASE, COMPLETE):

@@ -9,6 +9,7 @@ from attrs import define, field
 from onyxq.client.values import Task, TaskUpdate
 from onyxq.ids import TaskId
 from simulation.checkers import Checker
+from simulation.history import Enqueued
 
 
 @define(eq=False)
@@ -22,12 +23,21 @@ class NothingLost(Checker):
         """A task was read after the faults."""
         self.read.add(task.id)
         known = self.history.enqueued[task.id]
-        if (task.queue, task.data) != (known.queue, known.data):
+        if task.queue != known.queue or not self._may_hold(known, task.data):
             raise self.broken(f"{task.id.hex()} holds {task.data!r}, acknowledged was {known.data!r}")
         stored = {(update.token, update.seq): update.data for update in updates}
         for (token, number), data in self.history.updates.get(task.id, {}).items():
             if stored.get((token, number)) != data:
                 raise self.broken(f"update {number} of {task.id.hex()} under {token} is not {data!r} any more")
+
+    def _may_hold(self, known: Enqueued, data: bytes) -> bool:
+        """Whether a task may hold this: what was acknowledged, or what was sent for its unique key as well."""
+        if data == known.data:
+            return True
+        other = self.history.sent.get(data)
+        return (
+            known.said.unique_key is not None and other is not None and other.said.unique_key == known.said.unique_key
+        )
 
     def finish(self) -> None:
         """Everything that was acknowledged was found."""

@@ -10,12 +10,12 @@ from typing import ClassVar
 
 from attrs import define, field
 
-from log_entries import expire_claims, grant_claims, release_claims
+from log_entries import commit_transaction, expire_claims, release_claims, settle_transaction
 from onyxq.entry import APPLIED
 from onyxq.ids import Run, TaskId, ids_of
 from onyxq.replica import Replica
 from onyxq.step import Step
-from simulation.checkers import Checker
+from simulation.checkers import GRANTS, Checker
 
 
 @define(eq=False)
@@ -26,6 +26,8 @@ class OneClaim(Checker):
     holders: dict[TaskId, int] = field(factory=dict)
     """Token under which each task is claimed."""
     granted: set[tuple[TaskId, int]] = field(factory=set)
+    transactions: dict[str, dict[int, list[TaskId]]] = field(factory=dict)
+    """Tasks that committed transactions hold, by name and partition."""
 
     def step(self, before: Replica, step: Step) -> None:
         """Follow the claims of one record."""
@@ -33,7 +35,7 @@ class OneClaim(Checker):
             args = outcome.args
             if outcome.verdict != APPLIED:
                 continue
-            if isinstance(args, grant_claims.Args):
+            if isinstance(args, GRANTS):
                 for grant in args.grants:
                     self._grant(grant.runs, step.replica.position)
             elif isinstance(args, release_claims.Args):
@@ -42,6 +44,11 @@ class OneClaim(Checker):
             elif isinstance(args, expire_claims.Args):
                 for expiry in args.expirations:
                     self._end(expiry.runs, expiry.token)
+            elif isinstance(args, commit_transaction.Args):
+                self._commit(args, step.replica.position)
+            elif isinstance(args, settle_transaction.Args):
+                for task_id in self.transactions.get(args.name, {}).pop(args.partition, []):
+                    del self.holders[task_id]
 
     def _grant(self, runs: tuple[Run, ...], token: int) -> None:
         for task_id in (one for run in runs for one in ids_of(*run)):
@@ -49,6 +56,19 @@ class OneClaim(Checker):
                 raise self.broken(f"{task_id.hex()} was granted under {token} while held under {self.holders[task_id]}")
             self.holders[task_id] = token
             self.granted.add((task_id, token))
+
+    def _commit(self, args: commit_transaction.Args, position: int) -> None:
+        for claim in (*args.claims, *args.require):
+            for task_id in (one for run in claim.runs for one in ids_of(*run)):
+                if self.holders.get(task_id) != claim.token:
+                    raise self.broken(
+                        f"transaction {args.name} was committed although {claim.token} does not hold {task_id.hex()}"
+                    )
+        held = self.transactions.setdefault(args.name, {})
+        for claim in args.claims:
+            for task_id in (one for run in claim.runs for one in ids_of(*run)):
+                self.holders[task_id] = position
+                held.setdefault(claim.partition, []).append(task_id)
 
     def _end(self, runs: tuple[Run, ...], token: int) -> None:
         for task_id in (one for run in runs for one in ids_of(*run)):

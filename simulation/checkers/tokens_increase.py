@@ -6,12 +6,10 @@ from typing import ClassVar
 
 from attrs import define, field
 
-from log_entries import grant_claims
-from onyxq.entry import APPLIED
-from onyxq.ids import TaskId, ids_of
+from onyxq.ids import TaskId
 from onyxq.replica import Replica
 from onyxq.step import Step
-from simulation.checkers import Checker
+from simulation.checkers import Checker, granted_in
 
 
 @define(eq=False)
@@ -24,11 +22,7 @@ class TokensIncrease(Checker):
     def step(self, before: Replica, step: Step) -> None:
         """Compare the tokens of granted tasks with the last ones."""
         token = step.replica.position
-        for outcome in step.outcomes:
-            if outcome.verdict != APPLIED or not isinstance(outcome.args, grant_claims.Args):
-                continue
-            for run in (run for grant in outcome.args.grants for run in grant.runs):
-                for task_id in ids_of(*run):
-                    if self.last.get(task_id, -1) >= token:
-                        raise self.broken(f"{task_id.hex()} was granted under {token} after {self.last[task_id]}")
-                    self.last[task_id] = token
+        for task_id in granted_in(step):
+            if self.last.get(task_id, -1) >= token:
+                raise self.broken(f"{task_id.hex()} was granted under {token} after {self.last[task_id]}")
+            self.last[task_id] = token

@@ -2,27 +2,8 @@
 
 from __future__ import annotations
 
-from attrs import frozen
-
-
-@frozen
-class Planted:
-    """One deliberate fault."""
-
-    name: str
-    file: str
-    before: str
-    """The line, without its indentation; it stands in the file exactly once."""
-    after: str
-    breaks: str
-    """What can go wrong because of it."""
-    workload: str
-    """Which is expected to find it."""
-    runs: int = 100
-    """Seeds within which it must be found, from 1 on."""
-    quick: int = 0
-    """Seeds, from 1 on, within which every full run of the tests finds it; 0: they do not try."""
-
+from simulation.planted.bugs_rules import RULE_BUGS
+from simulation.planted.planted import Planted
 
 PLANTED: tuple[Planted, ...] = (
     # --- the log and the ring
@@ -173,8 +154,8 @@ PLANTED: tuple[Planted, ...] = (
     Planted(
         "settle without the target's majority",
         "onyxq/partition/leader.py",
-        "elif majority(placed.target, self.current):",
-        "elif self.current:",
+        "return majority(placed.target, self.current) and sum(n in self.current for n in placed.target) >= wanted",
+        "return bool(self.current)",
         "members change to nodes that do not have the tasks",
         "moved",
         quick=6,
@@ -182,7 +163,7 @@ PLANTED: tuple[Planted, ...] = (
     # --- claims
     Planted(
         "completion taken after the re-grant is in the outbox",
-        "onyxq/partition/granter.py",
+        "onyxq/partition/available.py",
         "return self._blocked.get(stretch_of(run.first), 0) & mask_of(*run)",
         "return 0",
         "two workers' completions of one task are both taken",
@@ -191,7 +172,7 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "a completed task granted again after takeover",
-        "onyxq/partition/granter.py",
+        "onyxq/partition/available.py",
         "state = (taken | self._host.store.finished_bits(stretch), self._host.store.moved(stretch))",
         "state = (taken, self._host.store.moved(stretch))",
         "what is ready is believed without asking what is finished",
@@ -216,7 +197,7 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "retry not counted",
-        "onyxq/partition/operations.py",
+        "onyxq/partition/claims_kept.py",
         "attempts = piece.attempts + 1",
         "attempts = piece.attempts",
         "a task that always fails is tried for ever",
@@ -224,7 +205,7 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "long poll misses a wake-up",
-        "onyxq/partition/granter.py",
+        "onyxq/partition/heads.py",
         "self.changed.set()",
         "self.changed.is_set()",
         "a claimer that waits is not told of a task until it asks again",
@@ -257,9 +238,9 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "digest not updated with the row",
-        "onyxq/store/indexing.py",
-        "leaf[1] += row_hash(key, value)",
-        "leaf[1] += 0",
+        "onyxq/store/digests.py",
+        "changes[1] += row_hash(key, value)",
+        "changes[1] += 0",
         "copies that hold different rows look alike",
         "standard",
         runs=250,
@@ -281,5 +262,86 @@ PLANTED: tuple[Planted, ...] = (
         "attempts are counted for claims that go on",
         "leases",
     ),
+    # --- transactions
+    Planted(
+        "deadline ignored",
+        "log_entries/commit_transaction.py",
+        "if stamp.log_time_ms > args.deadline_ms:",
+        "if False:",
+        "what is committed was dropped by all who knew that it was too late",
+        "lagging",
+        quick=2,
+    ),
+    Planted(
+        "pending dropped before the deadline",
+        "onyxq/partition/transacting.py",
+        "return replica.log_time_ms > part.deadline_ms",
+        "return True",
+        "what is prepared is gone when it is committed",
+        "log_away",
+        quick=2,
+    ),
+    Planted(
+        "a task expires while a transaction holds it",
+        "onyxq/transactions.py",
+        "taken = [(offset, count, position, worker, HELD_MS) for offset, count, *_ in inside]",
+        "taken = [(offset, count, position, worker, 0) for offset, count, *_ in inside]",
+        "a task that is completed by a commit is given to somebody else",
+        "slow_to_see",
+    ),
+    Planted(
+        "required claims not looked at",
+        "log_entries/commit_transaction.py",
+        "gone = stale(replica, (*args.claims, *args.require), position=stamp.position)",
+        "gone = stale(replica, args.claims, position=stamp.position)",
+        "something happens under a claim that ran out",
+        "late_commits",
+        quick=2,
+    ),
+    Planted(
+        "a repeat commits again",
+        "log_entries/commit_transaction.py",
+        "if answer_of(replica, args.name) is not None:",
+        "if args.name in replica.transactions:",
+        "a transaction that two nodes coordinate happens twice",
+        "asked_twice",
+    ),
+    Planted(
+        "settled before it is written",
+        "onyxq/partition/making_visible.py",
+        "await self._make_visible(leader, [item for own in items.values() for item in own])",
+        "self._host.start_soon(self._make_visible, leader, [item for own in items.values() for item in own])",
+        "a leader that dies takes what was committed with it",
+        "dead_leaders",
+        quick=2,
+    ),
+    Planted(
+        "prepared before a majority keeps it",
+        "onyxq/partition/transacting.py",
+        "failed = await self._keep(rows)",
+        "failed = dict[int, dict[str, Any]]() if self._host.start_soon(self._keep, rows) is None else {}",
+        "what is committed was kept by nobody who lives",
+        "dying",
+    ),
+    Planted(
+        "takeover without what is pending",
+        "onyxq/partition/leader.py",
+        "theirs = await pending.pull(store, call, self.partition)",
+        "theirs = set(store.pending_transactions(self.partition))",
+        "the next leader does not know what is to be committed, nor does who follows it",
+        "handed_over",
+        quick=3,
+    ),
+    Planted(
+        "new copies lack what is pending",
+        "onyxq/partition/leader.py",
+        "await pending.push(store, call, self.partition, self.epoch, theirs=theirs)",
+        "pass",
+        "when a partition's nodes have gone one by one, so has what was to be committed",
+        "handed_over",
+    ),
+    *RULE_BUGS,
 )
-"""Every planted bug. One that a task expires while a transaction holds it waits for transactions."""
+"""Every planted bug."""
+
+__all__ = ["PLANTED", "Planted"]

@@ -1,0 +1,87 @@
+"""A transaction happens, or it does not: there is nothing in between, and each input counts once.
+
+From the log the checker knows which were committed.  Of these everything must be found when
+the run is read back, of all others nothing; clients must have been told the same; and nobody
+may be given a task of a transaction before its commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from attrs import define, field
+
+from log_entries import commit_transaction
+from onyxq.client.values import Task
+from onyxq.entry import APPLIED
+from onyxq.ids import TaskId
+from onyxq.replica import Replica
+from onyxq.step import Step
+from simulation.checkers import Checker
+from simulation.history import OK, REFUSED, Transacted
+
+
+@define(eq=False)
+class AllOrNothing(Checker):
+    """See the module's first paragraph."""
+
+    name: ClassVar[str] = "all or nothing"
+    committed: dict[str, int] = field(factory=dict)
+    """Position of each commit."""
+    made: dict[bytes, int] = field(factory=dict)
+    """How many tasks of each payload were read back."""
+    read: dict[TaskId, Task] = field(factory=dict)
+
+    def step(self, before: Replica, step: Step) -> None:
+        """Note what is committed."""
+        for outcome in step.outcomes:
+            if outcome.verdict != APPLIED or not isinstance(outcome.args, commit_transaction.Args):
+                continue
+            name = outcome.args.name
+            if name in self.committed:
+                raise self.broken(
+                    f"transaction {name} was committed at {self.committed[name]} and again at {step.replica.position}"
+                )
+            self.committed[name] = step.replica.position
+
+    def seen(self, payload: bytes, catch_up: Callable[[], None]) -> None:
+        """Somebody was given a task."""
+        asked = self.history.transaction_of.get(payload)
+        if asked is None or asked.name in self.committed:
+            return
+        catch_up()
+        if asked.name not in self.committed:
+            raise self.broken(f"a worker was given {payload!r} of transaction {asked.name}, which is not committed")
+
+    def read_back(self, task: Task) -> None:
+        """A task was read after the faults."""
+        self.read[task.id] = task
+        self.made[task.data] = self.made.get(task.data, 0) + 1
+
+    def finish(self) -> None:
+        """Judge every transaction that was asked for."""
+        counted: dict[TaskId, str] = {}
+        for asked in self.history.transactions.values():
+            position = self.committed.get(asked.name)
+            if asked.outcome == OK and asked.token != position:
+                raise self.broken(f"{asked.name} was told to be committed at {asked.token}; that was at {position}")
+            if asked.outcome == REFUSED and position is not None:
+                raise self.broken(f"{asked.name} was refused, and committed at {position}")
+            self._judge(asked, happened=position is not None)
+            for task_id in asked.completes if position is not None else ():
+                if task_id in counted:
+                    raise self.broken(f"{task_id.hex()} was counted by {counted[task_id]} and by {asked.name}")
+                counted[task_id] = asked.name
+
+    def _judge(self, asked: Transacted, *, happened: bool) -> None:
+        there = {payload: self.made.get(payload, 0) for payload in asked.payloads}
+        if set(there.values()) - {int(happened)}:
+            what = "was committed" if happened else "was not committed"
+            raise self.broken(f"{asked.name} {what}, and of its tasks there are {there}")
+        for task_id, (_, result) in asked.completes.items():
+            task = self.read.get(task_id)
+            done = task is not None and task.state == "completed" and task.result == result
+            if done != happened:
+                what = "was committed" if happened else "was not committed"
+                raise self.broken(f"{asked.name} {what}, and {task_id.hex()} is {task}")

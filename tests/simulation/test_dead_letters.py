@@ -1,0 +1,117 @@
+"""Dead letters on a whole cluster: found, requeued, discarded; and what they do to their ordering key."""
+
+from __future__ import annotations
+
+import pytest
+
+from onyxq.errors import BadRequest
+from onyxq.ids import TaskId
+from simulation.world import World, simulate
+from tests.simulation.scheduled import STEADY, Tasks
+
+
+async def kill(tasks: Tasks, error: str = "broken") -> TaskId:
+    """Take one task and fail it."""
+    claim = await tasks.take()
+    assert claim is not None
+    await tasks.client.fail(claim, error)
+    return claim.id
+
+
+def test_dead_letters_are_listed_by_queue_and_error() -> None:
+    """In id order, with their errors, in pages."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            for number in range(6):
+                await tasks.put(b"%d" % number, retries=0)
+            dead = sorted([await kill(tasks, f"broken {number % 2}") for number in range(6)])
+            call = client.client.call
+            found = await call("dead", {"queue": "q"})
+            assert [task["id"] for task in found["tasks"]] == dead and found["after"] is None
+            assert {task["error"] for task in found["tasks"]} == {"broken 0", "broken 1"}
+            assert len((await call("dead", {"error": "ken 1"}))["tasks"]) == 3
+            assert (await call("dead", {"queue": "other"}))["tasks"] == []
+            page = await call("dead", {"limit": 4})
+            rest = await call("dead", {"limit": 4, "after": page["after"]})
+            assert [task["id"] for task in page["tasks"] + rest["tasks"]] == dead
+            listed = await call("list", {"queue": "q", "state": "failed"})
+            assert [task["id"] for task in listed["tasks"]] == dead
+
+    simulate(workload, seed=1, options=STEADY)
+
+
+def test_a_requeued_dead_letter_has_all_its_retries_again() -> None:
+    """Attempts go on rising; the limit counts from the reopening."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            task_id = await tasks.put(b"x", retries=1, backoff_ms=0)
+            for _ in range(2):
+                await kill(tasks)
+            assert await tasks.state(task_id) == "failed"
+            assert (await client.client.call("dead.requeue", {"ids": [task_id]}))["results"] == [None]
+            for attempts in (2, 3):
+                claim = await tasks.take()
+                assert claim is not None and claim.attempts == attempts
+                await client.fail(claim, "again")
+            found = await tasks.get(task_id)
+            assert (found["state"], found["attempts"], len(found["claims"])) == ("failed", 3, 4)
+            assert (await client.client.call("dead.requeue", {"queue": "q", "where": "aga"}))["count"] == 1
+            claim = await tasks.take()
+            assert claim is not None
+            await tasks.done(claim)
+            assert await tasks.state(task_id) == "completed"
+            (result,) = (await client.client.call("dead.requeue", {"ids": [task_id]}))["results"]
+            assert result["code"] == "conflict"
+
+    simulate(workload, seed=1, options=STEADY)
+
+
+def test_discarded_dead_letters_are_cancelled() -> None:
+    """They are no longer listed, by ids or by filter."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            for number in range(4):
+                await tasks.put(b"%d" % number, retries=0)
+            dead = [await kill(tasks) for _ in range(4)]
+            assert (await client.client.call("dead.discard", {"ids": dead[:1]}))["results"] == [None]
+            assert (await client.client.call("dead.discard", {"queue": "q", "limit": 2}))["count"] == 2
+            assert len((await client.client.call("dead", {}))["tasks"]) == 1
+            assert sorted([await tasks.state(one) for one in dead]) == ["cancelled"] * 3 + ["failed"]
+            with pytest.raises(BadRequest) as caught:
+                await client.client.call("dead.discard", {"ids": dead, "queue": "q"})
+            assert caught.value.field == "ids"
+
+    simulate(workload, seed=1, options=STEADY)
+
+
+@pytest.mark.parametrize("way", ["goes on", "discard", "requeue"])
+def test_a_dead_letter_stops_its_ordering_key_if_the_queue_says_so(way: str) -> None:
+    """Until it is discarded or done after all; otherwise the next task follows."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            if way != "goes on":
+                await client.client.call("queue.set", {"queue": "q", "settings": {"on_dead": "stops"}})
+            dead = await tasks.put(b"1", ordering_key="k", retries=0)
+            following = await tasks.put(b"2", ordering_key="k")
+            await kill(tasks)
+            assert await tasks.state(dead) == "failed"
+            if way != "goes on":
+                assert await tasks.state(following) == "waiting"
+                assert await tasks.take(wait_ms=500) is None
+                await client.client.call(f"dead.{way}", {"ids": [dead]})
+            claim = await tasks.take()
+            assert claim is not None and claim.data == (b"1" if way == "requeue" else b"2")
+            await tasks.done(claim)
+            if way == "requeue":
+                claim = await tasks.take()
+                assert claim is not None and claim.data == b"2"
+
+    simulate(workload, seed=1, options=STEADY)

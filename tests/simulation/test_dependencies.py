@@ -1,0 +1,156 @@
+"""Dependencies on a whole cluster: tasks that run when others, anywhere, are done."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from onyxq.errors import BadRequest
+from onyxq.ids import make_id
+from simulation.world import World, simulate
+from tests.simulation.scheduled import STEADY, Tasks
+
+
+async def finish(tasks: Tasks, wanted: bytes, *, fail: bool = False) -> None:
+    """Take the one task that there is and end it."""
+    claim = await tasks.take(wait_ms=15_000)
+    assert claim is not None and claim.data == wanted
+    if fail:
+        await tasks.client.fail(claim, "broken")
+    else:
+        await tasks.done(claim)
+
+
+def test_a_task_waits_for_all_that_it_depends_on() -> None:
+    """In any partition; soon after the last is done it is ready."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            first = [await tasks.put(b"first") for _ in range(4)]
+            last = await tasks.put(b"last", depends=first)
+            for _ in first:
+                assert await tasks.state(last) == "waiting"
+                assert (await client.client.count("q"))["q"]["waiting"] == 1
+                await finish(tasks, b"first")
+            done_s = trio.current_time()
+            await finish(tasks, b"last")
+            assert trio.current_time() - done_s < 0.5
+            assert (await tasks.get(last))["depends"] == first
+
+    simulate(workload, seed=1, options=STEADY)
+
+
+def test_a_task_whose_dependencies_are_done_already_is_ready_at_once() -> None:
+    """Nothing to wait for is found when it is enqueued."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            first = await tasks.put(b"first")
+            await finish(tasks, b"first")
+            last = await tasks.put(b"last", depends=[first])
+            assert await tasks.state(last) == "ready"
+            await finish(tasks, b"last")
+
+    simulate(workload, seed=1, options=STEADY)
+
+
+def test_a_dependency_that_does_not_exist_is_refused_by_name() -> None:
+    """Nothing is stored, and the error says which field of which run."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            nothing = make_id(tasks.now_ms(), 1, 77, 0)
+            runs = [tasks.run(b"fine"), tasks.run(b"bad", depends=[nothing])]
+            good, bad = await tasks.send(runs)
+            assert good >= 2 and (bad["code"], bad["field"]) == ("bad_request", "runs[1].depends")
+            assert (await client.client.count("q"))["q"]["total"] == 1
+
+    simulate(workload, seed=1, options=STEADY)
+
+
+def test_a_whole_graph_goes_in_one_request_whatever_its_order() -> None:
+    """Runs may depend on later ones of the request; a circle is refused."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            ids = [tasks.make_id({"queue": "q"}) for _ in range(4)]
+            a, b, c, d = ids
+            runs = [
+                tasks.run(b"d", task_id=d, depends=[b, c]),
+                tasks.run(b"c", task_id=c, depends=[a]),
+                tasks.run(b"b", task_id=b, depends=[a]),
+                tasks.run(b"a", task_id=a),
+            ]
+            assert all(ack in (2, 3) for ack in await tasks.send(runs))
+            await finish(tasks, b"a")
+            middle = [await tasks.take(), await tasks.take()]
+            assert {claim.data for claim in middle if claim} == {b"b", b"c"}
+            for claim in middle:
+                assert claim is not None
+                assert await tasks.state(d) == "waiting"
+                await tasks.done(claim)
+            await finish(tasks, b"d")
+            e, f = (tasks.make_id({"queue": "q"}) for _ in range(2))
+            with pytest.raises(BadRequest) as caught:
+                await tasks.send([tasks.run(b"e", task_id=e, depends=[f]), tasks.run(b"f", task_id=f, depends=[e])])
+            assert caught.value.field == "runs[0].depends"
+
+    simulate(workload, seed=1, options=STEADY)
+
+
+@pytest.mark.parametrize(
+    ("policy", "state", "reason"), [("fail", "failed", "failed"), ("cancel", "cancelled", None), ("run", "ready", None)]
+)
+def test_a_failed_dependency_ends_what_depends_on_it_as_its_policy_says(
+    policy: str, state: str, reason: str | None
+) -> None:
+    """By default the task fails too, with the reason, and so on along the chain."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            first = await tasks.put(b"first", retries=0)
+            second = await tasks.put(b"second", depends=[first], on_dependency_failed=policy)
+            third = await tasks.put(b"third", depends=[second])
+            await finish(tasks, b"first", fail=True)
+            await trio.sleep(1)
+            found = await tasks.get(second)
+            assert found["state"] == state
+            if reason:
+                assert first.hex() in found["error"] and reason in found["error"]
+                assert await tasks.state(third) == "failed"
+            elif policy == "cancel":
+                assert await tasks.state(third) == "failed"
+            else:
+                await finish(tasks, b"second")
+                await finish(tasks, b"third")
+
+    simulate(workload, seed=1, options=STEADY)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_waiting_tasks_are_found_again_by_the_next_leaders(seed: int) -> None:
+    """Nodes are killed in turn while a chain is worked off."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            ids = [await tasks.put(b"0")]
+            for number in range(1, 6):
+                ids.append(await tasks.put(b"%d" % number, depends=ids[-1:]))
+            for number in range(6):
+                node = world.nodes[number % 3]
+                await world.crash_node(node)
+                claim = None
+                while claim is None:
+                    claim = await tasks.take(wait_ms=20_000)
+                assert claim.data == b"%d" % number
+                await tasks.done(claim)
+                await world.bring_back(node)
+            assert [await tasks.state(one) for one in ids] == ["completed"] * 6
+
+    simulate(workload, seed=seed, options=STEADY)

@@ -1,0 +1,107 @@
+"""Partitions that lost the majority of their nodes go on when an operator says so, and only then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+
+from onyxq.errors import Conflict, NotFound, OnyxqError
+from onyxq.ids import partition_of
+from simulation.clients import RecordingClient
+from simulation.world import Options, SimulatedNode, World, simulate
+
+THREE = Options(nodes=3, partitions=4, clock_offset_ms=0, absent_after_ms=600_000)
+
+
+async def force(node: SimulatedNode, partition: int) -> dict[str, Any]:
+    """An operator forces a partition at a node."""
+    assert node.running is not None and node.running.service is not None
+    return dict(await node.running.service.call("partition.force", {"partition": partition, "by": "test"}))
+
+
+async def everywhere(client: RecordingClient, count: int = 40) -> None:
+    """Enqueue tasks in every partition."""
+    for number in range(count):
+        await client.enqueue("q", [b"%d" % number])
+
+
+async def alone(world: World) -> SimulatedNode:
+    """Kill all nodes but one; it, once the ring says so."""
+    left, *others = world.nodes
+    for other in others:
+        await world.crash_node(other)
+    await world.until(lambda: list(world.audit.replica.ring.members) == [left.peer_id], "a ring of one")
+    return left
+
+
+def test_a_forced_partition_serves_what_the_node_left_has() -> None:
+    """All nodes but one die. Each partition is forced; nothing was lost, as all had arrived everywhere."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            await everywhere(client)
+            await trio.sleep(2)
+            left = await alone(world)
+            with pytest.raises(OnyxqError):
+                await client.enqueue("q", [b"refused"], timeout_ms=2_000)
+            for number in range(4):
+                answer = await force(left, number)
+                assert answer["members"] == [left.node_id] and len(answer["given_up"]) == 2
+            await client.enqueue("q", [b"taken"])
+            got = 0
+            while got < 41:
+                for claim in await client.claim("q", maximum=50, wait_ms=10_000):
+                    await client.complete(claim)
+                    got += 1
+            for node in world.nodes[1:]:
+                world.start_node(node)
+            await world.settle()
+
+    simulate(workload, seed=1, options=THREE)
+
+
+def test_what_comes_back_with_the_given_up_nodes_is_taken_in() -> None:
+    """Tasks that the node left never had are offered by the others when they are back with their disks."""
+
+    async def workload(world: World) -> None:
+        left = world.nodes[0]
+        async with world.client() as client:
+            await world.crash_node(left)
+            await world.until(lambda: left.node_id == "" and len(world.audit.replica.ring.members) == 2, "two left")
+            # On the two others only. Checkers are not told of them: forcing gives up what was acknowledged.
+            ids = [await client.client.enqueue("q", b"%d" % number) for number in range(20)]
+            assert {partition_of(task_id) for task_id in ids} == {0, 1, 2, 3}
+            for node in world.nodes[1:]:
+                await world.crash_node(node)
+            world.start_node(left)
+            await world.until(
+                lambda: bool(left.peer_id) and list(world.audit.replica.ring.members) == [left.peer_id], "a ring of one"
+            )
+            for number in range(4):
+                await force(left, number)
+            await world.until(
+                lambda: all(p.ready for p in world.audit.replica.partitions.values()), "ready", within_s=20
+            )
+            assert (await client.client.count("q"))["q"]["total"] == 0
+            for node in world.nodes[1:]:
+                world.start_node(node)
+            await world.settle()
+            with trio.fail_after(60):
+                while (await client.client.count("q"))["q"]["total"] < 20:
+                    await trio.sleep(0.5)
+
+    simulate(workload, seed=2, options=THREE)
+
+
+def test_while_a_majority_lives_nothing_is_forced() -> None:
+    """The answer is a conflict that says why; a partition that does not exist is not found."""
+
+    async def workload(world: World) -> None:
+        with pytest.raises(Conflict, match="a majority lives"):
+            await force(world.nodes[0], 1)
+        with pytest.raises(NotFound, match="no partition 9"):
+            await force(world.nodes[0], 9)
+
+    simulate(workload, seed=3, options=THREE)

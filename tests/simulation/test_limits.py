@@ -1,0 +1,267 @@
+"""Pauses, rates, concurrency and deadlines of queues, in the whole cluster."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import trio
+
+from onyxq.client.claims import Claim
+from onyxq.errors import BadRequest, OnyxqError
+from simulation.faults import storm
+from simulation.workloads import CHURN_AND_MESSAGES
+from simulation.world import Options, World, simulate
+from tests.simulation.scheduled import STEADY, Tasks
+
+
+async def settings(tasks: Tasks, **said: Any) -> None:
+    """Set what the queue does."""
+    await tasks.client.client.call("queue.set", {"queue": "q", "settings": said, "by": "me", "why": "test"})
+
+
+def test_a_paused_queue_grants_nothing_and_resumes_at_once() -> None:
+    """Claims that wait are answered as soon as it resumes."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            await settings(tasks, paused=True)
+            await tasks.put(b"x")
+            assert await tasks.take(wait_ms=1_000) is None
+            answered: list[float] = []
+
+            async def wait() -> None:
+                assert await tasks.take(wait_ms=30_000) is not None
+                answered.append(trio.current_time())
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(wait)
+                await trio.sleep(3.3)
+                assert not answered
+                await settings(tasks, paused=False)
+                resumed_s = trio.current_time()
+            assert answered[0] - resumed_s < 0.1
+
+    simulate(workload, seed=1, options=STEADY)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_no_more_tasks_are_claimed_at_a_time_than_the_queue_allows(seed: int) -> None:
+    """Whatever partitions they are in and whoever asks; each that ends makes room for another at once."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            await settings(tasks, concurrency=3)
+            for number in range(30):
+                await tasks.put(b"%d" % number)
+            held, most, done = 0, 0, 0
+
+            async def work() -> None:
+                nonlocal held, most, done
+                while done < 30:
+                    for claim in await client.claim("q", maximum=2, wait_ms=1_000):
+                        held += 1
+                        most = max(most, held)
+                        await trio.sleep(0.3)
+                        held -= 1
+                        await tasks.done(claim)
+                        done += 1
+
+            async with trio.open_nursery() as nursery:
+                for _ in range(6):
+                    nursery.start_soon(work)
+            assert most <= 3
+            assert world.audit.replica.running.get("q", 0) == 0
+            assert trio.current_time() < 60
+
+    simulate(workload, seed=seed, options=STEADY)
+
+
+@pytest.mark.parametrize("rate", [0.5, 4])
+def test_no_more_tasks_are_granted_in_a_time_than_the_queue_allows(rate: float) -> None:
+    """One second's worth at once, then as the rate allows, and not much less."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            await settings(tasks, rate=rate)
+            for number in range(16):
+                await tasks.put(b"%d" % number)
+            started_s = trio.current_time()
+            at_s: list[float] = []
+
+            async def work() -> None:
+                while len(at_s) < 16:
+                    for claim in await client.claim("q", maximum=4, wait_ms=1_000):
+                        at_s.append(trio.current_time() - started_s)
+                        await tasks.done(claim)
+
+            async with trio.open_nursery() as nursery:
+                for _ in range(3):
+                    nursery.start_soon(work)
+            burst = max(1.0, rate)
+            for place, at in enumerate(sorted(at_s)):
+                earliest_s = max(0.0, (place + 1 - burst) / rate)
+                assert earliest_s - 0.1 <= at <= earliest_s + 1.5, (place, at)
+
+    simulate(workload, seed=1, options=STEADY)
+
+
+def test_tasks_of_a_key_follow_each_other_no_faster_than_the_queue_allows() -> None:
+    """Other keys are not held up."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            await settings(tasks, key_rate=1)
+            for number in range(4):
+                for key in "ab":
+                    await tasks.put(b"%d" % number, ordering_key=key)
+            at_s: dict[str, list[float]] = {"a": [], "b": []}
+            while any(len(times) < 4 for times in at_s.values()):
+                claim = await tasks.take()
+                assert claim is not None
+                await tasks.done(claim)
+                at_s[(await tasks.get(claim.id))["ordering_key"]].append(trio.current_time())
+            for times in at_s.values():
+                gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+                assert all(0.9 < gap < 1.4 for gap in gaps), gaps
+
+    simulate(workload, seed=1, options=STEADY)
+
+
+def test_a_task_that_nobody_ran_in_time_fails_with_the_reason() -> None:
+    """One that was granted in time does not, however long it takes."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            ran = await tasks.put(b"ran", expires_ms=tasks.now_ms() + 2_000, priority=1, backoff_ms=3_000)
+            late = await tasks.put(b"late", expires_ms=tasks.now_ms() + 2_000)
+            claim = await tasks.take()
+            assert claim is not None and claim.id == ran
+            await client.fail(claim, "again")
+            await trio.sleep(3.5)
+            found = await tasks.get(late)
+            assert found["state"] == "failed" and found["error"].startswith("expired: nobody ran it before")
+            claim = await tasks.take()
+            assert claim is not None and claim.id == ran
+            await tasks.done(claim)
+
+    simulate(workload, seed=1, options=STEADY)
+
+
+def test_a_time_too_far_in_the_past_is_refused_and_a_little_late_runs_at_once() -> None:
+    """By the queue's grace, ten seconds unless it says otherwise."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            late = await tasks.put(b"late", at_ms=tasks.now_ms() - 9_000)
+            claim = await tasks.take(wait_ms=0)
+            assert claim is not None and claim.id == late
+            await tasks.done(claim)
+            with pytest.raises(BadRequest) as caught:
+                await tasks.put(b"too late", at_ms=tasks.now_ms() - 11_000)
+            assert caught.value.field == "runs[0].at_ms"
+            await settings(tasks, grace_ms=20_000)
+            await tasks.put(b"late", at_ms=tasks.now_ms() - 11_000)
+
+    simulate(workload, seed=1, options=STEADY)
+
+
+def test_tasks_are_retried_as_their_queue_says_where_they_say_nothing() -> None:
+    """Retries, back-off and lease are settings of the queue; null retries go on for ever."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            await settings(tasks, retries=1, backoff_ms=0, lease_ms=5_000)
+            task_id = await tasks.put(b"x")
+            for_ever = await tasks.put(b"for ever", retries=None, backoff_ms=0, priority=-1)
+            for _ in range(2):
+                (claim,) = (await client.client.call("claim", {"queues": ["q"]}))["claims"]
+                assert claim[3] == task_id and abs(claim[1] - tasks.now_ms() - 5_000) < 50
+                item = [claim[3], 1, claim[0], "broken", None]
+                assert (await client.client.call("fail", {"items": [item]}))["results"] == [[]]
+            assert await tasks.state(task_id) == "failed"
+            for attempts in range(60):
+                again: Claim | None = await tasks.take()
+                assert again is not None and (again.id, again.attempts) == (for_ever, attempts)
+                await client.fail(again, "broken")
+
+    simulate(workload, seed=1, options=STEADY)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_limits_hold_whatever_befalls_leaders(seed: int) -> None:
+    """At no position of the log are more tasks claimed; afterwards all of them get done."""
+
+    async def workload(world: World) -> None:
+        most = 0
+
+        async def watch() -> None:
+            nonlocal most
+            while True:
+                claims = world.audit.replica.claims.values()
+                pieces = (piece for stretches in claims for found in stretches.values() for piece in found)
+                most = max(most, sum(piece[1] for piece in pieces))
+                await trio.sleep(0.02)
+
+        async def work() -> None:
+            async with world.client() as client:
+                while True:
+                    try:
+                        for claim in await client.claim("q", maximum=2, lease_ms=3_000, wait_ms=1_000):
+                            await trio.sleep(world.random.uniform(0, 0.5))
+                            if world.random.random() < 0.8:
+                                await client.complete(claim, timeout_ms=5_000)
+                    except OnyxqError:
+                        await trio.sleep(0.1)
+
+        async def finished(tasks: Tasks) -> None:
+            while (await tasks.client.client.count("q"))["q"]["completed"] < 40:
+                await trio.sleep(1)
+
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            await settings(tasks, concurrency=3, retries=None, backoff_ms=0)
+            for number in range(40):
+                await tasks.put(b"%d" % number)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(watch)
+                for _ in range(5):
+                    nursery.start_soon(work)
+                await storm(world, names=CHURN_AND_MESSAGES.episodes, rounds=3, at_once=2)
+                await world.settle()
+                with trio.fail_after(200):
+                    await finished(tasks)
+                nursery.cancel_scope.cancel()
+            assert 0 < most <= 3
+
+    simulate(workload, seed=seed, options=Options(partitions=4))
+
+
+def test_the_time_of_a_retry_is_drawn_once_and_kept() -> None:
+    """The next leader keeps it; the chance in it makes tasks that failed together come apart."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            ids = [await tasks.put(b"%d" % number, backoff_ms=20_000) for number in range(6)]
+            failed_ms = tasks.now_ms()
+            for _ in ids:
+                claim = await tasks.take()
+                assert claim is not None
+                await client.fail(claim, "broken")
+            drawn = [(await tasks.get(one))["at_ms"] for one in ids]
+            assert len(set(drawn)) > 3 and all(10_000 <= at - failed_ms <= 20_500 for at in drawn)
+            for node in world.nodes:
+                await world.crash_node(node)
+                await world.bring_back(node)
+            assert [(await tasks.get(one))["at_ms"] for one in ids] == drawn
+
+    simulate(workload, seed=1, options=STEADY)

@@ -1,0 +1,69 @@
+"""What ordering keys and graphs of one request are made of, by themselves."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from onyxq.errors import BadRequest
+from onyxq.facts import key_digest, pack_task, task_row
+from onyxq.ids import TaskId, make_id
+from onyxq.partition.keys import Keys
+from onyxq.peer.enqueueing import needed, waves
+from onyxq.store.interface import Batch, Piece
+from onyxq.store.memory import MemoryStore
+from simulation.disk import SimulatedDisk
+
+DIGEST = key_digest("q", "k")
+
+
+def task(counter: int, order_ms: int) -> tuple[TaskId, bytes]:
+    """A task of the key and its row's body."""
+    header = {"order": [order_ms, 1, counter], "ordering_key": "k", "queue": "q"}
+    return make_id(1_000, 0, 7, counter * 1_024), pack_task(header, [b"x"])
+
+
+def piece(task_id: TaskId) -> Piece:
+    """The piece of a task."""
+    return Piece("q", 0, 1_000, task_id, 1, 0, task_id, 0, DIGEST)
+
+
+def test_a_task_that_comes_before_a_claimed_one_waits_for_it() -> None:
+    """A new first task of a key is not to be had while another one is with a worker."""
+    (later, later_body), (sooner, sooner_body) = task(1, 20), task(2, 10)
+    busy = {later}
+
+    async def main() -> None:
+        store = MemoryStore(SimulatedDisk(), now_ms=lambda: 5_000)
+        keys = Keys(store, busy.__contains__)
+        await store.write(Batch(rows=[task_row(later, later_body)]))
+        assert keys.free(piece(later))
+        keys.hold(DIGEST, later)
+        await store.write(Batch(rows=[task_row(sooner, sooner_body)]))
+        assert not keys.free(piece(later)) and not keys.free(piece(sooner))
+        busy.clear()
+        assert keys.free(piece(sooner)) and not keys.free(piece(later))
+
+    trio.run(main)
+
+
+def test_runs_of_a_request_go_once_what_they_depend_on_is_stored() -> None:
+    """Whatever their order; runs that depend on nothing of it go first."""
+    ids = [make_id(1, 0, 1, 1_024 * number) for number in range(5)]
+    elsewhere = make_id(1, 0, 2, 0)
+    depends = [[ids[1], ids[2]], [ids[3]], [ids[3]], [elsewhere], []]
+    runs = [
+        (first, pack_task({"depends": others, "queue": "q"} if others else {"queue": "q"}, [b"x"]), None)
+        for first, others in zip(ids, depends, strict=True)
+    ]
+    needs = needed(runs)
+    assert needs == [[1, 2], [3], [3], [], []]
+    assert waves(needs) == [[3, 4], [1, 2], [0]]
+
+
+@pytest.mark.parametrize("needs", [[[0]], [[1], [0]], [[], [2], [3], [1]]])
+def test_a_circle_in_a_request_is_refused(needs: list[list[int]]) -> None:
+    """None of its tasks could ever run."""
+    with pytest.raises(BadRequest) as caught:
+        waves(needs)
+    assert caught.value.field is not None and caught.value.field.endswith(".depends")

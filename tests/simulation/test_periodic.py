@@ -1,0 +1,260 @@
+"""Periodic tasks on a simulated cluster: whoever dies when, each time is run once and none is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import pytest
+import trio
+
+from onyxq.errors import BadRequest, NotFound
+from onyxq.ids import ms_of
+from onyxq.peer.node import Node
+from onyxq.replica import Periodic, first_peer
+from simulation.world import Options, SimulatedNode, World, simulate
+
+EVERY_MS = 5_000
+STEADY = Options(clock_offset_ms=0)
+Call = Callable[[str, dict[str, Any]], Awaitable[Any]]
+
+
+def first_node(world: World) -> SimulatedNode | None:
+    """The node whose peer fires, if it runs."""
+    first = first_peer(world.audit.replica)
+    return next((node for node in world.nodes if first and node.peer_id == first), None)
+
+
+def tick(world: World) -> Periodic:
+    """The periodic task as the log has it."""
+    return world.audit.replica.periodic["tick"]
+
+
+async def set_up(call: Call, **more: Any) -> None:
+    """A task every five seconds."""
+    given = {"name": "tick", "queue": "q", "schedule": "every 5s", "data": b"x", "missed": "all"}
+    await call("periodic.set", {**given, **more})
+
+
+async def fired_times(call: Call) -> list[int]:
+    """When the tasks of the queue were due, each as often as there is one."""
+    found: list[int] = []
+    after = None
+    while True:
+        page = await call("list", {"queue": "q", "state": None, "after": after, "limit": 100})
+        found += [ms_of(task["id"]) for task in page["tasks"]]
+        after = page["after"]
+        if after is None:
+            return sorted(found)
+
+
+def gapless(times: Sequence[int]) -> bool:
+    """Whether every time between the first and the last is there, and none twice."""
+    return list(times) == list(range(times[0], times[-1] + 1, EVERY_MS))
+
+
+def test_a_periodic_task_runs_at_its_times() -> None:
+    """None early by the clock of who fires, and soon."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            call = client.client.call
+            await set_up(call, format="json", priority=-3)
+            for _ in range(6):
+                (claim,) = await client.client.claim("q", wait_ms=10_000)
+                late_ms = world.nodes[0].clock.wall_ms() - ms_of(claim.id)
+                assert 0 <= late_ms < 500 and not ms_of(claim.id) % EVERY_MS
+                assert (claim.data, claim.format, claim.priority) == (b"x", "json", -3)
+                await client.client.complete(claim)
+            times = await fired_times(call)
+            assert gapless(times) and len(times) == 6 == tick(world).fired
+
+    simulate(workload, seed=3, options=STEADY)
+
+
+class Killer:
+    """Kills whoever fires, at one of the points between which the two steps lie."""
+
+    def __init__(self, world: World, point: str) -> None:
+        self.world = world
+        self.point = point
+        self.killed = 0
+
+    async def run(self, times: int) -> None:
+        """Do so ``times`` times; the machine comes back each time."""
+        while self.killed < times:
+            node = first_node(self.world)
+            if node is None or node.running is None or node.running.node is None or node.error is not None:
+                await trio.sleep(0.05)
+                continue
+            await self._kill(node, node.running.node)
+            await trio.sleep(1)
+            await self.world.bring_back(node)
+            await self.world.settle()
+            self.killed += 1
+
+    async def _kill(self, machine: SimulatedNode, node: Node) -> None:
+        genuine, reached = node.enqueue, trio.Event()
+        assert genuine is not None
+
+        async def enqueue(args: dict[str, Any]) -> dict[str, Any]:
+            if self.point == "before the enqueueing":
+                reached.set()
+                await trio.sleep_forever()
+            if self.point == "while it enqueues":
+                machine_scope.start_soon(self._soon, reached)
+            answer = await genuine(args)
+            if self.point == "behind the enqueueing":
+                reached.set()
+                await trio.sleep_forever()
+            machine_scope.start_soon(self._soon, reached)
+            return answer
+
+        async with trio.open_nursery() as machine_scope:
+            node.enqueue = enqueue
+            await reached.wait()
+            await self.world.crash_node(machine)
+
+    async def _soon(self, reached: trio.Event) -> None:
+        await trio.sleep(self.world.random.uniform(0, 0.02))
+        reached.set()
+
+
+POINTS = ("before the enqueueing", "while it enqueues", "behind the enqueueing", "while it appends")
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("seed", range(2))
+def test_a_crash_of_who_fires_doubles_and_loses_nothing(point: str, seed: int) -> None:
+    """Its successor does both steps again: ids and the log see to it that they count once."""
+
+    async def workload(world: World) -> None:
+        await world.settle()
+        async with world.client() as client:
+            call = client.client.call
+            await set_up(call)
+            await Killer(world, point).run(4)
+            await trio.sleep(2 * EVERY_MS / 1000)
+            await world.settle()
+            times = await fired_times(call)
+            assert gapless(times) and len(times) == tick(world).fired >= 6
+
+    simulate(workload, seed=seed, options=STEADY)
+
+
+@pytest.mark.parametrize(("missed", "runs"), [("skip", 1), ("once", 1), ("all", 24)])
+def test_times_that_pass_while_the_log_is_away_are_made_up_for_as_it_was_said(missed: str, runs: int) -> None:
+    """Two minutes without anybody who may fire."""
+
+    async def workload(world: World) -> None:
+        await world.settle()
+        async with world.client() as client:
+            call = client.client.call
+            await set_up(call, missed=missed)
+            await trio.sleep(12)
+            await world.until(lambda: tick(world).next_ms > world.nodes[0].clock.wall_ms(), "fired so far")
+            before = len(await fired_times(call))
+            world.log_down()
+            await trio.sleep(120)
+            world.log_up(sessions_lost=True)
+            await world.settle()
+            await world.until(lambda: tick(world).next_ms > world.nodes[0].clock.wall_ms(), "caught up")
+            times = await fired_times(call)
+            assert runs <= len(times) - before <= runs + 2
+            assert len(times) == len(set(times)) and (missed != "all" or gapless(times))
+
+    simulate(workload, seed=1, options=STEADY)
+
+
+def test_clocks_that_differ_fire_no_time_twice() -> None:
+    """The successor of one whose clock is ahead waits until its own shows the next time."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            call = client.client.call
+            await set_up(call)
+            for _ in range(4):
+                await trio.sleep(11)
+                node = first_node(world)
+                if node is not None:
+                    await world.stop_node(node)
+                    await world.bring_back(node)
+                    await world.settle()
+            times = await fired_times(call)
+            assert gapless(times) and len(times) == tick(world).fired
+
+    simulate(workload, seed=5, options=Options(clock_offset_ms=2_000))
+
+
+def test_a_pause_lasts_until_it_is_resumed_and_what_passed_meanwhile_is_no_miss() -> None:
+    """With `all` too."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            call = client.client.call
+            await set_up(call)
+            await trio.sleep(11)
+            shown = await call("periodic.pause", {"name": "tick"})
+            assert shown["paused"]
+            before = await fired_times(call)
+            await trio.sleep(60)
+            assert await fired_times(call) == before
+            resumed = await call("periodic.pause", {"name": "tick", "paused": False})
+            assert resumed["next_ms"] > world.nodes[0].clock.wall_ms() - 100
+            await trio.sleep(11)
+            times = await fired_times(call)
+            assert 2 <= len(times) - len(before) <= 3 and times[len(before)] == resumed["next_ms"]
+            await call("periodic.remove", {"name": "tick"})
+            await trio.sleep(11)
+            assert await fired_times(call) == times
+            assert await call("periodic.list", {}) == {"periodic": []}
+
+    simulate(workload, seed=2, options=STEADY)
+
+
+def test_what_cannot_be_set_up_is_refused_with_the_field_named() -> None:
+    """And nothing is kept."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            call = client.client.call
+            for field, wrong in (
+                ("schedule", "61 * * * *"),
+                ("zone", "Nowhere/At_All"),
+                ("missed", "never"),
+                ("data", "text"),
+                ("format", "xml"),
+                ("queue", ""),
+                ("name", "a\nb"),
+                ("priority", 1 << 31),
+                ("paused", 1),
+                ("more", 1),
+            ):
+                with pytest.raises(BadRequest) as refused:
+                    await set_up(call, **{field: wrong})
+                assert refused.value.field == field
+            for method in ("periodic.get", "periodic.remove", "periodic.pause"):
+                with pytest.raises(NotFound):
+                    await call(method, {"name": "tick"})
+            assert not world.audit.replica.periodic
+
+    simulate(workload, seed=1, options=STEADY)
+
+
+def test_two_hundred_that_are_due_together_are_fired_together() -> None:
+    """In few records, and each once."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            call = client.client.call
+            async with trio.open_nursery() as nursery:
+                for number in range(210):
+                    given = {"name": f"p{number}", "queue": "many", "schedule": "every 30s", "data": b"x" * 1_000}
+                    nursery.start_soon(call, "periodic.set", given)
+            due_ms = world.audit.replica.periodic["p0"].next_ms
+            await trio.sleep(max(0.0, (due_ms - world.nodes[0].clock.wall_ms()) / 1000) + 1.5)
+            counts = (await call("count", {"queue": "many"}))["counts"]["many"]
+            assert counts["total"] == 210
+            assert {one.fired for one in world.audit.replica.periodic.values()} == {1}
+
+    simulate(workload, seed=4, options=STEADY)

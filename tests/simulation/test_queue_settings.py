@@ -1,0 +1,87 @@
+"""Queues' settings by way of any node: read back as they were set, and refused with the setting named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from onyxq.errors import BadRequest
+from simulation.world import Options, World, simulate
+
+STEADY = Options(clock_offset_ms=0)
+
+
+def test_settings_are_read_back_as_they_were_set() -> None:
+    """With the queue's depth; rates are tasks a second; null is the default again, but for retries no limit."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            call = client.client.call
+
+            async def change(**settings: Any) -> dict[str, Any]:
+                args = {"queue": "q", "settings": settings, "by": "ops", "why": "full"}
+                assert await call("queue.set", args) == {}
+                found = await call("queue.get", {"queue": "q"})
+                assert found["depth"]["total"] == 3 and found["running"] == 0
+                shown: dict[str, Any] = found["settings"]
+                return shown
+
+            await client.enqueue("q", [b"1", b"2", b"3"])
+            before = (await call("queue.get", {"queue": "q"}))["settings"]
+            assert before["retries"] == 25 and before["rate"] == 0 and not before["paused"]
+            shown = await change(rate=2.5, key_rate=7, concurrency=3, retries=None, on_dead="stops", paused=True)
+            assert (shown["rate"], shown["key_rate"], shown["concurrency"], shown["retries"]) == (2.5, 7, 3, None)
+            assert (shown["paused"], shown["paused_by"], shown["paused_why"]) == (True, "ops", "full")
+            shown = await change(rate=None, key_rate=None, concurrency=0, on_dead=None, retries=25, paused=False)
+            assert shown == before
+            assert not world.audit.replica.queues
+            unheard = await call("queue.get", {"queue": "never used"})
+            assert unheard["settings"] == before and unheard["depth"]["total"] == 0
+
+    simulate(workload, seed=1, options=STEADY)
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"queue": ""}, "queue"),
+    ({"queue": "a\nb"}, "queue"),
+    ({"queue": 7}, "queue"),
+    ({"settings": None}, "settings"),
+    ({"settings": {"speed": 1}}, "speed"),
+    ({"settings": {"lease_ms": 999}}, "lease_ms"),
+    ({"settings": {"lease_ms": "1s"}}, "lease_ms"),
+    ({"settings": {"retries": -1}}, "retries"),
+    ({"settings": {"retries": True}}, "retries"),
+    ({"settings": {"rate": -0.5}}, "rate"),
+    ({"settings": {"rate": float("nan")}}, "rate"),
+    ({"settings": {"rate": float("inf")}}, "rate"),
+    ({"settings": {"rate": 0.0001}}, "rate"),
+    ({"settings": {"rate": True}}, "rate"),
+    ({"settings": {"concurrency": 1.5}}, "concurrency"),
+    ({"settings": {"on_dead": "runs"}}, "on_dead"),
+    ({"settings": {"on_dead": ["stops"]}}, "on_dead"),
+    ({"settings": {"durability": ""}}, "durability"),
+    ({"settings": {"paused": 1}}, "paused"),
+    ({"settings": {"archive": "yes"}}, "archive"),
+    ({"settings": {"paused_by": "x"}}, "paused_by"),
+    ({"by": 7}, "by"),
+    ({"why": "x" * 1_001}, "why"),
+    ({"colour": "red"}, "colour"),
+]
+
+
+def test_what_cannot_be_set_is_refused_with_its_name() -> None:
+    """Nothing of the request is kept, whatever else is in it."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            for wrong, field in BAD:
+                args = {"queue": "q", "settings": {"backoff_ms": 7}, **wrong}
+                with pytest.raises(BadRequest) as refused:
+                    await client.client.call("queue.set", args)
+                assert refused.value.field == field, wrong
+            with pytest.raises(BadRequest):
+                await client.client.call("queue.get", {"queue": None})
+            assert not world.audit.replica.queues
+
+    simulate(workload, seed=1, options=STEADY)

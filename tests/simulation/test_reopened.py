@@ -1,0 +1,143 @@
+"""What lapsed, deposed or was overtaken does not come back: around dead letters, renewals, data of unique keys."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+import trio
+
+from onyxq.client.claims import Claim
+from onyxq.errors import OnyxqError, StaleToken
+from onyxq.facts import REOPENED, History, history_row
+from onyxq.ids import TaskId
+from onyxq.store.interface import Batch
+from simulation.clients import RecordingClient
+from simulation.scenes import ONE, back, cut_off, leader_of, successor
+from simulation.world import Options, World, simulate
+
+
+async def taken(client: RecordingClient, **said: int) -> Claim:
+    """The only task, as soon as it can be had."""
+    (claim,) = await client.claim("q", wait_ms=20_000, **said)
+    return claim
+
+
+def test_a_claim_of_an_earlier_life_completes_nothing() -> None:
+    """Its lease ran out, the task failed for good and was requeued: the completion would not count."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            (task_id,) = await client.enqueue("q", [b"x"], retries=0)
+            late = await taken(client, lease_ms=1_000)
+            await world.until(lambda: task_id in _dead(world, 0), "it is a dead letter", within_s=20)
+            await client.requeue(task_id)
+            with pytest.raises(StaleToken):
+                await client.complete(late, b"late")
+            await client.complete(await taken(client), b"in time")
+
+    simulate(workload, seed=1, options=ONE)
+
+
+def _dead(world: World, partition: int) -> list[TaskId]:
+    node = leader_of(world, partition).running
+    return node.node.store.failed(partition) if node is not None and node.node is not None else []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_claim_that_is_being_renewed_does_not_die(seed: int) -> None:
+    """Renewed in the last moment, or lapsed and given up: never both."""
+    options = Options(partitions=2, clock_offset_ms=0, append_delay_ms=(50, 300), read_delay_ms=(0, 50))
+
+    async def workload(world: World) -> None:
+        async with world.client() as client, trio.open_nursery() as nursery:
+            await client.enqueue("q", [b"task %d" % number for number in range(40)], retries=0)
+            claims: list[Claim] = []
+            while len(claims) < 40:
+                claims += await client.claim("q", maximum=40, lease_ms=3_000, wait_ms=5_000)
+            for claim in claims:
+                nursery.start_soon(_renew_late, world, client, claim)
+
+    simulate(workload, seed=seed, options=options)
+
+
+async def _renew_late(world: World, client: RecordingClient, claim: Claim) -> None:
+    await trio.sleep(claim.expires - trio.current_time() + world.random.uniform(-0.2, 2.5))
+    try:
+        await client.renew(claim, 20_000)
+    except OnyxqError:
+        return
+    await client.complete(claim, b"done")
+
+
+def test_a_unique_task_keeps_the_data_of_its_first_grant() -> None:
+    """A replacement that only a deposed leader has turns up later, and loses."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            (task_id,) = await client.enqueue("q", [b"acknowledged"], unique_key="u")
+            old = cut_off(world)
+            async with world.client(nodes=[old]) as misled:
+                with pytest.raises(OnyxqError):
+                    await misled.enqueue("q", [b"not acknowledged"], unique_key="u", timeout_ms=3_000)
+            await successor(world, old)
+            claim = await taken(client, lease_ms=60_000)
+            assert claim.id == task_id and claim.data == b"acknowledged"
+            await back(world, old)
+            await client.complete(claim)
+            await world.compare_copies()
+            assert (await client.client.get(task_id)).data == b"acknowledged"
+
+    simulate(workload, seed=1, options=ONE)
+
+
+@pytest.mark.parametrize("way", ["cancel", "discard"])
+def test_a_task_that_was_opened_again_can_be_finished_without_a_claim(way: str) -> None:
+    """Also if the leader heard of the opening from another node's store, before it read of it in the log."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            (task_id,) = await client.enqueue("q", [b"x"], retries=0)
+            await client.fail(await taken(client), "broken")
+            await client.requeue(task_id)
+            if way == "discard":
+                await client.fail(await taken(client), "broken")
+            else:
+                running = leader_of(world).running
+                assert running is not None and running.node is not None
+                opened = History(running.node.replica.position + 100, 0, 1, REOPENED, 0, 0, "", 0, 1, "")
+                await running.node.store.write(Batch(rows=(history_row(task_id, opened),)))
+            await getattr(client, way)(task_id)
+            assert (await client.client.get(task_id)).state == "cancelled"
+
+    simulate(workload, seed=1, options=ONE)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_dead_letter_is_requeued_or_discarded_and_not_both(seed: int) -> None:
+    """Whoever comes second is told so; the checkers see to what the first was promised."""
+    options = Options(partitions=1, clock_offset_ms=0, append_delay_ms=(5, 60), read_delay_ms=(0, 60))
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            ids = await client.enqueue("q", [b"task %d" % number for number in range(12)], retries=0)
+            for claim in await client.claim("q", maximum=12, wait_ms=5_000):
+                await client.fail(claim, "broken")
+            async with trio.open_nursery() as nursery:
+                for task_id in ids:
+                    for bury in (client.requeue, client.discard, client.requeue):
+                        nursery.start_soon(_try, world, bury, task_id)
+            for claim in await client.claim("q", maximum=12, wait_ms=2_000):
+                await client.complete(claim)
+            states = {task.state for task in (await client.client.list("q")).tasks}
+            assert states == {"completed", "cancelled"}
+
+    simulate(workload, seed=seed, options=options)
+
+
+async def _try(world: World, bury: Callable[[TaskId], Awaitable[None]], task_id: TaskId) -> None:
+    await trio.sleep(world.random.uniform(0, 0.15))
+    try:
+        await bury(task_id)
+    except OnyxqError:
+        pass  # noted by the client

@@ -1,0 +1,218 @@
+"""What the checkers of keys, limits and plans say, from histories made by hand."""
+
+from __future__ import annotations
+
+import pytest
+from attrs import evolve
+from pyrsistent import pmap
+
+from log_entries import fire_periodic, grant_claims, grant_limited_claims, release_claims, set_periodic, set_queue
+from onyxq.client.values import Task
+from onyxq.entry import APPLIED
+from onyxq.ids import Run, TaskId, make_id
+from onyxq.replica import EMPTY, Partition, Periodic
+from onyxq.step import Outcome, Step
+from simulation.checkers import Broken
+from simulation.checkers.keys_in_order import KeysInOrder
+from simulation.checkers.ledger import Event, Ledger
+from simulation.checkers.limits_kept import LimitsKept
+from simulation.checkers.linearizable import explains
+from simulation.checkers.pauses_hold import PausesHold
+from simulation.checkers.periodic_once import PeriodicOnce
+from simulation.history import (
+    CANCEL,
+    CLAIM,
+    COMPLETE,
+    DISCARD,
+    FAIL,
+    OK,
+    REQUEUE,
+    Heard,
+    History,
+    Operation,
+    Said,
+    Sent,
+)
+
+SECOND_MS = 1_000
+
+
+def task_id(number: int) -> TaskId:
+    """Tasks of partition 0."""
+    return make_id(1_000_000 + number, 0, 7, number * 1024)
+
+
+def stepped(position: int, *entries: object, clock_ms: int = 0, **replica: object) -> Step:
+    """A record whose entries all apply."""
+    partitions = pmap({0: Partition((), (), "", 1)})
+    after = evolve(EMPTY, position=position, clock_ms=clock_ms, partitions=partitions, **replica)
+    return Step(after, tuple(Outcome(place, "", args, APPLIED, 1) for place, args in enumerate(entries)))
+
+
+def limits(**numbers: int) -> set_queue.Args:
+    """Limits of the queue."""
+    return set_queue.Args("q", pmap(numbers), pmap(), pmap(), (), "", "")
+
+
+def grant(*numbers: int) -> grant_limited_claims.Args:
+    """A grant of the queue's tasks."""
+    runs = tuple(Run(task_id(number), 1) for number in numbers)
+    return grant_limited_claims.Args(0, 1, "q", (grant_claims.Grant("w", 1_000, runs),))
+
+
+# --- limits and pauses
+
+
+def test_one_task_too_many_at_a_time_is_seen() -> None:
+    """What was released counts no more."""
+    checker = LimitsKept(History())
+    checker.step(EMPTY, stepped(1, limits(concurrency=2)))
+    checker.step(EMPTY, stepped(2, grant(1, 2)))
+    released = release_claims.Release(2, release_claims.COMPLETED_EVENT, 0, 0, "", (Run(task_id(1), 1),))
+    checker.step(EMPTY, stepped(3, release_claims.Args(0, 1, (released,))))
+    checker.step(EMPTY, stepped(4, grant(3)))
+    with pytest.raises(Broken, match="3 tasks of q are claimed"):
+        checker.step(EMPTY, stepped(5, grant(4)))
+
+
+def test_tasks_granted_too_soon_are_seen() -> None:
+    """By the log's clock; one second's worth is there at first."""
+    checker = LimitsKept(History())
+    checker.step(EMPTY, stepped(1, limits(rate=2_000)))
+    checker.step(EMPTY, stepped(2, grant(1, 2), clock_ms=5_000))
+    checker.step(EMPTY, stepped(3, grant(3), clock_ms=5_500))
+    with pytest.raises(Broken, match="too soon"):
+        checker.step(EMPTY, stepped(4, grant(4), clock_ms=5_900))
+
+
+def test_a_grant_without_regard_to_limits_is_seen_once_all_nodes_know_them() -> None:
+    """Before that it was on its way."""
+    checker = LimitsKept(History())
+    checker.step(EMPTY, stepped(1, limits(concurrency=2)))
+    plain = grant_claims.Args(0, 1, grant(1).grants)
+    checker.step(EMPTY, stepped(2, plain))
+    checker.heard("q", task_id(1), 2, sent_s=5.0, now_s=5.0)
+    checker.looked([1, 2], 6.0)
+    checker.heard("q", task_id(1), 2, sent_s=5.0, now_s=7.0)
+    with pytest.raises(Broken, match="without regard"):
+        checker.heard("q", task_id(1), 2, sent_s=7.0, now_s=7.0)
+
+
+def test_a_grant_of_a_paused_queue_is_seen() -> None:
+    """In the log at once; of other grants once all nodes know."""
+    checker = PausesHold(History())
+    paused = set_queue.Args("q", pmap(), pmap(), pmap({"paused": True}), (), "", "")
+    checker.step(EMPTY, stepped(1, paused))
+    checker.heard("q", 2, 3.0)
+    checker.looked([0, 1], 4.0)
+    checker.looked([1, 1], 5.0)
+    checker.heard("q", 2, 4.5)
+    with pytest.raises(Broken, match="paused since 1"):
+        checker.heard("q", 2, 5.5)
+    with pytest.raises(Broken, match="though it is paused"):
+        checker.step(EMPTY, stepped(3, grant(1)))
+
+
+# --- keys
+
+
+def keyed(history: History, *orders: tuple[int, int]) -> KeysInOrder:
+    """Tasks 1, 2, ... of a key, each with the due time of its row and the second of its acknowledgement."""
+    headers = {}
+    ledger = Ledger(history, float, lambda one: headers[one])
+    for number, (due_ms, seen_s) in enumerate(orders, start=1):
+        data = b"%d" % number
+        history.sent[data] = Sent("q", Said(ordering_key="k"), seen_s - 1, seen_s)
+        headers[task_id(number)] = {"order": [due_ms, 1, number]}
+        ledger.read[task_id(number)] = Task(
+            id=task_id(number), queue="q", data=data, format="bytes", priority=0, state="completed", at_ms=0,
+            attempts=0, claims=(), updates=0, ordering_key="k",
+        )  # fmt: skip
+    return KeysInOrder(history, ledger, PausesHold(history))
+
+
+def test_a_task_that_overtakes_another_of_its_key_is_seen() -> None:
+    """Unless that one was not acknowledged yet, or was opened again."""
+    checker = keyed(History(), (10, 1), (20, 2))
+    grants = checker.ledger.grants
+    grants[task_id(1)], grants[task_id(2)] = [Event(8, 8.0, 1)], [Event(5, 5.0, 1)]
+    with pytest.raises(Broken, match="not the order of their rows"):
+        checker.finish()
+    checker.ledger.reopened[task_id(1)] = [Event(7, 7.0, 1)]
+    checker.finish()
+    late = keyed(History(), (10, 6), (20, 2))
+    late.ledger.grants.update(grants)
+    late.finish()
+
+
+def test_rows_that_do_not_follow_the_enqueueing_are_seen() -> None:
+    """Both due at once: whoever was acknowledged before the other was sent comes first."""
+    checker = keyed(History(), (30, 1), (20, 9))
+    grants = checker.ledger.grants
+    grants[task_id(1)], grants[task_id(2)] = [Event(12, 12.0, 1)], [Event(10, 10.0, 1)]
+    with pytest.raises(Broken, match="not the order in which they were enqueued"):
+        checker.finish()
+
+
+def test_two_tasks_of_a_key_with_workers_at_a_time_are_seen() -> None:
+    """As workers believe by their own clocks."""
+    history = History()
+    checker = keyed(history, (10, 1), (20, 2))
+    for number in (1, 2):
+        history.heard[task_id(number)] = {number: Heard("w", 3.0, 9.0)}
+    checker.heard(("q", "k"), task_id(1), 1, 3.0)
+    with pytest.raises(Broken, match="holds"):
+        checker.heard(("q", "k"), task_id(2), 2, 4.0)
+    history.heard[task_id(1)][1].ended = True
+    checker.heard(("q", "k"), task_id(2), 2, 4.0)
+
+
+# --- periodic tasks
+
+
+def planned(next_ms: int) -> tuple[set_periodic.Args, dict[str, object]]:
+    """A periodic task of every five seconds, as an entry and in the replica."""
+    args = set_periodic.Args("tick", "q", "every 5s", "UTC", b"", "bytes", 0, "all", False, next_ms)
+    made = Periodic("tick", "q", "every 5s", "UTC", b"", "bytes", 0, "all", False, next_ms, 0)
+    return args, {"periodic": pmap({"tick": made})}
+
+
+@pytest.mark.parametrize(
+    ("fired", "problem"),
+    [
+        ((5_000, 15_000, 2), ""),
+        ((5_000, 15_000, 1), "fired 1 times"),
+        ((10_000, 15_000, 1), "not its time"),
+        ((5_000, 12_000, 2), "fired 2 times"),
+    ],
+)
+def test_each_planned_time_is_passed_once(fired: tuple[int, int, int], problem: str) -> None:
+    """In order, and with as many runs as times."""
+    checker = PeriodicOnce(History(), Ledger(History(), float, lambda one: {}))
+    args, replica = planned(5_000)
+    checker.step(EMPTY, stepped(1, args, **replica))
+    step = stepped(2, fire_periodic.Args("tick", *fired))
+    if not problem:
+        checker.step(EMPTY, step)
+        with pytest.raises(Broken, match="never ran"):
+            checker.finish()
+        return
+    with pytest.raises(Broken, match=problem):
+        checker.step(EMPTY, step)
+
+
+# --- what clients were told
+
+
+def call(kind: str, token: int, at_s: float, outcome: str = OK) -> Operation:
+    """A call that took no time."""
+    return Operation(kind, "c", token, at_s, at_s, outcome, lease_ms=10 * SECOND_MS)
+
+
+def test_a_requeued_task_may_be_claimed_and_a_discarded_one_may_not() -> None:
+    """Whoever holds a task cannot have it requeued."""
+    died = [call(CLAIM, 1, 1), call(FAIL, 1, 2)]
+    assert explains([*died, call(REQUEUE, -1, 3), call(CLAIM, 5, 4), call(COMPLETE, 5, 5)])
+    assert not explains([*died, call(DISCARD, -1, 3), call(CLAIM, 5, 4)])
+    assert not explains([call(CLAIM, 1, 1), call(REQUEUE, -1, 2), call(COMPLETE, 1, 3)])
+    assert not explains([*died, call(CANCEL, -1, 3), call(REQUEUE, -1, 4), call(CLAIM, 5, 5)])

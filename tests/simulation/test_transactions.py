@@ -1,0 +1,394 @@
+"""Transactions on a whole cluster: all or nothing, seen at once, and what is refused says why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+
+from onyxq.client.claims import Claim
+from onyxq.errors import BadRequest, Conflict, OnyxqError, SequenceGap, StaleToken, TooLarge
+from onyxq.facts import COMPLETED
+from onyxq.ids import Run
+from onyxq.partition.finishing import Finish
+from onyxq.store.interface import Batch
+from simulation.clients import RecordingClient
+from simulation.moves import MovesMix, under_moves
+from simulation.workloads import NO_FAULTS
+from simulation.world import Options, World, simulate
+
+FOUR = Options(partitions=4, clock_offset_ms=0)
+
+
+async def inputs(client: RecordingClient, count: int, *, lease_ms: int = 30_000) -> list[Claim]:
+    """Claimed tasks of different partitions."""
+    for number in range(count):
+        await client.enqueue("in", [b"input %d" % number], backoff_ms=0)
+    claims: list[Claim] = []
+    while len(claims) < count:
+        claims += await client.claim("in", maximum=count, lease_ms=lease_ms, wait_ms=5_000)
+    return claims
+
+
+def pending(world: World) -> int:
+    """Pending transactions on all nodes."""
+    nodes = [node.running.node for node in world.nodes if node.running is not None and node.running.node is not None]
+    return sum(
+        len(node.store.pending_transactions(number)) for node in nodes for number in range(world.options.partitions)
+    )
+
+
+def test_everything_can_be_seen_once_it_is_answered() -> None:
+    """Completions, updates and new tasks of several partitions, by any client."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client, world.client() as reader:
+            claims = await inputs(client, 5)
+            done = await client.transact(
+                complete=[(claim, b"done") for claim in claims[:4]],
+                update=[(claims[4], b"one"), (claims[4], b"two")],
+                enqueue=[("out", b"a"), ("out", b"b"), ("other", b"c")],
+            )
+            assert done.committed is not None and done.committed.settled
+            for claim in claims[:4]:
+                assert (await reader.client.get(claim.id)).state == "completed"
+            found = [await reader.client.get(task_id) for task_id in done.committed.ids]
+            assert [(task.queue, task.data, task.state) for task in found] == [
+                ("out", b"a", "ready"),
+                ("out", b"b", "ready"),
+                ("other", b"c", "ready"),
+            ]
+            assert [update.data for update in await reader.client.task_log(claims[4].id)] == [b"one", b"two"]
+            await client.update(claims[4], b"three")
+            await client.complete(claims[4])
+
+    simulate(workload, seed=1, options=FOUR)
+
+
+def test_a_refused_one_names_every_claim_that_does_not_stand_and_changes_nothing() -> None:
+    """Two of four claims are gone: both are named, nothing is completed, updated or enqueued."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            claims = await inputs(client, 4)
+            await client.release(claims[1])
+            await client.complete(claims[2], b"plain")
+            with pytest.raises(StaleToken) as refused:
+                await client.transact(
+                    complete=[(claims[0], b"x"), (claims[1], b"x")],
+                    update=[(claims[3], b"note")],
+                    enqueue=[("out", b"never")],
+                    require=[claims[2]],
+                )
+            named = {(one[0], one[1]) for one in refused.value.details}
+            assert named == {(claim.id, claim.token) for claim in claims[1:3]}
+            assert (await client.client.get(claims[0].id)).state == "claimed"
+            assert await client.client.task_log(claims[3].id) == []
+            assert "out" not in await client.client.count()
+            await client.complete(claims[0])
+            await client.complete(claims[3])
+
+    simulate(workload, seed=1, options=FOUR)
+
+
+def test_a_repeat_of_a_name_gets_the_first_answer_from_any_node() -> None:
+    """Also where the claims are long gone; with other contents the name is at fault."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            (claim,) = await inputs(client, 1)
+            tx = client.client.transaction("named")
+            tx.complete(claim, b"done")
+            tx.enqueue("out", b"once")
+            first = await tx.commit()
+            for node in world.nodes:
+                async with world.client(nodes=[node]) as other:
+                    answer = await other.client.call("transact", tx._args or {})
+                    assert (answer["token"], answer["settled"]) == (first.token, True)
+                    with pytest.raises(Conflict) as refused:
+                        await other.client.transact(enqueue=[{"queue": "out", "data": b"else"}], name="named")
+                    assert refused.value.field == "name"
+            assert (await client.client.count("out"))["out"]["total"] == 1
+
+    simulate(workload, seed=2, options=FOUR)
+
+
+def test_new_tasks_are_not_seen_before_the_commit() -> None:
+    """While the commit waits for the log, nobody is given them; a claim that waits gets them right after it."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client, world.client() as waiter:
+            (claim,) = await inputs(client, 1)
+            got: list[float] = []
+
+            async def wait() -> None:
+                while not got:
+                    for task in await waiter.client.claim("out", wait_ms=30_000):
+                        got.append(trio.current_time())
+                        await waiter.client.complete(task)
+
+            async def commit() -> None:
+                await client.transact(complete=[(claim, b"done")], enqueue=[("out", b"new")])
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(wait)
+                nursery.start_soon(commit)
+                with trio.fail_after(5):
+                    while not pending(world):
+                        await trio.sleep(0.001)
+                world.log_down()
+                await trio.sleep(3)
+                assert not got and (await client.client.count()).get("out") is None
+                world.log_up()
+                up_s = trio.current_time()
+            assert got[0] - up_s < 2.0
+
+    simulate(workload, seed=1, options=FOUR)
+
+
+def test_a_completed_task_never_runs_again_whatever_its_lease_was() -> None:
+    """It is acknowledged like any other completion."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            (claim,) = await inputs(client, 1, lease_ms=1_000)
+            await client.transact(complete=[(claim, b"done")], enqueue=[("out", b"x")])
+            assert not await client.claim("in", wait_ms=8_000)
+            with pytest.raises(Conflict):
+                await client.complete(claim, b"other")
+
+    simulate(workload, seed=1, options=FOUR)
+
+
+def test_a_dead_coordinators_pending_facts_are_dropped_when_log_time_has_passed_their_deadline() -> None:
+    """Nothing of them is ever seen; the cluster sees to it that log time passes even where nothing else happens."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            victim = world.nodes[0]
+            async with world.client(nodes=[victim]) as doomed, trio.open_nursery() as nursery:
+
+                async def send() -> None:
+                    tasks = [("out", b"lost %d" % number) for number in range(3)]
+                    with pytest.raises(OnyxqError):
+                        await doomed.transact(enqueue=tasks, timeout_ms=3_000)
+
+                world.backend.append_delay_s = lambda: 0.5
+                nursery.start_soon(send)
+                with trio.fail_after(5):
+                    while not pending(world):
+                        await trio.sleep(0.001)
+                doomed.client._pool._known[:] = [victim.address]
+                await world.crash_node(victim)
+            world.backend.append_delay_s = lambda: 0.002
+            await world.until(lambda: pending(world) == 0, "they are dropped", within_s=90)
+            world.start_node(victim)
+            await world.settle()
+            await world.until(lambda: pending(world) == 0, "by all", within_s=90)
+            assert client
+
+    simulate(workload, seed=5, options=Options(partitions=2, clock_offset_ms=0))
+
+
+def test_a_task_may_depend_on_another_of_its_transaction_that_comes_before_it() -> None:
+    """In another partition too; it runs when that one is done. The other way round is refused."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            ids = await client.client.make_ids(4)
+            tx = client.client.transaction()
+            for number, task_id in enumerate(ids):
+                tx.enqueue("graph", b"node %d" % number, id=task_id, depends=ids[:number])
+            committed = await tx.commit()
+            assert committed.settled
+            for number in range(4):
+                (claim,) = await client.claim("graph", maximum=4, wait_ms=15_000)
+                assert claim.data == b"node %d" % number
+                await client.complete(claim)
+            late = await client.client.make_ids(2)
+            bad = client.client.transaction()
+            bad.enqueue("graph", b"early", id=late[0], depends=[late[1]])
+            bad.enqueue("graph", b"late", id=late[1])
+            with pytest.raises(BadRequest) as refused:
+                await bad.commit()
+            assert refused.value.field == "enqueue[0].depends"
+
+    simulate(workload, seed=3, options=FOUR)
+
+
+def test_a_dependent_of_a_task_that_a_transaction_completes_runs_at_once() -> None:
+    """Not only when its leader looks again."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            (claim,) = await inputs(client, 1)
+            await client.client.enqueue("after", b"then", depends=[claim.id])
+            await client.transact(complete=[(claim, b"done")], enqueue=[("out", b"x")])
+            done_s = trio.current_time()
+            assert await client.claim("after", wait_ms=15_000)
+            assert trio.current_time() - done_s < 2.0
+
+    simulate(workload, seed=1, options=FOUR)
+
+
+def test_what_is_completed_stays_so_even_where_all_that_was_pending_is_lost() -> None:
+    """A majority of disks is gone: the log still knows what was completed, and says loudly that something is lost."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            (claim,) = await inputs(client, 1, lease_ms=20_000)
+
+            async def commit() -> None:
+                assert (await client.client.transact(complete=[(claim, b"done")])).settled
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(commit)
+                with trio.fail_after(5):
+                    while not pending(world):
+                        await trio.sleep(0.001)
+                world.log_down()
+                await trio.sleep(0.5)
+                for node in world.nodes:
+                    assert node.running is not None and node.running.node is not None
+                    store = node.running.node.store
+                    for number in range(world.options.partitions):
+                        gone = tuple((number, key) for key in store.pending_transactions(number))
+                        await store.write(Batch(drop_pending=gone))
+                world.log_up()
+            found = await client.client.get(claim.id)
+            assert (found.state, found.result) == ("completed", None)
+            assert not await client.claim("in", wait_ms=3_000)
+            lost = [node.running.node.operations.transacting.visible.lost for node in world.nodes]  # type: ignore[union-attr]
+            assert sum(lost) == 1
+
+    simulate(workload, seed=1, options=Options(partitions=1, clock_offset_ms=0))
+
+
+def test_completions_of_a_partition_that_moved_away_meanwhile_are_refused() -> None:
+    """Whoever led it when they were begun goes on living, and says that it leads no more."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            (claim,) = await inputs(client, 1)
+            partition = int.from_bytes(claim.id[6:8], "big")
+            peer = world.audit.replica.partitions[partition].leader
+            other = next(node for node in world.nodes if node.peer_id != peer)
+            assert other.running is not None and other.running.node is not None
+            refused: list[list[Any]] = [[]]
+            finish = Finish(Run(claim.id, 1), claim.token, COMPLETED, [])
+            await other.running.node.operations.completing.finish_all({partition: [(0, finish)]}, refused)
+            ((first, count, error),) = refused[0]
+            assert (first, count, error["code"]) == (claim.id, 1, "not_leader")
+            await client.complete(claim)
+
+    simulate(workload, seed=1, options=FOUR)
+
+
+def test_limits_and_bad_input_name_the_field() -> None:
+    """Nothing is stored."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            (claim,) = await inputs(client, 1)
+            raw = client.client
+
+            async def refused(args: dict[str, object]) -> str | None:
+                with pytest.raises(BadRequest) as error:
+                    await raw.call("transact", {"name": "bad", **args})
+                return error.value.field
+
+            held = [claim.id, 1, claim.token]
+            assert await refused({}) == "complete"
+            assert await refused({"name": "", "require": [held]}) == "name"
+            assert await refused({"name": "x" * 201, "require": [held]}) == "name"
+            assert await refused({"complete": [[*held, None], [*held, None]]}) == "complete[1].id"
+            assert await refused({"complete": [[claim.id, 1, -1, None]]}) == "complete[0].token"
+            assert await refused({"complete": [held]}) == "complete[0]"
+            assert await refused({"complete": [[*held, [b"a", b"b"]]]}) == "complete[0].result"
+            assert await refused({"update": [[claim.id, claim.token, 0, "text"]]}) == "update[0].data"
+            assert await refused({"require": "all"}) == "require"
+            assert await refused({"require": [held], "digest": b"short"}) == "digest"
+            assert await refused({"require": [held], "more": 1}) == "more"
+            big = raw.transaction()
+            big.enqueue_many("out", [b"x"] * 1_001)
+            with pytest.raises(TooLarge) as many:
+                await big.commit()
+            assert many.value.field == "enqueue"
+            heavy = raw.transaction()
+            heavy.enqueue("out", b"x" * (4 * 1024 * 1024 + 1))
+            with pytest.raises(TooLarge) as bytes_:
+                await heavy.commit()
+            assert bytes_.value.field == "enqueue"
+            with pytest.raises(SequenceGap):
+                await raw.call("transact", {"name": "gap", "update": [[claim.id, claim.token, 3, b"x"]]})
+            assert list(await raw.count()) == ["in"] and not pending(world)
+
+    simulate(workload, seed=1, options=FOUR)
+
+
+def test_a_thousand_tasks_and_four_mebibytes_go_in_one_transaction() -> None:
+    """The limits themselves are fine."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tx = client.client.transaction()
+            tx.enqueue_many("out", [b"%04d" % number + bytes(4_000) for number in range(1_000)])
+            committed = await tx.commit()
+            assert len(set(committed.ids)) == 1_000
+            assert (await client.client.count("out"))["out"]["ready"] == 1_000
+
+    simulate(workload, seed=1, options=FOUR)
+
+
+def test_many_transactions_at_once_share_records() -> None:
+    """A hundred at a time take a few records of the log, not hundreds."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            claims = await inputs(client, 100)
+            before = world.backend.following
+
+            async def move(number: int) -> None:
+                said = b"by move %d" % number
+                await client.transact(complete=[(claims[number], said)], enqueue=[("out", said)])
+
+            async with trio.open_nursery() as nursery:
+                for number in range(100):
+                    nursery.start_soon(move, number)
+            assert world.backend.following - before < 60
+
+    simulate(workload, seed=1, options=FOUR)
+
+
+def test_a_transaction_that_is_abandoned_sends_nothing() -> None:
+    """An exception in the block, or an empty block."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            (claim,) = await inputs(client, 1)
+            with pytest.raises(ValueError, match="no"):
+                async with client.client.transaction() as tx:
+                    tx.complete(claim)
+                    raise ValueError("no")
+            async with client.client.transaction():
+                pass
+            assert (await client.client.get(claim.id)).state == "claimed"
+            assert not world.audit.all_or_nothing.committed
+
+    simulate(workload, seed=1, options=FOUR)
+
+
+def test_without_faults_every_move_happens() -> None:
+    """Inputs become outputs; nothing pending is left."""
+
+    async def workload(world: World) -> None:
+        async def nothing(world: World) -> None:
+            await NO_FAULTS.befall(world)
+            await trio.sleep(5)
+
+        await under_moves(world, nothing, MovesMix(forget=0, near=0, plain=0))
+
+    world = simulate(workload, seed=1, options=FOUR)
+    outcomes = {asked.outcome for asked in world.history.transactions.values()}
+    assert outcomes == {"ok"} and len(world.history.transactions) > 10

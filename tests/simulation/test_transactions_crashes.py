@@ -1,0 +1,131 @@
+"""Crash points: a process dies some milliseconds into a transaction, a few more each time.
+
+The world's checkers judge: every transaction that the log committed is there as a whole, of
+all others there is nothing, and clients were told nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import trio
+
+from onyxq.client.claims import Claim
+from onyxq.errors import OnyxqError
+from onyxq.ids import partition_of
+from simulation.clients import RecordingClient
+from simulation.moves import CLEAN_S
+from simulation.scenes_transactions import TRANSACTION_SCENES
+from simulation.workloads import WORKLOADS
+from simulation.world import Options, SimulatedNode, World, simulate
+
+SLOW = Options(
+    nodes=4,
+    partitions=6,
+    clock_offset_ms=0,
+    absent_after_ms=600_000,
+    append_delay_ms=(6, 8),
+    disk_delay_ms=(3, 5),
+    network_delay_ms=2,
+)
+"""One thing after the other, each a few milliseconds: a transaction takes about 50."""
+POINTS_MS = range(0, 66, 5)
+
+Choose = Callable[[World, Sequence[Claim], SimulatedNode], list[SimulatedNode]]
+
+
+def leader(world: World, partition: int) -> SimulatedNode:
+    """The node that leads a partition."""
+    peer = world.audit.replica.partitions[partition].leader
+    return next(node for node in world.nodes if node.peer_id == peer)
+
+
+def coordinator(world: World, claims: Sequence[Claim], node: SimulatedNode) -> list[SimulatedNode]:
+    """Who was asked."""
+    return [node]
+
+
+def first_leader(world: World, claims: Sequence[Claim], node: SimulatedNode) -> list[SimulatedNode]:
+    """Who leads a part."""
+    return [leader(world, partition_of(claims[0].id))]
+
+
+def all_leaders(world: World, claims: Sequence[Claim], node: SimulatedNode) -> list[SimulatedNode]:
+    """Everybody who leads a part."""
+    return list({found.name: found for claim in claims for found in [leader(world, partition_of(claim.id))]}.values())
+
+
+def everybody(world: World, claims: Sequence[Claim], node: SimulatedNode) -> list[SimulatedNode]:
+    """The power is cut."""
+    return list(world.nodes)
+
+
+async def claimed(client: RecordingClient, count: int) -> list[Claim]:
+    """Claims that outlast the test, of all partitions in turn."""
+    for number in range(count):
+        await client.enqueue("in", [b"input %d" % number], retries=None, backoff_ms=0)
+    claims: list[Claim] = []
+    while len(claims) < count:
+        claims += await client.claim("in", maximum=count, lease_ms=3_600_000, wait_ms=5_000)
+    return sorted(claims, key=lambda claim: claim.data)
+
+
+async def try_to_move(client: RecordingClient, claims: Sequence[Claim], said: bytes) -> None:
+    """One transaction over two inputs and three outputs."""
+    try:
+        await client.transact(
+            complete=[(claim, said) for claim in claims],
+            enqueue=[("out", said + b" %d" % number) for number in range(3)],
+            timeout_ms=9_000,
+        )
+    except OnyxqError:
+        pass  # it may have happened or not: the checkers know
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("choose", [coordinator, first_leader, all_leaders, everybody])
+def test_a_crash_at_any_point_leaves_all_or_nothing(choose: Choose) -> None:
+    """Whoever dies, and whenever; and afterwards nothing pending is left anywhere."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            claims = await claimed(client, 2 * len(POINTS_MS))
+            for number, point_ms in enumerate(POINTS_MS):
+                mine = claims[2 * number : 2 * number + 2]
+                asked = world.nodes[number % len(world.nodes)]
+                async with world.client(nodes=[asked]) as mover, trio.open_nursery() as nursery:
+                    await mover.client.cluster()
+                    nursery.start_soon(try_to_move, mover, mine, b"moved at %d" % point_ms)
+                    await trio.sleep(point_ms / 1000)
+                    victims = choose(world, mine, asked)
+                    for node in victims:
+                        await world.crash_node(node)
+                    await trio.sleep(0.0 if number % 2 else 7.5)
+                    for node in victims:
+                        world.start_node(node)
+                await world.settle()
+            await world.until(lambda: not _pending(world), "nothing pending is left", within_s=CLEAN_S)
+
+    world = simulate(workload, seed=11, options=SLOW)
+    happened = len(world.audit.all_or_nothing.committed)
+    assert happened >= 3, "no point was behind the commit"
+    assert len(world.history.transactions) == len(POINTS_MS)
+
+
+def _pending(world: World) -> bool:
+    nodes = [node.running.node for node in world.nodes if node.running is not None and node.running.node is not None]
+    return any(node.store.pending_transactions(number) for node in nodes for number in range(world.options.partitions))
+
+
+@pytest.mark.parametrize("name", sorted(TRANSACTION_SCENES))
+def test_scenes_break_nothing(name: str) -> None:
+    """Two seeds of each; more are played by ``onyxq simulate --workload``."""
+    for seed in (1, 2):
+        WORKLOADS[name].play(seed)
+
+
+@pytest.mark.parametrize("seed", [1])
+def test_moves_count_once_whatever_happens(seed: int) -> None:
+    """Storms of faults over maps and reduces by transactions."""
+    WORKLOADS["transactions"].play(seed)

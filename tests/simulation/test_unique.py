@@ -1,0 +1,90 @@
+"""Unique keys on a whole cluster: one task stands for a key, and repeats are told which."""
+
+from __future__ import annotations
+
+import trio
+
+from simulation.world import World, simulate
+from tests.simulation.scheduled import STEADY, Tasks
+
+
+def test_a_repeat_before_the_first_grant_replaces_the_data() -> None:
+    """The task that stands keeps its id and is handed out with the newest data."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            runs = [tasks.run(data, unique_key="u") for data in (b"one", b"two", b"three")]
+            acks = [(await tasks.send([run]))[0] for run in runs]
+            assert [(ack[1], ack[2]) for ack in acks] == [
+                (runs[0][0], "new"),
+                (runs[0][0], "replaced"),
+                (runs[0][0], "replaced"),
+            ]
+            assert (await tasks.get(runs[0][0]))["data"] == b"three"
+            claim = await tasks.take()
+            assert claim is not None and (claim.id, claim.data) == (runs[0][0], b"three")
+            assert await tasks.take(wait_ms=500) is None
+
+    simulate(workload, seed=1, options=STEADY)
+
+
+def test_a_repeat_after_the_first_grant_changes_nothing() -> None:
+    """Not while it is claimed, not when it is retried, not once it is done."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            task_id = await tasks.put(b"one", unique_key="u", backoff_ms=0)
+            claim = await tasks.take()
+            assert claim is not None
+            assert (await tasks.send([tasks.run(b"two", unique_key="u")]))[0][1:] == [task_id, "exists"]
+            await client.fail(claim, "again")
+            assert (await tasks.send([tasks.run(b"two", unique_key="u")]))[0][1:] == [task_id, "exists"]
+            claim = await tasks.take()
+            assert claim is not None and claim.data == b"one"
+            await tasks.done(claim)
+            assert (await tasks.send([tasks.run(b"two", unique_key="u")]))[0][1:] == [task_id, "exists"]
+            assert await tasks.take(wait_ms=500) is None
+
+    simulate(workload, seed=1, options=STEADY)
+
+
+def test_repeats_in_one_request_and_at_the_same_time_make_one_task() -> None:
+    """Whoever comes first stands, and all hear the same id."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client, world.client() as other:
+            stood: list[bytes] = []
+
+            async def put(tasks: Tasks) -> None:
+                acks = await tasks.send([tasks.run(b"%d" % number, unique_key="u") for number in range(5)])
+                stood.extend(ack[1] for ack in acks)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(put, Tasks(world, client))
+                nursery.start_soon(put, Tasks(world, other))
+            assert len(stood) == 10 and len(set(stood)) == 1
+            assert len(await client.claim("q", maximum=10)) == 1
+            assert (await client.client.count("q"))["q"]["total"] == 1
+
+    simulate(workload, seed=1, options=STEADY)
+
+
+def test_the_task_that_stands_is_the_same_after_its_leader_is_killed() -> None:
+    """A repeat at the next leader finds it."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            stood = {key: await tasks.put(b"x", unique_key=key) for key in ("u", "v", "w")}
+            for node in world.nodes[:2]:
+                await world.crash_node(node)
+                for key, task_id in stood.items():
+                    assert await tasks.put(b"y", unique_key=key) == task_id
+                await world.bring_back(node)
+            taken = [await tasks.take() for _ in stood]
+            assert {claim.id: claim.data for claim in taken if claim} == dict.fromkeys(stood.values(), b"y")
+            assert await tasks.take(wait_ms=500) is None
+
+    simulate(workload, seed=2, options=STEADY)

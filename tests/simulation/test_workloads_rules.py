@@ -1,0 +1,54 @@
+"""The standard workload and the scenes come by what they are for: keys, limits, deadlines, dead letters, and so on."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from simulation.explorer import under_load
+from simulation.load import Mix
+from simulation.load_rules import LIMITED, STOPS, TICKS, RulesMix, draw
+from simulation.runs import play
+from simulation.scenes_rules import RULE_SCENES
+from simulation.world import Options, World, simulate
+
+PARTS = ("ordering_key", "unique_key", "depends", "expires_ms")
+
+
+@pytest.mark.slow
+def test_a_short_load_has_a_share_of_everything() -> None:
+    """Each kind of task runs, each queue is used; what fails is seen to, and nothing is left."""
+
+    async def rest(world: World) -> None:
+        await world.until(lambda: len(world.history.enqueued) > 200, "enough was enqueued", within_s=300)
+
+    async def workload(world: World) -> None:
+        await under_load(world, rest, Mix(pause_s=2.0, retries=None, rules=RulesMix(operate_s=2.0)))
+
+    world = simulate(workload, seed=4, options=Options(partitions=4))
+    tasks = world.audit.ledger.read.values()
+    done = [task for task in tasks if task.state == "completed"]
+    assert {task.queue for task in done} == {"q", STOPS, LIMITED, TICKS}
+    assert all(any(getattr(task, part) for task in done) for part in PARTS)
+    assert {task.state for task in tasks} >= {"completed", "cancelled"}
+    assert world.audit.ledger.reopened and world.history.discarded and world.history.transactions
+    assert not world.audit.replica.periodic and not world.audit.replica.transactions
+
+
+def test_shares_are_what_the_mix_says() -> None:
+    """No kind is drawn that has no share."""
+    generator = random.Random(1)
+    some = RulesMix(ordered=0.5, unique=0, depends=0, expires=0, stops=0.5, limited=0)
+    drawn = [draw(some, generator, "q", now_ms=0, recent=()) for _ in range(50)]
+    assert {one.queue for one in drawn} == {"q", STOPS}
+    assert all("ordering_key" in one.said for one in drawn)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scene", sorted(RULE_SCENES))
+def test_a_scene_breaks_nothing(scene: str) -> None:
+    """One seed of each; ``onyxq simulate --workload NAME`` plays others."""
+    found = play(scene, 1)
+    assert not found.checker, found.what
+    assert found.applied

@@ -1,0 +1,260 @@
+"""Writes on fewer nodes than a majority, or not on disks yet: what is answered, and what can be lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+
+from onyxq.errors import BadRequest
+from onyxq.facts import pack_task, partition_of_keys
+from onyxq.ids import TaskId, make_id
+from onyxq.partition.floating import WINDOW_S
+from simulation.clients import RecordingClient
+from simulation.world import Options, SimulatedNode, World, simulate
+
+OPTIONS = Options(partitions=4, clock_offset_ms=0, absent_after_ms=600_000)
+SLOW_MS = 1_500
+ON_ITS_WAY_S = 0.07
+"""From a node's answer to the client's hearing of it; and the nodes' windows do not begin together."""
+
+
+def run(world: World, number: int, partition: int, **header: Any) -> list[Any]:
+    """A run of one task, as ``enqueue`` takes it."""
+    first = make_id(world.nodes[0].clock.wall_ms(), partition, 7, number * 1024)
+    return [first, pack_task(dict(sorted({"queue": "q", **header}.items())), [b"task %d" % number])]
+
+
+async def enqueue(client: RecordingClient, *runs: list[Any], w: int | None = None) -> dict[str, Any]:
+    """The answer of ``enqueue``; checkers are not told: some of it may be lost by intent."""
+    answer: dict[str, Any] = await client.client.call("enqueue", {"runs": list(runs), "w": w})
+    return answer
+
+
+def leader(world: World, partition: int) -> SimulatedNode:
+    """The node that leads a partition."""
+    peer = world.audit.replica.partitions[partition].leader
+    return next(node for node in world.nodes if node.peer_id == peer)
+
+
+def slow_but(world: World, fast: SimulatedNode) -> None:
+    """Every disk but one takes long."""
+    for node in world.nodes:
+        node.disk.delay_ms = (lambda: 1) if node is fast else (lambda: SLOW_MS)
+
+
+# --- w ----------------------------------------------------------------------
+
+
+def test_an_unkeyed_enqueue_may_ask_for_fewer_copies_than_a_majority() -> None:
+    """It is answered when the leader has it; the answer says how many do and what is not promised; others follow."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            slow_but(world, leader(world, 1))
+            began = trio.current_time()
+            answer = await enqueue(client, run(world, 1, 1), w=1)
+            assert answer["acks"] == [1] and trio.current_time() - began < 0.5
+            assert answer["guarantee"].startswith("on 1 of 3 nodes, no majority: lost if")
+            began = trio.current_time()
+            answer = await enqueue(client, run(world, 2, 1))
+            assert answer["acks"][0] >= 2 and "guarantee" not in answer
+            assert trio.current_time() - began >= 1.0
+            await trio.sleep(5)
+            for node in world.nodes:
+                assert len(node.disk.row_keys()) == 2
+
+    simulate(workload, seed=1, options=OPTIONS)
+
+
+def test_three_copies_may_be_asked_for() -> None:
+    """More than a majority: the answer waits for them a moment."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            answer = await enqueue(client, run(world, 1, 2), w=3)
+            assert answer["acks"] == [3] and "guarantee" not in answer
+
+    simulate(workload, seed=2, options=OPTIONS)
+
+
+@pytest.mark.parametrize("key", ["ordering_key", "unique_key"])
+def test_a_keyed_task_is_on_a_majority_whatever_is_asked_for(key: str) -> None:
+    """Order and uniqueness must survive the leader."""
+
+    async def workload(world: World) -> None:
+        partition = partition_of_keys("q", "k", 4)
+        async with world.client() as client:
+            slow_but(world, leader(world, partition))
+            answer = await enqueue(client, run(world, 1, partition, **{key: "k"}), w=1)
+            (ack,) = answer["acks"]
+            assert (ack[0] if isinstance(ack, list) else ack) >= 2
+            assert "guarantee" not in answer
+
+    simulate(workload, seed=3, options=OPTIONS)
+
+
+def test_an_update_may_ask_for_fewer_copies_than_a_majority() -> None:
+    """As an enqueue; and the next one follows it."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            await client.enqueue("q", [b"x"])
+            (claim,) = await client.claim("q", maximum=1, lease_ms=60_000, wait_ms=5_000)
+            slow_but(world, leader(world, int.from_bytes(claim.id[6:8], "big")))
+            for seq in range(2):
+                items = [[claim.id, claim.token, seq, b"%d" % seq]]
+                answer = await client.client.call("update", {"items": items, "w": 1})
+                assert answer["results"] == [None] and answer["acks"] == [1]
+                assert "no majority" in answer["guarantee"]
+            (gap,) = (await client.client.call("update", {"items": [[claim.id, claim.token, 5, b""]], "w": 1}))[
+                "results"
+            ]
+            assert gap["code"] == "sequence_gap"
+            for node in world.nodes:
+                node.disk.delay_ms = lambda: 1
+            await trio.sleep(5)
+            answer = await client.client.call("update", {"items": [[claim.id, claim.token, 2, b"2"]]})
+            assert answer == {"results": [None]}
+
+    simulate(workload, seed=4, options=OPTIONS)
+
+
+def test_w_is_checked() -> None:
+    """The error names it."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            for method, args in (("enqueue", {"runs": []}), ("update", {"items": []})):
+                with pytest.raises(BadRequest) as refused:
+                    await client.client.call(method, {**args, "w": 0})
+                assert refused.value.field == "w"
+
+    simulate(workload, seed=5, options=OPTIONS)
+
+
+# --- durability ---------------------------------------------------------------
+
+
+async def crash_all_while_enqueueing(world: World, *, durability: str) -> tuple[dict[TaskId, float], set[TaskId]]:
+    """Enqueue from several lanes, stop all machines at once: when each was acknowledged, and what is there then."""
+    acknowledged: dict[TaskId, float] = {}
+    async with world.client() as client:
+        if durability != "strict":
+            await client.client.call("queue.set", {"queue": "q", "settings": {"durability": durability}})
+        for node in world.nodes:
+            node.disk.delay_ms = lambda: world.random.randint(20, 60)
+
+        async def lane(number: int) -> None:
+            for each in range(10_000):
+                one = run(world, number * 10_000 + each, each % 4)
+                answer = await enqueue(client, one)
+                if answer["acks"][0] >= 2:
+                    acknowledged[one[0]] = trio.current_time()
+                    assert ("within the last 100 ms" in answer.get("guarantee", "")) == (durability != "strict")
+                await trio.sleep(0.02)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(6):
+                nursery.start_soon(lane, number)
+            await trio.sleep(1.5)
+            for node in world.nodes:
+                node.disk.delay_ms = lambda: 5_000  # they stand still before the machines stop
+            await trio.sleep(0.5)
+            nursery.cancel_scope.cancel()
+        async with trio.open_nursery() as nursery:
+            for node in world.nodes:
+                nursery.start_soon(world.crash_node, node)
+        for node in world.nodes:
+            node.disk.delay_ms = lambda: 1
+            world.start_node(node)
+        await world.settle()
+        there = {task.id for task in await world._all_tasks(client.client)}
+    return acknowledged, there
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_strict_queue_loses_nothing_when_all_machines_stop(seed: int) -> None:
+    """What was acknowledged is on the disks of a majority."""
+    found = []
+
+    async def workload(world: World) -> None:
+        found.append(await crash_all_while_enqueueing(world, durability="strict"))
+
+    simulate(workload, seed=seed, options=OPTIONS)
+    ((acknowledged, there),) = found
+    assert len(acknowledged) > 50 and acknowledged.keys() <= there
+
+
+def test_an_opportunistic_queue_loses_at_most_its_window_when_all_machines_stop() -> None:
+    """Whatever is lost was acknowledged within the window, although the disks stood still for longer."""
+    lost: list[int] = []
+
+    async def workload(world: World) -> None:
+        acknowledged, there = await crash_all_while_enqueueing(world, durability="opportunistic")
+        at_s = [when for task_id, when in acknowledged.items() if task_id not in there]
+        lost.append(len(at_s))
+        assert not at_s or max(at_s) - min(at_s) <= WINDOW_S + ON_ITS_WAY_S
+
+    for seed in range(3):
+        simulate(workload, seed=seed, options=OPTIONS)
+    assert any(lost), "nothing was answered before it was written"
+
+
+def test_what_an_opportunistic_queue_answered_for_is_read_at_once() -> None:
+    """The reader waits for the disk, not the producer."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            await client.client.call("queue.set", {"queue": "q", "settings": {"durability": "opportunistic"}})
+            for node in world.nodes:
+                node.disk.delay_ms = lambda: 300
+            for number in range(4):
+                began = trio.current_time()
+                one = run(world, number, number)
+                await enqueue(client, one)
+                assert trio.current_time() - began < 0.1
+                assert (await client.client.get(one[0])).state == "ready"
+
+    simulate(workload, seed=6, options=OPTIONS)
+
+
+def test_what_was_answered_for_can_be_cancelled_and_depended_on_at_once() -> None:
+    """Whoever was told that a task is there may speak of it."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            await client.client.call("queue.set", {"queue": "q", "settings": {"durability": "opportunistic"}})
+            for node in world.nodes:
+                node.disk.delay_ms = lambda: 300
+            one, other = run(world, 1, 0), run(world, 2, 1)
+            assert all(type(ack) is int for ack in (await enqueue(client, one, other))["acks"])
+            assert (await client.client.call("cancel", {"ids": [one[0]]}))["results"] == [None]
+            answer = await enqueue(client, run(world, 3, 2, depends=[other[0]]))
+            assert type(answer["acks"][0]) is int
+            for _ in range(2):
+                (claim,) = await client.claim("q", maximum=5, lease_ms=60_000, wait_ms=20_000)
+                await client.complete(claim)
+
+    simulate(workload, seed=8, options=OPTIONS)
+
+
+def test_a_leader_that_dies_leaves_what_others_answered_for() -> None:
+    """The next leader finds what a majority had in memory."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            await client.client.call("queue.set", {"queue": "q", "settings": {"durability": "opportunistic"}})
+            for node in world.nodes:
+                node.disk.delay_ms = lambda: 50
+            runs = [run(world, number, 0) for number in range(30)]
+            for one in runs:
+                await enqueue(client, one)
+            await world.crash_node(leader(world, 0))
+            await world.until(lambda: world.audit.replica.partitions[0].ready, "ready")
+            with trio.fail_after(30):
+                while (await client.client.count("q"))["q"]["total"] < 30:
+                    await trio.sleep(0.5)
+
+    simulate(workload, seed=7, options=OPTIONS)
