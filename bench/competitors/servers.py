@@ -93,6 +93,16 @@ class Servers:
         """Process ids, in order of start."""
         return [process.pid for process, _ in self._running]
 
+    def end(self, pid: int) -> None:
+        """Kill one process at once."""
+        for place, (process, _) in enumerate(self._running):
+            if process.pid == pid:
+                process.kill()
+                process.wait()
+                del self._running[place]
+                return
+        raise ValueError(f"no process {pid} runs")
+
     def stop(self) -> None:
         """Terminate all, latest first; kill those that do not end in time."""
         for process, _ in reversed(self._running):

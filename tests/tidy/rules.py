@@ -32,12 +32,15 @@ PURE = (
             "step",
             "invariants",
             "invariants_placement",
+            "invariants_queues",
             "duties",
             "claims",
             "snapshot",
             "diff",
             "purity",
             "remembering",
+            "queues",
+            "transactions",
         )
     ),
 )
