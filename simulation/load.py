@@ -28,8 +28,10 @@ STUCK_S = 45.0
 CALL_TIMEOUT_MS = 15_000
 REPEATED = 0.5
 """How often a unique key is sent once more."""
-ALL_QUEUES = 0.2
-"""How often workers ask for tasks of every queue rather than of two."""
+ALL_QUEUES = 0.15
+"""How often workers ask for tasks of every queue rather than of one."""
+CALM_LEASE_MS = 20_000
+"""Of claims while everything is worked off: waiting claims are asked for anew in each quarter of a lease."""
 RECENT = 40
 """Tasks on which a new one may depend."""
 
@@ -135,9 +137,9 @@ class Load:
     async def _work(self) -> None:
         async with self.world.client() as client:
             while not self._stopped:
-                lease_ms = self._random.randint(*self.mix.lease_ms)
+                lease_ms = CALM_LEASE_MS if self._draining else self._random.randint(*self.mix.lease_ms)
                 maximum = self._random.randint(1, self.mix.claim_max)
-                wait_ms = self._random.choice((0, 500, 3_000))
+                wait_ms = 3_000 if self._draining else self._random.choice((0, 500, 3_000))
                 try:
                     claims = await client.claim(
                         self._wanted(),
@@ -161,7 +163,7 @@ class Load:
         """Queues to claim from: now some, now all."""
         if self.mix.rules is None or self._draining or self._random.random() < ALL_QUEUES:
             return self._queues
-        return [self._queues[0], self._random.choice(self._queues[1:])]
+        return [self._random.choice((self._queues[0], *self._queues))]
 
     async def _handle(self, client: RecordingClient, claim: Claim, lease_ms: int) -> None:
         mix, draw = self.mix, self._random.random

@@ -16,7 +16,7 @@ from attrs import frozen
 from onyxq.ids import TaskId
 
 STOPS, LIMITED, TICKS = "stops", "limited", "ticks"
-TICK_S = 10
+TICK_S = 20
 CONCURRENCY = 3
 RATES = (1, 4, 0)
 """Tasks a second; 0: no limit."""
@@ -41,7 +41,7 @@ class RulesMix:
     """How often a task of `STOPS` fails."""
     transact: float = 0.06
     """How often a task is completed by a transaction, which enqueues another one."""
-    operate_s: float = 6.0
+    operate_s: float = 10.0
     """Longest pause between two things that an operator does."""
 
 

@@ -83,14 +83,17 @@ def history_of(store: Store, task_id: TaskId) -> list[History]:
 
 
 def not_ended_by(store: Store, run: Run, token: int, event: int | None) -> list[Run]:
-    """The tasks of a run whose claim under ``token`` did not end by this event (a failure: or for good)."""
+    """The tasks of a run whose claim under ``token`` did not end by this event.
+
+    A failure may also have ended it for good, in this life of the task.
+    """
     if event is None:
         return [run]
     bits = 0
     for task_id in ids_of(*run):
         ended = any((one.token, one.event) == (token, event) for one in history_of(store, task_id))
         dead = event == facts.RETRIED and any(
-            done.token == token and done.outcome in (facts.FAILED, facts.STOPPED)
+            done.token == token >= store.reopened(task_id) and done.outcome in (facts.FAILED, facts.STOPPED)
             for _, done in completions_of(store, Run(task_id, 1))
         )
         if not ended and not dead:
