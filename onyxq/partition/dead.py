@@ -125,24 +125,32 @@ class Dead:
         return Finish(run, claim[2] if claim is not None else -1, facts.FAILED, [])
 
     async def discard(self, ids: Sequence[TaskId]) -> list[dict[str, Any] | None]:
-        """Give dead letters up: they are cancelled, and what stopped behind them goes on; an error map or None each."""
+        """Give dead letters up: they are cancelled, and what stopped behind them goes on; an error map or None each.
+
+        Those that are cancelled already stay so: whoever was not answered may ask again.
+        """
         refused: list[list[Refused]] = [[] for _ in ids]
         work: dict[int, list[tuple[int, Finish]]] = {}
         await self._completing.turn([Run(task_id, 1) for task_id in ids])
         for place, task_id in enumerate(ids):
             try:
                 leader = self._standing.leader(partition_of(task_id))
-                self._check_dead(task_id)
-                row = self._host.store.task_row(task_id)
-                if row is not None:
-                    self._host.granter.keys.note(task_id, row[1])
-                token = token_now(self._host.store, task_id, self._host.replica.position)
-                finish = Finish(Run(task_id, 1), token, facts.CANCELLED, [])
-                work.setdefault(leader.partition, []).append((place, finish))
+                work.setdefault(leader.partition, []).append((place, self._given_up(leader, task_id)))
             except OnyxqError as error:
                 refused[place].append([task_id, 1, error.to_map()])
         await self._completing.finish_all(work, refused)
         return [parts[0][2] if parts else None for parts in refused]
+
+    def _given_up(self, leader: PartitionLeader, task_id: TaskId) -> Finish:
+        done, run = self._done(task_id), Run(task_id, 1)
+        if done is not None and done.outcome == facts.CANCELLED:
+            return Finish(run, done.token, facts.CANCELLED, [], self._completing.completion_rows_of(leader, run))
+        self._check_dead(task_id)
+        row = self._host.store.task_row(task_id)
+        if row is not None:
+            self._host.granter.keys.note(task_id, row[1])
+        token = token_now(self._host.store, task_id, self._host.replica.position)
+        return Finish(run, token, facts.CANCELLED, [])
 
     def _check_dead(self, task_id: TaskId) -> None:
         """Raise unless a task is a dead letter, and nobody is about to have it run again."""

@@ -52,7 +52,12 @@ class DeadlinesKept(Checker):
 
     def _otherwise(self, task_id: TaskId, state: str, error: str) -> bool:
         """Whether something else ended the task."""
-        asked = {call.kind for call in self.history.operations.get(task_id, ()) if call.outcome != REFUSED}
+        # A client repeats a cancel by itself, and hears of what its first attempt did as of another's.
+        asked = {
+            call.kind
+            for call in self.history.operations.get(task_id, ())
+            if call.outcome != REFUSED or call.code == "already_finished"
+        }
         if state == "cancelled" and asked & {CANCEL, DISCARD}:
             return True
         depends = self.ledger.said(self.ledger.read[task_id]).depends

@@ -55,7 +55,8 @@ class Model(NamedTuple):
     def after(self, call: Operation) -> Model | None:
         """The task after a call that took effect; None if it cannot take effect now."""
         if self.finished != NOBODY:
-            return self if call.kind == COMPLETE and self.finished == call.token else None  # a repeat
+            repeat = call.kind in (COMPLETE, DISCARD) and self.finished == call.token
+            return self if repeat else None
         if call.kind in (CLAIM, CANCEL, DISCARD, REQUEUE):
             return self._taken(call) if self._free(call) else None
         if call.token != self.token:

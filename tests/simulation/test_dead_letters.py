@@ -83,6 +83,8 @@ def test_discarded_dead_letters_are_cancelled() -> None:
             assert (await client.client.call("dead.discard", {"queue": "q", "limit": 2}))["count"] == 2
             assert len((await client.client.call("dead", {}))["tasks"]) == 1
             assert sorted([await tasks.state(one) for one in dead]) == ["cancelled"] * 3 + ["failed"]
+            again = await client.client.call("dead.discard", {"ids": dead[:1]})
+            assert again["results"] == [None], "whoever was not answered may ask again"
             with pytest.raises(BadRequest) as caught:
                 await client.client.call("dead.discard", {"ids": dead, "queue": "q"})
             assert caught.value.field == "ids"
