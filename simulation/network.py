@@ -141,7 +141,7 @@ class SimulatedStream(ByteStream):
 
     async def send(self, item: bytes) -> None:
         """Send bytes; waits while the buffer is full."""
-        await anyio.lowlevel.checkpoint()
+        await anyio.lowlevel.checkpoint_if_cancelled()
         pipe = self._outgoing
         while True:
             if self._closed:

@@ -101,9 +101,11 @@ class _Waiting(NamedTuple):
 class Sender:
     """Carries writes to one node; see the module's first paragraph."""
 
-    def __init__(self, node: str, send: Send) -> None:
+    def __init__(self, node: str, send: Send, *, missed: Callable[[], None] = lambda: None) -> None:
         self.node = node
         self._send = send
+        self._on_missed = missed
+        """Called when somebody begins to wait in `back`."""
         self._waiting: deque[_Waiting] = deque()
         self._wake = trio.Event()
         self._bytes = 0
@@ -147,6 +149,7 @@ class Sender:
     async def back(self) -> None:
         """Return when the node, which did not answer, answers a probe."""
         self._waiters += 1
+        self._on_missed()
         try:
             await self._returned.wait()
         finally:

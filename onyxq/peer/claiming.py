@@ -3,12 +3,14 @@
 For every queue that somebody here waits on, this node keeps a question open at each node
 that leads partitions: "tell me when your best ready task is better than what I know".
 The answer is the present state, so nothing is missed across reconnections, elections or
-lost messages; the question is repeated at the latest every second.  A claimer asks the
-node with the best head first: exact when quiet, approximate under load.
+lost messages; the question is repeated each second, less often where there has been
+nothing for a while.  A claimer asks the node with the best head first: exact when quiet,
+approximate under load.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,6 +26,11 @@ from onyxq.peer.node import Node
 from onyxq.replica import leader_node, live_nodes, unserved
 
 POLL_S = 1.0
+IDLE_POLL_S = 4.0
+"""How long a question stays open if the one before it ended without news.
+
+One that is withdrawn lingers at the node that was asked until its time is up; after news the short time holds.
+"""
 LINGER_S = 3.0
 """How long a queue is watched after the last claimer went."""
 ASK_TIMEOUT_S = 5.0
@@ -69,7 +76,8 @@ class _Watched:
         self.heads: dict[str, Head | None] = {}
         """Best head per node; a node is missing until it answered once."""
         self.scopes: dict[str, trio.CancelScope] = {}
-        self.wakes: dict[str, trio.Event] = {}
+        self.asking: dict[str, trio.CancelScope] = {}
+        """What is waited for per node; cancelled when the node's head has become known otherwise."""
         self.used_at = 0.0
         self.settled_at = 0.0
         """Until then a claimer waits for the heads of nodes that have not answered once."""
@@ -172,13 +180,14 @@ class Claiming:
         return self._leading_of[2]
 
     async def _poll(self, watched: _Watched, node_id: str) -> None:
+        quiet = False
         try:
             with watched.scopes[node_id]:
                 while self._still_wanted(watched, node_id):
-                    await self._ask_head(watched, node_id)
+                    quiet = await self._ask_head(watched, node_id, IDLE_POLL_S if quiet else POLL_S)
         finally:
             watched.scopes.pop(node_id, None)
-            watched.wakes.pop(node_id, None)
+            watched.asking.pop(node_id, None)
             watched.heads.pop(node_id, None)
             if not watched.scopes and trio.current_time() - watched.used_at >= LINGER_S:
                 self._queues.pop(watched.queue, None)  # names that claimers make up must not pile up
@@ -191,39 +200,36 @@ class Claiming:
             return True
         return any(watched.queue in claimer.queues and not claimer.gone for claimer in self._claimers)
 
-    async def _ask_head(self, watched: _Watched, node_id: str) -> None:
+    async def _ask_head(self, watched: _Watched, node_id: str, poll_s: float) -> bool:
+        """Ask once, for up to ``poll_s``; whether there was nothing new."""
         known = watched.heads.get(node_id)
         better_than = list(known[:2]) if known is not None else None
         # Not known yet: the present state is wanted at once.
-        timeout_s = POLL_S if node_id in watched.heads else 0.0
-        wake = watched.wakes[node_id] = trio.Event()
+        timeout_s = poll_s if node_id in watched.heads else 0.0
         found: list[Head | None] = []
-        async with trio.open_nursery() as nursery:
-
-            async def interrupt() -> None:
-                await wake.wait()
-                nursery.cancel_scope.cancel()
-
-            nursery.start_soon(interrupt)
+        with trio.CancelScope() as asking:
+            watched.asking[node_id] = asking
             try:
                 found.append(await self._head_of(node_id, watched.queue, better_than, timeout_s))
             except OnyxqError:
                 watched.heads.pop(node_id, None)  # what it has is not known
                 self._wake.set()
                 await trio.sleep(0.2)
-            nursery.cancel_scope.cancel()
-        if not found or wake.is_set():
-            return
+        if not found or asking.cancel_called:
+            return False
         head = found[0]
         watched.heads[node_id] = head
-        if head is not None:
-            self._wake.set()
-            if known is not None and head[:2] >= known[:2]:
-                # Nobody here is in need of more: ask again when somebody is, or later.
-                with trio.move_on_after(POLL_S):
-                    await wake.wait()
-        elif timeout_s == 0.0:
-            self._wake.set()
+        if head is None:
+            if timeout_s == 0.0:
+                self._wake.set()
+            return known is None
+        self._wake.set()
+        if known is not None and head[:2] >= known[:2]:
+            # Nobody here is in need of more: ask again when somebody is, or later.
+            with trio.move_on_after(POLL_S) as asking:
+                watched.asking[node_id] = asking
+                await trio.sleep_forever()
+        return False
 
     async def _head_of(self, node_id: str, queue: str, better_than: list[int] | None, timeout_s: float) -> Head | None:
         if node_id == self._node.node_id:
@@ -241,7 +247,7 @@ class Claiming:
         self._give_up_without_log(now)
         left: deque[Claimer] = deque()
         groups: dict[str, list[Claimer]] = {}
-        next_look = now + 1.0
+        next_look = now + 1.0 if self._claimers else math.inf
         while self._claimers:
             claimer = self._claimers.popleft()
             if claimer.gone:
@@ -363,8 +369,8 @@ class Claiming:
             watched = self._queues.get(queue)
             if watched is not None and node_id in watched.heads:
                 watched.heads[node_id] = heads.get(queue)
-                if node_id in watched.wakes:
-                    watched.wakes[node_id].set()
+                if node_id in watched.asking:
+                    watched.asking[node_id].cancel()
         troubled = False
         for claimer, answer in zip(group, answers, strict=True):
             claimer.asking = False

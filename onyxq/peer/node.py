@@ -24,7 +24,7 @@ from onyxq.errors import BadRequest, Corrupt, Forbidden, LogUnavailable, OnyxqEr
 from onyxq.facts import Row
 from onyxq.ids import Run
 from onyxq.log.codec import encode_entry
-from onyxq.log.interface import Origin
+from onyxq.log.interface import LogSession, Origin
 from onyxq.metrics import Metrics
 from onyxq.partition.cohort import Cohort
 from onyxq.partition.expiry import Expiry
@@ -100,7 +100,8 @@ class Node:
         self.peer_id = ""
         """The peer of this node that is in the ring, or empty."""
         self.outbox: Outbox | None = None
-        self.log_connected = False
+        self.session: LogSession | None = None
+        """The peer's session with the log, while it has one."""
         self.log_lag = 0
         self.epochs = store.epochs()
         self.leaders: dict[int, PartitionLeader] = {}
@@ -138,6 +139,7 @@ class Node:
         self.operations = Operations(self)
         self.expiry = Expiry(self, self.operations.completing, self.operations.renewed)
         self.repair = Repair(self)
+        self.probing = Probing(self)
 
     async def run(self) -> None:
         """Background work until cancelled."""
@@ -149,7 +151,7 @@ class Node:
             nursery.start_soon(self._promote_due)
             nursery.start_soon(MovedAway(self).run)
             nursery.start_soon(self._yield_in_trouble, nursery)
-            nursery.start_soon(Probing(self).run)
+            nursery.start_soon(self.probing.run)
             nursery.start_soon(self.repair.run)
 
     def start_soon(self, function: Callable[..., Any], *args: Any) -> None:
@@ -340,7 +342,7 @@ class Node:
                 args: dict[str, Any] = {"writes": packed, "early": True} if early else {"writes": packed}
                 return errors_from(await self.call(node, "cohort.write", args, timeout_s=COHORT_WRITE_TIMEOUT_S))
 
-            sender = self.senders[node] = Sender(node, send)
+            sender = self.senders[node] = Sender(node, send, missed=self.probing.missed)
             self._nursery.start_soon(sender.run)
         return sender
 
@@ -411,6 +413,11 @@ class Node:
         if not self.log_connected or outbox.stalled_s() > STALLED_S:
             raise LogUnavailable("the log cannot be reached from this node now")
         return outbox
+
+    @property
+    def log_connected(self) -> bool:
+        """Whether the log can be reached now, as far as is known."""
+        return self.session is not None and self.session.connected
 
     def can_submit(self) -> bool:
         """Whether entries can be appended now, as far as is known."""

@@ -105,10 +105,10 @@ class Peer:
             on_append=node.metrics.log_append_seconds.observe,
             encode=node.encode,
         )
+        node.session = session
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._lost, session)
-                nursery.start_soon(self._watch_connection, session)
                 await self._catch_up(session)
                 nursery.start_soon(outbox.run)
                 await self._create_if_new(session, outbox)
@@ -127,17 +127,12 @@ class Peer:
             # Log-bound work ends first; the node serves facts on under the last replica.
             node.outbox = None
             node.peer_id = ""
-            node.log_connected = False
+            node.session = None
             outbox.close()
 
     async def _lost(self, session: LogSession) -> None:
         await session.wait_lost()
         raise SessionLost("the session with the log was lost")
-
-    async def _watch_connection(self, session: LogSession) -> None:
-        while True:
-            self.node.log_connected = session.connected
-            await trio.sleep(0.1)
 
     async def _catch_up(self, session: LogSession) -> None:
         end = await session.tail()

@@ -42,6 +42,11 @@ class Probing:
 
     def __init__(self, host: ProbingHost) -> None:
         self._host = host
+        self._missed = trio.Event()
+
+    def missed(self) -> None:
+        """Somebody waits for a node to answer again."""
+        self._missed.set()
 
     async def run(self) -> None:
         """Ask until cancelled."""
@@ -67,8 +72,12 @@ class Probing:
 
     async def _ask_missed(self) -> None:
         while True:
-            await trio.sleep(MISSED_EVERY_S)
             missed = [sender for _, sender in sorted(self._host.senders.items()) if sender.missed]
+            if not missed:
+                self._missed = trio.Event()
+                await self._missed.wait()
+                continue
+            await trio.sleep(MISSED_EVERY_S)
             async with trio.open_nursery() as nursery:
                 for sender in missed:
                     nursery.start_soon(self._look_for, sender)
