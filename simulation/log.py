@@ -38,6 +38,8 @@ LOG_PROBES = (
 
 CHUNK_BYTES = 16 << 10
 """Small, so that the origins of small clusters have several."""
+NOTICED_S = 0.1
+"""How long a session takes itself for connected although it is not."""
 
 
 @frozen
@@ -108,14 +110,16 @@ class MemoryBackend:
 
     def disconnect(self, session: MemorySession) -> None:
         """Break the connection: reads wait, appends (also those in flight) raise `AppendUnknown`."""
-        session.connected = False
+        if session.reached:
+            session.broken_s = trio.current_time()
+        session.reached = False
         session.breakages += 1
         self.notify()
 
     def reconnect(self, session: MemorySession) -> None:
         """Restore the connection; appends that were to land late do now."""
         if session in self.sessions:
-            session.connected = True
+            session.reached = True
             for data in session.late:
                 self.probes.reached("a record that landed only later")
                 self.land(data)
@@ -126,7 +130,7 @@ class MemoryBackend:
         """End the session as its owner sees it: lost; its pulse is gone."""
         if session in self.sessions:
             self.sessions.remove(session)
-        session.connected = False
+        session.reached = False
         session.breakages += 1
         session.late.clear()
         session.lost.set()
@@ -212,7 +216,10 @@ class MemorySession:
     """A session with the log in memory; see `LogSession`."""
 
     backend: MemoryBackend
-    connected: bool = True
+    reached: bool = True
+    """Whether it is connected in truth."""
+    broken_s: float = 0.0
+    """When the connection broke last."""
     lost: trio.Event = field(factory=trio.Event)
     breaks: list[_Break] = field(factory=list)
     late: list[bytes] = field(factory=list)
@@ -222,6 +229,11 @@ class MemorySession:
     """How many records were read."""
     paused: bool = False
     """Records do not reach the reader for now; all else works."""
+
+    @property
+    def connected(self) -> bool:
+        """See `LogSession.connected`; that a connection broke is noticed late."""
+        return self.reached or (not self.lost.is_set() and trio.current_time() < self.broken_s + NOTICED_S)
 
     async def wait_lost(self) -> None:
         """See `LogSession.wait_lost`."""
@@ -233,7 +245,7 @@ class MemorySession:
         self._check()
         if len(data) > RECORD_BYTES_MAX:
             raise TooLarge(f"a record of {len(data)} bytes; at most {RECORD_BYTES_MAX}")
-        if not self.connected:
+        if not self.reached:
             raise AppendUnknown("the log cannot be reached")
         if self.breaks:
             self.backend.probes.reached("an append with an unknown outcome")
@@ -283,7 +295,7 @@ class MemorySession:
         while True:
             self._check()
             position = backend.place(position)
-            if not self.connected or self.paused or position >= backend.following:
+            if not self.reached or self.paused or position >= backend.following:
                 await backend.wait_record(delay_s)
                 continue
             visible_s = backend.landed_s.get(position, 0.0) + delay_s
@@ -320,7 +332,7 @@ class MemorySession:
     async def wait_pulse_gone(self, peer: str) -> None:
         """See `LogSession.wait_pulse_gone`."""
         await self._reach()
-        while not self.connected or peer in self.backend.pulse_owners:
+        while not self.reached or peer in self.backend.pulse_owners:
             await self.backend.wait_changed()
             self._check()
 
@@ -382,7 +394,7 @@ class MemorySession:
         """Wait until connected; raises `SessionLost`."""
         await trio.lowlevel.checkpoint()
         self._check()
-        while not self.connected:
+        while not self.reached:
             await self.backend.wait_changed()
             self._check()
 

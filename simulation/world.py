@@ -262,7 +262,7 @@ class World:
             if owner is session:
                 self.backend.pulse_owners[peer] = (ghost, data)
         session.late.clear()
-        session.connected = False
+        session.reached = False
         session.breakages += 1
         self.nursery.start_soon(self._expire_later, ghost)
 
@@ -304,7 +304,7 @@ class World:
 
     async def _time_out(self, session: MemorySession) -> None:
         with trio.move_on_after(self.options.session_timeout_ms / 1000):
-            while not session.connected:
+            while not session.reached:
                 await self.backend.wait_changed()
             return
         for peer in [peer for peer, (owner, _) in self.backend.pulse_owners.items() if owner is session]:
