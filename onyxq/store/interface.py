@@ -213,6 +213,14 @@ class Store(Protocol):
         """The value of one row as stored (sealed; the caller checks it)."""
         ...
 
+    def row_keys(self, kind: bytes, first: bytes, last: bytes, *, limit: int) -> list[bytes]:
+        """Keys of the rows of a kind whose first ids lie between two of one partition, both included, in order."""
+        ...
+
+    def body(self, key: bytes) -> bytes:
+        """The checked body of the row at a key; raises `Corrupt`, also if there is no such row."""
+        ...
+
     def task_row(self, task_id: bytes) -> tuple[TaskId, bytes] | None:
         """First id and checked body of the task row that covers an id; raises `Corrupt`."""
         ...

@@ -95,6 +95,23 @@ class StoreReads(RuledReads):
         stored = self._tables.rows.get(key)
         return None if stored is None else bytes(stored)
 
+    def row_keys(self, kind: bytes, first: bytes, last: bytes, *, limit: int) -> list[bytes]:
+        """Keys of the rows of a kind whose first ids lie between two of one partition, both included, in order."""
+        prefix = first[6:8] + kind
+        out: list[bytes] = []
+        for key, _ in self._tables.rows.ascend(prefix + first):
+            if len(out) >= limit or key[:3] != prefix or key[3:23] > last:
+                break
+            out.append(key)
+        return out
+
+    def body(self, key: bytes) -> bytes:
+        """The checked body of the row at a key; raises `Corrupt`, also if there is no such row."""
+        stored = self._tables.rows.get(key)
+        if stored is None:
+            raise Corrupt(f"the row of kind {key[2:3]!r} at task {key[3:23].hex()} is not there")
+        return self._unseal(key, stored)
+
     def task_row(self, task_id: bytes) -> tuple[TaskId, bytes] | None:
         """First id and checked body of the task row that covers an id; raises `Corrupt`."""
         stretch_id = stretch_of(task_id)

@@ -1,0 +1,104 @@
+"""Runs of tasks as rows of the archive's tables, one per task, claim and update. Pure.
+
+The order of a row's values is that of `onyxq.parquet.schema.COLUMNS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from onyxq import facts
+from onyxq.facts import Completion, History
+from onyxq.ids import TaskId, ms_of, offset_of, stretch_of
+from onyxq.parquet.bucket import Progress, Run, ids_in
+
+Row = tuple[Any, ...]
+
+_RETURNED = (facts.RETRIED, facts.EXPIRED, facts.REOPENED)
+_ENDS = {facts.RELEASED: "released", facts.RETRIED: "failed", facts.EXPIRED: "expired"}
+
+
+def task_rows(run: Run) -> Iterator[Row]:
+    """A row per task of a run, in id order."""
+    decoded = facts.unpack_task(run.body)
+    payloads = decoded.all_payloads()
+    header, start = run.header, offset_of(run.first)
+    depends = [one.hex() for one in header.get("depends", ())]
+    for task_id, done, result in _finished(run):
+        offset = offset_of(task_id)
+        said = [event for mask, event in run.history if mask >> offset & 1 and event.event in _RETURNED]
+        due = [event.retry_ms for event in said if event.event in (facts.RETRIED, facts.REOPENED)]
+        requeued = [event.at_ms for event in said if event.event == facts.REOPENED]
+        failed = done.outcome in (facts.FAILED, facts.STOPPED)
+        yield (
+            task_id.hex(),
+            facts.OUTCOMES[done.outcome],
+            header.get("priority", 0),
+            header.get("ordering_key"),
+            header.get("unique_key"),
+            header.get("format", "bytes"),
+            payloads[offset - start] if run.data is None else run.data,
+            ms_of(task_id),
+            due[-1] if due else ms_of(task_id),
+            header.get("expires_ms"),
+            done.at_ms,
+            run.retries,
+            max([0, *(event.attempts for event in said)]),
+            depends,
+            requeued[-1] if requeued else None,
+            None if done.outcome == facts.CANCELLED else done.token,
+            len(run.updates.get(task_id, ())),
+            result if done.outcome == facts.COMPLETED else None,
+            (result or b"").decode(errors="replace") if failed else None,
+        )
+
+
+def claim_rows(run: Run) -> Iterator[Row]:
+    """A row per claim of each task, in the order of ids and tokens."""
+    for task_id, done, result in _finished(run):
+        offset = offset_of(task_id)
+        said = [event for mask, event in run.history if mask >> offset & 1]
+        if said:
+            hexed = task_id.hex()
+            yield from ((hexed, *claim) for claim in _claims(said, done, result))
+
+
+def _claims(said: Sequence[History], done: Completion, result: bytes | None) -> list[Row]:
+    """Token, worker, start, end, outcome, error and time of the next attempt of each claim on one task."""
+    claims: dict[int, Row] = {
+        one.token: (one.token, one.worker, one.at_ms, None, None, None, None)
+        for one in said
+        if one.event == facts.GRANTED
+    }
+    for one in said:
+        if one.event in _ENDS and one.token in claims:
+            retry_ms = one.retry_ms if one.event == facts.RETRIED else None
+            claims[one.token] = (*claims[one.token][:3], one.at_ms, _ENDS[one.event], one.note or None, retry_ms)
+    if done.token in claims:
+        failed = done.outcome in (facts.FAILED, facts.STOPPED)
+        error = (result or b"").decode(errors="replace") if failed else None
+        claims[done.token] = (*claims[done.token][:3], done.at_ms, facts.OUTCOMES[done.outcome], error, None)
+    return [claims[token] for token in sorted(claims)]
+
+
+def update_row(one: Progress) -> Row:
+    """The row of an update."""
+    return (one.task_id.hex(), one.update.token, one.update.seq, one.update.at_ms, one.update.data)
+
+
+def _finished(run: Run) -> Iterator[tuple[TaskId, Completion, bytes | None]]:
+    """Each task with its completion and result, in id order."""
+    stretch = stretch_of(run.first)
+    by_id = {
+        task_id: (done, done.results[offset_of(task_id) - offset_of(first)] if done.results else None)
+        for bits, first, done in run.done
+        for task_id in ids_in(stretch, bits)
+    }
+    for task_id in ids_in(stretch, run.bits):
+        yield (task_id, *by_id[task_id])
+
+
+def size_of(row: Row) -> int:
+    """About how many bytes a row takes in memory."""
+    return 200 + sum(len(value) for value in row if isinstance(value, bytes))
