@@ -12,6 +12,9 @@ TOKEN_OF_CLAIM = option("--token", dest="claim_token", metavar="T", type=int, re
 LEASE = option("--lease", metavar="TIME", default="30s", help="how long the claim holds (default 30s)")
 QUEUE_FILTER = option("--queue", metavar="QUEUE", help="only of this queue")
 ARCHIVES = option("--archive", action="append", metavar="DIR", help="read trimmed records from there; may be repeated")
+TASK_ARCHIVES = option(
+    "--archive", action="append", metavar="DIR", help="read purged tasks from there; may be repeated (needs no peer)"
+)
 DATA = option("--data", metavar="JSON", help="the task's data, as JSON")
 FILE = option("--file", metavar="FILE", help="the task's data, as the bytes of a file (- for stdin)")
 PRIORITY = option("--priority", type=int, default=0, metavar="N", help="higher runs first (default 0)")
@@ -53,8 +56,8 @@ TASK_COMMANDS: tuple[Command, ...] = (
             "--copies", type=int, metavar="N", help="nodes that must have it before the answer (default: a majority)"
         ),
     ),
-    _task("get", "one task and its claims", f"get {SOME_ID}", ID),
-    _task("log", "the updates that workers sent about a task", f"log {SOME_ID}", ID),
+    _task("get", "one task and its claims", f"get {SOME_ID}", ID, TASK_ARCHIVES),
+    _task("log", "the updates that workers sent about a task", f"log {SOME_ID}", ID, TASK_ARCHIVES),
     _task(
         "list",
         "tasks in id order",

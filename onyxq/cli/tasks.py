@@ -7,18 +7,19 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onyxq.cli.context import Context, clock, is_duration, milliseconds, moment, task_id
 from onyxq.cli.output import cell
-from onyxq.errors import BadRequest, OnyxqError, from_map
+from onyxq.errors import BadRequest, NotFound, OnyxqError, from_map
 from onyxq.facts import pack_task, partition_of_keys, unpack_task
 from onyxq.ids import TaskId, counter_of, make_id, ms_of, partition_of, with_counter
 
 if TYPE_CHECKING:
     from onyxq.client import Client
+    from onyxq.parquet.reader import ArchivedTask
 
 PAGE_TASKS = 500
 
@@ -105,9 +106,27 @@ def _expires_ms(text: str, now_ms: int) -> int:
     return moment(text, field="expires")
 
 
+def _archived(context: Context) -> ArchivedTask:
+    """The task in the archives that are named; raises `NotFound`."""
+    from onyxq.parquet.reader import find
+
+    wanted = TaskId(task_id(context.args.id))
+    found = find([Path(one) for one in context.args.archive], wanted)
+    if found is None:
+        raise NotFound(
+            f"there is no task {wanted.hex()} in the archive",
+            field="id",
+            hint="Check the id; a task that is not purged yet is in the cluster: ask without --archive.",
+        )
+    return found
+
+
 def task_get(context: Context) -> None:
-    """Print one task."""
-    task = context.call("get", {"id": task_id(context.args.id), "seen_token": None, "seen_seq": None})
+    """Print one task, as the cluster or an archive has it."""
+    if context.args.archive:
+        task = _archived(context).task
+    else:
+        task = context.call("get", {"id": task_id(context.args.id), "seen_token": None, "seen_seq": None})
     shown = presented(task)
     if context.out.as_json:
         context.out.document(shown)
@@ -127,7 +146,10 @@ def task_get(context: Context) -> None:
 
 def task_log(context: Context) -> None:
     """Print the updates of one task."""
-    updates = context.call("task_log", {"id": task_id(context.args.id)})["updates"]
+    if context.args.archive:
+        updates: Sequence[dict[str, Any]] = _archived(context).updates
+    else:
+        updates = context.call("task_log", {"id": task_id(context.args.id)})["updates"]
     shown = [{"token": u["token"], "seq": u["seq"], **member("data", u["data"]), "at_ms": u["at_ms"]} for u in updates]
     rows = [{**one, "at": clock(one["at_ms"]), "data": brief(one)} for one in shown]
     context.out.table({"updates": shown}, rows, ("token", "seq", "at", "data"), empty="no updates")

@@ -1,0 +1,365 @@
+"""Finished tasks in Parquet: what is written from a store of each kind is read back as the live cluster says it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from pyarrow import dataset
+
+from onyxq import facts
+from onyxq.errors import Conflict, Corrupt, NotFound, StoreFailed
+from onyxq.facts import Mark, key_of
+from onyxq.ids import TaskId, stretch_of, with_counter
+from onyxq.parquet.bucket import Bucket
+from onyxq.parquet.layout import encoded
+from onyxq.parquet.reader import find
+from onyxq.parquet.writer import Written, write_bucket
+from onyxq.replica import Queue, Replica
+from onyxq.store.interface import Batch
+from tests.conformance.store_world import NOW_MS, AnyStore, World, in_trio, put, tasks
+from tests.conformance.task_archive_world import (
+    BEFORE_MS,
+    BUCKET,
+    FROM_MS,
+    PARTITION,
+    REPLICA,
+    archived,
+    bucket_keeping,
+    completed,
+    files,
+    found,
+    live,
+    progress,
+    random_life,
+    said,
+    task_id,
+)
+
+
+@pytest.fixture(params=["memory", "lmdb"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+    """Each kind of store in turn."""
+    return World(request.param, tmp_path / "store")
+
+
+@in_trio
+async def test_a_task_is_read_back_as_the_live_cluster_says_it(world: World, tmp_path: Path) -> None:
+    """Many runs of all kinds and outcomes: every field, claim and update is the same."""
+    random, ids = Random(5), []
+    async with world.store() as store:
+        for counter in range(0, 60 * 64, 64):
+            rows, some = random_life(random, counter)
+            await put(store, *rows)
+            ids += some
+        written = await archived(store, tmp_path)
+        assert written.tasks == len(ids)
+        for one in ids:
+            assert found(tmp_path, one) == live(store, one)
+
+
+@in_trio
+async def test_results_of_all_sorts_come_back_as_they_were(world: World, tmp_path: Path) -> None:
+    """None, empty, bytes that are no text; one row holds them all."""
+    first = task_id()
+    async with world.store() as store:
+        await put(store, tasks(first, 4), completed(first, [None, b"", b"\xff\0", b"{}"]))
+        await archived(store, tmp_path)
+        results = [found(tmp_path, with_counter(first, i)).task["result"] for i in range(4)]  # type: ignore[union-attr]
+        assert results == [None, b"", b"\xff\0", b"{}"]
+
+
+@in_trio
+async def test_the_data_that_was_handed_out_is_kept(world: World, tmp_path: Path) -> None:
+    """A unique task whose data was replaced before its first grant."""
+    first = task_id()
+    async with world.store() as store:
+        replaced = facts.data_row(first, facts.Data(NOW_MS, b"newer", Mark(1, 1)))
+        row = tasks(first, 1, unique_key="u", order=[FROM_MS, 1, 1])
+        await put(store, row, replaced, completed(first, [b"ok"]))
+        await archived(store, tmp_path)
+        assert found(tmp_path, first) == live(store, first)
+        assert found(tmp_path, first).task["data"] == b"newer"  # type: ignore[union-attr]
+
+
+@in_trio
+async def test_a_task_that_gave_way_to_another_is_not_archived(world: World, tmp_path: Path) -> None:
+    """Of two rows of a unique key the one that stands is the task."""
+    loser, winner = task_id(0), task_id(2048)
+    async with world.store() as store:
+        for first, number in ((loser, 1), (winner, 2)):
+            await put(store, tasks(first, 1, unique_key="u", order=[FROM_MS, 1, number]))
+        await put(store, completed(winner, [b"ok"]))
+        assert await archived(store, tmp_path) == Written(tasks=1, claims=0, updates=0, files=1)
+        assert found(tmp_path, loser) is None is live(store, loser)
+        assert found(tmp_path, winner) is not None
+
+
+@in_trio
+async def test_a_requeued_task_is_archived_with_its_second_end(world: World, tmp_path: Path) -> None:
+    """It failed, was requeued and completed: the last life's result, and both claims."""
+    first = task_id()
+    async with world.store() as store:
+        await put(
+            store,
+            tasks(first, 1),
+            said(first, 1, facts.GRANTED, 10),
+            completed(first, [b"no such host"], outcome=facts.FAILED, mark=Mark(9, 9)),
+            said(first, 1, facts.REOPENED, 20, token=20, retry_ms=NOW_MS, attempts=1),
+            said(first, 1, facts.GRANTED, 30, token=30),
+            completed(first, [b"sent"], token=30),
+        )
+        await archived(store, tmp_path)
+        got = found(tmp_path, first)
+        assert got == live(store, first)
+        assert got is not None
+        assert (got.task["state"], got.task["result"], got.task["error"]) == ("completed", b"sent", None)
+        assert [claim["outcome"] for claim in got.task["claims"]] == [None, "completed"]
+
+
+@in_trio
+async def test_only_queues_that_ask_for_it_are_archived(world: World, tmp_path: Path) -> None:
+    """Others leave no trace, and may be unfinished."""
+    async with world.store() as store:
+        mine, other = task_id(0), task_id(2048)
+        await put(store, tasks(mine, 3), completed(mine, [], count=3), tasks(other, 3, queue="noise"))
+        assert (await archived(store, tmp_path)).tasks == 3
+        assert found(tmp_path, other) is None
+
+
+@in_trio
+async def test_a_bucket_is_cut_by_time_and_by_what_is_kept(world: World, tmp_path: Path) -> None:
+    """Tasks before and behind it, and kept stretches, stay out; what was kept follows once it goes."""
+    inside, kept = task_id(0), task_id(4096)
+    early, late = task_id(0, ms=FROM_MS - 1), task_id(0, ms=BEFORE_MS)
+    async with world.store() as store:
+        for first in (inside, kept, early, late):
+            await put(store, tasks(first, 2), completed(first, [], count=2))
+        await archived(store, tmp_path, bucket_keeping(kept))
+        assert [found(tmp_path, one) is not None for one in (inside, kept, early, late)] == [True, False, False, False]
+        later = Bucket(partition=PARTITION, from_ms=BEFORE_MS, before_ms=BEFORE_MS, again=[stretch_of(kept)])
+        assert (await archived(store, tmp_path, later)).tasks == 2
+        assert found(tmp_path, kept) == live(store, kept)
+
+
+@in_trio
+async def test_a_bucket_with_an_unfinished_task_is_refused(world: World, tmp_path: Path) -> None:
+    """And nothing of it is to be seen."""
+    first = task_id()
+    async with world.store() as store:
+        await put(store, tasks(first, 3), completed(first, [], count=2))
+        with pytest.raises(Conflict, match="is not finished"):
+            await archived(store, tmp_path / "archive")
+        assert files(tmp_path / "archive") == {}
+
+
+@in_trio
+async def test_a_damaged_row_keeps_its_bucket_from_being_archived(world: World, tmp_path: Path) -> None:
+    """The error names the row, which is noted for repair."""
+    first = task_id()
+    async with world.store() as store:
+        row = completed(first, [], count=2)
+        await put(store, tasks(first, 2), row)
+        _spoil(store, row.key)
+        with pytest.raises(Corrupt):
+            await archived(store, tmp_path / "archive")
+        assert row.key in store.damaged
+        assert files(tmp_path / "archive") == {}
+
+
+def _spoil(store: AnyStore, key: bytes) -> None:
+    value = bytearray(store.get(key) or b"")
+    value[3] ^= 1
+    if hasattr(store, "_env"):
+        with store._env.begin(write=True, db=store._dbs["rows"]) as txn:
+            txn.put(key, bytes(value))
+        store._renew()
+    else:
+        store._tables.rows.put(key, bytes(value))
+
+
+@in_trio
+async def test_a_repeat_overwrites_what_it_wrote(world: World, tmp_path: Path) -> None:
+    """The same names and the same bytes."""
+    random = Random(2)
+    async with world.store() as store:
+        for counter in range(0, 10 * 64, 64):
+            await put(store, *random_life(random, counter)[0])
+        first = await archived(store, tmp_path / "archive")
+        before = files(tmp_path / "archive")
+        assert await archived(store, tmp_path / "archive") == first
+        assert files(tmp_path / "archive") == before
+        assert len(before) == first.files
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+def dying(step: str) -> Callable[..., Any]:
+    """An ``offload`` of a process that dies when a step is reached: nothing happens any more."""
+    dead = False
+
+    async def offload(function: Callable[..., Any], *args: Any) -> Any:
+        nonlocal dead
+        if dead:
+            return None
+        if function.__name__ == step:
+            dead = True
+            for file in function.__self__._files.values():
+                file.finish()
+            raise Killed
+        return function(*args)
+
+    return offload
+
+
+@in_trio
+async def test_a_crash_before_files_get_their_names_leaves_nothing_that_is_read(world: World, tmp_path: Path) -> None:
+    """The leftovers are hidden, and go when the bucket is written again."""
+    first = task_id()
+    async with world.store() as store:
+        await put(store, tasks(first, 5), said(first, 5, facts.GRANTED, 10), completed(first, [], count=5))
+        with pytest.raises(Killed):
+            await archived(store, tmp_path / "archive", offload=dying("finish"))
+        left = files(tmp_path / "archive")
+        assert len(left) == 2
+        assert all("/." in name and name.endswith(".part") for name in left)
+        assert found(tmp_path / "archive", first) is None
+        await archived(store, tmp_path / "archive")
+        assert found(tmp_path / "archive", first) == live(store, first)
+        assert all(name.endswith(".parquet") for name in files(tmp_path / "archive"))
+
+
+@in_trio
+async def test_the_archives_of_two_nodes_are_read_as_one(world: World, tmp_path: Path) -> None:
+    """What both have counts once, and the later end of a task that went on after it was first archived."""
+    first, other = task_id(0), task_id(2048)
+    one, two = tmp_path / "one", tmp_path / "two"
+    async with world.store() as store:
+        rows = [tasks(first, 1), said(first, 1, facts.GRANTED, 10), progress(first, 0)]
+        await put(store, *rows, completed(first, [b"bad"], outcome=facts.FAILED))
+        await archived(store, one)
+        await put(store, tasks(other, 1), completed(other, [b"ok"]))
+        await put(store, said(first, 1, facts.REOPENED, 20, token=20, retry_ms=NOW_MS, attempts=1))
+        await put(store, said(first, 1, facts.GRANTED, 30, token=30), completed(first, [b"good"], token=30))
+        await archived(store, two)
+        for order in ([one, two], [two, one]):
+            assert find(order, other) == live(store, other)
+            both = find(order, first)
+            assert both is not None
+            assert both.task["result"] == b"good"
+            assert [claim["token"] for claim in both.task["claims"]] == [10, 30]
+            assert len(both.updates) == 1
+
+
+@in_trio
+async def test_more_queues_than_are_written_at_a_time(world: World, tmp_path: Path) -> None:
+    """The bucket is gone through again, and nothing is written twice."""
+    names = [f"queue {number}" for number in range(230)]
+    replica = Replica(queues=REPLICA.queues.update({name: Queue(archive=True) for name in names}))
+    async with world.store() as store:
+        ids = [task_id(2048 * number) for number in range(len(names))]
+        rows = [tasks(one, 2, queue=name) for one, name in zip(ids, names, strict=True)]
+        await store.write(Batch(rows=[*rows, *(completed(one, [], count=2) for one in ids)]))
+        written = await write_bucket(replica, store, tmp_path / "archive", BUCKET)
+        assert written == Written(tasks=460, claims=0, updates=0, files=230)
+        assert found(tmp_path / "archive", ids[-1]) == live(store, ids[-1], replica)
+
+
+@pytest.mark.parametrize("queue", ["a/b", "..", "día=5%", "x" * 200, "件" * 200, "~", "%41"])
+@in_trio
+async def test_any_queue_name_makes_a_directory(tmp_path: Path, queue: str) -> None:
+    """Slashes, dots, other scripts, and names that are longer than a directory's may be."""
+    replica = Replica(queues=REPLICA.queues.set(queue, Queue(archive=True)))
+    first = task_id()
+    async with World("memory", tmp_path / "store").store() as store:
+        await put(store, tasks(first, 1, queue=queue), completed(first, [b"ok"]))
+        await write_bucket(replica, store, tmp_path / "archive", BUCKET)
+        assert found(tmp_path / "archive", first) == live(store, first, replica)
+
+
+def test_names_of_directories_differ_where_queues_do() -> None:
+    """Also those that are cut."""
+    names = ["a/b", "a%2Fb", "a~b", "件" * 199, "件" * 200, "x" * 199 + "/", "x" * 200]
+    assert len({encoded(name) for name in names}) == len(names)
+    assert all(len(encoded(name).encode()) <= 248 for name in names)
+
+
+@in_trio
+async def test_the_directory_is_a_partitioned_table(world: World, tmp_path: Path) -> None:
+    """Whoever reads Parquet in Hive's layout sees queue and day as columns."""
+    async with world.store() as store:
+        for counter, queue in ((0, "mail"), (2048, "bills")):
+            first = task_id(counter)
+            await put(store, tasks(first, 3, queue=queue), completed(first, [], count=3))
+        await archived(store, tmp_path / "archive")
+    table = dataset.dataset(tmp_path / "archive" / "tasks", partitioning="hive").to_table()
+    assert sorted(table["queue"].to_pylist()) == ["bills"] * 3 + ["mail"] * 3
+    assert set(map(str, table["day"].to_pylist())) == {"2023-11-14"}
+
+
+@in_trio
+async def test_a_large_run_is_read_by_a_row_group(world: World, tmp_path: Path) -> None:
+    """Payloads of several row groups' worth."""
+    async with world.store() as store:
+        ids = [task_id(2048 * number) for number in range(12)]
+        for number, one in enumerate(ids):
+            body = facts.pack_task({"queue": "mail"}, [Random(number).randbytes(1_000_000)])
+            await put(store, facts.task_row(one, body), completed(one, [b"x" * number]))
+        await archived(store, tmp_path / "archive")
+        for one in ids:
+            assert found(tmp_path / "archive", one) == live(store, one)
+
+
+@in_trio
+async def test_a_directory_that_cannot_be_written_is_named(world: World, tmp_path: Path) -> None:
+    """The error says so, and what it means."""
+    first = task_id()
+    (tmp_path / "archive").write_text("a file")
+    async with world.store() as store:
+        await put(store, tasks(first, 1), completed(first, [b"ok"]))
+        with pytest.raises(StoreFailed, match=r"the archive of tasks in .*archive cannot be written"):
+            await archived(store, tmp_path / "archive")
+
+
+def test_a_wrong_directory_is_named(tmp_path: Path) -> None:
+    """One that is not there, and one that holds no archive."""
+    with pytest.raises(NotFound, match="there is no directory"):
+        find([tmp_path / "none"], task_id())
+    with pytest.raises(NotFound, match="is no archive of tasks"):
+        find([tmp_path], task_id())
+
+
+@in_trio
+async def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    """Rather than the task being said not to exist."""
+    first = task_id()
+    async with World("memory", tmp_path / "store").store() as store:
+        await put(store, tasks(first, 1), completed(first, [b"ok"]))
+        await archived(store, tmp_path / "archive")
+    (file,) = (tmp_path / "archive").rglob("*.parquet")
+    file.write_bytes(file.read_bytes()[:-20])
+    with pytest.raises(Corrupt, match=r"\.parquet cannot be read"):
+        find([tmp_path / "archive"], first)
+    with pytest.raises(Corrupt):
+        found(tmp_path / "archive", TaskId(with_counter(first, 5)))
+
+
+@in_trio
+async def test_rows_of_a_kind_are_found_between_two_ids(world: World) -> None:
+    """Both ends included, in id order, no more than asked for, and never of another kind or partition."""
+    ids = [task_id(counter, maker=maker) for maker in (7, 8) for counter in range(5)]
+    async with world.store() as store:
+        for one in ids:
+            await put(store, tasks(one, 1), completed(one, [b"ok"]))
+        keys = [key_of(facts.TASK, one) for one in ids]
+        assert store.row_keys(facts.TASK, ids[0], ids[-1], limit=100) == keys
+        assert store.row_keys(facts.TASK, ids[2], ids[6], limit=100) == keys[2:7]
+        assert store.row_keys(facts.TASK, ids[2], ids[6], limit=2) == keys[2:4]
+        assert store.row_keys(facts.UPDATE, ids[0], ids[-1], limit=100) == []
+        with pytest.raises(Corrupt, match="is not there"):
+            store.body(key_of(facts.TASK, task_id(77)))
