@@ -12,99 +12,24 @@ to the new node until no partition lacks anything.  Prints one JSON document.
 from __future__ import annotations
 
 import argparse
-import json
-import re
-import shutil
-import sys
-import tempfile
 import time
-import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import trio
-from attrs import define, field
+from attrs import define
 
 from bench.common import emit, machine, progress
-from bench.competitors.servers import Servers
 from bench.drive import make_payloads
+from bench.peers import LOOK_EVERY_S, Cluster, three_peers, until_whole
 from onyxq.client import AsyncClient
 from onyxq.errors import OnyxqError
-from onyxq.log.zookeeper_server import ZookeeperServer
 
-ROOT = Path(__file__).resolve().parent.parent
-PEERS = 3
 LANES = 4
 BATCH_TASKS = 100
-ABSENT_AFTER_MS = 2_000
-SESSION_TIMEOUT_MS = 3_000
-LOOK_EVERY_S = 0.25
 GOAL = 0.70
 """What part of its speed the cluster is to keep."""
-_SENT = re.compile(r'^onyxq_sync_(rows|bytes)_total\{direction="sent"\} (\d+)', re.MULTILINE)
-
-
-@define
-class Peer:
-    """One node's process and where it serves."""
-
-    number: int
-    pid: int
-    listen: str
-    http: str
-
-
-@define
-class Cluster:
-    """Peers in processes of their own."""
-
-    home: Path
-    zookeeper: ZookeeperServer
-    servers: Servers = field(factory=Servers)
-    peers: list[Peer] = field(factory=list)
-    started: int = 0
-
-    def start(self) -> Peer:
-        """Start a peer on an empty directory; returns once it serves."""
-        number, self.started = self.started, self.started + 1
-        name = f"peer-{number}"
-        process = self.servers.run(
-            [sys.executable, "-m", "onyxq.cli.main", "peer", "start", "--json", "--data", str(self.home / name),
-             "--zookeeper", self.zookeeper.hosts, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0",
-             "--session-timeout-ms", str(SESSION_TIMEOUT_MS), "--absent-after-ms", str(ABSENT_AFTER_MS)],
-            directory=self.home,
-            name=name,
-            environment={"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "PATH": "/usr/bin:/bin"},
-        )  # fmt: skip
-        output = self.home / f"{name}.log"
-        until = time.monotonic() + 30
-        while time.monotonic() < until:
-            for line in output.read_text(errors="replace").splitlines():
-                if line.startswith("{") and "listen" in (said := json.loads(line)):
-                    peer = Peer(number, process.pid, said["listen"], said["http"])
-                    self.peers.append(peer)
-                    return peer
-            if process.poll() is not None:
-                break
-            time.sleep(0.05)
-        raise RuntimeError(f"peer {number} does not serve: {output.read_text(errors='replace')[-800:]}")
-
-    def wipe(self) -> None:
-        """Kill the newest peer and delete what it has."""
-        peer = self.peers.pop()
-        self.servers.end(peer.pid)
-        shutil.rmtree(self.home / f"peer-{peer.number}")
-
-    def sent(self) -> dict[str, int]:
-        """Rows and bytes that the peers sent so far to make copies equal."""
-        total = {"rows": 0, "bytes": 0}
-        for peer in self.peers:
-            with urllib.request.urlopen(f"http://{peer.http}/metrics", timeout=10) as answer:
-                for kind, count in _SENT.findall(answer.read().decode()):
-                    total[kind] += int(count)
-        return total
 
 
 @define
@@ -155,24 +80,6 @@ async def store(client: AsyncClient, *, tasks: int, run: int, payload: int) -> N
     async with trio.open_nursery() as nursery:
         for number in range(64):
             nursery.start_soon(lane, number)
-
-
-async def whole(client: AsyncClient) -> bool:
-    """Whether every partition has three live copies that lack nothing."""
-    try:
-        cluster = await client.call("cluster", {})
-        placed = (await client.call("partitions", {}))["partitions"]
-    except OnyxqError:
-        return False
-    quiet = not any(one["transfers"] or one["members"] != one["target"] or not one["ready"] for one in placed)
-    return quiet and cluster["under_replicated"] == 0 and cluster["peers"] == PEERS
-
-
-async def until_whole(client: AsyncClient, *, seconds: float = 300.0) -> None:
-    """Return once `whole`."""
-    with trio.fail_after(seconds):
-        while not await whole(client):
-            await trio.sleep(LOOK_EVERY_S)
 
 
 async def refill(cluster: Cluster, client: AsyncClient, load: Load | None) -> dict[str, Any]:
@@ -242,15 +149,8 @@ def main() -> None:
     parser.add_argument("--payload", type=int, default=100, metavar="BYTES", help="of each task (default 100)")
     parser.add_argument("--seconds", type=float, default=10.0, metavar="S", help="for the rate without refill")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="onyxq-bench-", ignore_cleanup_errors=True) as home:
-        with ZookeeperServer(Path(home) / "zookeeper") as zookeeper:
-            cluster = Cluster(Path(home), zookeeper)
-            try:
-                for _ in range(PEERS):
-                    cluster.start()
-                found = trio.run(measure, cluster, options)
-            finally:
-                cluster.servers.stop()
+    with three_peers(None) as cluster:
+        found = trio.run(measure, cluster, options)
     emit({"benchmark": "sync", "machine": machine(), "options": vars(options), **found})
 
 

@@ -1,0 +1,148 @@
+"""Three peers on one ZooKeeper for a measurement, that may be killed, started again or wiped on the way.
+
+Unlike the systems that are compared with others (`bench.onyxq_system`) they have short
+timeouts, because what is measured here is how a cluster does with the loss of a peer.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import anyio
+from attrs import define, field
+
+from bench.competitors.servers import Servers
+from onyxq.client import AsyncClient
+from onyxq.errors import OnyxqError
+from onyxq.log.zookeeper_server import ZookeeperServer
+
+ROOT = Path(__file__).resolve().parent.parent
+PEERS = 3
+ABSENT_AFTER_MS = 2_000
+SESSION_TIMEOUT_MS = 3_000
+LOOK_EVERY_S = 0.25
+READY_SECONDS_MAX = 60.0
+_SENT = re.compile(r'^onyxq_sync_(rows|bytes)_total\{direction="sent"\} (\d+)', re.MULTILINE)
+
+
+@define
+class Peer:
+    """One node's process and where it serves."""
+
+    number: int
+    pid: int
+    node: str
+    listen: str
+    http: str
+
+
+@define
+class Cluster:
+    """Peers in processes of their own."""
+
+    home: Path
+    zookeeper: ZookeeperServer
+    absent_after_ms: int = ABSENT_AFTER_MS
+    servers: Servers = field(factory=Servers)
+    peers: list[Peer] = field(factory=list)
+    started: int = 0
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where the peers that run serve."""
+        return [peer.listen for peer in self.peers]
+
+    def start(self, number: int | None = None) -> Peer:
+        """Start a peer, on an empty directory or on that of one before; returns once it serves."""
+        if number is None:
+            number, self.started = self.started, self.started + 1
+        name = f"peer-{number}"
+        output = self.home / f"{name}.log"
+        said_before = output.stat().st_size if output.exists() else 0
+        process = self.servers.run(
+            [sys.executable, "-m", "onyxq.cli.main", "peer", "start", "--json", "--data", str(self.home / name),
+             "--zookeeper", self.zookeeper.hosts, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0",
+             "--session-timeout-ms", str(SESSION_TIMEOUT_MS), "--absent-after-ms", str(self.absent_after_ms)],
+            directory=self.home,
+            name=name,
+            environment={"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "PATH": "/usr/bin:/bin"},
+        )  # fmt: skip
+        until = time.monotonic() + READY_SECONDS_MAX
+        while time.monotonic() < until:
+            said = output.read_bytes()[said_before:].decode(errors="replace")
+            for line in said.splitlines():
+                if line.startswith("{") and "listen" in (found := json.loads(line)):
+                    peer = Peer(number, process.pid, found["node"], found["listen"], found["http"])
+                    self.peers.append(peer)
+                    return peer
+            if process.poll() is not None:
+                break
+            time.sleep(0.05)
+        raise RuntimeError(f"peer {number} does not serve: {output.read_text(errors='replace')[-800:]}")
+
+    def kill(self, peer: Peer) -> None:
+        """SIGKILL; `start` with its number runs it again."""
+        self.peers.remove(peer)
+        self.servers.end(peer.pid)
+
+    def wipe(self) -> None:
+        """Kill the newest peer and delete what it has."""
+        peer = self.peers[-1]
+        self.kill(peer)
+        shutil.rmtree(self.home / f"peer-{peer.number}")
+
+    def sent(self) -> dict[str, int]:
+        """Rows and bytes that the peers sent so far to make copies equal."""
+        total = {"rows": 0, "bytes": 0}
+        for peer in self.peers:
+            with urllib.request.urlopen(f"http://{peer.http}/metrics", timeout=10) as answer:
+                for kind, count in _SENT.findall(answer.read().decode()):
+                    total[kind] += int(count)
+        return total
+
+    async def most_leading(self, client: AsyncClient) -> Peer:
+        """The peer that leads most partitions."""
+        placed = (await client.call("partitions", {}))["partitions"]
+        led = [one["leader_node"] for one in placed]
+        return max(self.peers, key=lambda peer: led.count(peer.node))
+
+
+@contextmanager
+def three_peers(directory: Path | None, *, absent_after_ms: int = ABSENT_AFTER_MS) -> Iterator[Cluster]:
+    """A cluster that serves, on data in a fresh directory; all gone afterwards whatever happens."""
+    with tempfile.TemporaryDirectory(prefix="onyxq-bench-", dir=directory, ignore_cleanup_errors=True) as home:
+        with ZookeeperServer(Path(home) / "zookeeper") as zookeeper:
+            cluster = Cluster(Path(home), zookeeper, absent_after_ms)
+            try:
+                for _ in range(PEERS):
+                    cluster.start()
+                yield cluster
+            finally:
+                cluster.servers.stop()
+
+
+async def whole(client: AsyncClient) -> bool:
+    """Whether every partition has three live copies that lack nothing."""
+    try:
+        cluster = await client.call("cluster", {})
+        placed = (await client.call("partitions", {}))["partitions"]
+    except OnyxqError:
+        return False
+    quiet = not any(one["transfers"] or one["members"] != one["target"] or not one["ready"] for one in placed)
+    return quiet and cluster["under_replicated"] == 0 and cluster["peers"] == PEERS
+
+
+async def until_whole(client: AsyncClient, *, seconds: float = 300.0) -> None:
+    """Return once `whole`."""
+    with anyio.fail_after(seconds):
+        while not await whole(client):
+            await anyio.sleep(LOOK_EVERY_S)

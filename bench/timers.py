@@ -1,0 +1,245 @@
+"""How late timers fire: delayed tasks with random due times, from the due time to a worker that has the claim.
+
+    python -m bench.timers [--timers 50000] [--seconds 60] [--modes "steady,leader killed"]
+
+Three peers on one ZooKeeper and the client share one machine and so one clock: it is the
+leaders' clock, too.  All timers are set before the first is due.  Workers, some on each peer,
+claim what falls due and complete it behind that; a timer that comes before its time, or does not
+come at all, makes the measurement an error.  Two measurements: without faults, and with the
+peer that leads most killed (SIGKILL) in the middle, and started again.  Prints one JSON document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+from anyio.abc import TaskGroup
+from attrs import define, field
+
+from bench.common import emit, machine, percentiles, progress
+from bench.drive import fresh_queue
+from bench.options import end_on_signal, guarded
+from bench.peers import SESSION_TIMEOUT_MS, Cluster, three_peers, until_whole
+from onyxq.client import AsyncClient
+from onyxq.client.claims import ClaimBatch
+from onyxq.errors import BatchRefused, OnyxqError
+from onyxq.ids import TaskId, ms_of
+
+GOAL_P50_MS, GOAL_P99_MS = 20.0, 250.0
+GOAL_KILLED_MS = SESSION_TIMEOUT_MS + 2_000
+SETTERS = 512
+"""Timers being set at a time: they leave together."""
+SET_PER_S = 1_000
+"""So many timers can surely be set in a second; the first is due when all are."""
+LEASE_MS = 2_000
+"""A claim whose answer dies with a peer comes back after its lease: short, where lateness counts."""
+CLAIM_TASKS = 64
+CLAIM_WAIT_MS = 10_000
+PATIENCE_S = 60.0
+AGAIN_S = 0.05
+
+
+class Untimely(Exception):
+    """A timer fired before its time, or not at all."""
+
+
+def wall_ms() -> float:
+    """This machine's wall clock in milliseconds."""
+    return time.time_ns() / 1e6
+
+
+@define
+class Timers:
+    """Timers of one queue: when each is due and how late it was."""
+
+    queue: str
+    due_ms: Sequence[int]
+    """Ascending."""
+    set: dict[TaskId, int] = field(factory=dict)
+    """When each acknowledged timer is due."""
+    late_ms: dict[TaskId, float] = field(factory=dict)
+    """From the due time until a worker had the claim for the first time."""
+    again: int = 0
+    """Claims of timers that a worker had had before: answers or completions lost with a peer."""
+    over: anyio.Event = field(factory=anyio.Event)
+    """Set when workers may stop: all have fired, or never will."""
+
+    @classmethod
+    def spread(cls, queue: str, count: int, *, begin_ms: int, seconds: float, rng: random.Random) -> Timers:
+        """So many, due at random times of a window."""
+        return cls(queue, sorted(begin_ms + rng.randrange(int(seconds * 1000)) for _ in range(count)))
+
+    async def set_all(self, client: AsyncClient, *, setters: int = SETTERS) -> None:
+        """Store them; returns once each is acknowledged."""
+        left = iter(self.due_ms)
+
+        async def setter() -> None:
+            for due_ms in left:
+                task_id = await client.enqueue(self.queue, b"%d" % due_ms, at_ms=due_ms)
+                self.set[task_id] = due_ms
+
+        async with anyio.create_task_group() as group:
+            for _ in range(setters):
+                group.start_soon(setter)
+
+    async def worker(self, client: AsyncClient, name: str, completing: TaskGroup) -> None:
+        """Claim for ever; what was claimed is completed behind that."""
+        while True:
+            try:
+                claims = await client.claim(
+                    [self.queue], max=CLAIM_TASKS, lease_ms=LEASE_MS, wait_ms=CLAIM_WAIT_MS, worker=name
+                )
+            except OnyxqError:
+                await anyio.sleep(AGAIN_S)
+                continue
+            if claims:
+                self.took(claims, wall_ms())
+                completing.start_soon(self._complete, client, claims)
+
+    def took(self, claims: ClaimBatch, now_ms: float) -> None:
+        """A worker has these."""
+        for claim in claims:
+            if claim.id in self.late_ms:
+                self.again += 1
+            else:
+                self.late_ms[claim.id] = now_ms - ms_of(claim.id)
+        if len(self.late_ms) >= len(self.due_ms):
+            self.over.set()
+
+    async def _complete(self, client: AsyncClient, claims: ClaimBatch) -> None:
+        try:
+            await client.complete(claims)
+        except (BatchRefused, OnyxqError):
+            return  # its lease ran out meanwhile: whoever has it now completes it
+
+    async def all_fired(self) -> None:
+        """Return once each came, or it is long past the last one's time."""
+        with anyio.move_on_after(self.due_ms[-1] / 1000 - time.time() + PATIENCE_S):
+            await self.over.wait()
+        self.over.set()
+
+    def check(self) -> None:
+        """Raise `Untimely` unless each came once it was due, and none besides them."""
+        lost = self.set.keys() - self.late_ms.keys()
+        if lost or len(self.set) != len(self.due_ms):
+            raise Untimely(f"{len(self.due_ms)} timers, {len(self.set)} acknowledged, {len(lost)} of these not fired")
+        wrong = [task_id for task_id, due_ms in self.set.items() if ms_of(task_id) != due_ms]
+        if wrong or self.late_ms.keys() != self.set.keys():
+            raise Untimely(f"{len(wrong)} timers have another due time than they were set to, or others fired")
+        early = [late for late in self.late_ms.values() if late < 0]
+        if early:
+            raise Untimely(f"{len(early)} timers fired early, one by {-min(early):.1f} ms")
+
+    def summary(self) -> dict[str, Any]:
+        """Lateness in milliseconds."""
+        return {
+            **percentiles([late / 1000 for late in self.late_ms.values()]),
+            "timers": len(self.late_ms),
+            "claimed_again": self.again,
+            "early": 0,
+            "lost": 0,
+        }
+
+
+async def fire(cluster: Cluster, options: argparse.Namespace, *, kill: bool) -> dict[str, Any]:
+    """One measurement."""
+    setting_s = 3 + options.timers / SET_PER_S
+    begin_ms = int(wall_ms() + setting_s * 1000)
+    timers = Timers.spread(
+        fresh_queue(), options.timers, begin_ms=begin_ms, seconds=options.seconds, rng=random.Random(options.seed)
+    )
+    async with AsyncClient(cluster.addresses) as client:
+        await until_whole(client)
+        await timers.set_all(client)
+        ahead_s = timers.due_ms[0] / 1000 - time.time()
+        if ahead_s < 0:
+            raise Untimely(f"the first timer was due {-ahead_s:.1f} s before the last one was set")
+        progress(f"{len(timers.set)} timers set; the first is due in {ahead_s:.1f} s")
+        async with anyio.create_task_group() as workers:
+            for place in range(len(cluster.peers)):
+                workers.start_soon(_work, cluster.addresses, timers, place, options.workers)
+            if kill:
+                await anyio.sleep(ahead_s + options.seconds / 2)
+                await _kill_and_restart(cluster, client)
+            await timers.all_fired()
+            load = os.getloadavg()[0]
+        timers.check()
+        count = (await client.count(timers.queue))[timers.queue]
+    found = timers.summary()
+    return {**found, "completed": count["completed"], "load_after": round(load, 2), **_reached(found, kill)}
+
+
+def _reached(found: dict[str, Any], kill: bool) -> dict[str, Any]:
+    if kill:
+        return {"goal_max_ms": GOAL_KILLED_MS, "reached": found["max_ms"] <= GOAL_KILLED_MS}
+    reached = found["p50_ms"] < GOAL_P50_MS and found["p99_ms"] < GOAL_P99_MS
+    return {"goal_p50_ms": GOAL_P50_MS, "goal_p99_ms": GOAL_P99_MS, "reached": reached}
+
+
+async def _work(addresses: Sequence[str], timers: Timers, place: int, count: int) -> None:
+    """So many workers on one client, which begins with the peer of its place; until the timers are over."""
+    async with AsyncClient([*addresses[place:], *addresses[:place]]) as client:
+        async with anyio.create_task_group() as completing, anyio.create_task_group() as group:
+            for number in range(count):
+                group.start_soon(timers.worker, client, f"worker-{place}-{number}", completing)
+            await timers.over.wait()
+            group.cancel_scope.cancel()
+
+
+async def _kill_and_restart(cluster: Cluster, client: AsyncClient) -> None:
+    peer = await cluster.most_leading(client)
+    progress(f"killing peer {peer.number}")
+    cluster.kill(peer)
+    await anyio.to_thread.run_sync(cluster.start, peer.number)
+
+
+def main() -> None:
+    """Measure and print the JSON document."""
+    options = _options()
+    end_on_signal()
+    found: dict[str, Any] = {}
+    with three_peers(options.directory, absent_after_ms=60_000) as cluster:
+        for name, kill in (("steady", False), ("leader killed", True)):
+            if name in options.modes:
+                progress(f"{name}: setting {options.timers} timers")
+                found[name] = guarded(_measuring(cluster, options, kill))
+    settings = {
+        "timers": options.timers,
+        "seconds": options.seconds,
+        "seed": options.seed,
+        "workers": f"{options.workers} per peer, all in one process, each claims up to {CLAIM_TASKS} at a time",
+        "lateness": "from the due time until a worker has the claim",
+        "lease_ms": LEASE_MS,
+        "session_timeout_ms": SESSION_TIMEOUT_MS,
+    }
+    emit({"benchmark": "timers", "machine": machine(), "settings": settings, "modes": found})
+
+
+def _measuring(cluster: Cluster, options: argparse.Namespace, kill: bool) -> Callable[[], dict[str, Any]]:
+    async def measure() -> dict[str, Any]:
+        return await fire(cluster, options, kill=kill)
+
+    return lambda: anyio.run(measure)
+
+
+def _options() -> argparse.Namespace:
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--timers", type=int, default=50_000)
+    made.add_argument("--seconds", type=float, default=60.0, help="window in which they are due")
+    made.add_argument("--workers", type=int, default=4, help="per peer")
+    made.add_argument("--modes", type=lambda text: text.split(","), default="steady,leader killed")
+    made.add_argument("--seed", type=int, default=1, help="of the due times")
+    made.add_argument("--directory", type=Path, default=None, help="where data goes")
+    return made.parse_args()
+
+
+if __name__ == "__main__":
+    main()
