@@ -73,6 +73,10 @@ class History:
         self._moved.set()
         self._moved = trio.Event()
 
+    async def until_moved(self) -> None:
+        """Return at the next progress."""
+        await self._moved.wait()
+
     async def until_completed(self, count: int) -> None:
         """Return once so many completions were acknowledged."""
         while len(self.completed) < count:

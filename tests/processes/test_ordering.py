@@ -1,0 +1,243 @@
+"""Ordering keys on real peers: exact order whatever dies, and a stuck key that holds up nobody else."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+
+import pytest
+import trio
+
+from onyxq.client import AsyncClient, Claim
+from onyxq.client.values import Task
+from onyxq.errors import OnyxqError
+from tests.processes.cluster import POLL_S, Cluster, PeerProcess, bounded
+from tests.processes.workload import PAGE_TASKS, History
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+KEYS = int(os.environ.get("ONYXQ_TEST_KEYS", "20"))
+KEY_TASKS = int(os.environ.get("ONYXQ_TEST_KEY_TASKS", "40"))
+"""The long run that a release gets has 100 keys of 200 tasks."""
+BEHIND = int(os.environ.get("ONYXQ_TEST_BEHIND", "500"))
+"""Tasks behind one that fails for ever; a release has 5,000."""
+NAMES = ("a", "b", "c")
+QUEUE = "ordered"
+KILL_EVERY_S = 10.0
+WORKERS_PER_PEER = 8
+LEASE_MS = 2_000
+"""Short: claims of workers that die come back within the test."""
+FAILS, DIES, GIVES_BACK = 0.10, 0.02, 0.03
+"""How often a worker fails a task, dies with it, or gives it back."""
+RETRY_MS = 50
+SEED = 7
+
+
+class Keys(History):
+    """What producers and workers were told of tasks with keys."""
+
+    def __init__(self, queue: str) -> None:
+        super().__init__(queue)
+        self.ids: dict[str, list[bytes]] = {}
+        """Of each key, in the order in which they were acknowledged."""
+        self.tried: set[bytes] = set()
+        """Tasks whose completion was sent, whatever was answered."""
+
+    def handed(self, claim: Claim) -> None:
+        """A worker has a task: every task before it in its key must be done, or said to be."""
+        self.took([claim])
+        key, _, number = claim.data.decode().partition(" ")
+        before = [one for one in self.ids[key][: int(number)] if one not in self.tried]
+        if before:
+            self.wrong.append(f"{claim.id.hex()}, number {number} of {key}, came before {before[0].hex()}")
+        behind = [one for one in self.ids[key][int(number) + 1 :] if one in self.granted]
+        if behind:
+            self.wrong.append(f"{claim.id.hex()}, number {number} of {key}, came after {behind[0].hex()}")
+
+
+async def produce(history: Keys, client: AsyncClient, key: str) -> None:
+    """Half of a key's tasks together, then one after the other."""
+    ids = history.ids[key] = []
+    half = KEY_TASKS // 2
+    payloads = [b"%s %d" % (key.encode(), number) for number in range(KEY_TASKS)]
+    ids += await client.enqueue_many(QUEUE, payloads[:half], ordering_key=key, retries=None, backoff_ms=RETRY_MS)
+    history.enqueued.update(ids)
+    for payload in payloads[half:]:
+        ids.append(await client.enqueue(QUEUE, payload, ordering_key=key, retries=None, backoff_ms=RETRY_MS))
+        history.enqueued.add(ids[-1])
+
+
+async def work_badly(history: Keys, client: AsyncClient, worker: str, rng: random.Random) -> None:
+    """Claim one task at a time until cancelled; complete it, fail, give it back, or forget it."""
+    while True:
+        try:
+            claims = await client.claim([QUEUE], max=1, lease_ms=LEASE_MS, wait_ms=1_000, worker=worker)
+            for claim in claims:
+                history.handed(claim)
+                await end_somehow(history, client, claim, rng.random())
+        except OnyxqError:
+            with trio.move_on_after(POLL_S):
+                await trio.sleep_forever()
+
+
+async def end_somehow(history: Keys, client: AsyncClient, claim: Claim, chance: float) -> None:
+    """What one worker does with one task; raises `OnyxqError`."""
+    if chance < FAILS:
+        await client.fail(claim, "by chance")
+    elif chance < FAILS + DIES:
+        return
+    elif chance < FAILS + DIES + GIVES_BACK:
+        await client.release(claim)
+    else:
+        history.tried.add(claim.id)
+        await client.complete(claim)
+        history.finished([claim])
+
+
+async def kill_leaders(history: Keys, cluster: Cluster, total: int) -> int:
+    """Kill the peer that leads most, and start it again, every ten seconds until all is done; how often."""
+    kills = 0
+    with trio.move_on_after(KILL_EVERY_S):
+        await history.until_completed(total // 3)
+    while len(history.completed) < total:
+        victim = await most_leading(cluster)
+        victim.kill()
+        kills += 1
+        await cluster.start(victim.name)
+        with trio.move_on_after(KILL_EVERY_S):
+            await history.until_completed(total)
+    return kills
+
+
+async def most_leading(cluster: Cluster) -> PeerProcess:
+    """The peer that leads most partitions, once somebody leads any."""
+
+    async def look() -> PeerProcess | None:
+        seen_by = cluster.serving[-1]
+        led = {peer.name: len(await cluster.led_by(peer, seen_by=seen_by)) for peer in cluster.serving}
+        name = max(sorted(led), key=lambda name: led[name])
+        return cluster[name] if led[name] else None
+
+    found = await cluster.until("a leader", look)
+    assert found is not None
+    return found
+
+
+async def all_of(client: AsyncClient, queue: str) -> dict[bytes, Task]:
+    """Every task of a queue; raises `OnyxqError`."""
+    found: dict[bytes, Task] = {}
+    after: bytes | None = None
+    more = True
+    while more:
+        page = await client.list(queue, after=after, limit=PAGE_TASKS)
+        found.update((task.id, task) for task in page.tasks)
+        after = page.after
+        more = after is not None
+    return found
+
+
+def check_order(key: str, tasks: list[Task]) -> None:
+    """Every grant of a task lies before every grant of the next one, and its last one completed it."""
+    before = -1
+    for number, task in enumerate(tasks):
+        assert task.data.decode() == f"{key} {number}"
+        assert task.state == "completed", f"number {number} of {key} is {task.state}"
+        tokens = [claim.token for claim in task.claims]
+        assert tokens and min(tokens) > before, f"number {number} of {key}: {tokens} behind {before}"
+        before = max(tokens)
+        ends = Counter(claim.outcome for claim in task.claims)
+        assert ends["completed"] == 1, f"number {number} of {key}: {task.claims}"
+
+
+@bounded(180 + KEYS * KEY_TASKS / 20)
+async def test_keys_keep_their_order_while_workers_fail_and_leaders_die(cluster: Cluster) -> None:
+    """Workers fail, die and give back at random, a leader is killed every ten seconds; each is done once, in order."""
+    await cluster.start(*NAMES)
+    await cluster.whole(*NAMES)
+    history, total, rng = Keys(QUEUE), KEYS * KEY_TASKS, random.Random(SEED)
+    began = trio.current_time()
+    async with cluster.client(timeout_ms=120_000) as producer, trio.open_nursery() as nursery:
+        async with trio.open_nursery() as loading:
+            for number in range(KEYS):
+                loading.start_soon(produce, history, producer, f"key-{number}")
+            for name in NAMES:
+                nursery.start_soon(run_workers, cluster, history, name, rng.getrandbits(32))
+            kills = await kill_leaders(history, cluster, total)
+        nursery.cancel_scope.cancel()
+    print(f"{total} tasks of {KEYS} keys, {kills} kills: {trio.current_time() - began:.1f} s")
+    assert kills
+    assert history.wrong == []
+    assert history.completed.keys() == history.enqueued
+    await cluster.whole(*NAMES)
+    async with cluster.client() as client:
+        found = await all_of(client, QUEUE)
+    assert found.keys() == history.enqueued
+    for key, ids in history.ids.items():
+        check_order(key, [found[one] for one in ids])
+
+
+async def run_workers(cluster: Cluster, history: Keys, first: str, seed: int) -> None:
+    """Workers that know one peer to begin with, each with chances of its own."""
+    rng = random.Random(seed)
+    async with cluster.client(first) as client, trio.open_nursery() as nursery:
+        for number in range(WORKERS_PER_PEER):
+            nursery.start_soon(work_badly, history, client, f"{first}-{number}", random.Random(rng.getrandbits(32)))
+
+
+@bounded(120 + BEHIND / 50)
+async def test_a_key_whose_head_always_fails_holds_up_no_other(cluster: Cluster) -> None:
+    """Thousands of tasks behind one that fails for ever are not touched; all other keys are done meanwhile."""
+    await cluster.start(*NAMES)
+    await cluster.whole(*NAMES)
+    history = Keys(QUEUE)
+    heads: Counter[bytes] = Counter()
+    async with cluster.client() as client:
+        head = await client.enqueue(QUEUE, b"poison 0", ordering_key="poison", retries=None, backoff_ms=RETRY_MS)
+        behind = await client.enqueue_many(QUEUE, [b"poison"] * BEHIND, ordering_key="poison")
+        async with trio.open_nursery() as nursery:
+            for number in range(WORKERS_PER_PEER):
+                nursery.start_soon(fail_the_head, history, client, heads, head, f"w-{number}")
+            async with trio.open_nursery() as loading:
+                for number in range(KEYS):
+                    loading.start_soon(produce, history, client, f"key-{number}")
+            await history.until_all_completed()
+            await until_tried(history, heads, head, 3)
+            nursery.cancel_scope.cancel()
+        assert heads.keys() == {head}
+        assert history.wrong == []
+        await cancel_soon(cluster, client, head)
+        claims = await client.claim([QUEUE], max=10, lease_ms=LEASE_MS, wait_ms=10_000)
+        assert [claim.id for claim in claims] == behind[:1], "without its head the key goes on"
+
+
+async def fail_the_head(history: Keys, client: AsyncClient, heads: Counter[bytes], head: bytes, worker: str) -> None:
+    """Complete what comes until cancelled, but fail whatever is of the poisoned key."""
+    while True:
+        claims = await client.claim([QUEUE], max=4, lease_ms=10 * LEASE_MS, wait_ms=1_000, worker=worker)
+        for claim in claims:
+            if claim.ordering_key == "poison":
+                heads[claim.id] += 1
+                await client.fail(claim, "poison", retry_in_ms=RETRY_MS)
+                history.moved()
+            else:
+                history.handed(claim)
+                history.tried.add(claim.id)
+                await client.complete(claim)
+                history.finished([claim])
+
+
+async def until_tried(history: Keys, heads: Counter[bytes], head: bytes, times: int) -> None:
+    """Return once the head was handed out so often."""
+    while heads[head] < times:
+        await history.until_moved()
+
+
+async def cancel_soon(cluster: Cluster, client: AsyncClient, task_id: bytes) -> None:
+    """Cancel a task that workers let go of a moment ago."""
+
+    async def cancel() -> bool:
+        await client.cancel(task_id)
+        return True
+
+    await cluster.until("the cancelling", cancel)
