@@ -103,6 +103,16 @@ class Heads:
                 break
         return (-piece.priority, piece.due_ms, max(1, about if room is None else min(about, room)))
 
+    def oldest_due_ms(self, queue: str) -> int | None:
+        """Since when the first ready task of a queue is due, whether or not pauses, limits or a lost majority
+        keep it from being granted; None if none is ready."""
+        found = []
+        for partition, window in self._queues[queue].windows.items() if queue in self._queues else ():
+            head = window.head(self._free) if partition in self._leaders else None
+            if head is not None:
+                found.append(head[0].due_ms)
+        return min(found, default=None)
+
     async def wait_head(self, queue: str, known: tuple[int, int] | None, timeout_s: float) -> Head | None:
         """The head once there is one better than ``known`` (any, if None), or at the time's end."""
         heads = self._queues.setdefault(queue, _QueueHeads())

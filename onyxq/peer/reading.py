@@ -231,7 +231,7 @@ class Reading:
         return {"counts": {name: named(counts) for name, counts in sorted(totals.items())}}
 
     async def queues(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Every queue that has tasks or settings: depth, age of its head, settings."""
+        """Every queue that has tasks or settings: depth, age of what is ready first, settings."""
         check.only(args, ())
         totals, oldest = await self._depths(None)
         names = sorted(totals.keys() | self._node.replica.queues.keys())
@@ -242,7 +242,7 @@ class Reading:
         return self._queue(name, *await self._depths(name))
 
     async def _depths(self, queue: str | None) -> tuple[dict[str, list[int]], dict[str, int]]:
-        """Counts per queue, and the due time of the head where there is one."""
+        """Counts per queue, and the due time of what is ready first where something is."""
         totals: dict[str, list[int]] = {}
         oldest: dict[str, int] = {}
         for page in await self.everywhere("lead.counts", {"queue": queue}, self.lead_counts):
@@ -262,10 +262,10 @@ class Reading:
         }
 
     async def lead_counts(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Counts, and the due time of the head, per queue in the partitions led from here."""
+        """Counts, and the due time of what is ready first, per queue in the partitions led from here."""
         await self._node.settled()
         return {
-            name: [counts, head[1] if (head := self._node.granter.heads.head(name)) is not None else None]
+            name: [counts, self._node.granter.heads.oldest_due_ms(name)]
             for name, counts in self.local_counts(queue_arg(args)).items()
         }
 

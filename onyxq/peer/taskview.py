@@ -75,7 +75,7 @@ def task_view(
         "retries": policy_of(replica, header).retries,
         "depends": header.get("depends", []),
         "attempts": max([0, *(one.attempts for one in returned)]),
-        "claims": _claims(history, done, claim),
+        "claims": _claims(history, _ended(rows), claim),
         "updates": len(updates_of(rows)),
         "result": done[1] if done and done[0].outcome == facts.COMPLETED else None,
         "error": _error(done, returned),
@@ -149,8 +149,14 @@ def _error(done: tuple[Completion, bytes | None] | None, returned: Sequence[Hist
 _ENDS = {facts.RELEASED: "released", facts.RETRIED: "failed", facts.EXPIRED: "expired"}
 
 
+def _ended(rows: Rows) -> dict[int, Completion]:
+    """The completions per token; of a task that was opened again there are several."""
+    found = [facts.unpack_completion(body) for kind, _, body in rows if kind == facts.COMPLETION]
+    return {one.token: one for one in sorted(found, key=lambda one: one.mark)}
+
+
 def _claims(
-    history: Sequence[History], done: tuple[Completion, bytes | None] | None, claim: ClaimPiece | None
+    history: Sequence[History], ended: dict[int, Completion], claim: ClaimPiece | None
 ) -> list[dict[str, Any]]:
     claims: dict[int, dict[str, Any]] = {}
     for one in history:
@@ -173,6 +179,11 @@ def _claims(
     for one in history:
         if one.event in _ENDS and one.token in claims:
             claims[one.token] |= {"end_ms": one.at_ms, "outcome": _ENDS[one.event]}
-    if done is not None and done[0].token in claims:
-        claims[done[0].token] |= {"end_ms": done[0].at_ms, "outcome": facts.OUTCOMES[done[0].outcome]}
+    for token in claims.keys() & ended.keys():
+        done = ended[token]
+        if done.outcome != facts.CANCELLED:
+            claims[token] |= {"end_ms": done.at_ms, "outcome": facts.OUTCOMES[done.outcome]}
+        elif claims[token]["outcome"] is None:
+            # What is with somebody cannot be cancelled: the claim had failed for good, and that was discarded.
+            claims[token] |= {"end_ms": done.at_ms, "outcome": facts.OUTCOMES[facts.FAILED]}
     return [claims[token] for token in sorted(claims)]

@@ -117,3 +117,31 @@ def test_a_dead_letter_stops_its_ordering_key_if_the_queue_says_so(way: str) -> 
                 assert claim is not None and claim.data == b"2"
 
     simulate(workload, seed=1, options=STEADY)
+
+
+def test_claims_of_every_life_of_a_task_show_their_end() -> None:
+    """That of the life before a requeue failed, whatever became of the task since; a discard ends no claim."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            task_id = await tasks.put(b"x", retries=0)
+
+            async def ends() -> list[str | None]:
+                claims = (await tasks.get(task_id))["claims"]
+                assert all((one["end_ms"] is None) == (one["outcome"] is None) for one in claims)
+                return [one["outcome"] for one in claims]
+
+            await kill(tasks)
+            await client.client.call("dead.requeue", {"ids": [task_id]})
+            assert await ends() == ["failed"]
+            claim = await tasks.take()
+            assert await ends() == ["failed", None]
+            assert claim is not None
+            await client.fail(claim, "again")
+            assert await ends() == ["failed", "failed"]
+            await client.client.call("dead.discard", {"ids": [task_id]})
+            assert await tasks.state(task_id) == "cancelled"
+            assert await ends() == ["failed", "failed"]
+
+    simulate(workload, seed=1, options=STEADY)

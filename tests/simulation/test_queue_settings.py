@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import trio
 
 from onyxq.errors import BadRequest
 from simulation.world import Options, World, simulate
@@ -83,5 +84,35 @@ def test_what_cannot_be_set_is_refused_with_its_name() -> None:
             with pytest.raises(BadRequest):
                 await client.client.call("queue.get", {"queue": None})
             assert not world.audit.replica.queues
+
+    simulate(workload, seed=1, options=STEADY)
+
+
+def test_a_queue_that_is_held_back_shows_how_long_its_tasks_wait() -> None:
+    """Paused, or at its limit, what is ready goes on ageing; what is not ready does not count."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+
+            async def age_ms() -> int | None:
+                (found,) = await client.client.queues()
+                age: int | None = found["oldest_ready_ms"]
+                return age
+
+            await client.client.pause("q")
+            await client.enqueue("q", [b"1", b"2"])
+            await trio.sleep(5)
+            age = await age_ms()
+            assert age is not None and 4_900 < age < 5_500
+            await client.client.set_queue("q", paused=False, concurrency=1)
+            (claim,) = await client.claim("q", wait_ms=2_000)
+            await trio.sleep(1)
+            age = await age_ms()
+            assert age is not None and age > 5_900
+            await client.client.set_queue("q", concurrency=0)
+            (other,) = await client.claim("q", wait_ms=2_000)
+            assert await age_ms() is None
+            await client.complete(claim)
+            await client.complete(other)
 
     simulate(workload, seed=1, options=STEADY)
