@@ -27,7 +27,8 @@ from onyxq.errors import BadRequest
 from onyxq.wire.network import Network
 from onyxq.worker.functions import TaskFunction
 from onyxq.worker.options import Key, Options
-from onyxq.worker.running import AppWorker, Periodic
+from onyxq.worker.periodic import Periodic
+from onyxq.worker.running import AppWorker
 
 __all__ = ["App", "AppWorker", "TaskFunction"]
 

@@ -155,9 +155,7 @@ def _ended(rows: Rows) -> dict[int, Completion]:
     return {one.token: one for one in sorted(found, key=lambda one: one.mark)}
 
 
-def _claims(
-    history: Sequence[History], ended: dict[int, Completion], claim: ClaimPiece | None
-) -> list[dict[str, Any]]:
+def _claims(history: Sequence[History], ended: dict[int, Completion], claim: ClaimPiece | None) -> list[dict[str, Any]]:
     claims: dict[int, dict[str, Any]] = {}
     for one in history:
         if one.event == facts.GRANTED:

@@ -28,7 +28,10 @@ from simulation.world import World
 
 T = TypeVar("T")
 
-REQUESTS = frozenset(("enqueue", "claim", "complete", "fail", "renew", "release", "update", "cancel", "submit"))
+REQUESTS = frozenset((
+    *("enqueue", "claim", "complete", "fail", "renew", "release", "update", "cancel", "transact", "submit"),
+    *("queue.set", "dead.requeue", "dead.discard", "periodic.set", "periodic.remove", "periodic.pause"),
+))  # fmt: skip
 """Methods whose answers may be lost: those that change something."""
 
 Elsewhere = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
@@ -44,6 +47,11 @@ class Losses:
     def add(self, methods: frozenset[str], times: int) -> None:
         """Lose the answers to the next ``times`` requests of these methods."""
         self._methods += [methods] * times
+
+    @property
+    def left(self) -> int:
+        """How many are still to be lost."""
+        return len(self._methods)
 
     def take(self, method: str) -> bool:
         """Whether the answer to this request is to be lost."""
@@ -111,6 +119,7 @@ class Machine:
         self._client: AsyncClient | None = None
         self.calls = 0
         """Calls of the user's that wait for an answer."""
+        self._named = 0
         addresses = [node.address for node in world.nodes]
         world.random.shuffle(addresses)
         generator = random.Random(world.random.getrandbits(64))
@@ -128,6 +137,11 @@ class Machine:
             if self._client is None:
                 self._client = await self._nursery.start(self.keep)
         return self._client
+
+    def random_name(self) -> str:
+        """A name for a transaction that nobody else in the cluster gives, the same in each run."""
+        self._named += 1
+        return f"transaction {self._named} of {self.name}"
 
     @contextmanager
     def calling(self) -> Iterator[None]:
@@ -167,9 +181,9 @@ class _Portal:
     def __init__(self, call: Callable[[Callable[[], Awaitable[Any]]], Any]) -> None:
         self._call = call
 
-    def call(self, function: Callable[[], Awaitable[Any]]) -> Any:
+    def call(self, function: Callable[..., Awaitable[Any]], *args: Any) -> Any:
         __tracebackhide__ = True
-        return told_here(lambda: self._call(function))
+        return told_here(lambda: self._call(functools.partial(function, *args)))
 
 
 class BlockingClient(Client):
@@ -207,6 +221,10 @@ class AwaitedClient(AsyncClient):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """It stays open until the test is over."""
+
+    def random_name(self) -> str:
+        """See `AsyncClient.random_name`."""
+        return self._machine.random_name()
 
 
 def _awaited(name: str, method: Callable[..., Any]) -> Callable[..., Any]:

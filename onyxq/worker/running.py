@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,42 +14,17 @@ import anyio
 from attrs import frozen
 
 from onyxq.client import AsyncClient, Claim
-from onyxq.errors import BadRequest, NotFound, OnyxqError, Overloaded, TimedOut, Unavailable
+from onyxq.errors import BadRequest, OnyxqError, Overloaded, TimedOut
+from onyxq.worker import periodic
 from onyxq.worker.attempts import current_attempt, current_client
 from onyxq.worker.contexts import current_bridge
 from onyxq.worker.functions import TaskFunction
 from onyxq.worker.loop import Worker
 from onyxq.worker.options import TIMEOUT_S_MAX
+from onyxq.worker.periodic import Periodic
 from onyxq.worker.process import run_worker
 from onyxq.worker.processes import Processes, Work
 from onyxq.worker.threads import Threads
-
-PAUSE_FIRST_S, PAUSE_MAX_S = 0.5, 30.0
-"""Pauses between attempts at setting periodic tasks up."""
-
-log = logging.getLogger(__name__)
-
-
-@frozen
-class Periodic:
-    """A call that the cluster makes by itself."""
-
-    function: TaskFunction[..., Any]
-    name: str
-    schedule: str
-    zone: str
-    missed: str
-
-    def settings(self) -> dict[str, Any]:
-        """As the cluster keeps it."""
-        return {
-            "queue": self.function.queue,
-            "schedule": self.schedule,
-            "zone": self.zone,
-            "priority": self.function._options.priority,
-            "missed": self.missed,
-            "format": "json",
-        }
 
 
 @frozen
@@ -179,31 +153,5 @@ class AppWorker(Worker):
         )
         return await self._processes.run(work, current_attempt.get(), current_client.get())
 
-    # --- periodic tasks
-
     async def _beside(self, client: AsyncClient) -> None:
-        pause_s = PAUSE_FIRST_S
-        while self._periodics:
-            try:
-                for periodic in self._periodics:
-                    await _set_up(client, periodic)
-                return
-            except (Unavailable, Overloaded, TimedOut) as error:
-                log.warning("periodic tasks are not set up yet, trying again: %s", error.message)
-            except OnyxqError as error:
-                self._give_up(error)
-                return
-            await anyio.sleep(pause_s)
-            pause_s = min(2 * pause_s, PAUSE_MAX_S)
-
-
-async def _set_up(client: AsyncClient, periodic: Periodic) -> None:
-    """Set a periodic task up, unless it is as it should be; one that is paused stays paused."""
-    settings, payload = periodic.settings(), periodic.function.payload()
-    try:
-        found = await client.periodic(periodic.name)
-    except NotFound:
-        found = {}
-    if found.get("data") != payload or any(found.get(name) != value for name, value in settings.items()):
-        paused = bool(found.get("paused", False))
-        await client.set_periodic(periodic.name, payload=payload, paused=paused, **settings)
+        await periodic.keep(client, self._periodics, tasks=self._tasks, queues=self._queues, give_up=self._give_up)

@@ -66,6 +66,29 @@ def test_a_worker_that_finds_all_as_it_should_be_appends_nothing() -> None:
         assert entries.count("set_periodic") == 1
 
 
+def test_a_worker_tells_of_calls_that_its_application_does_not_make(caplog: pytest.LogCaptureFixture) -> None:
+    """With the command that ends them; what other applications, or users, set up is none of its business."""
+    with open_cluster(peers=1, seed=1) as cluster:
+        client = cluster.client()
+        old = an_app([], "0 3 * * *")
+        old.periodic("0 4 * * *", name="late")(old.tasks["tidy"])
+        first = cluster.start_worker(old)
+        cluster.until(lambda: len(client.periodics()) == 2)
+        client.set_periodic("gone", "house", "every 1h", b'{"task": "sweep"}')
+        client.set_periodic("plain", "house", "every 1h", b"not a call")
+        client.set_periodic("elsewhere", "garden", "every 1h", b'{"task": "mow"}')
+        cluster.stop_worker(first)
+        caplog.clear()
+        cluster.start_worker(an_app([], "0 3 * * *"))
+        cluster.advance(5)
+        told = [record.message for record in caplog.records if record.name == "onyxq.worker.periodic"]
+        assert len(told) == 2
+        assert "'gone' calls 'sweep', and this application has no such task" in told[0]
+        assert "'late' calls 'tidy', and this application does not call it any more" in told[1]
+        assert told[1].endswith("onyxq periodic remove late")
+        assert len(client.periodics()) == 5
+
+
 @pytest.mark.parametrize(
     ("how", "field"),
     [

@@ -1,0 +1,122 @@
+"""The test kit's clients in what spans several calls: transactions, flows, lists; in tests and in handlers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from onyxq import App, Step, blocking_context, context
+from onyxq.errors import StaleToken
+from onyxq.testing import AsyncCluster, Cluster, open_cluster
+from onyxq.testing.cluster import run_async
+
+
+def states(cluster: Cluster) -> dict[str, str]:
+    """Every task's queue and state."""
+    return {task.queue: task.state for task in cluster.tasks()}
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_an_async_test_commits_transactions(backend: str) -> None:
+    """All of it happens; with a claim that does not stand nothing does; nor if the block raises."""
+    with open_cluster(seed=1, peers=1, backend=backend) as cluster:
+        around = AsyncCluster(cluster._core)
+
+        async def test() -> None:
+            client = around.client()
+            await client.enqueue("in", b"1")
+            (claim,) = await client.claim("in", wait_ms=1_000)
+            with pytest.raises(ZeroDivisionError):
+                async with client.transaction() as tx:
+                    tx.enqueue("never", b"1")
+                    raise ZeroDivisionError
+            async with client.transaction() as tx:
+                tx.complete(claim, b"done")
+                tx.enqueue("out", b"2")
+            assert tx.committed is not None
+            (out,) = tx.committed.ids
+            assert (await client.get(out)).data == b"2"
+            with pytest.raises(StaleToken):
+                await client.transact(complete=[claim], enqueue=[{"queue": "never", "data": b"2"}])
+            (again,) = await client.claim("out", wait_ms=1_000)
+            await client.transact(complete=[(again, b"3")])
+            assert (await client.get(out)).result == b"3"
+
+        run_async(cluster, test)
+        assert states(cluster) == {"in": "completed", "out": "completed"}
+
+
+def test_an_async_test_stores_flows_and_reads_lists() -> None:
+    """Steps run in their order; ``list_all`` goes through everything."""
+    with open_cluster(seed=1, peers=1) as cluster:
+        around = AsyncCluster(cluster._core)
+
+        async def test() -> None:
+            client = around.client()
+            await client.chain(client.group(Step("a", b"1"), Step("a", b"2")), Step("b", b"3")).enqueue()
+            claims = await client.claim("a", max=5, wait_ms=1_000)
+            await client.complete(claims, results=[claim.data for claim in claims])
+            (last,) = await client.claim("b", wait_ms=20_000)
+            assert sorted(one for one in await client.results(last.depends) if one) == [b"1", b"2"]
+            assert len([task async for task in client.list_all()]) == 3
+
+        run_async(cluster, test)
+
+
+def test_handlers_commit_transactions() -> None:
+    """Async ones and others, in the words that they use outside of tests."""
+    app = App()
+
+    @app.task(queue="first")
+    async def first(name: str) -> None:
+        await asyncio.sleep(0.1)
+        async with context().transaction({"first": name}) as tx:
+            second.enqueue_in(tx, name)
+
+    @app.task(queue="second")
+    def second(name: str) -> None:
+        with blocking_context().transaction({"second": name}) as tx:
+            third.enqueue_in(tx, name)
+
+    @app.task(queue="third")
+    async def third(name: str) -> str:
+        ctx = context()
+        async with ctx.client.transaction() as tx:
+            tx.enqueue("beyond", name.encode())
+        return name
+
+    with open_cluster(seed=1, peers=1) as cluster:
+        cluster.use(app)
+        first.enqueue("x")
+        cluster.start_worker(app)
+        cluster.until(lambda: states(cluster).get("third") == "completed")
+        assert states(cluster) == dict.fromkeys(("first", "second", "third"), "completed") | {"beyond": "ready"}
+        assert [run.outcome for run in cluster.runs()] == ["returned"] * 3
+
+
+def test_a_plain_test_gathers_and_commits() -> None:
+    """As an async one does."""
+    with open_cluster(seed=1, peers=1) as cluster:
+        client = cluster.client()
+        client.enqueue("in", b"1")
+        (claim,) = client.claim("in", wait_ms=1_000)
+        with pytest.raises(ZeroDivisionError), client.transaction() as tx:
+            tx.complete(claim)
+            raise ZeroDivisionError
+        with client.transaction() as first, client.transaction() as second:
+            first.require(claim)
+            second.update(claim, b"half way")
+        assert first.name != second.name
+        client.transact(complete=[(claim, b"done")], enqueue=[{"queue": "out", "data": b"2"}])
+        assert states(cluster) == {"in": "completed", "out": "ready"}
+
+
+def test_a_lost_answer_to_a_transaction_is_asked_for_again() -> None:
+    """It happens once."""
+    with open_cluster(seed=1, peers=1) as cluster:
+        cluster.lose_answers(method="transact")
+        with cluster.client().transaction() as tx:
+            tx.enqueue("out", b"1")
+        assert not cluster._core.losses.left
+        assert states(cluster) == {"out": "ready"}
