@@ -15,6 +15,7 @@ from attrs import frozen
 from onyxq.claims import BAD_LEASE, BAD_RUN, Pieces, gather, lease_fits, merged, refusal
 from onyxq.entry import APPLIED, Stamp, Verdict
 from onyxq.ids import Run, spans
+from onyxq.purged import PURGED, names_purged
 from onyxq.replica import ClaimPiece, Replica, claimed_bits, with_pieces
 
 VERSION = 1
@@ -46,8 +47,8 @@ def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]
         return replica, BAD_LEASE
     kinds = [((at, grant.worker, grant.lease_ms), grant.runs) for at, grant in enumerate(args.grants)]
     wanted = gather(args.partition, kinds)
-    if wanted is None:
-        return replica, BAD_RUN
+    if wanted is None or names_purged(replica, args.partition, wanted):
+        return replica, BAD_RUN if wanted is None else PURGED
     asked = sum(count for grant in args.grants for _, count in grant.runs)
     present = replica.claims.get(args.partition)
     changes: dict[bytes, Pieces] = {}

@@ -15,6 +15,7 @@ from attrs import frozen
 from onyxq.claims import BAD_RUN, gather, refusal
 from onyxq.entry import APPLIED, Stamp, Verdict
 from onyxq.ids import Run
+from onyxq.purged import PURGED, names_purged
 from onyxq.replica import Replica, claimed_bits, pieces_of
 
 VERSION = 1
@@ -45,8 +46,8 @@ def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]
     if args.due_ms < 0 or any(one.attempts < 0 for one in args.runs):
         return replica, "bad number"
     wanted = gather(args.partition, [("", [one.run for one in args.runs])])
-    if wanted is None:
-        return replica, BAD_RUN
+    if wanted is None or names_purged(replica, args.partition, wanted):
+        return replica, BAD_RUN if wanted is None else PURGED
     if any(claimed_bits(pieces_of(replica, stretch)) & masks[""] for stretch, masks in wanted.items()):
         return replica, "not free"
     return replica, APPLIED

@@ -66,6 +66,17 @@ class Conflict(OnyxqError):
     code, status, exit_code, hint = "conflict", 409, 4, "Read the present state first."
 
 
+class Purged(OnyxqError):
+    """The id is of a time of which the cluster keeps no finished tasks any more."""
+
+    code, status, exit_code, hint = (
+        "purged",
+        410,
+        4,
+        "A task that is new needs a fresh id; one that was sent before may have been done, and purged since.",
+    )
+
+
 class StaleToken(Conflict):
     """The claim no longer stands: a newer one was granted, or it is not this token's."""
 

@@ -323,12 +323,21 @@ def unpack_completion(body: bytes) -> Completion:
 
 def completion_head(body: bytes) -> tuple[int, int, int, Mark]:
     """Token, count, outcome and mark of a completion row's body, without decoding the results."""
+    token, count, outcome, epoch, number = _first_fields(body, 5)
+    return token, count, outcome, Mark(epoch, number)
+
+
+def completion_time(body: bytes) -> int:
+    """When a completion was stored, likewise from its body."""
+    return int(_first_fields(body, 6)[5])
+
+
+def _first_fields(body: bytes, count: int) -> list[Any]:
     unpacker = msgpack.Unpacker(max_buffer_size=0)
     unpacker.feed(body[:64])
     if unpacker.read_array_header() != COMPLETION_FIELDS:
         raise ValueError(f"{COMPLETION_FIELDS} fields expected")
-    token, count, outcome, epoch, number = (unpacker.unpack() for _ in range(5))
-    return token, count, outcome, Mark(epoch, number)
+    return [unpacker.unpack() for _ in range(count)]
 
 
 def unpack_update(body: bytes) -> Update:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from onyxq.claims import LEASE_MS_MAX, merged
-from onyxq.ids import ID_BYTES, STRETCH_TASKS, offset_of, partition_of
+from onyxq.ids import ID_BYTES, STRETCH_TASKS, ms_of, offset_of, partition_of
 from onyxq.placement import holders
+from onyxq.purged import KEPT_MAX, is_purged
 from onyxq.replica import HELD_MS, ClaimPiece, Partition, Replica
 
 
@@ -40,6 +41,10 @@ def _of_partition(replica: Replica, found: Partition) -> Iterator[str]:
     if found.target and not found.members:
         yield "a target without members"
     yield from _of_leader(replica, found)
+    if list(found.kept) != sorted(set(found.kept)) or len(found.kept) > KEPT_MAX:
+        yield "the stretches below the watermark are unsorted, repeat or are too many"
+    if not all(ms_of(stretch) < found.purged_ms and not offset_of(stretch) for stretch in found.kept):
+        yield "a stretch is kept that does not lie below the watermark"
 
 
 def _of_leader(replica: Replica, found: Partition) -> Iterator[str]:
@@ -64,6 +69,8 @@ def _of_claims(replica: Replica) -> Iterator[str]:
         if not stretches:
             yield f"an empty map of claims for partition {number}"
         for stretch in sorted(stretches):
+            if number in replica.partitions and is_purged(replica.partitions[number], stretch):
+                yield f"claims on {stretch.hex()}, which is purged"
             for problem in _of_stretch(replica, number, stretch, stretches[stretch]):
                 yield f"claims on {stretch.hex()}: {problem}"
 

@@ -197,6 +197,10 @@ class Metrics:
         self.sync_partitions_left = Gauge(
             "onyxq_sync_partitions_left", "Partitions led here of which a live holder lacks something still.", "node"
         )
+        self.purged_rows = Counter("onyxq_purged_rows_total", "Rows of purged tasks that this node deleted.")
+        self.purge_waits = Gauge(
+            "onyxq_purge_waits", "Partitions led here whose oldest finished tasks cannot be purged, by reason.", "why"
+        )
         self.build_info = Gauge("onyxq_build_info", "Always 1; the label tells the version.", "version")
         self.build_info.set(1, version)
         self._all: list[Metric] = [item for item in vars(self).values() if hasattr(item, "render")]

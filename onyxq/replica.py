@@ -111,6 +111,10 @@ class Partition:
     ready: bool = False
     yields: int = 0
     """How often leadership was given up since the partition was last ready."""
+    purged_ms: int = 0
+    """The watermark: tasks whose ids are of before are purged."""
+    kept: tuple[bytes, ...] = ()
+    """Stretches below the watermark that stand, sorted; see `onyxq.purged`."""
 
 
 @frozen

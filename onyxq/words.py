@@ -218,6 +218,12 @@ def _reopen(args: Args) -> str:
     return f"{_leader(args)} opens {tasks(runs)} again, due at {moment(args['due_ms'])}"
 
 
+def _purge(args: Args) -> str:
+    kept = len(args["keep"])
+    rest = f", but for {kept} stretches" if kept > 1 else ", but for 1 stretch" if kept else ""
+    return f"{_leader(args)} purges all tasks of before {moment(args['before_ms'])}{rest}"
+
+
 def _commit(args: Args) -> str:
     done = [run for claim in args["claims"] for run in claim["runs"]]
     needed = [run for claim in args["require"] for run in claim["runs"]]
@@ -333,6 +339,7 @@ _SENTENCES: Mapping[str, Callable[[Args], str]] = MappingProxyType(
         "release_claims": _release,
         "expire_claims": _expire,
         "reopen_tasks": _reopen,
+        "purge": _purge,
         "commit_transaction": _commit,
         "settle_transaction": _settle_transaction,
         "set_periodic": _set_periodic,

@@ -69,6 +69,8 @@ class Options:
     """How far clients' clocks are ahead; each client draws one."""
     entries: Entries = ENTRIES
     """What the program of every node knows; `SimulatedNode.entries` says otherwise for one."""
+    purge_bucket_ms: int = 3_600_000
+    purge_margin_ms: int = 600_000
     zones: int = 0
     """Nodes are in this many zones in turn; 0: they name none."""
 
@@ -203,6 +205,8 @@ class World:
                 absent_after_ms=options.absent_after_ms,
                 yield_after_ms=options.yield_after_ms,
                 gc_records=options.gc_records,
+                purge_bucket_ms=options.purge_bucket_ms,
+                purge_margin_ms=options.purge_margin_ms,
                 zone=f"z{len(self.nodes) % options.zones}" if options.zones else "",
             ),
             disk=SimulatedDisk(delay_ms=lambda: self.random.randint(*options.disk_delay_ms)),

@@ -46,6 +46,9 @@ def peer_start(context: Context) -> None:
         gc_records=context.number("gc_records"),
         gc_bytes=context.number("gc_bytes"),
         sync_bytes_per_s=context.number("sync_bytes_per_s"),
+        purge_bucket_ms=context.number("purge_bucket_ms"),
+        purge_margin_ms=context.number("purge_margin_ms"),
+        task_archive=context.text("task_archive") or None,
     )
 
     def ready(peer: PeerAddresses) -> None:

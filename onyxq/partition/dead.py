@@ -10,7 +10,7 @@ from onyxq import facts
 from onyxq.entry import APPLIED
 from onyxq.errors import Conflict, NotFound, OnyxqError, Unknown
 from onyxq.facts import Completion
-from onyxq.ids import Run, TaskId, partition_of
+from onyxq.ids import Run, TaskId, partition_of, stretch_of
 from onyxq.partition.completing import Completing
 from onyxq.partition.cutting import fitting, size_of
 from onyxq.partition.finishing import Finish, completions_of, history_of, token_now
@@ -50,6 +50,10 @@ class Dead:
                 return
             after = page[-1]
 
+    def opens(self, leader: PartitionLeader, stretch: bytes) -> bool:
+        """Whether a dead letter of a stretch is, or may be, about to be requeued."""
+        return any(stretch_of(one) == stretch and found[0] is leader for one, found in self._opening.items())
+
     def error_of(self, task_id: TaskId) -> str:
         """Why a task failed."""
         done = self._done(task_id)
@@ -68,6 +72,7 @@ class Dead:
             try:
                 leader = self._standing.leader(partition_of(task_id))
                 self._check_dead(task_id)
+                leader.check_new(task_id)
                 reopened = reopen_tasks.Reopened(Run(task_id, 1), self._attempts(task_id))
                 work.setdefault(leader.partition, []).append((place, reopened))
                 self._opening[task_id] = leader, self._host.store.reopened(task_id)

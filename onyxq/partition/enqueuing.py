@@ -84,6 +84,8 @@ class Enqueuing:
         known = self._host.store.known_bits(stretch) & mask_of(first, one.count)
         new = mask_of(first, one.count) & ~known
         base = offset_of(first)
+        if new:
+            leader.check_new(first)
         rows = [
             facts.task_row(run.first, facts.slice_task(body, offset_of(run.first) - base, run.count))
             for run in runs_of(stretch, new)

@@ -17,13 +17,15 @@ from typing import Any, Protocol
 import trio
 
 from log_entries import ready_partition, settle_partition, yield_partition
-from onyxq.errors import NotLeader, OnyxqError, StaleEpoch, StoreFailed, TimedOut, Unavailable, Unknown
+from onyxq.errors import NotLeader, OnyxqError, Purged, StaleEpoch, StoreFailed, TimedOut, Unavailable, Unknown
 from onyxq.facts import Mark, Row
+from onyxq.ids import TaskId
 from onyxq.partition import pending
 from onyxq.partition.cohort import Host
 from onyxq.partition.pacing import Pacer
 from onyxq.partition.replication import Sender, Vote
 from onyxq.partition.sync import Exchange, Transfer
+from onyxq.purged import NOTHING, Watermark
 from onyxq.replica import Partition, Replica, majority
 from onyxq.store.interface import Batch
 
@@ -95,6 +97,13 @@ class PartitionLeader:
         self.backed = False
         """Whether a majority of the members has all that was found here once the partition was taken
         over: from then on what is finished here is so for whoever leads next."""
+        self.closing: Watermark = NOTHING
+        """What may be about to be purged: no new task of it is taken."""
+        self.in_doubt = False
+        """Whether an entry that purges may be on its way to the log."""
+        self.since_s = trio.current_time()
+        self.told_s: dict[TaskId, float] = {}
+        """When it was last said of stretches with failed tasks that these failed."""
         self.scope = trio.CancelScope()
         self.current: set[str] = {host.node_id}
         """Holders that have all that was here when they were last compared."""
@@ -139,6 +148,13 @@ class PartitionLeader:
                 f"partition {self.partition} is being taken over: {answered} of its {len(members)} members "
                 f"have answered, a majority must"
             )
+
+    def check_new(self, first: bytes) -> None:
+        """Raise `Purged` if a new task's id is of a time that is purged, `Unavailable` if it is about to be."""
+        if self._host.store.watermark(self.partition).covers(first):
+            raise Purged(f"task {first.hex()} is of a time of which all finished tasks are purged", field="id")
+        if self.closing.covers(first):
+            raise Unavailable(f"partition {self.partition} may be about to purge tasks of that time")
 
     # --- writes
 

@@ -7,6 +7,8 @@ Each has its own module; this is where they meet.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import trio
 
 from onyxq.partition.cancelling import Cancelling
@@ -14,24 +16,32 @@ from onyxq.partition.claims_kept import ClaimsKept
 from onyxq.partition.completing import Completing
 from onyxq.partition.dead import Dead
 from onyxq.partition.deadlines import Deadlines
+from onyxq.partition.depended import Depended
 from onyxq.partition.dependencies import Dependencies
 from onyxq.partition.enqueuing import Enqueuing
 from onyxq.partition.leader import PartitionLeader
 from onyxq.partition.making_visible import TransactingHost
+from onyxq.partition.purging import Purging, PurgingHost
 from onyxq.partition.standing import Standing
 from onyxq.partition.transacting import Transacting
 from onyxq.partition.updating import Updating
 
 
+class Host(TransactingHost, PurgingHost, Protocol):
+    """What all of it needs of its node."""
+
+
 class Operations:
     """Serves the ``lead.*`` methods of one node."""
 
-    def __init__(self, host: TransactingHost) -> None:
+    def __init__(self, host: Host) -> None:
         self.standing = Standing(host)
         updating = Updating(host, self.standing)
         self.completing = Completing(host, self.standing, updating)
         self.dependencies = Dependencies(host, self.completing)
         self.dead = Dead(host, self.standing, self.completing)
+        self.depended = Depended(host)
+        self.purging = Purging(host, dead=self.dead, depended=self.depended)
         self._deadlines = Deadlines(host, self.completing)
         kept = ClaimsKept(host, self.standing, self.completing)
         self.leader = self.standing.leader
@@ -49,6 +59,7 @@ class Operations:
             nursery.start_soon(self.completing.run)
             nursery.start_soon(self.dependencies.run)
             nursery.start_soon(self._deadlines.run)
+            nursery.start_soon(self.purging.run)
 
     def backed(self, leader: PartitionLeader) -> None:
         """What is finished in the partition stays so."""

@@ -9,12 +9,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
+import trio
+
 from onyxq import facts
 from onyxq.errors import NotLeader, OnyxqError
 from onyxq.ids import Run, TaskId, ids_of, mask_of, partition_of, runs_of, stretch_of
 from onyxq.partition.finishing import completions_of
 from onyxq.partition.headers import UNIQUE_KEY, may_say
 from onyxq.partition.host import OperationsHost
+from onyxq.partition.leader import PartitionLeader
 from onyxq.replica import claim_of
 
 ASKED_IDS_MAX = 5_000
@@ -59,7 +62,7 @@ class Outcomes:
             return UNSERVED
         store, stretch, mask = self._host.store, stretch_of(task_id), mask_of(task_id, 1)
         if not store.known_bits(stretch) & mask:
-            return None
+            return PURGED if store.watermark(leader.partition).covers(task_id) else None
         if not store.finished_bits(stretch) & mask:
             standing = self._standing(task_id)
             return UNFINISHED if standing == task_id else self._outcome(standing)
@@ -67,7 +70,20 @@ class Outcomes:
         unsure = granter.finishing.get(stretch, 0) | granter.unsettled.get(stretch, 0)
         if unsure & mask or not leader.backed or self._is_overtaken(task_id):
             return UNFINISHED
-        return facts.OUTCOMES[completions_of(store, Run(task_id, 1))[0][1].outcome]
+        outcome = completions_of(store, Run(task_id, 1))[0][1].outcome
+        return self._told(leader, task_id, facts.OUTCOMES[outcome])
+
+    @staticmethod
+    def _told(leader: PartitionLeader, task_id: TaskId, outcome: str) -> str:
+        """What to say of a finished task: whoever asks must have made something of a failure before it is purged."""
+        if outcome == facts.OUTCOMES[facts.COMPLETED]:
+            return outcome
+        if leader.closing.covers(task_id):
+            return UNSERVED
+        if len(leader.told_s) >= WATCHED_MAX:
+            leader.told_s, leader.since_s = {}, trio.current_time()
+        leader.told_s[stretch_of(task_id)] = trio.current_time()
+        return outcome
 
     def _standing(self, task_id: TaskId) -> TaskId:
         """The task, or the one that stands for its unique key instead."""

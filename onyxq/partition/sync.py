@@ -124,7 +124,8 @@ class Exchange:
         theirs = {(key, checksum) for key, checksum in await self._call("cohort.keys", where)}
         mine = {listed for leaf in leaves for listed in self._store.keys(self._partition, hour, leaf)}
         if pull:
-            await self._pull(sorted(key for key, _ in theirs - mine))
+            purged = self._store.watermark(self._partition)
+            await self._pull(sorted(key for key, _ in theirs - mine if not purged.covers(key[3:23])))
         if push:
             await self._push(sorted(key for key, _ in mine - theirs))
 

@@ -173,12 +173,15 @@ class Transacting:
         return failed
 
     def _prepared(self, asked: Asked, unsure: set[int]) -> tuple[list[Any], list[PendingRow]]:
-        self._standing.leader(asked.partition)
+        leader = self._standing.leader(asked.partition)
         known = known_as(self._host.replica, asked.name)
         if known is not None:
             return [REPEAT, known[0]], []
         if self._host.replica.log_time_ms > asked.deadline_ms:
             raise Unavailable("the transaction took too long: its deadline has passed")
+        for kind, *item in asked.items:
+            if kind == "T":
+                leader.check_new(item[0])
         self._check_claims(asked, unsure)
         self._check_updates(asked)
         bodies = pending.pack_items(asked.items)

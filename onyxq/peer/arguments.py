@@ -13,7 +13,17 @@ from typing import Any
 
 from onyxq import facts
 from onyxq.errors import BadRequest, Corrupt, TooLarge
-from onyxq.ids import ID_BYTES, RUN_TASKS_MAX, STRETCH_TASKS, TaskId, mask_of, offset_of, partition_of, stretch_of
+from onyxq.ids import (
+    ID_BYTES,
+    PARTITIONS_MAX,
+    RUN_TASKS_MAX,
+    STRETCH_TASKS,
+    TaskId,
+    mask_of,
+    offset_of,
+    partition_of,
+    stretch_of,
+)
 
 QUEUE_CHARS_MAX = 200
 WORKER_CHARS_MAX = 200
@@ -279,6 +289,15 @@ def outcomes(args: dict[str, Any], partitions: int) -> tuple[list[TaskId], str]:
     """Ids of which a node asks what became of them, and that node."""
     only(args, ("ids", "watcher"))
     return cancels({"ids": args.get("ids")}, partitions), text(args.get("watcher"), "watcher", WORKER_CHARS_MAX)
+
+
+def stretches(args: dict[str, Any]) -> list[bytes]:
+    """First ids of stretches that a node asks about."""
+    only(args, ("stretches",))
+    found = args.get("stretches")
+    if not isinstance(found, list) or len(found) > ITEMS_MAX:
+        raise BadRequest(f"stretches must be a list of at most {ITEMS_MAX}", field="stretches")
+    return [task_id(one, f"stretches[{place}]", PARTITIONS_MAX) for place, one in enumerate(found)]
 
 
 def cancels(args: dict[str, Any], partitions: int) -> list[TaskId]:

@@ -34,11 +34,13 @@ from onyxq.ids import PARTITIONS_MAX
 from onyxq.log.embedded import EmbeddedBackend
 from onyxq.log.interface import LogBackend, SessionLost
 from onyxq.partition.pacing import BYTES_PER_S
+from onyxq.partition.purging import Plan
 from onyxq.peer.archiving import Archiver
 from onyxq.peer.clock import Clock, RingClock, SystemClock
 from onyxq.peer.node import Node
 from onyxq.peer.peer import Evicted, Peer
 from onyxq.peer.service import Service
+from onyxq.purged import MARGIN_MS
 from onyxq.replica import Settings
 from onyxq.store.interface import Batch, Store
 from onyxq.store.lmdb_store import LmdbStore
@@ -75,6 +77,12 @@ class PeerConfig:
     gc_bytes: int = 64 << 20
     sync_bytes_per_s: int = BYTES_PER_S
     """At most so fast does this node send, and take, what brings copies up to date."""
+    purge_bucket_ms: int = 3_600_000
+    """Finished tasks are purged by so much of the time of their ids together."""
+    purge_margin_ms: int = 600_000
+    """Nothing younger is purged, and no id that is younger refused."""
+    task_archive: str | None = None
+    """Directory in which tasks are archived before they are purged, where their queue asks for it."""
 
 
 @frozen
@@ -137,6 +145,7 @@ class RunningNode:
                     offload=self._offload,
                     entries=self._entries,
                     sync_bytes_per_s=self.config.sync_bytes_per_s,
+                    purging=_plan(self.config),
                 )
                 service = self.service = Service(
                     node, random_64=lambda: self._random.getrandbits(64), backend=self._backend
@@ -257,6 +266,11 @@ class RunningNode:
         service.operating.leave_wanted.set()
 
 
+def _plan(config: PeerConfig) -> Plan:
+    directory = Path(config.task_archive) if config.task_archive else None
+    return Plan(config.purge_bucket_ms, config.purge_margin_ms, directory)
+
+
 def check_config(config: PeerConfig) -> None:
     """Raise `BadRequest` naming the first setting that is out of range."""
     limits = {
@@ -269,6 +283,8 @@ def check_config(config: PeerConfig) -> None:
         "gc_records": (10, 100_000_000),
         "gc_bytes": (1 << 20, 1 << 40),
         "sync_bytes_per_s": (1 << 20, 1 << 40),
+        "purge_bucket_ms": (1_000, 7 * 86_400_000),
+        "purge_margin_ms": (2 * MARGIN_MS, 30 * 86_400_000),
     }
     for name, (low, high) in limits.items():
         value = getattr(config, name)

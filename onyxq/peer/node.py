@@ -27,6 +27,7 @@ from onyxq.log.codec import encode_entry
 from onyxq.log.interface import LogSession, Origin
 from onyxq.metrics import Metrics
 from onyxq.partition.cohort import Cohort
+from onyxq.partition.deleting import Deleting
 from onyxq.partition.expiry import Expiry
 from onyxq.partition.floating import Floating
 from onyxq.partition.granter import Granter
@@ -34,6 +35,7 @@ from onyxq.partition.leader import PartitionLeader
 from onyxq.partition.operations import Operations
 from onyxq.partition.pacing import BYTES_PER_S, Pacer
 from onyxq.partition.pending import parted
+from onyxq.partition.purging import Plan
 from onyxq.partition.repair import Repair
 from onyxq.partition.replication import Sender, errors_from
 from onyxq.peer.clock import RingClock
@@ -89,6 +91,7 @@ class Node:
         offload: Callable[..., Awaitable[Any]] = trio.to_thread.run_sync,
         entries: Entries = ENTRIES,
         sync_bytes_per_s: int = BYTES_PER_S,
+        purging: Plan | None = None,
     ) -> None:
         self.node_id = node_id
         self.entries = entries
@@ -134,12 +137,15 @@ class Node:
         """Of what this node as a leader exchanges with others to bring them up to date."""
         self.taking = Pacer(sync_bytes_per_s)
         """Of what other leaders send to bring this node up to date."""
+        self.purging = purging or Plan()
+        """How old tasks are purged."""
         self.cohort = Cohort(self)
         self.granter = Granter(self)
         self.operations = Operations(self)
         self.expiry = Expiry(self, self.operations.completing, self.operations.renewed)
         self.repair = Repair(self)
         self.probing = Probing(self)
+        self.deleting = Deleting(self, lambda rows: self.metrics.purged_rows.add(n=rows))
 
     async def run(self) -> None:
         """Background work until cancelled."""
@@ -153,6 +159,7 @@ class Node:
             nursery.start_soon(self._yield_in_trouble, nursery)
             nursery.start_soon(self.probing.run)
             nursery.start_soon(self.repair.run)
+            nursery.start_soon(self.deleting.run)
 
     def start_soon(self, function: Callable[..., Any], *args: Any) -> None:
         """Run something in the node's nursery."""
@@ -163,6 +170,8 @@ class Node:
     def advance(self, before: Replica, step: Step) -> None:
         """Take over the replica that a step of the log gave."""
         self.replica = after = step.replica
+        if before.partitions is not after.partitions:
+            self.deleting.note(before, after)
         self.granter.moved(before, after)
         if step.outcomes:
             self._note_history(before, step)
@@ -186,6 +195,7 @@ class Node:
     def replace(self, replica: Replica) -> None:
         """Take over a replica that was read from the origin."""
         before, self.replica = self.replica, replica
+        self.deleting.note(EMPTY, replica)
         self.granter.moved(before, replica)
         self.records.clear()
         self.history.add(replica.position, ())
@@ -304,6 +314,10 @@ class Node:
         with trio.move_on_after(SETTLE_TIMEOUT_S):
             await self.history.settled()
             await self.floating.landed()
+
+    async def recorded(self) -> None:
+        """Return once all that the log said so far is in the store."""
+        await self.history.reached(self.replica.position)
 
     def pieces_added(self, pieces: Sequence[Piece]) -> None:
         """New ready pieces are in the store."""

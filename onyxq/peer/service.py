@@ -120,6 +120,7 @@ class Service:
             "lead.discard": self._lead(check.cancels, node.operations.dead.discard),
             "lead.outcomes": self._lead(check.outcomes, lambda asked: dependencies.outcomes(*asked)),
             "lead.finished": self._lead(check.cancels, dependencies.heard),
+            "lead.depended": lambda a: node.operations.depended.depended(check.stretches(a)),
             "lead.prepare": self._lead(asked_parts, node.operations.transacting.prepare),
             "lead.claim": self._lead_claim,
             "lead.head": self._lead_head,

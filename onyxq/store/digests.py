@@ -28,6 +28,12 @@ class Digests:
         changes[0] += 1
         changes[1] += row_hash(key, value)
 
+    def remove(self, leaf: bytes, key: bytes, value: bytes) -> None:
+        """A row went."""
+        changes = self._leaves.setdefault(leaf, [0, 0])
+        changes[0] -= 1
+        changes[1] -= row_hash(key, value)
+
     def replace(self, leaf: bytes, key: bytes, old: bytes, new: bytes) -> None:
         """A row's value was replaced by another."""
         changes = self._leaves.setdefault(leaf, [0, 0])
@@ -100,4 +106,8 @@ def _add(table: Table, key: bytes, rows: int, total: int) -> None:
     if stored is not None:
         old_rows, old_total = DIGEST.unpack(stored)
         rows, total = rows + old_rows, total + old_total
-    table.put(key, DIGEST.pack(rows & HASH_MASK, total & HASH_MASK))
+    rows, total = rows & HASH_MASK, total & HASH_MASK
+    if rows or total:
+        table.put(key, DIGEST.pack(rows, total))
+    elif stored is not None:
+        table.delete(key)

@@ -12,7 +12,7 @@ digests are read and written once per transaction.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from attrs import evolve, frozen
 
@@ -31,6 +31,7 @@ from onyxq.facts import (
     unseal,
 )
 from onyxq.ids import STRETCH_TASKS, TaskId, id_at, mask_of, offset_of, partition_of, stretch_of
+from onyxq.purged import Watermark
 from onyxq.store.checks import Prepared, prepare
 from onyxq.store.digests import Digests
 from onyxq.store.heads import QueueKey, task_head
@@ -38,6 +39,7 @@ from onyxq.store.interface import Batch, Mending, Written
 from onyxq.store.mending import Mender
 from onyxq.store.pending import check_pending, check_transaction, drop_pending, put_pending
 from onyxq.store.pieces import PROMOTE_PIECES_MAX, Pieces
+from onyxq.store.purging import Purger
 from onyxq.store.records import OUTCOME_PLACES, TOTAL, Alike, dead_key, pack_mask, pack_number, unpack_number
 from onyxq.store.ruled import Ruled
 from onyxq.store.stretches import MOVING, Owner, Stretch, groups, moved_by, owners, reopened_above, winners
@@ -76,12 +78,15 @@ def prepare_batch(batch: Batch) -> PreparedBatch:
 class Applier:
     """Applies prepared batches to one write transaction."""
 
-    def __init__(self, tables: Tables, now_ms: int) -> None:
+    def __init__(self, tables: Tables, now_ms: int, watermarks: Mapping[bytes, Watermark]) -> None:
         self._tables = tables
+        self._watermarks = watermarks
+        """What is purged, by the partitions' bytes."""
         self._pieces = Pieces(tables, now_ms)
         self._ruled = Ruled(self._pieces)
         self._digests = Digests(tables)
         self._mender = Mender(tables, pieces=self._pieces, ruled=self._ruled, digests=self._digests)
+        self._purger = Purger(tables, pieces=self._pieces, ruled=self._ruled, digests=self._digests, leave=self._leave)
         self._healed: set[TaskId] = set()
         """Stretches of damaged rows that were replaced: what follows from those was not to be told."""
 
@@ -107,8 +112,15 @@ class Applier:
             self._drop(partition.to_bytes(2, "big"))
         for partition, now_ms in batch.promote:
             self._pieces.promote(partition.to_bytes(2, "big"), now_ms)
+        purged = self._purger.purge(batch.purge) if batch.purge is not None else (0, b"")
         pieces = tuple(self._pieces.added.values())
-        return Written(new_rows=new_rows, pieces=pieces, superseded=superseded)
+        if self._watermarks:
+            pieces = tuple(piece for piece in pieces if not self._is_purged(piece.first))
+        return Written(new_rows, pieces, superseded, *purged)
+
+    def _is_purged(self, task_id: bytes) -> bool:
+        watermark = self._watermarks.get(task_id[6:8])
+        return watermark is not None and watermark.covers(task_id)
 
     def _mend(self, found: Mending) -> None:
         misplaced = [row for key in found.rows if (row := self._mender.take_misplaced(key))]
@@ -146,8 +158,11 @@ class Applier:
     def _add_rows(self, rows: Sequence[Prepared]) -> int:
         added = 0
         add, stretch_of, digests = self._tables.rows.add, self._pieces.stretch, self._digests
+        purges = bool(self._watermarks)
         for row in rows:
             key, value, stretch_id = row.key, row.value, row.stretch
+            if purges and self._is_purged(stretch_id):
+                continue
             if not add(key, value):
                 self._merge(row)
                 continue

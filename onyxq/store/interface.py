@@ -27,6 +27,9 @@ nothing: takeover reads them as they are.
 * ``dead``: failed tasks by queue.
 * counts per partition and queue; digests per partition, hour and leaf.
 
+Purged tasks (see `onyxq.purged`) are in no answer, whether their rows are deleted yet or not,
+but may still be counted; rows about them that come are passed over.
+
 Pending rows of transactions are no facts: they have a table of their own, which digests
 and indexes know nothing of.
 """
@@ -40,6 +43,7 @@ from attrs import field, frozen
 
 from onyxq.facts import Row
 from onyxq.ids import TaskId
+from onyxq.purged import Watermark
 
 
 class Piece(NamedTuple):
@@ -85,6 +89,15 @@ class Digest(NamedTuple):
 
     rows: int
     total: int
+
+
+class Ended(NamedTuple):
+    """How the tasks of a stretch ended, none of them being unfinished."""
+
+    queues: dict[str, int]
+    """Queue -> when, in wall-clock ms, the last of its tasks ended."""
+    failed: int
+    """Mask of the tasks that failed or were cancelled."""
 
 
 class PendingRow(NamedTuple):
@@ -150,6 +163,22 @@ def _take(found: set[_T], limit: int) -> list[_T]:
 
 
 @frozen
+class Purge:
+    """Deletes some of what is purged of a partition.
+
+    From the moment the batch is given to the store on nothing that the watermark covers is
+    shown or taken any more.
+    """
+
+    partition: int
+    watermark: Watermark
+    after: bytes = b""
+    """Where the last part ended: its `Written.purged_after`."""
+    rows_max: int = 1_000
+    """After about so many rows it ends; a stretch goes as a whole."""
+
+
+@frozen
 class Batch:
     """Operations that become durable together, in this order."""
 
@@ -170,6 +199,8 @@ class Batch:
     """(partition, transaction): pending rows that go, before those of `pending` come."""
     pending: Sequence[PendingRow] = ()
     """Pending rows; the same number of a transaction again replaces what it was."""
+    purge: Purge | None = None
+    """What goes because it is purged, after all else."""
 
 
 @frozen
@@ -181,6 +212,10 @@ class Written:
     """Pieces added to ``ready`` by this batch (new tasks, retries, promotions, heads of keys)."""
     superseded: tuple[TaskId, ...] = field(default=())
     """Tasks that no longer stand for their unique key, or came and did not, in id order."""
+    purged_rows: int = 0
+    """How many rows `Batch.purge` deleted."""
+    purged_after: bytes = b""
+    """Where it ended; empty if nothing is left."""
 
 
 class Store(Protocol):
@@ -320,6 +355,30 @@ class Store(Protocol):
 
     def pending_transactions(self, partition: int) -> dict[str, int]:
         """Names of the transactions with pending rows, each with its deadline (log time), by name."""
+        ...
+
+    # retention
+    def watermark(self, partition: int) -> Watermark:
+        """What is purged of a partition: whatever it covers is neither shown nor taken."""
+        ...
+
+    def raise_watermark(self, partition: int, watermark: Watermark) -> None:
+        """Hide and refuse from now on what a watermark covers; a lower one changes nothing.
+        Rows are deleted, and the watermark is kept, by `Batch.purge`."""
+        ...
+
+    def stretches(self, partition: int, *, after: bytes = b"", before_ms: int, limit: int = 1_000) -> list[bytes]:
+        """Names of stretches with rows whose time is before, purged ones left out: behind a place
+        (the last name), in the order of hours, each with the stretch as its last 20 bytes."""
+        ...
+
+    def purge_left(self, partition: int) -> bool:
+        """Whether rows of purged tasks are still to be deleted."""
+        ...
+
+    def ended(self, stretch: bytes) -> Ended | None:
+        """How the tasks of a stretch ended; None if some are unfinished, or stop their ordering
+        key, or if that cannot be told because something is damaged."""
         ...
 
     # anti-entropy

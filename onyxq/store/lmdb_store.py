@@ -32,6 +32,7 @@ import trio
 from onyxq.errors import Conflict, Corrupt, StoreFailed
 from onyxq.store.indexing import Applier, PreparedBatch, prepare_batch
 from onyxq.store.interface import Batch, Written
+from onyxq.store.purging import watermarks_in
 from onyxq.store.reading import StoreReads
 from onyxq.store.soundness import examine, note_closed, set_aside
 from onyxq.store.tables import FORMAT_KEY, TABLE_NAMES
@@ -206,6 +207,7 @@ class LmdbStore(StoreReads):
             store = cls(env, lock, now_ms=now_ms, map_bytes_max=map_bytes_max)
             try:
                 store.check_promises()
+                store._watermarks = watermarks_in(store._tables.meta)
             except BaseException:
                 store._snapshot.abort()
                 raise
@@ -240,6 +242,7 @@ class LmdbStore(StoreReads):
         if self._closed:
             raise StoreFailed("the store is closed")
         ticket = _Ticket(prepare_batch(batch), trio.lowlevel.current_task())
+        self._note_purge(batch)
         self._waiting.append(ticket)
         self._ask_begin()
 
@@ -284,7 +287,7 @@ class LmdbStore(StoreReads):
             txn = None
             try:
                 txn = self._env.begin(write=True, buffers=True)
-                applier = Applier(LmdbTables(txn, self._dbs), self._now_ms())
+                applier = Applier(LmdbTables(txn, self._dbs), self._now_ms(), self._watermarks)
                 self._written = [applier.apply(ticket.prepared) for ticket in self._group]
                 applier.flush()
             except lmdb.MapFullError:

@@ -18,6 +18,7 @@ import trio
 from onyxq.errors import OnyxqError, StoreFailed
 from onyxq.store.indexing import Applier, PreparedBatch, prepare_batch
 from onyxq.store.interface import Batch, Written
+from onyxq.store.purging import watermarks_in
 from onyxq.store.reading import StoreReads
 
 
@@ -147,6 +148,7 @@ class MemoryStore(StoreReads):
         self._disk: Disk = disk or PlainDisk()
         self._now_ms = now_ms or (lambda: time.time_ns() // 1_000_000)
         self._tables = self._disk.tables
+        self._watermarks = watermarks_in(self._tables.meta)
         self._run = self._disk.open()
         self._waiting: list[_Ticket] = []
         self._turn = trio.Lock()
@@ -157,6 +159,7 @@ class MemoryStore(StoreReads):
         if self._closed:
             raise StoreFailed("the store is closed")
         ticket = _Ticket(prepare_batch(batch))
+        self._note_purge(batch)
         self._waiting.append(ticket)
         async with self._turn:
             if ticket.outcome is None:
@@ -171,7 +174,7 @@ class MemoryStore(StoreReads):
         group = list(self._waiting)
 
         def apply() -> None:
-            applier = Applier(self._tables, self._now_ms())
+            applier = Applier(self._tables, self._now_ms(), self._watermarks)
             for ticket in group:
                 ticket.outcome = applier.apply(ticket.prepared)
             applier.flush()

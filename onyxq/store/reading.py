@@ -27,9 +27,12 @@ from onyxq.facts import (
     unseal,
 )
 from onyxq.ids import STRETCH_TASKS, TaskId, counter_of, offset_of, stretch_of
+from onyxq.purged import NOTHING, Watermark
 from onyxq.store.auditing import Audit
+from onyxq.store.ending import ended
 from onyxq.store.heads import queue_digest, task_head
-from onyxq.store.interface import Crooked, Digest, Piece, QueueCounts
+from onyxq.store.interface import Batch, Crooked, Digest, Ended, Piece, QueueCounts
+from onyxq.store.purging import purged_stretches
 from onyxq.store.reading_keys import RuledReads
 from onyxq.store.records import DIGEST, due_ms_of, ready_key_of, unpack_counts, unpack_number, unpack_ready
 from onyxq.store.tables import FORMAT_KEY, LOG_POSITION
@@ -45,6 +48,7 @@ class StoreReads(RuledReads):
         """Keys of rows that were found not to match their checksum, until they are repaired."""
         self._miscounted: set[int] = set()
         """Partitions in which rows were damaged since they were counted."""
+        self._watermarks: dict[bytes, Watermark] = {}
         self.crooked = Crooked()
         """Entries of indexes, counts and digests that were found not to agree with the rows."""
 
@@ -92,7 +96,7 @@ class StoreReads(RuledReads):
 
     def get(self, key: bytes) -> bytes | None:
         """The value of one row as stored (sealed; the caller checks it)."""
-        stored = self._tables.rows.get(key)
+        stored = None if self.hides(key[3:]) else self._tables.rows.get(key)
         return None if stored is None else bytes(stored)
 
     def row_keys(self, kind: bytes, first: bytes, last: bytes, *, limit: int) -> list[bytes]:
@@ -133,7 +137,7 @@ class StoreReads(RuledReads):
         start = prefix + (task_id if kind in (UPDATE, DATA) else stretch_of(task_id))
         last = prefix + task_id + b"\xff" * 12
         found = []
-        for key, value in self._tables.rows.ascend(start):
+        for key, value in self._tables.rows.ascend(start) if not self.hides(task_id) else ():
             if key > last:
                 break
             if _covers(kind, key, value, task_id):
@@ -142,7 +146,8 @@ class StoreReads(RuledReads):
 
     def completions(self, stretch: bytes) -> list[tuple[TaskId, bytes]]:
         """First ids and checked bodies of the completion rows of a stretch; raises `Corrupt`."""
-        return [(TaskId(key[3:23]), self._unseal(key, value)) for key, value in self._rows_of(COMPLETION, stretch)]
+        found = self._rows_of(COMPLETION, stretch) if not self.hides(stretch) else ()
+        return [(TaskId(key[3:23]), self._unseal(key, value)) for key, value in found]
 
     def task_rows(self, partition: int, *, after: bytes = b"", limit: int = 100) -> list[tuple[TaskId, bytes]]:
         """Task rows (first id, checked body) in id order, of rows that start behind ``after``."""
@@ -151,7 +156,7 @@ class StoreReads(RuledReads):
         for key, value in self._tables.rows.ascend(prefix + after):
             if key[:3] != prefix or len(out) >= limit:
                 break
-            if key[3:] > after:
+            if key[3:] > after and not self.hides(key[3:]):
                 out.append((TaskId(key[3:]), self._unseal(key, value)))
         return out
 
@@ -177,7 +182,8 @@ class StoreReads(RuledReads):
         for key, value in self._tables.ready.ascend(start):
             if len(out) >= limit or key[:18] != prefix:
                 break
-            out.append(unpack_ready(queue, key, value))
+            if not self.hides(key[30:]):
+                out.append(unpack_ready(queue, key, value))
         return out
 
     def next_due_ms(self, partition: int) -> int | None:
@@ -201,6 +207,47 @@ class StoreReads(RuledReads):
                 continue
             out[name] = QueueCounts(*numbers)
         return dict(sorted(out.items()))
+
+    # --- retention --------------------------------------------------------------------
+
+    def watermark(self, partition: int) -> Watermark:
+        """What is purged of a partition: whatever it covers is neither shown nor taken."""
+        return self._watermarks.get(partition.to_bytes(2, "big"), NOTHING)
+
+    def raise_watermark(self, partition: int, watermark: Watermark) -> None:
+        """Hide and refuse from now on what a watermark covers; a lower one changes nothing."""
+        if watermark.before_ms and watermark.reaches(self.watermark(partition)):
+            self._watermarks[partition.to_bytes(2, "big")] = watermark
+
+    def _note_purge(self, batch: Batch) -> None:
+        if batch.purge is not None:
+            self.raise_watermark(batch.purge.partition, batch.purge.watermark)
+
+    def stretches(self, partition: int, *, after: bytes = b"", before_ms: int, limit: int = 1_000) -> list[bytes]:
+        """Names of stretches with rows whose time is before, purged ones left out: behind a place
+        (the last name), in the order of hours, each with the stretch as its last 20 bytes."""
+        out: list[bytes] = []
+        for key, below in purged_stretches(
+            self._tables.stretch, partition.to_bytes(2, "big"), Watermark(before_ms), after
+        ):
+            if len(out) >= limit:
+                break
+            if below and not self.hides(key[7:]):
+                out.append(key)
+        return out
+
+    def purge_left(self, partition: int) -> bool:
+        """Whether rows of purged tasks are still to be deleted."""
+        watermark = self.watermark(partition)
+        if not watermark.before_ms:
+            return False
+        found = purged_stretches(self._tables.stretch, partition.to_bytes(2, "big"), watermark, b"")
+        return any(purged for _, purged in found)
+
+    def ended(self, stretch: bytes) -> Ended | None:
+        """How the tasks of a stretch ended; None if some are unfinished, or stop their ordering
+        key, or if that cannot be told because something is damaged."""
+        return ended(self._tables, self._stretch(stretch))
 
     # --- anti-entropy -----------------------------------------------------------------
 
@@ -234,7 +281,8 @@ class StoreReads(RuledReads):
         for key, _ in self._tables.stretch.ascend(prefix):
             if key[:7] != prefix:
                 break
-            stretches.append(key[7:])
+            if not self.hides(key[7:]):
+                stretches.append(key[7:])
         for kind in KINDS:
             for stretch in stretches:
                 yield from [(key, bytes(value[-4:])) for key, value in self._rows_of(kind, stretch)]

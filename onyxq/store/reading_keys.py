@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from onyxq.errors import BadRequest, Corrupt
 from onyxq.facts import DATA, TASK, key_digest, key_of, slice_task, unpack_data, unseal
 from onyxq.ids import TaskId, id_at, ids_of, offset_of, runs_of, stretch_of
+from onyxq.purged import Watermark
 from onyxq.store.facets import free_bits, head_of, holder_of, stands
 from onyxq.store.heads import queue_digest
 from onyxq.store.interface import Crooked, PendingRow, Piece
 from onyxq.store.pending import pending_rows, pending_transactions
-from onyxq.store.records import due_ms_of, first_at, lowest, order_ms_of, unpack_mask
+from onyxq.store.records import due_ms_of, first_at, lowest, order_ms_of, stretch_key, unpack_mask
 from onyxq.store.stretches import Owner, Stretch, alike_at, groups, owners
 from onyxq.store.tables import Table, Tables
 from onyxq.store.truth import load_stretch
@@ -25,6 +26,8 @@ class RuledReads:
     _tables: Tables
     damaged: set[bytes]
     crooked: Crooked
+    _watermarks: dict[bytes, Watermark]
+    """By the partitions' bytes."""
 
     def _unseal(self, key: bytes, value: bytes) -> bytes:
         """The checked body; notes a damaged row and raises `Corrupt`."""
@@ -34,7 +37,14 @@ class RuledReads:
             self.damaged.add(bytes(key))
             raise
 
+    def hides(self, task_id: bytes) -> bool:
+        """Whether a task is purged."""
+        marks = self._watermarks
+        return bool(marks) and (found := marks.get(task_id[6:8])) is not None and found.covers(task_id)
+
     def _stretch(self, stretch: bytes) -> Stretch:
+        if self.hides(stretch):
+            return Stretch(stretch_key(stretch))
         record, readable = load_stretch(self._tables, stretch)
         if not readable:
             self.crooked.stretches.add(TaskId(bytes(stretch)))
@@ -86,7 +96,7 @@ class RuledReads:
     def data(self, task_id: bytes) -> bytes | None:
         """The payload that replaced a unique task's; raises `Corrupt`."""
         key = key_of(DATA, task_id, bytes(12))
-        stored = self._tables.rows.get(key)
+        stored = None if self.hides(task_id) else self._tables.rows.get(key)
         return None if stored is None else unpack_data(self._unseal(key, stored)).payload
 
     # --- tasks that failed, wait, or expire -----------------------------------------
@@ -100,7 +110,7 @@ class RuledReads:
         for first, bits in heapq.merge(*rows):
             if len(out) >= limit:
                 break
-            for run in runs_of(stretch_of(first), bits):
+            for run in runs_of(stretch_of(first), bits) if not self.hides(first) else ():
                 out += [task for task in ids_of(*run) if task > after]
         return out[:limit]
 
@@ -134,7 +144,7 @@ class RuledReads:
                 break
             key = key_of(TASK, first)
             stored = self._tables.rows.get(key)
-            if stored is None:
+            if stored is None or self.hides(first):
                 continue
             try:
                 body = self._unseal(key, stored)
@@ -154,7 +164,7 @@ class RuledReads:
             if key[:2] != prefix or due_ms_of(key) > now_ms or len(out) >= limit:
                 break
             for run in runs_of(stretch_of(first_at(key)), unpack_mask(bytes(value))):
-                out += ids_of(*run)
+                out += ids_of(*run) if not self.hides(run.first) else ()
         return out[:limit]
 
     def next_expiry_ms(self, partition: int) -> int | None:
@@ -168,7 +178,8 @@ class RuledReads:
 
     def unique(self, partition: int, queue: str, key: str) -> TaskId | None:
         """The task that stands for a unique key, finished or not."""
-        return holder_of(self._tables, partition.to_bytes(2, "big") + key_digest(queue, key))
+        found = holder_of(self._tables, partition.to_bytes(2, "big") + key_digest(queue, key))
+        return None if found is None or self.hides(found) else found
 
     def key_head(self, partition: int, digest: bytes) -> TaskId | None:
         """The first unfinished or stopped task of an ordering key."""

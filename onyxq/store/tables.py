@@ -33,6 +33,8 @@ PARTITION_TABLES = ("rows", *INDEX_TABLES, "stretch", "counts", "hours", "leaves
 LOG_POSITION = b"\0log_position"
 FORMAT_KEY = b"\0format"
 """Named values of the store itself; the latter has no checksum."""
+PURGED_KEY = b"\0purged/"
+"""What the names begin with under which watermarks are kept; the partition's bytes follow."""
 
 
 class Table(Protocol):

@@ -166,7 +166,7 @@ def test_what_waits_behind_a_key_costs_nothing() -> None:
 
     def apply(*rows: Row) -> int:
         CountingTable.asked = 0
-        applier = Applier(tables, NOW_MS)
+        applier = Applier(tables, NOW_MS, {})
         applier.apply(prepare_batch(Batch(rows=rows)))
         applier.flush()
         return CountingTable.asked

@@ -37,6 +37,7 @@ PURE = (
             "claims",
             "snapshot",
             "diff",
+            "purged",
             "purity",
             "remembering",
             "queues",

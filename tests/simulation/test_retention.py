@@ -1,0 +1,129 @@
+"""Retention on a whole cluster: finished tasks are purged on every node, and nothing brings them back."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from attrs import evolve
+
+from onyxq.errors import NotFound, Purged
+from onyxq.ids import TaskId, partition_of
+from simulation.world import World, simulate
+from tests.simulation.scheduled import STEADY, Tasks
+
+SHORT = evolve(STEADY, purge_bucket_ms=2_000, purge_margin_ms=20_000)
+PASSED_S = 60.0
+"""In which whatever may be purged is."""
+
+
+def rows(world: World, queue: str | None = None) -> list[int]:
+    """How many rows each node's disk holds."""
+    return [sum(1 for _ in node.disk.tables.rows.ascend(b"")) for node in world.nodes]
+
+
+async def retention(tasks: Tasks, ms: int, queue: str = "q") -> None:
+    """Finished tasks of the queue are kept so long."""
+    await tasks.client.client.call("queue.set", {"queue": queue, "settings": {"retention_ms": ms}})
+
+
+def test_finished_tasks_are_purged_on_every_node_once_their_retention_has_passed() -> None:
+    """Their rows, what was derived from them, and what the log said of them."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            await retention(tasks, 5_000)
+            done = [await tasks.put(b"%d" % number) for number in range(20)]
+            for _ in done:
+                claim = await tasks.take()
+                assert claim is not None
+                await tasks.done(claim)
+            assert min(rows(world)) > 0
+            await trio.sleep(PASSED_S)
+            assert rows(world) == [0, 0, 0]
+            for node in world.nodes:
+                for name in ("ready", "due", "stretch", "hours", "leaves", "dead", "unique", "keyed"):
+                    assert not list(getattr(node.disk.tables, name).ascend(b"")), name
+            with pytest.raises(NotFound, match="purged"):
+                await tasks.get(done[0])
+
+    simulate(workload, seed=1, options=SHORT)
+
+
+def test_a_purged_id_is_not_taken_again() -> None:
+    """Whoever sends a task again after it was purged hears so; it does not run twice."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            await retention(tasks, 0)
+            first = await tasks.put(b"x")
+            claim = await tasks.take()
+            assert claim is not None
+            await tasks.done(claim)
+            await trio.sleep(PASSED_S)
+            with pytest.raises(Purged):
+                await client.client.enqueue("q", b"x", id=first)
+            assert await tasks.take(wait_ms=500) is None
+
+    simulate(workload, seed=1, options=SHORT)
+
+
+def test_what_is_unfinished_or_young_stays_below_the_watermark() -> None:
+    """Of tasks made together those that may go do; the others are found, finished, and go later."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            await retention(tasks, 0)
+            await retention(tasks, 100_000, "slow")
+            waits = await tasks.put(b"unfinished", queue="other")
+            long = await tasks.put(b"long", queue="slow")
+            short = await tasks.put(b"short")
+            for queue in ("q", "slow"):
+                claim = await tasks.take(queue=queue)
+                assert claim is not None
+                await tasks.done(claim)
+            await trio.sleep(PASSED_S)
+            with pytest.raises(NotFound):
+                await tasks.get(short)
+            assert await tasks.state(waits) == "ready"
+            assert await tasks.state(long) == "completed"
+            claim = await tasks.take(queue="other")
+            assert claim is not None and claim.id == waits
+            await tasks.done(claim)
+            await trio.sleep(2 * PASSED_S)
+            with pytest.raises(NotFound):
+                await tasks.get(long)
+            assert await tasks.state(waits) == "completed"  # seven days
+
+    simulate(workload, seed=1, options=SHORT)
+
+
+def test_a_node_that_was_away_brings_nothing_back() -> None:
+    """It has the rows, unfinished even; the others have purged them."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            await retention(tasks, 0)
+            done: list[TaskId] = [await tasks.put(b"%d" % number) for number in range(8)]
+            away = world.nodes[2]
+            await trio.sleep(1)
+            await world.crash_node(away)
+            await world.settle()
+            for _ in done:
+                claim = await tasks.take(wait_ms=20_000)
+                assert claim is not None
+                await tasks.done(claim)
+            await trio.sleep(PASSED_S)
+            assert rows(world)[:2] == [0, 0] and rows(world)[2] > 0
+            await world.bring_back(away)
+            assert await tasks.take(wait_ms=2_000) is None
+            await trio.sleep(PASSED_S)
+            assert rows(world) == [0, 0, 0]
+            for one in done:
+                assert world.nodes[2].replica is not None
+                assert world.nodes[2].replica.partitions[partition_of(one)].purged_ms
+
+    simulate(workload, seed=1, options=SHORT)
