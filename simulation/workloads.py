@@ -19,6 +19,7 @@ from simulation.load import Mix
 from simulation.load_rules import RulesMix
 from simulation.moves import MovesMix, under_moves
 from simulation.scenes import SCENES, Scene
+from simulation.scenes_copies import COPY_SCENES
 from simulation.scenes_rules import RULE_SCENES
 from simulation.scenes_transactions import TRANSACTION_SCENES
 from simulation.world import Options, World, simulate
@@ -280,7 +281,12 @@ def _plain_mix(draw: Draw) -> Mix:
     return Mix(workers=draw.choice((2, 3)), pause_s=draw.choice((1.0, 3.0)), update=0.3)
 
 
-_SCENES: tuple[Scene, ...] = (*SCENES.values(), *RULE_SCENES.values(), *TRANSACTION_SCENES.values())
+_SCENES: tuple[Scene, ...] = (
+    *SCENES.values(),
+    *COPY_SCENES.values(),
+    *RULE_SCENES.values(),
+    *TRANSACTION_SCENES.values(),
+)
 
 _ALL: tuple[Workload, ...] = (
     LoadWorkload(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from simulation.planted.bugs_copies import COPY_BUGS
 from simulation.planted.bugs_rules import RULE_BUGS
 from simulation.planted.planted import Planted
 
@@ -340,6 +341,7 @@ PLANTED: tuple[Planted, ...] = (
         "when a partition's nodes have gone one by one, so has what was to be committed",
         "handed_over",
     ),
+    *COPY_BUGS,
     *RULE_BUGS,
 )
 """Every planted bug."""

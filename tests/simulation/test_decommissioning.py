@@ -2,55 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 import trio
 
 from onyxq.errors import Conflict, Unavailable
-from onyxq.ids import mask_of, stretch_of
-from simulation.checkers.enough_copies import DiskReads
 from simulation.clients import RecordingClient
 from simulation.explorer import under_load
-from simulation.world import Options, SimulatedNode, World, simulate
+from simulation.scenes_copies import COPIED_S, full_until_it_ended, retire, thin
+from simulation.world import Options, World, simulate
 
 FOUR = Options(nodes=4, partitions=12, clock_offset_ms=0, absent_after_ms=600_000)
-COPIED_S = 1.0
-"""An acknowledged task is on a majority; so long after it every live holder has it."""
-
-
-async def retire(world: World, node: SimulatedNode) -> dict[str, Any]:
-    """Ask for a node's peer to leave for good; the answer."""
-    assert node.running is not None and node.running.service is not None
-    answer = await node.running.service.call("leave", {"peer": node.peer_id, "permanent": True})
-    return dict(answer)
 
 
 async def everywhere(client: RecordingClient) -> None:
     """Enqueue tasks in every partition."""
     for number in range(60):
         await client.enqueue("q", [b"%d" % number] * 3)
-
-
-def thin(world: World, copies: int) -> Iterator[str]:
-    """Tasks acknowledged a while ago that fewer disks hold."""
-    disks = [DiskReads(node.disk.tables) for node in world.nodes]
-    before_s = trio.current_time() - COPIED_S
-    for task_id, told in world.history.enqueued.items():
-        if told.at_s < before_s:
-            held = sum(bool(disk.known_bits(stretch_of(task_id)) & mask_of(task_id, 1)) for disk in disks)
-            if held < copies:
-                yield f"{task_id.hex()} is on {held} disks"
-
-
-async def watched(world: World, node: SimulatedNode, *, copies: int) -> None:
-    """Return when the node has ended; until then every task stays on so many disks."""
-    with trio.fail_after(120):
-        while not node.ended.is_set():
-            assert list(thin(world, copies)) == []
-            await trio.sleep(0.1)
-    assert list(thin(world, copies)) == []
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -63,7 +30,7 @@ def test_a_node_leaves_for_good_without_a_moment_below_full_copies(seed: int) ->
             known, peer = gone.node_id, gone.peer_id
             answer = await retire(world, gone)
             assert answer["partitions_left"] > 0 and "warning" not in answer
-            await watched(world, gone, copies=3)
+            await full_until_it_ended(world, gone, copies=3)
             assert gone.error is None
             world.nodes.remove(gone)
             assert list(thin(world, 3)) == []
@@ -85,7 +52,7 @@ def test_the_old_copies_are_kept_until_slow_disks_have_the_new_ones() -> None:
             await trio.sleep(COPIED_S)
             slow.disk.delay_ms = lambda: 1_500
             await retire(world, gone)
-            await watched(world, gone, copies=3)
+            await full_until_it_ended(world, gone, copies=3)
             slow.disk.delay_ms = lambda: 1
             world.nodes.remove(gone)
             await world.settle()
@@ -128,7 +95,7 @@ def test_a_node_that_crashes_on_its_way_out_costs_nothing() -> None:
             await world.bring_back(gone)
             assert gone.running is not None
             await retire(world, gone)
-            await watched(world, gone, copies=3)
+            await full_until_it_ended(world, gone, copies=3)
             world.nodes.remove(gone)
             await world.settle()
 
@@ -144,7 +111,7 @@ def test_a_lost_session_on_the_way_out_is_gone_on_with() -> None:
             await everywhere(client)
             await retire(world, gone)
             world.expire_session(gone)
-            await watched(world, gone, copies=3)
+            await full_until_it_ended(world, gone, copies=3)
             world.nodes.remove(gone)
             await world.settle()
 
@@ -159,7 +126,7 @@ def test_a_new_node_is_filled_before_an_old_one_may_go() -> None:
         async with world.client() as client:
             await everywhere(client)
             assert "2 nodes stay for 3 copies" in (await retire(world, gone))["warning"]
-            await watched(world, gone, copies=2)
+            await full_until_it_ended(world, gone, copies=2)
             world.nodes.remove(gone)
             await world.settle()
 

@@ -9,8 +9,9 @@ import trio
 
 from onyxq.client.claims import Claim
 from onyxq.errors import OnyxqError, StaleToken
-from onyxq.facts import REOPENED, History, history_row
-from onyxq.ids import TaskId
+from onyxq.facts import REOPENED, RETRIED, History, history_row
+from onyxq.ids import Run, TaskId
+from onyxq.partition.finishing import not_ended_by
 from onyxq.store.interface import Batch
 from simulation.clients import RecordingClient
 from simulation.scenes import ONE, back, cut_off, leader_of, successor
@@ -34,6 +35,28 @@ def test_a_claim_of_an_earlier_life_completes_nothing() -> None:
             await client.requeue(task_id)
             with pytest.raises(StaleToken):
                 await client.complete(late, b"late")
+            await client.complete(await taken(client), b"in time")
+
+    simulate(workload, seed=1, options=ONE)
+
+
+def test_a_failure_of_an_earlier_life_is_repeated_only_until_the_task_is_requeued() -> None:
+    """Whoever was not answered may ask again; but then the next life must not seem to have ended by it."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            (task_id,) = await client.enqueue("q", [b"x"], retries=0)
+            claim = await taken(client)
+            await client.fail(claim, "did not work")
+            node = leader_of(world).running
+            assert node is not None and node.node is not None
+            store, run = node.node.store, Run(task_id, 1)
+            assert not_ended_by(store, run, claim.token, RETRIED) == []
+            await client.client.fail(claim, "did not work")
+            await client.requeue(task_id)
+            assert not_ended_by(store, run, claim.token, RETRIED) == [run]
+            with pytest.raises(StaleToken):
+                await client.client.fail(claim, "did not work")
             await client.complete(await taken(client), b"in time")
 
     simulate(workload, seed=1, options=ONE)

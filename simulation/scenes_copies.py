@@ -1,0 +1,253 @@
+"""Scenes about copies: made late, given up early, missing where something depends on them (design: simulation)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import trio
+
+from onyxq.errors import OnyxqError
+from onyxq.facts import pack_task
+from onyxq.ids import TaskId, make_id, mask_of, stretch_of
+from onyxq.partition.floating import WINDOW_S
+from onyxq.replica import claim_of
+from simulation.checkers import Broken
+from simulation.checkers.enough_copies import DiskReads
+from simulation.clients import RecordingClient
+from simulation.scenes import ONE, Scene, leader_of, take_the_rest
+from simulation.world import Options, SimulatedNode, World
+
+COPIED_S = 1.0
+"""An acknowledged task is on a majority; so long after it every live holder has it."""
+CAUGHT_UP_S = 1.5
+"""From when a node can be reached again until it has what it missed."""
+NOTICED_S = 30.0
+"""In which a leader that nobody answers gives up leading, and another takes over."""
+ON_ITS_WAY_S = 0.07
+"""From a node's answer to the client's hearing of it; and the nodes' windows do not begin together."""
+
+
+def holds(node: SimulatedNode, task_id: TaskId) -> bool:
+    """Whether a task is on a node's disk."""
+    return bool(DiskReads(node.disk.tables).known_bits(stretch_of(task_id)) & mask_of(task_id, 1))
+
+
+# --- a completion that only one node has ----------------------------------------------------------
+
+
+async def half_written(world: World) -> None:
+    """A leader alone wrote a completion, and leads anew when the claim is long gone: what comes next in the key must
+    wait until others have the completion too.
+    """
+    draw, old = world.random, leader_of(world)
+    first, second = [node for node in world.nodes if node is not old]
+    async with world.client(nodes=[old]) as client, world.client() as others:
+        (task_id,) = await client.enqueue("q", [b"1"], ordering_key="k", retries=None, backoff_ms=0)
+        (behind,) = await client.enqueue("q", [b"2"], ordering_key="k", retries=None, backoff_ms=0)
+        (claim,) = await client.claim("q", maximum=1, lease_ms=2_500, wait_ms=5_000)
+        assert claim.id == task_id
+        world.isolate(old)
+        try:
+            await client.complete(claim, b"done", timeout_ms=1_500)
+        except OnyxqError:
+            pass  # noted by the client
+        await world.crash_node(old)
+        world.network.heal()
+        await world.until(lambda: claim_of(world.audit.replica, task_id) is None, "its claim expires")
+        for node in (first, second):
+            await world.crash_node(node)
+        world.start_node(old)
+        await world.until(lambda: bool(old.peer_id) and _leader(world) == old.peer_id, "it leads again")
+        first.disk.delay_ms = lambda: draw.randint(300, 1_200)
+        world.start_node(first)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_take_one, client)
+            with trio.move_on_after(20):
+                while behind not in world.audit.ledger.grants:
+                    await trio.sleep(0.005)
+            before = _leader(world)
+            for node in (old, first):
+                await world.crash_node(node)
+            first.disk.delay_ms = lambda: 1
+            world.start_node(first)
+            world.start_node(second)
+            await world.until(lambda: _leader(world) not in ("", before), "one of the others leads", within_s=60)
+            await take_the_rest(others, wait_ms=20_000)
+            nursery.cancel_scope.cancel()
+        await world.bring_back(old)
+        await world.settle()
+
+
+def _leader(world: World) -> str:
+    return world.audit.replica.partitions[0].leader
+
+
+async def _take_one(client: RecordingClient) -> None:
+    while True:
+        try:
+            await client.claim("q", maximum=1, lease_ms=3_000, wait_ms=5_000, timeout_ms=6_000)
+        except OnyxqError:
+            await trio.sleep(0.1)
+
+
+# --- copies that are given up ---------------------------------------------------------------------
+
+
+async def retire(world: World, node: SimulatedNode) -> dict[str, Any]:
+    """Ask for a node's peer to leave for good; the answer."""
+    assert node.running is not None and node.running.service is not None
+    answer = await node.running.service.call("leave", {"peer": node.peer_id, "permanent": True})
+    return dict(answer)
+
+
+def thin(world: World, copies: int) -> Iterator[str]:
+    """Tasks acknowledged a while ago that fewer disks hold."""
+    disks = [DiskReads(node.disk.tables) for node in world.nodes]
+    before_s = trio.current_time() - COPIED_S
+    for task_id, told in world.history.enqueued.items():
+        if told.at_s < before_s:
+            held = sum(bool(disk.known_bits(stretch_of(task_id)) & mask_of(task_id, 1)) for disk in disks)
+            if held < copies:
+                yield f"{task_id.hex()} is on {held} disks"
+
+
+async def full_until_it_ended(world: World, node: SimulatedNode, *, copies: int) -> None:
+    """Return when the node has ended; raise `Broken` if a task is on fewer disks before that."""
+    with trio.fail_after(120):
+        while True:
+            ended = node.ended.is_set()
+            if few := list(thin(world, copies)):
+                raise Broken(f"full copies: {few[0]}, not {copies}, while {node.name} leaves")
+            if ended:
+                return
+            await trio.sleep(0.1)
+
+
+async def retired(world: World) -> None:
+    """A node leaves for good; who is to take its copies has a slow disk."""
+    draw = world.random
+    gone, slow = draw.sample(world.nodes, 2)
+    async with world.client() as client:
+        for number in range(60):
+            await client.enqueue("q", [b"%d, %d" % (number, place) for place in range(3)])
+        await trio.sleep(COPIED_S)
+        slow.disk.delay_ms = lambda: draw.randint(500, 1_500)
+        await retire(world, gone)
+        await full_until_it_ended(world, gone, copies=3)
+        slow.disk.delay_ms = lambda: 1
+        world.nodes.remove(gone)
+        await world.settle()
+        await take_the_rest(client, wait_ms=0)
+
+
+# --- silence ----------------------------------------------------------------------------------------
+
+
+async def missed(world: World) -> None:
+    """Nobody hears a node for long, though it is in the ring; when it is heard again it gets what it missed at once."""
+    away = world.random.choice(world.nodes)
+    async with world.client(nodes=[node for node in world.nodes if node is not away]) as client:
+        await client.enqueue("q", [b"before"])
+        world.isolate(away, clients=True)
+        await trio.sleep(world.random.uniform(8, 12))  # what it led is led by others
+        ids = [(await client.enqueue("q", [b"%d" % number]))[0] for number in range(40)]
+        await trio.sleep(world.random.uniform(2, 30))
+        world.network.heal()
+        began_s = trio.current_time()
+        await world.until(lambda: all(holds(away, one) for one in ids), "it has what it missed")
+        if (took_s := trio.current_time() - began_s) > CAUGHT_UP_S:
+            raise Broken(f"prompt copies: a node that is heard again had what it missed after {took_s:.1f} s")
+        await take_the_rest(client, wait_ms=0)
+
+
+async def unanswered(world: World) -> None:
+    """A leader with nothing to write is cut off from all other nodes, but not from the log: it must find out."""
+    async with world.client() as client:
+        await client.enqueue("q", [b"before"])
+        await trio.sleep(world.random.uniform(0, 5))
+        old = leader_of(world)
+        world.isolate(old)
+        await world.until(lambda: leader_of(world) is not old, "another leads", within_s=NOTICED_S)
+        world.network.heal()
+        await world.settle()
+        await take_the_rest(client, wait_ms=0)
+
+
+# --- answers before the disk ------------------------------------------------------------------------
+
+
+async def stopped_at_once(world: World) -> None:
+    """Disks stand still, then all machines stop: of a queue that answers early, what the window held is lost at most.
+
+    The checkers are not told of what is enqueued: some of it is to be lost.
+    """
+    at_s = await lost_at_once(world, durability="opportunistic")
+    if at_s and max(at_s) - min(at_s) > WINDOW_S + ON_ITS_WAY_S:
+        raise Broken(f"loss window: what was lost was acknowledged within {max(at_s) - min(at_s):.3f} s")
+
+
+async def lost_at_once(world: World, *, durability: str) -> list[float]:
+    """Enqueue from several lanes, stop all machines at once: when each that is lost was acknowledged."""
+    acknowledged: dict[TaskId, float] = {}
+    async with world.client() as client:
+        await client.client.set_queue("q", durability=durability)
+        for node in world.nodes:
+            node.disk.delay_ms = lambda: world.random.randint(20, 60)
+        async with trio.open_nursery() as nursery:
+            for number in range(6):
+                nursery.start_soon(_enqueue_all_the_time, world, client, number, acknowledged)
+            await trio.sleep(1.5)
+            for node in world.nodes:
+                node.disk.delay_ms = lambda: 5_000  # they stand still before the machines stop
+            await trio.sleep(0.5)
+            nursery.cancel_scope.cancel()
+        async with trio.open_nursery() as nursery:
+            for node in world.nodes:
+                nursery.start_soon(world.crash_node, node)
+        for node in world.nodes:
+            node.disk.delay_ms = lambda: 1
+            world.start_node(node)
+        await world.settle()
+        there = {task.id for task in await world._all_tasks(client.client)}
+        await take_the_rest(client, wait_ms=0)
+    if len(acknowledged) < 50:
+        raise Broken(f"loss window: only {len(acknowledged)} tasks were acknowledged in 2 s")
+    return [when for task_id, when in acknowledged.items() if task_id not in there]
+
+
+async def _enqueue_all_the_time(
+    world: World, client: RecordingClient, lane: int, acknowledged: dict[TaskId, float]
+) -> None:
+    for number in range(10_000):
+        first = make_id(world.nodes[0].clock.wall_ms(), number % 4, 7, (lane * 10_000 + number) * 1024)
+        run = [first, pack_task({"queue": "q"}, [b"%d, %d" % (lane, number)])]
+        answer = await client.client.call("enqueue", {"runs": [run], "w": None})
+        if answer["acks"][0] >= 2:
+            acknowledged[first] = trio.current_time()
+        await trio.sleep(0.02)
+
+
+# --- the table --------------------------------------------------------------------------------------
+
+
+def _four(draw: random.Random) -> Options:
+    return Options(nodes=4, partitions=12, clock_offset_ms=0, absent_after_ms=600_000)
+
+
+def _spread(draw: random.Random) -> Options:
+    return Options(partitions=4, clock_offset_ms=0, absent_after_ms=600_000)
+
+
+COPY_SCENES: Mapping[str, Scene] = {
+    one.name: one
+    for one in (
+        Scene("half_written", "a completion that only its leader has", half_written, lambda draw: ONE),
+        Scene("retired", "a node leaves for good, and its copies go to a slow one", retired, _four),
+        Scene("missed", "a node that could not be heard for long is back", missed, _spread),
+        Scene("unanswered", "a leader is cut off while it has nothing to write", unanswered, lambda draw: ONE),
+        Scene("stopped_at_once", "all machines stop while answers are given early", stopped_at_once, _spread),
+    )
+}
+"""Scenes about copies, by name."""
