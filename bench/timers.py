@@ -71,6 +71,8 @@ class Timers:
     """Claims of timers that a worker had had before: answers or completions lost with a peer."""
     over: anyio.Event = field(factory=anyio.Event)
     """Set when workers may stop: all have fired, or never will."""
+    more: anyio.Event = field(factory=anyio.Event)
+    """Set, and made anew, when some have fired."""
 
     @classmethod
     def spread(cls, queue: str, count: int, *, begin_ms: int, seconds: float, rng: random.Random) -> Timers:
@@ -111,6 +113,8 @@ class Timers:
                 self.again += 1
             else:
                 self.late_ms[claim.id] = now_ms - ms_of(claim.id)
+        self.more.set()
+        self.more = anyio.Event()
         if len(self.late_ms) >= len(self.due_ms):
             self.over.set()
 
@@ -119,6 +123,11 @@ class Timers:
             await client.complete(claims)
         except (BatchRefused, OnyxqError):
             return  # its lease ran out meanwhile: whoever has it now completes it
+
+    async def until_fired(self, count: int) -> None:
+        """Return once so many fired."""
+        while len(self.late_ms) < count:
+            await self.more.wait()
 
     async def all_fired(self) -> None:
         """Return once each came, or it is long past the last one's time."""
@@ -165,7 +174,7 @@ async def fire(cluster: Cluster, options: argparse.Namespace, *, kill: bool) -> 
         progress(f"{len(timers.set)} timers set; the first is due in {ahead_s:.1f} s")
         async with anyio.create_task_group() as workers:
             for place in range(len(cluster.peers)):
-                workers.start_soon(_work, cluster.addresses, timers, place, options.workers)
+                workers.start_soon(work, cluster.addresses, timers, place, options.workers)
             if kill:
                 await anyio.sleep(ahead_s + options.seconds / 2)
                 await _kill_and_restart(cluster, client)
@@ -184,7 +193,7 @@ def _reached(found: dict[str, Any], kill: bool) -> dict[str, Any]:
     return {"goal_p50_ms": GOAL_P50_MS, "goal_p99_ms": GOAL_P99_MS, "reached": reached}
 
 
-async def _work(addresses: Sequence[str], timers: Timers, place: int, count: int) -> None:
+async def work(addresses: Sequence[str], timers: Timers, place: int, count: int) -> None:
     """So many workers on one client, which begins with the peer of its place; until the timers are over."""
     async with AsyncClient([*addresses[place:], *addresses[:place]]) as client:
         async with anyio.create_task_group() as completing, anyio.create_task_group() as group:

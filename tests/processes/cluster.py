@@ -86,18 +86,16 @@ class PeerProcess:
         assert not self.runs
         self.data.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", self.program, "peer", "start", "--json", "--data", str(self.data)]
-        surroundings = {name: value for name, value in os.environ.items() if not name.startswith("ONYXQ_")}
-        surroundings |= {"PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         with open(self._said, "wb") as said, open(self._stderr, "ab") as stderr:
             self.process = subprocess.Popen(
                 [*command, *self._arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=stderr,
-                env=surroundings | self.surroundings,
+                env=surroundings() | self.surroundings,
                 cwd=self._said.parent,
                 start_new_session=True,
-                preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509  # one system call, its library loaded before
+                preexec_fn=die_with(os.getpid()),  # noqa: PLW1509  # one system call, its library loaded before
             )
 
     async def ready(self) -> None:
@@ -299,7 +297,13 @@ class Cluster:
         return [(f"stderr of peer {peer.name} ({peer.node})", peer.tail()) for peer in self.peers.values()]
 
 
-def _die_with(parent: int) -> Callable[[], None]:
+def surroundings() -> dict[str, str]:
+    """Environment variables of a process that runs modules of this tree."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("ONYXQ_")}
+    return kept | {"PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+def die_with(parent: int) -> Callable[[], None]:
     """What a child runs before exec: be killed when the thread that started it ends."""
 
     def prepare() -> None:

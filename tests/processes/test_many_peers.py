@@ -29,7 +29,7 @@ from onyxq.log.zookeeper import ZookeeperBackend
 from onyxq.log.zookeeper_server import ZookeeperServer
 from onyxq.replica import EMPTY, Replica
 from onyxq.step import step
-from tests.processes.cluster import _die_with, bounded
+from tests.processes.cluster import bounded, die_with
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -104,7 +104,7 @@ class Group:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             cwd=ROOT,
             start_new_session=True,
-            preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509  # one system call, its library loaded before
+            preexec_fn=die_with(os.getpid()),  # noqa: PLW1509  # one system call, its library loaded before
         )
 
     async def line(self) -> str:
