@@ -234,6 +234,33 @@ async def after_others(world: World) -> None:
         over.over = True
 
 
+async def after_their_own(world: World) -> None:
+    """Tasks of a few keys depend on others of their key, due earlier and later, while leaders' clocks differ."""
+    over, draw = _Until(), world.random
+    async with world.client() as client, trio.open_nursery() as nursery:
+        nursery.start_soon(_plain_worker, world, over)
+        ids: dict[str, list[TaskId]] = {"a": [], "b": []}
+        for number in range(30):
+            key = draw.choice("ab")
+            try:
+                ids[key] += await client.enqueue(
+                    "q",
+                    [b"task %d" % number],
+                    ordering_key=key,
+                    depends=sorted(set(draw.sample(ids[key], min(len(ids[key]), draw.randint(0, 2))))),
+                    delay_ms=draw.choice((0, 0, 500, 4_000)),
+                    timeout_ms=10_000,
+                )
+            except OnyxqError:
+                pass  # noted by the client
+            if number % 12 == 8:
+                nursery.start_soon(lead_elsewhere, world)
+            await trio.sleep(draw.uniform(0, 0.5))
+        await world.settle()
+        await _finished(client)
+        over.over = True
+
+
 async def _failing_worker(world: World, over: _Until) -> None:
     draw = world.random.random
     async with world.client() as client:
@@ -384,6 +411,7 @@ RULE_SCENES: Mapping[str, Scene] = {
         Scene("same_again", "unique keys are enqueued again and again", same_again, _spread),
         Scene("due_at_a_takeover", "tasks expire while nobody leads", due_at_a_takeover, lambda draw: ONE),
         Scene("after_others", "dependencies finish while leaders change", after_others, _spread),
+        Scene("after_their_own", "dependencies within a key, whatever is due when", after_their_own, _apart),
         Scene("limits_under_fire", "limits and pauses, forgotten claims, new leaders", limits_under_fire, _lagging),
         Scene("opened_again", "dead letters are requeued and discarded", opened_again, lambda draw: ONE),
         Scene("ticking", "a periodic task, and who fires it dies", ticking, _patient),

@@ -3,6 +3,8 @@
 The order of an ordering key is fixed by its leader and kept in the task's row, so it is the
 same under every leader: the due time, where the user named one that lay ahead, else the
 time of enqueueing, which never runs backwards in a key; then the leader's epoch and count.
+Those of its key that a task depends on come before it, however late they are: in front of
+them it would wait for what waits for it.
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ from attrs import frozen
 from onyxq import facts
 from onyxq.errors import NotFound
 from onyxq.facts import Data, Row
-from onyxq.ids import Run, TaskId, mask_of, ms_of, stretch_of
+from onyxq.ids import Run, TaskId, mask_of, ms_of, partition_of, stretch_of
 from onyxq.partition.finishing import history_of
-from onyxq.partition.headers import ORDERING_KEY, UNIQUE_KEY
+from onyxq.partition.headers import DEPENDS, ORDERING_KEY, UNIQUE_KEY
 from onyxq.partition.host import OperationsHost
 from onyxq.partition.leader import PartitionLeader
 from onyxq.partition.replication import Vote
@@ -75,8 +77,23 @@ class Keyed:
             if ORDERING_KEY in header:
                 digest = facts.key_digest(header["queue"], header[ORDERING_KEY])
                 due_ms = max(now_ms, self._host.store.last_immediate_ms(leader.partition, digest))
+        behind_ms = self._behind_ms(leader, header)
+        if behind_ms > due_ms:
+            due_ms, scheduled = behind_ms, True
         said = {**header, "order": [due_ms, *leader.mark()], **({"scheduled": True} if scheduled else {})}
         return facts.pack_task(dict(sorted(said.items())), facts.unpack_task(body).all_payloads())
+
+    def _behind_ms(self, leader: PartitionLeader, header: dict[str, Any]) -> int:
+        """The latest due time, in its key's order, of those of a task's key that it depends on; 0 if there are none."""
+        if not {ORDERING_KEY, DEPENDS} <= header.keys():
+            return 0
+        found = [0]
+        for one in header[DEPENDS]:
+            row = self._host.store.task_row(one) if partition_of(one) == leader.partition else None
+            other = {} if row is None else facts.task_header(row[1])[0]
+            if (other.get("queue"), other.get(ORDERING_KEY)) == (header["queue"], header[ORDERING_KEY]):
+                found.append(other["order"][0])
+        return max(found)
 
     def _clock_ms(self, leader: PartitionLeader) -> int:
         """The wall clock as far as it did not go back since the partition is led."""

@@ -272,23 +272,18 @@ class Node:
         rows = history_rows(before, after, step.outcomes, self._holds)
         led = set(self.granter.led())
         returned = [
-            (partition, run, said)
-            for partition, run, said in returned_runs(before, after, step.outcomes)
-            if partition in led
+            (run, said) for partition, run, said in returned_runs(before, after, step.outcomes) if partition in led
         ]
         if not returned:
             self.history.add(after.position, rows)
             return
-        runs = [run for _, run, _ in returned]
+        runs = [run for run, _ in returned]
         self.granter.block(runs)
 
         def stored() -> None:
-            for partition, _, said in returned:
-                if said.event == facts.RETRIED:
-                    self.due_at(partition, said.retry_ms)
             self.granter.unblock(runs, readd=True)
 
-        expired = sum(run.count for _, run, said in returned if said.event == facts.EXPIRED)
+        expired = sum(run.count for run, said in returned if said.event == facts.EXPIRED)
         if expired:
             self.metrics.claims_expired.add(n=expired)
         self.history.add(after.position, rows, stored)

@@ -154,8 +154,13 @@ class Transactions:
         for one, place in others.items():
             said = found.get(one, UNSERVED)
             if said is None:
-                why = f"there is no task {one.hex()} to depend on, nor one that stands before it in the transaction"
-                raise BadRequest(why, field=f"enqueue[{place}].depends")
+                behind = bool(mine.get(stretch_of(one), 0) & mask_of(one, 1))
+                why = "stands behind it in the transaction" if behind else "is not there"
+                raise BadRequest(
+                    f"task {one.hex()}, on which enqueue[{place}] depends, {why}",
+                    field=f"enqueue[{place}].depends",
+                    hint="Put tasks behind those that they depend on; a circle has no beginning." if behind else None,
+                )
             if isinstance(said, OnyxqError) or said == UNSERVED:
                 raise NotLeader(f"whether there is a task {one.hex()} cannot be told now")
 

@@ -31,6 +31,14 @@ RULE_BUGS: tuple[Planted, ...] = (
         "what a failed task was to prepare is not there",
         "keys_handed_over",
     ),
+    Planted(
+        "a task in front of those of its key that it depends on",
+        "onyxq/partition/keyed.py",
+        "if behind_ms > due_ms:",
+        "if behind_ms < 0:",
+        "each waits for the other, and everything behind them for both",
+        "after_their_own",
+    ),
     # --- unique keys
     Planted(
         "a repeat of a unique key is another task",

@@ -154,3 +154,36 @@ def test_waiting_tasks_are_found_again_by_the_next_leaders(seed: int) -> None:
             assert [await tasks.state(one) for one in ids] == ["completed"] * 6
 
     simulate(workload, seed=seed, options=STEADY)
+
+
+def test_a_task_comes_behind_those_of_its_key_that_it_depends_on() -> None:
+    """Whatever its own due time is: before them it could not run, and nothing of the key could run before it."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            late = await tasks.put(b"late", ordering_key="k", delay_ms=8_000)
+            early = await tasks.put(b"early", ordering_key="k", delay_ms=2_000)
+            await tasks.put(b"now, after late", ordering_key="k", depends=[early, late])
+            await tasks.put(b"soon, after late", ordering_key="k", depends=[late], delay_ms=1_000)
+            await tasks.put(b"now", ordering_key="k")
+            for wanted in (b"now", b"early", b"late", b"now, after late", b"soon, after late"):
+                await finish(tasks, wanted)
+
+    simulate(workload, seed=1, options=STEADY)
+
+
+def test_a_transaction_orders_tasks_that_depend_on_others_of_their_key() -> None:
+    """Those in it as well as those that were there before."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            before = await tasks.put(b"before", ordering_key="k", delay_ms=5_000)
+            own = tasks.run(b"own", ordering_key="k", delay_ms=8_000)
+            last = tasks.run(b"last", ordering_key="k", depends=sorted([before, own[0]]))
+            await client.client.call("transact", {"name": "n", "enqueue": [own, last]})
+            for wanted in (b"before", b"own", b"last"):
+                await finish(tasks, wanted)
+
+    simulate(workload, seed=1, options=STEADY)

@@ -107,6 +107,29 @@ def test_the_head_of_a_key_is_ready_and_the_others_wait() -> None:
     simulate(workload, seed=1, options=STEADY)
 
 
+def test_a_task_that_comes_first_in_its_key_before_it_is_due_is_had_when_it_is() -> None:
+    """Also under a leader that did not take it, to whom nothing else falls due."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            await tasks.put(b"now", ordering_key="k")
+            await tasks.put(b"then", ordering_key="k", delay_ms=40_000)
+            began_s = trio.current_time()
+            for node in world.nodes:
+                await world.restart_node(node)
+                await world.settle()
+            claim = await tasks.take(wait_ms=20_000)
+            assert claim is not None and claim.data == b"now"
+            await tasks.done(claim)
+            assert trio.current_time() < began_s + 39
+            claim = await tasks.take(wait_ms=60_000)
+            assert claim is not None and claim.data == b"then"
+            assert trio.current_time() < began_s + 42
+
+    simulate(workload, seed=1, options=STEADY)
+
+
 def test_a_cancelled_head_makes_way() -> None:
     """And so does one behind it."""
 

@@ -10,7 +10,7 @@ import trio
 from onyxq.client.claims import Claim
 from onyxq.errors import BadRequest, Conflict, OnyxqError, SequenceGap, StaleToken, TooLarge
 from onyxq.facts import COMPLETED
-from onyxq.ids import Run
+from onyxq.ids import Run, make_id
 from onyxq.partition.finishing import Finish
 from onyxq.store.interface import Batch
 from simulation.clients import RecordingClient
@@ -215,6 +215,30 @@ def test_a_task_may_depend_on_another_of_its_transaction_that_comes_before_it() 
             assert refused.value.field == "enqueue[0].depends"
 
     simulate(workload, seed=3, options=FOUR)
+
+
+def test_a_circle_of_tasks_of_several_partitions_is_refused_whole() -> None:
+    """Before anything is prepared, whatever else is in the transaction; also one of a single task."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            (claim,) = await inputs(client, 1)
+            ids = [make_id(world.audit.true_ms(), number % 4, 77, number * 1024) for number in range(5)]
+            circles = {"stands behind it": [(0, 1), (1, 2), (2, 3), (3, 0)], "depend on itself": [(4, 4)]}
+            for why, circle in circles.items():
+                tx = client.client.transaction()
+                tx.complete(claim)
+                tx.enqueue("graph", b"fine")
+                for one, other in circle:
+                    tx.enqueue("graph", b"node", id=ids[one], depends=[ids[other]])
+                with pytest.raises(BadRequest, match=why) as refused:
+                    await tx.commit()
+                assert refused.value.field == "enqueue[1].depends"
+            assert await client.client.count() == {"in": (await client.client.count("in"))["in"]}
+            assert not pending(world)
+            await client.complete(claim)
+
+    simulate(workload, seed=1, options=FOUR)
 
 
 def test_a_dependent_of_a_task_that_a_transaction_completes_runs_at_once() -> None:
