@@ -201,7 +201,7 @@ class Cluster(Queueing):
 _WORDS = (
     "start crash expire kill kill_all read alone react turn send beat land flush land_twice doubt skip lose late "
     "garbage ask leave evict abort slots drain append install tally ready settle give_up grant renew "
-    "release expire_claim limit pause grant_limited reopen commit settle_part periodic fire rest force "
+    "release expire_claim limit pause grant_limited reopen commit purge settle_part periodic fire rest force "
     "gc look store trim finish collect wait log_clock clock segment"
 )
 ACTIONS: dict[str, Callable[..., bool]] = {word.replace("_", "-"): getattr(Cluster, word) for word in _WORDS.split()}

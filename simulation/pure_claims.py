@@ -20,6 +20,7 @@ from log_entries import (
     grant_claims,
     grant_limited_claims,
     pause_periodic,
+    purge,
     ready_partition,
     release_claims,
     remove_periodic,
@@ -45,6 +46,7 @@ CLAIM_ENTRIES = (
     release_claims.Args,
     expire_claims.Args,
     reopen_tasks.Args,
+    purge.Args,
     settle_transaction.Args,
 )
 """Of the leader of a partition."""
@@ -72,6 +74,8 @@ class ClaimsModel:
     probes: Probes
     held: dict[int, dict[tuple[bytes, int], Holder]] = field(factory=dict)
     """Per partition."""
+    marks: dict[int, tuple[int, bool]] = field(factory=dict)
+    """Per partition that was purged: the watermark, and whether its tasks were kept below it."""
     last_token: dict[tuple[bytes, int], int] = field(factory=dict)
     limits: LimitsModel = field(factory=LimitsModel)
     transactions: TransactionsModel = field(factory=TransactionsModel)
@@ -130,8 +134,13 @@ class ClaimsModel:
             return ""
         args, replica = outcome.args, done.replica
         held = self.held.setdefault(args.partition, {})
-        if isinstance(args, GRANTS):
+        if isinstance(args, (*GRANTS, reopen_tasks.Args)) and not self.marks.get(args.partition, (0, True))[1]:
+            self.probes.reached("what is purged was to be granted")
+            wanted, changes = False, {}
+        elif isinstance(args, GRANTS):
             wanted, changes = self._grant(held, args, replica)
+        elif isinstance(args, purge.Args):
+            wanted, changes = self._purge(held, args), {}
         elif isinstance(args, reopen_tasks.Args):
             wanted, changes = not any(task in held for one in args.runs for task in tasks_of([one.run])), {}
         elif isinstance(args, settle_transaction.Args):
@@ -149,6 +158,24 @@ class ClaimsModel:
             else:
                 held[task] = holder
         return ""
+
+    def _purge(self, held: dict[Any, Holder], args: purge.Args) -> bool:
+        """Follow a watermark; all tasks lie below any that is ever asked for, and above the first one."""
+        before_ms, kept = self.marks.get(args.partition, (0, True))
+        keeps = bool(args.keep)
+        if args.before_ms < before_ms:
+            self.probes.reached("a watermark was to sink")
+            return False
+        if keeps and not kept:
+            self.probes.reached("what is purged was to be kept")
+            return False
+        if (args.before_ms, keeps) == (before_ms, kept):
+            return False
+        if not keeps and held:
+            self.probes.reached("what is claimed was to be purged")
+            return False
+        self.marks[args.partition] = args.before_ms, keeps
+        return True
 
     def _grant(self, held: dict[Any, Holder], args: Any, replica: Replica) -> tuple[bool, dict[Any, Holder | None]]:
         changes: dict[Any, Holder | None] = {}

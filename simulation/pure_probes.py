@@ -50,6 +50,10 @@ PROBES = (
     "a partition was forced",
     "failed tasks were opened again",
     # limits, transactions, periodic tasks
+    "what is purged was to be granted",
+    "what is purged was to be kept",
+    "what is claimed was to be purged",
+    "a watermark was to sink",
     "a limit refused a grant",
     "a paused queue was granted",
     "a transaction over several partitions",

@@ -18,13 +18,14 @@ from log_entries import (
     grant_claims,
     grant_limited_claims,
     pause_periodic,
+    purge,
     remove_periodic,
     reopen_tasks,
     set_periodic,
     set_queue,
     settle_transaction,
 )
-from onyxq.ids import Run, make_id
+from onyxq.ids import Run, make_id, stretch_of
 from onyxq.replica import ClaimPiece, claim_of
 from onyxq.transactions import Claim, Part
 from simulation.pure_members import Members
@@ -90,6 +91,14 @@ class Queueing(Members):
         found = reopen_tasks.Reopened(tasks(partition, offset, count), 1)
         epoch = peer.replica.partitions[partition].epoch
         return self._submit(peer, reopen_tasks.Args(partition, epoch, self._wall_ms(peer), (found,)))
+
+    def purge(self, peer_id: str, partition: int, before_ms: int, keep: str, behind: int = 0) -> bool:
+        """A member raises a watermark, and keeps (``yes``) the tasks of the partition or not (``no``)."""
+        peer = self._member(peer_id)
+        if peer is None or partition not in peer.replica.partitions:
+            return False
+        kept = (stretch_of(task(partition, 0).first),) if keep == "yes" else ()
+        return self._submit(peer, purge.Args(partition, self._epoch(peer, partition, behind), before_ms, kept))
 
     # --- transactions
 

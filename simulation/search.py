@@ -380,6 +380,13 @@ class Search:
             concurrency = self._below(12) if self._random() < 0.7 else 0
             self._do("limit", peer.id, queue, concurrency, (0, 500, 4_000, 30_000)[self._below(4)])
 
+    def _purge(self) -> None:
+        """A leader raises its watermark; most often its tasks stay below it, or nothing more would come of them."""
+        found = self._leader()
+        if found is not None:
+            keep = "no" if self._random() < 0.1 else "yes"
+            self._do("purge", found[0].id, found[1], 2 + self._below(40), keep, self._below(8) // 7)
+
     def _transact(self) -> None:
         """Somebody that knows of claims commits a transaction over some of them, now and then a wrong one."""
         peer = self._peer()
@@ -469,6 +476,7 @@ _MOVES: dict[str, Callable[[Search], None]] = {
     "settle-part": Search._settle_part,
     "periodic": Search._periodic,
     "force": Search._force,
+    "purge": Search._purge,
 }
 
 

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from onyxq import facts
-from onyxq.errors import AlreadyFinished, Conflict, NotFound, OnyxqError
+from onyxq.errors import AlreadyFinished, Conflict, OnyxqError
 from onyxq.ids import Run, TaskId, mask_of, partition_of, stretch_of
 from onyxq.partition.completing import Completing
 from onyxq.partition.finishing import Finish, token_now
 from onyxq.partition.host import OperationsHost, Refused
+from onyxq.partition.missing import missing
 from onyxq.partition.standing import Standing
 from onyxq.replica import claimed_bits, pieces_of
 
@@ -34,7 +35,7 @@ class Cancelling:
             try:
                 leader = self._standing.leader(partition_of(task_id))
                 if (row := self._host.store.task_row(task_id)) is None:
-                    raise NotFound(f"there is no task {task_id.hex()}", field="id")
+                    raise missing(self._host.store, task_id)
                 if self._host.store.finished_bits(stretch_of(task_id)) & mask_of(*run):
                     raise AlreadyFinished(f"task {task_id.hex()} is finished already")
                 if claimed_bits(pieces_of(self._host.replica, task_id)) & mask_of(

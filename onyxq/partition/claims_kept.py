@@ -9,7 +9,7 @@ from typing import Any
 from log_entries import release_claims, renew_claims
 from onyxq import facts
 from onyxq.entry import APPLIED
-from onyxq.errors import NotFound, OnyxqError, StaleToken, Unknown
+from onyxq.errors import OnyxqError, StaleToken, Unknown
 from onyxq.ids import Run, TaskId, mask_of, partition_of, runs_of, stretch_of
 from onyxq.partition.completing import Completing
 from onyxq.partition.cutting import fitting, size_of
@@ -18,6 +18,7 @@ from onyxq.partition.headers import Policy, policy_of
 from onyxq.partition.host import OperationsHost, Refused
 from onyxq.partition.judging import unsure_partitions
 from onyxq.partition.leader import PartitionLeader
+from onyxq.partition.missing import missing
 from onyxq.partition.standing import Standing
 from onyxq.replica import held_bits
 
@@ -105,7 +106,7 @@ class ClaimsKept:
         held &= ~self._host.store.finished_bits(stretch_of(run.first))
         known = self._host.store.known_bits(stretch_of(run.first)) | held
         for part in runs_of(stretch_of(run.first), mask_of(*run) & ~known):
-            refused.append([*part, NotFound(f"there is no task {part.first.hex()}", field="id").to_map()])
+            refused.append([*part, missing(self._host.store, part.first).to_map()])
         for part in runs_of(stretch_of(run.first), mask_of(*run) & known & ~held):
             for lost in not_ended_by(self._host.store, part, token, event):
                 refused.append([*lost, StaleToken(f"token {token} does not hold task {lost.first.hex()}").to_map()])

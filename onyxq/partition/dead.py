@@ -8,7 +8,7 @@ from typing import Any
 from log_entries import reopen_tasks
 from onyxq import facts
 from onyxq.entry import APPLIED
-from onyxq.errors import Conflict, NotFound, OnyxqError, Unknown
+from onyxq.errors import Conflict, OnyxqError, Unknown
 from onyxq.facts import Completion
 from onyxq.ids import Run, TaskId, partition_of, stretch_of
 from onyxq.partition.completing import Completing
@@ -16,6 +16,7 @@ from onyxq.partition.cutting import fitting, size_of
 from onyxq.partition.finishing import Finish, completions_of, history_of, token_now
 from onyxq.partition.host import OperationsHost, Refused
 from onyxq.partition.leader import PartitionLeader
+from onyxq.partition.missing import missing
 from onyxq.partition.standing import Standing
 from onyxq.replica import claim_of
 
@@ -165,7 +166,7 @@ class Dead:
                 raise Conflict(f"task {task_id.hex()} is being requeued", field="ids")
             del self._opening[task_id]
         if self._host.store.task_row(task_id) is None:
-            raise NotFound(f"there is no task {task_id.hex()}", field="ids")
+            raise missing(self._host.store, task_id, "ids")
         partition, before = partition_of(task_id), (int.from_bytes(task_id, "big") - 1).to_bytes(len(task_id), "big")
         if task_id not in self._host.store.failed(partition, after=before, limit=1):
             raise Conflict(f"task {task_id.hex()} is no dead letter", field="ids")

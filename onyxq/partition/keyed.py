@@ -16,13 +16,13 @@ import trio
 from attrs import frozen
 
 from onyxq import facts
-from onyxq.errors import NotFound
 from onyxq.facts import Data, Row
 from onyxq.ids import Run, TaskId, mask_of, ms_of, partition_of, stretch_of
 from onyxq.partition.finishing import history_of
 from onyxq.partition.headers import DEPENDS, ORDERING_KEY, UNIQUE_KEY
 from onyxq.partition.host import OperationsHost
 from onyxq.partition.leader import PartitionLeader
+from onyxq.partition.missing import missing
 from onyxq.partition.replication import Vote
 from onyxq.replica import claim_of
 
@@ -151,7 +151,7 @@ class Keyed:
     ) -> Started:
         row = self._host.store.task_row(standing)
         if row is None:
-            raise NotFound(f"there is no task {standing.hex()}", field="unique_key")
+            raise missing(self._host.store, standing, "unique_key")
         # Its own row goes out again: it may be here only, and its ack must be honest.
         rows: list[Row] = [facts.task_row(*row)]
         if await self._was_had(standing):

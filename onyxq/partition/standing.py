@@ -7,12 +7,13 @@ taken while nobody newer was granted.
 from __future__ import annotations
 
 from onyxq import facts
-from onyxq.errors import AlreadyFinished, BadRequest, NotFound, NotLeader, OnyxqError, StaleToken
+from onyxq.errors import AlreadyFinished, BadRequest, NotLeader, OnyxqError, StaleToken
 from onyxq.facts import History
 from onyxq.ids import Run, TaskId, id_at, mask_of, offset_of, partition_of, runs_of, stretch_of
 from onyxq.partition.finishing import history_of, overtaken_bits
 from onyxq.partition.host import OperationsHost, Refused
 from onyxq.partition.leader import PartitionLeader
+from onyxq.partition.missing import missing
 from onyxq.replica import claimed_bits, held_bits, pieces_of
 
 
@@ -76,7 +77,7 @@ class Standing:
                     return None
             return AlreadyFinished(f"task {task_id.hex()} is finished already")
         if store.task_row(task_id) is None:
-            return NotFound(f"there is no task {task_id.hex()}", field="id")
+            return missing(store, task_id)
         if claimed_bits(pieces_of(self._host.replica, task_id)) & mask_of(*run) or self._host.granter.is_blocked(run):
             return StaleToken(f"task {task_id.hex()} is claimed under another token")
         grants = [event.token for event in self.history(task_id) if event.event == facts.GRANTED]

@@ -12,8 +12,9 @@ from typing import Any
 import trio
 
 from onyxq import facts
-from onyxq.errors import BadRequest, NotFound, OnyxqError, Unavailable
+from onyxq.errors import BadRequest, OnyxqError, Unavailable
 from onyxq.ids import PARTITIONS_MAX, TaskId, id_at, ids_of, mask_of, partition_of
+from onyxq.partition.missing import missing
 from onyxq.peer import arguments as check
 from onyxq.peer import views
 from onyxq.peer.node import Node
@@ -57,7 +58,7 @@ class Reading:
         if seen is not None or seen_seq is not None:
             found = await self._caught_up(task_id, found, seen, seen_seq)
         if found["view"] is None:
-            raise NotFound(f"there is no task {task_id.hex()}", field="id")
+            raise missing(self._node.store, task_id)
         return dict(found["view"])
 
     async def _caught_up(
@@ -85,7 +86,7 @@ class Reading:
         task_id = self._task_id(args)
         found = await self._read(task_id)
         if found["view"] is None:
-            raise NotFound(f"there is no task {task_id.hex()}", field="id")
+            raise missing(self._node.store, task_id)
         return {"updates": found["updates"]}
 
     async def task_history(self, args: dict[str, Any]) -> dict[str, Any]:
@@ -94,7 +95,7 @@ class Reading:
         task_id = self._task_id(args)
         found = await self._read(task_id)
         if found["view"] is None:
-            raise NotFound(f"there is no task {task_id.hex()}", field="id")
+            raise missing(self._node.store, task_id)
         # A peer of an older version leads the partition and does not tell.
         known = {"history": [], "completion": None, **found}
         return {"task": found["view"], **{name: known[name] for name in ("history", "completion", "updates")}}

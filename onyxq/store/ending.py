@@ -7,10 +7,11 @@ import struct
 import msgpack
 
 from onyxq.facts import CANCELLED, COMPLETION, STOPPED, completion_time, sealed
-from onyxq.ids import STRETCH_TASKS, id_at, mask_of, ms_of
+from onyxq.ids import STRETCH_TASKS, id_at, mask_of, ms_of, stretch_of
 from onyxq.store.facets import stands
 from onyxq.store.interface import Ended
-from onyxq.store.stretches import Stretch, owners
+from onyxq.store.records import first_at
+from onyxq.store.stretches import Owner, Stretch, owners
 from onyxq.store.tables import Tables
 
 _COUNT = struct.Struct(">8xI")
@@ -28,11 +29,28 @@ def ended(tables: Tables, stretch: Stretch) -> Ended | None:
         superseded = owner.queue.rules is not None and not stands(tables, stretch, owner)
         if owner.tasks & (~stretch.finished | stretch.done[STOPPED]) and not superseded:
             return None
+        if not superseded and _outlived(tables, stretch, owner):
+            return None
         at_ms = max([ms_of(stretch.key[7:]), *(at_ms for mask, at_ms in times if mask & owner.tasks)])
         queues[owner.queue.name] = max(at_ms, queues.get(owner.queue.name, 0))
     if stretch.known & ~told:
         return None  # a row is damaged
     return Ended(queues, stretch.failed | stretch.done[CANCELLED])
+
+
+def _outlived(tables: Tables, stretch: Stretch, owner: Owner) -> bool:
+    """Whether a younger row would stand for a row's unique key if that were gone."""
+    rules = owner.queue.rules
+    if rules is None or not rules.unique:
+        return False
+    prefix = stretch.key[:2] + rules.unique
+    for key, _ in tables.unique.ascend(prefix):
+        if key[:18] != prefix:
+            break
+        other = first_at(key)
+        if stretch_of(other) != stretch.key[7:] and ms_of(other) >= ms_of(stretch.key[7:]):
+            return True
+    return False
 
 
 def _times(tables: Tables, stretch: Stretch) -> list[tuple[int, int]] | None:

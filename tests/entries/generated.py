@@ -24,6 +24,7 @@ from log_entries import (
     grant_claims,
     grant_limited_claims,
     pause_periodic,
+    purge,
     ready_partition,
     release_claims,
     remove_periodic,
@@ -165,6 +166,9 @@ def _held(replica: Replica, number: int) -> list[tuple[int, Run]]:
 
 def _queue(replica: Replica, number: int, epoch: int, random: Random) -> Any:
     """A queue is limited, paused, resumed, or as it was."""
+    if random.random() < 0.1:
+        kept = sorted({make_id(START_MS, number, random.randrange(8), 1024 * random.randrange(2)) for _ in range(30)})
+        return purge.Args(number, epoch, START_MS + random.randrange(1, 9), tuple(kept))
     if random.random() < 0.4:
         run = Run(_run(number, random).first, 1)
         return reopen_tasks.Args(number, epoch, START_MS, (reopen_tasks.Reopened(run, random.randrange(3)),))

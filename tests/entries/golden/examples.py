@@ -27,6 +27,7 @@ from log_entries import (
     notify_join_cluster,
     pause_periodic,
     prepare_join_cluster,
+    purge,
     raise_minimum,
     ready_partition,
     release_claims,
@@ -86,6 +87,7 @@ EXAMPLES: Mapping[str, Any] = {
     ),
     "grant_limited_claims": grant_limited_claims.Args(0, 5, "mail", (grant_claims.Grant("w1", 30_000, RUNS),)),
     "reopen_tasks": reopen_tasks.Args(0, 5, START_MS + 9, (reopen_tasks.Reopened(RUNS[0], 26),)),
+    "purge": purge.Args(0, 5, START_MS + 9, (FIRST, make_id(START_MS + 1, 0, 7, 1024))),
     "commit_transaction": commit_transaction.Args(
         "step-7",
         90_000,
@@ -325,5 +327,34 @@ def _forced(world: World) -> None:
     _ready(world)
 
 
-SCRIPTS: Mapping[str, Callable[[], list[Record]]] = {"first": first_log, "queues": queue_log}
+def purge_log() -> list[Record]:
+    """A watermark that rises, what it is refused for, and what it refuses."""
+    world = World()
+    world.submit("founder", creation(partitions=2))
+    world.join("a")
+    world.settle("a")
+    _ready(world)
+    placed = world.now.partitions[0]
+    epoch, later = placed.epoch, make_id(START_MS + 1, 0, 7, 1024)
+    grant = grant_claims.Args(0, epoch, (grant_claims.Grant("w", 60_000, (Run(FIRST, 2),)),))
+
+    def to(before_ms: int, *keep: bytes, epoch: int = epoch, partition: int = 0) -> purge.Args:
+        return purge.Args(partition, epoch, before_ms, keep)
+
+    world.submit("a", grant)
+    token = world.now.position
+    world.now_ms += 60_000
+    for _ in range(20):
+        world.submit("a", set_slots.Args("a", 2))
+        world.now_ms += 4_000
+    world.submit("a", to(START_MS + 9, epoch=epoch + 1), to(START_MS + 9), to(START_MS + 9, partition=1))
+    world.submit("a", to(START_MS + 9, FIRST[:19]), to(START_MS + 9, later, FIRST), to(START_MS, later))
+    world.submit("a", to(world.now_ms), to(START_MS + 9, FIRST, later), to(START_MS + 9, FIRST, later))
+    world.submit("a", to(START_MS + 8, FIRST), to(START_MS + 9, FIRST), to(START_MS + 10, FIRST, later))
+    world.submit("a", to(START_MS + 20, FIRST), _released(epoch, token, 0, 2), to(START_MS + 20))
+    world.submit("a", grant, reopen_tasks.Args(0, epoch, 0, (reopen_tasks.Reopened(Run(FIRST, 1), 1),)))
+    return world.records
+
+
+SCRIPTS: Mapping[str, Callable[[], list[Record]]] = {"first": first_log, "queues": queue_log, "purge": purge_log}
 """Name of a log's file -> what makes its records."""

@@ -1,0 +1,217 @@
+"""What is purged is in no answer, is not taken again, and leaves nothing behind; on every store."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+import trio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from onyxq.facts import FAILED, GRANTED, STOPPED, TASK, Row, key_digest, key_of
+from onyxq.ids import TaskId, id_at, make_id, mask_of, stretch_of
+from onyxq.purged import Watermark
+from onyxq.store.interface import Batch, Ended, Purge
+from onyxq.store.tables import PARTITION_TABLES
+from tests.conformance.store_world import (
+    NOW_MS,
+    AnyStore,
+    World,
+    counts,
+    done,
+    event,
+    first_id,
+    in_trio,
+    put,
+    tasks,
+)
+from tests.conformance.test_store_model import nonzero
+from tests.conformance.test_store_rules_model import histories
+
+HOUR = 3_600_000
+OLD_MS = NOW_MS - 10 * HOUR
+ALL = Watermark(NOW_MS)
+
+
+@pytest.fixture(params=["memory", "lmdb"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+    """Each kind of store in turn."""
+    return World(request.param, tmp_path)
+
+
+def old(counter: int = 0, *, hours: int = 0) -> TaskId:
+    """An id of long ago."""
+    return first_id(counter, ms=OLD_MS + hours * HOUR)
+
+
+async def purge(store: AnyStore, watermark: Watermark, *, partition: int = 3, rows_max: int = 1_000) -> int:
+    """Delete all that is purged; how many rows went."""
+    rows, after = 0, b""
+    while True:
+        written = await store.write(Batch(purge=Purge(partition, watermark, after, rows_max)))
+        rows, after = rows + written.purged_rows, written.purged_after
+        if not after:
+            return rows
+
+
+def contents(store: AnyStore) -> dict[tuple[str, bytes], bytes]:
+    """All tables but promises; counts of nothing left out."""
+    found = {}
+    for name in PARTITION_TABLES:
+        for key, value in getattr(store._tables, name).ascend(b""):
+            if name != "counts":
+                found[name, bytes(key)] = bytes(value)
+    return found
+
+
+@in_trio
+async def test_purged_tasks_are_in_no_answer_from_the_moment_the_watermark_rises(world: World) -> None:
+    """Though their rows are still there."""
+    async with world.store() as store:
+        await put(
+            store,
+            tasks(old(), 3),
+            done(old(), 1, outcome=FAILED),
+            tasks(old(2048), 1, unique_key="k"),
+        )
+        store.raise_watermark(3, ALL)
+        assert store.watermark(3) == ALL and store.watermark(4) == Watermark()
+        assert store.task_row(old()) is None and store.get(key_of(TASK, old())) is None
+        assert store.covering(TASK, old()) == store.completions(old()) == store.task_rows(3) == []
+        assert store.known_bits(old()) == store.finished_bits(old()) == 0
+        assert store.pieces(old(), mask_of(old(), 3)) == store.ready(3, "mail") == []
+        assert store.failed(3) == [] and store.unique(3, "mail", "k") is None
+        hour = OLD_MS // HOUR
+        assert [key for leaf in store.leaves(3, hour) for key in store.keys(3, hour, leaf)] == []
+        assert store.purge_left(3)
+
+
+@in_trio
+async def test_rows_about_purged_tasks_are_passed_over(world: World) -> None:
+    """Of whatever kind, in a batch with others; also behind the deletion, and when the store is opened again."""
+    rows = [tasks(old(), 3), done(old(), 2), event(old(), 3, GRANTED, position=1)]
+    async with world.store() as store:
+        await purge(store, ALL)
+        written = await put(store, *rows, tasks(first_id(ms=NOW_MS), 1))
+        assert (written.new_rows, len(written.pieces)) == (1, 1)
+        assert store.known_bits(old()) == 0
+    async with world.store() as store:
+        assert store.watermark(3) == ALL
+        assert (await put(store, *rows)).new_rows == 0
+
+
+@in_trio
+async def test_a_purge_leaves_nothing_of_what_went_and_all_of_what_stays(world: World) -> None:
+    """Rows, indexes, counts and digests are as if only the others had ever been there."""
+    kept, young = old(4096), first_id(ms=NOW_MS - 10)
+    async with world.store() as store:
+        await put(store, tasks(kept, 2), tasks(young, 3), done(young, 1))
+        before = contents(store)
+        await put(store, tasks(old(), 600), done(old(), 600), tasks(old(1024, hours=1), 2, ordering_key="k"))
+        await put(store, *[tasks(old(8192 + 1024 * at, hours=2), 1) for at in range(20)])
+        assert await purge(store, Watermark(NOW_MS - 100, frozenset({stretch_of(kept)})), rows_max=3) == 23
+        assert contents(store) == before
+        assert store.counts(3)["mail"] == counts(total=5, completed=1)
+        assert not store.purge_left(3)
+
+
+@in_trio
+async def test_a_watermark_never_sinks(world: World) -> None:
+    """Neither in time, nor by keeping more; keeping less is one that rose."""
+    kept = frozenset({stretch_of(old())})
+    async with world.store() as store:
+        await put(store, tasks(old(), 1))
+        store.raise_watermark(3, Watermark(NOW_MS, kept))
+        for lower in (Watermark(NOW_MS - 1), Watermark(NOW_MS, kept | {stretch_of(old(1024))}), Watermark()):
+            store.raise_watermark(3, lower)
+            assert store.watermark(3) == Watermark(NOW_MS, kept)
+        assert store.task_row(old()) is not None
+        store.raise_watermark(3, ALL)
+        assert store.task_row(old()) is None
+
+
+@in_trio
+async def test_a_unique_key_is_free_once_its_task_is_purged(world: World) -> None:
+    """Before its row is deleted, too."""
+    async with world.store() as store:
+        await put(store, tasks(old(), 1, unique_key="k", order=[1, 9, 9]), done(old(), 1))
+        store.raise_watermark(3, Watermark(NOW_MS - 2000))
+        fresh = first_id(7)
+        await put(store, tasks(fresh, 1, unique_key="k", order=[2, 10, 1]))
+        await purge(store, Watermark(NOW_MS - 2000))
+        assert store.unique(3, "mail", "k") == fresh
+        assert [piece.first for piece in store.ready(3, "mail")] == [fresh]
+
+
+@in_trio
+async def test_stretches_are_listed_up_to_a_time_and_tell_how_they_ended(world: World) -> None:
+    """None while anything in them is unfinished or stops its key."""
+    busy, failed, whole = old(), old(2048), old(4096, hours=1)
+    async with world.store() as store:
+        await put(store, tasks(busy, 2), done(busy, 1), tasks(failed, 1, ordering_key="a"), tasks(whole, 2))
+        await put(store, done(failed, 1, outcome=STOPPED), done(whole, 1), done(id_at(whole, 1), 1, outcome=FAILED))
+        await put(store, tasks(first_id(), 1))
+        names = store.stretches(3, before_ms=NOW_MS - 2000)
+        assert sorted(name[-20:] for name in names) == [busy, failed, whole]
+        assert names[-1][-20:] == whole
+        assert store.stretches(3, after=names[1], before_ms=NOW_MS - 2000, limit=5) == names[2:]
+        assert store.stretches(3, before_ms=OLD_MS) == []
+        assert store.ended(busy) is None and store.ended(failed) is None
+        assert store.ended(whole) == Ended({"mail": NOW_MS}, 2)
+        store.raise_watermark(3, Watermark(OLD_MS + 1, frozenset({busy})))
+        assert sorted(name[-20:] for name in store.stretches(3, before_ms=NOW_MS - 2000)) == [busy, whole]
+
+
+@in_trio
+async def test_a_task_that_gave_way_for_its_unique_key_does_not_come_back(world: World) -> None:
+    """The one that stands is not done with before the younger one is gone."""
+    async with world.store() as store:
+        stands, gave_way = old(), old(2048, hours=2)
+        await put(store, tasks(stands, 1, unique_key="k", order=[1, 2, 1]), done(stands, 1))
+        await put(store, tasks(gave_way, 1, unique_key="k", order=[1, 1, 1]))
+        assert store.unique(3, "mail", "k") == stands
+        assert store.ended(stands) is None
+        assert store.ended(gave_way) is not None
+        await purge(store, Watermark(NOW_MS - 100, frozenset({stands})))
+        assert store.ended(stands) is not None
+
+
+@in_trio
+async def test_pieces_that_a_purge_uncovers_are_told_unless_they_are_purged(world: World) -> None:
+    """On a copy that is behind, the head of a key may go with the purge."""
+    async with world.store() as store:
+        for at in range(3):
+            await put(store, tasks(old(1024 * at), 1, ordering_key="k", order=[at + 1, 1, 1]))
+        later = first_id(9)
+        await put(store, tasks(later, 1, ordering_key="k", order=[9, 1, 1]))
+        written = await store.write(Batch(purge=Purge(3, Watermark(NOW_MS - 2000))))
+        assert [piece.first for piece in written.pieces] == [later]
+        assert store.key_head(3, key_digest("mail", "k")) == later
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(histories(), st.booleans(), st.integers(1, 4), st.sampled_from(["memory", "lmdb"]))
+def test_purging_leaves_what_the_other_rows_alone_would_have_made(
+    history: tuple[list[Row], list[list[Row]]], keep: bool, rows_max: int, kind: str
+) -> None:
+    """Whatever the rows, the order they came in, and the size of the parts in which they go."""
+    rows, batches = history
+    stretch = make_id(NOW_MS - 4_000_000, 3, 7, 0)
+    watermark = Watermark(NOW_MS - 1, frozenset({stretch}) if keep else frozenset())
+    left = [row for row in rows if row.key[:2] != b"\0\3" or not watermark.covers(row.key[3:23])]
+
+    async def compare() -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            async with World(kind, Path(directory) / "a").store() as store:
+                for batch in batches:
+                    await put(store, *batch)
+                await purge(store, watermark, rows_max=rows_max)
+                async with World("memory", Path(directory) / "b").store() as other:
+                    await put(other, *left)
+                    assert contents(store) == contents(other)
+                    for partition in (3, 4):
+                        assert nonzero(store.counts(partition)) == nonzero(other.counts(partition))
+
+    trio.run(compare)
