@@ -219,9 +219,22 @@ def clock_error_ms(replica: Replica, peer: str, *, among: Sequence[str] | None =
     if peer not in replica.ring.members:
         return 0
     skews = sorted(replica.peers[member].clock_skew_ms for member in among or replica.ring.members)
-    low, high = skews[(len(skews) - 1) // 2], skews[len(skews) // 2]
+    low, high = _middle(skews)
     mine = replica.peers[peer].clock_skew_ms
     return min(mine - low, 0) + max(mine - high, 0)
+
+
+def worst_clock_error_ms(replica: Replica) -> int:
+    """The largest `clock_error_ms` of a member, ahead or behind; 0 without members."""
+    skews = sorted(replica.peers[member].clock_skew_ms for member in replica.ring.members)
+    if not skews:
+        return 0
+    low, high = _middle(skews)
+    return max(low - skews[0], skews[-1] - high)
+
+
+def _middle(skews: Sequence[int]) -> tuple[int, int]:
+    return skews[(len(skews) - 1) // 2], skews[len(skews) // 2]
 
 
 def clock_skew_ms(replica: Replica, peer: str) -> int:

@@ -24,7 +24,7 @@ from onyxq.peer.firing import fire
 from onyxq.peer.node import Node
 from onyxq.peer.outbox import Outbox
 from onyxq.replica import CLOCK_SKEW_MAX_MS, EMPTY, Replica, Settings, first_peer, unserved
-from onyxq.ring import clock_error_ms, contains
+from onyxq.ring import clock_error_ms, contains, worst_clock_error_ms
 from onyxq.step import owed, step
 from onyxq.store.interface import Batch
 
@@ -346,7 +346,7 @@ class Peer:
         """
         replica, now = self.node.replica, trio.current_time()
         members = replica.ring.members
-        if max(abs(clock_error_ms(replica, peer)) for peer in members) <= CLOCK_SKEW_MAX_MS:
+        if worst_clock_error_ms(replica) <= CLOCK_SKEW_MAX_MS:
             self._clock_doubted_since = None
             return
         if self._clock_doubted_since is None:

@@ -6,6 +6,8 @@ waits; whoever produces frames looks at `Outlet.unsent` and waits with `Outlet.r
 
 from __future__ import annotations
 
+import math
+
 import anyio
 from anyio.abc import ByteStream
 
@@ -57,6 +59,12 @@ class Outlet:
 
     async def run(self, stream: ByteStream) -> None:
         """Send until `end`; raises what the stream raises, and TimeoutError when it stalls."""
+        with anyio.CancelScope() as stalled:
+            await self._send_all(stream, stalled)
+        if stalled.cancelled_caught:
+            raise TimeoutError(f"a send did not end within {STALL_S:.0f} s")
+
+    async def _send_all(self, stream: ByteStream, stalled: anyio.CancelScope) -> None:
         while True:
             if not self._frames:
                 if self._ending:
@@ -67,12 +75,14 @@ class Outlet:
             frames, self._frames = self._frames, []
             data = frames[0] if len(frames) == 1 else b"".join(frames)
             for start in range(0, len(data), SEND_BYTES_MAX):
-                await self._send(stream, data[start : start + SEND_BYTES_MAX])
+                part = data[start : start + SEND_BYTES_MAX]
+                stalled.deadline = anyio.current_time() + STALL_S
+                await stream.send(part)
+                stalled.deadline = math.inf
+                self._sent(len(part))
 
-    async def _send(self, stream: ByteStream, data: bytes) -> None:
-        with anyio.fail_after(STALL_S):
-            await stream.send(data)
+    def _sent(self, size: int) -> None:
         self.sent_at = anyio.current_time()
-        self.unsent -= len(data)
+        self.unsent -= size
         self._progress.set()
         self._progress = anyio.Event()

@@ -14,6 +14,7 @@ from anyio.abc import ByteStream
 from onyxq.errors import BadRequest, NotFound, OnyxqError, ProtocolError, TimedOut, Unavailable, Unknown
 from onyxq.wire import connection as connection_module
 from onyxq.wire.connection import CALLS_MAX, Connection
+from onyxq.wire.outlet import SEND_BYTES_MAX, STALL_S, Outlet
 from onyxq.wire.protocol import Hello
 from onyxq.wire.server import REQUESTS_MAX, Request, serve
 from onyxq.wire.tcp import TcpNetwork
@@ -464,5 +465,36 @@ def test_a_malformed_address_is_a_bad_request(address: str) -> None:
     async def scenario(_: FakeCluster, __: SimulatedNetwork) -> None:
         with pytest.raises(BadRequest):
             await TcpNetwork().connect(address, timeout_ms=100)
+
+    play(scenario)
+
+
+def test_a_send_that_makes_no_progress_ends() -> None:
+    """A stream that takes nothing for a minute is given up; one that takes something each time is not."""
+
+    async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:
+        taken: list[float] = []
+
+        class Slow(ByteStream):
+            async def send(self, item: bytes) -> None:
+                await anyio.sleep(STALL_S - 1 if len(taken) < 3 else STALL_S + 1)
+                taken.append(anyio.current_time())
+
+            async def receive(self, max_bytes: int = 65536) -> bytes:
+                raise NotImplementedError
+
+            async def send_eof(self) -> None:
+                raise NotImplementedError
+
+            async def aclose(self) -> None:
+                raise NotImplementedError
+
+        outlet = Outlet()
+        outlet.put(bytes(3 * SEND_BYTES_MAX + 1))
+        start = anyio.current_time()
+        with pytest.raises(TimeoutError):
+            await outlet.run(Slow())
+        assert len(taken) == 3 and outlet.unsent == 1
+        assert anyio.current_time() - start == pytest.approx(4 * STALL_S - 3)
 
     play(scenario)
