@@ -24,6 +24,7 @@ from simulation.history import (
     RELEASE,
     RENEW,
     REQUEUE,
+    STOP,
     UPDATE,
     Enqueued,
     Finished,
@@ -267,11 +268,17 @@ class RecordingClient:
             ids = [*committed.ids, *(claim.id for claim, _ in complete)]
             self._audit.enough_copies.acknowledged(self._audit.replica, ids)
 
-    async def cancel(self, task_id: TaskId) -> None:
-        """Cancel a task; raises `OnyxqError`."""
-        operation = self._history.begin(Operation(CANCEL, self.name, -1, trio.current_time()), task_id)
-        await self._outcome(operation, self.client.cancel(task_id))
-        self._history.cancelled.add(task_id)
+    async def cancel(self, task_id: TaskId, *, claimed: bool = False) -> None:
+        """Cancel a task, even if it is ``claimed`` or only if not; raises `OnyxqError`."""
+        kind = STOP if claimed else CANCEL
+        operation = self._history.begin(Operation(kind, self.name, -1, trio.current_time()), task_id)
+        held = bool(self._history.holders(task_id, trio.current_time()))
+        await self._outcome(operation, self.client.cancel(task_id, claimed=claimed))
+        self._history.cancelled[task_id] = self._log_end()
+        self._audit.catch_up()
+        self._audit.done_stays_done.check(task_id)
+        if held and claimed:
+            self._audit.probes.reached("a task was cancelled that a worker held")
 
     async def requeue(self, task_id: TaskId) -> None:
         """Have a dead letter run again; raises `OnyxqError`."""

@@ -69,7 +69,7 @@ class Finished:
     """First position of the log that was free then: no later grant may hold."""
 
 
-CLAIM, COMPLETE, UPDATE, RENEW, FAIL, RELEASE, CANCEL, REQUEUE, DISCARD = (
+CLAIM, COMPLETE, UPDATE, RENEW, FAIL, RELEASE, CANCEL, STOP, REQUEUE, DISCARD = (
     "claim",
     "complete",
     "update",
@@ -77,9 +77,12 @@ CLAIM, COMPLETE, UPDATE, RENEW, FAIL, RELEASE, CANCEL, REQUEUE, DISCARD = (
     "fail",
     "release",
     "cancel",
+    "cancel even if claimed",
     "requeue",
     "discard",
 )
+GIVING_UP = frozenset({CANCEL, STOP, DISCARD})
+"""Calls after which a task is cancelled."""
 OK, REFUSED, UNKNOWN = "ok", "refused", "unknown"
 
 
@@ -145,7 +148,8 @@ class History:
     completed: dict[TaskId, Finished] = field(factory=dict)
     updates: dict[TaskId, dict[tuple[int, int], bytes]] = field(factory=dict)
     """Acknowledged updates of each task by token and sequence number."""
-    cancelled: set[TaskId] = field(factory=set)
+    cancelled: dict[TaskId, int] = field(factory=dict)
+    """Tasks that were cancelled, with the first position of the log that was free then."""
     discarded: dict[TaskId, int] = field(factory=dict)
     """Dead letters that were given up, with the first position of the log that was free then."""
     transactions: dict[str, Transacted] = field(factory=dict)

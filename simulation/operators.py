@@ -98,6 +98,8 @@ class Operator:
             await self._random.choice((client.requeue, client.discard))(task.id)
 
     async def _cancel(self, client: RecordingClient) -> None:
+        """Cancel one of the newest tasks; of one in two also if somebody works on it."""
         recent: list[TaskId] = list(self._world.history.enqueued)[-20:]
         if recent:
-            await client.cancel(self._random.choice(recent))
+            task_id = self._random.choice(recent)
+            await client.cancel(task_id, claimed=bool(task_id[-1] & 1))

@@ -19,6 +19,7 @@ from simulation.load import Mix
 from simulation.load_rules import RulesMix
 from simulation.moves import MovesMix, under_moves
 from simulation.scenes import SCENES, Scene
+from simulation.scenes_cancelling import CANCELLING_SCENES
 from simulation.scenes_copies import COPY_SCENES
 from simulation.scenes_rules import RULE_SCENES
 from simulation.scenes_transactions import TRANSACTION_SCENES
@@ -285,6 +286,7 @@ _SCENES: tuple[Scene, ...] = (
     *SCENES.values(),
     *COPY_SCENES.values(),
     *RULE_SCENES.values(),
+    *CANCELLING_SCENES.values(),
     *TRANSACTION_SCENES.values(),
 )
 

@@ -39,6 +39,7 @@ STANDARD = (
     "a failed task was to be tried again",
     "a task was given back",
     "a stale token was refused",
+    "a task was cancelled that a worker held",
     "a completion was taken under a lapsed token",
     "a lapsed claim was renewed",
     "a takeover during a takeover",

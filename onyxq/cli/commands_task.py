@@ -102,7 +102,13 @@ TASK_COMMANDS: tuple[Command, ...] = (
         TOKEN_OF_CLAIM,
         LEASE,
     ),
-    _task("cancel", "cancel a task that nobody holds", f"cancel {SOME_ID}", ID),
+    _task(
+        "cancel",
+        "cancel a task that nobody holds, or with --claimed any that is not finished",
+        f"cancel {SOME_ID} --claimed",
+        ID,
+        option("--claimed", action="store_true", help="even if it is claimed: its worker is told to stop"),
+    ),
     Command(
         "task explain",
         "onyxq.cli.history:task_explain",

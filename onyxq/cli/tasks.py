@@ -250,8 +250,11 @@ def task_renew(context: Context) -> None:
 
 
 def task_cancel(context: Context) -> None:
-    """Cancel a task that nobody holds."""
-    refused = context.call("cancel", {"ids": [task_id(context.args.id)]})["results"][0]
+    """Cancel a task."""
+    asked: dict[str, Any] = {"ids": [task_id(context.args.id)]}
+    if context.args.claimed:
+        asked["claimed"] = True
+    refused = context.call("cancel", asked)["results"][0]
     _answered(context, refused)
 
 

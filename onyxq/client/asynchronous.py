@@ -246,9 +246,13 @@ class AsyncClient(Managing):
         answer = await self._ask("task_log", {"id": as_id(id)})
         return [TaskUpdate(found["token"], found["seq"], found["data"], found["at_ms"]) for found in answer["updates"]]
 
-    async def cancel(self, id: bytes | str) -> None:
-        """Cancel a task; raises `NotFound`, or `Conflict` if it is claimed or finished."""
-        answer = await self._ask("cancel", {"ids": [as_id(id)]})
+    async def cancel(self, id: bytes | str, *, claimed: bool = False) -> None:
+        """Cancel a task; raises `NotFound`, or `Conflict` if it is claimed or finished.
+
+        ``claimed``: cancel it even if it is claimed.  Its worker is told so when it next renews its
+        claim, or uses it; what it then makes of the task is refused.
+        """
+        answer = await self._ask("cancel", {"ids": [as_id(id)], **({"claimed": True} if claimed else {})})
         if answer["results"][0] is not None:
             raise from_map(answer["results"][0])
 

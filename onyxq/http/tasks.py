@@ -31,6 +31,7 @@ from onyxq.http.shapes import (
     AnyValue,
     Array,
     Base64,
+    Boolean,
     Choice,
     Field,
     HexId,
@@ -116,6 +117,10 @@ GET_QUERY = Object(
         "seen_token": Field(Integer(), doc="Never answer with a state older than this token."),
         "seen_seq": Field(Integer(), doc="Never answer with a state older than this update of seen_token."),
     },
+)
+CANCEL_QUERY = Object(
+    "CancelQuery",
+    {"claimed": Field(Boolean(), default=False, doc="Cancel the task even if it is claimed; its worker is told.")},
 )
 LIST_QUERY = Object(
     "TasksQuery",
@@ -291,7 +296,8 @@ async def get_task_log(call: Call) -> Response:
 
 async def delete_task(call: Call) -> Response:
     """Cancel one task."""
-    result = await call.ask("cancel", ids=[call.path["id"]])
+    more = {"claimed": True} if call.query["claimed"] else {}
+    result = await call.ask("cancel", ids=[call.path["id"]], **more)
     if result["results"][0] is not None:
         raise from_map(result["results"][0])
     return Response(status_code=204)
@@ -368,8 +374,9 @@ ENDPOINTS = (
         path="/v1/tasks/{id}",
         name="cancel_task",
         tag="tasks",
-        summary="Cancel a task that is neither claimed nor finished",
+        summary="Cancel a task that is not finished, and not claimed either unless that is asked for",
         handle=delete_task,
+        query=CANCEL_QUERY,
         role="write",
         status=204,
         errors=(404, 409),

@@ -1,4 +1,9 @@
-"""Cancelling: tasks that nobody works on are finished without being run."""
+"""Cancelling: tasks are finished without being run, or without what their workers make of them.
+
+A cancel is a completion that no result comes with; whichever of the two the leader stores
+first counts.  That of a claimed task, if it is wanted, is made under its claim's token and
+ends the claim: whatever its holder asks for from then on is refused.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +11,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from onyxq import facts
-from onyxq.errors import AlreadyFinished, Conflict, OnyxqError
+from onyxq.errors import AlreadyFinished, Conflict, OnyxqError, Unavailable
 from onyxq.ids import Run, TaskId, mask_of, partition_of, stretch_of
+from onyxq.partition import pending
 from onyxq.partition.completing import Completing
-from onyxq.partition.finishing import Finish, token_now
+from onyxq.partition.finishing import Finish, overtaken_bits, token_now
 from onyxq.partition.host import OperationsHost, Refused
 from onyxq.partition.missing import missing
 from onyxq.partition.standing import Standing
-from onyxq.replica import claimed_bits, pieces_of
+from onyxq.replica import HELD_MS, claim_of
 
 
 class Cancelling:
@@ -24,27 +30,20 @@ class Cancelling:
         self._standing = standing
         self._completing = completing
 
-    async def cancel(self, ids: Sequence[TaskId]) -> list[dict[str, Any] | None]:
-        """Finish unclaimed tasks as cancelled; an error map or None each."""
+    async def cancel(self, ids: Sequence[TaskId], *, claimed: bool = False) -> list[dict[str, Any] | None]:
+        """Finish tasks as cancelled, ``claimed`` ones too or not; an error map or None each."""
         await self._host.floating.readable()
         await self._completing.turn([Run(task_id, 1) for task_id in ids])
         refused: list[list[Refused]] = [[] for _ in ids]
         work: dict[int, list[tuple[int, Finish]]] = {}
         for place, task_id in enumerate(ids):
-            run = Run(task_id, 1)
             try:
                 leader = self._standing.leader(partition_of(task_id))
                 if (row := self._host.store.task_row(task_id)) is None:
                     raise missing(self._host.store, task_id)
-                if self._host.store.finished_bits(stretch_of(task_id)) & mask_of(*run):
-                    raise AlreadyFinished(f"task {task_id.hex()} is finished already")
-                if claimed_bits(pieces_of(self._host.replica, task_id)) & mask_of(
-                    *run
-                ) or self._host.granter.is_blocked(run):
-                    raise Conflict(f"task {task_id.hex()} is claimed")
+                token = self._token(task_id, claimed=claimed)
                 self._host.granter.keys.note(task_id, row[1])
-                token = token_now(self._host.store, task_id, self._host.replica.position)
-                finish = Finish(run, token, facts.CANCELLED, [])
+                finish = Finish(Run(task_id, 1), token, facts.CANCELLED, [])
                 work.setdefault(leader.partition, []).append((place, finish))
             except OnyxqError as error:
                 refused[place].append([task_id, 1, error.to_map()])
@@ -52,3 +51,27 @@ class Cancelling:
         await self._completing.finish_all(work, refused)
         self._host.granter.unblock([finish.run for finishes in work.values() for _, finish in finishes], readd=True)
         return [parts[0][2] if parts else None for parts in refused]
+
+    def _token(self, task_id: TaskId, *, claimed: bool) -> int:
+        """The token to cancel a task under; raises why it cannot be cancelled."""
+        store, replica, run = self._host.store, self._host.replica, Run(task_id, 1)
+        claim = claim_of(replica, task_id)
+        finished = store.finished_bits(stretch_of(task_id)) & mask_of(*run)
+        if claim is not None and claimed:
+            finished &= ~overtaken_bits(store, run, claim[2], finished)
+        if finished or (claim is not None and claimed and claim[4] == HELD_MS):
+            raise AlreadyFinished(f"task {task_id.hex()} is finished already")
+        granting = self._host.granter.is_blocked(run)
+        if not claimed and (claim is not None or granting):
+            raise Conflict(
+                f"task {task_id.hex()} is claimed", hint="Ask for claimed tasks too: its worker is told then to stop."
+            )
+        if granting:
+            raise Unavailable(f"task {task_id.hex()} is just being granted or given back")
+        if claim is None:
+            return token_now(store, task_id, replica.position)
+        if claim[2] < store.reopened(task_id):
+            raise Unavailable(f"task {task_id.hex()} was opened again, which has not been read here yet")
+        if pending.is_completed(store, replica, task_id):
+            raise Unavailable(f"a transaction may be completing task {task_id.hex()}")
+        return claim[2]

@@ -13,7 +13,7 @@ from onyxq.errors import OnyxqError, StaleToken, Unknown
 from onyxq.ids import Run, TaskId, mask_of, partition_of, runs_of, stretch_of
 from onyxq.partition.completing import Completing
 from onyxq.partition.cutting import fitting, size_of
-from onyxq.partition.finishing import Finish, not_ended_by
+from onyxq.partition.finishing import Finish, completions_of, not_ended_by
 from onyxq.partition.headers import Policy, policy_of
 from onyxq.partition.host import OperationsHost, Refused
 from onyxq.partition.judging import unsure_partitions
@@ -109,8 +109,15 @@ class ClaimsKept:
             refused.append([*part, missing(self._host.store, part.first).to_map()])
         for part in runs_of(stretch_of(run.first), mask_of(*run) & known & ~held):
             for lost in not_ended_by(self._host.store, part, token, event):
-                refused.append([*lost, StaleToken(f"token {token} does not hold task {lost.first.hex()}").to_map()])
+                refused.append([*lost, self._lost(lost.first, token).to_map()])
         return held
+
+    def _lost(self, task_id: TaskId, token: int) -> StaleToken:
+        """Why a token does not hold a task that there is."""
+        done = completions_of(self._host.store, Run(task_id, 1))
+        if done and done[0][1].outcome == facts.CANCELLED:
+            return StaleToken(f"task {task_id.hex()} was cancelled", hint="Stop working on the task.")
+        return StaleToken(f"token {token} does not hold task {task_id.hex()}")
 
     def _plan_failure(
         self,

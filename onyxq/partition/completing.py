@@ -7,7 +7,8 @@ written, and its claim is freed, at the log's leisure, once that is stored.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import trio
 
@@ -82,6 +83,16 @@ class Completing:
         while any(finishing.get(stretch_of(run.first), 0) & mask_of(*run) for run in runs):
             await self._finished.wait()
 
+    @contextmanager
+    def begun(self, runs: Sequence[Run]) -> Iterator[None]:
+        """While something is written that may complete these tasks later: others wait for their `turn`."""
+        _mark(self._host.granter.finishing, runs, on=True)
+        try:
+            yield
+        finally:
+            _mark(self._host.granter.finishing, runs, on=False)
+            self._told()
+
     def completion_rows_of(self, leader: PartitionLeader, run: Run) -> list[Row]:
         """The completions that count of finished tasks, to be written again under this leader's mark.
 
@@ -141,8 +152,12 @@ class Completing:
     def _mark_finishing(self, finishes: Iterable[tuple[int, Finish]], *, on: bool) -> None:
         _mark(self._host.granter.finishing, (finish.run for _, finish in finishes), on=on)
         if not on:
-            self._finished.set()
-            self._finished = trio.Event()
+            self._told()
+
+    def _told(self) -> None:
+        """Those who wait for their turn look again."""
+        self._finished.set()
+        self._finished = trio.Event()
 
     # --- completions that may be stored or not
 

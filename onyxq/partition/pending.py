@@ -20,8 +20,8 @@ import msgpack
 
 from onyxq.errors import BadRequest, Corrupt
 from onyxq.facts import UPDATE, Row, Update, seal, sealed, unpack_update, unseal
-from onyxq.ids import TaskId
-from onyxq.replica import Transaction
+from onyxq.ids import Run, TaskId, mask_of, partition_of, stretch_of
+from onyxq.replica import Replica, Transaction
 from onyxq.store.interface import Batch, PendingRow, Store
 
 PENDING = b"P"
@@ -62,6 +62,33 @@ def updates_of(store: Store, task_id: TaskId, token: int) -> list[Update]:
     """The updates that are stored of one claim."""
     found = map(unpack_update, (body for _, body in store.covering(UPDATE, task_id)))
     return [one for one in found if one.token == token]
+
+
+def is_over(replica: Replica, partition: int, key: str) -> bool:
+    """Whether nothing can come of a part's pending rows any more."""
+    part = part_of(key)
+    found = replica.transactions.get(part.name)
+    if found is not None and found.deadline_ms == part.deadline_ms:
+        _, digest = found.parts.get(partition, (0, b""))
+        if digest == part.digest:
+            return False
+    return replica.log_time_ms > part.deadline_ms
+
+
+def completed_runs(items: Iterable[Any]) -> list[Run]:
+    """The tasks that a part completes."""
+    return [Run(TaskId(item[1]), item[2]) for item in items if item[0] == "C"]
+
+
+def is_completed(store: Store, replica: Replica, task_id: TaskId) -> bool:
+    """Whether a transaction that may be committed yet, or is, completes a task; raises `Corrupt`."""
+    partition, stretch, mask = partition_of(task_id), stretch_of(task_id), mask_of(task_id, 1)
+    for key in store.pending_transactions(partition):
+        if not is_over(replica, partition, key):
+            items = unpack_items(row.body for row in store.pending(partition, key))
+            if any(stretch_of(run.first) == stretch and mask_of(*run) & mask for run in completed_runs(items)):
+                return True
+    return False
 
 
 def pack_items(items: Sequence[Any]) -> list[bytes]:

@@ -75,7 +75,8 @@ class Standing:
                 # Had it been acknowledged nobody would have been granted the task after it.
                 if not self._granted_after(task_id, token):
                     return None
-            return AlreadyFinished(f"task {task_id.hex()} is finished already")
+            how = "was cancelled" if newest is not None and newest.outcome == facts.CANCELLED else "is finished already"
+            return AlreadyFinished(f"task {task_id.hex()} {how}")
         if store.task_row(task_id) is None:
             return missing(store, task_id)
         if claimed_bits(pieces_of(self._host.replica, task_id)) & mask_of(*run) or self._host.granter.is_blocked(run):

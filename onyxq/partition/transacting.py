@@ -27,7 +27,7 @@ from onyxq.partition.finishing import overtaken_bits
 from onyxq.partition.judging import unsure_partitions
 from onyxq.partition.leader import PartitionLeader
 from onyxq.partition.making_visible import Enqueue, MakingVisible, TransactingHost
-from onyxq.partition.pending import Part, key_in, part_of, updates_of
+from onyxq.partition.pending import Part, is_over, key_in, updates_of
 from onyxq.partition.standing import Standing
 from onyxq.replica import Replica, Transaction, held_bits
 from onyxq.step import Step
@@ -151,7 +151,9 @@ class Transacting:
                 rows.setdefault(one.partition, []).extend(map(pending.as_row, kept))
             except OnyxqError as error:
                 answers.append(error.to_map())
-        failed = await self._keep(rows)
+        prepared = [one for one, answer in zip(asked, answers, strict=True) if isinstance(answer, list)]
+        with self._completing.begun([run for one in prepared for run in pending.completed_runs(one.items)]):
+            failed = await self._keep(rows)
         return [
             failed[one.partition] if one.partition in failed and isinstance(answer, list) else answer
             for one, answer in zip(asked, answers, strict=True)
@@ -260,17 +262,6 @@ class Transacting:
             await self._drop(tuple(dead))
             if any(leader.ready for leader in self._host.leaders.values()):
                 self.look()
-
-
-def is_over(replica: Replica, partition: int, key: str) -> bool:
-    """Whether nothing can come of a part's pending rows any more."""
-    part = part_of(key)
-    found = replica.transactions.get(part.name)
-    if found is not None and found.deadline_ms == part.deadline_ms:
-        _, digest = found.parts.get(partition, (0, b""))
-        if digest == part.digest:
-            return False
-    return replica.log_time_ms > part.deadline_ms
 
 
 def stale_token(gone: list[list[Any]]) -> StaleToken:

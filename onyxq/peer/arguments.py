@@ -288,7 +288,7 @@ def updates(args: dict[str, Any], partitions: int) -> tuple[list[tuple[TaskId, i
 def outcomes(args: dict[str, Any], partitions: int) -> tuple[list[TaskId], str]:
     """Ids of which a node asks what became of them, and that node."""
     only(args, ("ids", "watcher"))
-    return cancels({"ids": args.get("ids")}, partitions), text(args.get("watcher"), "watcher", WORKER_CHARS_MAX)
+    return task_ids({"ids": args.get("ids")}, partitions), text(args.get("watcher"), "watcher", WORKER_CHARS_MAX)
 
 
 def stretches(args: dict[str, Any]) -> list[bytes]:
@@ -300,8 +300,17 @@ def stretches(args: dict[str, Any]) -> list[bytes]:
     return [task_id(one, f"stretches[{place}]", PARTITIONS_MAX) for place, one in enumerate(found)]
 
 
-def cancels(args: dict[str, Any], partitions: int) -> list[TaskId]:
-    """Ids to ``cancel``."""
+def cancels(args: dict[str, Any], partitions: int) -> tuple[list[TaskId], bool]:
+    """Ids to ``cancel``, and whether claimed tasks are cancelled too."""
+    only(args, ("ids", "claimed"))
+    claimed = args.get("claimed", False)
+    if type(claimed) is not bool:
+        raise BadRequest("claimed must be true or false", field="claimed")
+    return task_ids({"ids": args.get("ids")}, partitions), claimed
+
+
+def task_ids(args: dict[str, Any], partitions: int) -> list[TaskId]:
+    """Ids of tasks that something is to be done about."""
     only(args, ("ids",))
     ids = args.get("ids")
     if not isinstance(ids, list) or len(ids) > ITEMS_MAX:

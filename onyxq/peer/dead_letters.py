@@ -56,7 +56,7 @@ class DeadLetters:
         if args.get("ids") is not None:
             if any(args.get(name) is not None for name in ("queue", "where")):
                 raise BadRequest("ids, or queue and where: not both", field="ids")
-            ids = check.cancels({"ids": args["ids"]}, self._partitions())
+            ids = check.task_ids({"ids": args["ids"]}, self._partitions())
             return {"results": await self._send(ids, method, local)}
         wanted = _wanted(args.get("queue"), args.get("where"), None, args.get("limit", CHANGED_MAX), CHANGED_MAX)
         count, left = 0, wanted["limit"]

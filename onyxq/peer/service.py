@@ -114,12 +114,12 @@ class Service:
             "lead.renew": self._lead(check.renewals, node.operations.renew),
             "lead.release": self._lead(check.releases, node.operations.release),
             "lead.update": self._lead_update,
-            "lead.cancel": self._lead(check.cancels, node.operations.cancel),
+            "lead.cancel": self._lead(check.cancels, lambda asked: node.operations.cancel(asked[0], claimed=asked[1])),
             "lead.dead": dead.lead_dead,
-            "lead.requeue": self._lead(check.cancels, node.operations.dead.requeue),
-            "lead.discard": self._lead(check.cancels, node.operations.dead.discard),
+            "lead.requeue": self._lead(check.task_ids, node.operations.dead.requeue),
+            "lead.discard": self._lead(check.task_ids, node.operations.dead.discard),
             "lead.outcomes": self._lead(check.outcomes, lambda asked: dependencies.outcomes(*asked)),
-            "lead.finished": self._lead(check.cancels, dependencies.heard),
+            "lead.finished": self._lead(check.task_ids, dependencies.heard),
             "lead.depended": lambda a: node.operations.depended.depended(check.stretches(a)),
             "lead.prepare": self._lead(asked_parts, node.operations.transacting.prepare),
             "lead.claim": self._lead_claim,
@@ -251,13 +251,14 @@ class Service:
         return await self.node.operations.update(*check.updates(args, self._partitions()))
 
     async def _cancel(self, args: dict[str, Any]) -> dict[str, Any]:
-        work = [(one,) for one in check.cancels(args, self._partitions())]
+        ids, claimed = check.cancels(args, self._partitions())
+        more = {"claimed": True} if claimed else {}  # peers of an older version do not know the word
         results = await self._router.each(
-            work,
+            [(one,) for one in ids],
             method="lead.cancel",
-            pack=lambda part: {"ids": [one[0] for one in part]},
+            pack=lambda part: {"ids": [one[0] for one in part], **more},
             unpack=lambda answer: list(answer),
-            local=lambda part: self.node.operations.cancel([one[0] for one in part]),
+            local=lambda part: self.node.operations.cancel([one[0] for one in part], claimed=claimed),
             passing=passing_map,
             failed=lambda _, error: error.to_map(),
         )

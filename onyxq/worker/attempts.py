@@ -12,7 +12,7 @@ import anyio
 
 from onyxq.client import AsyncClient, Claim, Committed
 from onyxq.client.transactions import Gathered
-from onyxq.errors import BadRequest
+from onyxq.errors import AlreadyFinished, BadRequest, StaleToken
 
 PROGRESS_S = 1.0
 """Progress is stored at most this often."""
@@ -69,6 +69,8 @@ class Attempt:
         """Set when the attempt is to end: the claim is lost, its time is over, or the worker stops."""
         self.ends_at = float("inf")
         """When its time is over, by the event loop's clock."""
+        self.on_lost: Callable[[Claim], None] = lambda claim: None
+        """Told that the claim no longer stands."""
         self.committing = False
         """Its claim may be moving into a transaction: that it cannot be renewed says nothing."""
         self.ended = False
@@ -77,8 +79,12 @@ class Attempt:
         self._earlier: list[LogEntry] | None = None
 
     async def log(self, client: AsyncClient, value: Any) -> int:
-        """Store an update; its number, from 0 per attempt."""
-        return await client.update(self.claim, pack(value))
+        """Store an update; its number, from 0 per attempt. Raises `Conflict` if the claim no longer stands."""
+        try:
+            return await client.update(self.claim, pack(value))
+        except (StaleToken, AlreadyFinished):
+            self.on_lost(self.claim)
+            raise
 
     async def progress(self, client: AsyncClient, done: float, total: float | None, note: str) -> None:
         """Store how far it is; not more often than once a second, but always the end."""

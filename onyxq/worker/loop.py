@@ -174,6 +174,7 @@ class Worker:
         now = anyio.current_time()
         for claim in batch:
             job = self._jobs[claim] = _Job(Attempt(claim, random_name=client.random_name), now)
+            job.attempt.on_lost = self._lost
             self._waiting.append(job)
         self._begin(client, group)
         self._wake()

@@ -10,7 +10,7 @@ from attrs import define
 from onyxq.ids import TaskId
 from simulation.checkers import Checker
 from simulation.checkers.ledger import Ledger
-from simulation.history import CANCEL, DISCARD, REFUSED
+from simulation.history import GIVING_UP, REFUSED
 
 EXPIRED = "expired: "
 
@@ -58,7 +58,7 @@ class DeadlinesKept(Checker):
             for call in self.history.operations.get(task_id, ())
             if call.outcome != REFUSED or call.code == "already_finished"
         }
-        if state == "cancelled" and asked & {CANCEL, DISCARD}:
+        if state == "cancelled" and asked & GIVING_UP:
             return True
         depends = self.ledger.said(self.ledger.read[task_id]).depends
         return bool(depends) and (state == "cancelled" or "on which it depended" in error)

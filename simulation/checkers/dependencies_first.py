@@ -10,7 +10,7 @@ from onyxq.client.values import Task
 from onyxq.ids import TaskId
 from simulation.checkers import Checker
 from simulation.checkers.ledger import Ledger
-from simulation.history import CANCEL, COMPLETE, DISCARD, REFUSED
+from simulation.history import COMPLETE, GIVING_UP, REFUSED
 
 ENDED_BADLY = ("failed", "cancelled")
 
@@ -58,7 +58,7 @@ class DependenciesFirst(Checker):
     def _unrun(self, task: Task, fate: str) -> None:
         """Raise unless there is a reason for what became of a task that never ran."""
         asked = {call.kind for call in self.history.operations.get(task.id, ()) if call.outcome != REFUSED}
-        if task.state == "cancelled" and asked & {CANCEL, DISCARD}:
+        if task.state == "cancelled" and asked & GIVING_UP:
             return
         error = task.error or ""
         if task.state == "failed" and error.startswith("expired: "):

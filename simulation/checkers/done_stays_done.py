@@ -28,7 +28,13 @@ class DoneStaysDone(Checker):
             self.check(task_id)
 
     def check(self, task_id: TaskId) -> None:
-        """Compare a task's last grant with its completion; called whenever either is heard of."""
+        """Compare a task's last grant with its completion, or cancel; called whenever either is heard of."""
+        cancelled = self.history.cancelled.get(task_id)
+        if cancelled is not None and self.granted.get(task_id, -1) >= cancelled:
+            raise self.broken(
+                f"{task_id.hex()} was granted under {self.granted[task_id]} although it had been acknowledged as "
+                f"cancelled before position {cancelled}"
+            )
         done = self.history.completed.get(task_id)
         if done is not None and self.granted.get(task_id, -1) >= done.position:
             raise self.broken(

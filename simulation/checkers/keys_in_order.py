@@ -21,7 +21,7 @@ from onyxq.ids import TaskId
 from simulation.checkers import Checker
 from simulation.checkers.ledger import Ledger, Placed
 from simulation.checkers.queues_followed import QueuesFollowed
-from simulation.history import CANCEL, COMPLETE, DISCARD, REFUSED
+from simulation.history import COMPLETE, GIVING_UP, REFUSED
 
 Key = tuple[str, str]
 """Queue and ordering key."""
@@ -102,6 +102,6 @@ class KeysInOrder(Checker):
     def _over(self, task: Task, until_s: float) -> bool:
         """Whether somebody had begun to complete a task by then, or to give it up."""
         return any(
-            call.kind in (COMPLETE, CANCEL, DISCARD) and call.outcome != REFUSED and call.invoked_s < until_s
+            call.kind in (COMPLETE, *GIVING_UP) and call.outcome != REFUSED and call.invoked_s < until_s
             for call in self.history.operations.get(task.id, ())
         )

@@ -30,6 +30,7 @@ from simulation.history import (
     RELEASE,
     RENEW,
     REQUEUE,
+    STOP,
     UPDATE,
     Operation,
 )
@@ -57,7 +58,7 @@ class Model(NamedTuple):
         if self.finished != NOBODY:
             repeat = call.kind in (COMPLETE, DISCARD) and self.finished == call.token
             return self if repeat else None
-        if call.kind in (CLAIM, CANCEL, DISCARD, REQUEUE):
+        if call.kind in (CLAIM, CANCEL, STOP, DISCARD, REQUEUE):
             return self._taken(call) if self._free(call) else None
         if call.token != self.token:
             return None
@@ -69,12 +70,12 @@ class Model(NamedTuple):
 
     def _free(self, call: Operation) -> bool:
         """Whether nobody need hold the task when the call takes effect."""
-        return not self.held or call.answered_s >= self.sure_until_s - EARLY_S
+        return call.kind == STOP or not self.held or call.answered_s >= self.sure_until_s - EARLY_S
 
     def _taken(self, call: Operation) -> Model | None:
         if call.kind == REQUEUE:
             return self  # it failed for good, as it also might fail for now
-        if call.kind in (CANCEL, DISCARD):
+        if call.kind in (CANCEL, STOP, DISCARD):
             return self._replace(finished=-1)
         sure_until_s = call.invoked_s + call.lease_ms / 1000
         return Model(call.token, True, sure_until_s) if call.token > self.token else None
@@ -120,6 +121,8 @@ def _surely_valid(refused: Operation, calls: Sequence[Operation]) -> bool:
     for call in calls:
         if call is refused or call.invoked_s > refused.answered_s:
             continue
+        if call.kind == STOP:
+            return False
         if call.token != refused.token:
             if call.kind in (CLAIM, CANCEL, DISCARD) and call.token > refused.token:
                 return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from simulation.planted.bugs_cancelling import CANCELLING_BUGS
 from simulation.planted.bugs_copies import COPY_BUGS
 from simulation.planted.bugs_rules import RULE_BUGS
 from simulation.planted.planted import Planted
@@ -275,7 +276,7 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "pending dropped before the deadline",
-        "onyxq/partition/transacting.py",
+        "onyxq/partition/pending.py",
         "return replica.log_time_ms > part.deadline_ms",
         "return True",
         "what is prepared is gone when it is committed",
@@ -343,6 +344,7 @@ PLANTED: tuple[Planted, ...] = (
     ),
     *COPY_BUGS,
     *RULE_BUGS,
+    *CANCELLING_BUGS,
 )
 """Every planted bug."""
 

@@ -1,0 +1,137 @@
+"""Cancelling tasks that workers hold: whoever comes first counts, and the other is told so."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from onyxq.client.claims import Claim
+from onyxq.errors import AlreadyFinished, Conflict, StaleToken
+from onyxq.ids import TaskId
+from simulation.clients import RecordingClient
+from simulation.scenes import ONE, back, deposed
+from simulation.workloads import WORKLOADS
+from simulation.world import World, simulate
+
+
+async def held(client: RecordingClient, data: bytes = b"x") -> tuple[TaskId, Claim]:
+    """A task and the claim on it."""
+    (task_id,) = await client.enqueue("q", [data], retries=0)
+    (claim,) = await client.claim("q", wait_ms=20_000, lease_ms=60_000)
+    return task_id, claim
+
+
+def test_a_claimed_task_is_cancelled_if_that_is_asked_for() -> None:
+    """Otherwise it is a conflict. Its claim is over, and shown as cancelled."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            task_id, claim = await held(client)
+            with pytest.raises(Conflict, match="is claimed"):
+                await client.cancel(task_id)
+            await client.cancel(task_id, claimed=True)
+            task = await client.client.get(task_id)
+            assert task.state == "cancelled"
+            assert [(one.token, one.outcome) for one in task.claims] == [(claim.token, "cancelled")]
+            await world.until(lambda: not world.audit.replica.claims.get(0), "the claim is gone", within_s=20)
+            with pytest.raises(AlreadyFinished):
+                await client.cancel(task_id, claimed=True)
+
+    simulate(workload, seed=1, options=ONE)
+
+
+def test_the_holder_of_a_cancelled_task_is_told_whatever_it_asks_for() -> None:
+    """Nothing is taken from it any more, and the message says why."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            task_id, claim = await held(client)
+            await client.update(claim, b"half way")
+            await client.cancel(task_id, claimed=True)
+            with pytest.raises(StaleToken, match="was cancelled"):
+                await client.renew(claim, 60_000)
+            with pytest.raises(StaleToken, match="was cancelled"):
+                await client.fail(claim, "did not work")
+            with pytest.raises(StaleToken, match="was cancelled"):
+                await client.release(claim)
+            with pytest.raises(AlreadyFinished, match="was cancelled"):
+                await client.update(claim, b"further")
+            with pytest.raises(AlreadyFinished, match="was cancelled"):
+                await client.complete(claim, b"done")
+            with pytest.raises(StaleToken):
+                await client.transact(complete=[(claim, b"done")], enqueue=[("q", b"next")])
+            assert (await client.client.get(task_id)).state == "cancelled"
+
+    simulate(workload, seed=1, options=ONE)
+
+
+def test_a_task_that_waits_is_cancelled_in_the_same_way() -> None:
+    """Who asks for claimed tasks too need not know whether it is."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            (task_id,) = await client.enqueue("q", [b"x"])
+            await client.cancel(task_id, claimed=True)
+            assert (await client.client.get(task_id)).state == "cancelled"
+            assert len(await client.claim("q", wait_ms=500)) == 0
+
+    simulate(workload, seed=1, options=ONE)
+
+
+def test_a_cancel_comes_too_late_for_a_task_that_is_done() -> None:
+    """Completed by itself or by a transaction."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            for way in ("complete", "transact"):
+                task_id, claim = await held(client, way.encode())
+                if way == "complete":
+                    await client.complete(claim, b"done")
+                else:
+                    await client.transact(complete=[(claim, b"done")])
+                with pytest.raises(AlreadyFinished):
+                    await client.cancel(task_id, claimed=True)
+                assert (await client.client.get(task_id)).result == b"done"
+
+    simulate(workload, seed=1, options=ONE)
+
+
+def test_a_claimed_task_can_be_cancelled_while_the_log_is_away() -> None:
+    """It is a fact like a completion: the claim is freed later."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            task_id, claim = await held(client)
+            world.log_down()
+            await client.cancel(task_id, claimed=True)
+            with pytest.raises(AlreadyFinished):
+                await client.complete(claim, b"done")
+            world.log_up()
+            await world.until(lambda: not world.audit.replica.claims.get(0), "the claim is gone", within_s=60)
+
+    simulate(workload, seed=1, options=ONE)
+
+
+def test_a_deposed_leader_cancels_nothing() -> None:
+    """Its successor has taken the completion meanwhile."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            task_id, claim = await held(client)
+            old, _ = await deposed(world)
+            await client.complete(claim, b"done")
+            assert old.running is not None and old.running.node is not None
+            with trio.move_on_after(5):
+                (said,) = await old.running.node.operations.cancel([task_id], claimed=True)
+                assert said is not None
+            await back(world, old)
+            assert (await client.client.get(task_id)).result == b"done"
+
+    simulate(workload, seed=1, options=ONE)
+
+
+@pytest.mark.parametrize("seed", range(30, 34))
+def test_holders_and_cancels_meet(seed: int) -> None:
+    """Every call of a holder around the cancel of its task, and changes of the leader."""
+    played = WORKLOADS["told_to_stop"].play(seed)
+    assert played.probes["a task was cancelled that a worker held"] > 5
