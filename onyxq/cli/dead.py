@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from onyxq.cli.context import Context, task_id
-from onyxq.cli.tasks import print_tasks, task_get
+from onyxq.cli.tasks import print_task, print_tasks
 from onyxq.errors import BadRequest, Conflict, from_map
 
 COLUMNS = ("id", "queue", "attempts", "at", "error", "data")
@@ -22,7 +22,7 @@ def dead_show(context: Context) -> None:
     task = context.call("get", {"id": task_id(context.args.id), "seen_token": None, "seen_seq": None})
     if task["state"] != "failed":
         raise Conflict(f"task {context.args.id} is {task['state']}, no dead letter", field="id")
-    task_get(context)
+    print_task(context, task)
 
 
 def dead_requeue(context: Context) -> None:

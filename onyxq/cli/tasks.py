@@ -127,6 +127,11 @@ def task_get(context: Context) -> None:
         task = _archived(context).task
     else:
         task = context.call("get", {"id": task_id(context.args.id), "seen_token": None, "seen_seq": None})
+    print_task(context, task)
+
+
+def print_task(context: Context, task: dict[str, Any]) -> None:
+    """Print one task and its claims."""
     shown = presented(task)
     if context.out.as_json:
         context.out.document(shown)

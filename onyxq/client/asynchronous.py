@@ -36,6 +36,9 @@ ADDRESS = "127.0.0.1:7400"
 TIMEOUT_MS = 30_000
 POLL_MS_MIN = 250
 POLLS_PER_LEASE = 4
+LEASES_KNOWN_MAX = 1_000
+UNKNOWN_LEASE_MS = 4_000
+"""What the lease of queues that are claimed from for the first time is taken for, if the caller names none."""
 """A wait for claims is cut into this many parts of a lease: the lease counts from when the
 request was sent, so a grant at the end of a long wait would be worth nothing."""
 SLOW = ("gc", "leave")
@@ -76,6 +79,8 @@ class AsyncClient(Managing):
             split_address(each)
         self._hello = Hello(credential=token)
         self._timeout_ms = timeout_ms
+        self._leases: dict[frozenset[str], int] = {}
+        """The shortest lease that was last given by queues whose own leases were asked for."""
         self._network = network or TcpNetwork()
         self._now_ms = now_ms or _wall_ms
         self._random_64 = random_64 or _random_64
@@ -261,13 +266,14 @@ class AsyncClient(Managing):
         self,
         queues: str | Sequence[str],
         max: int = 1,
-        lease_ms: int = 30_000,
+        lease_ms: int | None = None,
         wait_ms: int = 0,
         worker: str | None = None,
         *,
         timeout_ms: int | None = None,
     ) -> ClaimBatch:
-        """Claim up to ``max`` (1,000) tasks for ``lease_ms``, waiting ``wait_ms`` for the first.
+        """Claim up to ``max`` (1,000) tasks for ``lease_ms`` (default: as their queues say), waiting ``wait_ms``
+        for the first.
 
         Empty if there was none in time.  Raises `Unavailable` if claims could not be
         granted when the waiting was over.
@@ -275,7 +281,8 @@ class AsyncClient(Managing):
         names = [queues] if isinstance(queues, str) else list(queues)
         clock = anyio.current_time
         wait_until = clock() + wait_ms / 1000
-        poll_ms = POLL_MS_MIN if lease_ms < POLLS_PER_LEASE * POLL_MS_MIN else lease_ms // POLLS_PER_LEASE
+        expected_ms = self._leases.get(frozenset(names), UNKNOWN_LEASE_MS) if lease_ms is None else lease_ms
+        poll_ms = _poll_ms(expected_ms)
         sent_at = 0.0
 
         def args() -> dict[str, Any]:
@@ -296,11 +303,20 @@ class AsyncClient(Managing):
                 late=self._give_back,
             )
             if answer["claims"] or clock() >= wait_until:
-                return ClaimBatch.of(answer, expires=sent_at + lease_ms / 1000, lease_ms=lease_ms)
+                batch = ClaimBatch.of(answer, sent_at=sent_at, lease_ms=lease_ms)
+                if lease_ms is None and batch:
+                    if len(self._leases) >= LEASES_KNOWN_MAX:
+                        self._leases.clear()
+                    self._leases[frozenset(names)] = min(run.lease_ms for run in batch.runs)
+                return batch
 
-    async def update(self, claim: Claim, data: bytes, *, timeout_ms: int | None = None) -> int:
-        """Append an update to a claimed task; its number, from 0 per claim. Raises `StaleToken`."""
-        return await self._holder.update(claim, data, until=self._until(timeout_ms))
+    async def update(self, claim: Claim, data: bytes, *, w: int | None = None, timeout_ms: int | None = None) -> int:
+        """Append an update to a claimed task; its number, from 0 per claim. Raises `StaleToken`.
+
+        ``w``: on how many nodes it is stored before this returns (default: a majority); with fewer than a
+        majority it can be lost with them.
+        """
+        return await self._holder.update(claim, data, w=w, until=self._until(timeout_ms))
 
     async def renew(self, claims: Claims, lease_ms: int | None = None, *, timeout_ms: int | None = None) -> None:
         """Make the lease run for ``lease_ms`` (default: as granted) from now. Raises as `complete` does."""
@@ -404,7 +420,7 @@ class AsyncClient(Managing):
 
     def _give_back(self, answer: dict[str, Any]) -> None:
         """Claims arrived for a call that had been given up: nobody will work on them."""
-        late = ClaimBatch.of(answer, expires=0.0, lease_ms=0)
+        late = ClaimBatch.of(answer, sent_at=0.0)
         if late:
             self._pool.notify("release", {"items": items_of(late)})
 
@@ -437,6 +453,11 @@ def _only(ids: Sequence[bytes | str]) -> bytes | str:
     if len(ids) != 1:
         raise BadRequest(f"{len(ids)} ids for 1 payload", field="ids")
     return ids[0]
+
+
+def _poll_ms(lease_ms: int) -> int:
+    """For how long one request for claims waits: most of a lease is to be left when they come."""
+    return max(POLL_MS_MIN, lease_ms // POLLS_PER_LEASE)
 
 
 def _kept(claims: Claims) -> Claims:

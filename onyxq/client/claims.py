@@ -19,6 +19,9 @@ from onyxq.errors import Corrupt
 from onyxq.facts import TaskRun, task_header, unpack_task
 from onyxq.ids import TaskId, Token, counter_of, with_counter
 
+LEASE_MS_MIN = 1_000
+"""The shortest lease that there is."""
+
 
 class ClaimedRun:
     """Tasks with consecutive ids that were granted together."""
@@ -173,8 +176,13 @@ class ClaimBatch(Sequence[Claim]):
         self._claims: dict[int, Claim] = {}
 
     @staticmethod
-    def of(answer: dict[str, Any], *, expires: float, lease_ms: int) -> ClaimBatch:
-        """The batch in the answer to a claim request."""
+    def of(answer: dict[str, Any], *, sent_at: float, lease_ms: int | None = None) -> ClaimBatch:
+        """The batch in the answer to a claim request that was sent at ``sent_at`` (monotonic second).
+
+        ``lease_ms``: as it was asked for; without, the answer tells it of each run.
+        """
+        runs = answer["claims"]
+        leases = answer.get("leases") if lease_ms is None else [lease_ms] * len(runs)
         return ClaimBatch(
             ClaimedRun(
                 token=token,
@@ -182,10 +190,10 @@ class ClaimBatch(Sequence[Claim]):
                 count=task_count(body),
                 attempts=attempts,
                 body=body,
-                expires=expires,
-                lease_ms=lease_ms,
+                expires=sent_at + lease / 1000,
+                lease_ms=lease,
             )
-            for token, _, attempts, first, body in answer["claims"]
+            for (token, _, attempts, first, body), lease in zip(runs, leases or [LEASE_MS_MIN] * len(runs), strict=True)
         )
 
     def __len__(self) -> int:

@@ -61,8 +61,8 @@ class Holder:
                 raise refused[0].error
             raise BatchRefused(refused)
 
-    async def update(self, claim: Claim, data: bytes, *, until: float) -> int:
-        """Store the claim's next update; its sequence number. One at a time per claim."""
+    async def update(self, claim: Claim, data: bytes, *, w: int | None = None, until: float) -> int:
+        """Store the claim's next update on so many nodes; its sequence number. One at a time per claim."""
         if type(data) is not bytes:
             raise BadRequest(f"an update is bytes, not {type(data).__name__}", field="data")
         if claim.lock is None:
@@ -70,14 +70,16 @@ class Holder:
         async with claim.lock:
             if claim.unsure is not None:
                 # It may be stored under this number already, so nothing else may take it.
-                await self._send_update(claim, claim.unsure, until)
-            await self._send_update(claim, data, until)
+                await self._send_update(claim, claim.unsure, w, until)
+            await self._send_update(claim, data, w, until)
             return claim.seq - 1
 
-    async def _send_update(self, claim: Claim, data: bytes, until: float) -> None:
+    async def _send_update(self, claim: Claim, data: bytes, w: int | None, until: float) -> None:
         claim.unsure = data
         backoff = Backoff(until, self._pool.generator)
-        args = {"items": [[claim.id, claim.token, claim.seq, data]]}
+        args: dict[str, Any] = {"items": [[claim.id, claim.token, claim.seq, data]]}
+        if w is not None:
+            args["w"] = w
         while True:
             answer = await self._pool.call("update", args, until=until, address=self._address([[claim.id]]))
             (refusal,) = answer["results"]

@@ -81,6 +81,7 @@ UPDATE = Object(
         "seq": Field(Integer(0, SEQ_MAX), required=True, doc="Counts from 0 per claim."),
         "data": Field(AnyValue(), keeps_null=True, doc="Any JSON value."),
         "data_base64": Field(Base64(), doc="Bytes, instead of data."),
+        "w": Field(Integer(1, 9), doc="Copies that must be stored before the answer; default: a majority."),
     },
 )
 
@@ -306,13 +307,16 @@ async def post_update(call: Call) -> Response:
     except Invalid as error:
         raise error.to_error("the body") from None
     try:
-        result = await call.ask("update", items=[[body["id"], body["token"], body["seq"], data[1]]])
+        items = [[body["id"], body["token"], body["seq"], data[1]]]
+        result = await call.ask("update", items=items, **({"w": body["w"]} if body.get("w") is not None else {}))
     except OnyxqError as error:
         error.field = renamed(error.field, [0], "")
         raise
     if result["results"][0] is not None:
         raise from_map(result["results"][0])
-    return answer_text(dumps({"id": body["id"], "ok": True}))
+    said = {"acks": result["acks"][0]} if "acks" in result else {}
+    said |= {"guarantee": result["guarantee"]} if "guarantee" in result else {}
+    return answer_text(dumps({"id": body["id"], "ok": True, **said}))
 
 
 def _of_claims(name: str, summary: str, handle: Callable[[Call], Awaitable[Response]], body: Object) -> Endpoint:
@@ -357,7 +361,7 @@ ENDPOINTS = (
         handle=post_update,
         role="write",
         body=UPDATE,
-        answer=ref("ClaimResult"),
+        answer=ref("UpdateResult"),
         errors=(404, 409),
     ),
 )

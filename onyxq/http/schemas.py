@@ -159,6 +159,13 @@ SCHEMAS: Mapping[str, Schema] = {
     "Claim": _object({"token": _COUNT, "expires_ms": _MS, "task": ref("Task")}),
     "Claims": _object({"claims": _list(ref("Claim"))}),
     "ClaimResult": _CLAIM_RESULT,
+    "UpdateResult": _object(
+        {"id": _ID, "ok": _FLAG},
+        {
+            "acks": {**_COUNT, "description": "Copies stored, if w was given."},
+            "guarantee": {**_TEXT, "description": "What is not promised of what is stored."},
+        },
+    ),
     "ClaimResults": _object({"results": _list(ref("ClaimResult"))}),
     "Depth": _DEPTH,
     "Queue": _object(

@@ -48,6 +48,7 @@ class Granted(NamedTuple):
     attempts: int
     first: bytes
     body: bytes
+    lease_ms: int = 0
 
 
 Reply = Callable[[list[Granted], OnyxqError | None], bool]
@@ -353,7 +354,9 @@ class Granter:
             if won:
                 self._note_claimed(pick, now_ms)
                 expires_ms = now_ms + pick.lease_ms
-                pick.request.granted.append(Granted(token, expires_ms, pick.piece.attempts, pick.run.first, pick.body))
+                pick.request.granted.append(
+                    Granted(token, expires_ms, pick.piece.attempts, pick.run.first, pick.body, pick.lease_ms)
+                )
         for request in {pick.request: None for pick in picks}:
             request.entries -= 1
             if request.entries == 0:

@@ -290,7 +290,7 @@ class Service:
             lease_ms=lease_ms,
             worker=worker,
             deadline=trio.current_time() + wait_ms / 1000,
-            reply=lambda granted: reply({"claims": [list(one) for one in granted]}),
+            reply=lambda granted: reply(_claims(granted, told=not lease_ms)),
             fail=fail,
         )
 
@@ -457,6 +457,12 @@ class Service:
                 partitions[node] = partitions.get(node, 0) + 1
         self.node.metrics.sync_rows_left.replace(rows)
         self.node.metrics.sync_partitions_left.replace(partitions)
+
+
+def _claims(granted: Sequence[Granted], *, told: bool) -> dict[str, Any]:
+    """The answer to a claim; ``told``: with the leases, as whoever claimed named none."""
+    answer: dict[str, Any] = {"claims": [list(one[:5]) for one in granted]}
+    return {**answer, "leases": [one.lease_ms for one in granted]} if told else answer
 
 
 def _sync(function: Callable[[dict[str, Any]], Any]) -> Handler:

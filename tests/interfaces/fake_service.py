@@ -24,6 +24,8 @@ from onyxq.wire.server import Request, serve
 from simulation.network import SimulatedNetwork
 
 PARTITIONS = 4
+QUEUES_LEASE_MS = 8_000
+"""Of claims that name none."""
 
 
 class FakePeer:
@@ -184,7 +186,11 @@ class FakeCluster:
             self.last_token += 1
             for first, count, _ in found:
                 self.tokens |= dict.fromkeys(ids_of(first, count), self.last_token)
-            request.reply({"claims": [[self.last_token, 0, 0, first, body] for first, _, body in found]})
+            claims = [[self.last_token, 0, 0, first, body] for first, _, body in found]
+            named = args["lease_ms"] is not None
+            request.reply(
+                {"claims": claims} if named else {"claims": claims, "leases": [QUEUES_LEASE_MS] * len(claims)}
+            )
         elif args["wait_ms"] > 0:
             self._waiting.append(request)
             self._group.start_soon(self._end_wait, request)

@@ -21,7 +21,7 @@ from onyxq.errors import (
 from onyxq.ids import TaskId, make_id
 from onyxq.wire.server import Request
 from simulation.network import SimulatedNetwork
-from tests.interfaces.fake_service import FakeCluster, client_of, play, refuse_once, together
+from tests.interfaces.fake_service import QUEUES_LEASE_MS, FakeCluster, client_of, play, refuse_once, together
 
 BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])
 
@@ -63,6 +63,41 @@ def test_a_long_wait_is_cut_so_that_the_lease_is_fresh() -> None:
             claims = await client.claim("mail", lease_ms=20_000, wait_ms=60_000)
             assert len(claims) == 1
             assert claims.expires - anyio.current_time() >= 15
+
+    play(scenario)
+
+
+def test_a_claim_that_names_no_lease_has_its_queues() -> None:
+    """The answer tells which; renewals are for the same, and later waits are cut to fit it."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        peer = await cluster.start(network.host("a"), "a:1")
+        async with client_of(network) as client:
+            await client.enqueue("mail", b"x")
+            sent_at = anyio.current_time()
+            claims = await client.claim("mail")
+            assert claims.expires == sent_at + QUEUES_LEASE_MS / 1000
+            await client.renew(claims)
+            (renewal,) = peer.arguments("renew")
+            assert renewal["items"][0][3] == QUEUES_LEASE_MS
+            assert len(await client.claim("mail", wait_ms=10_000)) == 0
+            waits = [args["wait_ms"] for args in peer.arguments("claim")]
+            assert waits[:3] == [0, QUEUES_LEASE_MS // 4, QUEUES_LEASE_MS // 4]
+
+    play(scenario)
+
+
+def test_an_update_may_say_how_many_nodes_are_to_have_it() -> None:
+    """Without, nothing is said of it."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        peer = await cluster.start(network.host("a"), "a:1")
+        async with client_of(network) as client:
+            await client.enqueue("mail", b"x")
+            (claim,) = await client.claim("mail")
+            await client.update(claim, b"one")
+            await client.update(claim, b"two", w=1)
+            assert [args.get("w") for args in peer.arguments("update")] == [None, 1]
 
     play(scenario)
 

@@ -350,3 +350,29 @@ def test_the_command_line_sets_periodic_tasks(line: Line, queue: str) -> None:
     assert "(schedule)" in line.said.err
     assert line.json("periodic", "remove", name) == {"name": name, "removed": True}
     assert line.code("periodic", "show", name) == 3
+
+
+def test_a_claim_that_names_no_lease_has_its_queues(client: Client, queue: str) -> None:
+    """As the client counts it, and as the cluster does; renewals are for the same."""
+    client.set_queue(queue, lease_ms=3_600_000)
+    client.enqueue(queue, b"x")
+    before = time.monotonic()
+    claims = client.claim(queue, wait_ms=WAIT_MS)
+    assert before + 3_500 < claims.expires < time.monotonic() + 3_600
+    client.set_queue(queue, lease_ms=1_000)
+    client.renew(claims)
+    assert claims.expires > before + 3_500
+
+
+def test_an_update_says_how_many_nodes_have_it(live: Live, client: Client, queue: str) -> None:
+    """Over HTTP, if it asks for a number: on one node, one."""
+    task_id = client.enqueue(queue, b"x")
+    (claim,) = client.claim(queue, wait_ms=WAIT_MS)
+    assert client.update(claim, b"one", w=1) == 0
+    mine = {"id": task_id.hex(), "token": claim.token}
+    plain = live.http.post("/v1/claims/update", json={**mine, "seq": 1, "data": 1})
+    assert plain.json() == {"id": task_id.hex(), "ok": True}
+    asked = live.http.post("/v1/claims/update", json={**mine, "seq": 2, "data": 2, "w": 1})
+    assert asked.json() == {"id": task_id.hex(), "ok": True, "acks": 1}
+    wrong = live.http.post("/v1/claims/update", json={**mine, "seq": 3, "data": 3, "w": 0})
+    assert (wrong.status_code, wrong.json()["field"]) == (400, "w")
