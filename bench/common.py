@@ -11,7 +11,8 @@ import os
 import platform
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 
@@ -55,6 +56,15 @@ def percentiles(seconds: Sequence[float]) -> dict[str, float]:
     last = len(ordered) - 1
     picks = {"p50_ms": ordered[last // 2], "p99_ms": ordered[round(last * 0.99)], "max_ms": ordered[-1]}
     return {key: round(value * 1000, 3) for key, value in picks.items()}
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """Processor time that processes have taken so far."""
+    ticks = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def progress(text: str) -> None:

@@ -24,7 +24,7 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 from attrs import define, field
 
-from bench.common import emit, machine, percentiles, progress
+from bench.common import cpu_seconds, emit, machine, percentiles, progress
 from bench.drive import fresh_queue
 from bench.options import end_on_signal, guarded
 from bench.peers import SESSION_TIMEOUT_MS, Cluster, three_peers, until_whole
@@ -172,6 +172,7 @@ async def fire(cluster: Cluster, options: argparse.Namespace, *, kill: bool) -> 
         if ahead_s < 0:
             raise Untimely(f"the first timer was due {-ahead_s:.1f} s before the last one was set")
         progress(f"{len(timers.set)} timers set; the first is due in {ahead_s:.1f} s")
+        cpu_s = cpu_seconds(peer.pid for peer in cluster.peers)
         async with anyio.create_task_group() as workers:
             for place in range(len(cluster.peers)):
                 workers.start_soon(work, cluster.addresses, timers, place, options.workers)
@@ -180,9 +181,12 @@ async def fire(cluster: Cluster, options: argparse.Namespace, *, kill: bool) -> 
                 await _kill_and_restart(cluster, client)
             await timers.all_fired()
             load = os.getloadavg()[0]
+        cpu_s = cpu_seconds(peer.pid for peer in cluster.peers) - cpu_s
         timers.check()
         count = (await client.count(timers.queue))[timers.queue]
     found = timers.summary()
+    if not kill:
+        found["peers_cpu_ms"] = 1000 * cpu_s / options.timers
     return {**found, "completed": count["completed"], "load_after": round(load, 2), **_reached(found, kill)}
 
 

@@ -12,14 +12,13 @@ per transaction of all peers together.  Prints one JSON document.
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from pathlib import Path
 from typing import Any
 
 import anyio
 
-from bench.common import emit, machine, median_of, percentiles, progress
+from bench.common import cpu_seconds, emit, machine, median_of, percentiles, progress
 from bench.drive import fresh_queue, started
 from bench.onyxq_system import ONYXQ, OnyxqEmbedded1
 from bench.options import end_on_signal, guarded
@@ -83,11 +82,11 @@ async def measure(system: OnyxqEmbedded1, options: argparse.Namespace, lanes: in
     queue = fresh_queue()
     async with AsyncClient(system.addresses) as client:
         claims = await prepare(client, queue, count, payload)
-        cpu_s, own_s = cpu_seconds(system), time.process_time()
+        cpu_s, own_s = cpu_seconds(system.pids()), time.process_time()
         seconds, took = await commit_all(
             client, claims, target=f"{queue}-out", lanes=lanes, payload=payload, apart=apart
         )
-        cpu_s, own_s = cpu_seconds(system) - cpu_s, time.process_time() - own_s
+        cpu_s, own_s = cpu_seconds(system.pids()) - cpu_s, time.process_time() - own_s
         counts = await client.count()
     inputs, outputs = counts[queue], counts[f"{queue}-out"]
     if (inputs["completed"], outputs["total"]) != (count, count):
@@ -99,15 +98,6 @@ async def measure(system: OnyxqEmbedded1, options: argparse.Namespace, lanes: in
         "peers_cpu_ms": 1000 * cpu_s / count,
         "client_cpu_ms": 1000 * own_s / count,
     }
-
-
-def cpu_seconds(system: OnyxqEmbedded1) -> float:
-    """Processor time that all peers have taken so far."""
-    ticks = 0
-    for pid in system.pids():
-        fields = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ class Host(Protocol):
     floating: Floating
 
     def pieces_added(self, pieces: Sequence[Piece]) -> None:
-        """New ready pieces are in the store."""
+        """New pieces are in the store."""
         ...
 
 

@@ -231,9 +231,6 @@ class Dependencies:
         except OnyxqError as error:
             log.info("tasks of partition %d wait on: %s", partition, error.message)
             self._retry(runs)
-        due_ms = self._host.store.next_due_ms(partition)
-        if due_ms is not None:
-            self._host.due_at(partition, due_ms)
 
     async def _give_up(self, run: Run, header: dict[str, Any], found: dict[TaskId, Outcome], verdict: str) -> None:
         partition = partition_of(run.first)

@@ -14,7 +14,7 @@ import trio
 from onyxq import facts
 from onyxq.errors import BadRequest, OnyxqError
 from onyxq.facts import Row
-from onyxq.ids import TaskId, id_at, mask_of, ms_of, offset_of, partition_of, runs_of, stretch_of
+from onyxq.ids import TaskId, id_at, mask_of, offset_of, partition_of, runs_of, stretch_of
 from onyxq.partition.dependencies import Dependencies
 from onyxq.partition.headers import SPECIAL, UNIQUE_KEY
 from onyxq.partition.host import OperationsHost
@@ -93,8 +93,6 @@ class Enqueuing:
         if known:
             # A repeat: what is here already goes to the holders again, so that its ack is honest.
             rows += self._known_rows(first, known)
-        if ms_of(first) > self._host.wall_ms():
-            self._host.due_at(leader.partition, ms_of(first))
         self._host.count_event(one.header["queue"], "enqueued", new.bit_count())
         return rows
 

@@ -48,7 +48,3 @@ class OperationsHost(GranterHost, Protocol):
     def submit_lazily(self, entry: Any) -> None:
         """Submit an entry that nobody waits for; lost entries are owed again later."""
         ...
-
-    def due_at(self, partition: int, due_ms: int) -> None:
-        """Something falls due in a partition then."""
-        ...

@@ -48,7 +48,7 @@ class RepairHost(Protocol):
         ...
 
     def pieces_added(self, pieces: Sequence[Piece]) -> None:
-        """New ready pieces are in the store."""
+        """New pieces are in the store."""
         ...
 
     def repaired(self, partition: int, rows: int) -> None:

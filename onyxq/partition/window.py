@@ -36,7 +36,9 @@ class Window:
         """Whether everything that the store holds was read."""
 
     def add(self, piece: Piece) -> None:
-        """A piece became ready (again)."""
+        """A piece became ready (again); the store may still have it among what is due."""
+        if self._last is None and not self._complete:
+            self._read_on()
         if not self._complete and (self._last is None or piece.sort_key > self._last.sort_key):
             return  # it is read in its turn
         self._push(piece)

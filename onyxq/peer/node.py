@@ -8,7 +8,6 @@ the last replica and epoch.
 
 from __future__ import annotations
 
-import heapq
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -38,6 +37,7 @@ from onyxq.partition.pending import parted
 from onyxq.partition.purging import Plan
 from onyxq.partition.repair import Repair
 from onyxq.partition.replication import Sender, errors_from
+from onyxq.partition.upcoming import Upcoming
 from onyxq.peer.clock import RingClock
 from onyxq.peer.history import HistoryWriter, history_rows, returned_runs
 from onyxq.peer.links import Link
@@ -129,8 +129,6 @@ class Node:
         self._limits: dict[str, trio.CapacityLimiter] = {}
         self._placement = trio.Event()
         self._moved = trio.Event()
-        self._due: list[tuple[int, int]] = []
-        self._due_wake = trio.Event()
         self.history = HistoryWriter(store, self._stored)
         self.floating = Floating(store, stored=self._stored, start_soon=nursery.start_soon)
         self.pacer = Pacer(sync_bytes_per_s)
@@ -141,6 +139,7 @@ class Node:
         """How old tasks are purged."""
         self.cohort = Cohort(self)
         self.granter = Granter(self)
+        self.upcoming = Upcoming(store, wall_ms=self.wall_ms, offer=self.granter.add)
         self.operations = Operations(self)
         self.expiry = Expiry(self, self.operations.completing, self.operations.renewed)
         self.repair = Repair(self)
@@ -154,7 +153,7 @@ class Node:
             nursery.start_soon(self.granter.run)
             nursery.start_soon(self.operations.transacting.run)
             nursery.start_soon(self.operations.run)
-            nursery.start_soon(self._promote_due)
+            nursery.start_soon(self.upcoming.run)
             nursery.start_soon(MovedAway(self).run)
             nursery.start_soon(self._yield_in_trouble, nursery)
             nursery.start_soon(self.probing.run)
@@ -243,6 +242,7 @@ class Node:
         leader.deposed = True
         leader.scope.cancel()
         self.granter.drop(number)
+        self.upcoming.drop(number)
 
     async def _yield_in_trouble(self, nursery: trio.Nursery) -> None:
         while True:
@@ -264,8 +264,8 @@ class Node:
     async def _serve_claims(self, leader: PartitionLeader) -> None:
         await self.history.reached(self.replica.position)
         if self.leaders.get(leader.partition) is leader:
-            self.due_at(leader.partition, self.store.next_due_ms(leader.partition))
             self.granter.lead(leader)
+            self.upcoming.lead(leader.partition)
 
     def _note_history(self, before: Replica, step: Step) -> None:
         after = step.replica
@@ -315,9 +315,11 @@ class Node:
         await self.history.reached(self.replica.position)
 
     def pieces_added(self, pieces: Sequence[Piece]) -> None:
-        """New ready pieces are in the store."""
+        """New pieces are in the store."""
         if pieces:
-            self.granter.add(pieces)
+            now_ms = self.wall_ms()
+            self.granter.add(piece for piece in pieces if piece.due_ms <= now_ms)
+            self.upcoming.add(piece for piece in pieces if piece.due_ms > now_ms)
 
     def live_candidates(self, partition: int) -> int:
         """Nodes that could lead the partition now."""
@@ -495,46 +497,3 @@ class Node:
     def count_event(self, queue: str, event: str, count: int) -> None:
         """Metrics."""
         self.metrics.tasks.add(queue, event, n=count)
-
-    # --- what falls due
-
-    def due_at(self, partition: int, due_ms: int | None) -> None:
-        """Something falls due in a partition then."""
-        if due_ms is not None and (not self._due or (due_ms, partition) < self._due[0] or len(self._due) < 100_000):
-            heapq.heappush(self._due, (due_ms, partition))
-            self._due_wake.set()
-
-    async def _promote_due(self) -> None:
-        while True:
-            if not self._due:
-                self._due_wake = trio.Event()
-                await self._due_wake.wait()
-            wait_ms = self._due[0][0] - self.wall_ms()
-            if wait_ms > 0:
-                self._due_wake = trio.Event()
-                # The wall clock may jump while we wait on the monotonic one: look again each second.
-                with trio.move_on_after(min(wait_ms / 1000 + 0.001, 1.0)):
-                    await self._due_wake.wait()
-                continue
-            await self._promote(self._pop_due())
-
-    def _pop_due(self) -> set[int]:
-        now_ms = self.wall_ms()
-        due = set()
-        while self._due and self._due[0][0] <= now_ms:
-            due.add(heapq.heappop(self._due)[1])
-        return due & self.leaders.keys()
-
-    async def _promote(self, partitions: set[int]) -> None:
-        now_ms = self.wall_ms()
-        try:
-            written = await self.store.write(Batch(promote=tuple((number, now_ms) for number in sorted(partitions))))
-        except StoreFailed as error:
-            log.warning("due tasks wait: %s", error.message)
-            for number in partitions:
-                self.due_at(number, now_ms + 1_000)
-            await trio.sleep(0.1)
-            return
-        self.pieces_added(written.pieces)
-        for number in sorted(partitions):
-            self.due_at(number, self.store.next_due_ms(number))

@@ -209,7 +209,7 @@ class Written:
 
     new_rows: int = 0
     pieces: tuple[Piece, ...] = field(default=())
-    """Pieces added to ``ready`` by this batch (new tasks, retries, promotions, heads of keys)."""
+    """Pieces added to ``ready`` or ``due`` by this batch (new tasks, retries, promotions, heads of keys)."""
     superseded: tuple[TaskId, ...] = field(default=())
     """Tasks that no longer stand for their unique key, or came and did not, in id order."""
     purged_rows: int = 0
@@ -306,8 +306,12 @@ class Store(Protocol):
         """Ready pieces of a queue in order, behind ``after``."""
         ...
 
-    def next_due_ms(self, partition: int) -> int | None:
-        """Earliest due time in ``due``."""
+    def due(self, partition: int, start_ms: int, end_ms: int, *, limit: int = 100) -> list[Piece]:
+        """Pieces in ``due`` whose time lies from ``start_ms`` to before ``end_ms``, earliest first."""
+        ...
+
+    def next_due_ms(self, partition: int, start_ms: int = 0) -> int | None:
+        """Earliest due time in ``due`` that is not before ``start_ms``."""
         ...
 
     def counts(self, partition: int) -> dict[str, QueueCounts]:

@@ -41,7 +41,7 @@ class Pieces:
     def __init__(self, tables: Tables, now_ms: int) -> None:
         self.tables = tables
         self.added: dict[bytes, Piece] = {}
-        """Pieces that this batch added to ``ready``, by key."""
+        """Pieces that this batch added to ``ready`` or ``due``, by key."""
         self.recount: set[bytes] = set()
         """Partitions whose queues are counted anew, since their counts cannot be trusted."""
         self._now_ms = now_ms
@@ -124,11 +124,11 @@ class Pieces:
         digest = queue.rules.key if queue.rules is not None else b""
         value = pack_piece(alike, owner.offset, live, digest)
         due_ms, attempts, base = alike
+        row_first = id_at(stretch_id, owner.offset)
+        piece = Piece(queue.name, queue.priority, due_ms, first, live, attempts, row_first, base, digest)
         if due_ms <= self._now_ms:
             key = ready_key(queue, due_ms, first)
             self.tables.ready.put(key, value)
-            row_first = id_at(stretch_id, owner.offset)
-            self.added[key] = Piece(queue.name, queue.priority, due_ms, first, live, attempts, row_first, base, digest)
         else:
             key = due_key(due_ms, first)
             # Only a row that was damaged meanwhile leaves one there.
@@ -136,33 +136,28 @@ class Pieces:
             self.tables.due.put(key, queue.place + value)
             scheduled = live.bit_count() - (bits_of(stale[20:]).bit_count() if stale is not None else 0)
             self.counts_of(stretch.key[:2], queue)[SCHEDULED] += scheduled
+        self.added[key] = piece
 
     def shrink(self, stretch: Stretch, owner: Owner, *, due_ms: int, group: int, gone: int) -> None:
         """Take the tasks ``gone`` out of the piece of a group."""
         first = lowest(stretch.key[7:], group)
-        key = ready_key(owner.queue, due_ms, first)
-        value = self.tables.ready.get(key)
-        if value is not None:
-            bits = bits_of(value) & ~gone
-            added = self.added.pop(key, None)
-            if not bits:
-                self.tables.ready.delete(key)
-                return
-            self.tables.ready.put(key, with_bits(value, bits))
-            if added is not None:
-                self.added[key] = added._replace(bits=bits)
-            return
-        key = due_key(due_ms, first)
-        value = self.tables.due.get(key)
+        table, key, place = self.tables.ready, ready_key(owner.queue, due_ms, first), b""
+        value = table.get(key)
         if value is None:
+            table, key = self.tables.due, due_key(due_ms, first)
+            value = table.get(key)
+            if value is None:
+                return
+            place, value = bytes(value[:20]), bytes(value[20:])
+            self.counts_of(stretch.key[:2], owner.queue)[SCHEDULED] -= (bits_of(value) & gone).bit_count()
+        bits = bits_of(value) & ~gone
+        added = self.added.pop(key, None)
+        if not bits:
+            table.delete(key)
             return
-        place, rest = bytes(value[:20]), bytes(value[20:])
-        bits = bits_of(rest)
-        self.counts_of(stretch.key[:2], owner.queue)[SCHEDULED] -= (bits & gone).bit_count()
-        if bits & ~gone:
-            self.tables.due.put(key, place + with_bits(rest, bits & ~gone))
-        else:
-            self.tables.due.delete(key)
+        table.put(key, place + with_bits(value, bits))
+        if added is not None:
+            self.added[key] = added._replace(bits=bits)
 
     def promote(self, partition: bytes, now_ms: int) -> None:
         """Move at most `PROMOTE_PIECES_MAX` pieces that are due, earliest first."""
@@ -175,6 +170,7 @@ class Pieces:
             digest, rest = value[:16], value[20:]
             queue = self._name_of(partition + digest) or self._name_in_row(key)
             self.tables.due.delete(key)
+            self.added.pop(key, None)
             moved_key = partition + value[:20] + key[2:]
             self.tables.ready.put(moved_key, rest)
             piece = unpack_ready(queue, moved_key, rest)

@@ -34,7 +34,7 @@ from onyxq.store.heads import queue_digest, task_head
 from onyxq.store.interface import Batch, Crooked, Digest, Ended, Piece, QueueCounts
 from onyxq.store.purging import purged_stretches
 from onyxq.store.reading_keys import RuledReads
-from onyxq.store.records import DIGEST, due_ms_of, ready_key_of, unpack_counts, unpack_number, unpack_ready
+from onyxq.store.records import DIGEST, due_ms_of, due_start, ready_key_of, unpack_counts, unpack_number, unpack_ready
 from onyxq.store.tables import FORMAT_KEY, LOG_POSITION
 
 _COUNT = struct.Struct(">8xI")
@@ -186,10 +186,33 @@ class StoreReads(RuledReads):
                 out.append(unpack_ready(queue, key, value))
         return out
 
-    def next_due_ms(self, partition: int) -> int | None:
-        """Earliest due time in ``due``."""
+    def due(self, partition: int, start_ms: int, end_ms: int, *, limit: int = 100) -> list[Piece]:
+        """Pieces in ``due`` whose time lies from ``start_ms`` to before ``end_ms``, earliest first."""
+        prefix, names = partition.to_bytes(2, "big"), {}
+        out: list[Piece] = []
+        for key, value in self._tables.due.ascend(due_start(partition, start_ms)):
+            if len(out) >= limit or key[:2] != prefix or due_ms_of(key) >= end_ms:
+                break
+            place, rest = bytes(value[:20]), value[20:]
+            digest = place[:16]
+            if digest not in names:
+                names[digest] = self._queue_named(prefix + digest)
+            if name := names[digest]:
+                out.append(unpack_ready(name, prefix + place + key[2:], rest))
+        return out
+
+    def _queue_named(self, key: bytes) -> str:
+        """The queue that counts are kept of under a key; empty if they are missing or damaged."""
+        stored = self._tables.counts.get(key)
+        try:
+            return unpack_counts(key, stored)[1] if stored is not None else ""
+        except Corrupt:
+            return ""
+
+    def next_due_ms(self, partition: int, start_ms: int = 0) -> int | None:
+        """Earliest due time in ``due`` that is not before ``start_ms``."""
         prefix = partition.to_bytes(2, "big")
-        for key, _ in self._tables.due.ascend(prefix):
+        for key, _ in self._tables.due.ascend(due_start(partition, start_ms)):
             return due_ms_of(key) if key[:2] == prefix else None
         return None
 

@@ -125,6 +125,11 @@ def due_key(due_ms: int, first: bytes) -> bytes:
     return first[6:8] + _DUE.pack(due_ms) + first
 
 
+def due_start(partition: int, due_ms: int) -> bytes:
+    """The place in ``due`` from which on pieces of a partition are due then or later."""
+    return partition.to_bytes(2, "big") + _DUE.pack(due_ms)
+
+
 def expiring_key(expires_ms: int, first: bytes) -> bytes:
     """Key of a row in ``expiring``."""
     return first[6:8] + _DUE.pack(expires_ms) + first

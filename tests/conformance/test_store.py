@@ -241,15 +241,33 @@ async def test_a_malformed_row_is_refused_whole(world: World, name: str) -> None
 
 @in_trio
 async def test_new_tasks_are_ready_or_due_by_the_clock(world: World) -> None:
-    """Due now: in `ready` and reported; later: counted as scheduled only."""
+    """Due now: in `ready`; later: in `due`, and counted as scheduled; both are reported."""
     now, later = first_id(0), first_id(0, ms=NOW_MS + 5)
     async with world.store() as store:
         written = await put(store, tasks(now, 3), tasks(later, 2))
         piece = Piece("mail", 0, NOW_MS - 1000, now, 0b111, 0, now)
-        assert written == Written(new_rows=2, pieces=(piece,))
+        scheduled = Piece("mail", 0, NOW_MS + 5, later, 0b11, 0, later)
+        assert written == Written(new_rows=2, pieces=(piece, scheduled))
         assert store.ready(3, "mail") == [piece]
+        assert store.due(3, 0, NOW_MS + 6) == [scheduled]
         assert store.next_due_ms(3) == NOW_MS + 5
         assert store.counts(3) == {"mail": counts(total=5, scheduled=2)}
+
+
+@in_trio
+async def test_what_is_due_in_a_stretch_of_time_is_found_in_order(world: World) -> None:
+    """Of one partition, from a time on and before another, earliest first; no more than asked for."""
+    async with world.store() as store:
+        ids = [first_id(0, ms=NOW_MS + 10 * place) for place in range(1, 6)]
+        await put(store, *(tasks(one, 2, priority=place) for place, one in enumerate(reversed(ids))))
+        found = store.due(3, NOW_MS + 20, NOW_MS + 50)
+        assert found == [Piece("mail", 4 - place, NOW_MS + 10 * place + 10, ids[place], 0b11, 0, ids[place])
+                         for place in (1, 2, 3)]  # fmt: skip
+        assert store.due(3, NOW_MS + 20, NOW_MS + 50, limit=2) == found[:2]
+        assert store.due(2, 0, NOW_MS + 100) == []
+        assert [store.next_due_ms(3, NOW_MS + ms) for ms in (20, 21, 51)] == [NOW_MS + 20, NOW_MS + 30, None]
+        await store.write(Batch(promote=((3, NOW_MS + 30),)))
+        assert store.due(3, 0, NOW_MS + 50) == found[2:]
 
 
 @in_trio
