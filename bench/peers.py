@@ -1,4 +1,4 @@
-"""Three peers on one ZooKeeper for a measurement, that may be killed, started again or wiped on the way.
+"""Peers of a measurement, mostly three on one ZooKeeper, that may be killed, started again or wiped on the way.
 
 Unlike the systems that are compared with others (`bench.onyxq_system`) they have short
 timeouts, because what is measured here is how a cluster does with the loss of a peer.
@@ -10,12 +10,12 @@ import json
 import re
 import shutil
 import sys
-import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import anyio
 from attrs import define, field
@@ -50,7 +50,8 @@ class Cluster:
     """Peers in processes of their own."""
 
     home: Path
-    zookeeper: ZookeeperServer
+    zookeeper: ZookeeperServer | None
+    """None: one peer on the embedded log."""
     absent_after_ms: int = ABSENT_AFTER_MS
     servers: Servers = field(factory=Servers)
     peers: list[Peer] = field(factory=list)
@@ -68,9 +69,10 @@ class Cluster:
         name = f"peer-{number}"
         output = self.home / f"{name}.log"
         said_before = output.stat().st_size if output.exists() else 0
+        more = ["--zookeeper", self.zookeeper.hosts] if self.zookeeper is not None else []
         process = self.servers.run(
             [sys.executable, "-m", "onyxq.cli.main", "peer", "start", "--json", "--data", str(self.home / name),
-             "--zookeeper", self.zookeeper.hosts, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0",
+             "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", *more,
              "--session-timeout-ms", str(SESSION_TIMEOUT_MS), "--absent-after-ms", str(self.absent_after_ms)],
             directory=self.home,
             name=name,
@@ -80,13 +82,13 @@ class Cluster:
         while time.monotonic() < until:
             said = output.read_bytes()[said_before:].decode(errors="replace")
             for line in said.splitlines():
-                if line.startswith("{") and "listen" in (found := json.loads(line)):
+                if line.startswith("{") and line.endswith("}") and "listen" in (found := json.loads(line)):
                     peer = Peer(number, process.pid, found["node"], found["listen"], found["http"])
                     self.peers.append(peer)
                     return peer
             if process.poll() is not None:
                 break
-            time.sleep(0.05)
+            time.sleep(0.02)
         raise RuntimeError(f"peer {number} does not serve: {output.read_text(errors='replace')[-800:]}")
 
     def kill(self, peer: Peer) -> None:
@@ -100,11 +102,28 @@ class Cluster:
         self.kill(peer)
         shutil.rmtree(self.home / f"peer-{peer.number}")
 
+    def stop(self) -> None:
+        """Have all peers leave and end; `start` runs them again."""
+        self.servers.stop()
+        self.peers.clear()
+
+    def memory_mib(self) -> dict[str, list[float]]:
+        """Resident memory of each peer: its own, and pages of mapped files, which are the kernel's cache."""
+        found = [_resident_kib(peer.pid) for peer in self.peers]
+        return {
+            "own": [round(own / 1024, 1) for own, _ in found],
+            "files": [round(files / 1024, 1) for _, files in found],
+        }
+
+    def disk_mib(self) -> float:
+        """What the largest store takes on the disk."""
+        return max(512 * file.stat().st_blocks for file in self.home.rglob("data.mdb")) / (1 << 20)
+
     def sent(self) -> dict[str, int]:
         """Rows and bytes that the peers sent so far to make copies equal."""
         total = {"rows": 0, "bytes": 0}
         for peer in self.peers:
-            with urllib.request.urlopen(f"http://{peer.http}/metrics", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://{peer.http}/metrics", timeout=30) as answer:
                 for kind, count in _SENT.findall(answer.read().decode()):
                     total[kind] += int(count)
         return total
@@ -116,33 +135,57 @@ class Cluster:
         return max(self.peers, key=lambda peer: led.count(peer.node))
 
 
+def _resident_kib(pid: int) -> tuple[int, int]:
+    own = files = 0
+    for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
+        name, _, rest = line.partition(":")
+        if name in ("RssAnon", "RssShmem"):
+            own += int(rest.split()[0])
+        elif name == "RssFile":
+            files = int(rest.split()[0])
+    return own, files
+
+
+def three_peers(directory: Path | None, *, absent_after_ms: int = ABSENT_AFTER_MS) -> AbstractContextManager[Cluster]:
+    """As `running`, three on one ZooKeeper."""
+    return running(PEERS, directory, zookeepers=1, absent_after_ms=absent_after_ms)
+
+
 @contextmanager
-def three_peers(directory: Path | None, *, absent_after_ms: int = ABSENT_AFTER_MS) -> Iterator[Cluster]:
-    """A cluster that serves, on data in a fresh directory; all gone afterwards whatever happens."""
-    with tempfile.TemporaryDirectory(prefix="onyxq-bench-", dir=directory, ignore_cleanup_errors=True) as home:
-        with ZookeeperServer(Path(home) / "zookeeper") as zookeeper:
-            cluster = Cluster(Path(home), zookeeper, absent_after_ms)
-            try:
-                for _ in range(PEERS):
-                    cluster.start()
-                yield cluster
-            finally:
-                cluster.servers.stop()
+def running(
+    peers: int, directory: Path | None, *, zookeepers: int, absent_after_ms: int = ABSENT_AFTER_MS
+) -> Iterator[Cluster]:
+    """A cluster that serves, on data in a fresh directory; all gone afterwards whatever happens.
+
+    ``zookeepers``: its servers, 0 for one peer on the embedded log.
+    """
+    with ExitStack() as stack:
+        temporary = TemporaryDirectory(prefix="onyxq-bench-", dir=directory, ignore_cleanup_errors=True)
+        home = Path(stack.enter_context(temporary))
+        zookeeper = None
+        if zookeepers:
+            zookeeper = stack.enter_context(ZookeeperServer(home / "zookeeper", servers=zookeepers))
+        cluster = Cluster(home, zookeeper, absent_after_ms)
+        stack.callback(cluster.servers.stop)
+        for _ in range(peers):
+            cluster.start()
+        yield cluster
 
 
-async def whole(client: AsyncClient) -> bool:
-    """Whether every partition has three live copies that lack nothing."""
+async def whole(client: AsyncClient, peers: int = PEERS) -> bool:
+    """Whether all peers are there and every partition has all the copies it can have, which lack nothing."""
     try:
         cluster = await client.call("cluster", {})
         placed = (await client.call("partitions", {}))["partitions"]
     except OnyxqError:
         return False
     quiet = not any(one["transfers"] or one["members"] != one["target"] or not one["ready"] for one in placed)
-    return quiet and cluster["under_replicated"] == 0 and cluster["peers"] == PEERS
+    enough = peers < cluster["settings"]["replicas"] or cluster["under_replicated"] == 0
+    return quiet and enough and cluster["peers"] == peers
 
 
-async def until_whole(client: AsyncClient, *, seconds: float = 300.0) -> None:
+async def until_whole(client: AsyncClient, peers: int = PEERS, *, seconds: float = 300.0) -> None:
     """Return once `whole`."""
     with anyio.fail_after(seconds):
-        while not await whole(client):
+        while not await whole(client, peers):
             await anyio.sleep(LOOK_EVERY_S)
