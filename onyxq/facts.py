@@ -48,6 +48,9 @@ TASK_BYTES_MAX = 16 * 1024 * 1024
 COMPLETED, FAILED, CANCELLED, STOPPED = 0, 1, 2, 3
 OUTCOMES = ("completed", "failed", "cancelled", "failed")
 
+CLAIMED = b"claimed"
+"""The result of a cancelled task that was with somebody: the cancel ended the claim of its token. Others have none."""
+
 # Events of a history row. (4, that a completion exists, is only in the log.)
 GRANTED, RELEASED, EXPIRED, RETRIED, REOPENED = 0, 1, 2, 3, 5
 EVENTS = (GRANTED, RELEASED, EXPIRED, RETRIED, REOPENED)

@@ -73,6 +73,8 @@ class Run(NamedTuple):
     retries: int | None
     done: list[tuple[int, TaskId, Completion]]
     """The completions that count: of which tasks, and where their results begin."""
+    ended: list[tuple[int, TaskId, Completion]]
+    """All completions, later marks last: of a task that was opened again there are several."""
     history: list[tuple[int, History]]
     """In the order of the log."""
     data: bytes | None
@@ -152,7 +154,7 @@ class BucketReader:
             body,
             bits,
             policy_of(self._replica, header).retries,
-            stretch.completions(bits),
+            *stretch.completions(bits),
             [(mask & bits, event) for mask, event in stretch.history if mask & bits],
             self._store.data(first) if alone and "unique_key" in header else None,
             {task: said for task, said in stretch.updates.items() if mask_of(task, 1) & bits},
@@ -173,8 +175,8 @@ class _Stretch:
         self._store = store
         self.history = self._history()
         self.updates = self._updates()
-        self._winners: list[tuple[int, bytes]] = []
-        """The tasks for which a completion counts, and its key."""
+        self._judged: list[tuple[int, int, bytes]] = []
+        """Per completion the tasks for which it counts, all of its tasks, and its key; later marks first."""
         self.finished = 0
         self._judge()
 
@@ -206,21 +208,27 @@ class _Stretch:
         for key in self._keys(facts.COMPLETION):
             token, count, _, mark = facts.completion_head(self._store.body(key))
             heads.append((mark, token, key, mask_of(key[3:23], count)))
-        for _, token, key, mask in sorted(heads, reverse=True):
+        for _, token, key, whole in sorted(heads, reverse=True):
+            mask = whole
             for bits, event in self.history:
                 if event.event == facts.REOPENED and event.position > token:
                     mask &= ~bits
-            if mask := mask & ~self.finished:
-                self._winners.append((mask, key))
-                self.finished |= mask
+            mask &= ~self.finished
+            self._judged.append((mask, whole, key))
+            self.finished |= mask
 
-    def completions(self, bits: int) -> list[tuple[int, TaskId, Completion]]:
-        """Those that count of some finished tasks."""
-        return [
-            (mask & bits, facts.first_of(key), facts.unpack_completion(self._store.body(key)))
-            for mask, key in self._winners
-            if mask & bits
-        ]
+    def completions(
+        self, bits: int
+    ) -> tuple[list[tuple[int, TaskId, Completion]], list[tuple[int, TaskId, Completion]]]:
+        """Those that count of some finished tasks, and all of them."""
+        counted, found = [], []
+        for mask, whole, key in reversed(self._judged):
+            if whole & bits:
+                done = facts.unpack_completion(self._store.body(key))
+                found.append((whole & bits, facts.first_of(key), done))
+                if mask & bits:
+                    counted.append((mask & bits, facts.first_of(key), done))
+        return counted, found
 
 
 def ids_in(stretch: bytes, bits: int) -> Iterator[TaskId]:

@@ -14,6 +14,8 @@ from onyxq.ids import TaskId, ms_of, offset_of, stretch_of
 from onyxq.parquet.bucket import Progress, Run, ids_in
 
 Row = tuple[Any, ...]
+End = tuple[Completion, bytes | None]
+"""A completion, and the result of one of its tasks."""
 
 _RETURNED = (facts.RETRIED, facts.EXPIRED, facts.REOPENED)
 _ENDS = {facts.RELEASED: "released", facts.RETRIED: "failed", facts.EXPIRED: "expired"}
@@ -56,15 +58,20 @@ def task_rows(run: Run) -> Iterator[Row]:
 
 def claim_rows(run: Run) -> Iterator[Row]:
     """A row per claim of each task, in the order of ids and tokens."""
-    for task_id, done, result in _finished(run):
+    stretch = stretch_of(run.first)
+    by_id: dict[TaskId, dict[int, End]] = {}
+    for bits, first, done in run.ended:
+        for task_id in ids_in(stretch, bits):
+            by_id.setdefault(task_id, {})[done.token] = (done, _result(done, first, task_id))
+    for task_id in ids_in(stretch, run.bits):
         offset = offset_of(task_id)
         said = [event for mask, event in run.history if mask >> offset & 1]
         if said:
             hexed = task_id.hex()
-            yield from ((hexed, *claim) for claim in _claims(said, done, result))
+            yield from ((hexed, *claim) for claim in _claims(said, by_id[task_id]))
 
 
-def _claims(said: Sequence[History], done: Completion, result: bytes | None) -> list[Row]:
+def _claims(said: Sequence[History], ended: dict[int, End]) -> list[Row]:
     """Token, worker, start, end, outcome, error and time of the next attempt of each claim on one task."""
     claims: dict[int, Row] = {
         one.token: (one.token, one.worker, one.at_ms, None, None, None, None)
@@ -75,10 +82,16 @@ def _claims(said: Sequence[History], done: Completion, result: bytes | None) -> 
         if one.event in _ENDS and one.token in claims:
             retry_ms = one.retry_ms if one.event == facts.RETRIED else None
             claims[one.token] = (*claims[one.token][:3], one.at_ms, _ENDS[one.event], one.note or None, retry_ms)
-    if done.token in claims:
-        failed = done.outcome in (facts.FAILED, facts.STOPPED)
-        error = (result or b"").decode(errors="replace") if failed else None
-        claims[done.token] = (*claims[done.token][:3], done.at_ms, facts.OUTCOMES[done.outcome], error, None)
+    for token in claims.keys() & ended.keys():
+        done, result = ended[token]
+        outcome, error = facts.OUTCOMES[done.outcome], None
+        if done.outcome == facts.CANCELLED and facts.CLAIMED not in done.results:
+            if claims[token][4] is not None:
+                continue
+            outcome = facts.OUTCOMES[facts.FAILED]  # for good, and then it was discarded
+        elif done.outcome in (facts.FAILED, facts.STOPPED):
+            error = (result or b"").decode(errors="replace")
+        claims[token] = (*claims[token][:3], done.at_ms, outcome, error, None)
     return [claims[token] for token in sorted(claims)]
 
 
@@ -91,12 +104,16 @@ def _finished(run: Run) -> Iterator[tuple[TaskId, Completion, bytes | None]]:
     """Each task with its completion and result, in id order."""
     stretch = stretch_of(run.first)
     by_id = {
-        task_id: (done, done.results[offset_of(task_id) - offset_of(first)] if done.results else None)
+        task_id: (done, _result(done, first, task_id))
         for bits, first, done in run.done
         for task_id in ids_in(stretch, bits)
     }
     for task_id in ids_in(stretch, run.bits):
         yield (task_id, *by_id[task_id])
+
+
+def _result(done: Completion, first: TaskId, task_id: TaskId) -> bytes | None:
+    return done.results[offset_of(task_id) - offset_of(first)] if done.results else None
 
 
 def size_of(row: Row) -> int:

@@ -41,9 +41,9 @@ class Cancelling:
                 leader = self._standing.leader(partition_of(task_id))
                 if (row := self._host.store.task_row(task_id)) is None:
                     raise missing(self._host.store, task_id)
-                token = self._token(task_id, claimed=claimed)
+                token, results = self._means(task_id, claimed=claimed)
                 self._host.granter.keys.note(task_id, row[1])
-                finish = Finish(Run(task_id, 1), token, facts.CANCELLED, [])
+                finish = Finish(Run(task_id, 1), token, facts.CANCELLED, results)
                 work.setdefault(leader.partition, []).append((place, finish))
             except OnyxqError as error:
                 refused[place].append([task_id, 1, error.to_map()])
@@ -52,8 +52,8 @@ class Cancelling:
         self._host.granter.unblock([finish.run for finishes in work.values() for _, finish in finishes], readd=True)
         return [parts[0][2] if parts else None for parts in refused]
 
-    def _token(self, task_id: TaskId, *, claimed: bool) -> int:
-        """The token to cancel a task under; raises why it cannot be cancelled."""
+    def _means(self, task_id: TaskId, *, claimed: bool) -> tuple[int, list[bytes | None]]:
+        """The token to cancel a task under, and the results; raises why it cannot be cancelled."""
         store, replica, run = self._host.store, self._host.replica, Run(task_id, 1)
         claim = claim_of(replica, task_id)
         finished = store.finished_bits(stretch_of(task_id)) & mask_of(*run)
@@ -69,9 +69,9 @@ class Cancelling:
         if granting:
             raise Unavailable(f"task {task_id.hex()} is just being granted or given back")
         if claim is None:
-            return token_now(store, task_id, replica.position)
+            return token_now(store, task_id, replica.position), []
         if claim[2] < store.reopened(task_id):
             raise Unavailable(f"task {task_id.hex()} was opened again, which has not been read here yet")
         if pending.is_completed(store, replica, task_id):
             raise Unavailable(f"a transaction may be completing task {task_id.hex()}")
-        return claim[2]
+        return claim[2], [facts.CLAIMED]

@@ -13,7 +13,6 @@ to lie: what it has seen to be finished cannot be joined by something that is no
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -24,6 +23,7 @@ from log_entries import purge, renew_claims
 from onyxq.entry import APPLIED
 from onyxq.errors import OnyxqError, Unavailable
 from onyxq.ids import TaskId, ms_of, partition_of
+from onyxq.parquet.bucket import Bucket
 from onyxq.partition.archiving import ArchivingHost, archive
 from onyxq.partition.dead import Dead
 from onyxq.partition.depended import Depended, pending_runs
@@ -291,22 +291,15 @@ class Purging:
         directory = self._host.purging.directory
         if directory is None:
             return NO_DIRECTORY
-        return await archive(
-            self._host,
+        known = watermark_of(leader.placed)
+        bucket = Bucket(
             partition=leader.partition,
-            stretches=self._going(leader, found),
-            queues=found.archives,
-            directory=directory,
+            from_ms=known.before_ms,
+            before_ms=found.before_ms,
+            keep=found.keep,
+            again=known.kept,
         )
-
-    def _going(self, leader: PartitionLeader, found: _Found) -> Iterator[TaskId]:
-        """The stretches that go."""
-        keep, after = set(found.keep), BEFORE_ALL
-        while page := self._host.store.stretches(
-            leader.partition, after=after, before_ms=found.before_ms, limit=PAGE_STRETCHES
-        ):
-            yield from (stretch for name in page if (stretch := TaskId(name[-20:])) not in keep)
-            after = page[-1]
+        return await archive(self._host, bucket, directory)
 
     async def _submit(self, leader: PartitionLeader, found: _Found) -> None:
         entry = purge.Args(leader.partition, leader.epoch, found.before_ms, tuple(sorted(found.keep)))

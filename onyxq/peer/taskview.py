@@ -179,9 +179,9 @@ def _claims(history: Sequence[History], ended: dict[int, Completion], claim: Cla
             claims[one.token] |= {"end_ms": one.at_ms, "outcome": _ENDS[one.event]}
     for token in claims.keys() & ended.keys():
         done = ended[token]
-        if done.outcome != facts.CANCELLED:
+        if done.outcome != facts.CANCELLED or facts.CLAIMED in done.results:
             claims[token] |= {"end_ms": done.at_ms, "outcome": facts.OUTCOMES[done.outcome]}
         elif claims[token]["outcome"] is None:
-            # What is with somebody cannot be cancelled: the claim had failed for good, and that was discarded.
+            # The claim had failed for good, and that was discarded.
             claims[token] |= {"end_ms": done.at_ms, "outcome": facts.OUTCOMES[facts.FAILED]}
     return [claims[token] for token in sorted(claims)]

@@ -8,8 +8,8 @@ CANCELLING_BUGS: tuple[Planted, ...] = (
     Planted(
         "a cancel older than the claim that it ends",
         "onyxq/partition/cancelling.py",
-        "return claim[2]",
-        "return claim[2] - 1",
+        "return claim[2], [facts.CLAIMED]",
+        "return claim[2] - 1, [facts.CLAIMED]",
         "the worker of a cancelled task completes it",
         "told_to_stop",
         quick=3,

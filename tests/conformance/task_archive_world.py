@@ -100,6 +100,8 @@ def random_life(random: Random, counter: int) -> tuple[list[Row], list[TaskId]]:
     outcome = random.choice((facts.COMPLETED, facts.COMPLETED, facts.FAILED, facts.CANCELLED, facts.STOPPED))
     results: list[bytes | None] = [random.choice((None, b"", b"\xff\xfe", b'{"a": 1}')) for _ in range(count)]
     given = [] if random.random() < 0.3 or outcome == facts.CANCELLED else results
+    if outcome == facts.CANCELLED and random.random() < 0.5:
+        given = [facts.CLAIMED] * count
     rows.append(completed(first, given, count=count, token=position + 1, outcome=outcome))
     return rows, [with_counter(first, counter + index) for index in range(count)]
 
