@@ -71,6 +71,8 @@ class Options:
     """What the program of every node knows; `SimulatedNode.entries` says otherwise for one."""
     purge_bucket_ms: int = 3_600_000
     purge_margin_ms: int = 600_000
+    task_archive: str | None = None
+    """A real directory, which all nodes share."""
     zones: int = 0
     """Nodes are in this many zones in turn; 0: they name none."""
 
@@ -207,6 +209,7 @@ class World:
                 gc_records=options.gc_records,
                 purge_bucket_ms=options.purge_bucket_ms,
                 purge_margin_ms=options.purge_margin_ms,
+                task_archive=options.task_archive,
                 zone=f"z{len(self.nodes) % options.zones}" if options.zones else "",
             ),
             disk=SimulatedDisk(delay_ms=lambda: self.random.randint(*options.disk_delay_ms)),

@@ -1,0 +1,113 @@
+"""Tasks are archived before they are purged, whoever leads: what a live cluster said of them is found for good."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from attrs import evolve
+
+from onyxq.errors import NotFound
+from onyxq.ids import TaskId, partition_of
+from onyxq.parquet.reader import find
+from simulation.clients import RecordingClient
+from simulation.scenes import leader_of
+from simulation.world import World, simulate
+from tests.simulation.scheduled import STEADY
+
+SHORT = evolve(STEADY, purge_bucket_ms=2_000, purge_margin_ms=20_000)
+PASSED_S = 90.0
+"""In which whatever may be purged is."""
+
+
+async def ask(client: RecordingClient, method: str, **args: Any) -> Any:
+    """One call by its name on the wire."""
+    return await client.client.call(method, args)
+
+
+async def finished(client: RecordingClient, *, archive: bool = True) -> list[TaskId]:
+    """Tasks that ended in every way."""
+    settings = {"retention_ms": 5_000, "archive": archive}
+    await ask(client, "queue.set", queue="q", settings=settings)
+    ids = await client.enqueue("q", [b"task %d" % number for number in range(24)], retries=1, backoff_ms=0)
+    ids += [await _unique(client)]
+    left = len(ids)
+    while left:
+        for claim in await client.claim("q", maximum=3, lease_ms=60_000, wait_ms=20_000):
+            way = int.from_bytes(claim.id[-2:], "big") % 4
+            await client.update(claim, b"half way")
+            if way == 0 or claim.attempts:
+                await client.complete(claim, b"done")
+            elif way == 1:
+                await client.fail(claim, "did not work", retry_in_ms=0)
+                continue
+            elif way == 2:
+                await client.cancel(claim.id, claimed=True)
+            else:
+                await client.transact(complete=[(claim, b"moved")])
+            left -= 1
+    return ids
+
+
+async def _unique(client: RecordingClient) -> TaskId:
+    """A task whose data was replaced."""
+    for data in (b"older", b"newer"):
+        (task_id,) = await client.enqueue("q", [data], unique_key="k", delay_ms=500)
+    return task_id
+
+
+async def purged(client: RecordingClient, ids: list[TaskId]) -> bool:
+    """Whether all of these are."""
+    for task_id in ids:
+        try:
+            await ask(client, "get", id=task_id)
+        except NotFound:
+            continue
+        return False
+    return True
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_purged_is_found_in_the_archive_as_it_was(seed: int, tmp_path: Path) -> None:
+    """Every field, claim and update; leaders die meanwhile."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            ids = await finished(client)
+            await world.settle()
+            said = {task_id: await ask(client, "get", id=task_id) for task_id in ids}
+            logs = {task_id: (await ask(client, "task_log", id=task_id))["updates"] for task_id in ids}
+            for _ in range(3):
+                await trio.sleep(world.random.uniform(5, 15))
+                await world.restart_node(leader_of(world), after_s=1)
+            await trio.sleep(PASSED_S)
+            assert await purged(client, ids)
+            for task_id in ids:
+                found = find([tmp_path], task_id)
+                assert found is not None
+                assert found.task == said[task_id]
+                assert list(found.updates) == logs[task_id]
+
+    simulate(workload, seed=seed, options=evolve(SHORT, task_archive=str(tmp_path)))
+
+
+def test_tasks_stay_while_the_archive_cannot_be_written(tmp_path: Path) -> None:
+    """Why is shown; they go, and are found, once it can."""
+    directory = tmp_path / "archive"
+    directory.write_text("a file")
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            ids = await finished(client)
+            await trio.sleep(PASSED_S)
+            assert not await purged(client, ids[:1])
+            shown = await ask(client, "partition", partition=partition_of(ids[0]))
+            assert "cannot be written" in shown["purge_waits"]
+            directory.unlink()
+            await trio.sleep(PASSED_S)
+            assert await purged(client, ids)
+            assert all(find([directory], task_id) is not None for task_id in ids)
+
+    simulate(workload, seed=1, options=evolve(SHORT, task_archive=str(directory)))
