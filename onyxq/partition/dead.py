@@ -20,7 +20,7 @@ from onyxq.partition.missing import missing
 from onyxq.partition.standing import Standing
 from onyxq.replica import claim_of
 
-PAGE_TASKS = 256
+PAGE_TASKS = 64
 
 
 class Dead:
@@ -34,19 +34,11 @@ class Dead:
         """Dead letters that are being requeued: what else is asked for them meanwhile could count or not.
         Each with its leader, and the position at which it was opened before."""
 
-    def find(
-        self, partition: int, *, queue: str | None, where: str | None, after: bytes, limit: int
-    ) -> Iterator[TaskId]:
-        """Up to ``limit`` dead letters in id order behind ``after``: of a queue, with ``where`` in their error."""
-        given = 0
-        while given < limit:
+    def find(self, partition: int, *, queue: str | None, after: bytes) -> Iterator[TaskId]:
+        """Dead letters of a queue, or of all, in id order behind ``after``."""
+        while True:
             page = self._host.store.failed(partition, queue, after=after, limit=PAGE_TASKS)
-            for task_id in page:
-                if where is None or where in self.error_of(task_id):
-                    yield task_id
-                    given += 1
-                    if given == limit:
-                        return
+            yield from page
             if len(page) < PAGE_TASKS:
                 return
             after = page[-1]

@@ -5,16 +5,15 @@ Which ones is said by ids, or by queue and a part of the error; then the leaders
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
-
-import trio
 
 from onyxq.errors import BadRequest, Unavailable
 from onyxq.ids import PARTITIONS_MAX, TaskId
 from onyxq.peer import arguments as check
+from onyxq.peer.listing import VIEW_LOOKS, Listing, Look, Place, look
 from onyxq.peer.node import Node
-from onyxq.peer.reading import Reading, start_of
+from onyxq.peer.reading import Reading
 from onyxq.peer.routing import Router, passing_map
 
 WHERE_CHARS_MAX = 1_000
@@ -26,10 +25,11 @@ PAGE = 1_000
 class DeadLetters:
     """Serves ``dead`` and ``dead.*`` of one node."""
 
-    def __init__(self, node: Node, router: Router, reading: Reading) -> None:
+    def __init__(self, node: Node, router: Router, reading: Reading, listing: Listing) -> None:
         self._node = node
         self._router = router
         self._reading = reading
+        self._listing = listing
 
     async def page(self, args: dict[str, Any]) -> dict[str, Any]:
         """A page of dead letters in id order: ``{"tasks": as get answers, "after"}``."""
@@ -37,9 +37,8 @@ class DeadLetters:
         wanted = _wanted(
             args.get("queue"), args.get("error"), args.get("after"), args.get("limit", 100), check.LIMIT_MAX
         )
-        pages = await self._reading.everywhere("lead.dead", wanted | {"views": True}, self.lead_dead)
-        tasks = sorted((task for page in pages for task in page), key=lambda task: bytes(task["id"]))[: wanted["limit"]]
-        return {"tasks": tasks, "after": tasks[-1]["id"] if len(tasks) == wanted["limit"] else None}
+        tasks, after = await self._listing.gather("lead.dead", wanted | {"views": True}, self.lead_dead)
+        return {"tasks": tasks, "after": after}
 
     async def requeue(self, args: dict[str, Any]) -> dict[str, Any]:
         """Have dead letters run again: ``{"results"}`` for ids, ``{"count"}`` for a filter."""
@@ -61,13 +60,14 @@ class DeadLetters:
         wanted = _wanted(args.get("queue"), args.get("where"), None, args.get("limit", CHANGED_MAX), CHANGED_MAX)
         count, left = 0, wanted["limit"]
         while left > 0:
-            ids = await self._find(wanted | {"limit": min(left, PAGE)})
-            results = await self._send(ids, method, local)
+            page = wanted | {"limit": min(left, PAGE), "views": False}
+            ids, after = await self._listing.gather("lead.dead", page, self.lead_dead)
+            results = await self._send([TaskId(one) for one in ids], method, local)
             count += sum(one is None for one in results)
             left -= len(ids)
-            if len(ids) < PAGE:
+            if after is None:
                 break
-            wanted["after"] = ids[-1]
+            wanted["after"] = after
         return {"count": count}
 
     async def _send(
@@ -83,25 +83,26 @@ class DeadLetters:
             failed=lambda _, error: error.to_map(),
         )
 
-    async def _find(self, wanted: dict[str, Any]) -> list[TaskId]:
-        pages = await self._reading.everywhere("lead.dead", wanted | {"views": False}, self.lead_dead)
-        return sorted(TaskId(one) for page in pages for one in page)[: wanted["limit"]]
-
-    async def lead_dead(self, args: dict[str, Any]) -> list[Any]:
-        """The first dead letters of the partitions led from here, in id order: ids, or with ``views`` tasks."""
+    async def lead_dead(self, args: dict[str, Any]) -> Look:
+        """Look for dead letters of the partitions led from here: ids, or with ``views`` tasks."""
         check.only(args, ("queue", "where", "after", "limit", "views"))
         wanted = _wanted(args["queue"], args["where"], args["after"], args["limit"], CHANGED_MAX)
-        after, found = wanted["after"] or b"", list[TaskId]()
+        where, dead = wanted["where"], self._node.operations.dead
         await self._node.settled()
-        for partition in self._reading.led():
-            # Ids are in order of time first: nothing of any partition lies before ``after``.
-            start = start_of(partition, after)
-            found += self._node.operations.dead.find(
-                partition, queue=wanted["queue"], where=wanted["where"], after=start, limit=wanted["limit"]
-            )
-            await trio.lowlevel.checkpoint()
-        ids = sorted(found)[: wanted["limit"]]
-        return [view for one in ids if (view := self._reading.view_here(one))] if args["views"] else ids
+
+        def take(task_id: TaskId) -> Any:
+            if where is not None and where not in dead.error_of(task_id):
+                return None
+            return self._reading.view_here(task_id) if args["views"] else task_id
+
+        cheap = where is None and not args["views"]
+        return await look(
+            self._listing.merged(self._places, wanted), take, limit=wanted["limit"], cost=0 if cheap else VIEW_LOOKS
+        )
+
+    def _places(self, partition: int, after: bytes, wanted: dict[str, Any]) -> Iterator[Place]:
+        for task_id in self._node.operations.dead.find(partition, queue=wanted["queue"], after=after):
+            yield task_id, True
 
     def _partitions(self) -> int:
         if self._node.replica.cluster is None:

@@ -1,19 +1,20 @@
-"""Reading: tasks, lists and counts, put together from the nodes that know.
+"""Reading: tasks and counts, put together from the nodes that know.
 
 One task is read at its partition's leader, whose store is complete; without a leader it
-is read from a majority of the members.  Lists and counts ask every leading node.
+is read from a majority of the members.  Counts ask every leading node, and so do lists
+(`onyxq.peer.listing`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import trio
 
 from onyxq import facts
-from onyxq.errors import BadRequest, OnyxqError, Unavailable
-from onyxq.ids import PARTITIONS_MAX, TaskId, id_at, ids_of, mask_of, partition_of
+from onyxq.errors import OnyxqError, Unavailable
+from onyxq.ids import TaskId, id_at, mask_of, partition_of
 from onyxq.partition.missing import missing
 from onyxq.peer import arguments as check
 from onyxq.peer import views
@@ -30,7 +31,6 @@ READ_TIMEOUT_S = 5.0
 SEEN_TIMEOUT_S = 2.0
 """How long a read waits for what its reader has seen elsewhere."""
 SEEN_PAUSE_S = 0.1
-STATES = ("scheduled", "waiting", "ready", "claimed", "completed", "failed", "cancelled")
 COUNT_NAMES = ("total", "completed", "failed", "cancelled", "scheduled", "waiting", "claimed")
 
 
@@ -166,60 +166,6 @@ class Reading:
         if not heard or not majority(placed.members, heard):
             raise Unavailable(f"partition {partition_of(task_id)}: no leader, and no majority of its nodes answers")
         return self._view(task_id, sorted(rows))
-
-    # --- lists
-
-    async def page(self, args: dict[str, Any]) -> dict[str, Any]:
-        """A page of tasks in id order."""
-        wanted = page_args(args)
-        limit = wanted["limit"]
-        pages = await self.everywhere("lead.list", wanted, self.lead_list)
-        tasks = sorted((task for page in pages for task in page), key=lambda task: bytes(task["id"]))[:limit]
-        return {"tasks": tasks, "after": tasks[-1]["id"] if len(tasks) == limit else None}
-
-    async def lead_list(self, args: dict[str, Any]) -> list[dict[str, Any]]:
-        """The first tasks behind ``after`` in the partitions led from here."""
-        args = page_args(args)
-        await self._node.settled()
-        found: list[dict[str, Any]] = []
-        for partition in self.led():
-            part: list[dict[str, Any]] = []
-            for task_id in self._candidates(partition, args["after"] or b"", args["queue"], args["state"]):
-                view = self.view_here(task_id)
-                if view is not None and args["state"] in (None, view["state"]):
-                    part.append(view)
-                    if len(part) == args["limit"]:
-                        break
-            found += part
-            await trio.lowlevel.checkpoint()
-        return sorted(found, key=lambda task: bytes(task["id"]))[: args["limit"]]
-
-    def _candidates(self, partition: int, after: bytes, queue: str | None, state: str | None) -> Iterator[TaskId]:
-        """Tasks that may be wanted: failed ones are found by themselves."""
-        if state != "failed":
-            return self._ids_after(partition, after, queue)
-        start = start_of(partition, after)
-        return self._node.operations.dead.find(partition, queue=queue, where=None, after=start, limit=1 << 30)
-
-    def _ids_after(self, partition: int, after: bytes, queue: str | None) -> Iterator[TaskId]:
-        store = self._node.store
-        # Ids are ordered by due time, then partition: only in its own does ``after`` cut a run in two.
-        start = after[:6] + partition.to_bytes(2, "big") if after else b""
-        if after and partition < partition_of(TaskId(after)):
-            start += b"\xff" * (len(after) - len(start))
-        elif after and partition == partition_of(TaskId(after)):
-            start = after
-            covering = store.task_row(TaskId(after))
-            if covering is not None:
-                header, count = facts.task_header(covering[1])
-                if queue in (None, header["queue"]):
-                    yield from (one for one in ids_of(covering[0], count) if one > after)
-        while rows := store.task_rows(partition, after=start, limit=64):
-            for first, body in rows:
-                header, count = facts.task_header(body)
-                if queue in (None, header["queue"]):
-                    yield from (one for one in ids_of(first, count) if one > after)
-            start = rows[-1][0]
 
     # --- counts
 
@@ -379,33 +325,11 @@ def _lacking(found: dict[str, Any], seen: int | None, seen_seq: int | None) -> s
     return ""
 
 
-def start_of(partition: int, after: bytes) -> bytes:
-    """The id of a partition behind which those of its tasks lie that come behind ``after``."""
-    if not after or partition_of(after) == partition:
-        return after
-    rest = b"\xff" if partition < partition_of(after) else b"\0"
-    return after[:6] + partition.to_bytes(2, "big") + rest * (len(after) - 8)
-
-
 def queue_arg(args: dict[str, Any]) -> str | None:
     """The queue that is asked for, None for all."""
     check.only(args, ("queue",))
     queue = args.get("queue")
     return None if queue is None else check.text(queue, "queue", check.QUEUE_CHARS_MAX, least=1)
-
-
-def page_args(args: dict[str, Any]) -> dict[str, Any]:
-    """Which page of which tasks is asked for, complete."""
-    check.only(args, ("queue", "state", "after", "limit"))
-    queue, state, after = args.get("queue"), args.get("state"), args.get("after")
-    if queue is not None:
-        check.text(queue, "queue", check.QUEUE_CHARS_MAX, least=1)
-    if state is not None and state not in STATES:
-        raise BadRequest(f"state must be one of {', '.join(STATES)}", field="state")
-    if after is not None:
-        check.task_id(after, "after", PARTITIONS_MAX)
-    limit = check.integer(args.get("limit", 100), "limit", 1, check.LIMIT_MAX)
-    return {"queue": queue, "state": state, "after": after, "limit": limit}
 
 
 def named(counts: list[int]) -> dict[str, int]:

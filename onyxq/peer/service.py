@@ -24,6 +24,7 @@ from onyxq.peer.claiming import Claimer, Claiming, claim_here, pack_answer
 from onyxq.peer.dead_letters import DeadLetters
 from onyxq.peer.enqueueing import Enqueueing
 from onyxq.peer.extending import Extending
+from onyxq.peer.listing import Listing
 from onyxq.peer.logview import LogView
 from onyxq.peer.node import Node
 from onyxq.peer.operating import Operating
@@ -55,8 +56,9 @@ class Service:
         self._next_partition = random_64() % 64
         self._router = Router(node)
         self._reading = Reading(node)
+        listing = Listing(node, self._reading)
         enqueueing = Enqueueing(node, self._router, self._partitions)
-        dead = DeadLetters(node, self._router, self._reading)
+        dead = DeadLetters(node, self._router, self._reading, listing)
         dependencies = node.operations.dependencies
         self.transactions = Transactions(node)
         extending, settings = Extending(node), Settings(node, self._reading)
@@ -78,7 +80,7 @@ class Service:
             "routes": self._routes,
             "get": self._reading.get,
             "task_log": self._reading.task_log,
-            "list": self._reading.page,
+            "list": listing.page,
             "count": self._reading.count,
             "queues": self._reading.queues,
             "task_history": self._reading.task_history,
@@ -125,7 +127,7 @@ class Service:
             "lead.claim": self._lead_claim,
             "lead.head": self._lead_head,
             "lead.view": self._reading.lead_view,
-            "lead.list": self._reading.lead_list,
+            "lead.list": listing.lead_list,
             "lead.counts": self._reading.lead_counts,
             "lead.offer": self._lead_offer,
             "cohort.write": lambda a: node.cohort.write(a["writes"], early=a.get("early", False)),

@@ -272,6 +272,14 @@ class Store(Protocol):
         """Task rows (first id, checked body) in id order, of rows that start behind ``after``."""
         ...
 
+    def look(
+        self, partition: int, *, queue: str | None, state: str | None, now_ms: int, after: bytes = b"", limit: int = 100
+    ) -> list[tuple[TaskId, int]]:
+        """Stretches in id order with tasks behind ``after``, each with the mask of those of a queue, or of
+        all, that may be in a state (claims are not considered); about ``limit`` task rows are looked at.
+        Raises `Corrupt`."""
+        ...
+
     def finished_bits(self, stretch: bytes) -> int:
         """Mask of the finished tasks of a stretch."""
         ...

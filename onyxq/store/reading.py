@@ -30,17 +30,17 @@ from onyxq.ids import STRETCH_TASKS, TaskId, counter_of, offset_of, stretch_of
 from onyxq.purged import NOTHING, Watermark
 from onyxq.store.auditing import Audit
 from onyxq.store.ending import ended
+from onyxq.store.finding import FindingReads
 from onyxq.store.heads import queue_digest, task_head
 from onyxq.store.interface import Batch, Crooked, Digest, Ended, Piece, QueueCounts
 from onyxq.store.purging import purged_stretches
-from onyxq.store.reading_keys import RuledReads
 from onyxq.store.records import DIGEST, due_ms_of, due_start, ready_key_of, unpack_counts, unpack_number, unpack_ready
 from onyxq.store.tables import FORMAT_KEY, LOG_POSITION
 
 _COUNT = struct.Struct(">8xI")
 
 
-class StoreReads(RuledReads):
+class StoreReads(FindingReads):
     """Reading methods of `onyxq.store.interface.Store`, over `_tables`."""
 
     def __init__(self) -> None:

@@ -1,0 +1,190 @@
+"""Lists of tasks: every leading node looks through what it leads, in id order, and the pages are merged.
+
+However many tasks there are, an answer comes soon: a look ends after so many rows, and says
+how far it has come.  A page may therefore have fewer tasks than were asked for, or none,
+and still name the id behind which to go on.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import Any, TypeAlias
+
+import trio
+
+from onyxq.errors import BadRequest
+from onyxq.ids import PARTITIONS_MAX, TaskId, ids_of, partition_of, runs_of, stretch_of
+from onyxq.peer import arguments as check
+from onyxq.peer.node import Node
+from onyxq.peer.reading import Reading, named
+from onyxq.replica import claimed_bits, pieces_of
+from onyxq.store.finding import last_of
+
+STATES = ("scheduled", "waiting", "ready", "claimed", "completed", "failed", "cancelled")
+UNFINISHED = ("scheduled", "waiting", "ready")
+PATIENCE_S = 0.5
+"""A page that is not full yet is added to for so long."""
+LOOKS_MAX = 8_000
+"""Rows that one look goes through at most."""
+VIEW_LOOKS = 8
+"""What putting a task together counts as."""
+LOOKS_PER_TURN = 250
+"""Rows between two of which others get their turn."""
+ROWS_FIRST, ROWS_MAX = 8, 256
+"""Rows of a partition that are read at once, at first and at most."""
+
+Place: TypeAlias = tuple[TaskId, bool]
+"""An id up to which a partition was looked through, and whether the task there may be wanted."""
+Look: TypeAlias = dict[str, Any]
+"""What a leading node answers: ``found``, in id order, and ``reached``, None at the end of all it leads."""
+Local: TypeAlias = Callable[[dict[str, Any]], Awaitable[Look]]
+
+
+class Listing:
+    """Serves ``list`` of one node, and looks for others."""
+
+    def __init__(self, node: Node, reading: Reading) -> None:
+        self._node = node
+        self._reading = reading
+
+    async def page(self, args: dict[str, Any]) -> dict[str, Any]:
+        """A page of tasks in id order: ``{"tasks" as get answers, "after"}``, the latter None at the end."""
+        tasks, after = await self.gather("lead.list", page_args(args), self.lead_list)
+        return {"tasks": tasks, "after": after}
+
+    async def gather(
+        self, method: str, wanted: dict[str, Any], local: Local, *, patience_s: float = PATIENCE_S
+    ) -> tuple[list[Any], TaskId | None]:
+        """What all leading nodes find behind ``after``, up to ``limit``, and the id up to which that is all."""
+        found: list[Any] = []
+        after, until = wanted["after"], trio.current_time() + patience_s
+        while True:
+            left = wanted["limit"] - len(found)
+            looks = await self._reading.everywhere(method, wanted | {"after": after, "limit": left}, local)
+            reached = min((look["reached"] for look in looks if look["reached"] is not None), default=None)
+            ours = (one for look in looks for one in look["found"] if reached is None or _id_of(one) <= reached)
+            found += sorted(ours, key=_id_of)[:left]
+            if len(found) == wanted["limit"]:
+                return found, _id_of(found[-1])
+            if reached is None or trio.current_time() >= until:
+                return found, reached
+            after = reached
+
+    async def lead_list(self, args: dict[str, Any]) -> Look:
+        """Look for tasks behind ``after`` in the partitions led from here."""
+        wanted = page_args(args)
+        await self._node.settled()
+
+        def take(task_id: TaskId) -> dict[str, Any] | None:
+            view = self._reading.view_here(task_id)
+            return view if view is not None and wanted["state"] in (None, view["state"]) else None
+
+        return await look(self.merged(self._places, wanted), take, limit=wanted["limit"])
+
+    def merged(
+        self, places: Callable[[int, bytes, dict[str, Any]], Iterable[Place]], wanted: dict[str, Any]
+    ) -> Iterator[Place]:
+        """The places of all partitions led from here, in id order."""
+        after = wanted["after"] or b""
+        return heapq.merge(*(places(number, start_of(number, after), wanted) for number in self._reading.led()))
+
+    def _places(self, partition: int, after: bytes, wanted: dict[str, Any]) -> Iterable[Place]:
+        queue, state = wanted["queue"], wanted["state"]
+        if state == "claimed":
+            return self._claimed(partition, after, queue)
+        if not self._any(partition, queue, state):
+            return ()
+        if state == "failed":
+            find = self._node.operations.dead.find
+            return ((one, True) for one in find(partition, queue=queue, after=after))
+        return self._stored(partition, after, queue, state)
+
+    def _any(self, partition: int, queue: str | None, state: str | None) -> bool:
+        """Whether there may be tasks of a queue in a state, by their counts."""
+        store = self._node.store
+        counts = store.counts(partition)
+        if partition in store.crooked.partitions:
+            return True
+        for name, numbers in counts.items():
+            found = named([*numbers, 0])
+            # Behind others of their key some count as waiting that are shown as scheduled.
+            found["scheduled"] += found["waiting"]
+            if queue in (None, name) and found["total" if state is None else state]:
+                return True
+        return False
+
+    def _stored(self, partition: int, after: bytes, queue: str | None, state: str | None) -> Iterator[Place]:
+        node, rows = self._node, ROWS_FIRST
+        while True:
+            found = node.store.look(partition, queue=queue, state=state, now_ms=node.wall_ms(), after=after, limit=rows)
+            for stretch, bits in found:
+                if state in UNFINISHED and bits:
+                    bits &= ~claimed_bits(pieces_of(node.replica, stretch))
+                yield from _in(stretch, bits)
+                after = last_of(stretch)
+                yield after, False
+            if not found:
+                return
+            rows = min(2 * rows, ROWS_MAX)
+
+    def _claimed(self, partition: int, after: bytes, queue: str | None) -> Iterator[Place]:
+        store, claims = self._node.store, self._node.replica.claims.get(partition)
+        known = sorted(TaskId(one) for one in claims or () if not after or one >= stretch_of(after))
+        for stretch in known:
+            bits = claimed_bits(pieces_of(self._node.replica, stretch)) & ~store.finished_bits(stretch)
+            for task_id, _ in _in(stretch, bits):
+                if task_id > after:
+                    view = self._reading.view_here(task_id) if queue is not None else None
+                    yield task_id, view is None or view["queue"] == queue
+            yield max(last_of(stretch), TaskId(after)), False
+
+
+async def look(places: Iterator[Place], take: Callable[[TaskId], Any], *, limit: int, cost: int = VIEW_LOOKS) -> Look:
+    """Take up to ``limit`` of the tasks that may be wanted; ``cost``: what it takes to tell about one, in rows."""
+    found: list[Any] = []
+    looked = turn = 0
+    for task_id, wanted in places:
+        looked += 1
+        if wanted:
+            looked += cost
+            if (one := take(task_id)) is not None:
+                found.append(one)
+        if len(found) == limit or looked >= LOOKS_MAX:
+            return {"found": found, "reached": task_id}
+        if looked >= turn + LOOKS_PER_TURN:
+            turn = looked
+            await trio.lowlevel.checkpoint()
+    return {"found": found, "reached": None}
+
+
+def _in(stretch: TaskId, bits: int) -> Iterator[Place]:
+    for run in runs_of(stretch, bits):
+        for task_id in ids_of(*run):
+            yield task_id, True
+
+
+def _id_of(found: Any) -> TaskId:
+    return TaskId(bytes(found["id"] if isinstance(found, dict) else found))
+
+
+def start_of(partition: int, after: bytes) -> bytes:
+    """The id of a partition behind which those of its tasks lie that come behind ``after``."""
+    if not after or partition_of(after) == partition:
+        return after
+    rest = b"\xff" if partition < partition_of(after) else b"\0"
+    return after[:6] + partition.to_bytes(2, "big") + rest * (len(after) - 8)
+
+
+def page_args(args: dict[str, Any]) -> dict[str, Any]:
+    """Which page of which tasks is asked for, complete."""
+    check.only(args, ("queue", "state", "after", "limit"))
+    queue, state, after = args.get("queue"), args.get("state"), args.get("after")
+    if queue is not None:
+        check.text(queue, "queue", check.QUEUE_CHARS_MAX, least=1)
+    if state is not None and state not in STATES:
+        raise BadRequest(f"state must be one of {', '.join(STATES)}", field="state")
+    if after is not None:
+        check.task_id(after, "after", PARTITIONS_MAX)
+    limit = check.integer(args.get("limit", 100), "limit", 1, check.LIMIT_MAX)
+    return {"queue": queue, "state": state, "after": after, "limit": limit}
