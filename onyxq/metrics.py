@@ -201,6 +201,17 @@ class Metrics:
         self.purge_waits = Gauge(
             "onyxq_purge_waits", "Partitions led here whose oldest finished tasks cannot be purged, by reason.", "why"
         )
+        self.scrub_progress = Gauge(
+            "onyxq_scrub_progress", "About what part of the present round through the store was checked, 0 to 1."
+        )
+        self.scrub_rounds = Counter("onyxq_scrub_rounds_total", "Rounds through the store that were completed.")
+        self.damaged_rows = Gauge("onyxq_damaged_rows", "Rows known to be damaged and not repaired yet.")
+        self.repaired = Counter(
+            "onyxq_repaired_total",
+            "Rows that were fetched from another node because they were damaged, and entries of indexes, "
+            "counts and digests that were put right: rows, entries.",
+            "what",
+        )
         self.build_info = Gauge("onyxq_build_info", "Always 1; the label tells the version.", "version")
         self.build_info.set(1, version)
         self._all: list[Metric] = [item for item in vars(self).values() if hasattr(item, "render")]

@@ -33,6 +33,7 @@ class Pacer:
         self.bytes_per_s = bytes_per_s
         self._served_at = float("-inf")
         self._free_at = float("-inf")
+        self._moved_at = float("-inf")
         self._pages = trio.CapacityLimiter(PAGES_MAX)
         self._alone = trio.Lock()
 
@@ -44,6 +45,11 @@ class Pacer:
     def busy(self) -> bool:
         """Whether clients are being served."""
         return trio.current_time() - self._served_at < BUSY_S
+
+    @property
+    def quiet(self) -> bool:
+        """Whether neither clients are being served nor copies made."""
+        return not self.busy and trio.current_time() - self._moved_at >= BUSY_S
 
     @asynccontextmanager
     async def page(self) -> AsyncIterator[None]:
@@ -61,6 +67,6 @@ class Pacer:
 
     async def took(self, size: int) -> None:
         """Return once ``size`` more bytes fit the limit."""
-        now = trio.current_time()
+        now = self._moved_at = trio.current_time()
         self._free_at = max(self._free_at, now) + size / self.bytes_per_s
         await trio.sleep(max(0.0, self._free_at - now - BURST_S))

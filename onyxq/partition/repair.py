@@ -3,6 +3,10 @@
 Whoever reads a damaged row notes it in the store; besides, every row is read once in a
 while, a little at a time, so that rot is found while the other copies are still sound.
 So are the indexes, counts and digests, which are mended from the rows that are here.
+
+A round begins when the store is opened and goes on in slices of a few milliseconds: with
+short pauses while nobody asks the node for anything, else with long ones.  The longer a
+round's work is, the longer it rests before the next, so it is a small part of all work.
 """
 
 from __future__ import annotations
@@ -15,16 +19,24 @@ import trio
 
 from onyxq.errors import OnyxqError
 from onyxq.facts import Row, partition_of_key, rank, sealed
+from onyxq.metrics import Metrics
 from onyxq.partition.cohort import checked_rows
 from onyxq.placement import holders
 from onyxq.replica import Replica
+from onyxq.store.auditing import progress
 from onyxq.store.interface import Batch, Mending, Piece, Store
 
 LOOK_EVERY_S = 1.0
 SCRUB_BYTES = 1024 * 1024
-"""Bytes of rows that are checked at each look."""
+"""What is checked at once: about `SLICE_S` of work, during which the node does nothing else."""
+SLICE_S = 0.005
+QUIET_PAUSE_S = 0.01
+"""Between two slices while nobody asks for anything: a third of a core is used."""
+BUSY_PAUSE_S = 0.25
 SCRUB_PAUSE_S = 60.0
-"""From the end of one round through all rows to the next."""
+"""From the end of one round to the next, at least."""
+REST = 100
+"""The same as a multiple of the round's own work: scrubbing is a hundredth of a core at most."""
 RETRY_EVERY_S = 10.0
 SEEK_MAX = 16
 """Rows whose true key is sought at once: each takes some ms."""
@@ -42,6 +54,12 @@ class RepairHost(Protocol):
     node_id: str
     store: Store
     replica: Replica
+    metrics: Metrics
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nobody asks the node for anything."""
+        ...
 
     async def call(self, node: str, method: str, args: dict[str, Any], *, timeout_s: float) -> Any:
         """Call a method of another node; raises `Unavailable`."""
@@ -62,6 +80,8 @@ class Repair:
     def __init__(self, host: RepairHost) -> None:
         self._host = host
         self._after = b""
+        self._slices = 0
+        """Those of the present round."""
         self._scrub_at_s = 0.0
         self._told: dict[bytes, float] = {}
         """Damaged rows that could not be repaired, and when to try again."""
@@ -70,16 +90,34 @@ class Repair:
 
     async def run(self) -> None:
         """Look for damaged rows and repair them until cancelled."""
+        store, look_at_s = self._host.store, 0.0
         while True:
-            await trio.sleep(LOOK_EVERY_S)
+            await trio.sleep(self._pause_s())
             if trio.current_time() >= self._scrub_at_s:
-                self._after = self._host.store.scrub(self._after, SCRUB_BYTES)
-                if not self._after:
-                    self._scrub_at_s = trio.current_time() + SCRUB_PAUSE_S
-            if self._host.store.damaged:
-                await self._repair()
-            if self._host.store.crooked:
-                await self._mend(self._host.store.crooked.take(MEND_MAX))
+                self._scrub()
+            if store.crooked:
+                await self._mend(store.crooked.take(MEND_MAX))
+            if trio.current_time() >= look_at_s:
+                look_at_s = trio.current_time() + LOOK_EVERY_S
+                if store.damaged:
+                    await self._repair()
+                self._host.metrics.damaged_rows.set(len(store.damaged))
+
+    def _pause_s(self) -> float:
+        if not self._after:
+            return LOOK_EVERY_S
+        return QUIET_PAUSE_S if self._host.quiet else BUSY_PAUSE_S
+
+    def _scrub(self) -> None:
+        """Check one slice more."""
+        metrics = self._host.metrics
+        self._after = self._host.store.scrub(self._after, SCRUB_BYTES)
+        self._slices += 1
+        metrics.scrub_progress.set(round(progress(self._after, len(self._host.replica.partitions)), 4))
+        if not self._after:
+            metrics.scrub_rounds.add()
+            self._scrub_at_s = trio.current_time() + max(SCRUB_PAUSE_S, REST * self._slices * SLICE_S)
+            self._slices = 0
 
     async def _mend(self, found: Mending) -> None:
         """Put right what can be told from the rows that are here."""
@@ -90,6 +128,7 @@ class Repair:
             return
         self._host.pieces_added(written.pieces)
         amount = sum(map(len, (found.stretches, found.entries, found.partitions, found.leaves)))
+        self._host.metrics.repaired.add("entries", n=amount)
         if amount:
             log.warning("%d entries or sums that did not agree with the rows were mended", amount)
 
@@ -145,4 +184,5 @@ class Repair:
         self._host.pieces_added(written.pieces)
         self._host.store.damaged.difference_update(row.key for row in rows)
         log.warning("partition %d: %d damaged rows were repaired", partition, len(rows))
+        self._host.metrics.repaired.add("rows", n=len(rows))
         self._host.repaired(partition, len(rows))

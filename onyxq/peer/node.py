@@ -336,6 +336,11 @@ class Node:
         self.metrics.sync_rows.add(direction, n=rows)
         self.metrics.sync_bytes.add(direction, n=size)
 
+    @property
+    def quiet(self) -> bool:
+        """Whether neither clients are being served nor copies made."""
+        return self.pacer.quiet and self.taking.quiet
+
     def transfers_here(self) -> dict[int, list[dict[str, Any]]]:
         """Of partitions led from here: the holders that lack something still, and how far each has come."""
         found = ((number, leader.transfers()) for number, leader in sorted(self.leaders.items()))

@@ -19,15 +19,28 @@ from onyxq.store.stretches import Stretch, owners
 from onyxq.store.tables import INDEX_TABLES, Table, Tables
 from onyxq.store.truth import load_stretch, true_entries, true_stretch
 
-STRETCH_BYTES = 16 * 1024
-"""What looking at one stretch counts as, in bytes of rows."""
+# What takes how long is told in bytes, of which a MiB is about 5 ms of work.
+STRETCH_BYTES = 8 * 1024
+"""What looking at one stretch counts as."""
+ENTRY_BYTES = 2 * 1024
+"""An entry of an index, or a sum."""
+ROW_BYTES = 512
+"""A row, beside its own bytes."""
+COUNTED_BYTES = 2 * 1024
+"""A row that is counted for its leaf."""
 KEY_BYTES = {"ready": 50, "due": 30, "waiting": 22, "keyed": 63, "unique": 62, "expiring": 30, "dead": 38}
 PHASES = ("rows", "stretch", *INDEX_TABLES, "counts", "leaves", "hours")
 """Tables in the order of a round; a place in it is the number of one and a key."""
-ROW_BYTES = 256
-"""What counting one row counts as."""
-ENTRIES_PER_STRETCH = 8
-"""Entries of an index that together count as one stretch."""
+WORK = (5, 60, 15, 1, 1, 1, 1, 1, 1, 1, 12, 1)
+"""About what part of a round each of them is, in percent."""
+
+
+def progress(place: bytes, partitions: int) -> float:
+    """About what part of a round, 0 to 1, lies behind a place in it, with so many partitions."""
+    if not place:
+        return 1.0
+    inside = min(1.0, int.from_bytes(place[1:3], "big") / max(1, partitions))
+    return (sum(WORK[: place[0]]) + inside * WORK[place[0]]) / sum(WORK)
 
 
 def true_value(tables: Tables, name: str, key: bytes, value: bytes) -> bytes | None:
@@ -97,7 +110,7 @@ class Audit:
             stretch = stretch_of(key[3:23])
             if self._tables.stretch.get(stretch_key(stretch)) is None:
                 self._crooked.stretches.add(stretch)
-        return len(value)
+        return len(value) + ROW_BYTES
 
     def _stretch(self, name: str, key: bytes, value: bytes) -> int:
         stretch_id = TaskId(key[7:])
@@ -122,22 +135,22 @@ class Audit:
         true = true_value(self._tables, name, key, value)
         if true is None or true != bytes(value):
             self._crooked.entries.add((name, key))
-        return STRETCH_BYTES // ENTRIES_PER_STRETCH
+        return ENTRY_BYTES
 
     def _counts(self, name: str, key: bytes, value: bytes) -> int:
         try:
             unpack_counts(key, value)
         except Corrupt:
             self._crooked.partitions.add(int.from_bytes(key[:2], "big"))
-        return STRETCH_BYTES // ENTRIES_PER_STRETCH
+        return ENTRY_BYTES
 
     def _leaf(self, name: str, key: bytes, value: bytes) -> int:
         rows, total = count_leaf(self._tables, key)
         if bytes(value) != DIGEST.pack(rows, total & HASH_MASK):
             self._crooked.leaves.add(key)
-        return rows * ROW_BYTES
+        return ENTRY_BYTES + rows * COUNTED_BYTES
 
     def _hour(self, name: str, key: bytes, value: bytes) -> int:
         if bytes(value) != DIGEST.pack(*sum_leaves(self._tables, key)):
             self._crooked.leaves.add(key)
-        return STRETCH_BYTES // ENTRIES_PER_STRETCH
+        return ENTRY_BYTES

@@ -34,14 +34,14 @@ class FindingReads(RuledReads):
             if key[:3] != prefix:
                 break
             stretch_id = stretch_of(key[3:])
-            if self.hides(stretch_id):
-                continue
             if record is None or record.key[7:] != stretch_id:
                 if limit <= 0:
                     break
                 record = self._stretch(stretch_id)
                 out.append((stretch_id, 0))
             limit -= 1
+            if self.hides(stretch_id):
+                continue
             try:
                 count, found = task_head(value)
             except BadRequest as error:
