@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import trio
 
 from onyxq.errors import BadRequest
-from onyxq.ids import PARTITIONS_MAX, TaskId, ids_of, partition_of, runs_of, stretch_of
+from onyxq.ids import PARTITIONS_MAX, TaskId, ids_of, partition_of, runs_of
 from onyxq.peer import arguments as check
 from onyxq.peer.node import Node
 from onyxq.peer.reading import Reading, named
@@ -53,12 +53,10 @@ class Listing:
         tasks, after = await self.gather("lead.list", page_args(args), self.lead_list)
         return {"tasks": tasks, "after": after}
 
-    async def gather(
-        self, method: str, wanted: dict[str, Any], local: Local, *, patience_s: float = PATIENCE_S
-    ) -> tuple[list[Any], TaskId | None]:
+    async def gather(self, method: str, wanted: dict[str, Any], local: Local) -> tuple[list[Any], TaskId | None]:
         """What all leading nodes find behind ``after``, up to ``limit``, and the id up to which that is all."""
         found: list[Any] = []
-        after, until = wanted["after"], trio.current_time() + patience_s
+        after, until = wanted["after"], trio.current_time() + PATIENCE_S
         while True:
             left = wanted["limit"] - len(found)
             looks = await self._reading.everywhere(method, wanted | {"after": after, "limit": left}, local)
@@ -130,14 +128,14 @@ class Listing:
 
     def _claimed(self, partition: int, after: bytes, queue: str | None) -> Iterator[Place]:
         store, claims = self._node.store, self._node.replica.claims.get(partition)
-        known = sorted(TaskId(one) for one in claims or () if not after or one >= stretch_of(after))
+        known = sorted(TaskId(one) for one in claims or () if last_of(TaskId(one)) > after)
         for stretch in known:
             bits = claimed_bits(pieces_of(self._node.replica, stretch)) & ~store.finished_bits(stretch)
             for task_id, _ in _in(stretch, bits):
                 if task_id > after:
                     view = self._reading.view_here(task_id) if queue is not None else None
                     yield task_id, view is None or view["queue"] == queue
-            yield max(last_of(stretch), TaskId(after)), False
+            yield last_of(stretch), False
 
 
 async def look(places: Iterator[Place], take: Callable[[TaskId], Any], *, limit: int, cost: int = VIEW_LOOKS) -> Look:

@@ -1,0 +1,99 @@
+"""What lists are made of: stretches with the tasks that may be in a state."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from onyxq.errors import Corrupt
+from onyxq.facts import CANCELLED, FAILED, RETRIED
+from onyxq.ids import TaskId, ids_of, mask_of, runs_of
+from onyxq.store.finding import last_of
+from tests.conformance.store_world import NOW_MS, AnyStore, World, done, event, first_id, in_trio, put, tasks
+
+PLAIN, LATER, KEYED, WAITS = (first_id(maker=maker) for maker in (1, 2, 3, 4))
+SCHEDULED = first_id(ms=NOW_MS + 50)
+STATES = ("scheduled", "waiting", "ready", "claimed", "completed", "failed", "cancelled")
+
+
+@pytest.fixture(params=["memory", "lmdb"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+    """Each kind of store in turn."""
+    return World(request.param, tmp_path)
+
+
+async def filled(store: AnyStore) -> None:
+    """A store with tasks in every state."""
+    keyed = [tasks(TaskId(one), 1, ordering_key="k", order=[NOW_MS, 1, number])
+             for number, one in enumerate(ids_of(KEYED, 3))]  # fmt: skip
+    await put(
+        store,
+        tasks(PLAIN, 10),
+        *(done(ids_of(PLAIN, 10)[place], 1, outcome=outcome) for place, outcome in enumerate((0, FAILED, CANCELLED))),
+        tasks(LATER, 2, queue="other"),
+        event(LATER, 1, RETRIED, position=5, retry_ms=NOW_MS + 5_000, attempts=1),
+        *keyed,
+        tasks(WAITS, 1, depends=[PLAIN]),
+        tasks(SCHEDULED, 2),
+    )
+
+
+def looked(store: AnyStore, state: str | None, *, queue: str | None = None, limit: int = 100) -> list[TaskId]:
+    """Ids of all tasks that may be in a state, look after look."""
+    out: list[TaskId] = []
+    after = b""
+    while found := store.look(3, queue=queue, state=state, now_ms=NOW_MS, after=after, limit=limit):
+        for stretch, bits in found:
+            out += [one for run in runs_of(stretch, bits) for one in ids_of(*run)]
+        after = last_of(found[-1][0])
+    return out
+
+
+@pytest.mark.parametrize("limit", [1, 2, 100])
+@in_trio
+async def test_a_look_finds_what_is_in_a_state(world: World, limit: int) -> None:
+    """However many rows are looked at, in id order; what is claimed only the replica knows."""
+    plain, later, keyed, scheduled = (ids_of(PLAIN, 10), ids_of(LATER, 2), ids_of(KEYED, 3), ids_of(SCHEDULED, 2))
+    expected = {
+        "completed": plain[:1],
+        "failed": plain[1:2],
+        "cancelled": plain[2:3],
+        "scheduled": [later[0], *scheduled],
+        "waiting": [*keyed[1:], WAITS],
+        "ready": [*plain[3:], later[1], keyed[0]],
+        "claimed": [*plain[3:], *later, *keyed, WAITS, *scheduled],
+        None: [*plain, *later, *keyed, WAITS, *scheduled],
+    }
+    async with world.store() as store:
+        await filled(store)
+        assert {state: looked(store, state, limit=limit) for state in expected} == expected
+        assert looked(store, "ready", queue="other", limit=limit) == [later[1]]
+        assert looked(store, None, queue="nobody's", limit=limit) == []
+
+
+@in_trio
+async def test_a_look_goes_on_in_the_middle_of_a_run(world: World) -> None:
+    """Behind the task that is named."""
+    async with world.store() as store:
+        await filled(store)
+        (found,) = store.look(3, queue=None, state="ready", now_ms=NOW_MS, after=ids_of(PLAIN, 10)[4], limit=1)
+        assert found == (PLAIN, mask_of(ids_of(PLAIN, 10)[5], 5))
+        assert store.look(4, queue=None, state=None, now_ms=NOW_MS) == []
+
+
+@in_trio
+async def test_a_row_whose_head_cannot_be_read_is_noted(world: World) -> None:
+    """A list says so rather than pass over its tasks."""
+    async with world.store() as store:
+        await filled(store)
+        key = b"\0\3T" + PLAIN
+        if world.kind == "memory":
+            world.disk.tables.rows.put(key, b"\xff" * 40)
+        else:
+            with store._env.begin(write=True) as txn:
+                txn.put(key, b"\xff" * 40, db=store._dbs["rows"])
+            store._renew()
+        with pytest.raises(Corrupt):
+            store.look(3, queue=None, state="ready", now_ms=NOW_MS)
+        assert store.damaged == {key}
