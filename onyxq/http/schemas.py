@@ -154,7 +154,15 @@ SCHEMAS: Mapping[str, Schema] = {
         },
     ),
     "Task": _TASK,
-    "TaskPage": _object({"tasks": _list(ref("Task")), "after": {**_or_null(_ID), "description": "Null at the end; a page that is short, or empty, need not be the last."}}),
+    "TaskPage": _object(
+        {
+            "tasks": _list(ref("Task")),
+            "after": {
+                **_or_null(_ID),
+                "description": "Null at the end; a page that is short, or empty, need not be the last.",
+            },
+        }
+    ),
     "TaskLog": _object({"updates": _list(_UPDATE)}),
     "Claim": _object({"token": _COUNT, "expires_ms": _MS, "task": ref("Task")}),
     "Claims": _object({"claims": _list(ref("Claim"))}),

@@ -14,7 +14,7 @@ import trio
 from onyxq.errors import OnyxqError, Unavailable
 from onyxq.partition.leader import PartitionLeader
 from onyxq.partition.limits import Limits
-from onyxq.partition.window import SortKey, Window
+from onyxq.partition.window import Held, SortKey, Window
 from onyxq.store.interface import Piece, Store
 
 ESTIMATE_MAX = 1_000
@@ -62,6 +62,7 @@ class Heads:
         self._wake_later = wake_later
         """Has `wake` called for a queue in so many seconds."""
         self._queues: dict[str, _QueueHeads] = {}
+        self._held = Held()
 
     def lead(self, partition: int) -> None:
         """A partition serves: look at everything it has."""
@@ -72,7 +73,8 @@ class Heads:
     def drop(self, partition: int) -> None:
         """The partition is no longer led from here."""
         for heads in self._queues.values():
-            heads.windows.pop(partition, None)
+            if (window := heads.windows.pop(partition, None)) is not None:
+                window.restart()  # what it held counts no more
             heads.keys.pop(partition, None)
 
     def add(self, pieces: Iterable[Piece]) -> None:
@@ -185,7 +187,7 @@ class Heads:
         heads = self._queues.setdefault(queue, _QueueHeads())
         window = heads.windows.get(partition)
         if window is None:
-            window = heads.windows[partition] = Window(self._store, partition=partition, queue=queue)
+            window = heads.windows[partition] = Window(self._store, partition=partition, queue=queue, held=self._held)
         return window
 
     def _refresh(self, queue: str, partition: int) -> None:

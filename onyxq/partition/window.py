@@ -2,8 +2,8 @@
 
 A window is only a hint about the order: whether a task is free is asked of the replica,
 of the grants on their way and of the store when it is picked, so a piece may stand in a
-window twice, or be outdated, and do no harm.  Memory is bounded: behind a full window
-the pieces stay in the store until it is read on.
+window twice, or be outdated, and do no harm.  Memory is bounded, for a window and for all of
+a node: behind a full window the pieces stay in the store until it is read on.
 """
 
 from __future__ import annotations
@@ -16,19 +16,36 @@ from onyxq.store.interface import Piece, Store
 WINDOW_PIECES = 512
 """Pieces read at once."""
 WINDOW_PIECES_MAX = 8_192
+CROWDED_PIECES = 131_072
+"""Pieces in all windows of a node, some 500 bytes each, from which on a window holds few."""
+WINDOW_PIECES_LEAST = 64
+"""So many at most, then."""
 
 SortKey = tuple[int, int, bytes]
 Free = Callable[[Piece], int]
 """The tasks of a piece that may be granted, as a mask."""
 
 
-class Window:
-    """The best ready pieces of one queue in one partition."""
+class Held:
+    """How many pieces the windows of a node hold together."""
 
-    def __init__(self, store: Store, *, partition: int, queue: str) -> None:
+    def __init__(self) -> None:
+        self.pieces = 0
+
+    @property
+    def window_max(self) -> int:
+        """How many one window may hold now."""
+        return WINDOW_PIECES_MAX if self.pieces < CROWDED_PIECES else WINDOW_PIECES_LEAST
+
+
+class Window:
+    """The best ready pieces of one queue in one partition; ``held`` counts those of all windows."""
+
+    def __init__(self, store: Store, *, partition: int, queue: str, held: Held | None = None) -> None:
         self.partition = partition
         self.queue = queue
         self._store = store
+        self._held = held or Held()
         self._heap: list[tuple[SortKey, int, Piece]] = []
         self._count = 0
         self._last: Piece | None = None
@@ -42,12 +59,14 @@ class Window:
         if not self._complete and (self._last is None or piece.sort_key > self._last.sort_key):
             return  # it is read in its turn
         self._push(piece)
-        if len(self._heap) > WINDOW_PIECES_MAX:
-            keep = heapq.nsmallest(WINDOW_PIECES_MAX // 2, self._heap)
+        if len(self._heap) > (limit := self._held.window_max):
+            keep = heapq.nsmallest(limit // 2, self._heap)
+            self._held.pieces -= len(self._heap) - len(keep)
             self._heap, self._last, self._complete = keep, keep[-1][2], False
 
     def restart(self) -> None:
         """Forget what was read: everything in the store is looked at again."""
+        self._held.pieces -= len(self._heap)
         self._heap.clear()
         self._last, self._complete = None, False
 
@@ -58,7 +77,7 @@ class Window:
                 piece = self._heap[0][2]
                 if bits := free(piece):
                     return piece, bits
-                heapq.heappop(self._heap)
+                self.pop()
             if self._complete:
                 return None
             self._read_on()
@@ -66,15 +85,17 @@ class Window:
     def pop(self) -> None:
         """Drop the head: all its free tasks were taken."""
         heapq.heappop(self._heap)
+        self._held.pieces -= 1
 
     def estimate(self) -> int:
         """About how many tasks are ready, from what is in memory."""
         return sum(piece.bits.bit_count() for _, _, piece in self._heap[:16])
 
     def _read_on(self) -> None:
-        pieces = self._store.ready(self.partition, self.queue, after=self._last, limit=WINDOW_PIECES)
+        limit = min(WINDOW_PIECES, self._held.window_max)
+        pieces = self._store.ready(self.partition, self.queue, after=self._last, limit=limit)
         self._extend(pieces)
-        self._complete = len(pieces) < WINDOW_PIECES
+        self._complete = len(pieces) < limit
         if pieces:
             self._last = pieces[-1]
 
@@ -84,4 +105,5 @@ class Window:
 
     def _push(self, piece: Piece) -> None:
         self._count += 1
+        self._held.pieces += 1
         heapq.heappush(self._heap, (piece.sort_key, self._count, piece))

@@ -1,0 +1,70 @@
+"""Windows over the ready index: a bounded part of it in memory, in order, and nothing left out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from onyxq.ids import TaskId
+from onyxq.partition import window as windows
+from onyxq.partition.window import Held, Window
+from onyxq.store.interface import Piece
+from tests.conformance.store_world import NOW_MS, AnyStore, World, done, first_id, in_trio, put, tasks
+
+QUEUES = ("a", "b", "c")
+PIECES = 300
+
+
+@pytest.fixture(params=["memory", "lmdb"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+    """Each kind of store in turn."""
+    return World(request.param, tmp_path)
+
+
+def drained(window: Window, store: AnyStore) -> list[TaskId]:
+    """What a window gives, piece after piece."""
+    out = []
+    while (head := window.head(lambda piece: piece.bits & ~store.finished_bits(piece.first))) is not None:
+        out.append(head[0].first)
+        window.pop()
+    return out
+
+
+@in_trio
+async def test_crowded_windows_hold_little_and_give_all(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many queues there are, what is in memory stays about the same; the rest is read in its turn."""
+    monkeypatch.setattr(windows, "CROWDED_PIECES", 50)
+    monkeypatch.setattr(windows, "WINDOW_PIECES_LEAST", 8)
+    held = Held()
+    async with world.store() as store:
+        all_windows = {queue: Window(store, partition=3, queue=queue, held=held) for queue in QUEUES}
+        for window in all_windows.values():
+            assert window.head(lambda piece: piece.bits) is None
+        given: dict[str, list[TaskId]] = {queue: [] for queue in QUEUES}
+        for number in range(PIECES):
+            for place, queue in enumerate(QUEUES):
+                first = first_id(ms=NOW_MS - PIECES + number, maker=place)
+                given[queue].append(first)
+                written = await put(store, tasks(first, 1, queue=queue))
+                for piece in written.pieces:
+                    all_windows[queue].add(piece)
+                assert held.pieces <= 50 + 8 * len(QUEUES)
+        await put(store, done(given["a"][7], 1))
+        assert drained(all_windows["a"], store) == [*given["a"][:7], *given["a"][8:]]
+        assert drained(all_windows["b"], store) == given["b"]
+        all_windows["c"].restart()
+        assert held.pieces == 0
+
+
+@in_trio
+async def test_a_window_that_was_cut_takes_an_earlier_piece_at_once(world: World) -> None:
+    """And leaves a later one to the store."""
+    async with world.store() as store:
+        window = Window(store, partition=3, queue="mail")
+        written = await put(store, *(tasks(first_id(ms=NOW_MS - number, maker=number), 1) for number in range(1, 9)))
+        for piece in sorted(written.pieces, key=lambda one: one.sort_key):
+            window.add(piece)
+        urgent = await put(store, tasks(first_id(maker=99), 1, priority=5))
+        window.add(Piece(*urgent.pieces[0]))
+        assert window.head(lambda piece: piece.bits) == (urgent.pieces[0], urgent.pieces[0].bits)
