@@ -97,8 +97,8 @@ class GranterHost(Protocol):
         """The node's wall clock."""
         ...
 
-    def due_at(self, partition: int, due_ms: int) -> None:
-        """Something falls due in a partition then."""
+    def pieces_added(self, pieces: Sequence[Piece]) -> None:
+        """Pieces can be had, now or once they are due."""
         ...
 
     def give_back(self, partition: int, token: int, runs: Sequence[Run]) -> None:
@@ -201,22 +201,11 @@ class Granter:
         """Offer again what is ready of these runs, and what comes first in their keys, or once it is due."""
         store = self._host.store
         for run in runs:
-            self._offer(store.pieces(stretch_of(run.first), mask_of(*run)))
+            self._host.pieces_added(store.pieces(stretch_of(run.first), mask_of(*run)))
             for task_id, digest in self.keys.held(run):
                 head = store.key_head(int.from_bytes(task_id[6:8], "big"), digest)
                 if head is not None and head != task_id:
-                    self._offer(store.pieces(stretch_of(head), mask_of(head, 1)))
-
-    def _offer(self, pieces: Iterable[Piece]) -> None:
-        now_ms = self._host.wall_ms()
-        for piece in pieces:
-            partition = int.from_bytes(piece.first[6:8], "big")
-            next_ms = self._host.store.next_due_ms(partition)
-            if piece.due_ms <= now_ms:
-                self.add([piece])
-            # What has come due since it was written stands among what is due later still.
-            if next_ms is not None and (next_ms <= now_ms or piece.due_ms > now_ms):
-                self._host.due_at(partition, next_ms)
+                    self._host.pieces_added(store.pieces(stretch_of(head), mask_of(head, 1)))
 
     def finished(self, runs: Iterable[Run]) -> None:
         """Tasks are finished for good: the next of their keys can be had."""
