@@ -44,6 +44,7 @@ from simulation.checkers.nothing_lost import NothingLost
 from simulation.checkers.one_claim import OneClaim
 from simulation.checkers.pauses_hold import PausesHold
 from simulation.checkers.periodic_once import PeriodicOnce
+from simulation.checkers.purged_stays_purged import PurgedStaysPurged
 from simulation.checkers.replicas_equal import ReplicasEqual
 from simulation.checkers.tokens_increase import TokensIncrease
 from simulation.checkers.unique_stands import UniqueStands
@@ -90,6 +91,9 @@ class Audit:
             slowest_ms=lambda: min(node_clocks(), default=self.true_ms()),
             true_ms=self.true_ms,
         )
+        self.purged = PurgedStaysPurged(history, backend.probes, disks, self.true_ms)
+        self.nothing_lost.purged = self.enough_copies.purged = self.unique_stands.purged = self.purged
+        self.ledger.purged = self.purged
         self.watcher = Watcher(history, backend.probes)
         self.rule_watcher = RuleWatcher(history, self.ledger, backend.probes)
         self.probes = backend.probes
@@ -97,6 +101,7 @@ class Audit:
         """Entries that changed something."""
         self.checkers: tuple[Checker, ...] = (
             self.ledger,
+            self.purged,
             self.replicas_equal,
             InvariantsHold(history),
             CountedOnce(history),
@@ -155,6 +160,7 @@ class Audit:
         """A worker was given a task, for which it had sent its request then."""
         now_s, said, task_id = trio.current_time(), claim.run.header, claim.id
         self.one_claim.heard(task_id, claim.token, now_s)
+        self.purged.heard(task_id)
         self.all_or_nothing.seen(claim.data, self.catch_up)
         self.catch_up()
         queue = claim.queue
@@ -171,6 +177,7 @@ class Audit:
     def read_back(self, task: Task) -> None:
         """A task was read after the faults, whether its enqueue was acknowledged or not."""
         self.ledger.read_back(task)
+        self.purged.read_back(task)
         self.made_once.read_back(task)
         self.all_or_nothing.read_back(task)
         self.rule_watcher.read_back(task)

@@ -31,6 +31,7 @@ from log_entries import (
     settle_transaction,
 )
 from onyxq.claims import GRACE_MS
+from onyxq.ids import STRETCH_TASKS
 from onyxq.replica import Partition, Replica
 from onyxq.step import NOT_IN_RING, Outcome, Step
 from simulation.probes import Probes
@@ -134,9 +135,9 @@ class ClaimsModel:
             return ""
         args, replica = outcome.args, done.replica
         held = self.held.setdefault(args.partition, {})
-        if isinstance(args, (*GRANTS, reopen_tasks.Args)) and not self.marks.get(args.partition, (0, True))[1]:
+        if isinstance(args, (*GRANTS, reopen_tasks.Args)) and self._names_purged(args):
             self.probes.reached("what is purged was to be granted")
-            wanted, changes = False, {}
+            wanted, changes = False, dict[Any, Holder | None]()
         elif isinstance(args, GRANTS):
             wanted, changes = self._grant(held, args, replica)
         elif isinstance(args, purge.Args):
@@ -159,6 +160,14 @@ class ClaimsModel:
                 held[task] = holder
         return ""
 
+    def _names_purged(self, args: Any) -> bool:
+        """Whether a grant, or a reopening, is about what is purged; nothing behind the first stretch is ever kept."""
+        if args.partition not in self.marks:
+            return False
+        parts = getattr(args, "grants", None)
+        runs = [one.run for one in args.runs] if parts is None else [run for one in parts for run in one.runs]
+        return not self.marks[args.partition][1] or any(at >= STRETCH_TASKS for _, at in tasks_of(runs))
+
     def _purge(self, held: dict[Any, Holder], args: purge.Args) -> bool:
         """Follow a watermark; all tasks lie below any that is ever asked for, and above the first one."""
         before_ms, kept = self.marks.get(args.partition, (0, True))
@@ -171,7 +180,7 @@ class ClaimsModel:
             return False
         if (args.before_ms, keeps) == (before_ms, kept):
             return False
-        if not keeps and held:
+        if any(not keeps or at >= STRETCH_TASKS for _, at in held):
             self.probes.reached("what is claimed was to be purged")
             return False
         self.marks[args.partition] = args.before_ms, keeps

@@ -17,6 +17,7 @@ from random import Random
 from attrs import define, field
 
 from onyxq.claims import lapsed
+from onyxq.ids import STRETCH_TASKS
 from onyxq.replica import ClaimPiece, claimed_bits, pieces_of
 from simulation.probes import Probes
 from simulation.pure import TASKS, Action, Cluster, task
@@ -384,8 +385,11 @@ class Search:
         """A leader raises its watermark; most often its tasks stay below it, or nothing more would come of them."""
         found = self._leader()
         if found is not None:
-            keep = "no" if self._random() < 0.1 else "yes"
+            free = not found[0].replica.claims.get(found[1])
+            keep = "no" if self._random() < (0.5 if free else 0.05) else "yes"
             self._do("purge", found[0].id, found[1], 2 + self._below(40), keep, self._below(8) // 7)
+            if self._random() < 0.3:
+                self._do("grant", found[0].id, found[1], STRETCH_TASKS + self._below(TASKS), 1, 60)
 
     def _transact(self) -> None:
         """Somebody that knows of claims commits a transaction over some of them, now and then a wrong one."""

@@ -41,7 +41,7 @@ ODDS = {
     "limit": 2,
     "periodic": 4,
     "force": 0.5,
-    "purge": 0.5,
+    "purge": 1,
     # who comes and goes
     "start": 8,
     "crash": 1.5,

@@ -21,6 +21,7 @@ from simulation.moves import MovesMix, under_moves
 from simulation.scenes import SCENES, Scene
 from simulation.scenes_cancelling import CANCELLING_SCENES
 from simulation.scenes_copies import COPY_SCENES
+from simulation.scenes_retention import RETENTION_SCENES
 from simulation.scenes_rules import RULE_SCENES
 from simulation.scenes_transactions import TRANSACTION_SCENES
 from simulation.world import Options, World, simulate
@@ -288,6 +289,7 @@ _SCENES: tuple[Scene, ...] = (
     *RULE_SCENES.values(),
     *CANCELLING_SCENES.values(),
     *TRANSACTION_SCENES.values(),
+    *RETENTION_SCENES.values(),
 )
 
 _ALL: tuple[Workload, ...] = (

@@ -22,7 +22,7 @@ from log_entries.registry import ENTRIES
 from onyxq.client import AsyncClient
 from onyxq.client.values import Task
 from onyxq.entry import Entries
-from onyxq.errors import LogUnavailable, OnyxqError
+from onyxq.errors import LogUnavailable, NotFound, OnyxqError
 from onyxq.peer.daemon import PeerConfig, RunningNode
 from onyxq.replica import Replica
 from onyxq.store.memory import MemoryStore, MemoryTables
@@ -428,15 +428,24 @@ class World:
                 self.audit.read_back(task)
                 if task.id not in self.history.enqueued:
                     continue  # its enqueue was never acknowledged
-                updates = await reader.client.task_log(task.id) if task.id in self.history.updates else []
+                try:
+                    updates = await reader.client.task_log(task.id) if task.id in self.history.updates else []
+                except NotFound:
+                    if task.id not in self.audit.purged:
+                        raise
+                    continue  # purged meanwhile
                 self.audit.nothing_lost.read_back(task, updates)
                 self.audit.done_stays_done.read_back(task)
 
     async def compare_copies(self) -> None:
         """Give anti-entropy the time to make all holders that run, and have a leader, equal."""
         with trio.move_on_after(COPIES_S):
-            while not self.audit.copies_equal.look(self.audit.replica, self._disks()):
+            while not self._equal_copies():
                 await trio.sleep(1.0)
+
+    def _equal_copies(self) -> bool:
+        disks = self._disks()
+        return self.audit.copies_equal.look(self.audit.replica, disks) and self.audit.purged.look(disks)
 
     def _tables(self) -> dict[str, MemoryTables]:
         """What is on every node's disk, by node id."""

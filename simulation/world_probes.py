@@ -61,6 +61,11 @@ STANDARD = (
 STANDARD_RUNS = 500
 
 OTHERS = (
+    "acknowledged tasks were purged",
+    "something was kept below a watermark",
+    "something that was kept was purged",
+    "a task was sent again",
+    "a purged task was sent again",
     "a gap in a peer's records",
     "a join was aborted",
     "an obsolete ready came late",

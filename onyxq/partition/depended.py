@@ -37,11 +37,14 @@ class Depended:
 
         Raises `Unavailable` unless all partitions have answered.
         """
+        if not stretches:
+            return set()
         replica = self._host.replica
         nodes = {found.id for number in replica.partitions if (found := leader_node(replica, number)) is not None}
         missing = set(replica.partitions)
         out: set[bytes] = set()
         for node in sorted(nodes):
+            heard = set(replica.partitions)
             for start in range(0, len(stretches), STRETCHES_MAX):
                 part = list(stretches[start : start + STRETCHES_MAX])
                 if node == self._host.node_id:
@@ -49,10 +52,7 @@ class Depended:
                 else:
                     answer = await self._host.call(node, "lead.depended", {"stretches": part}, timeout_s=ASK_TIMEOUT_S)
                 out.update(answer["depended"])
-                if not start:
-                    heard = set(answer["partitions"])
-                else:
-                    heard &= set(answer["partitions"])
+                heard &= set(answer["partitions"])
             missing -= heard
         if missing:
             raise Unavailable(f"whether tasks of partition {min(missing)} wait for failed ones cannot be told now")

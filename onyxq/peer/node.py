@@ -346,6 +346,15 @@ class Node:
         found = ((number, leader.transfers()) for number, leader in sorted(self.leaders.items()))
         return {number: transfers for number, transfers in found if transfers}
 
+    def told_here(self) -> dict[int, dict[str, Any]]:
+        """For people, of partitions led from here, where there is something to tell: the transfers that are under
+        way, and why finished tasks wait to be purged."""
+        transfers, waits = self.transfers_here(), self.operations.purging.waits
+        return {
+            number: {"transfers": transfers.get(number, []), "purge_waits": waits.get(number)}
+            for number in sorted(transfers.keys() | waits.keys())
+        }
+
     def sender(self, node: str) -> Sender:
         """The sender of writes to a node (this one included)."""
         sender = self.senders.get(node)

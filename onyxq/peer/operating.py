@@ -24,7 +24,8 @@ from onyxq.replica import Replica
 LEAVE_TIMEOUT_S = 3.0
 LOOK_EVERY_S = 0.5
 PROGRESS_TIMEOUT_S = 1.0
-"""How long a look at the partitions waits for what their leaders say of transfers."""
+"""How long a look at the partitions waits for what their leaders say of them."""
+NOTHING_TOLD: dict[str, Any] = {"transfers": [], "purge_waits": None}
 
 
 class Operating:
@@ -140,35 +141,36 @@ class Operating:
         return {"partition": number, "position": position, "members": list(after.members), "given_up": lost}
 
     async def partitions(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Where every partition lives, and how far the transfers are that leaders have under way."""
+        """Where every partition lives, and what their leaders tell of them."""
         check.only(args, ())
         found = views.partitions(self._node.replica)
-        transfers = await self._transfers()
+        told = await self._told_by_leaders()
         for one in found["partitions"]:
-            one["transfers"] = transfers.get(one["partition"], [])
+            one.update(told.get(one["partition"], NOTHING_TOLD))
         return found
 
     async def partition(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Where one partition lives, and how far the transfers of it are."""
+        """Where one partition lives, and what its leader tells of it."""
         check.only(args, ("partition",))
         number = check.integer(args.get("partition"), "partition", 0, 1 << 16)
         replica = self._node.replica
         if number not in replica.partitions:
             raise NotFound(f"there is no partition {number}", field="partition")
-        transfers = (await self._transfers()).get(number, [])
-        return {"position": replica.position, **views.partition(replica, number), "transfers": transfers}
+        told = (await self._told_by_leaders()).get(number, NOTHING_TOLD)
+        return {"position": replica.position, **views.partition(replica, number), **told}
 
-    async def _transfers(self) -> dict[int, list[dict[str, Any]]]:
-        """What every live node tells of the transfers of partitions that it leads; nobody is waited for long."""
+    async def _told_by_leaders(self) -> dict[int, dict[str, Any]]:
+        """What every live node tells of partitions that it leads, where there is something; nobody is waited for
+        long."""
         node = self._node
-        found: dict[int, list[dict[str, Any]]] = dict(node.transfers_here())
+        found: dict[int, dict[str, Any]] = dict(node.told_here())
 
         async def ask(other: str) -> None:
             try:
-                told = await node.call(other, "lead.transfers", {}, timeout_s=PROGRESS_TIMEOUT_S)
+                told = await node.call(other, "lead.told", {}, timeout_s=PROGRESS_TIMEOUT_S)
             except OnyxqError:
                 return  # who does not answer tells nothing
-            found.update({int(number): list(transfers) for number, transfers in told.items()})
+            found.update({int(number): {**NOTHING_TOLD, **one} for number, one in told.items()})
 
         async with trio.open_nursery() as nursery:
             for one in sorted(node.replica.nodes.values(), key=lambda one: one.id):

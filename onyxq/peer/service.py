@@ -8,6 +8,7 @@ for peers only and are served from what this node itself leads and holds.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -140,7 +141,7 @@ class Service:
             "cohort.rows": _sync(lambda a: node.cohort.rows(a["keys"])),
             "cohort.covering": _sync(lambda a: node.cohort.covering(self._task_id(a["id"]))),
             "cohort.position": self._cohort_position,
-            "lead.transfers": _sync(lambda _: node.transfers_here()),
+            "lead.told": _sync(lambda _: node.told_here()),
             "peer.leave": self.operating.told_to_leave,
         }
         """What only peers may call."""
@@ -452,6 +453,8 @@ class Service:
         """How much other nodes lack of the partitions that are led here."""
         rows: dict[tuple[str, ...], float] = {}
         partitions: dict[tuple[str, ...], float] = {}
+        waits = Counter(self.node.operations.purging.waits.values())
+        self.node.metrics.purge_waits.replace({(why,): count for why, count in waits.items()})
         for transfers in self.node.transfers_here().values():
             for one in transfers:
                 node = (one["node"],)

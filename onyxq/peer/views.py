@@ -106,6 +106,8 @@ def partition(replica: Replica, number: int) -> dict[str, Any]:
         "epoch": placed.epoch,
         "ready": placed.ready,
         "under_replicated": under_replicated(replica, number),
+        "purged_before_ms": placed.purged_ms or None,
+        "kept_stretches": len(placed.kept),
     }
 
 

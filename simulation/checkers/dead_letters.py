@@ -44,10 +44,14 @@ class DeadLetters(Checker):
                     self._opened(task_id, call.answered_s)
         for task_id in self.history.discarded:
             task = self.ledger.read.get(task_id)
+            if task_id in self.ledger.purged:
+                continue
             if task is None or task.state != "cancelled":
                 raise self.broken(f"{task_id.hex()} was discarded and is {task.state if task else 'gone'}")
         for task_id in self.ledger.reopened:
             task = self.ledger.read.get(task_id)
+            if task_id in self.ledger.purged:
+                continue
             if task is None:
                 raise self.broken(f"{task_id.hex()} was requeued and is gone")
             self._lived(task)

@@ -29,6 +29,8 @@ class DependenciesFirst(Checker):
                 fate = self.ledger.said(task).on_dependency_failed
                 if self.ledger.grants.get(task.id):
                     for one in task.depends:
+                        if one in self.ledger.purged:
+                            continue
                         self._before(task, self.ledger.read.get(one), fate)
                 else:
                     self._unrun(task, fate)
@@ -74,4 +76,6 @@ class DependenciesFirst(Checker):
 
     def _may_have_ended_badly(self, task_id: TaskId) -> bool:
         found = self.ledger.read.get(task_id)
+        if task_id in self.ledger.purged:
+            return True
         return task_id in self.ledger.reopened or (found is not None and found.state in ENDED_BADLY)

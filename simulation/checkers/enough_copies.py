@@ -6,7 +6,7 @@ members change.  Damaged rows count; repairing them is another matter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import ClassVar
 
 from attrs import define, field
@@ -33,6 +33,8 @@ class EnoughCopies(Checker):
 
     name: ClassVar[str] = "enough copies"
     disks: Callable[[], Mapping[str, MemoryTables]] = dict
+    purged: Container[TaskId] = ()
+    """Tasks that were to go."""
     placed: dict[int, tuple[str, ...]] = field(factory=dict)
     """Members of each partition as last looked at."""
 
@@ -56,6 +58,8 @@ class EnoughCopies(Checker):
         disks = self.disks()
         members = [DiskReads(disks[node]) for node in placed.members if node in disks]
         for task_id in task_ids:
+            if task_id in self.purged:
+                continue
             stretch, bit = stretch_of(task_id), mask_of(task_id, 1)
             known = sum(bool(disk.known_bits(stretch) & bit) for disk in members)
             if task_id in self.history.enqueued and 2 * known <= len(placed.members):

@@ -5,7 +5,7 @@ It judges nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any, ClassVar, NamedTuple
 
 from attrs import define, field
@@ -45,6 +45,8 @@ class Ledger(Checker):
     headers: Callable[[TaskId], dict[str, Any]]
     grants: dict[TaskId, list[Event]] = field(factory=dict)
     reopened: dict[TaskId, list[Event]] = field(factory=dict)
+    purged: Container[TaskId] = ()
+    """Tasks that were to go."""
     read: dict[TaskId, Task] = field(factory=dict)
     """All tasks as they were read back after the faults."""
 

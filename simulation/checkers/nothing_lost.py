@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import ClassVar
 
 from attrs import define, field
@@ -18,6 +19,8 @@ class NothingLost(Checker):
 
     name: ClassVar[str] = "nothing lost"
     read: set[TaskId] = field(factory=set)
+    purged: Container[TaskId] = ()
+    """Those that were to go."""
 
     def read_back(self, task: Task, updates: list[TaskUpdate]) -> None:
         """A task was read after the faults."""
@@ -41,6 +44,6 @@ class NothingLost(Checker):
 
     def finish(self) -> None:
         """Everything that was acknowledged was found."""
-        missing = sorted(self.history.enqueued.keys() - self.read)
+        missing = [one for one in sorted(self.history.enqueued.keys() - self.read) if one not in self.purged]
         if missing:
             raise self.broken(f"{len(missing)} acknowledged tasks are gone, the first is {missing[0].hex()}")

@@ -5,6 +5,7 @@ Until it is granted a repeat replaces its data; afterwards nothing does.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import ClassVar
 
 from attrs import define, field
@@ -27,6 +28,8 @@ class UniqueStands(Checker):
     ledger: Ledger
     standing: dict[Key, TaskId] = field(factory=dict)
     """The task of each key, as the first who was told of one heard."""
+    purged: Container[TaskId] = ()
+    """Tasks whose keys are free again."""
     sent_s: dict[TaskId, dict[int, float]] = field(factory=dict)
     """When the requests were sent that were answered with these grants, by token."""
 
@@ -44,6 +47,8 @@ class UniqueStands(Checker):
             raise self.broken(f"{task_id.hex()} of key {key} was granted with {given!r} first, and now with {data!r}")
 
     def _same(self, key: Key, task_id: TaskId, what: str) -> None:
+        if self.standing.get(key) in self.purged:
+            del self.standing[key]
         standing = self.standing.setdefault(key, task_id)
         if standing != task_id:
             raise self.broken(f"{task_id.hex()} was {what} for key {key}; {standing.hex()} stands for it")

@@ -285,7 +285,7 @@ PEER_METHODS = (
     "cohort.push", "cohort.reach", "cohort.rows", "cohort.write", "lead.cancel", "lead.claim", "lead.complete",
     "lead.counts", "lead.dead", "lead.discard", "lead.enqueue", "lead.fail", "lead.finished", "lead.head",
     "lead.list", "lead.offer", "lead.outcomes", "lead.prepare", "lead.release", "lead.renew", "lead.requeue",
-    "lead.transfers", "lead.update", "lead.view", "peer.leave",
+    "lead.told", "lead.update", "lead.view", "peer.leave",
 )  # fmt: skip
 
 VALUES = st.recursive(

@@ -81,16 +81,15 @@ def test_what_is_unfinished_or_young_stays_below_the_watermark() -> None:
             long = await tasks.put(b"long", queue="slow")
             short = await tasks.put(b"short")
             for queue in ("q", "slow"):
-                claim = await tasks.take(queue=queue)
-                assert claim is not None
+                (claim,) = await client.claim(queue, wait_ms=5_000)
                 await tasks.done(claim)
             await trio.sleep(PASSED_S)
             with pytest.raises(NotFound):
                 await tasks.get(short)
             assert await tasks.state(waits) == "ready"
             assert await tasks.state(long) == "completed"
-            claim = await tasks.take(queue="other")
-            assert claim is not None and claim.id == waits
+            (claim,) = await client.claim("other", wait_ms=5_000)
+            assert claim.id == waits
             await tasks.done(claim)
             await trio.sleep(2 * PASSED_S)
             with pytest.raises(NotFound):
@@ -125,5 +124,156 @@ def test_a_node_that_was_away_brings_nothing_back() -> None:
             for one in done:
                 assert world.nodes[2].replica is not None
                 assert world.nodes[2].replica.partitions[partition_of(one)].purged_ms
+
+    simulate(workload, seed=1, options=SHORT)
+
+
+def test_a_failed_task_stays_as_long_as_something_waits_for_it() -> None:
+    """A purged dependency counts as completed, so who waits for one that failed must hear of it first."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            await retention(tasks, 0)
+            await retention(tasks, 0, "after")
+            failing = await tasks.put(b"fails", retries=0)
+            waits = await tasks.put(b"waits", queue="after", depends=[failing])
+            dependents = partition_of(waits)
+            (leader,) = [
+                node for node in world.nodes if node.peer_id == world.audit.replica.partitions[dependents].leader
+            ]
+            assert leader.running is not None and leader.running.node is not None
+            # The leader of what waits hears nothing, neither as a hint nor by asking.
+            deaf = leader.running.node.operations.dependencies
+            deaf.hint = lambda ids: None  # type: ignore[method-assign]
+            deaf._resolve = _nothing  # type: ignore[method-assign]
+            claim = await tasks.take()
+            assert claim is not None
+            await client.fail(claim, "broken")
+            await trio.sleep(PASSED_S)
+            assert await tasks.state(failing) == "failed"
+            assert await tasks.state(waits) == "waiting"
+            del deaf._resolve
+            await trio.sleep(2 * PASSED_S)
+            for one in (failing, waits):
+                with pytest.raises(NotFound, match="purged"):
+                    await tasks.get(one)
+
+    simulate(workload, seed=1, options=SHORT)
+
+
+async def _nothing(*_: object) -> None:
+    """In place of what is not to happen."""
+
+
+def test_a_dependency_that_was_purged_counts_as_completed() -> None:
+    """Whoever is enqueued behind one runs."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            await retention(tasks, 0)
+            first = await tasks.put(b"first")
+            claim = await tasks.take()
+            assert claim is not None
+            await tasks.done(claim)
+            await trio.sleep(PASSED_S)
+            after = await tasks.put(b"after", depends=[first])
+            claim = await tasks.take()
+            assert claim is not None and claim.id == after
+            await tasks.done(claim)
+
+    simulate(workload, seed=1, options=SHORT)
+
+
+def test_a_unique_key_is_free_once_its_task_is_purged() -> None:
+    """The next one with it is a new task."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            await retention(tasks, 0)
+            seen = set()
+            for number in range(3):
+                seen.add(await tasks.put(b"%d" % number, unique_key="k"))
+                claim = await tasks.take()
+                assert claim is not None
+                await tasks.done(claim)
+                assert await tasks.put(b"again", unique_key="k") in seen
+                await trio.sleep(PASSED_S)
+            assert len(seen) == 3
+
+    simulate(workload, seed=1, options=SHORT)
+
+
+def test_a_dead_letter_that_stops_its_key_is_not_purged() -> None:
+    """Its key would go on although nobody said so; once it is given up both go."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            await client.client.call("queue.set", {"queue": "q", "settings": {"retention_ms": 0, "on_dead": "stops"}})
+            dead = await tasks.put(b"1", ordering_key="k", retries=0)
+            behind = await tasks.put(b"2", ordering_key="k")
+            claim = await tasks.take()
+            assert claim is not None
+            await client.fail(claim, "broken")
+            await trio.sleep(PASSED_S)
+            assert [await tasks.state(one) for one in (dead, behind)] == ["failed", "waiting"]
+            await client.client.call("dead.discard", {"ids": [dead]})
+            claim = await tasks.take()
+            assert claim is not None and claim.id == behind
+            await tasks.done(claim)
+            await trio.sleep(PASSED_S)
+            assert rows(world) == [0, 0, 0]
+
+    simulate(workload, seed=1, options=SHORT)
+
+
+def test_a_requeued_dead_letter_lives_on_below_the_watermark() -> None:
+    """Its id is old; its new life is kept, and retention counts from the end of that."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            await retention(tasks, 40_000)
+            dead = await tasks.put(b"x", retries=0)
+            claim = await tasks.take()
+            assert claim is not None
+            await client.fail(claim, "broken")
+            await trio.sleep(20)
+            assert (await client.client.call("dead.requeue", {"ids": [dead]}))["results"] == [None]
+            await trio.sleep(PASSED_S)
+            claim = await tasks.take()
+            assert claim is not None and claim.id == dead
+            await tasks.done(claim)
+            await trio.sleep(20)
+            assert await tasks.state(dead) == "completed"
+            await trio.sleep(PASSED_S)
+            (result,) = (await client.client.call("dead.requeue", {"ids": [dead]}))["results"]
+            assert result["code"] == "not_found" and "purged" in result["message"]
+
+    simulate(workload, seed=1, options=SHORT)
+
+
+def test_tasks_wait_for_an_archive_that_they_are_to_go_to() -> None:
+    """Without a directory for it they stay."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            await client.client.call("queue.set", {"queue": "q", "settings": {"retention_ms": 0, "archive": True}})
+            kept = await tasks.put(b"x")
+            claim = await tasks.take()
+            assert claim is not None
+            await tasks.done(claim)
+            await trio.sleep(PASSED_S)
+            assert await tasks.state(kept) == "completed"
+            shown = await client.client.call("partition", {"partition": partition_of(kept)})
+            assert "archive" in shown["purge_waits"]
+            await client.client.call("queue.set", {"queue": "q", "settings": {"archive": False}})
+            await trio.sleep(PASSED_S)
+            with pytest.raises(NotFound):
+                await tasks.get(kept)
 
     simulate(workload, seed=1, options=SHORT)
