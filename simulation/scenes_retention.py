@@ -28,6 +28,7 @@ async def purged_under_fire(world: World) -> None:
     async with world.client() as client, trio.open_nursery() as nursery:
         await client.client.set_queue("q", retention_ms=draw.choice((0, 3_000, 15_000)), backoff_ms=0)
         nursery.start_soon(_worker, world, over)
+        nursery.start_soon(_watch, world, over)
         nursery.start_soon(_send_again, world, sent, over)
         async with trio.open_nursery() as others:
             others.start_soon(_enqueue_some, world, client, sent)
@@ -52,7 +53,7 @@ async def failed_and_waited_for(world: World) -> None:
         deaf = draw.choice(world.nodes)
         assert deaf.running is not None and deaf.running.node is not None
         deaf.running.node.operations.dependencies.hint = lambda ids: None  # type: ignore[method-assign]
-        deaf.running.node.operations.dependencies._resolve = _nothing  # type: ignore[method-assign]
+        deaf.running.node.operations.dependencies._resolve = _nothing  # type: ignore
         nursery.start_soon(_failing, world, over)
         await trio.sleep(PASSED_S)
         await world.restart_node(deaf, after_s=draw.uniform(0, 8))
@@ -60,6 +61,14 @@ async def failed_and_waited_for(world: World) -> None:
         await _finished(client)
         await trio.sleep(PASSED_S)
         over.over = True
+
+
+async def _watch(world: World, over: _Until) -> None:
+    while not over():
+        for node in world.nodes:
+            if node.replica is not None:
+                world.audit.purged.watch(node.name, node.replica, node.disk.tables)
+        await trio.sleep(0.25)
 
 
 async def _nothing(*_: object) -> None:

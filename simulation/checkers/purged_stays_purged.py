@@ -14,6 +14,7 @@ from attrs import define, field
 from log_entries import purge
 from onyxq.client.values import Task
 from onyxq.entry import APPLIED
+from onyxq.facts import KINDS
 from onyxq.ids import TaskId, partition_of, stretch_of
 from onyxq.purged import Watermark, is_purged, watermark_of
 from onyxq.queues import settings_of
@@ -24,7 +25,7 @@ from simulation.checkers import Checker, granted_in
 from simulation.checkers.enough_copies import DiskReads
 from simulation.probes import Probes
 
-CLOCKS_APART_MS = 11_000
+CLOCKS_APART_MS = 6_000
 """By how much a leader's clock may be ahead of true time, that of whoever noted the completion being behind."""
 
 
@@ -118,6 +119,24 @@ class PurgedStaysPurged(Checker):
         """A task was read after the faults."""
         self._stays(task.id, "read")
 
+    def watch(self, node: str, replica: Replica, tables: MemoryTables) -> None:
+        """No row of what a node knows to be purged comes to its disk; called again and again."""
+        for number, placed in replica.partitions.items():
+            mark = watermark_of(placed)
+            if not mark.before_ms:
+                continue
+            rows = {
+                key
+                for kind in KINDS
+                for key, _ in tables.rows.ascend(number.to_bytes(2, "big") + kind)
+                if key[:3] == number.to_bytes(2, "big") + kind and mark.covers(key[3:23])
+            }
+            known, before = self._seen.get((node, number), (Watermark(), set[bytes]()))
+            if known == mark and rows - before:
+                row = min(rows - before)
+                raise self.broken(f"a row of kind {row[2:3]!r} of the purged task {row[3:23].hex()} came to {node}")
+            self._seen[node, number] = mark, rows
+
     def look(self, disks: Mapping[str, list[tuple[bytes, bytes]]]) -> bool:
         """Whether no disk of these holds a row of what is purged."""
         marks = {number: watermark_of(placed) for number, placed in self.replica.partitions.items()}
@@ -129,6 +148,7 @@ class PurgedStaysPurged(Checker):
         ]
         return not self._left
 
+    _seen: dict[tuple[str, int], tuple[Watermark, set[bytes]]] = field(factory=dict)
     _left: list[str] = field(factory=list)
 
     def finish(self) -> None:

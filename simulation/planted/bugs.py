@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from simulation.planted.bugs_cancelling import CANCELLING_BUGS
 from simulation.planted.bugs_copies import COPY_BUGS
+from simulation.planted.bugs_retention import RETENTION_BUGS
 from simulation.planted.bugs_rules import RULE_BUGS
 from simulation.planted.planted import Planted
 
@@ -345,6 +346,7 @@ PLANTED: tuple[Planted, ...] = (
     *COPY_BUGS,
     *RULE_BUGS,
     *CANCELLING_BUGS,
+    *RETENTION_BUGS,
 )
 """Every planted bug."""
 

@@ -20,5 +20,7 @@ class Planted:
     """Which is expected to find it."""
     runs: int = 100
     """Seeds within which it must be found, from 1 on."""
+    more: tuple[tuple[str, str, str], ...] = ()
+    """File, line and what takes its place, where one line is not enough: others would make up for it."""
     quick: int = 0
     """Seeds, from 1 on, within which every full run of the tests finds it; 0: they do not try."""

@@ -49,24 +49,28 @@ class Verdict:
         }
 
 
-def planted_text(planted: Planted, root: Path = ROOT) -> str:
-    """The file's text with the bug in it; raises `NotPlanted`."""
-    lines = (root / planted.file).read_text("utf-8").splitlines(keepends=True)
-    places = [place for place, line in enumerate(lines) if line.strip() == planted.before]
-    if len(places) != 1:
-        raise NotPlanted(f"{planted.name}: {planted.file} has {len(places)} lines {planted.before!r}, not one")
-    line = lines[places[0]]
-    indentation = line[: len(line) - len(line.lstrip())]
-    lines[places[0]] = f"{indentation}{planted.after}\n"
-    return "".join(lines)
+def planted_texts(planted: Planted, root: Path = ROOT) -> dict[str, str]:
+    """The texts of files with the bug in them, by path; raises `NotPlanted`."""
+    texts: dict[str, str] = {}
+    for file, before, after in ((planted.file, planted.before, planted.after), *planted.more):
+        lines = (texts.get(file) or (root / file).read_text("utf-8")).splitlines(keepends=True)
+        places = [place for place, line in enumerate(lines) if line.strip() == before]
+        if len(places) != 1:
+            raise NotPlanted(f"{planted.name}: {file} has {len(places)} lines {before!r}, not one")
+        line = lines[places[0]]
+        indentation = line[: len(line) - len(line.lstrip())]
+        lines[places[0]] = f"{indentation}{after}\n"
+        texts[file] = "".join(lines)
+    return texts
 
 
 def plant(planted: Planted, directory: Path) -> None:
     """Make ``directory`` a copy of the tree with the bug in it; raises `NotPlanted`."""
-    text = planted_text(planted)
+    texts = planted_texts(planted)
     for package in PACKAGES:
         shutil.copytree(ROOT / package, directory / package, ignore=shutil.ignore_patterns("__pycache__"))
-    (directory / planted.file).write_text(text, "utf-8")
+    for file, text in texts.items():
+        (directory / file).write_text(text, "utf-8")
 
 
 def look_for(planted: Planted, seeds: Iterable[int] | None = None) -> Verdict:
@@ -92,7 +96,7 @@ def look_for(planted: Planted, seeds: Iterable[int] | None = None) -> Verdict:
 def run_suite(planted: Sequence[Planted] = PLANTED, *, jobs: int = 1) -> Iterator[Verdict]:
     """Look for all of them, ``jobs`` at a time; verdicts as they come. Raises `NotPlanted` before it begins."""
     for one in planted:
-        planted_text(one)
+        planted_texts(one)
     left: queue.SimpleQueue[Planted] = queue.SimpleQueue()
     for one in planted:
         left.put(one)
