@@ -14,8 +14,9 @@ from attrs import define, field
 from log_entries import purge
 from onyxq.client.values import Task
 from onyxq.entry import APPLIED
-from onyxq.facts import KINDS
-from onyxq.ids import TaskId, partition_of, stretch_of
+from onyxq.errors import Corrupt
+from onyxq.facts import COMPLETION, KINDS, unpack_completion
+from onyxq.ids import TaskId, mask_of, partition_of, stretch_of
 from onyxq.purged import Watermark, is_purged, watermark_of
 from onyxq.queues import settings_of
 from onyxq.replica import Replica
@@ -70,25 +71,17 @@ class PurgedStaysPurged(Checker):
         self._waited_for(gone)
 
     def _was_due(self, task_id: TaskId) -> None:
-        """A task that goes is finished, wherever it is known who leads, and was so for its retention."""
-        stretch, known = stretch_of(task_id), False
-        for tables in self.disks().values():
-            disk = DiskReads(tables)
-            if not disk.known_bits(stretch):
-                continue
-            known = True
-            if task_id not in self.history.completed and disk.reopened(task_id):
-                continue  # its completion may be of an earlier life
-            ended = disk.ended(stretch)
-            if ended is None:
-                continue
-            for queue, at_ms in ended.queues.items():
-                passed_ms = self.true_ms() - at_ms
-                if passed_ms + CLOCKS_APART_MS < settings_of(self.replica, queue).retention_ms:
-                    raise self.broken(f"{task_id.hex()} of {queue} is purged {passed_ms} ms after its end")
-            return
-        if known:
+        """A task that goes is finished, as one of the disks that have it says, and was so for its retention."""
+        bit, queue = mask_of(task_id, 1), self.history.enqueued[task_id].queue
+        disks = [DiskReads(tables) for tables in self.disks().values()]
+        known = [disk for disk in disks if disk.known_bits(stretch_of(task_id)) & bit]
+        done = [disk for disk in known if disk.finished_bits(stretch_of(task_id)) & bit]
+        if known and not done:
             raise self.broken(f"{task_id.hex()} is purged and unfinished on every disk that has it")
+        rows = {body for disk in done for body in _completions(disk, task_id)}
+        passed_ms = self.true_ms() - max((unpack_completion(body).at_ms for body in rows), default=0)
+        if passed_ms + CLOCKS_APART_MS < settings_of(self.replica, queue).retention_ms:
+            raise self.broken(f"{task_id.hex()} of {queue} is purged {passed_ms} ms after its end")
 
     def _waited_for(self, gone: list[TaskId]) -> None:
         """No acknowledged task that waits depends on one that failed and goes."""
@@ -155,3 +148,11 @@ class PurgedStaysPurged(Checker):
         """No disk held such a row any more when it was last looked at."""
         if self._left:
             raise self.broken(f"{self._left[0]}, and {len(self._left) - 1} more rows are left")
+
+
+def _completions(disk: DiskReads, task_id: TaskId) -> list[bytes]:
+    """Completions of a task on a disk; none if one is damaged there."""
+    try:
+        return [body for _, body in disk.covering(COMPLETION, task_id)]
+    except Corrupt:
+        return []
