@@ -16,7 +16,16 @@ from onyxq.replica import claim_of
 from simulation.checkers import Broken
 from simulation.checkers.enough_copies import DiskReads
 from simulation.clients import RecordingClient
-from simulation.scenes import ONE, Scene, leader_of, take_the_rest
+from simulation.scenes import (
+    ONE,
+    Scene,
+    cut_off,
+    leader_of,
+    payloads,
+    successor,
+    take_the_rest,
+    try_to_complete,
+)
 from simulation.world import Options, SimulatedNode, World
 
 COPIED_S = 1.0
@@ -90,6 +99,23 @@ async def _take_one(client: RecordingClient) -> None:
             await client.claim("q", maximum=1, lease_ms=3_000, wait_ms=5_000, timeout_ms=6_000)
         except OnyxqError:
             await trio.sleep(0.1)
+
+
+async def crossed(world: World) -> None:
+    """A leader that is cut off completes a task, and so does its successor: each has a row that the other lacks."""
+    async with world.client() as client:
+        await client.enqueue("q", payloads(4), backoff_ms=0)
+        claims = list(await client.claim("q", maximum=4, lease_ms=2_000, wait_ms=5_000))
+        old = cut_off(world)
+        async with world.client(nodes=[old]) as misled, trio.open_nursery() as nursery:
+            nursery.start_soon(try_to_complete, misled, claims)
+            await successor(world, old)
+        async with world.client(nodes=[node for node in world.nodes if node is not old]) as served:
+            await take_the_rest(served)
+        world.reconnect_log(old)
+        await trio.sleep(5)  # it has all that the log says when it is compared with others
+        world.network.heal()
+        await world.settle()
 
 
 # --- copies that are given up ---------------------------------------------------------------------
@@ -244,6 +270,7 @@ COPY_SCENES: Mapping[str, Scene] = {
     one.name: one
     for one in (
         Scene("half_written", "a completion that only its leader has", half_written, lambda draw: ONE),
+        Scene("crossed", "a leader and its successor both complete what they have", crossed, lambda draw: ONE),
         Scene("retired", "a node leaves for good, and its copies go to a slow one", retired, _four),
         Scene("missed", "a node that could not be heard for long is back", missed, _spread),
         Scene("unanswered", "a leader is cut off while it has nothing to write", unanswered, lambda draw: ONE),

@@ -245,8 +245,12 @@ PLANTED: tuple[Planted, ...] = (
         "changes[1] += row_hash(key, value)",
         "changes[1] += 0",
         "copies that hold different rows look alike",
-        "standard",
-        runs=250,
+        "crossed",
+        quick=3,
+        more=(
+            ("onyxq/store/digests.py", "changes[1] += row_hash(key, new) - row_hash(key, old)", "changes[1] += 0"),
+            ("onyxq/partition/repair.py", "if store.crooked:", "if False:"),
+        ),
     ),
     Planted(
         "history position written before the rows",
