@@ -32,6 +32,6 @@ async def archive(host: ArchivingHost, bucket: Bucket, directory: Path) -> str:
     except Incomplete as error:
         return f"{error.message}; {error.advice}"
     except OnyxqError as error:
-        return f"the archive: {error.message}"
+        return error.message
     log.info("partition %d: %s in %s", bucket.partition, written, directory)
     return ""

@@ -9,10 +9,10 @@ import pytest
 import trio
 from attrs import evolve
 
+from onyxq.client import AsyncClient
 from onyxq.errors import NotFound
 from onyxq.ids import TaskId, partition_of
 from onyxq.parquet.reader import find
-from simulation.clients import RecordingClient
 from simulation.scenes import leader_of
 from simulation.world import World, simulate
 from tests.simulation.scheduled import STEADY
@@ -22,20 +22,19 @@ PASSED_S = 90.0
 """In which whatever may be purged is."""
 
 
-async def ask(client: RecordingClient, method: str, **args: Any) -> Any:
+async def ask(client: AsyncClient, method: str, **args: Any) -> Any:
     """One call by its name on the wire."""
-    return await client.client.call(method, args)
+    return await client.call(method, args)
 
 
-async def finished(client: RecordingClient, *, archive: bool = True) -> list[TaskId]:
+async def finished(client: AsyncClient) -> list[TaskId]:
     """Tasks that ended in every way."""
-    settings = {"retention_ms": 5_000, "archive": archive}
-    await ask(client, "queue.set", queue="q", settings=settings)
-    ids = await client.enqueue("q", [b"task %d" % number for number in range(24)], retries=1, backoff_ms=0)
+    await client.set_queue("q", retention_ms=5_000, archive=True)
+    ids = await client.enqueue_many("q", [b"task %d" % number for number in range(24)], retries=1, backoff_ms=0)
     ids += [await _unique(client)]
     left = len(ids)
     while left:
-        for claim in await client.claim("q", maximum=3, lease_ms=60_000, wait_ms=20_000):
+        for claim in await client.claim("q", max=3, lease_ms=60_000, wait_ms=20_000):
             way = int.from_bytes(claim.id[-2:], "big") % 4
             await client.update(claim, b"half way")
             if way == 0 or claim.attempts:
@@ -46,19 +45,20 @@ async def finished(client: RecordingClient, *, archive: bool = True) -> list[Tas
             elif way == 2:
                 await client.cancel(claim.id, claimed=True)
             else:
-                await client.transact(complete=[(claim, b"moved")])
+                async with client.transaction() as tx:
+                    tx.complete(claim, b"moved")
             left -= 1
     return ids
 
 
-async def _unique(client: RecordingClient) -> TaskId:
+async def _unique(client: AsyncClient) -> TaskId:
     """A task whose data was replaced."""
     for data in (b"older", b"newer"):
-        (task_id,) = await client.enqueue("q", [data], unique_key="k", delay_ms=500)
+        task_id = await client.enqueue("q", data, unique_key="k", delay_ms=500)
     return task_id
 
 
-async def purged(client: RecordingClient, ids: list[TaskId]) -> bool:
+async def purged(client: AsyncClient, ids: list[TaskId]) -> bool:
     """Whether all of these are."""
     for task_id in ids:
         try:
@@ -74,7 +74,8 @@ def test_what_is_purged_is_found_in_the_archive_as_it_was(seed: int, tmp_path: P
     """Every field, claim and update; leaders die meanwhile."""
 
     async def workload(world: World) -> None:
-        async with world.client() as client:
+        async with world.client() as recording:
+            client = recording.client
             ids = await finished(client)
             await world.settle()
             said = {task_id: await ask(client, "get", id=task_id) for task_id in ids}
@@ -99,12 +100,14 @@ def test_tasks_stay_while_the_archive_cannot_be_written(tmp_path: Path) -> None:
     directory.write_text("a file")
 
     async def workload(world: World) -> None:
-        async with world.client() as client:
+        async with world.client() as recording:
+            client = recording.client
             ids = await finished(client)
             await trio.sleep(PASSED_S)
             assert not await purged(client, ids[:1])
-            shown = await ask(client, "partition", partition=partition_of(ids[0]))
-            assert "cannot be written" in shown["purge_waits"]
+            running = leader_of(world, partition_of(ids[0])).running
+            assert running is not None and running.node is not None
+            assert "cannot be written" in running.node.operations.purging.waits[partition_of(ids[0])]
             directory.unlink()
             await trio.sleep(PASSED_S)
             assert await purged(client, ids)
