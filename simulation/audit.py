@@ -25,6 +25,8 @@ from onyxq.store.memory import MemoryTables
 from simulation.checkers import Checker
 from simulation.checkers.all_or_nothing import AllOrNothing
 from simulation.checkers.attempts_counted import AttemptsCounted
+from simulation.checkers.checkpoints_found import CheckpointsFound
+from simulation.checkers.code_runs_alone import CodeRunsAlone
 from simulation.checkers.copies_equal import CopiesEqual
 from simulation.checkers.counted_once import CountedOnce
 from simulation.checkers.dead_letters import DeadLetters
@@ -32,6 +34,7 @@ from simulation.checkers.deadlines_kept import DeadlinesKept
 from simulation.checkers.dependencies_first import DependenciesFirst
 from simulation.checkers.done_stays_done import DoneStaysDone
 from simulation.checkers.enough_copies import DiskReads, EnoughCopies
+from simulation.checkers.handed_back import HandedBack
 from simulation.checkers.invariants_hold import InvariantsHold
 from simulation.checkers.keys_in_order import KeysInOrder
 from simulation.checkers.leaders_only import LeadersOnly
@@ -40,6 +43,7 @@ from simulation.checkers.ledger import Ledger
 from simulation.checkers.limits_kept import LimitsKept
 from simulation.checkers.linearizable import Linearizable
 from simulation.checkers.made_once import MadeOnce
+from simulation.checkers.nothing_hoarded import NothingHoarded
 from simulation.checkers.nothing_lost import NothingLost
 from simulation.checkers.one_claim import OneClaim
 from simulation.checkers.pauses_hold import PausesHold
@@ -94,6 +98,9 @@ class Audit:
         self.purged = PurgedStaysPurged(history, backend.probes, disks, self.true_ms)
         self.nothing_lost.purged = self.enough_copies.purged = self.unique_stands.purged = self.purged
         self.ledger.purged = self.purged
+        self.code_runs_alone = CodeRunsAlone(history)
+        self.checkpoints_found = CheckpointsFound(history)
+        self.nothing_hoarded = NothingHoarded(history)
         self.watcher = Watcher(history, backend.probes)
         self.rule_watcher = RuleWatcher(history, self.ledger, backend.probes)
         self.probes = backend.probes
@@ -124,6 +131,10 @@ class Audit:
             DeadLetters(history, self.ledger),
             PeriodicOnce(history, self.ledger),
             AttemptsCounted(history),
+            self.code_runs_alone,
+            self.checkpoints_found,
+            self.nothing_hoarded,
+            HandedBack(history, self.ledger),
             Linearizable(history),
             self.watcher,
             self.rule_watcher,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import trio
@@ -10,8 +10,8 @@ import trio
 from onyxq.client import AsyncClient
 from onyxq.client.claims import Claim, ClaimBatch
 from onyxq.client.transactions import AsyncTransaction, gather
-from onyxq.errors import AlreadyFinished, Conflict, NotFound, OnyxqError, StaleToken
-from onyxq.ids import TaskId
+from onyxq.errors import AlreadyFinished, BatchRefused, Conflict, NotFound, OnyxqError, StaleToken
+from onyxq.ids import TaskId, ids_of
 from simulation.audit import Audit
 from simulation.history import (
     CANCEL,
@@ -144,13 +144,18 @@ class RecordingClient:
         self._audit.done_stays_done.check(claim.id)
         self._audit.enough_copies.acknowledged(self._audit.replica, [claim.id])
 
-    async def renew(self, claim: Claim, lease_ms: int, *, timeout_ms: int | None = None) -> None:
-        """Renew one claim; raises `OnyxqError`."""
-        lapsed = self._lapsed(claim)
-        await self._calling(RENEW, claim, self.client.renew(claim, lease_ms, timeout_ms=timeout_ms), lease_ms=lease_ms)
-        if lapsed:
-            self._audit.probes.reached("a lapsed claim was renewed")
-        self._history.heard[claim.id][claim.token].valid_until_s = claim.expires
+    async def renew(self, claims: Claim | Sequence[Claim], lease_ms: int, *, timeout_ms: int | None = None) -> None:
+        """Renew one claim, or several together; raises `OnyxqError`."""
+        several = _several(claims)
+        lapsed = any(map(self._lapsed, several))
+        call = self.client.renew(claims, lease_ms, timeout_ms=timeout_ms)
+        try:
+            await self._calling(RENEW, claims, call, lease_ms=lease_ms)
+            if lapsed:
+                self._audit.probes.reached("a lapsed claim was renewed")
+        finally:
+            for claim in several:
+                self._history.heard[claim.id][claim.token].valid_until_s = claim.expires
 
     async def fail(
         self, claim: Claim, error: str, retry_in_ms: int | None = None, *, timeout_ms: int | None = None
@@ -159,10 +164,11 @@ class RecordingClient:
         self._end(claim)
         await self._calling(FAIL, claim, self.client.fail(claim, error, retry_in_ms, timeout_ms=timeout_ms))
 
-    async def release(self, claim: Claim, *, timeout_ms: int | None = None) -> None:
-        """Give one task back; raises `OnyxqError`."""
-        self._end(claim)
-        await self._calling(RELEASE, claim, self.client.release(claim, timeout_ms=timeout_ms))
+    async def release(self, claims: Claim | Sequence[Claim], *, timeout_ms: int | None = None) -> None:
+        """Give one task back, or several together; raises `OnyxqError`."""
+        for claim in _several(claims):
+            self._end(claim)
+        await self._calling(RELEASE, claims, self.client.release(claims, timeout_ms=timeout_ms))
 
     async def update(self, claim: Claim, data: bytes, *, timeout_ms: int | None = None) -> int:
         """Append an update; raises `OnyxqError`."""
@@ -271,9 +277,9 @@ class RecordingClient:
     async def cancel(self, task_id: TaskId, *, claimed: bool = False) -> None:
         """Cancel a task, even if it is ``claimed`` or only if not; raises `OnyxqError`."""
         kind = STOP if claimed else CANCEL
-        operation = self._history.begin(Operation(kind, self.name, -1, trio.current_time()), task_id)
+        operation = Operation(kind, self.name, -1, trio.current_time())
         held = bool(self._history.holders(task_id, trio.current_time()))
-        await self._outcome(operation, self.client.cancel(task_id, claimed=claimed))
+        await self._outcome(operation, task_id, self.client.cancel(task_id, claimed=claimed))
         self._history.cancelled[task_id] = self._log_end()
         self._audit.catch_up()
         self._audit.done_stays_done.check(task_id)
@@ -282,14 +288,16 @@ class RecordingClient:
 
     async def requeue(self, task_id: TaskId) -> None:
         """Have a dead letter run again; raises `OnyxqError`."""
-        operation = self._history.begin(Operation(REQUEUE, self.name, -1, trio.current_time()), task_id)
-        await self._outcome(operation, self.client.requeue_dead([task_id]))
+        await self._outcome(
+            Operation(REQUEUE, self.name, -1, trio.current_time()), task_id, self.client.requeue_dead([task_id])
+        )
         self._audit.probes.reached("a dead letter was requeued")
 
     async def discard(self, task_id: TaskId) -> None:
         """Give a dead letter up; raises `OnyxqError`."""
-        operation = self._history.begin(Operation(DISCARD, self.name, -1, trio.current_time()), task_id)
-        await self._outcome(operation, self.client.discard_dead([task_id]))
+        await self._outcome(
+            Operation(DISCARD, self.name, -1, trio.current_time()), task_id, self.client.discard_dead([task_id])
+        )
         self._history.discarded[task_id] = self._log_end()
         self._audit.probes.reached("a dead letter was discarded")
 
@@ -307,22 +315,43 @@ class RecordingClient:
     def _lapsed(self, claim: Claim) -> bool:
         return claim.expires < trio.current_time()
 
-    async def _calling(self, kind: str, claim: Claim, call: Awaitable[Answer], *, lease_ms: int = 0) -> Answer:
-        """The call's answer; it is noted as an operation on the claim's task."""
-        operation = Operation(kind, self.name, claim.token, trio.current_time(), lease_ms=lease_ms)
-        return await self._outcome(self._history.begin(operation, claim.id), call)
+    async def _calling(
+        self, kind: str, claims: Claim | Sequence[Claim], call: Awaitable[Answer], *, lease_ms: int = 0
+    ) -> Answer:
+        """The call's answer; it is noted as an operation on the task of each claim."""
+        now_s = trio.current_time()
+        operations = {
+            claim.id: self._history.begin(Operation(kind, self.name, claim.token, now_s, lease_ms=lease_ms), claim.id)
+            for claim in _several(claims)
+        }
+        return await self._outcomes(operations, call)
 
-    async def _outcome(self, operation: Operation, call: Awaitable[Answer]) -> Answer:
+    async def _outcome(self, operation: Operation, task_id: TaskId, call: Awaitable[Answer]) -> Answer:
+        return await self._outcomes({task_id: self._history.begin(operation, task_id)}, call)
+
+    async def _outcomes(self, operations: Mapping[TaskId, Operation], call: Awaitable[Answer]) -> Answer:
         try:
             answer = await self._noting(call)
-        except OnyxqError as error:
-            if isinstance(error, REFUSALS):
-                operation.answered_s, operation.outcome, operation.code = trio.current_time(), REFUSED, error.code
-                if isinstance(error, StaleToken):
-                    self._audit.probes.reached("a stale token was refused")
+        except BatchRefused as error:
+            refused = {one: part.error for part in error.refused for one in ids_of(part.first, part.count)}
+            for task_id, operation in operations.items():
+                self._answered(operation, refused.get(task_id))
             raise
-        operation.answered_s, operation.outcome = trio.current_time(), OK
+        except OnyxqError as error:
+            for operation in operations.values():
+                self._answered(operation, error)
+            raise
+        for operation in operations.values():
+            self._answered(operation, None)
         return answer
+
+    def _answered(self, operation: Operation, error: OnyxqError | None) -> None:
+        if error is None:
+            operation.answered_s, operation.outcome = trio.current_time(), OK
+        elif isinstance(error, REFUSALS):
+            operation.answered_s, operation.outcome, operation.code = trio.current_time(), REFUSED, error.code
+            if isinstance(error, StaleToken):
+                self._audit.probes.reached("a stale token was refused")
 
     async def _noting(self, call: Awaitable[Answer]) -> Answer:
         """The call's answer; notes the error that it raises."""
@@ -331,3 +360,7 @@ class RecordingClient:
         except OnyxqError as error:
             self._history.error(error.code)
             raise
+
+
+def _several(claims: Claim | Sequence[Claim]) -> Sequence[Claim]:
+    return [claims] if isinstance(claims, Claim) else claims

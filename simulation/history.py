@@ -111,6 +111,19 @@ class Operation:
         return f"{self.kind}({self.token}) by {self.client} {self.invoked_s:.3f}..{answered}: {outcome}"
 
 
+RUNNING, RETURNED, RAISED, STOPPED, KILLED = "running", "returned", "raised", "stopped", "killed"
+
+
+@define
+class Worked:
+    """One run of a task's code in a worker."""
+
+    worker: str
+    token: int
+    begun_s: float
+    outcome: str = RUNNING
+
+
 @define(eq=False)
 class Transacted:
     """A transaction that a client asked for. All its payloads and results are of no other."""
@@ -156,6 +169,10 @@ class History:
     """By name."""
     transaction_of: dict[bytes, Transacted] = field(factory=dict)
     """Payload -> the transaction that enqueues it."""
+    worked: dict[TaskId, list[Worked]] = field(factory=dict)
+    """Runs of each task's code in workers."""
+    troubled: set[str] = field(factory=set)
+    """Workers whose leases may run out: they were killed, or cut off, or what they ask for was."""
     errors: dict[str, int] = field(factory=dict)
     """How often clients met each error code."""
 

@@ -53,7 +53,7 @@ async def work(
         await trio.sleep(pause_s)
 
 
-async def _finished(client: RecordingClient, within_s: float = 120.0, *, discard: bool = False) -> None:
+async def finished(client: RecordingClient, within_s: float = 120.0, *, discard: bool = False) -> None:
     """Return once every task is finished; `TooSlowError` if that takes too long. ``discard``: have dead letters go."""
     with trio.fail_after(within_s):
         while True:
@@ -93,9 +93,9 @@ async def keys_handed_over(world: World) -> None:
             for _ in range(3):
                 await trio.sleep(world.random.uniform(0.5, 4))
                 await lead_elsewhere(world, kill=0.2)
-            await _finished(client)
+            await finished(client)
             buried.over = True
-        await _finished(client, discard=True)
+        await finished(client, discard=True)
         over.over = True
 
 
@@ -145,7 +145,7 @@ async def same_again(world: World) -> None:
             for _ in range(2):
                 await trio.sleep(world.random.uniform(0.5, 3))
                 await lead_elsewhere(world)
-        await _finished(client)
+        await finished(client)
         over.over = True
 
 
@@ -183,7 +183,7 @@ async def due_at_a_takeover(world: World) -> None:
         nursery.start_soon(_slow_worker, world, over)
         for _ in range(2):
             await lead_elsewhere(world)
-        await _finished(client)
+        await finished(client)
         over.over = True
 
 
@@ -230,7 +230,7 @@ async def after_others(world: World) -> None:
                 nursery.start_soon(lead_elsewhere, world)
             await trio.sleep(draw.uniform(0, 0.6))
         await world.settle()
-        await _finished(client)
+        await finished(client)
         over.over = True
 
 
@@ -257,7 +257,7 @@ async def after_their_own(world: World) -> None:
                 nursery.start_soon(lead_elsewhere, world)
             await trio.sleep(draw.uniform(0, 0.5))
         await world.settle()
-        await _finished(client)
+        await finished(client)
         over.over = True
 
 
@@ -286,7 +286,7 @@ async def limits_under_fire(world: World) -> None:
             await client.client.resume("q")
             if number % 4 == 3 and world.random.random() < 0.5:
                 await lead_elsewhere(world)
-        await _finished(client, within_s=240)
+        await finished(client, within_s=240)
         over.over = True
 
 
@@ -323,7 +323,7 @@ async def opened_again(world: World) -> None:
         over = _Until()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(work, client, over)
-            await _finished(client)
+            await finished(client)
             over.over = True
 
 
@@ -371,7 +371,7 @@ async def ticking(world: World) -> None:
         over = _Until()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(work, client, over)
-            await _finished(client)
+            await finished(client)
             over.over = True
 
 

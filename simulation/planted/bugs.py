@@ -6,6 +6,7 @@ from simulation.planted.bugs_cancelling import CANCELLING_BUGS
 from simulation.planted.bugs_copies import COPY_BUGS
 from simulation.planted.bugs_retention import RETENTION_BUGS
 from simulation.planted.bugs_rules import RULE_BUGS
+from simulation.planted.bugs_workers import WORKER_BUGS
 from simulation.planted.planted import Planted
 
 PLANTED: tuple[Planted, ...] = (
@@ -351,6 +352,7 @@ PLANTED: tuple[Planted, ...] = (
     *RULE_BUGS,
     *CANCELLING_BUGS,
     *RETENTION_BUGS,
+    *WORKER_BUGS,
 )
 """Every planted bug."""
 

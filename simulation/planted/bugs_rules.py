@@ -39,6 +39,14 @@ RULE_BUGS: tuple[Planted, ...] = (
         "each waits for the other, and everything behind them for both",
         "after_their_own",
     ),
+    Planted(
+        "a head that is due later is forgotten",
+        "onyxq/partition/granter.py",
+        "if next_ms is not None and (next_ms <= now_ms or piece.due_ms > now_ms):",
+        "if next_ms is not None and next_ms < 0:",
+        "what comes first in its key before it is due is had when something else of its partition falls due",
+        "after_their_own",
+    ),
     # --- unique keys
     Planted(
         "a repeat of a unique key is another task",

@@ -1,0 +1,29 @@
+"""The loop of real workers in a simulated cluster: they stop, die and are cut off."""
+
+from __future__ import annotations
+
+import pytest
+
+from simulation.runs import play
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_workers_that_end_hand_back_what_they_could_not_finish(seed: int) -> None:
+    """Uncounted, if they are told to stop; those that are killed cost an attempt."""
+    result = play("staff_changes", seed)
+    assert not result.checker, result.what
+
+
+@pytest.mark.parametrize(
+    "seed", [pytest.param(5, id="a late claim"), pytest.param(12, id="a lease that ends between two renewals")]
+)
+def test_workers_that_are_cut_off_stop_with_their_leases(seed: int) -> None:
+    """Nobody works on what another worker has begun."""
+    result = play("staff_cut_off", seed)
+    assert not result.checker, result.what
+
+
+def test_tasks_that_depend_on_others_of_their_key_are_worked_off() -> None:
+    """Whatever is due when, and whoever leads."""
+    result = play("after_their_own", 1)
+    assert not result.checker, result.what
