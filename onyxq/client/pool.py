@@ -66,6 +66,15 @@ class Backoff:
         self._pause_s = min(2 * self._pause_s, BACKOFF_MAX_S)
 
 
+class _Search:
+    """A search for a peer that answers, for all requests that wait for one."""
+
+    def __init__(self) -> None:
+        self.over = anyio.Event()
+        self.found: Connection | None = None
+        self.error: OnyxqError | None = None
+
+
 class Pool:
     """Connections to the peers of one cluster; used within the client's ``async with``."""
 
@@ -86,7 +95,7 @@ class Pool:
         self._not_before: dict[str, float] = {}
         self._trying: set[str] = set()
         """Leaders that connections are being made with."""
-        self._lock = anyio.Lock()
+        self._search: _Search | None = None
         self._refreshed = anyio.Event()
         self._wanted = anyio.Event()
 
@@ -116,7 +125,7 @@ class Pool:
             connection: Connection | None = None
             began = anyio.current_time()
             try:
-                connection = self._direct(address) or await self.coordinator()
+                connection = self._direct(address) or await self.coordinator(until)
                 left_ms = max(1, int((until - anyio.current_time()) * 1000))
                 timeout_ms = min(left_ms, ATTEMPT_TIMEOUT_MS + wait_ms)
                 made = args if isinstance(args, dict) else args()
@@ -143,16 +152,32 @@ class Pool:
         """Address of a partition's leader, as far as it is known."""
         return self.routes.leaders.get(partition)
 
-    async def coordinator(self) -> Connection:
-        """The connection that requests go to; connects to the first known peer that answers."""
+    async def coordinator(self, until: float) -> Connection:
+        """The connection that requests go to; connects to the first known peer that answers.
+
+        Raises `Unavailable` at ``until``; the search goes on for later requests, whose time may be as short.
+        """
         if self._coordinator is not None and not self._coordinator.closed.is_set():
             return self._coordinator
-        async with self._lock:
-            if self._coordinator is not None and not self._coordinator.closed.is_set():
-                return self._coordinator
-            self._coordinator = await self._any_peer()
+        search = self._search
+        if search is None:
+            search = self._search = _Search()
+            self._spawner.start_soon(self._find_peer, search)
+        with anyio.move_on_after(max(0.0, until - anyio.current_time())):
+            await search.over.wait()
+        if search.found is None:
+            raise search.error or Unavailable("no peer could be reached in time")
+        return search.found
+
+    async def _find_peer(self, search: _Search) -> None:
+        try:
+            search.found = self._coordinator = await self._any_peer()
             self.refresh_soon()
-            return self._coordinator
+        except OnyxqError as error:
+            search.error = error
+        finally:
+            self._search = None
+            search.over.set()
 
     # clocks
     def now_ms(self, partition: int) -> tuple[int, int] | None:

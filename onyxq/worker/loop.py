@@ -18,7 +18,7 @@ from onyxq.client import AsyncClient, Claim, ClaimBatch
 from onyxq.errors import BadRequest, OnyxqError, Overloaded, TimedOut, Unavailable
 from onyxq.worker.attempts import Attempt, current_attempt, current_claim, current_client, describe
 from onyxq.worker.pace import PATIENCE_S, Pace
-from onyxq.worker.renewing import Renewals
+from onyxq.worker.renewing import RENEWALS_PER_LEASE, Renewals
 
 GATHER_S = 0.02
 """A free slot waits so long for others: asking for one at a time would cost a grant per task."""
@@ -278,12 +278,19 @@ class Worker:
     # --- working
 
     def _begin(self, client: AsyncClient, group: TaskGroup) -> None:
+        now, late = anyio.current_time(), []
         while self._waiting and not self._stopping and len(self._running) < self._slots():
             job = self._waiting.popleft()
+            if job.claim.expires < now + self._lease_ms / 1000 / RENEWALS_PER_LEASE:
+                # Its answer was long on the way: the lease may be over before it is renewed.
+                late.append(job.claim)
+                continue
             self._running[job.claim] = job
-            job.since = anyio.current_time()
-            self._begun_at += job.since
+            job.since = now
+            self._begun_at += now
             group.start_soon(self._work, client, group, job)
+        if late:
+            group.start_soon(self._release, client, late)
 
     async def _work(self, client: AsyncClient, group: TaskGroup, job: _Job) -> None:
         current_claim.set(job.claim)

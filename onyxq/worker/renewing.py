@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 import anyio
@@ -29,7 +30,10 @@ class Renewals:
         pause_s = self._lease_ms / RENEWALS_PER_LEASE / 1000
         next_at = anyio.current_time() + pause_s
         while True:
-            await anyio.sleep_until(next_at)
+            # Where a renewal failed the lease may end first; code must not go on behind it.
+            now = anyio.current_time()
+            ends_at = min((claim.expires for claim in self._held() if claim.expires > now), default=next_at)
+            await anyio.sleep_until(min(next_at, ends_at))
             next_at = anyio.current_time() + pause_s
             claims = list(self._held())
             if claims:
@@ -40,7 +44,7 @@ class Renewals:
         left_s = min(claim.expires for claim in claims) - anyio.current_time()
         timeout_s = min(pause_s, max(left_s, RENEWAL_TIMEOUT_MIN_S))
         try:
-            await client.renew(claims, self._lease_ms, timeout_ms=int(timeout_s * 1000))
+            await client.renew(claims, self._lease_ms, timeout_ms=math.ceil(timeout_s * 1000))
         except BatchRefused as error:
             refused = {one: part.error for part in error.refused for one in ids_of(part.first, part.count)}
         except OnyxqError as error:

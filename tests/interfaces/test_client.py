@@ -393,6 +393,26 @@ def test_nobody_there_is_unavailable_at_the_deadline() -> None:
     play(scenario)
 
 
+def test_a_call_keeps_its_time_while_no_peer_answers_and_the_search_goes_on() -> None:
+    """However short that is: a later call finds the peer that the search has come to."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        await cluster.start(network.host("a"), "a:1")
+        await cluster.start(network.host("b"), "b:1")
+        async with client_of(network, "a:1", "b:1") as client:
+            network.part(["client"], ["a"])
+            start = anyio.current_time()
+            for _ in range(3):
+                before = anyio.current_time()
+                with pytest.raises(Unavailable, match="in time"):
+                    await client.enqueue("q", b"", id=bytes(20), timeout_ms=500)
+                assert anyio.current_time() - before <= 0.6
+            assert await client.enqueue("q", b"", timeout_ms=3_000)
+            assert anyio.current_time() - start < 2.5
+
+    play(scenario)
+
+
 # the blocking client
 
 
