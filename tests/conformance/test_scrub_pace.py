@@ -1,0 +1,101 @@
+"""When a node looks through its store for what rotted: at once, in turns with clients, and seldom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from onyxq.metrics import Metrics
+from onyxq.partition import repair
+from onyxq.partition.repair import BUSY_PAUSE_S, QUIET_PAUSE_S, REST, SLICE_S, Repair
+from onyxq.replica import EMPTY
+from onyxq.store.auditing import PHASES, WORK, progress
+from onyxq.store.interface import Piece
+from onyxq.store.memory import MemoryStore
+from tests.conformance.store_world import NOW_MS, first_id, put, tasks
+
+
+class Host:
+    """A node with a store and nobody else."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self.node_id = "n"
+        self.store = store
+        self.replica = EMPTY
+        self.metrics = Metrics()
+        self.quiet = True
+
+    async def call(self, node: str, method: str, args: dict[str, Any], *, timeout_s: float) -> Any:
+        """There is no other."""
+        raise AssertionError
+
+    def pieces_added(self, pieces: Sequence[Piece]) -> None:
+        """Nobody waits for any."""
+
+    def repaired(self, partition: int, rows: int) -> None:
+        """Nothing is damaged."""
+
+
+def in_a_host(monkeypatch: pytest.MonkeyPatch, check: Callable[[Host], Any]) -> None:
+    """Have a store scrubbed one thing at a time while ``check`` runs, on a clock that jumps."""
+    monkeypatch.setattr(repair, "SCRUB_BYTES", 1)
+
+    async def main() -> None:
+        host = Host(MemoryStore(now_ms=lambda: NOW_MS))
+        await put(host.store, *(tasks(first_id(maker=number), 1) for number in range(200)))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(Repair(host).run)
+            await check(host)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+async def round_s(host: Host) -> float:
+    """How long it takes until the present round, or the next, is over."""
+    began, rounds = trio.current_time(), host.metrics.scrub_rounds.value()
+    while host.metrics.scrub_rounds.value() == rounds:
+        await trio.sleep(QUIET_PAUSE_S)
+    return trio.current_time() - began
+
+
+def test_a_round_begins_at_once_and_rests_in_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a large store does not keep a core busy for ever."""
+
+    async def check(host: Host) -> None:
+        first_s = await round_s(host)
+        slices = first_s / QUIET_PAUSE_S
+        assert slices > 600  # rows, stretches, entries
+        assert await round_s(host) > slices * SLICE_S * REST * 0.8
+
+    in_a_host(monkeypatch, check)
+
+
+def test_a_round_takes_its_time_while_clients_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And goes on quickly as soon as they are not."""
+
+    async def check(host: Host) -> None:
+        host.quiet = False
+        await trio.sleep(60)
+        reached = host.metrics.scrub_progress.value()
+        assert host.metrics.scrub_rounds.value() == 0 and reached is not None
+        assert 200 < 60 / BUSY_PAUSE_S < 600
+        host.quiet = True
+        assert await round_s(host) < 20
+
+    in_a_host(monkeypatch, check)
+
+
+def test_progress_goes_from_nothing_to_all() -> None:
+    """Whatever table a round has come to, and whatever partition in it."""
+    assert len(WORK) == len(PHASES)
+    places = [
+        bytes([phase]) + partition.to_bytes(2, "big") + b"x" for phase in range(len(PHASES)) for partition in (0, 3, 7)
+    ]
+    found = [progress(place, 8) for place in places]
+    assert found == sorted(found) and found[0] == 0.0 and found[-1] < 1.0
+    assert progress(b"", 8) == 1.0
