@@ -32,7 +32,8 @@ SCRUB_BYTES = 1024 * 1024
 SLICE_S = 0.005
 QUIET_PAUSE_S = 0.01
 """Between two slices while nobody asks for anything: a third of a core is used."""
-BUSY_PAUSE_S = 0.25
+BUSY_PART, BUSY_PAUSE_S = 5, 0.05
+"""While clients are served a slice is a fifth as long: a claim that waits for one is not much slower."""
 SCRUB_PAUSE_S = 60.0
 """From the end of one round to the next, at least."""
 REST = 100
@@ -80,7 +81,7 @@ class Repair:
     def __init__(self, host: RepairHost) -> None:
         self._host = host
         self._after = b""
-        self._slices = 0
+        self._slices = 0.0
         """Those of the present round."""
         self._scrub_at_s = 0.0
         self._told: dict[bytes, float] = {}
@@ -111,13 +112,14 @@ class Repair:
     def _scrub(self) -> None:
         """Check one slice more."""
         metrics = self._host.metrics
-        self._after = self._host.store.scrub(self._after, SCRUB_BYTES)
-        self._slices += 1
+        part = 1 if self._host.quiet else BUSY_PART
+        self._after = self._host.store.scrub(self._after, SCRUB_BYTES // part)
+        self._slices += 1 / part
         metrics.scrub_progress.set(round(progress(self._after, len(self._host.replica.partitions)), 4))
         if not self._after:
             metrics.scrub_rounds.add()
             self._scrub_at_s = trio.current_time() + max(SCRUB_PAUSE_S, REST * self._slices * SLICE_S)
-            self._slices = 0
+            self._slices = 0.0
 
     async def _mend(self, found: Mending) -> None:
         """Put right what can be told from the rows that are here."""

@@ -102,7 +102,7 @@ class DeadLetters:
 
     def _places(self, partition: int, after: bytes, wanted: dict[str, Any]) -> Iterator[Place]:
         for task_id in self._node.operations.dead.find(partition, queue=wanted["queue"], after=after):
-            yield task_id, True
+            yield task_id, True, 1
 
     def _partitions(self) -> int:
         if self._node.replica.cluster is None:

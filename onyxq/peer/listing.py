@@ -25,17 +25,18 @@ STATES = ("scheduled", "waiting", "ready", "claimed", "completed", "failed", "ca
 UNFINISHED = ("scheduled", "waiting", "ready")
 PATIENCE_S = 0.5
 """A page that is not full yet is added to for so long."""
-LOOKS_MAX = 8_000
+LOOKS_MAX = 20_000
 """Rows that one look goes through at most."""
-VIEW_LOOKS = 8
+VIEW_LOOKS = 40
 """What putting a task together counts as."""
 LOOKS_PER_TURN = 250
 """Rows between two of which others get their turn."""
 ROWS_FIRST, ROWS_MAX = 8, 256
 """Rows of a partition that are read at once, at first and at most."""
 
-Place: TypeAlias = tuple[TaskId, bool]
-"""An id up to which a partition was looked through, and whether the task there may be wanted."""
+Place: TypeAlias = tuple[TaskId, bool, int]
+"""An id up to which a partition was looked through, whether the task there may be wanted, and how many
+rows were looked at for it."""
 Look: TypeAlias = dict[str, Any]
 """What a leading node answers: ``found``, in id order, and ``reached``, None at the end of all it leads."""
 Local: TypeAlias = Callable[[dict[str, Any]], Awaitable[Look]]
@@ -95,7 +96,7 @@ class Listing:
             return ()
         if state == "failed":
             find = self._node.operations.dead.find
-            return ((one, True) for one in find(partition, queue=queue, after=after))
+            return ((one, True, 1) for one in find(partition, queue=queue, after=after))
         return self._stored(partition, after, queue, state)
 
     def _any(self, partition: int, queue: str | None, state: str | None) -> bool:
@@ -116,12 +117,17 @@ class Listing:
         node, rows = self._node, ROWS_FIRST
         while True:
             found = node.store.look(partition, queue=queue, state=state, now_ms=node.wall_ms(), after=after, limit=rows)
+            looked = 0
             for stretch, bits in found:
                 if state in UNFINISHED and bits:
                     bits &= ~claimed_bits(pieces_of(node.replica, stretch))
-                yield from _in(stretch, bits)
+                looked += 1
+                if bits:
+                    yield from _in(stretch, bits, looked)
+                    looked = 0
                 after = last_of(stretch)
-                yield after, False
+            if found:
+                yield TaskId(after), False, looked
             if not found:
                 return
             rows = min(2 * rows, ROWS_MAX)
@@ -131,19 +137,19 @@ class Listing:
         known = sorted(TaskId(one) for one in claims or () if last_of(TaskId(one)) > after)
         for stretch in known:
             bits = claimed_bits(pieces_of(self._node.replica, stretch)) & ~store.finished_bits(stretch)
-            for task_id, _ in _in(stretch, bits):
+            for task_id, *_ in _in(stretch, bits, 1):
                 if task_id > after:
                     view = self._reading.view_here(task_id) if queue is not None else None
-                    yield task_id, view is None or view["queue"] == queue
-            yield last_of(stretch), False
+                    yield task_id, view is None or view["queue"] == queue, 1
+            yield last_of(stretch), False, 1
 
 
 async def look(places: Iterator[Place], take: Callable[[TaskId], Any], *, limit: int, cost: int = VIEW_LOOKS) -> Look:
     """Take up to ``limit`` of the tasks that may be wanted; ``cost``: what it takes to tell about one, in rows."""
     found: list[Any] = []
     looked = turn = 0
-    for task_id, wanted in places:
-        looked += 1
+    for task_id, wanted, rows in places:
+        looked += rows
         if wanted:
             looked += cost
             if (one := take(task_id)) is not None:
@@ -156,10 +162,11 @@ async def look(places: Iterator[Place], take: Callable[[TaskId], Any], *, limit:
     return {"found": found, "reached": None}
 
 
-def _in(stretch: TaskId, bits: int) -> Iterator[Place]:
+def _in(stretch: TaskId, bits: int, rows: int) -> Iterator[Place]:
     for run in runs_of(stretch, bits):
         for task_id in ids_of(*run):
-            yield task_id, True
+            yield task_id, True, rows
+            rows = 1
 
 
 def _id_of(found: Any) -> TaskId:

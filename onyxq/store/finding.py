@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from onyxq.errors import BadRequest, Corrupt
 from onyxq.facts import CANCELLED, COMPLETED, TASK
-from onyxq.ids import STRETCH_TASKS, TaskId, id_at, mask_of, offset_of, stretch_of
+from onyxq.ids import STRETCH_TASKS, TaskId, id_at, mask_of, ms_of, offset_of, stretch_of
 from onyxq.store.facets import free_bits
 from onyxq.store.heads import task_head
 from onyxq.store.reading_keys import RuledReads
@@ -30,6 +30,7 @@ class FindingReads(RuledReads):
             start = after + b"\0"
         out: list[tuple[TaskId, int]] = []
         record: Stretch | None = None
+        any_of = False
         for key, value in self._tables.rows.ascend(prefix + start):
             if key[:3] != prefix:
                 break
@@ -39,8 +40,9 @@ class FindingReads(RuledReads):
                     break
                 record = self._stretch(stretch_id)
                 out.append((stretch_id, 0))
+                any_of = not self.hides(stretch_id) and any_may_be(record, state, now_ms)
             limit -= 1
-            if self.hides(stretch_id):
+            if not any_of:
                 continue
             try:
                 count, found = task_head(value)
@@ -56,10 +58,27 @@ class FindingReads(RuledReads):
         return out
 
 
+def any_may_be(stretch: Stretch, state: str | None, now_ms: int) -> bool:
+    """Whether any task of a stretch may be in a state, by its record alone."""
+    if state in ("completed", "failed", "cancelled"):
+        return bool(finished_in(stretch)[state])
+    if state is None:
+        return True
+    if state == "waiting":
+        return bool(stretch.ruled)
+    late = ms_of(stretch.key[7:]) <= now_ms
+    return bool(stretch.moved) or state not in ("scheduled", "ready") or late == (state == "ready")
+
+
+def finished_in(stretch: Stretch) -> dict[str, int]:
+    """The finished tasks of a stretch by state."""
+    done = stretch.done
+    return {"completed": done[COMPLETED], "failed": stretch.failed, "cancelled": done[CANCELLED]}
+
+
 def may_be(tables: Tables, stretch: Stretch, owner: Owner, *, state: str | None, now_ms: int) -> int:
     """The tasks of a row that may be in a state, as a mask: none that is in it is left out."""
-    done = stretch.done
-    finished = {"completed": done[COMPLETED], "failed": stretch.failed, "cancelled": done[CANCELLED]}
+    finished = finished_in(stretch)
     if state is None or state in finished:
         return owner.tasks & finished.get(state or "", -1)
     live = owner.tasks & ~stretch.finished
