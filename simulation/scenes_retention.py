@@ -27,6 +27,7 @@ async def purged_under_fire(world: World) -> None:
     draw, over, sent = world.random, _Until(), dict[bytes, TaskId]()
     async with world.client() as client, trio.open_nursery() as nursery:
         await client.client.set_queue("q", retention_ms=draw.choice((0, 3_000, 15_000)), backoff_ms=0)
+        await client.client.set_queue("later", retention_ms=0, backoff_ms=0)
         nursery.start_soon(_worker, world, over)
         nursery.start_soon(_watch, world, over)
         nursery.start_soon(_send_again, world, sent, over)
@@ -35,6 +36,7 @@ async def purged_under_fire(world: World) -> None:
             for _ in range(3):
                 await draw.choice((_away, _die, _rot, lead_elsewhere))(world)
         await world.settle()
+        nursery.start_soon(_worker, world, over, "later")
         await _finished(client)
         await trio.sleep(PASSED_S)
         over.over = True
@@ -80,10 +82,10 @@ async def _failing(world: World, over: _Until) -> None:
         await work(client, over, fail=lambda claim: True, pause_s=0.5)
 
 
-async def _worker(world: World, over: _Until) -> None:
+async def _worker(world: World, over: _Until, queue: str = "q") -> None:
     draw = world.random.random
     async with world.client() as client:
-        await work(client, over, fail=lambda claim: draw() < 0.15, pause_s=0.3)
+        await work(client, over, queue=queue, fail=lambda claim: draw() < 0.15, pause_s=0.3)
 
 
 async def _enqueue_some(world: World, client: RecordingClient, sent: dict[bytes, TaskId]) -> None:
@@ -98,10 +100,13 @@ async def _enqueue_some(world: World, client: RecordingClient, sent: dict[bytes,
             said["depends"] = draw.sample(recent, 1)
         elif kind < 0.5:
             said["delay_ms"] = 4_000
+        queue = "later" if kind > 0.8 else "q"
         try:
-            ids = await client.enqueue("q", [data], timeout_ms=10_000, **said)  # type: ignore[arg-type]
+            ids = await client.enqueue(queue, [data], timeout_ms=10_000, **said)  # type: ignore[arg-type]
         except OnyxqError:
             continue  # noted by the client
+        if queue == "later":
+            continue  # nobody works on these before the end
         recent = [*recent[-8:], *ids]
         if not said.keys() & {"unique_key", "depends", "delay_ms"}:
             sent[data] = ids[0]

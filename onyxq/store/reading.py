@@ -193,6 +193,8 @@ class StoreReads(FindingReads):
         for key, value in self._tables.due.ascend(due_start(partition, start_ms)):
             if len(out) >= limit or key[:2] != prefix or due_ms_of(key) >= end_ms:
                 break
+            if self.hides(key[10:]):
+                continue
             place, rest = bytes(value[:20]), value[20:]
             digest = place[:16]
             if digest not in names:

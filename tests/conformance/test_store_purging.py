@@ -10,7 +10,7 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from onyxq.facts import FAILED, GRANTED, STOPPED, TASK, Row, key_digest, key_of
+from onyxq.facts import FAILED, GRANTED, RETRIED, STOPPED, TASK, Row, key_digest, key_of
 from onyxq.ids import TaskId, id_at, make_id, mask_of, stretch_of
 from onyxq.purged import Watermark
 from onyxq.store.interface import Batch, Ended, Purge
@@ -75,6 +75,8 @@ async def test_purged_tasks_are_in_no_answer_from_the_moment_the_watermark_rises
             tasks(old(), 3),
             done(old(), 1, outcome=FAILED),
             tasks(old(2048), 1, unique_key="k"),
+            tasks(old(4096), 1),
+            event(old(4096), 1, RETRIED, position=1, retry_ms=NOW_MS + 9),
         )
         store.raise_watermark(3, ALL)
         assert store.watermark(3) == ALL and store.watermark(4) == Watermark()
@@ -82,6 +84,7 @@ async def test_purged_tasks_are_in_no_answer_from_the_moment_the_watermark_rises
         assert store.covering(TASK, old()) == store.completions(old()) == store.task_rows(3) == []
         assert store.known_bits(old()) == store.finished_bits(old()) == 0
         assert store.pieces(old(), mask_of(old(), 3)) == store.ready(3, "mail") == []
+        assert store.due(3, 0, NOW_MS + HOUR) == []
         assert store.failed(3) == [] and store.unique(3, "mail", "k") is None
         hour = OLD_MS // HOUR
         assert [key for leaf in store.leaves(3, hour) for key in store.keys(3, hour, leaf)] == []
