@@ -65,6 +65,22 @@ def test_the_holder_of_a_cancelled_task_is_told_whatever_it_asks_for() -> None:
     simulate(workload, seed=1, options=ONE)
 
 
+def test_a_claimed_task_of_a_key_is_not_cancelled() -> None:
+    """The next of its key must not begin while its worker runs; one that waits can be."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            first, second = await client.enqueue("q", [b"first", b"second"], ordering_key="k")
+            (claim,) = await client.claim("q", wait_ms=20_000, lease_ms=60_000)
+            with pytest.raises(Conflict, match="has an ordering key"):
+                await client.cancel(first, claimed=True)
+            await client.cancel(second, claimed=True)
+            await client.complete(claim, b"done")
+            assert (await client.client.get(first)).state == "completed"
+
+    simulate(workload, seed=1, options=ONE)
+
+
 def test_a_task_that_waits_is_cancelled_in_the_same_way() -> None:
     """Who asks for claimed tasks too need not know whether it is."""
 
