@@ -12,7 +12,7 @@ from onyxq.ids import TaskId
 from simulation.clients import RecordingClient
 from simulation.faults import bit_rot
 from simulation.scenes import Scene
-from simulation.scenes_rules import _finished, _Until, lead_elsewhere, work
+from simulation.scenes_rules import finished, _Until, lead_elsewhere, work
 from simulation.world import Options, World
 
 MARGIN_MS, BUCKET_MS = 12_000, 2_000
@@ -37,7 +37,7 @@ async def purged_under_fire(world: World) -> None:
                 await draw.choice((_away, _die, _rot, lead_elsewhere))(world)
         await world.settle()
         nursery.start_soon(_worker, world, over, "later")
-        await _finished(client)
+        await finished(client)
         await trio.sleep(PASSED_S)
         over.over = True
 
@@ -60,7 +60,7 @@ async def failed_and_waited_for(world: World) -> None:
         await trio.sleep(PASSED_S)
         await world.restart_node(deaf, after_s=draw.uniform(0, 8))
         await world.settle()
-        await _finished(client)
+        await finished(client)
         await trio.sleep(PASSED_S)
         over.over = True
 
