@@ -21,8 +21,9 @@ BURST_S = 0.1
 """So far may bytes run ahead of the limit."""
 BUSY_S = 0.5
 """A client's write this long ago means that clients are being served."""
-BUSY_PAUSE = 4.0
-"""Pause behind a page while clients are served, as a multiple of the time that it took."""
+BUSY_PAUSE = 8.0
+"""Pause behind a page while clients are served, as a multiple of the time that it took: with 4, peers that
+share their processors with their clients lost a tenth of their speed more (``bench/sync.py``)."""
 PAUSE_MAX_S = 2.0
 
 
