@@ -107,7 +107,9 @@ class Listing:
             return True
         for name, numbers in counts.items():
             found = named([*numbers, 0])
-            # Behind others of their key some count as waiting that are shown as scheduled.
+            # What has just come due counts as scheduled for a moment; what waits behind others of its key
+            # and is not due yet is shown as scheduled.
+            found["ready"] += found["scheduled"]
             found["scheduled"] += found["waiting"]
             if queue in (None, name) and found["total" if state is None else state]:
                 return True

@@ -65,3 +65,19 @@ def test_a_look_that_finds_nothing_says_how_far_it_came(monkeypatch: pytest.Monk
             assert first["after"] is not None
 
     simulate(workload, seed=3, options=Options(partitions=1))
+
+
+def test_a_task_is_listed_as_ready_as_soon_as_it_is_due() -> None:
+    """Whatever the counts, which follow a moment later, say of it."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            raw = client.client
+            task = await raw.enqueue("q", b"x", delay_ms=5_000)
+            for _ in range(200):
+                listed = [[one.id async for one in raw.list_all(state=state)] for state in ("scheduled", "ready")]
+                assert [task] in listed
+                await trio.sleep(0.05)
+            assert listed == [[], [task]]
+
+    simulate(workload, seed=3, options=Options(partitions=1, clock_offset_ms=0))
