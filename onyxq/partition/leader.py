@@ -112,6 +112,8 @@ class PartitionLeader:
         """Holders that reached the epoch and whose rows were merged after that."""
         self._reached: set[str] = {host.node_id}
         """Holders that promised the epoch: they take writes."""
+        self._failing: set[str] = set()
+        """Holders that could not be brought up to date when that was tried last."""
         self._marks = 0
         self._progress = trio.Event()
         self._trouble_since: float | None = None
@@ -288,10 +290,12 @@ class PartitionLeader:
     def _may_settle(self, placed: Partition) -> bool:
         """Whether the target is up to date, and no whole copy of a node that lives is given up before another is made.
 
-        A majority is enough where the others are gone: their places are to be taken soon.
+        A majority is enough where the others are gone: their places are to be taken soon. A member that
+        has not been compared yet, as by a leader that is new, may be whole.
         """
         nodes = self._host.replica.nodes
-        whole = [node for node in placed.members if node in self.current and node in nodes and nodes[node].peer]
+        lives = [node for node in placed.members if node in nodes and nodes[node].peer]
+        whole = [node for node in lives if node in self.current or node not in self._failing]
         wanted = min(len(whole), len(placed.target))
         return majority(placed.target, self.current) and sum(n in self.current for n in placed.target) >= wanted
 
@@ -343,8 +347,11 @@ class PartitionLeader:
                     await self._reach(node)
                     async with self._host.sync_limit(node):
                         await self._bring_up(node)
+                    self._failing.discard(node)
                     pause = RETRY_PAUSE_S
                 except OnyxqError as error:
+                    self._failing.add(node)
+                    self._note_progress()
                     if isinstance(error, StaleEpoch):
                         self.deposed = True
                         return

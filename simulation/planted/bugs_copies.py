@@ -32,6 +32,14 @@ COPY_BUGS: tuple[Planted, ...] = (
         quick=3,
     ),
     Planted(
+        "a member that was not compared yet counts as no copy",
+        "onyxq/partition/leader.py",
+        "whole = [node for node in lives if node in self.current or node not in self._failing]",
+        "whole = [node for node in lives if node in self.current]",
+        "a leader that is new gives up copies that it has not heard of",
+        "retired",
+    ),
+    Planted(
         "nobody looks for who missed something",
         "onyxq/peer/probing.py",
         "sender.returned()",
