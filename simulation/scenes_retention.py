@@ -12,7 +12,7 @@ from onyxq.ids import TaskId
 from simulation.clients import RecordingClient
 from simulation.faults import bit_rot
 from simulation.scenes import Scene
-from simulation.scenes_rules import finished, _Until, lead_elsewhere, work
+from simulation.scenes_rules import _Until, finished, lead_elsewhere, work
 from simulation.world import Options, World
 
 MARGIN_MS, BUCKET_MS = 12_000, 2_000

@@ -42,8 +42,9 @@ RULE_BUGS: tuple[Planted, ...] = (
     Planted(
         "a head that is due later is forgotten",
         "onyxq/partition/granter.py",
-        "if next_ms is not None and (next_ms <= now_ms or piece.due_ms > now_ms):",
-        "if next_ms is not None and next_ms < 0:",
+        "self.offer([Run(head, 1)])",
+        "now_ms, found = self._host.wall_ms(), self._host.store.pieces(stretch_of(head), mask_of(head, 1));"
+        " self.add(one for one in found if one.due_ms <= now_ms)",
         "what comes first in its key before it is due is had when something else of its partition falls due",
         "after_their_own",
     ),
