@@ -224,7 +224,7 @@ class Base:
             and not self.cuts.any
             and not self.world.audit.replica.claims
             and not (self.backend == "trio" and self.test_task is not None and self.test_task.child_nurseries)
-            and not any(worker.held for worker in self.working())
+            and not any(worker.held or not worker.worker.set_up for worker in self.working())
             and not self.extensions_work()
             and not any(machine.calls for machine in self.machines)
             and all(node.running is not None for node in self.world.nodes)

@@ -92,6 +92,8 @@ class Worker:
         """Of the claim that waits for tasks now."""
         self._giving_back = False
         self._failure: OnyxqError | None = None
+        self.set_up = False
+        """Whether all is set up that its application asks for, such as periodic tasks."""
         self.finished = 0
         """Tasks completed."""
         self.failed = 0
@@ -123,7 +125,7 @@ class Worker:
             async with anyio.create_task_group() as group:
                 group.start_soon(Renewals(self._standing, self._lost, lease_ms=self._lease_ms).run, client)
                 group.start_soon(self._hand_back, client)
-                group.start_soon(self._beside, client)
+                group.start_soon(self._set_up, client)
                 await self._claim(client, group)
                 await self._drain()
                 group.cancel_scope.cancel()
@@ -132,8 +134,12 @@ class Worker:
         if self._failure is not None:
             raise self._failure
 
+    async def _set_up(self, client: AsyncClient) -> None:
+        await self._beside(client)
+        self.set_up = True
+
     async def _beside(self, client: AsyncClient) -> None:
-        """What else goes on while it works."""
+        """What is to be set up while it works."""
 
     @property
     def _stopping(self) -> bool:

@@ -39,15 +39,6 @@ RULE_BUGS: tuple[Planted, ...] = (
         "each waits for the other, and everything behind them for both",
         "after_their_own",
     ),
-    Planted(
-        "a head that is due later is forgotten",
-        "onyxq/partition/granter.py",
-        "self.offer([Run(head, 1)])",
-        "now_ms, found = self._host.wall_ms(), self._host.store.pieces(stretch_of(head), mask_of(head, 1));"
-        " self.add(one for one in found if one.due_ms <= now_ms)",
-        "what comes first in its key before it is due is had when something else of its partition falls due",
-        "after_their_own",
-    ),
     # --- unique keys
     Planted(
         "a repeat of a unique key is another task",

@@ -56,7 +56,7 @@ def programs() -> dict[str, str]:
 def test_what_the_page_shows_passes(pytester: pytest.Pytester) -> None:
     """Every example of docs/testing.rst, as it stands there."""
     files = programs()
-    assert set(files) == {"shop", "test_shop", "test_leases", "test_clients"}
+    assert set(files) == {"shop", "test_shop", "test_leases", "test_clients", "test_books"}
     pytester.makepyfile(**files)
     expected = sum(program.count("def test_") for program in files.values())
     pytester.runpytest_inprocess(*PLUGIN).assert_outcomes(passed=expected)
