@@ -30,13 +30,14 @@ from onyxq.errors import OnyxqError
 SYSTEMS = {"onyxq-embedded-1": (1, 0), "onyxq-zookeeper-3": (3, 1), "onyxq-ensemble-3": (3, 3)}
 """Peers and ZooKeeper servers."""
 SMALL = 10_000
-PARTS = ("claims", "lists", "restart", "refill", "overdue")
+PARTS = ("claims", "lists", "restart", "scrub", "refill", "overdue")
 STATES = ("scheduled", "waiting", "ready", "claimed", "completed", "failed", "cancelled")
 FEW = 120
 """Tasks in each of the states that a backlog has few of."""
 CLAIMS = (*((queue, 1) for queue in READY), ("ready", 100))
 PAGE_TASKS = 100
 SETTLE_S = 3.0
+SCRUB_SECONDS_MAX = 3_600
 GOALS = {"own_mib": 400, "claim_p99_ratio": 1.5, "restart_s": 5, "load_kept": 0.7}
 
 
@@ -116,6 +117,8 @@ async def _backlog(cluster: Cluster, options: argparse.Namespace, found: dict[st
             }
     if "restart" in options.parts:
         found["restart"] = await _restart(cluster)
+    if "scrub" in options.parts:
+        found["scrub"] = await _scrub(cluster, options.tasks)
     if "refill" in options.parts and cluster.zookeeper is not None:
         async with AsyncClient(cluster.addresses[:-1]) as client:
             await until_whole(client, len(cluster.peers))
@@ -250,6 +253,21 @@ async def _first_claim(cluster: Cluster, numbers: list[int], queue: str) -> dict
             await trio.sleep(0.01)
         all_s = time.perf_counter() - begin
     return {"all_serve_s": round(all_s, 2), "first_claim_s": round(claimed_s, 2)}
+
+
+async def _scrub(cluster: Cluster, tasks: int) -> dict[str, Any]:
+    """Seconds until peers that were just started have looked through their whole stores; nobody asks for anything."""
+    progress("waiting until all stores were looked through")
+    for number in [one.number for one in cluster.peers]:
+        cluster.kill(cluster.peers[0])
+        await trio.to_thread.run_sync(cluster.start, number)
+    begin = time.perf_counter()
+    while not all(await trio.to_thread.run_sync(cluster.metric, "onyxq_scrub_rounds_total")):
+        if time.perf_counter() - begin > SCRUB_SECONDS_MAX:
+            return {"reached": await trio.to_thread.run_sync(cluster.metric, "onyxq_scrub_progress")}
+        await trio.sleep(1)
+    took_s = time.perf_counter() - begin
+    return {"seconds": round(took_s), "tasks_per_s": round(tasks / took_s)}
 
 
 # --- overdue --------------------------------------------------------------------------
