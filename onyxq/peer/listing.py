@@ -23,9 +23,9 @@ from onyxq.store.finding import last_of
 
 STATES = ("scheduled", "waiting", "ready", "claimed", "completed", "failed", "cancelled")
 UNFINISHED = ("scheduled", "waiting", "ready")
-PATIENCE_S = 0.5
+PATIENCE_S = 0.25
 """A page that is not full yet is added to for so long."""
-LOOKS_MAX = 20_000
+LOOKS_MAX = 10_000
 """Rows that one look goes through at most."""
 VIEW_LOOKS = 40
 """What putting a task together counts as."""
