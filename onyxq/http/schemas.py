@@ -125,7 +125,12 @@ _PARTITION = _object(
         "ready": _FLAG,
         "under_replicated": _FLAG,
     },
-    {"transfers": _list(_TRANSFER)},
+    {
+        "transfers": _list(_TRANSFER),
+        "purged_before_ms": {**_or_null(_MS), "description": "Ids of before are purged, but for what is kept."},
+        "kept_stretches": _COUNT,
+        "purge_waits": {**_or_null(_TEXT), "description": "Why finished tasks stay; null: they do not."},
+    },
 )
 _PEER = _object(
     {"peer": _TEXT, "node": _TEXT, "address": _TEXT, "http": _TEXT, "zone": _TEXT, "slots": _COUNT, "state": _TEXT},

@@ -57,7 +57,7 @@ class Deleting:
     async def run(self) -> None:
         """Delete until cancelled."""
         while True:
-            self._todo.update(self._left())
+            await self._look()
             while self._todo:
                 number = min(self._todo)
                 self._todo.discard(number)
@@ -67,9 +67,12 @@ class Deleting:
             with trio.move_on_after(ROUND_S):
                 await self._wake.wait()
 
-    def _left(self) -> list[int]:
-        """Partitions with something to delete."""
-        return [number for number in self._host.store.partitions() if self._host.store.purge_left(number)]
+    async def _look(self) -> None:
+        """Look through all partitions for something to delete."""
+        for number in self._host.store.partitions():
+            if self._host.store.purge_left(number):
+                self._todo.add(number)
+            await trio.lowlevel.checkpoint()
 
     async def _delete(self, number: int) -> None:
         store, after, rows = self._host.store, b"", 0

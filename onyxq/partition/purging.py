@@ -13,6 +13,7 @@ to lie: what it has seen to be finished cannot be joined by something that is no
 from __future__ import annotations
 
 import logging
+from collections.abc import Container
 from pathlib import Path
 from typing import Protocol
 
@@ -269,20 +270,24 @@ class Purging:
         return ended
 
     async def _spare_depended(self, leader: PartitionLeader, found: _Found) -> None:
-        """Keep what failed and others wait for; raises `Unavailable` if that cannot be told."""
+        """Keep what failed and others wait for, or may; raises `Unavailable` if that is too much."""
         if not found.failed:
             return
-        settled_s = self._host.purging.settled_ms / 1000
-        if trio.current_time() - leader.since_s < settled_s:
-            raise Unavailable("who asked the leader before for what became of failed tasks is not known")
-        leader.told_s = {one: at_s for one, at_s in leader.told_s.items() if trio.current_time() - at_s < settled_s}
-        told = leader.told_s.keys() & set(found.failed)
-        wanted = await self._depended.everywhere([one for one in found.failed if one not in told])
-        spared = [one for one in found.failed if one in wanted or one in told]
+        now_s, settled_s = trio.current_time(), self._host.purging.settled_ms / 1000
+        leader.told_s = {one: at_s for one, at_s in leader.told_s.items() if now_s - at_s < settled_s}
+        wanted: Container[bytes] = found.failed
+        # Whom the leader before told that a task failed may not have made anything of it yet.
+        if now_s - leader.since_s >= settled_s:
+            try:
+                wanted = await self._depended.everywhere([one for one in found.failed if one not in leader.told_s])
+            except Unavailable as error:
+                log.info("partition %d: failed tasks stay: %s", leader.partition, error.message)
+                found.waits = ABSENT
+        spared = [one for one in found.failed if one in wanted or one in leader.told_s]
         found.keep += spared
         found.goes -= len(spared)
         if len(found.keep) > KEPT_MAX:
-            raise Unavailable("unfinished tasks wait for too many failed ones")
+            raise Unavailable("too many failed tasks may be waited for")
 
     # --- archive and entry
 

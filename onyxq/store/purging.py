@@ -47,7 +47,7 @@ def purged_stretches(
     table: Table, partition: bytes, watermark: Watermark, after: bytes
 ) -> Iterator[tuple[bytes, bool]]:
     """Keys of stretches up to a watermark's hour, behind a place, each with whether it is purged."""
-    last = partition + (watermark.before_ms // HOUR_MS).to_bytes(4, "big")
+    last = partition + (max(0, watermark.before_ms - 1) // HOUR_MS).to_bytes(4, "big")
     for key, _ in table.ascend(after + b"\0" if after else partition):
         if key[:6] > last:
             return

@@ -26,7 +26,7 @@ from onyxq.facts import (
     unpack_resolution,
     unseal,
 )
-from onyxq.ids import STRETCH_TASKS, TaskId, counter_of, offset_of, stretch_of
+from onyxq.ids import STRETCH_TASKS, TaskId, counter_of, ms_of, offset_of, stretch_of
 from onyxq.purged import NOTHING, Watermark
 from onyxq.store.auditing import Audit
 from onyxq.store.ending import ended
@@ -34,7 +34,17 @@ from onyxq.store.finding import FindingReads
 from onyxq.store.heads import queue_digest, task_head
 from onyxq.store.interface import Batch, Crooked, Digest, Ended, Piece, QueueCounts
 from onyxq.store.purging import purged_stretches
-from onyxq.store.records import DIGEST, due_ms_of, due_start, ready_key_of, unpack_counts, unpack_number, unpack_ready
+from onyxq.store.records import (
+    DIGEST,
+    HOUR_MS,
+    due_ms_of,
+    due_start,
+    ready_key_of,
+    stretch_key,
+    unpack_counts,
+    unpack_number,
+    unpack_ready,
+)
 from onyxq.store.tables import FORMAT_KEY, LOG_POSITION
 
 _COUNT = struct.Struct(">8xI")
@@ -251,10 +261,12 @@ class StoreReads(FindingReads):
     def stretches(self, partition: int, *, after: bytes = b"", before_ms: int, limit: int = 1_000) -> list[bytes]:
         """Names of stretches with rows whose time is before, purged ones left out: behind a place
         (the last name), in the order of hours, each with the stretch as its last 20 bytes."""
-        out: list[bytes] = []
-        for key, below in purged_stretches(
-            self._tables.stretch, partition.to_bytes(2, "big"), Watermark(before_ms), after
-        ):
+        number, mark = partition.to_bytes(2, "big"), self.watermark(partition)
+        # What is purged may be there in any number: below the watermark's hour only what is kept is looked for.
+        hour = number + (mark.before_ms // HOUR_MS).to_bytes(4, "big")
+        kept = sorted(key for one in mark.kept if after < (key := stretch_key(one)) < hour)
+        out = [key for key in kept if ms_of(key[7:]) < before_ms and self._tables.stretch.get(key) is not None][:limit]
+        for key, below in purged_stretches(self._tables.stretch, number, Watermark(before_ms), max(after, hour)):
             if len(out) >= limit:
                 break
             if below and not self.hides(key[7:]):
