@@ -168,6 +168,24 @@ async def test_stretches_are_listed_up_to_a_time_and_tell_how_they_ended(world: 
 
 
 @in_trio
+async def test_what_is_purged_and_not_deleted_yet_is_not_listed(world: World) -> None:
+    """But what is kept among it is, whichever hour it is of, and page by page."""
+    kept = [old(1024 * at, hours=at) for at in (0, 1, 3)]
+    async with world.store() as store:
+        for at in range(5):
+            await put(store, tasks(old(1024 * at, hours=at), 1), tasks(old(10_240, hours=at), 1))
+        store.raise_watermark(3, Watermark(OLD_MS + 4 * HOUR, frozenset(kept)))
+        whole = store.stretches(3, before_ms=NOW_MS - 2000)
+        assert [name[-20:] for name in whole][:3] == kept
+        assert sorted(name[-20:] for name in whole[3:]) == sorted([old(4096, hours=4), old(10_240, hours=4)])
+        paged: list[bytes] = []
+        while page := store.stretches(3, after=paged[-1] if paged else b"", before_ms=NOW_MS - 2000, limit=2):
+            paged += page
+        assert paged == whole
+        assert [name[-20:] for name in store.stretches(3, before_ms=OLD_MS + 2 * HOUR)] == kept[:2]
+
+
+@in_trio
 async def test_a_task_that_gave_way_for_its_unique_key_does_not_come_back(world: World) -> None:
     """The one that stands is not done with before the younger one is gone."""
     async with world.store() as store:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import trio
 from attrs import evolve
 
 from onyxq.errors import NotFound, Purged
-from onyxq.ids import TaskId, partition_of
+from onyxq.facts import pack_task
+from onyxq.ids import TaskId, make_id, partition_of
 from simulation.world import World, simulate
 from tests.simulation.scheduled import STEADY, Tasks
 
@@ -275,5 +278,145 @@ def test_tasks_wait_for_an_archive_that_they_are_to_go_to() -> None:
             await trio.sleep(PASSED_S)
             with pytest.raises(NotFound):
                 await tasks.get(kept)
+
+    simulate(workload, seed=1, options=SHORT)
+
+
+def test_a_transaction_with_a_task_of_a_purged_time_is_refused_whole() -> None:
+    """Nothing of it happens; with a fresh id it does."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            await retention(tasks, 0)
+            old = await tasks.put(b"old")
+            claim = await tasks.take()
+            assert claim is not None
+            await tasks.done(claim)
+            await trio.sleep(PASSED_S)
+            held = await tasks.put(b"held")
+            claim = await tasks.take(lease_ms=60_000)
+            assert claim is not None and claim.id == held
+            call = client.client.call
+            for task_id, refused in ((old, True), (tasks.make_id({"queue": "q"}), False)):
+                asked = {
+                    "name": f"move {refused}",
+                    "complete": [[claim.id, 1, claim.token, None]],
+                    "enqueue": [[task_id, pack_task({"queue": "out"}, [b"new"])]],
+                }
+                if refused:
+                    with pytest.raises(Purged):
+                        await call("transact", asked)
+                    assert await tasks.state(held) == "claimed"
+                else:
+                    await call("transact", asked)
+                    assert await tasks.state(task_id) == "ready"
+
+    simulate(workload, seed=1, options=SHORT)
+
+
+def test_times_of_periodic_tasks_that_have_not_fired_yet_are_not_purged() -> None:
+    """Whatever else of that time is: their runs get ids of when they should have fired."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            await retention(tasks, 0)
+            await client.client.set_periodic("tick", "ticks", "every 30s", missed="all")
+            for node in world.nodes[1:]:
+                await world.stop_node(node)
+            await world.crash_node(world.nodes[0])
+            await trio.sleep(300)
+            for node in world.nodes:
+                world.start_node(node)
+            await world.settle()
+            await trio.sleep(PASSED_S)
+            counts = (await client.client.count("ticks"))["ticks"]
+            assert counts["total"] >= 10
+
+    simulate(workload, seed=1, options=SHORT)
+
+
+def test_a_partition_that_nobody_leads_keeps_failed_tasks_of_others_only() -> None:
+    """Whether something there waits for them cannot be told; completed ones go."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            await retention(tasks, 0)
+            for node in world.nodes:
+                assert node.running is not None and node.running.node is not None
+                depended = node.running.node.operations.depended
+                depended._lacks_pending = lambda partition: partition == 0  # type: ignore[method-assign]
+            ids = [await tasks.put(b"%d" % number, retries=0) for number in range(8)]
+            states = {}
+            for _ in ids:
+                claim = await tasks.take()
+                assert claim is not None
+                if claim.data in (b"0", b"1", b"2"):
+                    await client.fail(claim, "broken")
+                else:
+                    await tasks.done(claim)
+            await trio.sleep(PASSED_S)
+            for one in ids:
+                try:
+                    states[one] = await tasks.state(one)
+                except NotFound:
+                    states[one] = "purged"
+            assert sorted(states.values()) == ["failed"] * 3 + ["purged"] * 5
+
+    simulate(workload, seed=1, options=SHORT)
+
+
+def test_a_task_that_comes_under_an_old_id_just_before_a_purge_is_not_lost() -> None:
+    """It is refused from the moment the leader looks, or it is seen by that look and kept."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client, trio.open_nursery() as nursery:
+            tasks = Tasks(world, client)
+            await retention(tasks, 0)
+            answers: dict[TaskId, str] = {}
+
+            async def send(task_id: TaskId, number: int) -> None:
+                try:
+                    answers[await tasks.put(b"late %d" % number, task_id=task_id)] = "stored"
+                except Purged:
+                    answers[task_id] = "purged"
+
+            def meddle(purging: Any) -> None:
+                walk, submit = purging._walk, purging._submit
+
+                async def before_the_walk(leader: Any, *args: Any) -> Any:
+                    late(leader)
+                    return await walk(leader, *args)
+
+                async def before_the_entry(leader: Any, found: Any) -> None:
+                    late(leader)
+                    await trio.sleep(0.3)
+                    await submit(leader, found)
+
+                def late(leader: Any) -> None:
+                    ms = leader.closing.before_ms - 1_000
+                    number = len(answers) + 1_000 * len(answers)
+                    task_id = make_id(ms, leader.partition, world.random.getrandbits(60), 0)
+                    nursery.start_soon(send, task_id, number)
+
+                purging._walk, purging._submit = before_the_walk, before_the_entry
+
+            for node in world.nodes:
+                assert node.running is not None and node.running.node is not None
+                meddle(node.running.node.operations.purging)
+            for number in range(12):
+                await tasks.put(b"%d" % number)
+                claim = await tasks.take()
+                assert claim is not None
+                await tasks.done(claim)
+                await trio.sleep(3)
+            await trio.sleep(PASSED_S)
+            assert set(answers.values()) >= {"purged"}
+            for task_id, answer in answers.items():
+                if answer == "stored":
+                    assert await tasks.state(task_id) in ("ready", "claimed", "completed")
+            nursery.cancel_scope.cancel()
 
     simulate(workload, seed=1, options=SHORT)
