@@ -165,6 +165,8 @@ class Reading:
                 nursery.start_soon(ask, node_id)
         if not heard or not majority(placed.members, heard):
             raise Unavailable(f"partition {partition_of(task_id)}: no leader, and no majority of its nodes answers")
+        if self._node.store.watermark(partition_of(task_id)).covers(task_id):
+            rows.clear()  # a node that was away may have some still
         return self._view(task_id, sorted(rows))
 
     # --- counts
