@@ -29,6 +29,7 @@ RETENTION_BUGS: tuple[Planted, ...] = (
         "if found is not None:",
         "what was to fail with them runs",
         "failed_and_waited_for",
+        quick=3,
     ),
     Planted(
         "anti-entropy takes what is purged",
