@@ -43,11 +43,14 @@ class Expiry:
         log_time_ms = self._host.replica.log_time_ms
         lapsed: list[expire_claims.Expiry] = []
         over: list[tuple[int, Finish]] = []
-        for stretch, pieces in sorted(claims.items()):
+        late = (
+            (stretch, found)
+            for stretch, pieces in claims.items()
+            if (found := [piece for piece in pieces if may_expire(piece[4], log_time_ms)])
+        )
+        for stretch, pieces in sorted(late):
             finished = self._host.store.finished_bits(stretch)
-            for offset, count, token, _, deadline in pieces:
-                if not may_expire(deadline, log_time_ms):
-                    continue
+            for offset, count, token, _, _ in pieces:
                 run = Run(id_at(stretch, offset), count)
                 # A renewal that is on its way is decided first: death is for good.
                 bits = mask_of(*run) & ~self._host.granter.finishing.get(stretch, 0) & ~self._renewed.bits(stretch)

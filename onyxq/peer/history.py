@@ -66,7 +66,10 @@ class _Held:
         return claimed_bits(tuple(piece for piece in pieces if lapsed(piece[4], self._log_time_ms)), token)
 
 
-def returned_runs(before: Replica, after: Replica, outcomes: Sequence[Outcome]) -> list[tuple[int, Run, History]]:
+Returned = tuple[int, Run, History]
+
+
+def returned_runs(before: Replica, after: Replica, outcomes: Sequence[Outcome]) -> list[Returned]:
     """``(partition, run, event)`` for the tasks that a record's applied entries took from a worker
     without finishing them; `History.position` and ``at_ms`` are left 0.
 
@@ -111,9 +114,9 @@ def _parts(partition: int, ended: list[tuple[Run, int]], said: History) -> list[
 
 
 def history_rows(
-    before: Replica, after: Replica, outcomes: Sequence[Outcome], holds: Callable[[int], bool]
+    after: Replica, outcomes: Sequence[Outcome], returned: Sequence[Returned], holds: Callable[[int], bool]
 ) -> list[Row]:
-    """The rows that a record adds to the partitions for which ``holds`` is true."""
+    """The rows that a record adds to the partitions for which ``holds`` is true; ``returned``: its `returned_runs`."""
     rows: list[Row] = []
     position, at_ms = after.position, after.ctime_ms
     for outcome in outcomes:
@@ -133,7 +136,7 @@ def history_rows(
                     position, outcome.index, run.count, facts.GRANTED, position, at_ms, grant.worker, 0, 0, ""
                 )
                 rows.append(facts.history_row(run.first, said))
-    for partition, run, said in returned_runs(before, after, outcomes):
+    for partition, run, said in returned:
         if holds(partition):
             rows.append(facts.history_row(run.first, said._replace(position=position, at_ms=at_ms)))
     return rows

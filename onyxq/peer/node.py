@@ -269,11 +269,10 @@ class Node:
 
     def _note_history(self, before: Replica, step: Step) -> None:
         after = step.replica
-        rows = history_rows(before, after, step.outcomes, self._holds)
-        led = set(self.granter.led())
-        returned = [
-            (run, said) for partition, run, said in returned_runs(before, after, step.outcomes) if partition in led
-        ]
+        back = returned_runs(before, after, step.outcomes)
+        rows = history_rows(after, step.outcomes, back, self._holds)
+        led = set(self.granter.led()) if back else set()
+        returned = [(run, said) for partition, run, said in back if partition in led]
         if not returned:
             self.history.add(after.position, rows)
             return

@@ -110,7 +110,7 @@ def rows(outcomes: list[Outcome]) -> list[facts.History]:
     after = evolve(EMPTY, position=41, ctime_ms=1_234)
     return [
         facts.unpack_history(facts.unseal(row.key, row.value))
-        for row in history_rows(EMPTY, after, outcomes, lambda partition: partition == 0)
+        for row in history_rows(after, outcomes, (), lambda partition: partition == 0)
     ]
 
 
