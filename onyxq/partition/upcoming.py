@@ -75,11 +75,19 @@ class Agenda:
 class Upcoming:
     """See the module's first paragraph."""
 
-    def __init__(self, store: Store, *, wall_ms: Callable[[], int], offer: Callable[[Sequence[Piece]], None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        wall_ms: Callable[[], int],
+        offer: Callable[[Sequence[Piece]], None],
+        pieces_max: int = PIECES_MAX,
+    ) -> None:
         self._store = store
         self._wall_ms = wall_ms
         self._offer = offer
         """Takes pieces that are due."""
+        self._pieces_max = pieces_max
         self._pieces: list[tuple[int, int, Piece]] = []
         self._count = 0
         self._read_to: dict[int, int] = {}
@@ -115,7 +123,7 @@ class Upcoming:
             self._promote_at(partition, _promotion_ms(piece.due_ms))
             if piece.due_ms >= read_to_ms:
                 self._look_at(partition, max(piece.due_ms - AHEAD_MS, read_to_ms - AHEAD_MS // 2))
-            elif len(self._pieces) < PIECES_MAX:
+            elif len(self._pieces) < self._pieces_max:
                 self._push(piece)
             else:
                 self._read_to[partition] = piece.due_ms
@@ -145,7 +153,7 @@ class Upcoming:
     def _look(self, partition: int, now_ms: int) -> None:
         """Read on in a partition's due index."""
         start_ms, end_ms = self._read_to[partition], now_ms + AHEAD_MS
-        limit = min(LOOK_PIECES_MAX, PIECES_MAX - len(self._pieces))
+        limit = min(LOOK_PIECES_MAX, self._pieces_max - len(self._pieces))
         if limit <= 0:
             self._looks.put(partition, now_ms + AHEAD_MS // 4)
             return

@@ -1,0 +1,169 @@
+"""What falls due: offered at its time, however much there is, and whenever it was written."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import trio
+import trio.testing
+
+from onyxq.ids import make_id
+from onyxq.partition.upcoming import LOOK_PIECES_MAX, PROMOTE_EVERY_MS, Upcoming
+from onyxq.store.indexing import PROMOTE_PIECES_MAX
+from onyxq.store.interface import Batch, Piece
+from onyxq.store.memory import MemoryStore
+from tests.conformance.store_world import done, tasks
+
+START_MS = 1_700_000_000_000
+PARTITION = 3
+FAR_MS = 60_000
+
+
+class Offered:
+    """A store on simulated time with what is due in it, and which pieces were offered when."""
+
+    def __init__(self, **options: Any) -> None:
+        self.store = MemoryStore(now_ms=self.wall_ms)
+        self.upcoming = Upcoming(self.store, wall_ms=self.wall_ms, offer=self.offer, **options)
+        self.at_ms: dict[bytes, int] = {}
+        self.again = 0
+        self._made = 0
+
+    def wall_ms(self) -> int:
+        """The simulated wall clock."""
+        return START_MS + int(trio.current_time() * 1000)
+
+    def offer(self, pieces: Sequence[Piece]) -> None:
+        """What the granter would take."""
+        for piece in pieces:
+            self.again += piece.first in self.at_ms
+            self.at_ms.setdefault(piece.first, self.wall_ms())
+
+    def id_due(self, in_ms: int) -> bytes:
+        """A fresh id that is due so much after the start."""
+        self._made += 1
+        return make_id(START_MS + in_ms, PARTITION, self._made, 0)
+
+    async def put(self, *ids: bytes) -> None:
+        """Tasks under these ids; whoever leads hears of them."""
+        written = await self.store.write(Batch(rows=tuple(tasks(one, 1) for one in ids)))
+        self.upcoming.add([piece for piece in written.pieces if piece.due_ms > self.wall_ms()])
+
+    def late_ms(self, ids: Sequence[bytes]) -> list[int]:
+        """How late each was offered."""
+        return [self.at_ms[one] - int.from_bytes(one[:6], "big") for one in ids]
+
+
+def on_simulated_time(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    """Run an async test where waiting takes no time."""
+
+    def run() -> None:
+        trio.run(test, clock=trio.testing.MockClock(autojump_threshold=0))
+
+    run.__doc__ = test.__doc__
+    return run
+
+
+async def seen_to(world: Offered, until_ms: int) -> None:
+    """Let time pass with the loop at work."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(world.upcoming.run)
+        await trio.sleep(until_ms / 1000 - trio.current_time())
+        nursery.cancel_scope.cancel()
+
+
+@on_simulated_time
+async def test_each_is_offered_at_its_time() -> None:
+    """Those that were there when the leader began, and those that come later, near and far."""
+    world, rng = Offered(), random.Random(1)
+    before = [world.id_due(rng.randrange(1, FAR_MS)) for _ in range(300)]
+    await world.put(*before)
+    world.upcoming.lead(PARTITION)
+    after: list[bytes] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(world.upcoming.run)
+        for at_ms in range(0, FAR_MS, 500):
+            await trio.sleep(at_ms / 1000 - trio.current_time())
+            # A millisecond ahead, within what was read already, and beyond that.
+            ids = [world.id_due(at_ms + in_ms) for in_ms in (1, rng.randrange(2, 1_500), rng.randrange(1_500, 9_000))]
+            await world.put(*ids)
+            after += ids
+        await trio.sleep(10)
+        nursery.cancel_scope.cancel()
+    assert world.at_ms.keys() == {*before, *after}
+    late = world.late_ms([*before, *after])
+    assert 0 == min(late) <= max(late) <= 1  # the clock's milliseconds are rounded
+
+
+@on_simulated_time
+async def test_a_crowd_is_offered_in_time() -> None:
+    """More than is read at once, many of them in the same millisecond."""
+    world = Offered()
+    ids = [world.id_due(5_000 + place // 50) for place in range(10 * LOOK_PIECES_MAX)]
+    await world.put(*ids)
+    world.upcoming.lead(PARTITION)
+    await seen_to(world, 6_000)
+    assert world.at_ms.keys() == set(ids)
+    late = sorted(world.late_ms(ids))
+    assert late[len(late) // 2] == 0
+    assert 0 <= late[0] <= late[-1] <= PROMOTE_EVERY_MS
+
+
+@on_simulated_time
+async def test_memory_is_bounded() -> None:
+    """With room for a few only all are offered, at the latest when they are promoted."""
+    world = Offered(pieces_max=10)
+    world.upcoming.lead(PARTITION)
+    ids = [world.id_due(100 + 7 * place) for place in range(500)]
+    await world.put(*ids[::2])
+    await world.put(*ids[1::2])
+    await seen_to(world, 6_000)
+    assert world.at_ms.keys() == set(ids)
+    assert min(world.late_ms(ids)) == 0
+    assert max(world.late_ms(ids)) <= PROMOTE_EVERY_MS
+
+
+@on_simulated_time
+async def test_what_is_overdue_is_promoted_at_once() -> None:
+    """After a long stop all of it goes to the ready index without delay, however much it is."""
+    world = Offered()
+    ids = [world.id_due(1 + place % 100) for place in range(PROMOTE_PIECES_MAX + 5)]
+    await world.put(*ids)
+    await trio.sleep(3_600)
+    world.upcoming.lead(PARTITION)
+    await seen_to(world, 3_600_050)
+    assert world.at_ms.keys() == set(ids)
+    assert world.store.next_due_ms(PARTITION) is None
+
+
+@on_simulated_time
+async def test_what_is_left_is_promoted() -> None:
+    """What is done by then costs no promotion; the rest is ready in the store soon after its time."""
+    world = Offered()
+    world.upcoming.lead(PARTITION)
+    ids = [world.id_due(1_000), world.id_due(1_001)]
+    await world.put(*ids)
+    await seen_to(world, 1_100)
+    await world.store.write(Batch(rows=(done(ids[0], 1),)))
+    await seen_to(world, 1_000 + 2 * PROMOTE_EVERY_MS)
+    assert [piece.first for piece in world.store.ready(PARTITION, "mail")] == [ids[1]]
+    assert world.store.next_due_ms(PARTITION) is None
+
+
+@on_simulated_time
+async def test_a_deposed_leader_reads_nothing() -> None:
+    """Until it leads again."""
+    world = Offered()
+    ids = [world.id_due(1_000), world.id_due(6_000)]
+    await world.put(*ids)
+    world.upcoming.lead(PARTITION)
+    world.upcoming.drop(PARTITION)
+    await world.put(world.id_due(1_500))
+    await seen_to(world, 4_000)
+    assert world.at_ms == {}
+    world.upcoming.lead(PARTITION)
+    await seen_to(world, 7_000)
+    assert world.late_ms(ids[1:]) == [0]
+    assert len(world.at_ms) == 3
