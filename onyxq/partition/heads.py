@@ -35,6 +35,8 @@ class _QueueHeads:
         self.changed = trio.Event()
         self.waiting = 0
         """Coordinators that wait for a better head."""
+        self.looked: tuple[trio.Event, Head | None] | None = None
+        """The head as it was found after a change, for all who were woken by it."""
 
     def note(self, key: SortKey, partition: int) -> None:
         known = self.keys.get(partition)
@@ -120,14 +122,18 @@ class Heads:
         heads = self._queues.setdefault(queue, _QueueHeads())
         heads.waiting += 1
         try:
+            head = self.head(queue)
             with trio.move_on_after(timeout_s):
-                while True:
-                    head = self.head(queue)
-                    if head is not None and (known is None or head[:2] < known):
-                        return head
+                while head is None or (known is not None and head[:2] >= known):
                     if heads.changed.is_set():  # else somebody else waits for it already
                         heads.changed = trio.Event()
-                    await heads.changed.wait()
+                    changed = heads.changed
+                    await changed.wait()
+                    # All who waited are woken together: one looks.
+                    if heads.looked is None or heads.looked[0] is not changed:
+                        heads.looked = changed, self.head(queue)
+                    head = heads.looked[1]
+                return head
             return self.head(queue)
         finally:
             heads.waiting -= 1

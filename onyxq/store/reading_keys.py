@@ -62,6 +62,8 @@ class RuledReads:
     def moved(self, stretch: bytes) -> list[Piece]:
         """The stretch's pieces whose due time or attempts differ from their task row's."""
         record = self._stretch(stretch)
+        if not record.moved:
+            return []
         wanted = 0
         for bits in record.moved.values():
             wanted |= bits
