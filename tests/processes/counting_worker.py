@@ -95,7 +95,8 @@ async def work(client: AsyncClient, name: str, texts_in_all: int, rng: random.Ra
             if claims := await some_of(client, REDUCE.format(number), name, rng):
                 await reduce_step(client, number, claims, texts_in_all)
         except OnyxqError:
-            await trio.sleep(POLL_S)  # a claim that is lost comes back to somebody
+            with trio.move_on_after(POLL_S):  # a claim that is lost comes back to somebody
+                await trio.sleep_forever()
 
 
 async def main(name: str, seed: str, texts_in_all: str, *addresses: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import trio
-import trio.testing
+from trio.testing import MockClock
 
 from onyxq.ids import make_id
 from onyxq.partition.upcoming import LOOK_PIECES_MAX, PROMOTE_EVERY_MS, Upcoming
@@ -60,7 +60,7 @@ def on_simulated_time(test: Callable[[], Awaitable[None]]) -> Callable[[], None]
     """Run an async test where waiting takes no time."""
 
     def run() -> None:
-        trio.run(test, clock=trio.testing.MockClock(autojump_threshold=0))
+        trio.run(test, clock=MockClock(autojump_threshold=0))
 
     run.__doc__ = test.__doc__
     return run
