@@ -20,6 +20,9 @@ from onyxq.store.interface import Piece, Store
 ESTIMATE_MAX = 1_000
 """Ready tasks are counted no further than this for coordinators."""
 
+TOLD_S = 0.005
+"""How long those who were told of a task may take to claim it before others are told."""
+
 Head = tuple[int, int, int]
 """(-priority, due time, about how many ready tasks) of the best ready task."""
 Best = tuple[Window, Piece, int]
@@ -37,6 +40,8 @@ class _QueueHeads:
         """Coordinators that wait for a better head."""
         self.looked: tuple[trio.Event, Head | None] | None = None
         """The head as it was found after a change, for all who were woken by it."""
+        self.told = 0
+        """How many of these were told of it."""
 
     def note(self, key: SortKey, partition: int) -> None:
         known = self.keys.get(partition)
@@ -124,21 +129,31 @@ class Heads:
         try:
             head = self.head(queue)
             with trio.move_on_after(timeout_s):
-                while head is None or (known is not None and head[:2] >= known):
-                    if heads.changed.is_set():  # else somebody else waits for it already
-                        heads.changed = trio.Event()
-                    changed = heads.changed
-                    await changed.wait()
-                    # All who waited are woken together: one looks.
-                    if heads.looked is None or heads.looked[0] is not changed:
-                        heads.looked = changed, self.head(queue)
-                    head = heads.looked[1]
+                while not _better(head, known):
+                    head = await self._head_after_change(heads, queue, known)
                 return head
             return self.head(queue)
         finally:
             heads.waiting -= 1
             if not heads.waiting and not heads.windows:
                 self._queues.pop(queue, None)  # a name that has no tasks here
+
+    async def _head_after_change(self, heads: _QueueHeads, queue: str, known: tuple[int, int] | None) -> Head | None:
+        if heads.changed.is_set():  # else somebody else waits for it already
+            heads.changed = trio.Event()
+        changed = heads.changed
+        await changed.wait()
+        # All who waited are woken together: one looks, and as many as there are tasks are told at once.
+        if heads.looked is None or heads.looked[0] is not changed:
+            heads.looked, heads.told = (changed, self.head(queue)), 0
+        head = heads.looked[1]
+        if not _better(head, known):
+            return head
+        heads.told += 1
+        if head is None or heads.told <= head[2]:
+            return head
+        await trio.sleep(TOLD_S)
+        return self.head(queue)
 
     @property
     def known_queues(self) -> int:
@@ -201,3 +216,7 @@ class Heads:
         head = heads.windows[partition].head(self._free)
         if head is not None:
             heads.note(head[0].sort_key, partition)
+
+
+def _better(head: Head | None, known: tuple[int, int] | None) -> bool:
+    return head is not None and (known is None or head[:2] < known)
