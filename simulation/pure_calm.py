@@ -10,7 +10,7 @@ from __future__ import annotations
 from pyrsistent import pmap
 
 from onyxq.claims import lapsed
-from onyxq.ids import offset_of
+from onyxq.ids import counter_of
 from onyxq.replica import HELD_MS
 from onyxq.ring import is_closed
 from simulation.pure import Cluster
@@ -83,7 +83,7 @@ def lead(cluster: Cluster, peer: Peer) -> None:
         for stretch, pieces in sorted(held.items()):
             for offset, count, _, _, deadline_ms in pieces:
                 if lapsed(deadline_ms, replica.log_time_ms):
-                    cluster.expire_claim(peer.id, number, offset_of(stretch) + offset, count)
+                    cluster.expire_claim(peer.id, number, counter_of(stretch) + offset, count)
 
 
 def unsettled(cluster: Cluster) -> list[str]:
