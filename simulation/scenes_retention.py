@@ -10,7 +10,7 @@ import trio
 from onyxq.errors import OnyxqError
 from onyxq.ids import TaskId
 from simulation.clients import RecordingClient
-from simulation.faults import bit_rot
+from simulation.faults import bit_rot, collection
 from simulation.scenes import Scene
 from simulation.scenes_rules import _Until, finished, lead_elsewhere, work
 from simulation.world import Options, World
@@ -71,6 +71,24 @@ async def _watch(world: World, over: _Until) -> None:
             if node.replica is not None:
                 world.audit.purged.watch(node.name, node.replica, node.disk.tables)
         await trio.sleep(0.25)
+
+
+async def back_behind_a_trim(world: World) -> None:
+    """A node was away while tasks were purged and the log was trimmed; when it is back nothing more is purged."""
+    async with world.client() as client:
+        await client.client.set_queue("q", retention_ms=0)
+        await client.enqueue("q", [b"task %d" % number for number in range(8)])
+        away = world.random.choice(world.nodes)
+        await trio.sleep(1)
+        await world.crash_node(away)
+        over = _Until()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_worker, world, over)
+            await finished(client)
+            over.over = True
+        await trio.sleep(PASSED_S)
+        await collection(world)
+        await world.bring_back(away)
 
 
 async def _nothing(*_: object) -> None:
@@ -170,6 +188,7 @@ RETENTION_SCENES: Mapping[str, Scene] = {
     one.name: one
     for one in (
         Scene("purged_under_fire", "tasks are purged while nodes are away, die and rot", purged_under_fire, _short),
+        Scene("back_behind_a_trim", "a node misses a purge and the log of it", back_behind_a_trim, _short),
         Scene("failed_and_waited_for", "failed tasks are purged that others wait for", failed_and_waited_for, _short),
     )
 }

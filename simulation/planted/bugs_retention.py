@@ -60,7 +60,8 @@ RETENTION_BUGS: tuple[Planted, ...] = (
         "self.deleting.note(EMPTY, replica)",
         "self.deleting.note(replica, replica)",
         "a node that was away while the log was trimmed shows what was purged",
-        "purged_under_fire",
+        "back_behind_a_trim",
+        quick=3,
     ),
     Planted(
         "anybody purges",
