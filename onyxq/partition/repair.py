@@ -32,7 +32,7 @@ SCRUB_BYTES = 1024 * 1024
 SLICE_S = 0.005
 QUIET_PAUSE_S = 0.01
 """Between two slices while nobody asks for anything: a third of a core is used."""
-BUSY_PART, BUSY_PAUSE_S = 5, 0.05
+BUSY_PART, BUSY_PAUSE_S = 5, 0.1
 """While clients are served a slice is a fifth as long: a claim that waits for one is not much slower."""
 SCRUB_PAUSE_S = 60.0
 """From the end of one round to the next, at least."""
