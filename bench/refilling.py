@@ -90,7 +90,12 @@ async def refilled(cluster: Cluster, client: AsyncClient, *, tasks: int, seconds
         await trio.sleep(2)
         speed = await _speed(load, seconds)
         progress(f"{speed:.0f} tasks/s; refilling a node meanwhile")
-        busy = await refill(cluster, client, load)
+        each_s: list[int] = []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_sample, load, each_s)
+            busy = await refill(cluster, client, load)
+            nursery.cancel_scope.cancel()
+        busy["load_each_s"] = each_s
         await trio.sleep(1)
         after = await _speed(load, seconds)
     for one in (idle, busy):
@@ -107,6 +112,14 @@ async def refilled(cluster: Cluster, client: AsyncClient, *, tasks: int, seconds
         "goal_load_kept": GOAL,
         "reached": kept >= GOAL,
     }
+
+
+async def _sample(load: Load, each_s: list[int]) -> None:
+    """What the load does in each second, from the moment on at which the node is wiped."""
+    while True:
+        done = load.done
+        await trio.sleep(1)
+        each_s.append(load.done - done)
 
 
 async def _speed(load: Load, seconds: float) -> float:
