@@ -84,6 +84,8 @@ class Repair:
         self._slices = 0.0
         """Those of the present round."""
         self._scrub_at_s = 0.0
+        self._took_s = 0.0
+        """By the clock, the last slice."""
         self._told: dict[bytes, float] = {}
         """Damaged rows that could not be repaired, and when to try again."""
         self._sought: set[bytes] = set()
@@ -107,14 +109,19 @@ class Repair:
     def _pause_s(self) -> float:
         if not self._after:
             return LOOK_EVERY_S
-        return QUIET_PAUSE_S if self._host.quiet else BUSY_PAUSE_S
+        # One thing may be more than a slice: a stretch of a thousand rows is looked at whole.
+        if self._host.quiet:
+            return max(QUIET_PAUSE_S, self._took_s * QUIET_PAUSE_S / SLICE_S)
+        return max(BUSY_PAUSE_S, self._took_s * BUSY_PAUSE_S / SLICE_S * BUSY_PART)
 
     def _scrub(self) -> None:
         """Check one slice more."""
         metrics = self._host.metrics
         part = 1 if self._host.quiet else BUSY_PART
+        began_s = trio.current_time()
         self._after = self._host.store.scrub(self._after, SCRUB_BYTES // part)
-        self._slices += 1 / part
+        self._took_s = trio.current_time() - began_s
+        self._slices += max(1 / part, self._took_s / SLICE_S)
         metrics.scrub_progress.set(round(progress(self._after, len(self._host.replica.partitions)), 4))
         if not self._after:
             metrics.scrub_rounds.add()

@@ -11,17 +11,17 @@ from collections.abc import Callable
 
 from onyxq.errors import Corrupt
 from onyxq.facts import sealed
-from onyxq.ids import TaskId, stretch_of
+from onyxq.ids import TaskId, offset_of, stretch_of
 from onyxq.store.digests import count_leaf, sum_leaves
 from onyxq.store.interface import Crooked
-from onyxq.store.records import DIGEST, HASH_MASK, stretch_at, stretch_key, unpack_counts
+from onyxq.store.records import DIGEST, HASH_MASK, first_at, stretch_at, stretch_key, unpack_counts
 from onyxq.store.stretches import Stretch, owners
 from onyxq.store.tables import INDEX_TABLES, Table, Tables
 from onyxq.store.truth import load_stretch, true_entries, true_stretch
 
 # What takes how long is told in bytes, of which a MiB is about 5 ms of work.
 STRETCH_BYTES = 8 * 1024
-"""What looking at one stretch counts as."""
+"""What looking at one stretch counts as, for each of its task rows."""
 ENTRY_BYTES = 2 * 1024
 """An entry of an index, or a sum."""
 ROW_BYTES = 512
@@ -47,12 +47,14 @@ def true_value(tables: Tables, name: str, key: bytes, value: bytes) -> bytes | N
     """What an entry of an index should be, or None if it should not be there."""
     if len(key) != KEY_BYTES[name]:
         return None
-    stretch_id = stretch_at(key)
-    record, _ = load_stretch(tables, stretch_id)
+    record, _ = load_stretch(tables, stretch_at(key))
+    # An entry names a task of the row it follows from, or the first place of that row.
+    offset = offset_of(first_at(key))
+    entries = true_entries(tables, record, 1 << offset | record.owned.get(offset, 0))
     if name != "due":
-        return true_entries(tables, record).get((name, key))
+        return entries.get((name, key))
     place = bytes(value[:20])
-    ready = true_entries(tables, record).get(("ready", key[:2] + place + key[2:]))
+    ready = entries.get(("ready", key[:2] + place + key[2:]))
     return None if ready is None else place + ready
 
 
@@ -123,13 +125,15 @@ class Audit:
             return STRETCH_BYTES  # looked at again once its rows are repaired
         if not readable or true.pack() != bytes(value) or missing_entries(self._tables, true):
             self._crooked.stretches.add(stretch_id)
+        rows = 0
         for owner in owners(self._tables, true, true.known):
+            rows += 1
             if self._tables.counts.get(key[:2] + owner.queue.digest) is None:
                 self._crooked.partitions.add(int.from_bytes(key[:2], "big"))
         for table, sums in ((self._tables.leaves, key[:7]), (self._tables.hours, key[:6])):
             if table.get(sums) is None:
                 self._crooked.leaves.add(sums)
-        return STRETCH_BYTES
+        return STRETCH_BYTES * max(1, rows)
 
     def _entry(self, name: str, key: bytes, value: bytes) -> int:
         true = true_value(self._tables, name, key, value)

@@ -86,12 +86,15 @@ def load_stretch(tables: Tables, stretch_id: bytes) -> tuple[Stretch, bool]:
         return true_stretch(tables, stretch_id, {})[0], False
 
 
-def true_entries(tables: Tables, stretch: Stretch) -> dict[tuple[str, bytes], bytes]:
+def true_entries(tables: Tables, stretch: Stretch, wanted: int | None = None) -> dict[tuple[str, bytes], bytes]:
     """The index entries (table, key) that follow from a stretch's record and rows, with the
-    heads and holders of the tables; pieces as if all were ready."""
+    heads and holders of the tables; pieces as if all were ready.
+
+    Of the rows that hold the tasks ``wanted`` alone, if those are named.
+    """
     out: dict[tuple[str, bytes], bytes] = {}
     stretch_id = stretch.key[7:]
-    for owner in owners(tables, stretch, stretch.known):
+    for owner in owners(tables, stretch, stretch.known if wanted is None else wanted):
         first = id_at(stretch_id, owner.offset)
         rules = owner.queue.rules
         if rules is not None and rules.unique:

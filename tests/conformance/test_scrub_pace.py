@@ -9,11 +9,14 @@ import pytest
 import trio
 import trio.testing
 
+from onyxq.ids import TaskId, id_at
 from onyxq.metrics import Metrics
 from onyxq.partition import repair
 from onyxq.partition.repair import BUSY_PAUSE_S, QUIET_PAUSE_S, REST, SLICE_S, Repair
 from onyxq.replica import EMPTY
+from onyxq.store import stretches
 from onyxq.store.auditing import PHASES, WORK, progress
+from onyxq.store.heads import task_head
 from onyxq.store.interface import Piece
 from onyxq.store.memory import MemoryStore
 from tests.conformance.store_world import NOW_MS, first_id, put, tasks
@@ -101,3 +104,40 @@ def test_progress_goes_from_nothing_to_all() -> None:
     found = [progress(place, 8) for place in places]
     assert found == sorted(found) and found[0] == 0.0 and found[-1] < 1.0
     assert progress(b"", 8) == 1.0
+
+
+def test_a_stretch_of_many_rows_is_not_looked_at_for_each_of_its_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand tasks of one ordering key, each a row: a round reads each row a few times, not a thousand."""
+    reads = 0
+
+    def counted(value: bytes) -> Any:
+        nonlocal reads
+        reads += 1
+        return task_head(value)
+
+    async def main() -> None:
+        store, rows = MemoryStore(now_ms=lambda: NOW_MS), 500
+        header = {"ordering_key": "k"}
+        for number in range(rows):
+            first = TaskId(id_at(first_id(), number))
+            await put(store, tasks(first, 1, **header, order=[NOW_MS, 1, number]))
+        monkeypatch.setattr(stretches, "task_head", counted)
+        after = b""
+        while after := store.scrub(after, 1):
+            pass
+        assert rows < reads < 20 * rows
+        assert not store.crooked.stretches and not store.crooked.entries
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_pauses_are_as_long_as_what_was_looked_at_took() -> None:
+    """A thing that is larger than a slice does not make scrubbing a larger part of the node's work."""
+    host = Host(MemoryStore(now_ms=lambda: NOW_MS))
+    scrubbing = Repair(host)
+    scrubbing._after = b"somewhere"
+    for host.quiet, least in ((True, QUIET_PAUSE_S), (False, BUSY_PAUSE_S)):
+        scrubbing._took_s = 0.0
+        assert scrubbing._pause_s() == least
+        scrubbing._took_s = 20 * SLICE_S
+        assert scrubbing._pause_s() >= 20 * least
