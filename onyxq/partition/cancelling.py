@@ -20,6 +20,7 @@ from onyxq.partition.headers import ORDERING_KEY, may_say
 from onyxq.partition.host import OperationsHost, Refused
 from onyxq.partition.missing import missing
 from onyxq.partition.standing import Standing
+from onyxq.queues import settings_of
 from onyxq.replica import HELD_MS, claim_of
 
 
@@ -43,7 +44,7 @@ class Cancelling:
                 if (row := self._host.store.task_row(task_id)) is None:
                     raise missing(self._host.store, task_id)
                 if claimed:
-                    self._check_key(task_id, row[1])
+                    self._check_place(task_id, row[1])
                 token, results = self._means(task_id, claimed=claimed)
                 self._host.granter.keys.note(task_id, row[1])
                 finish = Finish(Run(task_id, 1), token, facts.CANCELLED, results)
@@ -55,15 +56,23 @@ class Cancelling:
         self._host.granter.unblock([finish.run for finishes in work.values() for _, finish in finishes], readd=True)
         return [parts[0][2] if parts else None for parts in refused]
 
-    def _check_key(self, task_id: TaskId, body: bytes) -> None:
-        """Raise `Conflict` for a claimed task with an ordering key: the next of its key would begin while its
-        worker, who is only told later, still runs."""
-        keyed = may_say(body, ORDERING_KEY) and ORDERING_KEY in facts.task_header(body)[0]
-        if keyed and claim_of(self._host.replica, task_id) is not None:
-            raise Conflict(
-                f"task {task_id.hex()} is claimed, and has an ordering key: the next of its key waits for its worker",
-                hint="Have its worker give it up, or wait until its lease is over.",
-            )
+    def _check_place(self, task_id: TaskId, body: bytes) -> None:
+        """Raise `Conflict` for a claimed task whose place another task would take, while its worker, who is only
+        told later, still runs: the next of its ordering key, or of a queue that limits how many run at a time."""
+        replica = self._host.replica
+        if claim_of(replica, task_id) is None or not (replica.queues or may_say(body, ORDERING_KEY)):
+            return
+        header = facts.task_header(body)[0]
+        if ORDERING_KEY in header:
+            why = "has an ordering key: the next of its key"
+        elif settings_of(replica, header["queue"]).concurrency:
+            why = "its queue limits how many run at a time: the next of its queue"
+        else:
+            return
+        raise Conflict(
+            f"task {task_id.hex()} is claimed, and {why} waits for its worker",
+            hint="Have its worker give it up, or wait until its lease is over.",
+        )
 
     def _means(self, task_id: TaskId, *, claimed: bool) -> tuple[int, list[bytes | None]]:
         """The token to cancel a task under, and the results; raises why it cannot be cancelled."""

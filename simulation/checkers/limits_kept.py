@@ -102,6 +102,12 @@ class LimitsKept(QueuesFollowed):
         believed.add(task_id)
         most = settings.get("concurrency", 0)
         if known and most:
-            holding = [one for one in believed if self.history.holders(one, now_s)]
+            holding = [one for one in believed if self._counts(one, now_s)]
             if len(holding) > most:
                 raise self.broken(f"workers hold {len(holding)} tasks of {queue} at a time, not {most}")
+
+    def _counts(self, task_id: TaskId, now_s: float) -> bool:
+        """Whether a worker holds a task under a claim that the limit counts: not one of a leader that had not
+        read of it yet."""
+        holders = self.history.holders(task_id, now_s)
+        return any((task_id, token) not in self.plain for token, _ in holders)

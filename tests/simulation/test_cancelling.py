@@ -81,6 +81,23 @@ def test_a_claimed_task_of_a_key_is_not_cancelled() -> None:
     simulate(workload, seed=1, options=ONE)
 
 
+def test_a_claimed_task_of_a_limited_queue_is_not_cancelled() -> None:
+    """Another one would be handed out beside its worker; kept by seed 190 of the standard workload, too."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            await client.client.set_queue("q", concurrency=1)
+            first, second = await client.enqueue("q", [b"first", b"second"])
+            (claim,) = await client.claim("q", wait_ms=20_000, lease_ms=60_000)
+            with pytest.raises(Conflict, match="limits how many"):
+                await client.cancel(first, claimed=True)
+            await client.cancel(second, claimed=True)
+            await client.complete(claim, b"done")
+            assert (await client.client.get(first)).state == "completed"
+
+    simulate(workload, seed=1, options=ONE)
+
+
 def test_a_task_that_waits_is_cancelled_in_the_same_way() -> None:
     """Who asks for claimed tasks too need not know whether it is."""
 
