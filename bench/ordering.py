@@ -29,6 +29,7 @@ from bench.drive import fresh_queue
 from bench.options import end_on_signal, guarded
 from bench.peers import Cluster, three_peers, until_whole
 from onyxq.client import AsyncClient, Claim
+from onyxq.errors import Unavailable
 
 GOAL_RATIO = 2.0
 """The goal: 99th percentile with poison within so many times that without."""
@@ -58,14 +59,20 @@ class Keys:
     began: dict[tuple[str, int], float] = field(factory=dict)
     failed: int = 0
     """Failures of the poisoned key's head."""
+    unavailable: int = 0
+    """Claims answered so: a leader was not heard in time."""
     over: anyio.Event = field(factory=anyio.Event)
 
     async def worker(self, client: AsyncClient, name: str) -> None:
         """Claim, complete, again, until all came."""
         while not self.over.is_set():
-            claims = await client.claim(
-                [self.queue], max=CLAIM_TASKS, lease_ms=LEASE_MS, wait_ms=CLAIM_WAIT_MS, worker=name
-            )
+            try:
+                claims = await client.claim(
+                    [self.queue], max=CLAIM_TASKS, lease_ms=LEASE_MS, wait_ms=CLAIM_WAIT_MS, worker=name
+                )
+            except Unavailable:
+                self.unavailable += 1
+                continue
             now = time.perf_counter()
             good = [claim for claim in claims if self._took(claim, now)]
             if good:
@@ -162,6 +169,7 @@ async def arrivals(cluster: Cluster, options: argparse.Namespace, *, poison: boo
     if poison and left["completed"] != total:
         raise OutOfOrder(f"{left['completed']} tasks are completed instead of {total}")
     found = {**percentiles(keys.latest_s), "tasks": len(keys.latest_s), "load_after": round(os.getloadavg()[0], 2)}
+    found["unavailable"] = keys.unavailable
     return {**found, "poison_failures": keys.failed, "poison_waiting": left["waiting"]} if poison else found
 
 
