@@ -8,8 +8,9 @@ from typing import Any
 
 from log_entries import release_claims, renew_claims
 from onyxq import facts
+from onyxq.claims import NOTHING_HELD
 from onyxq.entry import APPLIED
-from onyxq.errors import OnyxqError, StaleToken, Unknown
+from onyxq.errors import NotLeader, OnyxqError, StaleToken, Unknown
 from onyxq.ids import Run, TaskId, mask_of, partition_of, runs_of, stretch_of
 from onyxq.partition.completing import Completing
 from onyxq.partition.cutting import fitting, size_of
@@ -193,12 +194,8 @@ class ClaimsKept:
             # Who hears that tasks were given back may cancel or count them right away.
             await self._host.settled()
         for entry, verdict in zip(entries, verdicts, strict=True):
-            if verdict == APPLIED:
-                continue
-            lost = {(release.token, stretch_of(run.first)) for release in entry.releases for run in release.runs}
-            for place, item in enumerate(items):
-                if (item[2], stretch_of(item[0])) in lost and not refused[place]:
-                    refused[place].append([item[0], item[1], failed.to_map()])
+            if verdict != APPLIED:
+                _refuse(refused, items, entry.releases, failed)
 
     async def renew(self, items: Sequence[tuple[TaskId, int, int, int]]) -> list[list[Refused]]:
         """Extend the leases of ``(first, count, token, lease_ms)`` items."""
@@ -227,14 +224,29 @@ class ClaimsKept:
         items: Sequence[tuple[TaskId, int, int, int]],
     ) -> None:
         try:
-            await self._host.verdicts(entries)
+            _, verdicts = await self._host.verdicts(entries)
         except OnyxqError as error:
-            for place, item in enumerate(items):
-                if not refused[place]:
-                    refused[place].append([item[0], item[1], error.to_map()])
+            _refuse(refused, items, [one for entry in entries for one in entry.renewals], error)
             return
+        for entry, verdict in zip(entries, verdicts, strict=True):
+            if verdict not in (APPLIED, NOTHING_HELD):
+                # The claims may stand, but not for any longer than before.
+                _refuse(refused, items, entry.renewals, NotLeader("the partition's leader changed meanwhile"))
         for place, (first, count, token, _) in enumerate(items):
             lost = mask_of(first, count) & ~held_bits(self._host.replica, Run(first, count), token)
             if lost and not refused[place]:
                 stale = StaleToken(f"token {token} does not hold task {first.hex()} any more")
                 refused[place] += [[*run, stale.to_map()] for run in runs_of(stretch_of(first), lost)]
+
+
+def _refuse(
+    refused: list[list[Refused]],
+    items: Sequence[tuple[Any, ...]],
+    parts: Iterable[release_claims.Release | renew_claims.Renewal],
+    error: OnyxqError,
+) -> None:
+    """Answer those of the items (first, count, token, ...) with an error that these parts of an entry are about."""
+    about = {(part.token, stretch_of(run.first)) for part in parts for run in part.runs}
+    for place, item in enumerate(items):
+        if (item[2], stretch_of(item[0])) in about and not refused[place]:
+            refused[place].append([item[0], item[1], error.to_map()])
