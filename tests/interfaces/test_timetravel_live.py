@@ -444,9 +444,9 @@ def test_a_task_is_explained_from_the_log_alone(world: World, line: Line, monkey
         raise Unavailable("no leader, and no majority answers")
 
     task_id, _ = world.story()
-    service = world.cluster.nodes[0].service
-    assert service is not None
-    monkeypatch.setitem(service._methods, "task_history", nobody)
+    for node in world.cluster.nodes:
+        assert node.service is not None
+        monkeypatch.setitem(node.service._methods, "task_history", nobody)
     found = line.json("task", "explain", task_id)
     assert found["task"] is None and {one["source"] for one in found["events"]} == {"log"}
     assert "no majority answers" in line.error
