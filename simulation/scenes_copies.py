@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import trio
@@ -219,23 +220,7 @@ async def lost_at_once(world: World, *, durability: str) -> list[float]:
     acknowledged: dict[TaskId, float] = {}
     async with world.client() as client:
         await client.client.set_queue("q", durability=durability)
-        for node in world.nodes:
-            node.disk.delay_ms = lambda: world.random.randint(20, 60)
-        async with trio.open_nursery() as nursery:
-            for number in range(6):
-                nursery.start_soon(_enqueue_all_the_time, world, client, number, acknowledged)
-            await trio.sleep(1.5)
-            for node in world.nodes:
-                node.disk.delay_ms = lambda: 5_000  # they stand still before the machines stop
-            await trio.sleep(0.5)
-            nursery.cancel_scope.cancel()
-        async with trio.open_nursery() as nursery:
-            for node in world.nodes:
-                nursery.start_soon(world.crash_node, node)
-        for node in world.nodes:
-            node.disk.delay_ms = lambda: 1
-            world.start_node(node)
-        await world.settle()
+        await stop_all(world, partial(_enqueue_all_the_time, world, client, acknowledged))
         there = {task.id for task in await world._all_tasks(client.client)}
         await take_the_rest(client, wait_ms=0)
     if len(acknowledged) < 50:
@@ -243,8 +228,29 @@ async def lost_at_once(world: World, *, durability: str) -> list[float]:
     return [when for task_id, when in acknowledged.items() if task_id not in there]
 
 
+async def stop_all(world: World, lane: Callable[[int], Awaitable[None]]) -> None:
+    """Have lanes write to slow disks, stop all machines at once, and start them again."""
+    for node in world.nodes:
+        node.disk.delay_ms = lambda: world.random.randint(20, 60)
+    async with trio.open_nursery() as nursery:
+        for number in range(6):
+            nursery.start_soon(lane, number)
+        await trio.sleep(1.5)
+        for node in world.nodes:
+            node.disk.delay_ms = lambda: 5_000  # they stand still before the machines stop
+        await trio.sleep(0.5)
+        nursery.cancel_scope.cancel()
+    async with trio.open_nursery() as nursery:
+        for node in world.nodes:
+            nursery.start_soon(world.crash_node, node)
+    for node in world.nodes:
+        node.disk.delay_ms = lambda: 1
+        world.start_node(node)
+    await world.settle()
+
+
 async def _enqueue_all_the_time(
-    world: World, client: RecordingClient, lane: int, acknowledged: dict[TaskId, float]
+    world: World, client: RecordingClient, acknowledged: dict[TaskId, float], lane: int
 ) -> None:
     for number in range(10_000):
         first = make_id(world.nodes[0].clock.wall_ms(), number % 4, 7, (lane * 10_000 + number) * 1024)

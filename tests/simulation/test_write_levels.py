@@ -12,6 +12,7 @@ from onyxq.facts import pack_task, partition_of_keys
 from onyxq.ids import TaskId, make_id
 from onyxq.partition.floating import WINDOW_S
 from simulation.clients import RecordingClient
+from simulation.scenes_copies import stop_all
 from simulation.world import Options, SimulatedNode, World, simulate
 
 OPTIONS = Options(partitions=4, clock_offset_ms=0, absent_after_ms=600_000)
@@ -143,8 +144,6 @@ async def crash_all_while_enqueueing(world: World, *, durability: str) -> tuple[
     async with world.client() as client:
         if durability != "strict":
             await client.client.call("queue.set", {"queue": "q", "settings": {"durability": durability}})
-        for node in world.nodes:
-            node.disk.delay_ms = lambda: world.random.randint(20, 60)
 
         async def lane(number: int) -> None:
             for each in range(10_000):
@@ -155,21 +154,7 @@ async def crash_all_while_enqueueing(world: World, *, durability: str) -> tuple[
                     assert ("within the last 100 ms" in answer.get("guarantee", "")) == (durability != "strict")
                 await trio.sleep(0.02)
 
-        async with trio.open_nursery() as nursery:
-            for number in range(6):
-                nursery.start_soon(lane, number)
-            await trio.sleep(1.5)
-            for node in world.nodes:
-                node.disk.delay_ms = lambda: 5_000  # they stand still before the machines stop
-            await trio.sleep(0.5)
-            nursery.cancel_scope.cancel()
-        async with trio.open_nursery() as nursery:
-            for node in world.nodes:
-                nursery.start_soon(world.crash_node, node)
-        for node in world.nodes:
-            node.disk.delay_ms = lambda: 1
-            world.start_node(node)
-        await world.settle()
+        await stop_all(world, lane)
         there = {task.id for task in await world._all_tasks(client.client)}
     return acknowledged, there
 
