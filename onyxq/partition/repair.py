@@ -109,15 +109,18 @@ class Repair:
     def _pause_s(self) -> float:
         if not self._after:
             return LOOK_EVERY_S
+        part, pause_s = self._pace()
         # One thing may be more than a slice: a stretch of a thousand rows is looked at whole.
-        if self._host.quiet:
-            return max(QUIET_PAUSE_S, self._took_s * QUIET_PAUSE_S / SLICE_S)
-        return max(BUSY_PAUSE_S, self._took_s * BUSY_PAUSE_S / SLICE_S * BUSY_PART)
+        return pause_s * max(1.0, self._took_s * part / SLICE_S)
+
+    def _pace(self) -> tuple[int, float]:
+        """What part of `SCRUB_BYTES` is checked at once, and the pause behind it."""
+        return (1, QUIET_PAUSE_S) if self._host.quiet else (BUSY_PART, BUSY_PAUSE_S)
 
     def _scrub(self) -> None:
         """Check one slice more."""
         metrics = self._host.metrics
-        part = 1 if self._host.quiet else BUSY_PART
+        part, _ = self._pace()
         began_s = trio.current_time()
         self._after = self._host.store.scrub(self._after, SCRUB_BYTES // part)
         self._took_s = trio.current_time() - began_s
