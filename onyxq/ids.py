@@ -10,7 +10,7 @@ lets a set of tasks in one stretch be a bit mask in an ``int``.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, NewType
 
 TaskId = NewType("TaskId", bytes)
@@ -113,22 +113,6 @@ def ids_of(first: bytes, count: int) -> list[TaskId]:
     """Every id of a run."""
     prefix, start = first[:16], counter_of(first)
     return [TaskId(prefix + _COUNTER.pack(start + i)) for i in range(count)]
-
-
-def runs_from_ids(ids: Iterable[bytes]) -> list[Run]:
-    """Runs that cover ``ids`` (any order, repeats allowed), sorted, cut at stretches."""
-    runs: list[Run] = []
-    first, count = b"", 0
-    for task_id in sorted(set(ids)):
-        if count and task_id == with_counter(first, counter_of(first) + count):
-            count += 1
-            continue
-        if count:
-            runs += cut(first, count)
-        first, count = task_id, 1
-    if count:
-        runs += cut(first, count)
-    return runs
 
 
 class IdMaker:

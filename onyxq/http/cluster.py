@@ -14,9 +14,9 @@ from onyxq.http.problems import problem
 from onyxq.http.schemas import ref
 from onyxq.http.shapes import NOTHING, Boolean, Field, Integer, Object
 from onyxq.http.values import answer, plain
+from onyxq.metrics import CONTENT_TYPE
 
 HTML = "text/html"
-METRICS = "text/plain; version=0.0.4; charset=utf-8"
 LOG_PAGE_MAX = 1_000
 _PAGE_HEADERS = {
     "cache-control": "no-store",
@@ -85,7 +85,7 @@ async def get_ready(call: Call) -> Response:
 async def get_metrics(call: Call) -> Response:
     """Prometheus text."""
     text = (await call.ask("metrics"))["text"]
-    return Response(text.encode(), headers={"content-type": METRICS, "cache-control": "no-store"})
+    return Response(text.encode(), headers={"content-type": CONTENT_TYPE, "cache-control": "no-store"})
 
 
 async def get_openapi(call: Call) -> Response:

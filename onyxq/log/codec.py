@@ -16,8 +16,6 @@ from log_entries.registry import ENTRIES
 from onyxq.entry import ENTRY_BYTES_MAX, RECORD_BYTES_MAX, Entries, encode_args, plain_map
 from onyxq.errors import NotEnabled, TooLarge
 
-RECORD_OVERHEAD_BYTES_MAX = 1024
-"""What a record needs besides its entries."""
 TIME_MAX_MS = 1 << 53
 NUMBER_MAX = 1 << 53
 

@@ -13,7 +13,6 @@ from onyxq.errors import Corrupt, Incomplete
 
 VERSION = 1
 TASKS, CLAIMS, UPDATES = "tasks", "claims", "updates"
-TABLES = (TASKS, CLAIMS, UPDATES)
 
 _TEXT, _BYTES, _NUMBER, _COUNT, _TIME, _TEXTS = "text", "bytes", "number", "count", "time", "texts"
 

@@ -18,7 +18,6 @@ from onyxq.partition.pending import page, wire_rows
 from onyxq.store.checks import prepare
 from onyxq.store.interface import LEAVES, Batch, PendingRow, Piece, Store
 
-KEYS_PAGE = 4_000
 ROWS_PAGE_BYTES = 1024 * 1024
 EPOCHS = 1 << 62
 HOURS = 1 << 32

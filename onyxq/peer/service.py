@@ -37,7 +37,6 @@ from onyxq.peer.transaction_arguments import asked_parts
 from onyxq.peer.transactions import Transactions
 from onyxq.wire.server import Request
 
-LOG_LAG_READY = 1_000
 HEAD_TIMEOUT_MS_MAX = 10_000
 IDS_MAX = 100_000
 
