@@ -280,7 +280,7 @@ class RecordingClient:
         operation = Operation(kind, self.name, -1, trio.current_time())
         held = bool(self._history.holders(task_id, trio.current_time()))
         await self._outcome(operation, task_id, self.client.cancel(task_id, claimed=claimed))
-        self._history.cancelled[task_id] = self._log_end()
+        self._history.cancelled.setdefault(task_id, self._log_end())
         self._audit.catch_up()
         self._audit.done_stays_done.check(task_id)
         if held and claimed:

@@ -104,7 +104,7 @@ TASK_COMMANDS: tuple[Command, ...] = (
     ),
     _task(
         "cancel",
-        "cancel a task that nobody holds, or with --claimed any that is not finished",
+        "cancel a task that nobody holds, or with --claimed any that is not finished; again is no error",
         f"cancel {SOME_ID} --claimed",
         ID,
         option("--claimed", action="store_true", help="even if it is claimed: its worker is told to stop"),

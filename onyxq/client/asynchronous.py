@@ -252,7 +252,9 @@ class AsyncClient(Managing):
         return [TaskUpdate(found["token"], found["seq"], found["data"], found["at_ms"]) for found in answer["updates"]]
 
     async def cancel(self, id: bytes | str, *, claimed: bool = False) -> None:
-        """Cancel a task; raises `NotFound`, or `Conflict` if it is claimed or finished.
+        """Cancel a task; raises `NotFound`, or `Conflict` if it is claimed, completed or failed.
+
+        One that is cancelled already stays so: whoever was not answered may ask again.
 
         ``claimed``: cancel it even if it is claimed.  Its worker is told so when it next renews its
         claim, or uses it; what it then makes of the task is refused.

@@ -295,7 +295,7 @@ async def get_task_log(call: Call) -> Response:
 
 
 async def delete_task(call: Call) -> Response:
-    """Cancel one task."""
+    """Cancel one task; one that is cancelled stays so."""
     more = {"claimed": True} if call.query["claimed"] else {}
     result = await call.ask("cancel", ids=[call.path["id"]], **more)
     if result["results"][0] is not None:
@@ -375,6 +375,8 @@ ENDPOINTS = (
         name="cancel_task",
         tag="tasks",
         summary="Cancel a task that is not finished, and not claimed either unless that is asked for",
+        doc="One that is cancelled already is answered as one that is now, so a request can be repeated; one that is "
+        "completed or failed is a conflict.",
         handle=delete_task,
         query=CANCEL_QUERY,
         role="write",

@@ -18,6 +18,7 @@ from onyxq.partition.completing import Completing
 from onyxq.partition.finishing import Finish, overtaken_bits, token_now
 from onyxq.partition.headers import ORDERING_KEY, may_say
 from onyxq.partition.host import OperationsHost, Refused
+from onyxq.partition.leader import PartitionLeader
 from onyxq.partition.missing import missing
 from onyxq.partition.standing import Standing
 from onyxq.queues import settings_of
@@ -33,7 +34,10 @@ class Cancelling:
         self._completing = completing
 
     async def cancel(self, ids: Sequence[TaskId], *, claimed: bool = False) -> list[dict[str, Any] | None]:
-        """Finish tasks as cancelled, ``claimed`` ones too or not; an error map or None each."""
+        """Finish tasks as cancelled, ``claimed`` ones too or not; an error map or None each.
+
+        Those that are cancelled already stay so: whoever was not answered may ask again.
+        """
         await self._host.floating.readable()
         await self._completing.turn([Run(task_id, 1) for task_id in ids])
         refused: list[list[Refused]] = [[] for _ in ids]
@@ -43,18 +47,40 @@ class Cancelling:
                 leader = self._standing.leader(partition_of(task_id))
                 if (row := self._host.store.task_row(task_id)) is None:
                     raise missing(self._host.store, task_id)
-                if claimed:
-                    self._check_place(task_id, row[1])
-                token, results = self._means(task_id, claimed=claimed)
+                finish = self._again(leader, task_id) or self._first(task_id, row[1], claimed=claimed)
                 self._host.granter.keys.note(task_id, row[1])
-                finish = Finish(Run(task_id, 1), token, facts.CANCELLED, results)
                 work.setdefault(leader.partition, []).append((place, finish))
             except OnyxqError as error:
                 refused[place].append([task_id, 1, error.to_map()])
-        self._host.granter.block(finish.run for finishes in work.values() for _, finish in finishes)
         await self._completing.finish_all(work, refused)
-        self._host.granter.unblock([finish.run for finishes in work.values() for _, finish in finishes], readd=True)
         return [parts[0][2] if parts else None for parts in refused]
+
+    def _again(self, leader: PartitionLeader, task_id: TaskId) -> Finish | None:
+        """The repeat of a cancel that counts; None if there is none."""
+        again = self._completing.cancelled(leader, task_id) if self._finished(task_id) else None
+        if again is not None:
+            self._check_transactions(task_id)
+        return again
+
+    def _first(self, task_id: TaskId, body: bytes, *, claimed: bool) -> Finish:
+        """The cancel of a task that is not cancelled yet; raises why it cannot be."""
+        if claimed:
+            self._check_place(task_id, body)
+        token, results = self._means(task_id, claimed=claimed)
+        return Finish(Run(task_id, 1), token, facts.CANCELLED, results)
+
+    def _finished(self, task_id: TaskId) -> int:
+        """Whether a task is finished, and not by a completion that is older than who holds it."""
+        store, run = self._host.store, Run(task_id, 1)
+        finished = store.finished_bits(stretch_of(task_id)) & mask_of(*run)
+        claim = claim_of(self._host.replica, task_id)
+        return finished if claim is None else finished & ~overtaken_bits(store, run, claim[2], finished)
+
+    def _check_transactions(self, task_id: TaskId) -> None:
+        """Raise `Unavailable` if one that may be committed yet completes a claimed task."""
+        replica = self._host.replica
+        if claim_of(replica, task_id) is not None and pending.is_completed(self._host.store, replica, task_id):
+            raise Unavailable(f"a transaction may be completing task {task_id.hex()}")
 
     def _check_place(self, task_id: TaskId, body: bytes) -> None:
         """Raise `Conflict` for a claimed task whose place another task would take, while its worker, who is only
@@ -76,24 +102,19 @@ class Cancelling:
 
     def _means(self, task_id: TaskId, *, claimed: bool) -> tuple[int, list[bytes | None]]:
         """The token to cancel a task under, and the results; raises why it cannot be cancelled."""
-        store, replica, run = self._host.store, self._host.replica, Run(task_id, 1)
+        store, replica = self._host.store, self._host.replica
         claim = claim_of(replica, task_id)
-        finished = store.finished_bits(stretch_of(task_id)) & mask_of(*run)
-        if claim is not None and claimed:
-            finished &= ~overtaken_bits(store, run, claim[2], finished)
-        if finished or (claim is not None and claimed and claim[4] == HELD_MS):
+        if self._finished(task_id) or (claim is not None and claimed and claim[4] == HELD_MS):
             raise AlreadyFinished(f"task {task_id.hex()} is finished already")
-        granting = self._host.granter.is_blocked(run)
-        if not claimed and (claim is not None or granting):
+        if claim is not None and not claimed:
             raise Conflict(
                 f"task {task_id.hex()} is claimed", hint="Ask for claimed tasks too: its worker is told then to stop."
             )
-        if granting:
+        if self._host.granter.is_blocked(Run(task_id, 1)):
             raise Unavailable(f"task {task_id.hex()} is just being granted or given back")
         if claim is None:
             return token_now(store, task_id, replica.position), []
         if claim[2] < store.reopened(task_id):
             raise Unavailable(f"task {task_id.hex()} was opened again, which has not been read here yet")
-        if pending.is_completed(store, replica, task_id):
-            raise Unavailable(f"a transaction may be completing task {task_id.hex()}")
+        self._check_transactions(task_id)
         return claim[2], [facts.CLAIMED]

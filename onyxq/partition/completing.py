@@ -7,8 +7,10 @@ written, and its claim is freed, at the log's leisure, once that is stored.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import trio
 
@@ -22,6 +24,7 @@ from onyxq.partition.finishing import Finish, completions_of, holds_other, merge
 from onyxq.partition.host import OperationsHost, Refused
 from onyxq.partition.judging import unsure_partitions
 from onyxq.partition.leader import PartitionLeader
+from onyxq.partition.replication import Vote
 from onyxq.partition.standing import Standing
 from onyxq.partition.updating import Updating
 from onyxq.replica import held_bits, pieces_of
@@ -29,6 +32,14 @@ from onyxq.replica import held_bits, pieces_of
 SETTLE_EVERY_S = 1.0
 
 log = logging.getLogger(__name__)
+
+
+class _Sent(NamedTuple):
+    """Completions of a partition on their way to its holders."""
+
+    leader: PartitionLeader
+    finishes: list[tuple[int, Finish]]
+    vote: Vote
 
 
 class Completing:
@@ -104,9 +115,17 @@ class Completing:
             for first, done in completions_of(self._host.store, run)
         ]
 
+    def cancelled(self, leader: PartitionLeader, task_id: TaskId) -> Finish | None:
+        """The cancel of a task once more; None if it is not cancelled."""
+        run = Run(task_id, 1)
+        done = completions_of(self._host.store, run)
+        if not done or done[0][1].outcome != facts.CANCELLED:
+            return None
+        return Finish(run, done[0][1].token, facts.CANCELLED, [], self.completion_rows_of(leader, run))
+
     async def finish_all(self, work: dict[int, list[tuple[int, Finish]]], refused: list[list[Refused]]) -> None:
         """Write completions per partition; what could not be written is added to ``refused``."""
-        votes = []
+        sent: deque[_Sent] = deque()
         for partition, finishes in sorted(work.items()):
             leader = self._host.leaders.get(partition)
             if leader is None:  # it was led from here when this began
@@ -117,27 +136,44 @@ class Completing:
             rows = self._completion_rows(leader, [finish for _, finish in finishes if finish.rows is None])
             rows += {row.key: row for _, finish in finishes for row in finish.rows or ()}.values()
             self._mark_finishing(finishes, on=True)
-            votes.append((leader, finishes, leader.replicate(rows)))
-        for leader, finishes, vote in votes:
+            sent.append(_Sent(leader, finishes, leader.replicate(rows)))
+        try:
+            await self._decide(sent, refused)
+        finally:
+            # Whoever asked may wait no longer. What was sent is written nevertheless: until then nobody else is served.
+            if sent:
+                self._host.start_soon(self._decide, sent, refused)
+
+    async def _decide(self, sent: deque[_Sent], refused: list[list[Refused]]) -> None:
+        """Take what was sent from ``sent``, one after the other, as it is decided."""
+        while sent:
+            error: OnyxqError | None = None
             try:
-                await leader.decide(vote)
-            except OnyxqError as error:
-                for place, finish in finishes:
-                    refused[place].append([*finish.run, error.to_map()])
-                self._note_unsettled(finishes, on=True)
-            else:
-                self._note_unsettled(finishes, on=False)
+                await sent[0].leader.decide(sent[0].vote)
+            except OnyxqError as failed:
+                error = failed
+            self._decided(sent.popleft(), refused, error)
+
+    def _decided(self, one: _Sent, refused: list[list[Refused]], error: OnyxqError | None) -> None:
+        leader, finishes, vote = one
+        runs = [finish.run for _, finish in finishes]
+        try:
+            self._note_unsettled(finishes, on=error is not None)
+            if error is None:
                 for finish in (finish for _, finish in finishes if finish.rows is None):
                     queue = self._host.granter.queue_of(finish.run.first)
                     self._host.count_event(queue, facts.OUTCOMES[finish.outcome], finish.run.count)
                 self.let_go(leader, [finish for _, finish in finishes])
-                self.on_finished([finish.run for _, finish in finishes])
-            finally:
-                self._mark_finishing(finishes, on=False)
-                if vote.won:
-                    self._host.granter.finished(finish.run for _, finish in finishes)
-                # Where nothing was stored after all they are to be had again.
-                self._host.granter.offer(finish.run for _, finish in finishes)
+                self.on_finished(runs)
+            else:
+                for place, finish in finishes:
+                    refused[place].append([*finish.run, error.to_map()])
+        finally:
+            self._mark_finishing(finishes, on=False)
+            if vote.won:
+                self._host.granter.finished(runs)
+            # Where nothing was stored after all they are to be had again.
+            self._host.granter.offer(runs)
 
     def _completion_rows(self, leader: PartitionLeader, finishes: Iterable[Finish]) -> list[Row]:
         at_ms, mark = self._host.wall_ms(), leader.mark()

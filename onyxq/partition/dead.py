@@ -140,15 +140,14 @@ class Dead:
         return [parts[0][2] if parts else None for parts in refused]
 
     def _given_up(self, leader: PartitionLeader, task_id: TaskId) -> Finish:
-        done, run = self._done(task_id), Run(task_id, 1)
-        if done is not None and done.outcome == facts.CANCELLED:
-            return Finish(run, done.token, facts.CANCELLED, [], self._completing.completion_rows_of(leader, run))
+        if (again := self._completing.cancelled(leader, task_id)) is not None:
+            return again
         self._check_dead(task_id)
         row = self._host.store.task_row(task_id)
         if row is not None:
             self._host.granter.keys.note(task_id, row[1])
         token = token_now(self._host.store, task_id, self._host.replica.position)
-        return Finish(run, token, facts.CANCELLED, [])
+        return Finish(Run(task_id, 1), token, facts.CANCELLED, [])
 
     def _check_dead(self, task_id: TaskId) -> None:
         """Raise unless a task is a dead letter, and nobody is about to have it run again."""

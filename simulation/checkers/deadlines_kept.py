@@ -52,12 +52,7 @@ class DeadlinesKept(Checker):
 
     def _otherwise(self, task_id: TaskId, state: str, error: str) -> bool:
         """Whether something else ended the task."""
-        # A client repeats a cancel by itself, and hears of what its first attempt did as of another's.
-        asked = {
-            call.kind
-            for call in self.history.operations.get(task_id, ())
-            if call.outcome != REFUSED or call.code == "already_finished"
-        }
+        asked = {call.kind for call in self.history.operations.get(task_id, ()) if call.outcome != REFUSED}
         if state == "cancelled" and asked & GIVING_UP:
             return True
         depends = self.ledger.said(self.ledger.read[task_id]).depends

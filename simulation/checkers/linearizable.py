@@ -25,6 +25,7 @@ from simulation.history import (
     COMPLETE,
     DISCARD,
     FAIL,
+    GIVING_UP,
     OK,
     REFUSED,
     RELEASE,
@@ -56,7 +57,7 @@ class Model(NamedTuple):
     def after(self, call: Operation) -> Model | None:
         """The task after a call that took effect; None if it cannot take effect now."""
         if self.finished != NOBODY:
-            repeat = call.kind in (COMPLETE, DISCARD) and self.finished == call.token
+            repeat = call.kind in (COMPLETE, *GIVING_UP) and self.finished == call.token
             return self if repeat else None
         if call.kind in (CLAIM, CANCEL, STOP, DISCARD, REQUEUE):
             return self._taken(call) if self._free(call) else None

@@ -142,7 +142,7 @@ class FakeService:
             task = self.tasks.get(task_id)
             if task is None:
                 results.append(NotFound("there is no such task").to_map())
-            elif task.state != "ready":
+            elif task.state not in ("ready", "cancelled"):
                 results.append(Conflict(f"the task is {task.state}").to_map())
             else:
                 task.state = "cancelled"

@@ -313,14 +313,13 @@ class TestCancel:
 
     @in_cluster
     async def test_a_ready_and_a_delayed_task_can_be_cancelled(self, world: World) -> None:
-        """Once; nobody gets them."""
+        """Again, too, as one does who was not answered; nobody gets them."""
         ready = await world.client.enqueue(world.queue, b"x")
         later = await world.client.enqueue(world.queue, b"x", delay_ms=60_000)
         for task_id in (ready, later):
-            await world.clients[1].cancel(task_id)
-            assert (await world.client.get(task_id)).state == "cancelled"
-            with pytest.raises(AlreadyFinished):
-                await world.client.cancel(task_id)
+            for client in (world.clients[1], world.client):
+                await client.cancel(task_id)
+                assert (await client.get(task_id)).state == "cancelled"
         assert await world.nothing()
         assert await world.counts() == {"total": 2, "cancelled": 2}
 

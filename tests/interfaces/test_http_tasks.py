@@ -351,14 +351,17 @@ async def test_an_unknown_task_is_not_found() -> None:
 
 
 @on_trio
-async def test_a_task_can_be_cancelled_once() -> None:
-    """204 without a body, then 409."""
-    async with world() as (_, client):
+async def test_a_task_can_be_cancelled_and_cancelled_again() -> None:
+    """204 without a body, each time; one that is finished otherwise is a 409."""
+    async with world() as (service, client):
         (task_id,) = await enqueue(client, {"queue": "a"})
-        answer = await client.delete(f"/v1/tasks/{task_id}")
-        assert (answer.status_code, answer.content) == (204, b"")
-        assert (await client.get(f"/v1/tasks/{task_id}")).json()["state"] == "cancelled"
-        check_problem(await client.delete(f"/v1/tasks/{task_id}"), 409, code="conflict")
+        for _ in range(2):
+            answer = await client.delete(f"/v1/tasks/{task_id}")
+            assert (answer.status_code, answer.content) == (204, b"")
+            assert (await client.get(f"/v1/tasks/{task_id}")).json()["state"] == "cancelled"
+        (done,) = await enqueue(client, {"queue": "a"})
+        service.tasks[bytes.fromhex(done)].state = "completed"
+        check_problem(await client.delete(f"/v1/tasks/{done}"), 409, code="conflict")
 
 
 @on_trio

@@ -1,0 +1,94 @@
+"""Writes that nobody waits for any more: leaders see them through, and answer for them when they are asked again.
+
+A client's time is up, or its connection breaks, while what it asked for is on its way to the nodes' disks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import trio
+from attrs import evolve
+
+from onyxq.errors import AlreadyFinished
+from onyxq.ids import partition_of
+from simulation.scenes import ONE, leader_of
+from simulation.world import World, simulate
+from tests.simulation.scheduled import Tasks
+
+
+async def withdrawn(world: World, what: Callable[[], Awaitable[Any]]) -> None:
+    """Wait for ``what`` for less time than the leader's disk takes."""
+    disk = leader_of(world).disk
+    usual, disk.delay_ms = disk.delay_ms, lambda: 1_500
+    with trio.move_on_after(0.5) as scope:
+        await what()
+    disk.delay_ms = usual
+    assert scope.cancelled_caught
+
+
+@pytest.mark.parametrize("claimed", [False, True])
+@pytest.mark.parametrize("later_s", [0, 10])
+def test_a_cancel(claimed: bool, later_s: float) -> None:
+    """Its repeat is told that it is done, once it is; nobody can have the task."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client, world.client() as other:
+            (task_id,) = await client.enqueue("q", [b"x"])
+            claims = await client.claim("q", wait_ms=20_000, lease_ms=60_000) if claimed else []
+            await withdrawn(world, lambda: client.cancel(task_id, claimed=claimed))
+            await trio.sleep(later_s)
+            await other.cancel(task_id, claimed=claimed)
+            assert (await client.client.get(task_id)).state == "cancelled"
+            for claim in claims:
+                with pytest.raises(AlreadyFinished):
+                    await client.complete(claim)
+            assert len(await other.claim("q", wait_ms=500)) == 0
+
+    simulate(workload, seed=1, options=ONE)
+
+
+def test_completions_in_several_partitions() -> None:
+    """Whoever asks about one of these tasks next is answered."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client, world.client() as other:
+            tasks = Tasks(world, client)
+            ids = [await tasks.put(b"%d" % number) for number in range(2)]
+            assert {partition_of(one) for one in ids} == {0, 1}
+            claims = [await tasks.take() for _ in ids]
+            items = [[claim.id, 1, claim.token, None, []] for claim in claims if claim is not None]
+            await withdrawn(world, lambda: client.client.call("complete", {"items": items}))
+            for task_id in ids:
+                with pytest.raises(AlreadyFinished):
+                    await other.cancel(task_id, claimed=True)
+
+    simulate(workload, seed=1, options=evolve(ONE, nodes=1, partitions=2))
+
+
+def test_a_completion_that_no_majority_has_yet() -> None:
+    """The next task of its key waits until one has: another leader might have the first run again."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            await tasks.put(b"first", ordering_key="k")
+            await tasks.put(b"second", ordering_key="k")
+            claim = await tasks.take()
+            assert claim is not None and claim.data == b"first"
+            leader = leader_of(world)
+            others = [node.name for node in world.nodes if node is not leader]
+            async with world.client(nodes=[leader]) as near:
+                await near.client.count()
+                world.network.part([leader.name], others)
+                with trio.move_on_after(0.5) as scope:
+                    await near.complete(claim)
+                assert scope.cancelled_caught
+                assert len(await near.claim("q", wait_ms=2_000)) == 0
+            world.network.heal()
+            claim = await tasks.take()
+            assert claim is not None and claim.data == b"second"
+
+    simulate(workload, seed=1, options=ONE)
