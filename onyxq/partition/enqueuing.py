@@ -7,6 +7,7 @@ they are stored in the order in which they were asked for, too.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import trio
@@ -134,12 +135,16 @@ class Enqueuing:
         acks: list[Ack] = [0] * len(asked)
 
         async def settle(place: int, started: Started) -> None:
-            keyed = self._keyed.concerns(asked[place].header)
+            keyed, over = self._keyed.concerns(asked[place].header), started.over
             try:
                 count = await self._ack(started.vote, started.leader, wanted, keyed=keyed)
                 acks[place] = [count, *started.stands] if started.stands and isinstance(count, int) else count
+            except trio.Cancelled:
+                # Whoever asked waits no longer; the next of its key still must.
+                over = partial(self._host.start_soon, self._see_through, started)
+                raise
             finally:
-                started.over()
+                over()
 
         async with trio.open_nursery() as nursery:
             for place, one in enumerate(asked):
@@ -152,6 +157,12 @@ class Enqueuing:
                 else:
                     nursery.start_soon(settle, place, started)
         return acks
+
+    async def _see_through(self, started: Started) -> None:
+        try:
+            await self._ack(started.vote, started.leader, None)
+        finally:
+            started.over()
 
     def _is_known(self, one: _Asked) -> bool:
         mask = mask_of(one.first, one.count)

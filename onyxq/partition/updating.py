@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from onyxq import facts
-from onyxq.errors import AlreadyFinished, Conflict, OnyxqError, SequenceGap, StaleToken
+from onyxq.errors import AlreadyFinished, Conflict, OnyxqError, SequenceGap, StaleToken, Unavailable
 from onyxq.facts import Update
 from onyxq.ids import Run, TaskId
 from onyxq.partition.host import OperationsHost
@@ -42,21 +42,26 @@ class Updating:
                 keys.append(((task_id, token), seq + 1))
             except OnyxqError as error:
                 started.append(error)
-        results: list[int | dict[str, Any]] = []
-        for one in started:
-            try:
-                if isinstance(one, OnyxqError):
-                    raise one
-                acks = await one[0].decide(one[1], wanted=wanted)
-                if wanted is not None and acks < wanted:
-                    acks = await one[1].wait_for(min(wanted, len(one[0].holders())), EXTRA_ACKS_S)
-                results.append(acks)
-            except OnyxqError as error:
-                results.append(error.to_map())
-        for key, following in keys:
-            if self._updates.get(key) == following:  # else later ones are still being written
-                del self._updates[key]
-        return results
+        try:
+            return [await self._ack(one, wanted) for one in started]
+        finally:  # also if nobody waits any more, and perhaps asks again
+            for key, following in keys:
+                if self._updates.get(key) == following:  # else later ones are still being written
+                    del self._updates[key]
+
+    async def _ack(
+        self, started: tuple[PartitionLeader, Vote] | OnyxqError, wanted: int | None
+    ) -> int | dict[str, Any]:
+        if isinstance(started, OnyxqError):
+            return started.to_map()
+        leader, vote = started
+        try:
+            acks = await leader.decide(vote, wanted=wanted)
+        except OnyxqError as error:
+            return error.to_map()
+        if wanted is not None and acks < wanted:
+            acks = await vote.wait_for(min(wanted, len(leader.holders())), EXTRA_ACKS_S)
+        return acks
 
     def _start_update(
         self, task_id: TaskId, token: int, seq: int, data: bytes, unsure: set[int]
@@ -75,6 +80,8 @@ class Updating:
             row = facts.update_row(task_id, stored[seq]._replace(mark=leader.mark()))
         else:
             expected = max(len(stored), self._updates.get((task_id, token), 0))
+            if len(stored) <= seq < expected:
+                raise Unavailable(f"update {seq} of this claim is just being stored")
             if seq != expected:
                 raise SequenceGap(f"update {expected} comes next, not {seq}", field="seq")
             self._updates[task_id, token] = seq + 1

@@ -92,3 +92,50 @@ def test_a_completion_that_no_majority_has_yet() -> None:
             assert claim is not None and claim.data == b"second"
 
     simulate(workload, seed=1, options=ONE)
+
+
+def test_an_enqueue_under_a_unique_key() -> None:
+    """The next one of that key finds it; one task stands."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client, world.client() as other:
+            first = Tasks(world, client).run(b"x", unique_key="u")
+            await withdrawn(world, lambda: Tasks(world, client).send([first]))
+            stands = await Tasks(world, other).put(b"y", unique_key="u")
+            assert stands == first[0]
+            assert (await client.client.count("q"))["q"]["total"] == 1
+
+    simulate(workload, seed=1, options=ONE)
+
+
+def test_an_update() -> None:
+    """Its repeat is told that it is stored, not that another one comes next."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            await client.enqueue("q", [b"x"])
+            (claim,) = await client.claim("q", wait_ms=20_000, lease_ms=60_000)
+            item = [claim.id, claim.token, 0, b"half way"]
+            await withdrawn(world, lambda: client.client.call("update", {"items": [item]}))
+            assert await client.client.call("update", {"items": [item]}) == {"results": [None]}
+            assert len(await client.client.task_log(claim.id)) == 1
+
+    simulate(workload, seed=1, options=ONE)
+
+
+def test_an_enqueue_under_an_ordering_key() -> None:
+    """Its repeat is the same task, with the same place in its key."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            first = tasks.run(b"first", ordering_key="k")
+            await withdrawn(world, lambda: tasks.send([first]))
+            await tasks.put(b"second", ordering_key="k")
+            await tasks.send([first])
+            for data in (b"first", b"second"):
+                claim = await tasks.take()
+                assert claim is not None and claim.data == data
+                await tasks.done(claim)
+
+    simulate(workload, seed=1, options=ONE)
