@@ -2,7 +2,7 @@
 
 Submitted by a peer that is told to stop, or by an operator.  Marks the node as draining:
 it leads nothing any more, and partitions that would be left without a majority by its
-absence settle elsewhere first.  ``permanent`` moves all its copies: placement gives it
+absence settle elsewhere first; its jobs go to other drivers.  ``permanent`` moves all its copies: placement gives it
 nothing again, and it stays a member of each partition until that has settled elsewhere.
 Both end when a new peer of the node joins.
 """
@@ -13,6 +13,7 @@ from attrs import evolve, frozen
 
 from onyxq import placement
 from onyxq.entry import APPLIED, Stamp, Verdict
+from onyxq.jobs.allocation import allocated
 from onyxq.replica import Replica
 
 VERSION = 1
@@ -34,4 +35,5 @@ def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]
     drained = evolve(node, draining=True, replaced=node.replaced or args.permanent)
     if drained == node:
         return replica, "already draining"
-    return placement.reconcile(evolve(replica, nodes=replica.nodes.set(node.id, drained))), APPLIED
+    placed = placement.reconcile(evolve(replica, nodes=replica.nodes.set(node.id, drained)))
+    return allocated(placed, stamp.position), APPLIED

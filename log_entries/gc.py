@@ -3,7 +3,8 @@
 Owed by the ring's first peer once the log has grown by ``gc_records`` records or ``gc_bytes``
 bytes since the last one, unless that is still under way; submitted by a member on request.
 Sets ``snapshot`` to the position of this record and its writer, and forgets what nobody can
-need again: what was remembered for long enough, and the outbox numbers of peers that left.
+need again: what was remembered for long enough, the outbox numbers of peers that left, and jobs
+that have ended, but for their outcomes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from attrs import evolve, frozen
 
 from onyxq.entry import APPLIED, Stamp, Verdict
+from onyxq.jobs.lifetime import forget_ended
 from onyxq.remembering import forget_departed, forget_old
 from onyxq.replica import Replica, Snapshot, first_peer
 
@@ -27,7 +29,7 @@ class Args:
 def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
     """Forget what nobody can need again; one collection takes the place of the one before."""
     snapshot = Snapshot(position=stamp.position, peer=stamp.peer, finished=False)
-    replica = forget_old(forget_departed(replica))
+    replica = forget_old(forget_ended(forget_departed(replica)))
     return evolve(replica, snapshot=snapshot, grown_records=0, grown_bytes=0), APPLIED
 
 

@@ -1,6 +1,7 @@
 """Changes how much job capacity a peer offers.
 
-Submitted by the peer, or through it by an operator.  Sets ``slots`` of the peer.
+Submitted by the peer, or through it by an operator.  Sets ``slots`` of the peer; jobs are
+allocated anew.
 """
 
 from __future__ import annotations
@@ -8,10 +9,10 @@ from __future__ import annotations
 from attrs import evolve, frozen
 
 from onyxq.entry import APPLIED, Stamp, Verdict
+from onyxq.jobs.allocation import SLOTS_MAX, allocated
 from onyxq.replica import Replica
 
 VERSION = 1
-SLOTS_MAX = 1 << 16
 
 
 @frozen
@@ -31,4 +32,5 @@ def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]
         return replica, "bad slots"
     if peer.slots == args.slots:
         return replica, "unchanged"
-    return evolve(replica, peers=replica.peers.set(peer.id, evolve(peer, slots=args.slots))), APPLIED
+    after = evolve(replica, peers=replica.peers.set(peer.id, evolve(peer, slots=args.slots)))
+    return allocated(after, stamp.position), APPLIED

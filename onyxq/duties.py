@@ -48,6 +48,17 @@ class Fire:
 
 
 @frozen
+class Drive:
+    """Drive ``job`` under ``version``: run it on Spark, say when it is ready, completed or failed.
+
+    Every version is a duty of its own: whoever drives under an older one has to stop.
+    """
+
+    job: str
+    version: int
+
+
+@frozen
 class Extended:
     """Run what an extension's entry asks for; ``value`` is one of what its ``duties`` gave."""
 
@@ -55,7 +66,7 @@ class Extended:
     value: Hashable
 
 
-Duty: TypeAlias = Watch | Lead | Snapshot | Fire | Extended
+Duty: TypeAlias = Watch | Lead | Snapshot | Fire | Drive | Extended
 
 
 def duties(replica: Replica, me: str, entries: Entries | None = None) -> frozenset[Duty]:
@@ -69,6 +80,7 @@ def duties(replica: Replica, me: str, entries: Entries | None = None) -> frozens
         found.add(Snapshot(replica.snapshot.position))
     if replica.periodic and first_peer(replica) == me:
         found.add(Fire())
+    found.update(Drive(name, job.version) for name, job in replica.jobs.items() if job.driver == me)
     if entries is not None and entries.doing and me in replica.ring.members:
         found.update(_extended(replica, me, entries))
     return frozenset(found)

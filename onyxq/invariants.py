@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from onyxq import invariants_placement, invariants_queues, ring
+from onyxq import invariants_jobs, invariants_placement, invariants_queues, ring
 from onyxq.replica import START_POSITION, Replica
 from onyxq.snapshot import misfits
 
@@ -22,6 +22,7 @@ def violations(replica: Replica) -> list[str]:
         *extension_violations(replica),
         *invariants_placement.violations(replica),
         *invariants_queues.violations(replica),
+        *invariants_jobs.violations(replica),
     ]
 
 

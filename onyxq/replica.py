@@ -30,6 +30,8 @@ Rate: TypeAlias = tuple[int, int]
 """(tasks that may be granted, in millionths, ``Replica.clock_ms`` at which they were counted)."""
 TransactionClaim: TypeAlias = tuple[int, int, tuple[tuple[bytes, int], ...]]
 """(partition, token, runs)."""
+TaskLimits: TypeAlias = tuple[str, int, int, int]
+"""(task of a job, least of the job's slots, most of them or 0, percentage of them or 0)."""
 
 HELD_MS = (1 << 63) - 1
 """The deadline of a piece that a transaction holds: nothing but its settling ends it."""
@@ -224,6 +226,60 @@ class Periodic:
 
 
 @frozen
+class Job:
+    """A job: what was submitted, who drives it, how far it has come; see `onyxq.jobs.allocation`."""
+
+    id: str
+    body: bytes
+    """The job as its submitter packed it, functions included; no peer looks into them."""
+    digest: bytes
+    submitted: int
+    """Position of its submission; one more for each that stands before it in the same record."""
+    submitted_ms: int
+    scheduler: str = "balanced"
+    """How it shares its driver's slots with others: ``greedy``, ``balanced`` or ``percentage``."""
+    percentage: int = 0
+    """Of all slots, for the scheduler of that name."""
+    min_slots: int = 1
+    max_slots: int = 0
+    """0: any number."""
+    tags: tuple[str, ...] = ()
+    """All of which its driver's peer must have."""
+    zones: tuple[str, ...] = ()
+    """In one of which its driver's peer must be; empty: anywhere."""
+    beside: str = ""
+    """A job submitted before at whose peer it runs for as long as that one has not ended."""
+    inputs: tuple[str, ...] = ()
+    """Those that can be sealed."""
+    tasks: tuple[TaskLimits, ...] = ()
+    own_host: bool = False
+    keep_ms: int = 7 * 86_400_000
+    """How long its outcome is kept once it has ended."""
+    state: str = "waiting"
+    """``waiting``, ``running``, ``completed``, ``killed`` or ``failed``."""
+    why: str = ""
+    """What it waits for, or the error that it failed with."""
+    driver: str = ""
+    """The peer that drives it; empty unless it is running."""
+    slots: int = 0
+    """Those of its driver's peer that it has."""
+    task_slots: tuple[tuple[str, int], ...] = ()
+    """In how many of them each task may run at a time."""
+    version: int = -1
+    """The fencing token of its driver: position of the entry that brought it the driver; it rises
+    with every change of driver, and only then."""
+    ready: bool = False
+    """Whether this driver has said that the job runs."""
+    sealed: tuple[str, ...] = ()
+    """Inputs on which nothing more comes, sorted."""
+    batch: int = -1
+    """The last batch that was committed."""
+    offsets: bytes = b""
+    """How far that batch had read."""
+    ended_ms: int = -1
+
+
+@frozen
 class Replica:
     """All that peers agree on, at one position of the log."""
 
@@ -263,6 +319,8 @@ class Replica:
     transactions: PMap[str, Transaction] = field(factory=pmap)
     """Those that are committed and not settled."""
     periodic: PMap[str, Periodic] = field(factory=pmap)
+    jobs: PMap[str, Job] = field(factory=pmap)
+    """Those that have not ended, and those that ended since the last ``gc``."""
 
     @property
     def settings(self) -> Settings:

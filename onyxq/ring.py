@@ -21,6 +21,7 @@ from pyrsistent import PMap
 
 from onyxq import placement
 from onyxq.entry import Stamp
+from onyxq.jobs.allocation import allocated
 from onyxq.replica import Node, Replica, Ring
 
 # --- looking -------------------------------------------------------------------
@@ -192,7 +193,7 @@ def move(replica: Replica, ring: Ring, stamp: Stamp) -> Replica:
 
     Peers that are in the ring no more are forgotten and their nodes marked absent; new
     members are stamped and their nodes marked present; where membership changed,
-    partitions are placed anew.
+    partitions are placed and jobs allocated anew.
     """
     before = replica.ring
     peers, nodes = replica.peers, replica.nodes
@@ -206,7 +207,9 @@ def move(replica: Replica, ring: Ring, stamp: Stamp) -> Replica:
         peers = peers.set(new, peer)
         nodes = nodes.set(peer.node, Node(id=peer.node, zone=peer.zone, peer=new))
     moved = evolve(replica, ring=ring, peers=peers, nodes=nodes)
-    return placement.reconcile(moved) if sorted(ring.members) != sorted(before.members) else moved
+    if sorted(ring.members) == sorted(before.members):
+        return moved
+    return allocated(placement.reconcile(moved), stamp.position)
 
 
 def clock_error_ms(replica: Replica, peer: str, *, among: Sequence[str] | None = None) -> int:

@@ -294,6 +294,31 @@ def _fire_periodic(args: Args) -> str:
     )
 
 
+def _submit_job(args: Args) -> str:
+    most = f" to {args['max_slots']}" if args["max_slots"] else " or more"
+    return f"job {args['id']} is submitted: {args['min_slots']}{most} slots, {args['scheduler']}"
+
+
+def _driver_ready(args: Args) -> str:
+    return f"job {args['job']} runs under version {args['version']}"
+
+
+def _seal_input(args: Args) -> str:
+    return f"nothing more comes on input {args['input']} of job {args['job']}"
+
+
+def _kill_job(args: Args) -> str:
+    return f"job {args['job']} is killed"
+
+
+def _complete_job(args: Args) -> str:
+    return f"job {args['job']} is completed under version {args['version']}"
+
+
+def _fail_job(args: Args) -> str:
+    return f"job {args['job']} failed under version {args['version']}: {brief(args['error'])}"
+
+
 def _leader(args: Args) -> str:
     return f"partition {args['partition']} (epoch {args['epoch']})"
 
@@ -346,6 +371,12 @@ _SENTENCES: Mapping[str, Callable[[Args], str]] = MappingProxyType(
         "pause_periodic": _pause_periodic,
         "remove_periodic": _remove_periodic,
         "fire_periodic": _fire_periodic,
+        "submit_job": _submit_job,
+        "driver_ready": _driver_ready,
+        "seal_input": _seal_input,
+        "kill_job": _kill_job,
+        "complete_job": _complete_job,
+        "fail_job": _fail_job,
         "gc": _gc,
         "finish_gc": _finish_gc,
         "raise_minimum": _raise_minimum,

@@ -403,4 +403,5 @@ def _structure(replica: Replica) -> tuple[object, ...]:
         replica.enabled,
         replica.extensions,
         bool(replica.periodic),
+        replica.jobs,
     )

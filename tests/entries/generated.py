@@ -15,14 +15,18 @@ from pyrsistent import pmap
 
 from log_entries import (
     commit_transaction,
+    complete_job,
     drain_node,
+    driver_ready,
     expire_claims,
+    fail_job,
     finish_gc,
     fire_periodic,
     force_partition,
     gc,
     grant_claims,
     grant_limited_claims,
+    kill_job,
     pause_periodic,
     purge,
     ready_partition,
@@ -31,11 +35,13 @@ from log_entries import (
     renew_claims,
     reopen_tasks,
     replace_node,
+    seal_input,
     set_periodic,
     set_queue,
     set_slots,
     settle_partition,
     settle_transaction,
+    submit_job,
     yield_partition,
 )
 from log_entries.registry import VERSIONS
@@ -53,8 +59,9 @@ ODDS = {
     "partition": 20,
     "membership": 12,
     "transaction": 8,
-    "queue": 4,
+    "queue": 5,
     "periodic": 4,
+    "job": 9,
     "node": 3,
     "garbage": 1,
     "repeat": 2,
@@ -131,7 +138,7 @@ def _entry(replica: Replica, kind: str, random: Random) -> Any:
     if kind == "partition":
         modules: list[Any] = [ready_partition, ready_partition, ready_partition, settle_partition, yield_partition]
         return random.choice(modules).Args(number, epoch)
-    others = {"queue": _queue, "periodic": _periodic, "transaction": _transaction}
+    others = {"queue": _queue, "periodic": _periodic, "job": _job, "transaction": _transaction}
     return others.get(kind, _claims)(replica, number, epoch, random)
 
 
@@ -190,6 +197,24 @@ def _periodic(replica: Replica, number: int, epoch: int, random: Random) -> Any:
     if random.random() < 0.6:
         return fire_periodic.Args(name, found.next_ms - (random.random() < 0.1), found.next_ms + 5_000, 1)
     return random.choice([pause_periodic.Args(name, not found.paused, now_ms), remove_periodic.Args(name)])
+
+
+def _job(replica: Replica, number: int, epoch: int, random: Random) -> Any:
+    """A job comes, or something is said of one that is there."""
+    name = f"j{random.randrange(12)}"
+    found = replica.jobs.get(name)
+    if found is None or random.random() < 0.2:
+        least, share = random.randint(1, 3), random.choice((0, 0, 20, 60))
+        scheduler = "percentage" if share else random.choice(("balanced", "greedy"))
+        zones = ("z1",) if random.random() < 0.2 else ()
+        beside = random.choice(sorted(replica.jobs)) if replica.jobs and random.random() < 0.3 else ""
+        tasks = (("parse", random.randrange(3), 3, 0), ("count", 1, 0, 50))
+        slots = (least, random.choice((0, least + 2)))
+        named = (beside, ("in",), tasks, False, random.choice((0, 5_000)))
+        return submit_job.Args(name, b"body", name.encode().ljust(16), scheduler, share, *slots, (), zones, *named)
+    version = found.version - (random.random() < 0.1)
+    said: list[Any] = [*[driver_ready.Args(name, version)] * 3, seal_input.Args(name, "in"), kill_job.Args(name)]
+    return random.choice([*said, complete_job.Args(name, version), fail_job.Args(name, version, "no")])
 
 
 def _transaction(replica: Replica, number: int, epoch: int, random: Random) -> Any:

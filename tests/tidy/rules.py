@@ -42,6 +42,9 @@ PURE = (
             "remembering",
             "queues",
             "transactions",
+            "jobs/allocation",
+            "jobs/lifetime",
+            "invariants_jobs",
         )
     ),
 )

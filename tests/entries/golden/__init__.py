@@ -32,6 +32,7 @@ from onyxq.log.interface import Record
 from onyxq.replica import (
     EMPTY,
     Cluster,
+    Job,
     Node,
     Partition,
     Peer,
@@ -48,7 +49,21 @@ from onyxq.snapshot import pack, unpack
 from onyxq.step import Step, step
 
 HOME = Path(__file__).parent
-KINDS = (Replica, Cluster, Settings, Ring, Peer, Node, Partition, Remembered, Snapshot, Queue, Transaction, Periodic)
+KINDS = (
+    Replica,
+    Cluster,
+    Settings,
+    Ring,
+    Peer,
+    Node,
+    Partition,
+    Remembered,
+    Snapshot,
+    Queue,
+    Transaction,
+    Periodic,
+    Job,
+)
 ADVICE = (
     "Peers of other versions, and logs that exist, hold on to the meaning that is frozen here. Leave this version "
     "as it was and add a new one: docs/upgrades.rst."

@@ -15,14 +15,18 @@ from log_entries import (
     abort_join_cluster,
     accept_join_cluster,
     commit_transaction,
+    complete_job,
     drain_node,
+    driver_ready,
     expire_claims,
+    fail_job,
     finish_gc,
     fire_periodic,
     force_partition,
     gc,
     grant_claims,
     grant_limited_claims,
+    kill_job,
     leave_cluster,
     notify_join_cluster,
     pause_periodic,
@@ -35,11 +39,13 @@ from log_entries import (
     renew_claims,
     reopen_tasks,
     replace_node,
+    seal_input,
     set_periodic,
     set_queue,
     set_slots,
     settle_partition,
     settle_transaction,
+    submit_job,
     yield_partition,
 )
 from log_entries.registry import VERSIONS
@@ -48,6 +54,7 @@ from onyxq.ids import Run, id_at, make_id
 from onyxq.log.codec import encode_entry, encode_record
 from onyxq.log.interface import Record
 from onyxq.transactions import Claim, Part
+from tests.entries.golden.jobs import job_log
 from tests.entries.world import CLUSTER_ID, START_MS, World, creation, joining
 
 FIRST = make_id(START_MS, 0, 0x0123456789ABCDEF, 0)
@@ -104,6 +111,28 @@ EXAMPLES: Mapping[str, Any] = {
     "pause_periodic": pause_periodic.Args("nightly", True, START_MS + 9),
     "remove_periodic": remove_periodic.Args("nightly"),
     "fire_periodic": fire_periodic.Args("nightly", START_MS + 9, START_MS + 99, 3),
+    "submit_job": submit_job.Args(
+        "words-7",
+        b"\x82\xa2id\xa7words-7",
+        b"0123456789abcdef",
+        "percentage",
+        40,
+        2,
+        8,
+        ("big", "gpu"),
+        ("zone-ü",),
+        "lines",
+        ("in", "more"),
+        (("split", 1, 0, 50), ("count", 2, 4, 0)),
+        True,
+        86_400_000,
+        "words-6",
+    ),
+    "driver_ready": driver_ready.Args("words-7", 1 << 33),
+    "seal_input": seal_input.Args("words-7", "in"),
+    "kill_job": kill_job.Args("words-7"),
+    "complete_job": complete_job.Args("words-7", 1 << 33),
+    "fail_job": fail_job.Args("words-7", 1 << 33, "task count: no such column"),
     "gc": gc.Args(),
     "finish_gc": finish_gc.Args(1 << 33, 20_000, 64 << 20),
 }
@@ -356,5 +385,10 @@ def purge_log() -> list[Record]:
     return world.records
 
 
-SCRIPTS: Mapping[str, Callable[[], list[Record]]] = {"first": first_log, "queues": queue_log, "purge": purge_log}
+SCRIPTS: Mapping[str, Callable[[], list[Record]]] = {
+    "first": first_log,
+    "queues": queue_log,
+    "purge": purge_log,
+    "jobs": job_log,
+}
 """Name of a log's file -> what makes its records."""

@@ -1,0 +1,34 @@
+"""The driver of a job says that the job runs.
+
+Submitted by the peer that drives the job under this version, once its query reads.  Sets
+``ready``, which a change of driver takes back.
+"""
+
+from __future__ import annotations
+
+from attrs import evolve, frozen
+
+from onyxq.entry import APPLIED, Stamp, Verdict
+from onyxq.jobs.lifetime import refusal, with_job
+from onyxq.replica import Replica
+
+VERSION = 1
+
+
+@frozen
+class Args:
+    """``version``: the one that the driver was given."""
+
+    job: str
+    version: int
+
+
+def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
+    """Mark the job as ready."""
+    refused = refusal(replica, args.job, args.version)
+    if refused:
+        return replica, refused
+    found = replica.jobs[args.job]
+    if found.ready:
+        return replica, "already ready"
+    return with_job(replica, evolve(found, ready=True)), APPLIED

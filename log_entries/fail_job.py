@@ -1,0 +1,37 @@
+"""A job cannot go on.
+
+Submitted by the peer that drives it under this version, once starting it anew has not helped, or
+where its own policy says so.  ``error`` is kept as the job's outcome: the task at fault, the
+segment, the traceback, as text.  Its slots go to others.  A driver that was replaced cannot fail
+the job: the verdict is ``superseded``.
+"""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from onyxq.entry import APPLIED, Stamp, Verdict
+from onyxq.jobs.allocation import allocated
+from onyxq.jobs.lifetime import ERROR_BYTES_MAX, FAILED, ended, refusal
+from onyxq.replica import Replica
+
+VERSION = 1
+
+
+@frozen
+class Args:
+    """``version``: the one that the driver was given; ``error``: at most 8 KiB of UTF-8."""
+
+    job: str
+    version: int
+    error: str
+
+
+def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
+    """End the job with the error."""
+    if len(args.error.encode(errors="replace")) > ERROR_BYTES_MAX:
+        return replica, f"error must have at most {ERROR_BYTES_MAX} bytes"
+    refused = refusal(replica, args.job, args.version)
+    if refused:
+        return replica, refused
+    return allocated(ended(replica, args.job, FAILED, args.error), stamp.position), APPLIED

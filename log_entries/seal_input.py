@@ -1,0 +1,36 @@
+"""Nothing more comes on an input of a job.
+
+Submitted by any peer for a client.  Adds the input to ``sealed``, for good: whoever drives the
+job completes it once it has read all that there is on all inputs.
+"""
+
+from __future__ import annotations
+
+from attrs import evolve, frozen
+
+from onyxq.entry import APPLIED, Stamp, Verdict
+from onyxq.jobs.lifetime import absence, with_job
+from onyxq.replica import Replica
+
+VERSION = 1
+
+
+@frozen
+class Args:
+    """``input``: one of the job's ``inputs``."""
+
+    job: str
+    input: str
+
+
+def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
+    """Seal the input."""
+    gone = absence(replica, args.job)
+    if gone:
+        return replica, gone
+    found = replica.jobs[args.job]
+    if args.input not in found.inputs:
+        return replica, "no such input"
+    if args.input in found.sealed:
+        return replica, "already sealed"
+    return with_job(replica, evolve(found, sealed=tuple(sorted({*found.sealed, args.input})))), APPLIED

@@ -1,0 +1,1 @@
+"""Jobs: what they are, how they are checked and packed, who drives them."""

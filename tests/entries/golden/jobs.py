@@ -1,0 +1,103 @@
+"""The script of a log in which jobs come, move and go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from log_entries import (
+    complete_job,
+    drain_node,
+    driver_ready,
+    fail_job,
+    gc,
+    kill_job,
+    leave_cluster,
+    seal_input,
+    set_slots,
+    submit_job,
+)
+from onyxq.log.interface import Record
+from tests.entries.world import World, creation, joining
+
+
+def job(name: str, **changes: Any) -> submit_job.Args:
+    """Arguments that submit a job which asks for nothing special."""
+    plain: dict[str, Any] = {
+        "id": name,
+        "body": name.encode(),
+        "digest": name.encode().ljust(16, b"."),
+        "scheduler": "balanced",
+        "percentage": 0,
+        "min_slots": 1,
+        "max_slots": 0,
+        "tags": (),
+        "zones": (),
+        "beside": "",
+        "inputs": ("in",),
+        "tasks": (),
+        "own_host": False,
+        "keep_ms": 60_000,
+    }
+    return submit_job.Args(**plain | changes)
+
+
+def job_log() -> list[Record]:
+    """Jobs of all schedulers at three peers: shared out, moved, refused, ended, forgotten."""
+    world = World()
+    world.submit("founder", creation(partitions=2))
+    world.join("a", "b")
+    world.submit("c", joining("c", zone="z2"))
+    world.settle("a", "b", "c")
+    _submitted(world)
+    _refused(world)
+    _moved(world)
+    _ended(world)
+    return world.records
+
+
+def _submitted(world: World) -> None:
+    tasks = (("split", 1, 2, 0), ("count", 2, 0, 50))
+    world.submit("a", job("one", tasks=tasks), job("two", scheduler="greedy", max_slots=3))
+    world.submit("b", job("one", tasks=tasks), job("one", digest=b"another.........", min_slots=2))
+    world.submit("b", job("share", scheduler="percentage", percentage=20), job("near", beside="two"))
+    world.submit("c", job("far", zones=("z2",), own_host=True), job("tagged", tags=("gpu",)), job("big", min_slots=9))
+    for name in ("one", "two", "far"):
+        world.submit("a", driver_ready.Args(name, world.now.jobs[name].version))
+
+
+def _refused(world: World) -> None:
+    """One problem in each field."""
+    world.submit("a", job(""), job("-"), job("x", body=b""), job("x", digest=b""), job("x", keep_ms=-1))
+    world.submit("a", job("x", scheduler="fair"), job("x", percentage=5), job("x", min_slots=0))
+    world.submit("a", job("x", min_slots=3, max_slots=2), job("x", tags=("",)), job("x", inputs=("in", "in")))
+    world.submit("a", job("x", tasks=(("t", 5, 4, 0),)), job("x", tasks=(("t", 1, 0, 101),)))
+    world.submit("a", job("x", beside="nobody"), job("x", resume="nobody"))
+    version = world.now.jobs["one"].version
+    world.submit("a", driver_ready.Args("one", version), driver_ready.Args("one", version - 1))
+    world.submit("a", complete_job.Args("one", version - 1), fail_job.Args("none", 1, "no"), kill_job.Args("none"))
+    world.submit("a", seal_input.Args("one", "in"), seal_input.Args("one", "in"), seal_input.Args("one", "out"))
+
+
+def _moved(world: World) -> None:
+    """Slots come and go, a node drains, a peer dies."""
+    world.submit("b", set_slots.Args("b", 6), set_slots.Args("b", 2))
+    world.submit("a", set_slots.Args("a", 0))
+    world.submit("a", set_slots.Args("a", 14))
+    world.submit("b", drain_node.Args("node-b", False))
+    world.submit("a", leave_cluster.Args("c", "its pulse is gone"))
+    world.settle("a", "b")
+
+
+def _ended(world: World) -> None:
+    """Completed, failed, killed; known for a while, then forgotten."""
+    one, two = world.now.jobs["one"].version, world.now.jobs["two"].version
+    world.submit("a", complete_job.Args("one", one), complete_job.Args("one", one), job("one"))
+    world.submit("a", fail_job.Args("two", two, "x" * 8_193), fail_job.Args("two", two, "no such column"))
+    world.submit("b", kill_job.Args("big"), kill_job.Args("big"), seal_input.Args("big", "in"))
+    world.submit("a", gc.Args())
+    world.submit("a", job("one"), job("one", digest=b"another........."), kill_job.Args("one"))
+    world.submit("a", job("three", resume="one"))
+    for _ in range(14):
+        world.now_ms += 4_900
+        world.submit("a")
+    world.submit("a", gc.Args(), kill_job.Args("one"), job("one"))
