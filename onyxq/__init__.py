@@ -12,25 +12,61 @@ if TYPE_CHECKING:
     from onyxq import api
     from onyxq.app import App
     from onyxq.client import OF_QUEUE, AsyncClient, Client, Step
+    from onyxq.jobs.model import (
+        Aggregation,
+        And,
+        Condition,
+        Function,
+        Input,
+        Job,
+        Join,
+        Lifecycle,
+        Not,
+        Or,
+        Output,
+        Predicate,
+        Reduce,
+        Trigger,
+        Window,
+    )
     from onyxq.worker import blocking_context, context
 
 __version__ = "0.1.0"
 
 __all__ = [
     "OF_QUEUE",
+    "Aggregation",
+    "And",
     "App",
     "AsyncClient",
     "Client",
+    "Condition",
+    "Function",
+    "Input",
+    "Job",
+    "Join",
+    "Lifecycle",
+    "Not",
+    "Or",
+    "Output",
+    "Predicate",
+    "Reduce",
     "Step",
+    "Trigger",
+    "Window",
     "__version__",
     "api",
     "blocking_context",
     "context",
 ]
 
+_JOBS = (
+    "Aggregation And Condition Function Input Job Join Lifecycle Not Or Output Predicate Reduce Trigger Window".split()
+)
 _HOMES = {
     "App": "onyxq.app",
     **dict.fromkeys(("AsyncClient", "Client", "OF_QUEUE", "Step"), "onyxq.client"),
+    **dict.fromkeys(_JOBS, "onyxq.jobs.model"),
     **dict.fromkeys(("blocking_context", "context"), "onyxq.worker"),
 }
 

@@ -1,1 +1,1 @@
-"""Jobs: what they are, how they are checked and packed, who drives them."""
+"""Jobs: what a job is, whether it can be, how it is encoded, where its segments go, who drives it."""

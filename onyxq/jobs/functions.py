@@ -1,0 +1,62 @@
+"""How a function travels: by name if it can be imported elsewhere, else pickled by who submits.
+
+Only the submitting client comes here with functions; a peer hands on what it was given.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from onyxq.errors import Incomplete
+from onyxq.jobs.predicates import Pickled
+
+REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+"""``package.module:name``, or ``:outer.name``."""
+
+
+def named_or_pickled(fn: Callable[..., Any]) -> str | Pickled:
+    """The function's name if another process can import it, else the function pickled by value.
+
+    Raises `Incomplete` if it must be pickled and pyspark, whose cloudpickle does that, is not installed.
+    """
+    name = importable_name(fn)
+    if name is not None:
+        return name
+    try:
+        from onyxq.spark.pickling import pickled
+    except ModuleNotFoundError as error:
+        raise Incomplete(
+            f"{_called(fn)} cannot be imported by name and is pickled with pyspark, which is not installed ({error})",
+            hint="Put the function in a module that can be imported, or: pip install 'onyxq[spark]'",
+        ) from None
+    return Pickled(_called(fn), pickled(fn))
+
+
+def importable_name(fn: Callable[..., Any]) -> str | None:
+    """``package.module:name`` if that names ``fn`` in a process that imports it anew, else None."""
+    module, name = getattr(fn, "__module__", None), getattr(fn, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str) or not REFERENCE.fullmatch(f"{module}:{name}"):
+        return None
+    loaded: Any = sys.modules.get(module)
+    if loaded is None or module == "__main__" or not _is_found(module, getattr(loaded, "__file__", None)):
+        return None
+    for part in name.split("."):
+        loaded = getattr(loaded, part, None)
+    return f"{module}:{name}" if loaded is fn else None
+
+
+def _is_found(module: str, file: str | None) -> bool:
+    """Whether importing the module would find the file that was loaded under its name."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError, AttributeError):
+        return False
+    return spec is not None and (file is None or spec.origin == file)
+
+
+def _called(fn: Callable[..., Any]) -> str:
+    return str(getattr(fn, "__qualname__", type(fn).__name__))

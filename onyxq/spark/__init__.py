@@ -1,0 +1,1 @@
+"""Everything that needs PySpark: sessions, compiled jobs, sources and sinks, windows."""
