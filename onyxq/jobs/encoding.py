@@ -85,10 +85,15 @@ def canonical(value: Any, path: str, depth: int = 0) -> Any:
     if isinstance(value, Mapping):
         if not all(type(key) is str for key in value):
             raise BadRequest(f"{path or 'job'} must have strings as its keys", field=path or "job")
-        return {key: canonical(value[key], f"{path}.{key[:80]}".lstrip("."), depth + 1) for key in sorted(value)}
+        return {key: canonical(value[key], _inside(path, key), depth + 1) for key in sorted(value)}
     if isinstance(value, (list, tuple)):
         return [canonical(one, f"{path}[{place}]", depth + 1) for place, one in enumerate(value)]
     raise BadRequest(f"{path or 'job'} holds a {type(value).__name__}, which msgpack cannot", field=path or "job")
+
+
+def _inside(path: str, key: str) -> str:
+    """The path of a map's key, as it is said in errors."""
+    return f"{path}.{key[:80] or repr(key)}".removeprefix(".")
 
 
 def to_map(value: Any) -> Any:
@@ -146,7 +151,7 @@ def _object(cls: type[Any], said: Any, path: str, ignoring: tuple[str, ...] = ()
     parts = {part.name.rstrip("_"): part for part in attrs.fields(cls)}
     values: dict[str, Any] = {}
     for key, value in said.items():
-        place = f"{path}.{key[:80]}".lstrip(".")
+        place = _inside(path, key)
         if key in ignoring:
             continue
         if key not in parts:
@@ -154,7 +159,7 @@ def _object(cls: type[Any], said: Any, path: str, ignoring: tuple[str, ...] = ()
         values[parts[key].name] = _value(cls, key, value, place)
     for key, part in parts.items():
         if part.default is attrs.NOTHING and part.name not in values:
-            place = f"{path}.{key}".lstrip(".")
+            place = _inside(path, key)
             raise BadRequest(f"{place} is missing: a {cls.__name__} has one", field=place)
     return cls(**values)
 

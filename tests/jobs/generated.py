@@ -1,0 +1,178 @@
+"""Random jobs that are right, for tests that say what holds for all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from onyxq.jobs.model import (
+    Aggregation,
+    Condition,
+    Function,
+    Input,
+    Job,
+    Join,
+    Lifecycle,
+    Output,
+    Reduce,
+    Task,
+    Trigger,
+    Window,
+)
+from onyxq.jobs.predicates import And, Not, Or, Pickled, Predicate
+
+NAMES = [f"{word}{number}" for word in ("lines", "parse", "größe", "count it", "out") for number in range(4)]
+references = st.sampled_from(["a:b", "shop.orders:paid", "m:Outer.inner", "größe:ß"]) | st.builds(
+    Pickled, st.just("f"), st.binary(min_size=1, max_size=20)
+)
+keys = st.sampled_from(["user", "at"]) | references
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(1 << 63), (1 << 64) - 1)
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.binary(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+maps = st.dictionaries(st.text(max_size=5), values, max_size=3)
+options = st.dictionaries(st.sampled_from(["header", "sep"]), st.sampled_from(["true", ";", ""]))
+durations = st.integers(1, 86_400_000)
+predicates = st.recursive(
+    st.builds(Predicate, references, maps, whole=st.booleans()),
+    lambda inner: (
+        st.builds(And, st.lists(inner, min_size=1, max_size=3).map(tuple))
+        | st.builds(Or, st.lists(inner, min_size=1, max_size=3).map(tuple))
+        | st.builds(Not, inner)
+    ),
+    max_leaves=4,
+)
+
+
+@st.composite
+def slots(draw: st.DrawFn) -> dict[str, Any]:
+    """Least and most slots of a task, and a share so small that all tasks' fit in a whole."""
+    least = draw(st.integers(1, 4))
+    return {
+        "min_slots": least,
+        "max_slots": draw(st.none() | st.integers(least, 9)),
+        "percentage": draw(st.integers(0, 10)),
+    }
+
+
+@st.composite
+def inputs(draw: st.DrawFn, name: str) -> Input:
+    """A queue, or something that Spark reads."""
+    if draw(st.booleans()):
+        return Input(name, queue="q", max_rows=draw(st.integers(1, 100)))
+    path = draw(st.none() | st.just("/data/x"))
+    return Input(name, format="csv", path=path, options=draw(options), schema="a int", bounded=draw(st.booleans()))
+
+
+@st.composite
+def outputs(draw: st.DrawFn, name: str) -> Output:
+    """A queue, or something that Spark writes."""
+    if draw(st.booleans()):
+        return Output(name, queue="q", priority=draw(st.integers(-5, 5)), delay_ms=draw(st.integers(0, 5)))
+    return Output(name, format="parquet", path="s3a://b/x", options=draw(options))
+
+
+@st.composite
+def windows(draw: st.DrawFn, number: int, task: str) -> Window:
+    """A window of any kind, with its sizes."""
+    kind = draw(st.sampled_from(["fixed", "sliding", "session", "global"]))
+    slide = draw(st.integers(1, 1_000))
+    sizes: dict[str, Any] = {
+        "fixed": {"range_ms": slide},
+        "sliding": {"slide_ms": slide, "range_ms": slide * draw(st.integers(1, 20))},
+        "session": {"gap_ms": slide},
+        "global": {},
+    }[kind]
+    own = st.builds(Aggregation, references, references, references, st.none() | references)
+    aggregation = draw(st.sampled_from(["count", "sum", "min", "max", "average", "conj"]) | own)
+    return Window(
+        f"w{number}",
+        task,
+        kind,
+        **sizes,
+        key=draw(st.none() | keys),
+        time="at",
+        watermark_ms=1_000,
+        aggregation=aggregation,
+        field="n" if isinstance(aggregation, str) and draw(st.booleans()) else None,
+    )
+
+
+@st.composite
+def triggers(draw: st.DrawFn, window: Window, after: tuple[str, ...]) -> Trigger:
+    """A trigger of the window, to all after it or to one of them."""
+    on = draw(st.sampled_from(["batch", "timer", "watermark"]))
+    return Trigger(
+        window.id,
+        on,
+        period_ms=draw(st.integers(100, 9_999)) if on == "timer" else None,
+        refinement=draw(st.sampled_from(["accumulating", "discarding"])),
+        emit_to=draw(st.none() | st.sampled_from(after)),
+    )
+
+
+@st.composite
+def conditions(draw: st.DrawFn, source: Task, after: tuple[str, ...]) -> list[Condition]:
+    """Conditions of one task, those that short-circuit first."""
+    made = []
+    if isinstance(source, Function) and draw(st.booleans()):
+        made.append(Condition(source.name, after[:1], exceptions=True, short_circuit=True, transform=draw(references)))
+    if draw(st.booleans()):
+        made.append(
+            Condition(source.name, draw(st.sampled_from(["all", "none"])), draw(predicates), short_circuit=True)
+        )
+    if draw(st.booleans()):
+        made.append(Condition(source.name, after[-1:], draw(st.none() | predicates), exclude=("secret",)))
+    return made
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> Job:
+    """A job whose tasks stand in a row of layers: inputs, then tasks, then outputs."""
+    names = draw(st.permutations(NAMES))
+    first = [draw(inputs(name)) for name in names[: draw(st.integers(1, 2))]]
+    last = [draw(outputs(name)) for name in names[18 : 18 + draw(st.integers(1, 2))]]
+    catalog: list[Task] = [*first]
+    edges: list[tuple[str, str]] = []
+    for name in names[2 : 2 + draw(st.integers(0, 4))]:
+        befores = draw(st.lists(st.sampled_from([task.name for task in catalog]), min_size=1, max_size=2, unique=True))
+        kind = draw(st.sampled_from([Function, Reduce, Join])) if len(befores) == 2 else Function
+        edges.extend((before, name) for before in befores)
+        if kind is Join:
+            catalog.append(Join(name, left=befores[0], right=befores[1], on=draw(keys), **draw(slots())))
+        elif kind is Reduce:
+            catalog.append(Reduce(name, **draw(slots())))
+        else:
+            catalog.append(Function(name, draw(references), draw(maps), **draw(slots())))
+    dangling = [task.name for task in catalog if all(source != task.name for source, _ in edges)]
+    edges.extend((name, draw(st.sampled_from(last)).name) for name in dangling)
+    edges.extend((catalog[-1].name, out.name) for out in last if (catalog[-1].name, out.name) not in edges)
+    bare = Job(workflow=edges, catalog=[*catalog, *last])
+    kept = [draw(windows(place, task.name)) for place, task in enumerate(catalog) if isinstance(task, Reduce)]
+    least = draw(st.integers(1, 3))
+    share = draw(st.integers(0, 100))
+    return Job(
+        id=draw(st.sampled_from(["j", "a-job_1", "0" * 32])),
+        workflow=edges,
+        catalog=draw(st.permutations(bare.catalog)),
+        flow_conditions=[one for task in catalog for one in draw(conditions(task, bare.after(task.name)))],
+        windows=kept,
+        triggers=[draw(triggers(window, bare.after(window.task))) for window in kept],
+        lifecycles=[Lifecycle(draw(st.sampled_from(["all", last[0].name])), before_job=draw(references))],
+        scheduler="percentage" if share else draw(st.sampled_from(["balanced", "greedy"])),
+        percentage=share,
+        min_slots=least,
+        max_slots=draw(st.none() | st.integers(4, 9)),
+        tags=draw(st.lists(st.sampled_from(["gpu", "fast"]), unique=True)),
+        checkpoint=draw(st.none() | st.just("s3a://b/c")),
+        own_host=draw(st.booleans()),
+        resume=draw(st.none() | st.just("earlier")),
+        metadata=draw(maps),
+    )

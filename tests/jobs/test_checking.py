@@ -1,0 +1,291 @@
+"""A job that cannot be is refused before it is submitted, by the key at fault."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onyxq import (
+    Aggregation,
+    Condition,
+    Function,
+    Input,
+    Job,
+    Join,
+    Lifecycle,
+    Output,
+    Predicate,
+    Reduce,
+    Trigger,
+    Window,
+)
+from onyxq.errors import BadRequest
+from onyxq.jobs import encoding
+from onyxq.jobs.checking import check
+from tests.jobs import generated
+
+
+def job(**changes: Any) -> Job:
+    """A right job with something changed: words are split, counted by user and written twice."""
+    right: dict[str, Any] = {
+        "workflow": [("lines", "split"), ("split", "raw"), ("split", "count"), ("count", "sums")],
+        "catalog": [
+            Input("lines", queue="lines"),
+            Function("split", "words:split"),
+            Reduce("count"),
+            Output("raw", queue="raw"),
+            Output("sums", queue="sums"),
+        ],
+        "windows": [Window("by_user", "count", "fixed", range_ms=1_000, key="user")],
+        "triggers": [Trigger("by_user", "batch")],
+    }
+    return Job(**{"id": "j", **right, **changes})
+
+
+def catalog(*others: Any) -> dict[str, Any]:
+    """The right job's catalog, entries of the same name replaced and others added."""
+    kept = {task.name: task for task in job().catalog}
+    return {"catalog": [*{**kept, **{task.name: task for task in others}}.values()]}
+
+
+def workflow(*more: tuple[str, str]) -> dict[str, Any]:
+    """The right job's workflow with further edges."""
+    return {"workflow": [*job().workflow, *more]}
+
+
+def window(**changes: Any) -> dict[str, Any]:
+    """The right job's window with something changed."""
+    return {"windows": [attrs.evolve(job().windows[0], **changes)]}
+
+
+def conditions(*given: Condition) -> dict[str, Any]:
+    """These conditions."""
+    return {"flow_conditions": given}
+
+
+def join(**changes: Any) -> dict[str, Any]:
+    """A job that joins two inputs."""
+    said: dict[str, Any] = {"left": "one", "right": "two", "on": "id", **changes}
+    return {
+        "workflow": [("one", "both"), ("two", "both"), ("both", "out")],
+        "catalog": [Input("one", queue="a"), Input("two", queue="b"), Join("both", **said), Output("out", queue="c")],
+        "windows": [],
+        "triggers": [],
+    }
+
+
+OWN = Aggregation("a:init", "a:fold")
+WRONG: list[tuple[dict[str, Any], str, str]] = [
+    ({"id": ""}, "id", "1 to 100 letters"),
+    ({"id": "a/b"}, "id", "1 to 100 letters"),
+    ({"workflow": []}, "workflow", "is empty"),
+    ({"workflow": 5}, "workflow", "a list of at most 2000 pairs"),
+    ({"workflow": [("lines", "split", "raw")]}, "workflow", "pairs"),
+    (workflow(("split", "rwa")), "workflow[4]", "names 'rwa', which the catalog has not; did you mean raw?"),
+    (workflow(("split", "raw")), "workflow[4]", "for the second time"),
+    (workflow(("split", "lines")), "workflow[4]", "nothing leads to an input"),
+    (workflow(("raw", "sums")), "workflow[4]", "nothing comes out of an output"),
+    (workflow(("count", "split")), "workflow[4]", "split -> count -> split; no way may lead back"),
+    (workflow(("split", "split")), "workflow[4]", "split -> split"),
+    ({"catalog": []}, "catalog", "has no Input"),
+    ({"catalog": ["lines"]}, "catalog[0]", "must be a Input or Function"),
+    ({"catalog": [*job().catalog, Output("raw", queue="x")]}, "catalog[5].name", "for the second time"),
+    (catalog(Function("idle", "a:b")), "catalog[5]", "'idle' is in no edge"),
+    ({**catalog(Function("x", "a:b")), **workflow(("x", "raw"))}, "catalog[5]", "is never reached"),
+    ({**catalog(Function("x", "a:b")), **workflow(("split", "x"))}, "catalog[5]", "leads nowhere"),
+    (catalog(Function("split", "words.split")), "catalog[1].fn", "a function, or `package.module:name`"),
+    (catalog(Function("split", 7)), "catalog[1].fn", "not 7"),  # type: ignore[arg-type]
+    (catalog(Function("split", "a:b", {"x": object()})), "catalog[1].params", "msgpack"),
+    (catalog(Function("split", "a:b", min_slots=3, max_slots=2)), "catalog[1].max_slots", "less than min_slots"),
+    (catalog(Function("split", "a:b", min_slots=0)), "catalog[1].min_slots", "1 to 100000, not 0"),
+    (catalog(Function("split", "a:b", percentage=101)), "catalog[1].percentage", "0 to 100"),
+    (catalog(Function("split", "a:b", percentage=60), Reduce("count", percentage=60)), "catalog[2].percentage", "120"),
+    (catalog(Input("lines")), "catalog[0]", "either a queue or a format"),
+    (catalog(Input("lines", queue="q", format="text")), "catalog[0]", "both"),
+    (catalog(Input("lines", queue="q", path="/x", bounded=False)), "catalog[0].path", "is for a format"),
+    (catalog(Input("lines", queue="q", bounded=True)), "catalog[0].bounded", "when it is sealed"),
+    (catalog(Input("lines", format="csv", options={"header": True})), "catalog[0].options", "strings to strings"),  # type: ignore[dict-item]
+    (catalog(Output("raw", format="csv", path="/x", priority=5)), "catalog[3].priority", "is for a queue"),
+    (catalog(Output("raw", queue="")), "catalog[3].queue", "a queue's name"),
+    (join(left="noe"), "catalog[2].left", "did you mean one?"),
+    (join(right="one"), "catalog[2].right", "the same task as left"),
+    (join(how="outer"), "catalog[2].how", "one of inner, left"),
+    (join(within_ms=1_000), "catalog[2].time", "is missing"),
+    (join(on=""), "catalog[2].on", "a field's name"),
+    (conditions(Condition("spilt", ["raw"])), "flow_conditions[0].from", "did you mean split?"),
+    (conditions(Condition("split", ["rwa"])), "flow_conditions[0].to", "did you mean raw?"),
+    (conditions(Condition("split", ["sums"])), "flow_conditions[0].to", "no edge leads from 'split' to 'sums'"),
+    (conditions(Condition("split", "raw")), "flow_conditions[0].to", "'all' or 'none', or a list"),
+    (conditions(Condition("split", "all")), "flow_conditions[0].short_circuit", "must be True"),
+    (conditions(Condition("split", ["raw"], 5)), "flow_conditions[0].when", "a predicate"),
+    (conditions(Condition("split", ["raw"], Predicate("a"))), "flow_conditions[0].when.fn", "package.module:name"),
+    (
+        conditions(Condition("split", ["raw"], Predicate("a:b") & ~Predicate("c"))),
+        "flow_conditions[0].when.and[1].not.fn",
+        "package.module:name",
+    ),
+    (
+        conditions(Condition("split", ["raw"]), Condition("split", ["count"], "a:b", short_circuit=True)),
+        "flow_conditions[1]",
+        "must come before",
+    ),
+    (
+        conditions(Condition("split", ["raw"], exceptions=True, transform="a:b")),
+        "flow_conditions[0].short_circuit",
+        "must be True",
+    ),
+    (
+        conditions(Condition("split", ["raw"], exceptions=True, short_circuit=True)),
+        "flow_conditions[0].transform",
+        "is missing",
+    ),
+    (conditions(Condition("split", ["raw"], transform="a:b")), "flow_conditions[0].transform", "is for exceptions"),
+    (
+        conditions(Condition("count", ["sums"], exceptions=True, short_circuit=True, transform="a:b")),
+        "flow_conditions[0].exceptions",
+        "is for a Function",
+    ),
+    (window(task="split"), "windows[0].task", "is 'split', which is no Reduce"),
+    (window(task="cuont"), "windows[0].task", "did you mean count?"),
+    (window(kind="fixd"), "windows[0].kind", "did you mean fixed?"),
+    (window(range_ms=None), "windows[0].range_ms", "is missing"),
+    (window(range_ms=0), "windows[0].range_ms", "an integer of 1 to"),
+    (window(range_ms=True), "windows[0].range_ms", "not True"),
+    (window(gap_ms=5), "windows[0].gap_ms", "is not of a fixed window, which has range_ms"),
+    (window(kind="sliding", slide_ms=2_000), "windows[0].slide_ms", "is longer than range_ms"),
+    (window(kind="sliding", slide_ms=1, range_ms=5_000), "windows[0].slide_ms", "is too short"),
+    (window(kind="session", range_ms=None, gap_ms=5, aggregation=OWN), "windows[0].aggregation.merge", "is missing"),
+    (window(aggregation="cuont"), "windows[0].aggregation", "did you mean count"),
+    (window(aggregation=attrs.evolve(OWN, fold="f")), "windows[0].aggregation.fold", "package.module:name"),
+    (window(aggregation=OWN, field="n"), "windows[0].field", "sees the whole segment"),
+    (window(watermark_ms=5), "windows[0].watermark_ms", "is for a time of the segments"),
+    ({"windows": [*job().windows, *job().windows]}, "windows[1].id", "for the second time"),
+    ({"windows": [], "triggers": []}, "catalog[2]", "a Reduce without a window"),
+    ({"triggers": []}, "windows[0]", "has no trigger"),
+    ({"triggers": [Trigger("by_usr", "batch")]}, "windows[0]", "has no trigger"),
+    ({"triggers": [*job().triggers, Trigger("by_usr")]}, "triggers[1].window", "did you mean by_user?"),
+    ({"triggers": [Trigger("by_user", "watermrk")]}, "triggers[0].on", "did you mean watermark?"),
+    ({"triggers": [Trigger("by_user", "timer")]}, "triggers[0].period_ms", "is missing"),
+    ({"triggers": [Trigger("by_user", "timer", period_ms=5)]}, "triggers[0].period_ms", "at least 100"),
+    ({"triggers": [Trigger("by_user", "batch", period_ms=500)]}, "triggers[0].period_ms", "is of a timer"),
+    ({"triggers": [Trigger("by_user", emit_to="raw")]}, "triggers[0].emit_to", "no edge leads from 'count' to 'raw'"),
+    ({"triggers": [Trigger("by_user", emit_to=())]}, "triggers[0].emit_to", "is empty"),
+    ({"triggers": [Trigger("by_user", refinement="discard")]}, "triggers[0].refinement", "did you mean discarding?"),
+    ({"lifecycles": [Lifecycle("slpit", before_job="a:b")]}, "lifecycles[0].task", "did you mean split?"),
+    ({"lifecycles": [Lifecycle("split")]}, "lifecycles[0]", "says nothing"),
+    ({"lifecycles": [Lifecycle(on_exception="restrat")]}, "lifecycles[0].on_exception", "did you mean restart?"),
+    ({"scheduler": "balance"}, "scheduler", "did you mean balanced?"),
+    ({"scheduler": "percentage"}, "percentage", "is missing"),
+    ({"percentage": 5}, "percentage", "is for the scheduler `percentage`"),
+    ({"min_slots": 4, "max_slots": 2}, "max_slots", "less than min_slots"),
+    ({**catalog(Reduce("count", min_slots=4)), "max_slots": 2}, "catalog[2].min_slots", "more than the job's"),
+    ({"tags": ["gpu", "gpu"]}, "tags", "each once"),
+    ({"beside": "j"}, "beside", "the job's own id"),
+    ({"resume": "j"}, "resume", "the job's own id"),
+    ({"key_groups": 0}, "key_groups", "1 to 1024"),
+    ({"trigger_ms": 0}, "trigger_ms", "1 to 86400000"),
+    ({"metadata": {1: 2}}, "metadata", "strings"),
+]
+
+
+def test_the_right_job_is_right() -> None:
+    """What all the others are damaged from is accepted, as is a join."""
+    check(job())
+    check(job(**join(how="left", on="pkg:key", within_ms=500, time="at")))
+
+
+@pytest.mark.parametrize(("changes", "field", "says"), WRONG, ids=[f"{field} {says}" for _, field, says in WRONG])
+def test_what_is_wrong_is_named(changes: dict[str, Any], field: str, says: str) -> None:
+    """The first complaint names the key, and says what was expected or is nearest."""
+    with pytest.raises(BadRequest) as caught:
+        check(job(**changes))
+    assert caught.value.field == field, caught.value
+    assert caught.value.message.startswith(field) and says in caught.value.message
+
+
+def test_all_that_is_wrong_is_in_the_details() -> None:
+    """Several mistakes are told at once."""
+    with pytest.raises(BadRequest) as caught:
+        check(job(**workflow(("split", "rwa"), ("spilt", "raw")), scheduler="percentage"))
+    assert [field for field, _ in caught.value.details] == ["workflow[4]", "workflow[5]", "percentage"]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("jsn:loads", "whose module cannot be imported: ModuleNotFoundError"),
+        ("json:lods", "but json has no 'lods'; did you mean loads"),
+        ("json:__name__", "which is a str, no function"),
+    ],
+)
+def test_the_client_looks_whether_functions_are_there(name: str, says: str) -> None:
+    """By form alone the name is right; asked for importability, what is missing is told."""
+    one = job(**catalog(Function("split", name)), flow_conditions=[Condition("split", ["raw"], "json:loads")])
+    check(one)
+    with pytest.raises(BadRequest) as caught:
+        check(one, importable=True)
+    assert caught.value.field == "catalog[1].fn" and says in caught.value.message
+    check(attrs.evolve(one, **catalog(Function("split", "json:loads"))), importable=True)
+
+
+@settings(max_examples=150, deadline=None)
+@given(generated.jobs())
+def test_every_right_job_is_accepted_and_comes_back(one: Job) -> None:
+    """Random jobs pass the check, keep their value through bytes, and have one form of bytes."""
+    check(one)
+    body = encoding.encode(one)
+    again = encoding.decode(body)
+    assert again == one
+    assert encoding.encode(again) == body
+    check(again)
+
+
+def _places(value: Any, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [way, *(place for key, one in inner for place in _places(one, (*way, key)))]
+
+
+def _changed(value: Any, way: tuple[Any, ...], new: Any) -> Any:
+    if not way:
+        return new
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[way[0]] = _changed(copy[way[0]], way[1:], new)
+    return copy
+
+
+@settings(max_examples=300, deadline=None)
+@given(generated.jobs(), st.data())
+def test_damage_is_refused_by_name_and_nothing_worse(one: Job, data: st.DataObject) -> None:
+    """Whatever stands in whatever place of a job's map: it is still right, or `BadRequest` names a field."""
+    said = encoding.to_map(one)
+    way = data.draw(st.sampled_from(_places(said)))
+    strange = st.sampled_from([None, -1, 1 << 70, 0.5, "", "\ud800", "all", [], [[]], {}, {"a": b""}, b"\xff"])
+    damaged = _changed(said, way, data.draw(strange | generated.values))
+    try:
+        check(encoding.from_map(damaged))
+    except BadRequest as error:
+        assert error.field
+
+
+@settings(max_examples=200, deadline=None)
+@given(generated.jobs(), st.data())
+def test_damaged_bytes_are_refused_and_nothing_worse(one: Job, data: st.DataObject) -> None:
+    """Bytes cut off, flipped or made up are a job or a `BadRequest`, nothing else."""
+    body = encoding.encode(one)
+    place = data.draw(st.integers(0, len(body) - 1))
+    made = st.just(body[:place]) | st.integers(1, 255).map(
+        lambda bits: body[:place] + bytes([body[place] ^ bits]) + body[place + 1 :]
+    )
+    try:
+        check(encoding.decode(data.draw(made | st.binary(max_size=50) | generated.values.map(_packed))))
+    except BadRequest as error:
+        assert error.field
+
+
+def _packed(value: Any) -> bytes:
+    return bytes(msgpack.packb(value, unicode_errors="surrogatepass"))
