@@ -148,7 +148,7 @@ class Condition:
     of ``exclude`` are taken out of what goes on.
 
     ``exceptions`` are of what the task's function raised: the exception takes the segment's place in
-    the predicate, and ``transform(segment, exception, **params)`` gives the segment that goes on
+    the predicate, and ``transform(segment, exception)`` gives the segment that goes on
     instead.  Without a condition that takes it the exception is the job's.
     """
 

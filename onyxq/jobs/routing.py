@@ -1,0 +1,158 @@
+"""Which of the tasks after it a segment goes to: flow conditions as plain functions.
+
+`compiled` makes closures of one task's conditions, once; `routes` asks them for each segment.
+Conditions are asked in the order of the job's list, and where they send a segment is united, as are
+the fields that they exclude, up to the first that holds and short-circuits.  A segment for which
+none holds goes nowhere; one of a task without conditions goes everywhere, but for those tasks that
+only exceptions are sent to.  An exception that no condition takes is raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from attrs import frozen
+
+from onyxq.jobs.model import Condition, Job
+from onyxq.jobs.predicates import And, Not, Or, Predicate, Ref
+
+Resolve = Callable[[Ref, str], Callable[..., Any]]
+"""The function that a reference names, given the field that it stands in."""
+Test = Callable[[Any, Any, Sequence[Any]], Any]
+"""Whether a condition holds for ``(segment, old, all_new)``."""
+Route = tuple[str, Any]
+"""The task that a segment goes to, and the segment as it goes there."""
+
+
+@frozen
+class _Rule:
+    """One condition, with its functions at hand."""
+
+    holds: Test
+    to: tuple[str, ...]
+    exclude: frozenset[str]
+    last: bool
+    """Whether no further one is asked."""
+    transform: Callable[[Any, Exception], Any] | None
+
+
+@frozen
+class Compiled:
+    """The conditions of one task, ready to be asked."""
+
+    task: str
+    always: tuple[str, ...]
+    """Where segments go if there are no conditions for them."""
+    rules: tuple[_Rule, ...]
+    of_exceptions: tuple[_Rule, ...]
+
+
+def compiled(job: Job, task: str, resolve: Resolve) -> Compiled:
+    """The conditions of one task of a job that has been checked."""
+    after = job.after(task)
+    rules: list[_Rule] = []
+    of_exceptions: list[_Rule] = []
+    for place, condition in enumerate(job.flow_conditions):
+        if _concerns(condition, task, after):
+            (of_exceptions if condition.exceptions else rules).append(
+                _rule(condition, after, resolve, f"flow_conditions[{place}]")
+            )
+    handlers = {to for rule in of_exceptions for to in rule.to if len(rule.to) < len(after)}
+    return Compiled(
+        task=task,
+        always=tuple(to for to in after if to not in handlers),
+        rules=tuple(rules),
+        of_exceptions=tuple(of_exceptions),
+    )
+
+
+def routes(compiled: Compiled, segment: Any, all_new: Sequence[Any] = (), old: Any = None) -> list[Route]:
+    """Where a segment goes, in the workflow's order, each task once.
+
+    ``all_new`` is all that the task made of the segment ``old``.  An exception takes the way of
+    exceptions; the one that no condition takes is raised.
+    """
+    if isinstance(segment, Exception):
+        return _of_exception(compiled, segment, old)
+    if not compiled.rules:
+        return [(to, segment) for to in compiled.always]
+    to, exclude, _ = _asked(compiled.rules, segment, old, all_new)
+    return _sent(to, exclude, segment)
+
+
+def _of_exception(compiled: Compiled, error: Exception, old: Any) -> list[Route]:
+    to, exclude, rule = _asked(compiled.of_exceptions, error, old, ())
+    if rule is None:
+        raise error
+    segment = None if rule.transform is None else rule.transform(old, error)
+    return _sent(to, exclude, segment)
+
+
+def _asked(
+    rules: tuple[_Rule, ...], segment: Any, old: Any, all_new: Sequence[Any]
+) -> tuple[tuple[str, ...], frozenset[str], _Rule | None]:
+    """Where the rules that hold send it together, what they exclude, and the last of them."""
+    to: tuple[str, ...] = ()
+    exclude: frozenset[str] = frozenset()
+    found: _Rule | None = None
+    for rule in rules:
+        if rule.holds(segment, old, all_new):
+            to = to + tuple(name for name in rule.to if name not in to) if to else rule.to
+            exclude = exclude | rule.exclude if rule.exclude else exclude
+            found = rule
+            if rule.last:
+                break
+    return to, exclude, found
+
+
+def _sent(to: tuple[str, ...], exclude: frozenset[str], segment: Any) -> list[Route]:
+    if exclude and isinstance(segment, dict):
+        segment = {name: value for name, value in segment.items() if name not in exclude}
+    return [(name, segment) for name in to]
+
+
+# --- made once ------------------------------------------------------------------
+
+
+def _concerns(condition: Condition, task: str, after: tuple[str, ...]) -> bool:
+    if condition.from_ != "all":
+        return condition.from_ == task
+    return isinstance(condition.to, str) or set(condition.to) <= set(after)
+
+
+def _rule(condition: Condition, after: tuple[str, ...], resolve: Resolve, path: str) -> _Rule:
+    to = after if condition.to == "all" else tuple(name for name in after if name in condition.to)
+    transform = condition.transform
+    return _Rule(
+        holds=_test(condition.when, resolve, f"{path}.when"),
+        to=() if condition.to == "none" else to,
+        exclude=frozenset(condition.exclude),
+        last=condition.short_circuit,
+        transform=None if transform is None else resolve(transform, f"{path}.transform"),
+    )
+
+
+def _test(when: Any, resolve: Resolve, path: str) -> Test:
+    """A predicate as one function."""
+    if when is None:
+        return lambda segment, old, all_new: True
+    if isinstance(when, And):
+        tests = [_test(one, resolve, f"{path}.and[{place}]") for place, one in enumerate(when.all)]
+        return lambda segment, old, all_new: all(test(segment, old, all_new) for test in tests)
+    if isinstance(when, Or):
+        tests = [_test(one, resolve, f"{path}.or[{place}]") for place, one in enumerate(when.any)]
+        return lambda segment, old, all_new: any(test(segment, old, all_new) for test in tests)
+    if isinstance(when, Not):
+        negated = _test(when.negated, resolve, f"{path}.not")
+        return lambda segment, old, all_new: not negated(segment, old, all_new)
+    return _called(when, resolve(when.fn, f"{path}.fn"))
+
+
+def _called(predicate: Predicate, fn: Callable[..., Any]) -> Test:
+    params = dict(predicate.params)
+    if predicate.whole:
+        return lambda segment, old, all_new: fn(segment, old, all_new, **params)
+    if params:
+        return lambda segment, old, all_new: fn(segment, **params)
+    return lambda segment, old, all_new: fn(segment)

@@ -1,0 +1,200 @@
+"""Flow conditions: which tasks a segment goes to, and as what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onyxq.jobs.model import Condition, Function, Input, Job, Output, Ref
+from onyxq.jobs.predicates import Predicate
+from onyxq.jobs.routing import compiled, routes
+
+TASKS = ("children", "adults", "athletes", "everyone")
+
+
+def resolve(ref: Ref, place: str) -> Callable[..., Any]:
+    """Functions are given as themselves here."""
+    assert callable(ref), place
+    return ref
+
+
+def job(*conditions: Condition, source: str = "people") -> Job:
+    """People who go to four tasks."""
+    return Job(
+        workflow=[("in", source), *((source, to) for to in TASKS)],
+        catalog=[Input("in", queue="q"), Function(source, "a:b"), *(Output(to, queue=to) for to in TASKS)],
+        flow_conditions=conditions,
+    )
+
+
+def sent(segment: Any, *conditions: Condition, old: Any = None, all_new: Sequence[Any] = ()) -> dict[str, Any]:
+    """What each task gets of a segment."""
+    found = routes(compiled(job(*conditions), "people", resolve), segment, all_new, old)
+    assert len({to for to, _ in found}) == len(found)
+    return dict(found)
+
+
+def child(segment: Any, most: int = 17) -> bool:
+    """A predicate with a parameter."""
+    return bool(segment["age"] <= most)
+
+
+def athlete(segment: Any) -> bool:
+    """A predicate."""
+    return bool(segment.get("job") == "athlete")
+
+
+def has_bits(mask: int, segment: dict[str, int]) -> bool:
+    """A predicate that any mix of random conditions can be made of."""
+    return bool(segment["bits"] & mask)
+
+
+def test_without_conditions_a_segment_goes_everywhere() -> None:
+    """The workflow alone decides."""
+    assert list(sent({"age": 3})) == list(TASKS)
+    assert list(sent({"age": 3}, Condition("in", ["people"], child))) == list(TASKS)
+
+
+def test_what_holds_is_united() -> None:
+    """Each condition adds its tasks; a segment for which none holds goes nowhere."""
+    conditions = (Condition("people", ["adults"], ~Predicate(child)), Condition("people", ["athletes"], athlete))
+    assert list(sent({"age": 40, "job": "athlete"}, *conditions)) == ["adults", "athletes"]
+    assert list(sent({"age": 40}, *conditions)) == ["adults"]
+    assert sent({"age": 4}, *conditions) == {}
+
+
+def test_predicates_take_parameters() -> None:
+    """Parameters are handed on by name."""
+    condition = Condition("people", ["children"], Predicate(child, {"most": 5}))
+    assert list(sent({"age": 5}, condition)) == ["children"]
+    assert not sent({"age": 6}, condition)
+
+
+def test_predicates_combine_and_ask_no_further_than_needed() -> None:
+    """``&`` stops at the first that does not hold, ``|`` at the first that does."""
+    asked: list[str] = []
+
+    def says(name: str, answer: bool) -> Predicate:
+        return Predicate(lambda segment: asked.append(name) or answer)
+
+    when = (says("a", False) & says("b", True)) | (says("c", True) | says("d", True)) & ~says("e", False)
+    assert list(sent({}, Condition("people", ["adults"], when))) == ["adults"]
+    assert asked == ["a", "c", "e"]
+
+
+def test_a_predicate_may_see_where_a_segment_came_from() -> None:
+    """With ``whole`` the old segment and all that was made of it are given, too."""
+
+    def first(segment: Any, old: Any, all_new: Sequence[Any], word: str) -> bool:
+        return segment == all_new[0] and old == word
+
+    condition = Condition("people", ["adults"], Predicate(first, {"word": "a b"}, whole=True))
+    assert sent("a", condition, old="a b", all_new=["a", "b"]) == {"adults": "a"}
+    assert sent("b", condition, old="a b", all_new=["a", "b"]) == {}
+
+
+def test_excluded_fields_are_seen_by_predicates_and_then_gone() -> None:
+    """Exclusions of all conditions that hold are united; the task's own segment stays as it was."""
+    segment = {"age": 40, "job": "athlete", "secret": 1, "why": 2}
+    conditions = (
+        Condition("people", ["adults"], lambda one: one["secret"] == 1, exclude=("secret",)),
+        Condition("people", ["athletes"], athlete, exclude=("why",)),
+        Condition("people", ["children"], child, exclude=("age",)),
+    )
+    left = {"age": 40, "job": "athlete"}
+    assert sent(segment, *conditions) == {"adults": left, "athletes": left}
+    assert segment["secret"] == 1
+    assert sent("no map", Condition("people", ["adults"], exclude=("age",))) == {"adults": "no map"}
+
+
+def test_the_first_that_short_circuits_ends_the_search() -> None:
+    """``all`` and ``none`` are said by conditions that leave nothing to others."""
+    conditions = (
+        Condition("people", "all", athlete, short_circuit=True),
+        Condition("people", "none", child, short_circuit=True, exclude=("age",)),
+        Condition("people", ["adults"]),
+    )
+    assert list(sent({"age": 3, "job": "athlete"}, *conditions)) == list(TASKS)
+    assert sent({"age": 3}, *conditions) == {}
+    assert sent({"age": 30}, *conditions) == {"adults": {"age": 30}}
+
+
+def handler(**changes: Any) -> Condition:
+    """A condition that takes value errors."""
+    return Condition(
+        "people",
+        ["everyone"],
+        lambda error: isinstance(error, ValueError),
+        exceptions=True,
+        short_circuit=True,
+        transform=lambda segment, error: {"of": segment, "why": str(error), "secret": 1},
+        **changes,
+    )
+
+
+def test_an_exception_becomes_a_segment() -> None:
+    """It is asked about by conditions of exceptions alone, and goes on as what transform makes of it."""
+    found = sent(ValueError("bad"), handler(exclude=("secret",)), Condition("people", ["adults"]), old={"age": 1})
+    assert found == {"everyone": {"of": {"age": 1}, "why": "bad"}}
+
+
+def test_an_exception_that_nobody_takes_is_raised() -> None:
+    """Whether there are no conditions of exceptions or none that holds."""
+    error = KeyError("age")
+    for conditions in ((), (Condition("people", ["adults"]),), (handler(),)):
+        with pytest.raises(KeyError) as caught:
+            sent(error, *conditions)
+        assert caught.value is error
+
+
+def test_an_exception_may_be_dropped() -> None:
+    """A condition that sends it nowhere takes it all the same."""
+    drop = Condition("people", "none", exceptions=True, short_circuit=True)
+    assert sent(ValueError(), drop) == {}
+    assert list(sent({"age": 1}, drop)) == list(TASKS)
+
+
+def test_where_only_exceptions_go_nothing_else_does() -> None:
+    """A task that handles exceptions gets no segments, unless a condition says so."""
+    assert list(sent({"age": 1}, handler())) == ["children", "adults", "athletes"]
+    assert list(sent({"age": 1}, handler(), Condition("people", ["everyone"]))) == ["everyone"]
+
+
+def test_a_condition_from_all_is_of_every_task_that_has_such_edges() -> None:
+    """Tasks from which not all of its edges lead do not ask it."""
+    one = Condition("all", ["adults"], child)
+    assert list(sent({"age": 1}, one)) == ["adults"]
+    assert routes(compiled(job(one), "in", resolve), {"age": 99}) == [("people", {"age": 99})]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 15), st.sets(st.sampled_from(TASKS)), st.booleans(), st.sets(st.sampled_from("abc"))),
+        max_size=5,
+    ),
+    st.dictionaries(st.sampled_from("abc"), st.integers(), max_size=3),
+    st.integers(0, 15),
+)
+def test_routes_are_as_defined(
+    said: list[tuple[int, set[str], bool, set[str]]], segment: dict[str, int], bits: int
+) -> None:
+    """Against the definition read out plainly, for random conditions."""
+    segment = {**segment, "bits": bits}
+    conditions = [
+        Condition("people", sorted(to), partial(has_bits, mask), exclude=sorted(out), short_circuit=last)
+        for mask, to, last, out in said
+    ]
+    holding = [(to, last, out) for mask, to, last, out in said if bits & mask]
+    stop = next((place for place, (_, last, _) in enumerate(holding) if last), len(holding))
+    asked = holding[: stop + 1]
+    to = {name for names, _, _ in asked for name in names}
+    excluded = {name for _, _, names in asked for name in names}
+    left = {name: value for name, value in segment.items() if name not in excluded}
+    expected = dict.fromkeys(sorted(to), left) if said else dict.fromkeys(sorted(TASKS), segment)
+    assert dict(sorted(sent(segment, *conditions).items())) == expected
