@@ -11,6 +11,7 @@ from types import ModuleType
 from log_entries import (
     abort_join_cluster,
     accept_join_cluster,
+    commit_batch,
     commit_transaction,
     complete_job,
     create_cluster,
@@ -72,6 +73,7 @@ MODULES: tuple[ModuleType, ...] = (
     reopen_tasks,
     purge,
     commit_transaction,
+    commit_batch,
     settle_transaction,
     set_periodic,
     pause_periodic,

@@ -12,6 +12,7 @@ from typing import Any
 
 from attrs import frozen
 
+from log_entries.commit_batch import committed_by
 from onyxq import words
 from onyxq.diff import plain
 from onyxq.dump import Dump
@@ -24,7 +25,7 @@ from onyxq.step import Outcome, step
 
 LOG, HISTORY, STORE, ID = "log", "history", "store", "id"
 """Where a thing is known from."""
-COMMIT, SETTLE = "commit_transaction", "settle_transaction"
+SETTLE = "settle_transaction"
 NOT_HELD = "the token no longer held it"
 _HISTORY_ENTRIES = ("grant_claims", "release_claims", "expire_claims", "release_claims", "", "reopen_tasks")
 _GRANTS = ("grant_claims", "grant_limited_claims")
@@ -71,9 +72,10 @@ def from_log(dump: Dump, task_id: bytes, until: int) -> list[Told]:
         done, seen = traced(replica, record)
         for outcome, after in seen:
             if names(outcome.args, task_id) or _settles(outcome, transactions, partition_of(task_id)):
-                if outcome.name == COMMIT and outcome.verdict == APPLIED and names(outcome.args.claims, task_id):
-                    transactions.add(outcome.args.name)
-                    marks.append(outcome.args.name.encode(errors="replace"))
+                for committed in committed_by(outcome.args) if outcome.verdict == APPLIED else ():
+                    if names(committed.claims, task_id):
+                        transactions.add(committed.name)
+                        marks.append(committed.name.encode(errors="replace"))
                 verdict = _verdict(outcome, replica, after, task_id)
                 out.append(_from_entry(outcome, verdict, task_id, done.peer, record.position, record.ctime_ms))
             replica = after

@@ -45,6 +45,19 @@ class Part(NamedTuple):
     digest: bytes
 
 
+class Prepared(NamedTuple):
+    """A transaction whose pending facts are kept, as the entries that commit it have it; see
+    ``log_entries.commit_transaction``."""
+
+    name: str
+    deadline_ms: int
+    claims: tuple[Claim, ...]
+    require: tuple[Claim, ...]
+    parts: tuple[Part, ...]
+    keep_ms: int = KEEP_MS
+    note: bytes = b""
+
+
 class Stale(NamedTuple):
     """A task whose token does not stand."""
 

@@ -319,6 +319,11 @@ def _fail_job(args: Args) -> str:
     return f"job {args['job']} failed under version {args['version']}: {brief(args['error'])}"
 
 
+def _commit_batch(args: Args) -> str:
+    whose = f"batch {args['batch']} of job {args['job']} under version {args['version']}" if args["job"] else "a group"
+    return f"{whose}: {'; '.join(map(_commit, args['transactions'])) or 'nothing but its offsets'}"
+
+
 def _leader(args: Args) -> str:
     return f"partition {args['partition']} (epoch {args['epoch']})"
 
@@ -375,6 +380,7 @@ _SENTENCES: Mapping[str, Callable[[Args], str]] = MappingProxyType(
         "driver_ready": _driver_ready,
         "seal_input": _seal_input,
         "kill_job": _kill_job,
+        "commit_batch": _commit_batch,
         "complete_job": _complete_job,
         "fail_job": _fail_job,
         "gc": _gc,

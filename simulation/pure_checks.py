@@ -29,7 +29,7 @@ CLOCK_SLACK_MS = 600
 LEADERS = frozenset({"ready_partition", "settle_partition", "yield_partition"})
 WITHOUT_LEADERS = frozenset(
     "grant_claims grant_limited_claims renew_claims release_claims expire_claims reopen_tasks purge commit_transaction "
-    "settle_transaction set_queue set_periodic pause_periodic remove_periodic fire_periodic".split()
+    "commit_batch settle_transaction set_queue set_periodic pause_periodic remove_periodic fire_periodic".split()
 )
 """Entries that say nothing of who leads what."""
 

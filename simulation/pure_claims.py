@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from attrs import define, field
 
 from log_entries import (
+    commit_batch,
     commit_transaction,
     expire_claims,
     fire_periodic,
@@ -30,6 +31,7 @@ from log_entries import (
     set_queue,
     settle_transaction,
 )
+from log_entries.commit_batch import committed_by
 from onyxq.claims import GRACE_MS
 from onyxq.ids import STRETCH_TASKS
 from onyxq.replica import Partition, Replica
@@ -95,11 +97,13 @@ class ClaimsModel:
                 if wrong:
                     return f"{outcome.name} of {done.peer}: {wrong}"
                 touched[args.partition] = None
-            elif isinstance(args, commit_transaction.Args):
-                wrong = self._commit(done, outcome)
+            elif isinstance(args, (commit_transaction.Args, commit_batch.Args)):
+                wrong = self._commit(done, outcome) if isinstance(args, commit_transaction.Args) else ""
+                if isinstance(args, commit_batch.Args) and outcome.verdict == "applied":
+                    wrong = next(filter(None, (self._committed(one, done.replica) for one in args.transactions)), "")
                 if wrong:
                     return f"{outcome.name} of {done.peer}: {wrong}"
-                touched |= dict.fromkeys(claim.partition for claim in args.claims)
+                touched |= dict.fromkeys(claim.partition for one in committed_by(args) for claim in one.claims)
             elif isinstance(args, PLAIN):
                 wrong = self._plain(done, outcome)
                 if wrong:
@@ -250,29 +254,32 @@ class ClaimsModel:
 
     def _commit(self, done: Step, outcome: Outcome) -> str:
         """Follow a commit: it holds if the name is new, in time, and every token stands."""
-        args, replica = outcome.args, done.replica
         applied = outcome.verdict == "applied"
         if outcome.verdict == NOT_IN_RING:
             return ""
-        wanted = False
+        wrong = self._committed(outcome.args, done.replica)
+        if bool(wrong) == applied:
+            return f"{outcome.verdict} although {wrong or 'it holds'}"
+        return ""
+
+    def _committed(self, args: Any, replica: Replica) -> str:
+        """Follow a transaction of a commit that may hold; why it does not, or ""."""
         if self.transactions.knows(args.name):
             self.probes.reached("the name of a transaction came again")
-        elif replica.log_time_ms > args.deadline_ms:
+            return "its name is known"
+        if replica.log_time_ms > args.deadline_ms:
             self.probes.reached("a transaction came too late")
-        elif not self._stand((*args.claims, *args.require), replica.position):
+            return "it is too late"
+        if not self._stand((*args.claims, *args.require), replica.position):
             self.probes.reached("a claim of a transaction did not stand")
-        else:
-            wanted = True
-        if wanted != applied:
-            return f"{outcome.verdict} although it {'holds' if wanted else 'does not hold'}"
-        if applied:
-            if len(args.parts) > 1:
-                self.probes.reached("a transaction over several partitions")
-            for claim in args.claims:
-                for task in tasks_of(claim.runs):
-                    holder = replica.position, f"transaction {args.name}", HELD_MS
-                    self.held.setdefault(claim.partition, {})[task] = holder
-            self.transactions.committed(args, replica)
+            return "a claim of it does not stand"
+        if len(args.parts) > 1:
+            self.probes.reached("a transaction over several partitions")
+        for claim in args.claims:
+            for task in tasks_of(claim.runs):
+                holder = replica.position, f"transaction {args.name}", HELD_MS
+                self.held.setdefault(claim.partition, {})[task] = holder
+        self.transactions.committed(args, replica)
         return ""
 
     def _stand(self, claims: Any, position: int) -> bool:

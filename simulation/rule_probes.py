@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 from attrs import define, field
 
 from log_entries import (
-    commit_transaction,
     expire_claims,
     fire_periodic,
     grant_limited_claims,
     settle_transaction,
 )
+from log_entries.commit_batch import committed_by
 from onyxq.client.values import Task
 from onyxq.entry import APPLIED
 from onyxq.ids import TaskId, id_at, partition_of
@@ -90,11 +90,9 @@ class RuleWatcher(Checker):
                 limit = before.queues[queue].concurrency if queue in before.queues else 0
                 if limit and count >= limit > step.replica.running.get(queue, 0):
                     reached("a limit was freed by an expiry")
-        elif isinstance(args, commit_transaction.Args):
-            self.committed[args.name] = {
-                part.partition: before.partitions[part.partition].leader for part in args.parts
-            }
-        elif isinstance(args, settle_transaction.Args):
+        for one in committed_by(args):
+            self.committed[one.name] = {part.partition: before.partitions[part.partition].leader for part in one.parts}
+        if isinstance(args, settle_transaction.Args):
             if self.committed.get(args.name, {}).get(args.partition, step.peer) != step.peer:
                 reached("a transaction was settled by a successor")
         elif isinstance(args, fire_periodic.Args):

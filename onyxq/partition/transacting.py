@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import trio
 
-from log_entries import commit_transaction, settle_transaction
+from log_entries import settle_transaction
+from log_entries.commit_batch import committed_by
 from onyxq.entry import APPLIED
 from onyxq.errors import Conflict, OnyxqError, SequenceGap, StaleToken, StoreFailed, Unavailable
 from onyxq.facts import Row
@@ -87,11 +88,11 @@ class Transacting:
             args: Any = outcome.args
             if outcome.verdict != APPLIED:
                 continue
-            if isinstance(args, commit_transaction.Args):
-                for part in args.parts:
-                    self.visible.owe(part.partition, args.name)
-                self._tell(args.name)
-            elif isinstance(args, settle_transaction.Args):
+            for committed in committed_by(args):
+                for part in committed.parts:
+                    self.visible.owe(part.partition, committed.name)
+                self._tell(committed.name)
+            if isinstance(args, settle_transaction.Args):
                 found = before.transactions.get(args.name)
                 if found is not None:
                     key = key_in(found, args.name, args.partition)

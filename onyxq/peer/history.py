@@ -13,7 +13,6 @@ from typing import Any
 import trio
 
 from log_entries import (
-    commit_transaction,
     expire_claims,
     grant_claims,
     grant_limited_claims,
@@ -21,6 +20,7 @@ from log_entries import (
     renew_claims,
     reopen_tasks,
 )
+from log_entries.commit_batch import committed_by
 from onyxq import facts
 from onyxq.claims import lapsed
 from onyxq.entry import APPLIED
@@ -98,8 +98,8 @@ def returned_runs(before: Replica, after: Replica, outcomes: Sequence[Outcome]) 
                 ended = [(run, held.end(run, expiry.token, lapsed_only=True)) for run in expiry.runs]
                 said = History(0, outcome.index, 0, facts.EXPIRED, expiry.token, 0, "", 0, expiry.attempts, "")
                 found += _parts(args.partition, ended, said)
-        elif isinstance(args, commit_transaction.Args):
-            for claim in args.claims:
+        for committed in committed_by(args):
+            for claim in committed.claims:
                 for run in claim.runs:
                     held.end(run, claim.token)  # it is the transaction's now, and finished
     return found

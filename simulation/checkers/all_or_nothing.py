@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from attrs import define, field
 
-from log_entries import commit_transaction
+from log_entries.commit_batch import committed_by
 from onyxq.client.values import Task
 from onyxq.entry import APPLIED
 from onyxq.ids import TaskId
@@ -36,14 +36,11 @@ class AllOrNothing(Checker):
     def step(self, before: Replica, step: Step) -> None:
         """Note what is committed."""
         for outcome in step.outcomes:
-            if outcome.verdict != APPLIED or not isinstance(outcome.args, commit_transaction.Args):
-                continue
-            name = outcome.args.name
-            if name in self.committed:
-                raise self.broken(
-                    f"transaction {name} was committed at {self.committed[name]} and again at {step.replica.position}"
-                )
-            self.committed[name] = step.replica.position
+            for name in [one.name for one in committed_by(outcome.args) if outcome.verdict == APPLIED]:
+                if name in self.committed:
+                    again = f"committed at {self.committed[name]} and again at {step.replica.position}"
+                    raise self.broken(f"transaction {name} was {again}")
+                self.committed[name] = step.replica.position
 
     def seen(self, payload: bytes, catch_up: Callable[[], None]) -> None:
         """Somebody was given a task."""

@@ -11,7 +11,8 @@ from typing import ClassVar, TypeAlias
 
 from attrs import define, field
 
-from log_entries import commit_transaction, expire_claims, release_claims, renew_claims
+from log_entries import expire_claims, release_claims, renew_claims
+from log_entries.commit_batch import committed_by
 from onyxq.entry import APPLIED
 from onyxq.ids import Run, TaskId, ids_of
 from onyxq.replica import Replica, claim_of
@@ -58,8 +59,8 @@ class LeasesLast(Checker):
             elif isinstance(args, release_claims.Args):
                 for release in args.releases:
                     self._end(release.runs, release.token)
-            elif isinstance(args, commit_transaction.Args):
-                for claim in args.claims:
+            for committed in committed_by(args):
+                for claim in committed.claims:
                     self._end(claim.runs, claim.token)
         for task_id, lease in expiring.items():
             if self.held.get(task_id, (-1,))[0] == lease[0]:

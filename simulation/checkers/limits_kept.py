@@ -11,7 +11,8 @@ from typing import ClassVar
 
 from attrs import define, field
 
-from log_entries import commit_transaction, expire_claims, grant_claims, grant_limited_claims, release_claims
+from log_entries import expire_claims, grant_claims, grant_limited_claims, release_claims
+from log_entries.commit_batch import committed_by
 from onyxq.ids import Run, TaskId, ids_of
 from onyxq.step import Outcome, Step
 from simulation.checkers import granted_by
@@ -57,8 +58,8 @@ class LimitsKept(QueuesFollowed):
         elif isinstance(args, expire_claims.Args):
             for expiry in args.expirations:
                 self._end(expiry.runs, expiry.token)
-        elif isinstance(args, commit_transaction.Args):
-            for claim in args.claims:
+        for committed in committed_by(args):
+            for claim in committed.claims:
                 self._end(claim.runs, claim.token)
 
     def _grant(self, args: grant_limited_claims.Args, step: Step) -> None:

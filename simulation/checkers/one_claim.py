@@ -11,10 +11,12 @@ from typing import ClassVar
 from attrs import define, field
 
 from log_entries import commit_transaction, expire_claims, release_claims, settle_transaction
+from log_entries.commit_batch import committed_by
 from onyxq.entry import APPLIED
 from onyxq.ids import Run, TaskId, ids_of
 from onyxq.replica import Replica
 from onyxq.step import Step
+from onyxq.transactions import Prepared
 from simulation.checkers import GRANTS, Checker
 
 
@@ -44,9 +46,9 @@ class OneClaim(Checker):
             elif isinstance(args, expire_claims.Args):
                 for expiry in args.expirations:
                     self._end(expiry.runs, expiry.token)
-            elif isinstance(args, commit_transaction.Args):
-                self._commit(args, step.replica.position)
-            elif isinstance(args, settle_transaction.Args):
+            for committed in committed_by(args):
+                self._commit(committed, step.replica.position)
+            if isinstance(args, settle_transaction.Args):
                 for task_id in self.transactions.get(args.name, {}).pop(args.partition, []):
                     del self.holders[task_id]
 
@@ -57,7 +59,7 @@ class OneClaim(Checker):
             self.holders[task_id] = token
             self.granted.add((task_id, token))
 
-    def _commit(self, args: commit_transaction.Args, position: int) -> None:
+    def _commit(self, args: commit_transaction.Args | Prepared, position: int) -> None:
         for claim in (*args.claims, *args.require):
             for task_id in (one for run in claim.runs for one in ids_of(*run)):
                 if self.holders.get(task_id) != claim.token:

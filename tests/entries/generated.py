@@ -14,6 +14,7 @@ from typing import Any
 from pyrsistent import pmap
 
 from log_entries import (
+    commit_batch,
     commit_transaction,
     complete_job,
     drain_node,
@@ -49,7 +50,7 @@ from onyxq.facts import RELEASED, RETRIED
 from onyxq.ids import Run, TaskId, make_id, runs_of
 from onyxq.replica import Replica
 from onyxq.snapshot import pack
-from onyxq.transactions import Claim, Part
+from onyxq.transactions import Claim, Part, Prepared
 from tests.entries.world import START_MS, Ensemble, World, creation
 
 PARTITIONS = 6
@@ -233,7 +234,13 @@ def _transaction(replica: Replica, number: int, epoch: int, random: Random) -> A
     parts = tuple(Part(claim.partition, 1, b"digest") for claim in claims[needed:])
     deadline_ms = replica.log_time_ms + random.choice((0, 5_000, 60_000))
     name = f"t{random.randrange(20)}"
-    return commit_transaction.Args(name, deadline_ms, tuple(claims[needed:]), tuple(claims[:needed]), parts, 9_000)
+    commit = commit_transaction.Args(name, deadline_ms, tuple(claims[needed:]), tuple(claims[:needed]), parts, 9_000)
+    running = sorted(job.id for job in replica.jobs.values() if job.state == "running")
+    if not running or random.random() < 0.8:
+        return commit
+    job = replica.jobs[random.choice(running)]
+    prepared = Prepared(*(getattr(commit, field) for field in Prepared._fields))
+    return commit_batch.Args(job.id, job.version, job.batch + random.choice((0, 1, 1)), b"here", (prepared,))
 
 
 def _run(number: int, random: Random) -> Run:

@@ -14,6 +14,7 @@ from pyrsistent import pmap
 from log_entries import (
     abort_join_cluster,
     accept_join_cluster,
+    commit_batch,
     commit_transaction,
     complete_job,
     drain_node,
@@ -53,7 +54,8 @@ from onyxq.facts import RELEASED, RETRIED
 from onyxq.ids import Run, id_at, make_id
 from onyxq.log.codec import encode_entry, encode_record
 from onyxq.log.interface import Record
-from onyxq.transactions import Claim, Part
+from onyxq.transactions import Claim, Part, Prepared
+from tests.entries.golden.batches import batch_log
 from tests.entries.golden.jobs import job_log
 from tests.entries.world import CLUSTER_ID, START_MS, World, creation, joining
 
@@ -103,6 +105,13 @@ EXAMPLES: Mapping[str, Any] = {
         (Part(0, 3, b"0123456789abcdef"), Part(1, 1, b"fedcba9876543210")),
         120_000,
         b"note",
+    ),
+    "commit_batch": commit_batch.Args(
+        "words-7",
+        1 << 33,
+        12,
+        b'{"n": 12}',
+        (Prepared("words-7/12", 90_000, (Claim(0, 1 << 34, RUNS),), (), (Part(1, 2, b"digest"),), 9_000, b"note"),),
     ),
     "settle_transaction": settle_transaction.Args("step-7", 0, 5),
     "set_periodic": set_periodic.Args(
@@ -390,5 +399,6 @@ SCRIPTS: Mapping[str, Callable[[], list[Record]]] = {
     "queues": queue_log,
     "purge": purge_log,
     "jobs": job_log,
+    "batches": batch_log,
 }
 """Name of a log's file -> what makes its records."""
