@@ -83,6 +83,12 @@ class StaleToken(Conflict):
     code, hint = "stale_token", "Stop working on the task: it belongs to a newer claim."
 
 
+class Superseded(Conflict):
+    """A newer driver of the job has taken over, or the job has ended: nothing was done."""
+
+    code, hint = "superseded", "Stop: whatever this driver was at is the newer one's."
+
+
 class SequenceGap(Conflict):
     """An update's sequence number is not the next one of its claim."""
 

@@ -16,6 +16,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
+from onyxq.client.batches import Batching
 from onyxq.client.claims import Claim, ClaimBatch, Claims
 from onyxq.client.enqueuing import Enqueuer
 from onyxq.client.flows import Enqueued, Flow, Part, chain, group
@@ -56,7 +57,7 @@ READS_MAX = 16
 """Tasks that one call reads at a time."""
 
 
-class AsyncClient(Managing):
+class AsyncClient(Managing, Batching):
     """A connection with a cluster: ``async with AsyncClient("HOST:PORT") as client``.
 
     Give one address or several of the same cluster; the client finds the other peers.

@@ -117,6 +117,9 @@ class Client:
 
         return BlockingTransaction(commit, name=name, random_name=client.random_name)
 
+    read_bodies = _blocking(AsyncClient.read_bodies)
+    prepare_batch = _blocking(AsyncClient.prepare_batch)
+    commit_batch = _blocking(AsyncClient.commit_batch)
     count = _blocking(AsyncClient.count)
     list = _blocking(AsyncClient.list)
 

@@ -21,10 +21,12 @@ from onyxq.partition.cohort import checked_rows
 from onyxq.partition.granter import Granted
 from onyxq.peer import arguments as check
 from onyxq.peer import guarantees, views
+from onyxq.peer.bulk_reading import BulkReading
 from onyxq.peer.claiming import Claimer, Claiming, claim_here, pack_answer
 from onyxq.peer.dead_letters import DeadLetters
 from onyxq.peer.enqueueing import Enqueueing
 from onyxq.peer.extending import Extending
+from onyxq.peer.job_batches import JobBatches
 from onyxq.peer.listing import Listing
 from onyxq.peer.logview import LogView
 from onyxq.peer.node import Node
@@ -61,6 +63,7 @@ class Service:
         dead = DeadLetters(node, self._router, self._reading, listing)
         dependencies = node.operations.dependencies
         self.transactions = Transactions(node)
+        batches, bulk = JobBatches(node, self.transactions), BulkReading(node)
         extending, settings = Extending(node), Settings(node, self._reading)
         node.enqueue = enqueueing.enqueue
         self.log_view = LogView(node, backend)
@@ -95,6 +98,9 @@ class Service:
             "partition": self.operating.partition,
             "partition.force": self.operating.force,
             "transact": self.transactions.transact,
+            "tasks.bodies": bulk.read,
+            "jobs.prepare": batches.prepare,
+            "jobs.commit": batches.commit,
             "queue.set": settings.set_queue,
             "queue.get": settings.get_queue,
             "periodic.set": settings.set_periodic,
@@ -127,6 +133,7 @@ class Service:
             "lead.claim": self._lead_claim,
             "lead.head": self._lead_head,
             "lead.view": self._reading.lead_view,
+            "lead.bodies": bulk.lead_read,
             "lead.list": listing.lead_list,
             "lead.counts": self._reading.lead_counts,
             "lead.offer": self._lead_offer,

@@ -67,10 +67,12 @@ class Contents:
         return [*((one, 1, token) for one, token, _, _ in self.update), *self.require]
 
 
-def contents(args: dict[str, Any], partitions: int) -> Contents:
-    """What a client asks for; raises `BadRequest` that names the field at fault."""
+def contents(args: dict[str, Any], partitions: int, *, most: int = ITEMS_MAX) -> Contents:
+    """What a client asks for, of so many tasks; raises `BadRequest` that names the field at fault."""
     check.only(args, ARGUMENTS)
-    complete, update, enqueue, require = (_list(args, name) for name in ("complete", "update", "enqueue", "require"))
+    complete, update, enqueue, require = (
+        _list(args, name, most) for name in ("complete", "update", "enqueue", "require")
+    )
     completions = [_completion(item, place, partitions) for place, item in enumerate(complete)]
     updates = [_update(item, place, partitions) for place, item in enumerate(update)]
     runs = [_run(item, place, partitions) for place, item in enumerate(enqueue)]
@@ -85,9 +87,9 @@ def contents(args: dict[str, Any], partitions: int) -> Contents:
     }
     if not any(counts.values()):
         raise BadRequest("a transaction must do something", field="complete")
-    if sum(counts.values()) > ITEMS_MAX:
-        most = max(counts, key=counts.__getitem__)
-        raise TooLarge(f"{sum(counts.values())} tasks in one transaction; at most {ITEMS_MAX}", field=most)
+    if sum(counts.values()) > most:
+        name = max(counts, key=counts.__getitem__)
+        raise TooLarge(f"{sum(counts.values())} tasks in one transaction; at most {most}", field=name)
     size = _payload_bytes(completions, updates, runs)
     digest, made_ms, keep_ms = args.get("digest"), args.get("made_ms", 0), args.get("keep_ms", KEEP_MS)
     if digest is None:
@@ -142,12 +144,12 @@ def _item(item: Any, place: int, partition: int, partitions: int) -> list[Any]:
     return checked
 
 
-def _list(args: dict[str, Any], name: str) -> list[Any]:
+def _list(args: dict[str, Any], name: str, most: int) -> list[Any]:
     found = args.get(name)
     if found is None:
         return []
-    if not isinstance(found, list) or len(found) > ITEMS_MAX:
-        raise BadRequest(f"{name} must be a list of at most {ITEMS_MAX}", field=name)
+    if not isinstance(found, list) or len(found) > most:
+        raise BadRequest(f"{name} must be a list of at most {most}", field=name)
     return found
 
 

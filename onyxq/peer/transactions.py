@@ -12,7 +12,8 @@ with the commits, so many transactions at a time share messages, disk writes and
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import trio
@@ -46,7 +47,7 @@ from onyxq.peer.routing import (
 )
 from onyxq.peer.transaction_arguments import DIGEST_BYTES, Contents, contents
 from onyxq.queues import settings_of
-from onyxq.transactions import Claim, Part, known_as, stale
+from onyxq.transactions import Claim, Part, Prepared, known_as, stale
 
 DEADLINE_MS = 60_000
 """Log time within which a prepared transaction must be committed."""
@@ -70,11 +71,17 @@ class Transactions:
         if self._node.replica.cluster is None:
             raise Unavailable("the cluster is not known here yet")
         wanted = contents(args, self._node.replica.settings.partitions)
+        with self.under_way(wanted):
+            return await self._decided(wanted)
+
+    @contextmanager
+    def under_way(self, wanted: Contents) -> Iterator[None]:
+        """Count the bytes of what is being coordinated; raises `Overloaded`."""
         if self._under_way + wanted.size > UNDER_WAY_BYTES_MAX:
             raise Overloaded("too many bytes of transactions are under way here")
         self._under_way += wanted.size
         try:
-            return await self._decided(wanted)
+            yield
         finally:
             self._under_way -= wanted.size
 
@@ -100,10 +107,17 @@ class Transactions:
         position, note = known
         if note[:DIGEST_BYTES] != wanted.digest:
             raise Conflict("this name was given to another transaction", field="name", hint="Use a fresh name.")
-        await self._until(lambda: wanted.name not in self._node.replica.transactions, wanted.name, SETTLE_TIMEOUT_S)
-        settled = wanted.name not in self._node.replica.transactions
+        settled = await self.visible([wanted.name])
         made_ms = int.from_bytes(note[DIGEST_BYTES:], "big")
         return {"token": position, "settled": settled, "made_ms": made_ms}
+
+    async def visible(self, names: Sequence[str]) -> bool:
+        """Wait until committed transactions can be read, or that takes too long; whether they can."""
+        with trio.move_on_after(SETTLE_TIMEOUT_S):
+            for name in names:
+                while name in self._node.replica.transactions:
+                    await self._node.operations.transacting.heard_of(name)
+        return not any(name in self._node.replica.transactions for name in names)
 
     async def _until(self, condition: Any, name: str, timeout_s: float) -> None:
         transacting = self._node.operations.transacting
@@ -115,26 +129,31 @@ class Transactions:
 
     async def _attempt(self, wanted: Contents) -> None:
         """Prepare and commit; returns once the name is known, or should be tried again at once."""
+        ready = await self.prepared(wanted, DEADLINE_MS)
+        if ready is not None:
+            await self._commit(commit_transaction.Args(*ready))
+
+    async def prepared(self, wanted: Contents, ahead_ms: int) -> Prepared | None:
+        """Have leaders keep every part, to be committed within so much log time; None if the name is known
+        by now. Raises `OnyxqError`."""
         self._node.outbox_now()  # nothing is written anywhere while nothing can be committed
         await self._check_new(wanted)
-        deadline_ms = self._node.replica.log_time_ms + DEADLINE_MS
+        deadline_ms = self._node.replica.log_time_ms + ahead_ms
         items = wanted.parts()
         answers = await self._prepare(wanted, items, deadline_ms)
         repeats = [answer[1] for answer in answers.values() if answer[0] == REPEAT]
         if repeats:
             await self._read_up_to(max(repeats))
-            return
-        parts = tuple(Part(partition, *answers[partition]) for partition in sorted(items))
-        args = commit_transaction.Args(
+            return None
+        return Prepared(
             wanted.name,
             deadline_ms,
             _claims((first, count, token) for first, count, token, _ in wanted.complete),
             _claims(wanted.required()),
-            parts,
+            tuple(Part(partition, *answers[partition]) for partition in sorted(items)),
             wanted.keep_ms,
             wanted.note,
         )
-        await self._commit(args)
 
     async def _check_new(self, wanted: Contents) -> None:
         """Raise `BadRequest` for tasks that no leader would take; once committed they must be taken."""

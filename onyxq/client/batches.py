@@ -1,0 +1,135 @@
+"""What drivers of batches ask of the cluster: bodies by runs, shares of a batch, its commit (design: jobs on Spark)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import anyio
+
+from onyxq.client.pool import Pool
+from onyxq.errors import OnyxqError
+from onyxq.ids import TaskId, partition_of
+
+COMMIT_WAIT_MS = 20_000
+"""How long a peer may take to answer beyond what an ordinary request takes."""
+
+Runs = Sequence[tuple[bytes, int]]
+
+
+class Bodies(NamedTuple):
+    """Bodies of task rows with the first id of each, in no order, and the runs of which there is no task."""
+
+    found: list[tuple[TaskId, bytes]]
+    missing: list[tuple[TaskId, int]]
+
+
+class BatchCommitted(NamedTuple):
+    """A batch that is committed."""
+
+    position: int
+    """Of its commit in the log; of a repeat, one by which it was committed."""
+    repeat: bool
+    """Whether it was committed before."""
+    settled: bool
+    """Whether all of it could be read when it was answered; if not, it is on its way."""
+
+
+class Batching:
+    """The part of `AsyncClient` that drivers of batches need."""
+
+    _pool: Pool
+
+    def _until(self, timeout_ms: int | None) -> float:
+        raise NotImplementedError
+
+    async def read_bodies(self, runs: Runs, *, timeout_ms: int | None = None) -> Bodies:
+        """Read tasks by runs within a stretch each, whatever their state, from the leaders of their partitions."""
+        until = self._until(timeout_ms)
+        await self._pool.loaded_routes(until)
+        answer, errors = Bodies([], []), list[OnyxqError]()
+        by_leader: dict[str | None, list[list[Any]]] = {}
+        for first, count in runs:
+            by_leader.setdefault(self._pool.leader_of(partition_of(first)), []).append([first, count])
+        async with anyio.create_task_group() as group:
+            for address, part in by_leader.items():
+                group.start_soon(self._read_from, address, part, until, answer, errors)
+        if errors:
+            raise errors[0]
+        return answer
+
+    async def _read_from(
+        self, address: str | None, runs: list[list[Any]], until: float, answer: Bodies, errors: list[OnyxqError]
+    ) -> None:
+        try:
+            while runs:
+                said = await self._pool.call("tasks.bodies", {"runs": runs}, until=until, address=address)
+                answer.found.extend((TaskId(first), body) for first, body in said["bodies"])
+                answer.missing.extend((TaskId(first), count) for first, count in said["missing"])
+                runs = said["rest"]
+        except OnyxqError as error:
+            errors.append(error)
+
+    async def prepare_batch(
+        self,
+        *,
+        name: str,
+        enqueue: Iterable[Sequence[Any]] = (),
+        complete: Iterable[Sequence[Any]] = (),
+        job: str = "",
+        version: int = -1,
+        deadline_ms: int | None = None,
+        timeout_ms: int | None = None,
+    ) -> bytes:
+        """Have a share of a batch kept until it is committed, or a deadline in log time: what `commit_batch` takes.
+
+        ``enqueue``: runs, ``[first id, body(, due time)]``.  ``complete``: ``[first id, count, token, results]``.
+        ``name``: of nothing else.  Raises `Superseded`, `StaleToken`.
+        """
+        args: dict[str, Any] = {
+            "job": job,
+            "version": version,
+            "name": name,
+            "enqueue": [list(run) for run in enqueue],
+            "complete": [list(item) for item in complete],
+        }
+        if deadline_ms is not None:
+            args["deadline_ms"] = deadline_ms
+        first = next((item[0] for part in ("enqueue", "complete") for item in args[part]), None)
+        until = self._until(timeout_ms)
+        await self._pool.loaded_routes(until)
+        address = None if first is None else self._pool.leader_of(partition_of(first))
+        answer = await self._pool.call("jobs.prepare", args, until=until, address=address, wait_ms=COMMIT_WAIT_MS)
+        return bytes(answer["prepared"])
+
+    async def commit_batch(
+        self,
+        *,
+        name: str,
+        prepared: Iterable[bytes] = (),
+        complete: Iterable[Sequence[Any]] = (),
+        job: str = "",
+        version: int = -1,
+        batch: int = 0,
+        offsets: bytes = b"",
+        keep_ms: int | None = None,
+        timeout_ms: int | None = None,
+    ) -> BatchCommitted:
+        """Commit a batch, or nothing of it; sent until it is decided.
+
+        ``name``: of what it completes; of a batch without a job also that by which a repeat is known, for
+        ``keep_ms``.  Raises `Superseded`, `StaleToken` that names claims which do not stand, `Conflict`.
+        """
+        args: dict[str, Any] = {
+            "job": job,
+            "version": version,
+            "batch": batch,
+            "offsets": offsets,
+            "prepared": list(prepared),
+            "name": name,
+            "complete": [list(item) for item in complete],
+        }
+        if keep_ms is not None:
+            args["keep_ms"] = keep_ms
+        answer = await self._pool.call("jobs.commit", args, until=self._until(timeout_ms), wait_ms=COMMIT_WAIT_MS)
+        return BatchCommitted(answer["position"], answer["repeat"], answer["settled"])
