@@ -53,6 +53,7 @@ def task_rows(run: Run) -> Iterator[Row]:
             len(run.updates.get(task_id, ())),
             result if done.outcome == facts.COMPLETED else None,
             (result or b"").decode(errors="replace") if failed else None,
+            header.get("order") if "ordering_key" in header else None,
         )
 
 
@@ -72,16 +73,18 @@ def claim_rows(run: Run) -> Iterator[Row]:
 
 
 def _claims(said: Sequence[History], ended: dict[int, End]) -> list[Row]:
-    """Token, worker, start, end, outcome, error and time of the next attempt of each claim on one task."""
+    """Token, worker, start, end, outcome, error, time of the next attempt and position of the end, if the log has
+    it, of each claim on one task."""
     claims: dict[int, Row] = {
-        one.token: (one.token, one.worker, one.at_ms, None, None, None, None)
+        one.token: (one.token, one.worker, one.at_ms, None, None, None, None, None)
         for one in said
         if one.event == facts.GRANTED
     }
     for one in said:
         if one.event in _ENDS and one.token in claims:
             retry_ms = one.retry_ms if one.event == facts.RETRIED else None
-            claims[one.token] = (*claims[one.token][:3], one.at_ms, _ENDS[one.event], one.note or None, retry_ms)
+            end = (one.at_ms, _ENDS[one.event], one.note or None, retry_ms, one.position)
+            claims[one.token] = (*claims[one.token][:3], *end)
     for token in claims.keys() & ended.keys():
         done, result = ended[token]
         outcome, error = facts.OUTCOMES[done.outcome], None
@@ -91,7 +94,7 @@ def _claims(said: Sequence[History], ended: dict[int, End]) -> list[Row]:
             outcome = facts.OUTCOMES[facts.FAILED]  # for good, and then it was discarded
         elif done.outcome in (facts.FAILED, facts.STOPPED):
             error = (result or b"").decode(errors="replace")
-        claims[token] = (*claims[token][:3], done.at_ms, outcome, error, None)
+        claims[token] = (*claims[token][:3], done.at_ms, outcome, error, None, claims[token][-1])
     return [claims[token] for token in sorted(claims)]
 
 

@@ -14,7 +14,8 @@ from onyxq.errors import Corrupt, Incomplete
 VERSION = 1
 TASKS, CLAIMS, UPDATES = "tasks", "claims", "updates"
 
-_TEXT, _BYTES, _NUMBER, _COUNT, _TIME, _TEXTS = "text", "bytes", "number", "count", "time", "texts"
+_TEXT, _BYTES, _NUMBER, _COUNT, _TIME = "text", "bytes", "number", "count", "time"
+_TEXTS, _NUMBERS = "texts", "numbers"
 
 COLUMNS: dict[str, tuple[tuple[str, str, bool], ...]] = {
     TASKS: (
@@ -37,6 +38,7 @@ COLUMNS: dict[str, tuple[tuple[str, str, bool], ...]] = {
         ("updates", _COUNT, False),
         ("result", _BYTES, True),
         ("error", _TEXT, True),
+        ("turn", _NUMBERS, True),
     ),
     CLAIMS: (
         ("id", _TEXT, False),
@@ -47,6 +49,7 @@ COLUMNS: dict[str, tuple[tuple[str, str, bool], ...]] = {
         ("outcome", _TEXT, True),
         ("error", _TEXT, True),
         ("retry", _TIME, True),
+        ("until", _NUMBER, True),
     ),
     UPDATES: (
         ("id", _TEXT, False),
@@ -84,6 +87,7 @@ def schema_of(table: str, *, queue: str, partition: int) -> Any:
         _COUNT: pa.int32(),
         _TIME: pa.timestamp("ms", tz="UTC"),
         _TEXTS: pa.list_(pa.string()),
+        _NUMBERS: pa.list_(pa.int64()),
     }
     fields = [pa.field(name, kinds[kind], nullable=null) for name, kind, null in COLUMNS[table]]
     said = {"version": VERSION, "table": table, "queue": queue, "partition": partition}
