@@ -24,6 +24,7 @@ from simulation.scenes_copies import COPY_SCENES
 from simulation.scenes_retention import RETENTION_SCENES
 from simulation.scenes_rules import RULE_SCENES
 from simulation.scenes_transactions import TRANSACTION_SCENES
+from simulation.scenes_withdrawn import WITHDRAWN_SCENES
 from simulation.scenes_workers import WORKER_SCENES
 from simulation.world import Options, World, simulate
 
@@ -289,6 +290,7 @@ _SCENES: tuple[Scene, ...] = (
     *COPY_SCENES.values(),
     *RULE_SCENES.values(),
     *CANCELLING_SCENES.values(),
+    *WITHDRAWN_SCENES.values(),
     *TRANSACTION_SCENES.values(),
     *RETENTION_SCENES.values(),
     *WORKER_SCENES.values(),

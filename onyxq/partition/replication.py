@@ -31,7 +31,7 @@ Send = Callable[[list[tuple[int, int, Sequence[Row]]], bool], Awaitable[list[Ony
 
 
 class Vote:
-    """One write under way: decided when majorities have it, or can no longer have it."""
+    """One write under way: decided when majorities have it, or can no longer have it and the leader knows if it has."""
 
     def __init__(self, *, leader: str, members: Sequence[str], target: Sequence[str]) -> None:
         self.acks: set[str] = set()
@@ -65,8 +65,10 @@ class Vote:
 
     @property
     def _lost(self) -> bool:
-        hopeful = {node for cohort in self._cohorts for node in cohort} - self.errors.keys() | {self._leader}
-        return self._leader in self.errors or not all(majority(cohort, hopeful) for cohort in self._cohorts)
+        # As long as the leader does not know it could take what is stored here a moment later for absent.
+        hopeful = {node for cohort in self._cohorts for node in cohort} - self.errors.keys()
+        out_of_reach = not all(majority(cohort, hopeful) for cohort in self._cohorts)
+        return self._leader in self.errors or (self._leader in self.acks and out_of_reach)
 
     async def wait(self, timeout_s: float) -> bool:
         """Whether it was won within ``timeout_s``."""

@@ -1,4 +1,7 @@
-"""A task whose completion was acknowledged is never granted again and keeps its result; one cancelled stays so."""
+"""A task whose completion was acknowledged is never granted again and keeps its result; one cancelled stays so.
+
+None is cancelled if all who asked for that were refused.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from onyxq.ids import TaskId
 from onyxq.replica import Replica
 from onyxq.step import Step
 from simulation.checkers import Checker, granted_in
+from simulation.history import GIVING_UP, REFUSED
 
 
 @define(eq=False)
@@ -46,6 +50,9 @@ class DoneStaysDone(Checker):
         """A task was read after the faults."""
         if task.id in self.history.cancelled and task.state != "cancelled":
             raise self.broken(f"{task.id.hex()} is {task.state} although it was acknowledged as cancelled")
+        asked = [call for call in self.history.operations.get(task.id, ()) if call.kind in GIVING_UP]
+        if task.state == "cancelled" and asked and all(call.outcome == REFUSED for call in asked) and not task.depends:
+            raise self.broken(f"{task.id.hex()} is cancelled although all who asked for that were refused")
         done = self.history.completed.get(task.id)
         if done is None:
             return

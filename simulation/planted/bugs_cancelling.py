@@ -1,4 +1,4 @@
-"""Planted bugs of cancelling tasks that workers hold."""
+"""Planted bugs of cancelling tasks, and of what is asked for and no longer waited for."""
 
 from __future__ import annotations
 
@@ -37,5 +37,38 @@ CANCELLING_BUGS: tuple[Planted, ...] = (
         "pass",
         "a cancel is acknowledged beside a completion that was stored before",
         "told_to_stop",
+    ),
+    Planted(
+        "a repeated cancel is refused",
+        "onyxq/partition/cancelling.py",
+        "if again is not None:",
+        "if again := None:",
+        "who was not answered, and asks again, is told that a task was not cancelled which he cancelled",
+        "impatient",
+    ),
+    Planted(
+        "completions that nobody waits for are forgotten",
+        "onyxq/partition/completing.py",
+        "self._host.start_soon(self._decide, sent, refused)",
+        "pass",
+        "nobody is answered about these tasks any more, and what comes after them never runs",
+        "impatient",
+        quick=2,
+    ),
+    Planted(
+        "a unique key is let go with the request",
+        "onyxq/partition/enqueuing.py",
+        "over = partial(self._host.start_soon, self._see_through, started)",
+        "pass",
+        "the next enqueue does not see a task of its key that is on its way to the disk",
+        "impatient",
+    ),
+    Planted(
+        "given up before the leader knows of itself",
+        "onyxq/partition/replication.py",
+        "return self._leader in self.errors or (self._leader in self.acks and out_of_reach)",
+        "return self._leader in self.errors or out_of_reach",
+        "the same, if the other nodes could not be reached",
+        "impatient",
     ),
 )

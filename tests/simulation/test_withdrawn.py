@@ -14,7 +14,9 @@ from attrs import evolve
 
 from onyxq.errors import AlreadyFinished
 from onyxq.ids import partition_of
+from simulation.clients import RecordingClient
 from simulation.scenes import ONE, leader_of
+from simulation.workloads import WORKLOADS
 from simulation.world import World, simulate
 from tests.simulation.scheduled import Tasks
 
@@ -108,6 +110,40 @@ def test_an_enqueue_under_a_unique_key() -> None:
     simulate(workload, seed=1, options=ONE)
 
 
+def test_an_enqueue_under_a_unique_key_that_other_nodes_do_not_answer() -> None:
+    """It has failed when the leader's own disk has answered too: until then it may be taken for absent."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client, world.client() as other:
+            stood: list[bytes] = []
+            second, first = (
+                Tasks(world, other).run(b"y", unique_key="u"),
+                Tasks(world, client).run(b"x", unique_key="u"),
+            )
+
+            async def put(one: RecordingClient, run: list[Any]) -> None:
+                ((_, task_id, _),) = await Tasks(world, one).send([run])
+                stood.append(task_id)
+
+            leader = leader_of(world)
+            others = [node for node in world.nodes if node is not leader]
+            for node in world.nodes:
+                node.disk.delay_ms = lambda: 1_500
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(put, client, first)
+                await trio.sleep(0.5)
+                for node in others:
+                    world.network.cut(leader.name, node.name)
+                nursery.start_soon(put, other, second)
+                await trio.sleep(0.5)
+                for node in world.nodes:
+                    node.disk.delay_ms = lambda: 0
+            assert stood == [first[0]] * 2
+            assert (await client.client.count("q"))["q"]["total"] == 1
+
+    simulate(workload, seed=1, options=ONE)
+
+
 def test_an_update() -> None:
     """Its repeat is told that it is stored, not that another one comes next."""
 
@@ -139,3 +175,9 @@ def test_an_enqueue_under_an_ordering_key() -> None:
                 await tasks.done(claim)
 
     simulate(workload, seed=1, options=ONE)
+
+
+@pytest.mark.parametrize("seed", (1, 2))
+def test_all_of_it_again_and_again(seed: int) -> None:
+    """While connections break and disks take their time."""
+    WORKLOADS["impatient"].play(seed)
