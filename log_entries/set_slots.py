@@ -9,7 +9,8 @@ from __future__ import annotations
 from attrs import evolve, frozen
 
 from onyxq.entry import APPLIED, Stamp, Verdict
-from onyxq.jobs.allocation import SLOTS_MAX, allocated
+from onyxq.jobs.allocation import allocated
+from onyxq.jobs.sharing import SLOTS_MAX
 from onyxq.replica import Replica
 
 VERSION = 1

@@ -12,8 +12,9 @@ from __future__ import annotations
 from attrs import frozen
 
 from onyxq.entry import APPLIED, Stamp, Verdict
-from onyxq.jobs.allocation import SCHEDULERS, SLOTS_MAX, allocated
+from onyxq.jobs.allocation import allocated
 from onyxq.jobs.lifetime import active, digest_of, is_id, outcome_of, with_job
+from onyxq.jobs.sharing import SCHEDULERS, SLOTS_MAX
 from onyxq.queues import is_name
 from onyxq.replica import Job, Replica, TaskLimits
 

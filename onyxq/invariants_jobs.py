@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from onyxq.jobs.allocation import Plan, allocated, need, offers, tasks_of
+from onyxq.jobs.allocation import allocated, offers
 from onyxq.jobs.lifetime import ENDED, RUNNING, WAITING, active, is_id, is_over, outcome_of
+from onyxq.jobs.placing import Plan
+from onyxq.jobs.sharing import most, need, tasks_of
 from onyxq.replica import Job, Replica
 
 
@@ -52,7 +54,7 @@ def _of_active(job: Job) -> Iterator[str]:
     if job.state == RUNNING:
         if job.version < 0:
             yield "it runs without a version"
-        if not need(job) <= job.slots or (job.max_slots and job.slots > max(job.max_slots, need(job))):
+        if not need(job) <= job.slots <= most(job):
             yield f"it has {job.slots} slots, needs {need(job)} and can take {job.max_slots or 'any number'}"
 
 

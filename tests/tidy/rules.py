@@ -44,6 +44,8 @@ PURE = (
             "transactions",
             "jobs/allocation",
             "jobs/lifetime",
+            "jobs/placing",
+            "jobs/sharing",
             "invariants_jobs",
         )
     ),
