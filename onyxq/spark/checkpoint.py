@@ -1,0 +1,170 @@
+"""Checkpoints that fit the log: Spark goes on behind the last batch that the log has, wherever it starts.
+
+A job's checkpoint is one folder for each version of its allocation, so that a driver that was replaced
+disturbs nobody.  A new driver copies the folder of the one before, if it can reach it, and drops what Spark
+planned beyond the last batch that was committed: that batch is planned anew, its claims were given back.
+If it cannot, and there is no state, a fresh folder is made of what the log recorded with the batch
+(`recorded`): Spark's numbers go on from there and stay ours.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+import zlib
+from typing import Any
+
+import msgpack
+from attrs import frozen
+from pyarrow import fs
+
+from onyxq.errors import Incomplete
+from onyxq.jobs.model import Job
+from onyxq.spark.files import located
+from onyxq.spark.regions import stateful
+
+RECORD_BYTES_MAX = 60 * 1024
+"""What the log takes with a batch, less some room."""
+_BY_BATCH = ("offsets", "commits")
+_COMMITTED = 'v1\n{"nextBatchWatermarkMs":0}'
+
+
+@frozen
+class Checkpoints:
+    """Where a host keeps checkpoints of jobs that name no place of their own."""
+
+    base: str
+    shared: bool = False
+    """Whether other peers reach it."""
+
+    def fit(self, job: Job, *, version: int, batch: int, recorded: bytes) -> str:
+        """The folder from which the job goes on behind ``batch`` (-1: none was committed).
+
+        Raises `Incomplete` if what it needs is where this peer cannot reach it.
+        """
+        base = job.checkpoint or self.base
+        system, root = located(f"{base.rstrip('/')}/{job.id}")
+        mine = f"{root}/{version}"
+        if not _exists(system, mine):
+            before = _before(system, root, version, batch)
+            if before is not None:
+                _copy(system, f"{root}/{before}", mine, batch)
+            elif recorded:
+                if stateful(job) and batch >= 0:
+                    raise _unreachable(job, base)
+                _fresh(system, mine, max(batch, 0), recorded)
+            elif batch >= 0:
+                raise _unreachable(job, base)
+        _drop(system, mine, batch if not recorded else max(batch, 0))
+        return f"{base.rstrip('/')}/{job.id}/{version}"
+
+    def forget(self, job: Job) -> None:
+        """Remove the folders of a job that has ended."""
+        system, root = located(f"{(job.checkpoint or self.base).rstrip('/')}/{job.id}")
+        if _exists(system, root):
+            system.delete_dir(root)
+
+
+def recorded(folder: str, batch: int, mark: str = "") -> bytes:
+    """What the log keeps with a batch: its offsets, and what a fresh folder needs to go on from there.
+
+    ``mark`` is of the files that the batch wrote, see `onyxq.spark.files`.
+    """
+    system, path = located(folder)
+    kept = {"offsets": _lean(_read(system, f"{path}/offsets/{batch}")), "mark": mark}
+    seen = {name: _read(system, f"{path}/sources/{name}") for name in _listed(system, f"{path}/sources")}
+    packed: bytes = msgpack.packb({**kept, "sources": zlib.compress(msgpack.packb(seen), 9)})
+    return packed if len(packed) <= RECORD_BYTES_MAX else msgpack.packb({**kept, "sources": None})
+
+
+def mark_of(record: bytes) -> str:
+    """The mark of the files that the recorded batch wrote."""
+    return str(msgpack.unpackb(record)["mark"]) if record else ""
+
+
+def _unreachable(job: Job, base: str) -> Incomplete:
+    return Incomplete(
+        f"job {job.id} cannot go on here: its checkpoint was kept by another peer, and not under {base}",
+        hint="Give the job, or its peers, a checkpoint path that all of them reach (--checkpoints).",
+    )
+
+
+def _fresh(system: fs.FileSystem, path: str, batch: int, record: bytes) -> None:
+    said = msgpack.unpackb(record)
+    if said["sources"] is None:
+        raise Incomplete(
+            "the job has read too many files for the log to know them, and its checkpoint is at another peer",
+            hint="Give the job, or its peers, a checkpoint path that all of them reach (--checkpoints).",
+        )
+    _write(system, f"{path}/metadata", json.dumps({"id": str(uuid.uuid4())}).encode())
+    for name, data in msgpack.unpackb(zlib.decompress(said["sources"])).items():
+        _write(system, f"{path}/sources/{name}", data)
+    _write(system, f"{path}/offsets/{batch}", said["offsets"])
+    _write(system, f"{path}/commits/{batch}", _COMMITTED.encode())
+
+
+def _lean(offsets: bytes) -> bytes:
+    """The offsets without the claims of their batch, which are of no use once it is committed."""
+    lines = []
+    for line in offsets.decode().split("\n"):
+        try:
+            said: Any = json.loads(line)
+        except ValueError:
+            said = None
+        held = isinstance(said, dict) and "claims" in said
+        lines.append(json.dumps({**said, "claims": []}) if held else line)
+    return "\n".join(lines).encode()
+
+
+def _before(system: fs.FileSystem, root: str, version: int, batch: int) -> int | None:
+    """The newest version before this one whose folder has the batch."""
+    names = [found.base_name for found in system.get_file_info(fs.FileSelector(root, allow_not_found=True))]
+    for older in sorted((int(name) for name in names if name.isdigit() and int(name) < version), reverse=True):
+        if batch < 0 or _exists(system, f"{root}/{older}/offsets/{batch}"):
+            return older if _exists(system, f"{root}/{older}/metadata") else None
+    return None
+
+
+def _copy(system: fs.FileSystem, old: str, new: str, batch: int) -> None:
+    """Copy a folder under another name first, so that it is there whole or not at all."""
+    part = f"{new}.{uuid.uuid4().hex}.part"
+    for name in _listed(system, old):
+        if not _beyond(name, batch):
+            data = _read(system, f"{old}/{name}")
+            _write(system, f"{part}/{name}", data)
+    system.move(part, new)
+
+
+def _drop(system: fs.FileSystem, path: str, batch: int) -> None:
+    for name in _listed(system, path):
+        if _beyond(name, batch):
+            system.delete_file(f"{path}/{name}")
+
+
+def _beyond(name: str, batch: int) -> bool:
+    """Whether a file, or its checksum, is of a batch after this one; or a file that was not finished."""
+    folder, _, file = name.rpartition("/")
+    number = file.removeprefix(".").removesuffix(".crc")
+    return folder in _BY_BATCH and (not number.isdigit() or int(number) > batch)
+
+
+def _listed(system: fs.FileSystem, path: str) -> list[str]:
+    """The files under a folder, by their path in it, sorted."""
+    found = system.get_file_info(fs.FileSelector(path, recursive=True, allow_not_found=True))
+    return sorted(one.path.removeprefix(f"{path}/") for one in found if one.type == fs.FileType.File)
+
+
+def _exists(system: fs.FileSystem, path: str) -> bool:
+    return bool(system.get_file_info(path).type != fs.FileType.NotFound)
+
+
+def _read(system: fs.FileSystem, path: str) -> bytes:
+    with system.open_input_stream(path, compression=None) as stream:
+        data: bytes = stream.read()
+        return data
+
+
+def _write(system: fs.FileSystem, path: str, data: bytes) -> None:
+    system.create_dir(path.rpartition("/")[0], recursive=True)
+    with system.open_output_stream(path, compression=None) as stream:
+        stream.write(data)

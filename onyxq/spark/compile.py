@@ -1,0 +1,133 @@
+"""A job as one Structured Streaming query.
+
+Inputs become frames, each region one `mapInArrow`, each cut what `onyxq.spark.windows` and
+`onyxq.spark.joins` make of it, and all outputs one sink.  What is not known before it runs, such as
+offsets and the place of its checkpoint, comes with the `Setting`.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from attrs import frozen
+
+from onyxq.errors import BadRequest
+from onyxq.jobs.model import Input, Job, Output, Reduce
+from onyxq.spark import outputs, rows
+from onyxq.spark.files import Folder
+from onyxq.spark.formats import WRITERS, described
+from onyxq.spark.fused import Place, run
+from onyxq.spark.inputs import Opened, open_input
+from onyxq.spark.regions import Region, Stage, stages
+
+
+@frozen
+class Setting:
+    """Where and as what a job runs."""
+
+    version: int
+    """Of the allocation that made this process its driver."""
+    slots: int
+    checkpoint: str
+    """Folder of the query's checkpoint."""
+    connect: str | None
+    """``HOST:PORT`` of the peer; None where a query is run by hand."""
+
+
+def compiled(session: Any, job: Job, body: bytes, setting: Setting) -> Any:
+    """The query of a job, ready to be started; raises `BadRequest` or `Incomplete`.
+
+    ``session`` is the job's own: its SQL settings are changed. ``body`` is the job's bytes.
+    """
+    _configure(session, job)
+    frames = {task.name: open_input(session, job, task, _queue_options(job, setting)) for task in _inputs(job)}
+    place = Place(body=body, job=job.id, version=setting.version)
+    for stage in stages(job):
+        sides = [_union([_region(frames[region.entry], region, place) for region in side]) for side in stage.sides]
+        if stage.task is None:
+            return _sink(session, job, sides[0], setting)
+        frames[stage.task] = Opened(_cut(job, stage, sides), rows.SEGMENTS)
+    raise AssertionError("a job's last stage is its outputs")
+
+
+def bounded(job: Job) -> bool:
+    """Whether all that there will ever be is there at the start."""
+    return all(task.bounded for task in _inputs(job))
+
+
+def _inputs(job: Job) -> list[Input]:
+    return [task for task in job.catalog if isinstance(task, Input)]
+
+
+def _configure(session: Any, job: Job) -> None:
+    groups = str(job.key_groups)
+    session.conf.set("spark.sql.shuffle.partitions", groups)
+    session.conf.set("spark.sql.files.minPartitionNum", groups)  # files are split alike wherever the job runs
+    session.conf.set("spark.sql.streaming.schemaInference", "true")
+    session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(rows.ROWS_MAX))
+
+
+def _region(source: Opened, region: Region, place: Place) -> Any:
+    work = functools.partial(run, place, region, source.shape)
+    return source.frame.mapInArrow(work, rows.SCHEMA)
+
+
+def _union(frames: list[Any]) -> Any:
+    return functools.reduce(lambda one, other: one.unionAll(other), frames)
+
+
+def _cut(job: Job, stage: Stage, sides: list[Any]) -> Any:
+    assert stage.task is not None
+    task = job.task(stage.task)
+    if isinstance(task, Reduce):
+        from onyxq.spark.windows import apply
+
+        windows = [window for window in job.windows if window.task == task.name]
+        named = {window.id for window in windows}
+        return apply(sides[0], job, windows, [trigger for trigger in job.triggers if trigger.window in named])
+    from onyxq.spark.joins import join
+
+    return join(sides[0], sides[1], job, task)
+
+
+# --- outputs -----------------------------------------------------------------------
+
+
+def _queue_options(job: Job, setting: Setting) -> dict[str, str]:
+    """What our own source and sink are told."""
+    return {
+        "connect": setting.connect or "",
+        "job": job.id,
+        "version": str(setting.version),
+        "worker": f"job/{job.id}/{setting.version}",
+        "slots": str(setting.slots),
+        "checkpoint": setting.checkpoint,
+    }
+
+
+def _sink(session: Any, job: Job, frame: Any, setting: Setting) -> Any:
+    session.dataSource.register(outputs.Outputs)
+    folders = [_folder(session, task, place) for place, task in enumerate(job.catalog) if isinstance(task, Output)]
+    writer = frame.writeStream.format(outputs.FORMAT).options(**outputs.options_of(folders, job=job.id))
+    writer = writer.option("checkpointLocation", setting.checkpoint).queryName(f"{job.id}/{setting.version}")
+    if bounded(job):
+        return writer.trigger(availableNow=True)
+    return writer.trigger(processingTime=f"{job.trigger_ms} milliseconds")
+
+
+def _folder(session: Any, task: Output, place: int) -> Folder:
+    kind = str(task.format).lower()
+    if kind not in WRITERS:
+        known = ", ".join(sorted(WRITERS))
+        raise BadRequest(f"catalog[{place}].format: outputs are {known} or a queue, not {task.format!r}")
+    options = {str(name): str(value) for name, value in task.options.items()}
+    schema = options.pop("schema", "")
+    path = str(task.path)
+    return Folder(task.name, kind, path, options, _arrow(session, schema) if schema else "")
+
+
+def _arrow(session: Any, schema: str) -> str:
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return described(to_arrow_schema(session.createDataFrame([], schema).schema))

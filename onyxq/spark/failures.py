@@ -1,0 +1,132 @@
+"""What went wrong in a job, found again in what Spark says of it.
+
+An exception of a Python worker reaches the driver as a few pages of text.  Those that OnyxQ raises for
+a job carry what is worth knowing in one marked word, so that the job's error names task, segment
+and the user's own traceback, and says whether trying again may help.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import traceback
+from typing import Any
+
+from attrs import asdict, evolve, frozen
+
+from onyxq.errors import BY_CODE, BadRequest, Incomplete, OnyxqError
+
+SEGMENT_CHARS_MAX = 400
+TRACEBACK_CHARS_MAX = 4_000
+ERROR_CHARS_MAX = 1_000
+_MARK = re.compile(r"\[onyxq-failure:([A-Za-z0-9+/=]+)\]")
+_OURS = re.compile(r"onyxq\.errors\.(\w+): ([^\n]*)")
+_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_HOPELESS = (BadRequest, Incomplete)
+"""What stays wrong however often it is tried."""
+_BY_NAME = {cls.__name__: cls for cls in BY_CODE.values()}
+
+
+@frozen
+class Failure:
+    """Why a job stopped."""
+
+    error: str
+    """One line."""
+    task: str | None = None
+    segment: str | None = None
+    """A short form of what the task was given."""
+    traceback: str = ""
+    restart: bool = True
+    """Whether trying again may help, or is what the job asked for."""
+    code: str = "internal"
+    """Of the error, if it was one of ours."""
+
+
+class TaskFailed(Exception):
+    """A task of a job failed in a worker; its text holds the whole `Failure`."""
+
+    def __init__(self, failure: Failure) -> None:
+        mark = base64.b64encode(json.dumps(asdict(failure)).encode()).decode()
+        super().__init__(f"{failure.error} [onyxq-failure:{mark}]")
+        self.failure = failure
+
+    def __reduce__(self) -> Any:
+        return TaskFailed, (self.failure,)
+
+
+def of_task(error: BaseException, *, task: str, segment: Any, restart: bool) -> TaskFailed:
+    """The failure of a task's function at a segment."""
+    said = f"task {task}: {type(error).__name__}: {error}"
+    code = error.code if isinstance(error, OnyxqError) else "task_failed"
+    shown = _short(segment)
+    if shown is not None:
+        said += f" (at the segment {_cut(shown, 120)})"
+    return TaskFailed(Failure(_cut(said, ERROR_CHARS_MAX), task, shown, _traceback(error), restart, code))
+
+
+def of_exception(error: BaseException) -> Failure:
+    """The failure that an exception of the driver's own, or Spark's report of one of a worker's, tells of."""
+    if isinstance(error, TaskFailed):
+        return error.failure
+    if isinstance(error, OnyxqError):
+        return Failure(
+            f"{error.message} {error.advice}".strip(),
+            task=error.field,
+            traceback=_traceback(error),
+            restart=not isinstance(error, _HOPELESS),
+            code=error.code,
+        )
+    return of_text(str(error)) or Failure(_first_line(error), traceback=_traceback(error))
+
+
+def of_text(text: str) -> Failure | None:
+    """The failure that a text of Spark's holds, if it holds one of ours."""
+    marked = _MARK.search(text)
+    if marked:
+        return Failure(**json.loads(base64.b64decode(marked.group(1))))
+    ours = _OURS.search(text)
+    if ours and ours.group(1) in _BY_NAME:
+        cls = _BY_NAME[ours.group(1)]
+        said = _cut(ours.group(2), ERROR_CHARS_MAX)
+        return Failure(said, traceback=_tail(text), restart=not issubclass(cls, _HOPELESS), code=cls.code)
+    return None
+
+
+def at(failure: Failure, task: str) -> Failure:
+    """The same, with the task it is of if it does not say."""
+    return failure if failure.task else evolve(failure, task=task)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    last = [line for line in lines if re.match(r"[\w.]+(Error|Exception): ", line)]
+    return _cut(f"{type(error).__name__}: {(last or lines or [''])[0]}", ERROR_CHARS_MAX)
+
+
+def _short(segment: Any) -> str | None:
+    if segment is None:
+        return None
+    try:
+        return _cut(repr(segment), SEGMENT_CHARS_MAX)
+    except Exception as error:
+        return f"<{type(segment).__name__}: its repr raised {type(error).__name__}>"
+
+
+def _traceback(error: BaseException) -> str:
+    """The traceback as Python prints it, without our own frames on the way to the user's."""
+    inside = error.__traceback__
+    while inside is not None and inside.tb_frame.f_code.co_filename.startswith(_OWN):
+        inside = inside.tb_next
+    shown = error.__traceback__ if inside is None else inside
+    return _tail("".join(traceback.format_exception(type(error), error, shown)))
+
+
+def _tail(text: str) -> str:
+    return text if len(text) <= TRACEBACK_CHARS_MAX else "..." + text[-TRACEBACK_CHARS_MAX:]
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."

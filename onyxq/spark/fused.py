@@ -1,0 +1,142 @@
+"""A region of a job's workflow as one Python function, run by Spark over whole batches of segments.
+
+A segment is handed from task to task by plain calls: functions, branches, flow conditions and what is
+done about exceptions cost a few microseconds, where each task of its own would cost Spark another
+crossing between its machine and Python.  What leaves the region is a row for a cut or an output, with
+the lineage of the segment that it was made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from typing import Any
+
+import msgpack
+from attrs import field, frozen
+
+from onyxq.errors import BadRequest
+from onyxq.jobs import routing
+from onyxq.jobs.encoding import decode
+from onyxq.jobs.model import Function, Job
+from onyxq.spark import rows
+from onyxq.spark.failures import of_task
+from onyxq.spark.functions import resolve
+from onyxq.spark.lifecycles import Lifecycles
+from onyxq.spark.paths import child
+from onyxq.spark.regions import Region
+
+Row = tuple[str, bytes, bytes]
+"""``(out, lineage, payload)``: the task that it goes to, where it comes from, its value as msgpack."""
+
+
+@frozen
+class Place:
+    """Which job a region is of, and in whose name it runs."""
+
+    body: bytes = field(repr=False)
+    job: str
+    version: int
+
+
+def run(place: Place, region: Region, shape: str, batches: Iterable[Any]) -> Iterator[Any]:
+    """What `mapInArrow` calls for each part of a batch, in a worker."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    batch = int(context.getLocalProperty("streaming.sql.batchId") or -1) if context else -1
+    part = context.partitionId() if context else 0
+    fused = _fused(place, region)
+    segments = rows.segments(batches, shape, entry=region.entry, place=f"{place.job}/{batch}/{part}")
+    yield from rows.batches(fused.batch(segments, {"batch": batch, "part": part}))
+
+
+@lru_cache(maxsize=64)
+def _fused(place: Place, region: Region) -> Fused:
+    job = decode(place.body)
+    return Fused(job, region, {"job": place.job, "version": place.version})
+
+
+class Fused:
+    """The tasks of a region, ready to be run. ``known`` is what lifecycles are told."""
+
+    def __init__(self, job: Job, region: Region, known: dict[str, Any] | None = None) -> None:
+        self._region = region
+        self._lifecycles = Lifecycles(job, known or {"job": job.id})
+        self._steps = {name: _Step(job, region, name, self._lifecycles) for name in (region.entry, *region.tasks)}
+        self._wanted = frozenset(region.wanted)
+
+    def batch(self, segments: Iterable[rows.Segment], known: dict[str, Any]) -> Iterator[Row]:
+        """The rows of all segments of a part of a batch, with what lifecycles do around it."""
+        names = tuple(self._steps)
+        self._lifecycles.before_batch(names, known)
+        for lineage, segment in segments:
+            yield from self.segment(lineage, segment)
+        self._lifecycles.after_batch(names, known)
+
+    def segment(self, lineage: bytes, segment: Any) -> list[Row]:
+        """The rows that one segment of the entry becomes, in the order in which tasks made them."""
+        found: list[Row] = []
+        waiting = [(self._region.entry, lineage, segment)]
+        while waiting:
+            name, lineage, segment = waiting.pop()
+            waiting += reversed(self._left(name, lineage, segment, found))
+        return found
+
+    def _left(self, name: str, lineage: bytes, segment: Any, found: list[Row]) -> list[tuple[str, bytes, Any]]:
+        """Let a task make what it makes of a segment: what leaves the region goes to ``found``, the rest back."""
+        step, staying = self._steps[name], []
+        for ordinal, (to, made) in enumerate(step.routes(segment)):
+            edge = step.edges.get(to)
+            if edge is None:
+                continue  # nobody waits for it in this region
+            after = child(lineage, edge, ordinal)
+            if (name, to) in self._wanted:
+                found.append((to, after, step.packed(made)))
+            else:
+                staying.append((to, after, made))
+        return staying
+
+
+class _Step:
+    """One task of a region."""
+
+    def __init__(self, job: Job, region: Region, name: str, lifecycles: Lifecycles) -> None:
+        self._name = name
+        self._lifecycles = lifecycles
+        self.edges = {to: job.workflow.index((name, to)) for source, to in region.edges if source == name}
+        """The tasks after it that matter here, and their edges' places in the workflow."""
+        task = job.task(name)
+        self._params = dict(task.params) if isinstance(task, Function) else {}
+        self._fn: Callable[..., Any] | None = None
+        try:
+            self._conditions = routing.compiled(job, name, resolve)
+            if isinstance(task, Function):
+                self._fn = resolve(task.fn, f"catalog[{job.catalog.index(task)}].fn")
+        except BadRequest as error:
+            raise of_task(error, task=name, segment=None, restart=False) from error
+
+    def routes(self, segment: Any) -> list[routing.Route]:
+        """What the task makes of a segment (an input or a cut: the segment itself), and where each goes."""
+        try:
+            made = [segment] if self._fn is None else self._made(segment)
+            found = [route for one in made for route in routing.routes(self._conditions, one, made, segment)]
+        except Exception as error:
+            raise self._lifecycles.failed(self._name, error, segment) from error
+        return found
+
+    def packed(self, segment: Any) -> bytes:
+        """The segment as msgpack."""
+        try:
+            payload: bytes = msgpack.packb(segment)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise self._lifecycles.failed(self._name, error, segment) from error
+        return payload
+
+    def _made(self, segment: Any) -> list[Any]:
+        assert self._fn is not None
+        try:
+            made = self._fn(segment, **self._params)
+        except Exception as error:
+            return [error]
+        return made if isinstance(made, list) else [] if made is None else [made]

@@ -1,0 +1,169 @@
+"""The Spark process beside a peer: runs the queries of the jobs that the peer drives, in one session.
+
+``python -m onyxq.spark.host '{"work": DIR, "connect": "HOST:PORT", ...}'``, see `Asked`.  Orders come as
+lines of JSON on stdin, events leave as lines of JSON on stdout; whatever else is printed goes to stderr.
+The end of stdin is the peer's end: then everything that was started here is killed, at once.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import queue
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from attrs import field, frozen
+
+from onyxq.errors import OnyxqError
+from onyxq.spark import warming
+from onyxq.spark.checkpoint import Checkpoints
+from onyxq.spark.running import Order, Running
+from onyxq.spark.session import Settings, descendants, kill_machine, open_session
+
+
+@frozen(kw_only=True)
+class Asked:
+    """The host's argument."""
+
+    work: str
+    """Folder under the node's data."""
+    connect: str | None = None
+    """``HOST:PORT`` of its own peer."""
+    slots: int = 1
+    checkpoints: str | None = None
+    """Path or URI that other peers reach as well."""
+    master: str = "local"
+    conf: Mapping[str, str] = field(factory=dict)
+    warm: bool = False
+    """Run a small query first, so that the first job starts fast."""
+    modules: tuple[str, ...] = field(default=(), converter=tuple)
+    """Folders from which workers import."""
+    archive: bool = True
+    """Build the class-data archive beside the first session if there is none."""
+
+
+class Host:
+    """The jobs of one session."""
+
+    def __init__(self, session: Any, asked: Asked, out: IO[str]) -> None:
+        self._session = session
+        self._asked = asked
+        self._out = out
+        self._saying = threading.Lock()
+        base = asked.checkpoints or str(Path(asked.work).absolute() / "checkpoints")
+        self._checkpoints = Checkpoints(base, shared=asked.checkpoints is not None)
+        self._jobs: dict[str, Running] = {}
+
+    def say(self, event: Mapping[str, Any]) -> None:
+        """Tell the peer; one line."""
+        with self._saying:
+            self._out.write(json.dumps(event) + "\n")
+            self._out.flush()
+
+    def do(self, said: Mapping[str, Any]) -> None:
+        """Carry out one order."""
+        job = str(said["job"])
+        if said["do"] == "start":
+            self._start(_order(said))
+            return
+        running = self._jobs.get(job)
+        if running is None:
+            return  # it has ended by itself
+        if said["do"] == "stop" and said["version"] == running.version:
+            running.stop()
+        elif said["do"] == "seal":
+            running.seal(str(said["input"]))
+        elif said["do"] == "slots":
+            running.slots(int(said["slots"]))
+
+    def _start(self, order: Order) -> None:
+        running = self._jobs.get(order.job)
+        if running is not None and running.version < order.version:
+            running.stop()
+        self._jobs[order.job] = Running(
+            self._session, order, connect=self._asked.connect, checkpoints=self._checkpoints, say=self.say
+        )
+        self._jobs[order.job].start()
+
+
+def _order(said: Mapping[str, Any]) -> Order:
+    return Order(
+        job=str(said["job"]),
+        version=int(said["version"]),
+        body=base64.b64decode(said["body"]),
+        slots=int(said["slots"]),
+        batch=int(said["batch"]),
+        offsets=base64.b64decode(said["offsets"]),
+        sealed=frozenset(said["sealed"]),
+    )
+
+
+def main(argument: str) -> None:
+    """Run until stdin ends; the exit code is 1 where Spark could not be started, or died."""
+    out = _take_stdout()
+    asked = Asked(**json.loads(argument))
+    orders: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(orders,), name="orders", daemon=True).start()
+    try:
+        session = open_session(_settings(asked))
+    except OnyxqError as error:
+        print(f"onyxq.spark.host: {error.message}. {error.advice}", file=sys.stderr)
+        end(1)
+    if asked.warm:
+        warming.warm(session, Path(asked.work))
+    host = Host(session, asked, out)
+    _watch(session, host)
+    host.say({"event": "up"})
+    while True:
+        host.do(json.loads(orders.get()))
+
+
+def _take_stdout() -> IO[str]:
+    """The pipe to the peer for events alone: what anything else here prints goes to stderr."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return out
+
+
+def _read(orders: queue.SimpleQueue[str]) -> None:
+    for line in sys.stdin:
+        orders.put(line)
+    end(0)
+
+
+def _watch(session: Any, host: Host) -> None:
+    """End this process when the virtual machine has: the peer starts another."""
+    machine = session.sparkContext._gateway.proc
+
+    def wait() -> None:
+        code = machine.wait()
+        host.say({"event": "down", "error": f"Spark's virtual machine ended with code {code}"})
+        end(1)
+
+    threading.Thread(target=wait, name="machine", daemon=True).start()
+
+
+def _settings(asked: Asked) -> Settings:
+    return Settings(
+        work=Path(asked.work).absolute(),
+        slots=asked.slots,
+        master=asked.master,
+        conf=dict(asked.conf),
+        modules=asked.modules,
+    )
+
+
+def end(code: int) -> None:
+    """Kill all that this process started, and end it."""
+    for pid in descendants(os.getpid()):
+        kill_machine(pid)
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

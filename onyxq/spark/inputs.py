@@ -1,0 +1,66 @@
+"""A job's inputs as streaming frames: queues by our own source, anything else by Spark's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import frozen
+
+from onyxq.errors import BadRequest, Incomplete
+from onyxq.jobs.model import Input, Job
+from onyxq.spark import rows
+
+FILES = frozenset({"text", "json", "csv", "parquet", "orc", "avro", "xml", "binaryfile"})
+"""Formats whose rows tell which file they are of."""
+BATCH_BYTES = 1 << 30
+"""Of files, in one batch; an input's options ``maxFilesPerTrigger`` or ``maxBytesPerTrigger`` say otherwise."""
+
+
+@frozen
+class Opened:
+    """A streaming frame, and in which shape its rows are."""
+
+    frame: Any
+    shape: str
+
+
+def open_input(session: Any, job: Job, task: Input, queue_options: dict[str, str]) -> Opened:
+    """The frame of an input; raises `BadRequest` or `Incomplete` where Spark cannot read it."""
+    if task.queue is not None:
+        options = {**queue_options, "queue": task.queue, "input": task.name, "max_rows": str(task.max_rows)}
+        return Opened(session.readStream.format("onyxq").options(**options).load(), rows.QUEUE)
+    from pyspark.errors import PySparkException
+
+    place = f"catalog[{[entry.name for entry in job.catalog].index(task.name)}]"
+    try:
+        return Opened(_columns(session, task), rows.COLUMNS)
+    except PySparkException as error:
+        raise _explained(task, place, error) from error
+
+
+def _columns(session: Any, task: Input) -> Any:
+    from pyspark.sql import functions as of
+
+    kind = str(task.format).lower()
+    options = {str(name): str(value) for name, value in task.options.items()}
+    if kind in FILES and not {"maxfilespertrigger", "maxbytespertrigger"} & {name.lower() for name in options}:
+        options["maxBytesPerTrigger"] = str(BATCH_BYTES)
+    reader = session.readStream.format(kind).options(**options)
+    if task.schema:
+        reader = reader.schema(task.schema)
+    frame = reader.load(task.path) if task.path is not None else reader.load()
+    added = [of.unix_millis(of.current_timestamp()).alias(rows.PLANNED)]
+    if kind in FILES:
+        added.append(of.col("_metadata.file_path").alias(rows.FILE))
+        added.append(of.col("_metadata.file_block_start").alias(rows.BLOCK))
+    return frame.select("*", *added)
+
+
+def _explained(task: Input, place: str, error: Exception) -> BadRequest | Incomplete:
+    said = str(error).strip().splitlines()[0][:500]
+    if "DATA_SOURCE_NOT_FOUND" in said or "Failed to find" in said or "Failed to find data source" in str(error):
+        return Incomplete(
+            f"{place}.format: Spark has no {task.format!r} here: {said}",
+            hint="Give the jars that bring it, for example conf spark.jars.packages of the peer.",
+        )
+    return BadRequest(f"{place} ({task.name}): Spark cannot read it: {said}", field=place)

@@ -1,0 +1,72 @@
+"""What a job's lifecycles do: functions called around work, and what becomes of the job on an exception."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onyxq.jobs.model import Job, Lifecycle
+from onyxq.spark.failures import TaskFailed, of_task
+from onyxq.spark.functions import resolve
+
+KILL, RESTART, DEFER = "kill", "restart", "defer"
+POLICIES = (KILL, RESTART, DEFER)
+
+
+class Lifecycles:
+    """The lifecycles of a job, asked in the job's order. ``known`` is told to each of them."""
+
+    def __init__(self, job: Job, known: dict[str, Any]) -> None:
+        self._entries = tuple(enumerate(job.lifecycles))
+        self._known = known
+
+    def before_job(self, names: tuple[str, ...]) -> None:
+        """Call what is to be called before the job starts."""
+        self._around(names, "before_job", {})
+
+    def after_job(self, names: tuple[str, ...]) -> None:
+        """Call what is to be called when it has stopped."""
+        self._around(names, "after_job", {})
+
+    def before_batch(self, names: tuple[str, ...], known: dict[str, Any]) -> None:
+        """Call what is to be called before a part of a batch."""
+        self._around(names, "before_batch", known)
+
+    def after_batch(self, names: tuple[str, ...], known: dict[str, Any]) -> None:
+        """Call what is to be called after a part of a batch."""
+        self._around(names, "after_batch", known)
+
+    def failed(self, name: str, error: Exception, segment: Any) -> TaskFailed:
+        """What to raise for an exception of a task that no flow condition took."""
+        policy = KILL
+        for place, entry in self._of(name):
+            said = self._policy(place, entry, name, error, segment)
+            if said != DEFER:
+                policy = said
+                break
+        return of_task(error, task=name, segment=segment, restart=policy == RESTART)
+
+    def _policy(self, place: int, entry: Lifecycle, name: str, error: Exception, segment: Any) -> str:
+        if entry.on_exception in POLICIES:
+            return str(entry.on_exception)
+        told = {**self._known, "task": name, "exception": error, "segment": segment}
+        try:
+            said = resolve(entry.on_exception, f"lifecycles[{place}].on_exception")(told)
+        except Exception as another:
+            raise of_task(another, task=name, segment=segment, restart=False) from error
+        if said not in POLICIES:
+            wrong = ValueError(f"lifecycles[{place}].on_exception said {said!r}, not one of {', '.join(POLICIES)}")
+            raise of_task(wrong, task=name, segment=segment, restart=False) from error
+        return str(said)
+
+    def _around(self, names: tuple[str, ...], when: str, known: dict[str, Any]) -> None:
+        for name in names:
+            for place, entry in self._of(name):
+                ref = getattr(entry, when)
+                if ref is not None:
+                    try:
+                        resolve(ref, f"lifecycles[{place}].{when}")({**self._known, **known, "task": name})
+                    except Exception as error:
+                        raise self.failed(name, error, None) from error
+
+    def _of(self, name: str) -> list[tuple[int, Lifecycle]]:
+        return [(place, entry) for place, entry in self._entries if entry.task in ("all", name)]

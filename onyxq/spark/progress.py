@@ -1,0 +1,25 @@
+"""What a running query says of itself, as the peer shows it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+
+def told(progress: dict[str, Any]) -> dict[str, Any]:
+    """The progress of one batch out of what Spark says of it."""
+    operators = progress.get("stateOperators") or []
+    return {
+        "batch": progress["batchId"],
+        "rows": progress.get("numInputRows", 0),
+        "rows_per_s": round(progress.get("processedRowsPerSecond") or 0.0, 1),
+        "watermark_ms": _ms((progress.get("eventTime") or {}).get("watermark")),
+        "state_rows": sum(one.get("numRowsTotal", 0) for one in operators),
+        "state_bytes": sum(one.get("memoryUsedBytes", 0) for one in operators),
+        "duration_ms": progress.get("batchDuration", 0),
+        "at_ms": _ms(progress["timestamp"]),
+    }
+
+
+def _ms(said: str | None) -> int | None:
+    return None if said is None else round(datetime.fromisoformat(said).timestamp() * 1000)

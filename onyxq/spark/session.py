@@ -1,0 +1,157 @@
+"""One Spark session for all jobs of a host: how it is configured, opened and ended.
+
+The master is this process' own virtual machine with as many threads as there are slots, or
+a cluster (``spark://``, ``yarn``, ``k8s://``) that the settings name; nothing else of a job
+changes.  Each job's query gets a pool of the fair scheduler, with its slots as weight, and
+SQL settings of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from attrs import field, frozen
+
+from onyxq.spark.home import LOGGING, Home, find_home
+
+_LOOPBACK = "127.0.0.1"
+_PROVIDER = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
+
+@frozen
+class Settings:
+    """What a session is opened with."""
+
+    work: Path
+    """Folder for what Spark keeps while it runs."""
+    slots: int = 2
+    master: str = "local"
+    conf: Mapping[str, str] = field(factory=dict)
+    """Spark's own settings; they win over ours."""
+    modules: tuple[str, ...] = ()
+    """Folders from which executors import, beside this process' own."""
+    archive_to: str | None = None
+    """Write the class-data archive to this file at the end."""
+
+    @property
+    def local(self) -> bool:
+        """Whether the threads of this machine do the work."""
+        return self.master == "local" or self.master.startswith("local[")
+
+    @property
+    def url(self) -> str:
+        """The master as Spark calls it."""
+        return f"local[{self.slots}]" if self.master == "local" else self.master
+
+
+def configuration(settings: Settings, home: Home) -> dict[str, str]:
+    """All of Spark's settings for a session."""
+    ours = {
+        "spark.app.name": "onyxq",
+        "spark.master": settings.url,
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+        "spark.scheduler.mode": "FAIR",
+        "spark.driver.memory": "1g",
+        "spark.driver.extraJavaOptions": " ".join(_java_options(settings, home)),
+        "spark.local.dir": str(settings.work / "local"),
+        "spark.sql.warehouse.dir": str(settings.work / "warehouse"),
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.streaming.stateStore.providerClass": _PROVIDER,
+        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+        "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
+        "spark.sql.streaming.numRecentProgressUpdates": "4",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.executorEnv.PYTHONPATH": python_path(settings),
+    }
+    if settings.local or _LOOPBACK in settings.master:
+        ours |= {"spark.driver.bindAddress": _LOOPBACK, "spark.driver.host": _LOOPBACK}
+    return {**ours, **settings.conf}
+
+
+def _java_options(settings: Settings, home: Home) -> list[str]:
+    options = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-Xlog:disable", "-Xlog:all=error:stderr"]
+    if home.archive is None:
+        return options
+    options.append(f"-Dlog4j2.configurationFile={home.path / LOGGING}")
+    if settings.archive_to:
+        return [*options, f"-XX:ArchiveClassesAtExit={settings.archive_to}"]
+    return [*options, f"-XX:SharedArchiveFile={home.archive}"] if home.archived else options
+
+
+def python_path(settings: Settings) -> str:
+    """Where executors import from: the project itself, then what this process was given."""
+    project = str(Path(__file__).resolve().parents[2])
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return os.pathsep.join(dict.fromkeys(part for part in (*settings.modules, project, *given) if part))
+
+
+def open_session(settings: Settings) -> Any:
+    """Start the virtual machine and open the session; raises `Incomplete` if something is not installed."""
+    home = find_home()
+    settings.work.mkdir(parents=True, exist_ok=True)
+    os.environ |= {
+        "SPARK_HOME": str(home.path),
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "PYTHONPATH": python_path(settings),
+        "PYARROW_IGNORE_TIMEZONE": "1",
+    }
+    if settings.local or _LOOPBACK in settings.master:
+        os.environ["SPARK_LOCAL_IP"] = _LOOPBACK
+    from pyspark import SparkConf
+    from pyspark.sql import SparkSession
+
+    conf = SparkConf(loadDefaults=False)
+    for name, value in configuration(settings, home).items():
+        conf.set(name, value)
+    try:
+        return SparkSession.builder.config(conf=conf).getOrCreate()
+    finally:
+        if home.archive is not None:  # ours, not the caller's choice for other programs
+            del os.environ["SPARK_HOME"]
+
+
+def of_its_own(session: Any) -> Any:
+    """A session with SQL settings of its own, in the same machine; this thread's until it asks for another."""
+    found = session.newSession()
+    found._jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(found._jsparkSession)
+    return found
+
+
+def machine_of(session: Any) -> int:
+    """Process id of the session's virtual machine."""
+    return int(session.sparkContext._gateway.proc.pid)
+
+
+def kill_machine(pid: int) -> None:
+    """End a virtual machine and all that it started, Python workers in groups of their own too, at once."""
+    for one in [*descendants(pid), pid]:
+        try:
+            os.kill(one, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def descendants(pid: int) -> list[int]:
+    """Process ids of the children of a process, their children and so on."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                said = Path(f"/proc/{entry}/stat").read_text()
+            except OSError:
+                continue
+            children.setdefault(int(said.rpartition(")")[2].split()[1]), []).append(int(entry))
+    found, waiting = [], [pid]
+    while waiting:
+        started = children.get(waiting.pop(), [])
+        found += started
+        waiting += started
+    return found
