@@ -17,7 +17,7 @@ CANCELLING_BUGS: tuple[Planted, ...] = (
     Planted(
         "cancelled although a transaction completes it",
         "onyxq/partition/cancelling.py",
-        "if pending.is_completed(store, replica, task_id):",
+        "if claim_of(replica, task_id) is not None and pending.is_completed(self._host.store, replica, task_id):",
         "if False:",
         "a transaction that is committed next completes a task that was cancelled",
         "told_to_stop",

@@ -148,8 +148,8 @@ RULE_BUGS: tuple[Planted, ...] = (
     Planted(
         "a discarded dead letter is merely failed",
         "onyxq/partition/dead.py",
-        "return Finish(run, token, facts.CANCELLED, [])",
-        "return Finish(run, token, facts.FAILED, [])",
+        "return Finish(Run(task_id, 1), token, facts.CANCELLED, [])",
+        "return Finish(Run(task_id, 1), token, facts.FAILED, [])",
         "it comes up again and again, and may be requeued",
         "opened_again",
     ),
