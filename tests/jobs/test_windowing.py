@@ -1,0 +1,364 @@
+"""Windows against a model that keeps every segment and says everything from scratch."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgpack
+import pytest
+from attrs import field, mutable
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from onyxq.jobs.gathering import Batch, Fired, Group, Index
+from onyxq.jobs.model import Aggregation, Job, Reduce, Ref, Trigger, Window
+from onyxq.jobs.windowing import NEVER, Parts, Windowing, extents_at, windowings
+
+Segment = dict[str, Any]
+
+
+def resolve(ref: Ref, place: str) -> Callable[..., Any]:
+    """Functions are given as themselves here."""
+    assert callable(ref), place
+    return ref
+
+
+def compiled(window: Window, *triggers: Trigger) -> tuple[Windowing, ...]:
+    """A job's only window, ready to be used."""
+    return windowings(Job(workflow=[], catalog=[Reduce("t")], windows=[window], triggers=list(triggers)), "t", resolve)
+
+
+class Memory(dict[int, bytes]):
+    """A store of buckets."""
+
+    def load(self, number: int) -> bytes | None:
+        """The bytes that were kept under a number."""
+        return self.get(number)
+
+    def save(self, number: int, data: bytes | None) -> None:
+        """Keep bytes under a number, or nothing."""
+        if data is None:
+            self.pop(number, None)
+        else:
+            self[number] = data
+
+
+@mutable
+class Kept:
+    """A key group as its state is kept between batches: as bytes alone."""
+
+    windows: tuple[Windowing, ...]
+    bucket_bytes_max: int = 200
+    store: Memory = field(factory=Memory)
+    index: bytes | None = None
+
+    def batch(self, parts: list[list[Segment]], now_ms: int, *, ended: bool = False) -> list[tuple[Any, ...]]:
+        """What fires for segments that came in several parts of a batch."""
+        group, batch = self.group(), self.folded(parts, now_ms, ended)
+        said = [seen(fired) for fired in group.batch(batch)]
+        self.index = group.index.pack()
+        return said
+
+    def group(self) -> Group:
+        """The group as it begins a batch."""
+        index = Index.unpack(self.index, len(self.windows))
+        return Group(self.windows, index, self.store, self.bucket_bytes_max)
+
+    def folded(self, parts: list[list[Segment]], now_ms: int, ended: bool) -> Batch:
+        """The batch that the parts make, each folded on its own and sent as bytes."""
+        rows, newest = [], []
+        for part in parts:
+            folds = [Parts(windowing) for windowing in self.windows]
+            for segment in part:
+                for fold in folds:
+                    fold.add(segment, now_ms)
+            for place, fold in enumerate(folds):
+                rows += [(place, key, tuple(msgpack.unpackb(msgpack.packb(one)))) for key, one in fold.take()]
+            newest.append([fold.newest for fold in folds])
+        return Batch(now_ms, rows, newest, ended)  # type: ignore[arg-type]
+
+
+def seen(fired: Fired) -> tuple[Any, ...]:
+    """An emission as a value of its own, and its number."""
+    said = fired.emission.segment(msgpack.unpackb(fired.key))
+    value = msgpack.unpackb(msgpack.packb(said["value"]))
+    trigger = (fired.emission.trigger.on, fired.emission.trigger.refinement, fired.emission.trigger.period_ms)
+    return said["key"], said["start_ms"], said["end_ms"], trigger, value, fired.emission.number
+
+
+# --- the model ------------------------------------------------------------------
+
+
+@mutable
+class Told:
+    """A segment, and which triggers have discarded it."""
+
+    time: int
+    value: Any
+    by: set[int] = field(factory=set)
+
+
+@mutable(eq=False)
+class Piece:
+    """An extent with all its segments."""
+
+    start: int
+    end: int
+    segments: list[Told] = field(factory=list)
+    dirty: set[int] = field(factory=set)
+
+
+@mutable
+class Model:
+    """All segments of each key, and nothing clever."""
+
+    window: Window
+    triggers: list[Trigger]
+    value: Callable[[list[Any]], Any]
+    pieces: dict[Any, list[Piece]] = field(factory=dict)
+    newest: int | None = None
+    seen: int | None = None
+
+    def clock(self) -> int:
+        """The watermark, or the time of the batch."""
+        shown = self.seen if self.window.time is None else self.newest
+        return -NEVER if shown is None else shown - self.window.watermark_ms
+
+    def batch(self, segments: list[Segment], now: int, ended: bool) -> list[tuple[Any, ...]]:
+        """What should fire."""
+        before, earlier = self.clock(), self.seen
+        for segment in segments:
+            self.add(segment["key"], segment["at"] if self.window.time else now, segment["n"])
+        for pieces in self.pieces.values():
+            pieces[:] = [piece for piece in pieces if piece.end > before]
+        if segments:
+            times = [segment["at"] for segment in segments]
+            self.newest = max(times) if self.newest is None else max(self.newest, *times)
+        self.seen = now
+        said = list(self.fire(lambda piece, place, trigger: trigger.on == "batch"))
+        said += self.fire(
+            lambda piece, place, trigger: (
+                trigger.on == "timer"
+                and earlier is not None
+                and now // trigger.period_ms != earlier // trigger.period_ms
+            )
+        )
+        over = NEVER if ended else self.clock()
+        said += self.fire(lambda piece, place, trigger: piece.end <= over)
+        for pieces in self.pieces.values():
+            pieces[:] = [piece for piece in pieces if piece.end > over]
+        return said
+
+    def add(self, key: Any, time: int, value: Any) -> None:
+        """Another segment, in every extent whose time it is in."""
+        pieces = self.pieces.setdefault(key, [])
+        for start, end in naive_extents(self.window, time):
+            if self.window.kind == "session":
+                touched = [piece for piece in pieces if start < piece.end and piece.start < end]
+            else:
+                touched = [piece for piece in pieces if piece.start == start]
+            piece = Piece(min([start, *(one.start for one in touched)]), max([end, *(one.end for one in touched)]))
+            piece.segments = [told for one in touched for told in one.segments] + [Told(time, value)]
+            piece.dirty = set(range(len(self.triggers)))
+            pieces[:] = [one for one in pieces if one not in touched] + [piece]
+
+    def fire(self, chosen: Callable[[Piece, int, Trigger], bool]) -> Iterator[tuple[Any, ...]]:
+        """Say what the chosen triggers have not said."""
+        for key, pieces in self.pieces.items():
+            for piece in pieces:
+                for place, trigger in enumerate(self.triggers):
+                    if place in piece.dirty and chosen(piece, place, trigger):
+                        yield self.said(key, piece, place, trigger)
+
+    def said(self, key: Any, piece: Piece, place: int, trigger: Trigger) -> tuple[Any, ...]:
+        """One emission."""
+        discards = trigger.refinement == "discarding"
+        told = [one for one in piece.segments if not (discards and place in one.by)]
+        piece.dirty.remove(place)
+        for one in told:
+            one.by.add(place)
+        times = (None, None) if piece.end == NEVER else (piece.start, piece.end)
+        shown = (trigger.on, trigger.refinement, trigger.period_ms)
+        return key, *times, shown, self.value([one.value for one in told])
+
+
+def naive_extents(window: Window, time: int) -> list[tuple[int, int]]:
+    """The extents of a time, found by trying all starts."""
+    if window.kind == "global":
+        return [(0, NEVER)]
+    if window.kind == "session":
+        return [(time, time + window.gap_ms)]
+    size, slide = window.range_ms, window.slide_ms or window.range_ms
+    return [
+        (start, start + size)
+        for start in range(time - size - slide, time + 1)
+        if start % slide == 0 and start <= time < start + size
+    ]
+
+
+# --- for random jobs --------------------------------------------------------------
+
+AGGREGATIONS: dict[str, tuple[Any, Callable[[list[Any]], Any]]] = {
+    "count": ("count", len),
+    "sum": ("sum", sum),
+    "min": ("min", min),
+    "max": ("max", max),
+    "average": ("average", lambda values: sum(values) / len(values)),
+    "conj": ("conj", sorted),
+    "own": (
+        Aggregation(
+            init=lambda: {"n": 0},
+            fold=lambda state, segment: {"n": state["n"] + 2 * segment["n"]},
+            merge=lambda one, other: {"n": one["n"] + other["n"]},
+            result=lambda state: ["twice", state["n"]],
+        ),
+        lambda values: ["twice", 2 * sum(values)],
+    ),
+    "whole": (
+        Aggregation(init=list, fold=lambda state, segment: [*state, segment["n"]], result=len),
+        len,
+    ),
+}
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> tuple[Window, list[Trigger], Callable[[list[Any]], Any]]:
+    """A window with its triggers, and what its value should be."""
+    kind = draw(st.sampled_from(["fixed", "sliding", "session", "global"]))
+    name = draw(st.sampled_from([name for name in AGGREGATIONS if not (name == "whole" and kind == "session")]))
+    aggregation, value = AGGREGATIONS[name]
+    slide = draw(st.integers(1, 7))
+    timed = draw(st.booleans())
+    window = Window(
+        "w",
+        "t",
+        kind,
+        range_ms={"fixed": slide, "sliding": slide * draw(st.integers(1, 3))}.get(kind),
+        slide_ms=slide if kind == "sliding" else None,
+        gap_ms=slide if kind == "session" else None,
+        key="key",
+        time="at" if timed else None,
+        watermark_ms=draw(st.integers(0, 6)) if timed else 0,
+        aggregation=aggregation,
+        field="n" if isinstance(aggregation, str) else None,
+    )
+    kinds = st.sampled_from([("batch", None), ("watermark", None), ("timer", 5), ("timer", 11)])
+    said = draw(
+        st.lists(st.tuples(kinds, st.sampled_from(["accumulating", "discarding"])), min_size=1, max_size=3, unique=True)
+    )
+    return window, [Trigger("w", on, period_ms=period, refinement=mode) for (on, period), mode in said], value
+
+
+segments = st.builds(
+    lambda key, at, n: {"key": key, "at": at, "n": n},
+    st.sampled_from(["a", "b", 3, None]),
+    st.integers(-5, 40),
+    st.integers(-9, 9),
+)
+batches = st.lists(
+    st.tuples(st.lists(st.lists(segments, max_size=5), min_size=1, max_size=3), st.integers(1, 9)), max_size=7
+)
+
+
+@settings(max_examples=600, deadline=None)
+@given(worlds(), batches)
+def test_windows_say_what_the_model_says(world: tuple[Any, ...], given_batches: list[Any]) -> None:
+    """Whatever the window, its triggers and the parts in which segments come; and no emission has a name twice."""
+    window, triggers, value = world
+    kept, model = Kept(compiled(window, *triggers)), Model(window, triggers, value)
+    now, names = 0, Counter[Any]()
+    for place, (parts, later) in enumerate([*given_batches, ([[]], 1)]):
+        now += later
+        ended = place == len(given_batches)
+        said = kept.batch(parts, now, ended=ended)
+        names.update((one[:4], one[5]) for one in said)
+        expected = model.batch([segment for part in parts for segment in part], now, ended)
+        event(f"{window.kind}: {'something' if expected else 'nothing'} said")
+        assert counted([one[:5] for one in said]) == counted(expected)
+    assert not kept.store, "all is over, nothing is kept"
+    assert all(times == 1 for times in names.values())
+
+
+def counted(said: list[tuple[Any, ...]]) -> Counter[str]:
+    """Emissions in no order, lists in them neither."""
+    return Counter(
+        repr((*one[:4], sorted(one[4]) if isinstance(one[4], list) and "twice" not in one[4] else one[4]))
+        for one in said
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(-50, 50), st.integers(1, 9), st.integers(1, 9))
+def test_extents_are_those_whose_time_it_is(time: int, slide: int, times: int) -> None:
+    """Found by arithmetic as by trying."""
+    window = Window("w", "t", "sliding", range_ms=slide * times, slide_ms=slide)
+    assert sorted(extents_at(window, time)) == naive_extents(window, time)
+    uneven = Window("w", "t", "sliding", range_ms=slide * times + 1, slide_ms=slide)
+    assert sorted(extents_at(uneven, time)) == naive_extents(uneven, time)
+
+
+def test_a_list_is_in_the_order_of_parts_and_arrival() -> None:
+    """Parts are merged in the order in which they are given."""
+    kept = Kept(compiled(Window("w", "t", field="n"), Trigger("w", "batch")))
+    parts = [[{"n": 3}, {"n": 1}], [{"n": 2}]]
+    assert kept.batch(parts, 1)[0][4] == [3, 1, 2]
+    assert kept.batch([[{"n": 0}]], 2)[0][4] == [3, 1, 2, 0]
+
+
+def test_a_group_wakes_for_timers_and_for_the_clock() -> None:
+    """It says when there may be something to do though nothing comes, and does it then."""
+    timer = Kept(compiled(Window("w", "t", aggregation="count"), Trigger("w", "timer", period_ms=100)))
+    assert timer.group().wake_ms() is None
+    timer.batch([[{}]], 250)
+    group = timer.group()
+    assert group.wake_ms() == 300
+    assert [fired.emission.value for fired in group.batch(Batch(310))] == [1]
+    assert group.wake_ms() is None
+    clock = Kept(compiled(Window("w", "t", "fixed", range_ms=100, aggregation="count"), Trigger("w")))
+    clock.batch([[{}]], 250)
+    group = clock.group()
+    assert group.wake_ms() == 300
+    assert [fired.emission.start for fired in group.batch(Batch(300))] == [200]
+    assert group.wake_ms() is None
+
+
+def test_a_large_state_is_read_in_pieces() -> None:
+    """A batch of few keys touches few buckets of many, and finds them again."""
+    kept = Kept(
+        compiled(Window("w", "t", key="key", aggregation="count"), Trigger("w", "batch")), bucket_bytes_max=1_000
+    )
+    kept.batch([[{"key": key} for key in range(2_000)]], 1)
+    assert len(kept.store) > 30 and all(len(data) <= 1_000 for data in kept.store.values())
+    before = dict(kept.store)
+    said = kept.batch([[{"key": 7}, {"key": 9}]], 2)
+    assert sorted((one[0], one[4]) for one in said) == [(7, 2), (9, 2)]
+    assert sum(before[number] != data for number, data in kept.store.items()) <= 2
+
+
+def test_the_same_batch_twice_says_the_same() -> None:
+    """From the same state a batch that is repeated is the same, in its order too."""
+    rng = random.Random(4)
+    kept = Kept(
+        compiled(
+            Window("w", "t", "session", gap_ms=5, key="key", time="at"),
+            Trigger("w", "batch", refinement="discarding"),
+            Trigger("w"),
+        )
+    )
+    for now in range(1, 20):
+        parts = [[{"key": rng.randrange(50), "at": now * 3 + rng.randrange(9), "n": rng.random()} for _ in range(40)]]
+        again = Kept(kept.windows, kept.bucket_bytes_max, Memory(kept.store), kept.index)
+        assert kept.batch(parts, now) == again.batch(parts, now)
+        assert (kept.index, kept.store) == (again.index, again.store)
+
+
+@pytest.mark.parametrize("time", ["12", None, True, float("nan"), 1 << 60])
+def test_what_is_no_time_is_refused(time: Any) -> None:
+    """A segment whose time is no number of milliseconds does not move the watermark."""
+    parts = Parts(compiled(Window("w", "t", time="at"), Trigger("w"))[0])
+    with pytest.raises(ValueError, match="a time must be a number of milliseconds"):
+        parts.add({"at": time}, 0)
+    assert parts.newest is None
