@@ -260,7 +260,6 @@ def _grow(windowing: Windowing, cell: Cell, first: int, last: int, start: int, e
         for lane, kept in enumerate(other[LANES]):
             if kept is not None:
                 extent[LANES][lane] = [_added(windowing, extent[LANES][lane], kept[0])]
-        extent[FIRED] = max(extent[FIRED], other[FIRED])
     extent[START], extent[END] = min(start, extent[START]), max(end, cell[last - 1][END])
     del cell[first + 1 : last]
 
