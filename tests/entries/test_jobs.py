@@ -1,0 +1,353 @@
+"""Jobs in the replica: submitted once, driven by one peer under a rising version, ended once, remembered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from attrs import evolve
+from pyrsistent import pmap
+
+from log_entries import (
+    complete_job,
+    drain_node,
+    driver_ready,
+    fail_job,
+    gc,
+    kill_job,
+    leave_cluster,
+    prepare_join_cluster,
+    seal_input,
+    set_slots,
+    submit_job,
+)
+from log_entries.registry import VERSIONS
+from onyxq.duties import Drive, duties
+from onyxq.invariants import violations
+from onyxq.jobs.lifetime import outcome_of
+from onyxq.replica import Job
+from tests.entries.golden.jobs import job
+from tests.entries.world import World, created, joining
+
+
+@pytest.fixture
+def world() -> World:
+    """Three peers with four slots each; none of it is in use."""
+    return created("a", "b", "c")
+
+
+def now(world: World, name: str) -> Job:
+    """A job as the log's end has it."""
+    return world.now.jobs[name]
+
+
+def done(world: World, *entries: Any, peer: str = "") -> None:
+    """Have entries applied, by any member."""
+    peer = peer or min(world.now.ring.members)
+    assert set(world.verdicts(peer, *entries)) == {"applied"}
+
+
+def refused(world: World, entry: Any, peer: str = "a") -> str:
+    """Why an entry changed nothing."""
+    before = world.now
+    verdict = world.verdicts(peer, entry)[0]
+    assert verdict != "applied" and world.now.jobs is before.jobs
+    return verdict
+
+
+# --- submitting -----------------------------------------------------------------
+
+
+def test_a_job_runs_at_once_if_there_are_slots(world: World) -> None:
+    """One entry submits it and gives it a driver, whose duty it is from then on."""
+    done(world, job("one"))
+    found = now(world, "one")
+    assert (found.state, found.slots, found.version) == ("running", 4, world.now.position)
+    assert [peer for peer in "abc" if Drive("one", found.version) in duties(world.now, peer)] == [found.driver]
+
+
+def test_submitting_again_is_a_repeat_or_a_conflict(world: World) -> None:
+    """Whoever heard no answer may try again; nobody can take an id away."""
+    done(world, job("one"))
+    assert refused(world, job("one"), "b") == "repeat"
+    assert refused(world, job("one", digest=b"other...........")) == "conflict"
+
+
+@pytest.mark.parametrize("end", ["complete", "kill", "fail"])
+def test_a_job_that_has_ended_is_not_run_again(world: World, end: str) -> None:
+    """Nor once a collection has taken it, for as long as it asked for; then its id is free."""
+    done(world, job("one", keep_ms=30_000))
+    version = now(world, "one").version
+    ends = {
+        "complete": complete_job.Args("one", version),
+        "kill": kill_job.Args("one"),
+        "fail": fail_job.Args("one", version, "no such column"),
+    }
+    done(world, ends[end])
+    ended = now(world, "one")
+    assert (ended.driver, ended.slots) == ("", 0) and ended.state.startswith(end)
+    for _ in range(2):
+        assert refused(world, job("one")) == "repeat"
+        assert refused(world, job("one", digest=b"other...........")) == "conflict"
+        assert refused(world, kill_job.Args("one")) == "already ended"
+        assert refused(world, complete_job.Args("one", version)) == "already ended"
+        done(world, gc.Args())
+        assert "one" not in world.now.jobs
+        outcome = outcome_of(world.now, "one")
+        assert (outcome["state"], outcome["error"]) == (ended.state, ended.why)
+        assert (outcome["ended_ms"], outcome["digest"]) == (ended.ended_ms, ended.digest)
+    pass_time(world, 31)
+    done(world, gc.Args())
+    assert outcome_of(world.now, "one") is None and refused(world, kill_job.Args("one")) == "no such job"
+    done(world, job("one", digest=b"other..........."))
+
+
+def pass_time(world: World, seconds: int) -> None:
+    """Let the log's clock move on."""
+    for _ in range(seconds):
+        world.now_ms += 1_000
+        world.submit("a")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("id", "a/b"),
+        ("id", ".hidden"),
+        ("id", "x" * 121),
+        ("body", b""),
+        ("body", b"x" * (submit_job.BODY_BYTES_MAX + 1)),
+        ("digest", b"short"),
+        ("scheduler", "fair"),
+        ("percentage", 5),
+        ("min_slots", 0),
+        ("max_slots", -1),
+        ("tags", ("",)),
+        ("zones", ("x",) * 65),
+        ("beside", "nobody"),
+        ("resume", "nobody"),
+        ("inputs", ("in", "in")),
+        ("tasks", (("t", 0, 0, 0), ("t", 0, 0, 0))),
+        ("tasks", (("t", 3, 2, 0),)),
+        ("tasks", (("t", 0, 0, 101),)),
+        ("keep_ms", -1),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(world: World, field: str, value: Any) -> None:
+    """The verdict begins with the field at fault."""
+    assert refused(world, job("one", **{field: value}) if field != "id" else job(value)).startswith(f"{field}")
+
+
+def test_a_task_may_not_need_more_than_its_job_may_have(world: World) -> None:
+    """It could never run."""
+    assert refused(world, job("one", max_slots=2, tasks=(("t", 3, 0, 0),))).startswith("tasks: t needs 3 slots")
+
+
+def test_the_replica_holds_so_many_jobs_and_no_more(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those that have not ended."""
+    monkeypatch.setattr(submit_job, "JOBS_MAX", 2)
+    monkeypatch.setattr(submit_job, "BODIES_BYTES_MAX", 10)
+    done(world, job("one"), job("two"))
+    assert refused(world, job("three")) == "id is one too many: there are 2 jobs"
+    done(world, kill_job.Args("two"))
+    assert refused(world, job("three", body=b"x" * 8)).startswith("body is too much")
+    done(world, job("three", body=b"x" * 7))
+
+
+def test_a_job_goes_on_where_another_stopped(world: World) -> None:
+    """Behind its last committed batch, whether that one runs, has ended, or was collected."""
+    done(world, job("one"))
+    how_far = evolve(now(world, "one"), batch=7, offsets=b"so far")
+    world.replicas[-1] = evolve(world.now, jobs=world.now.jobs.set("one", how_far))
+    done(world, job("two", resume="one"), kill_job.Args("one"), gc.Args(), job("three", resume="one"))
+    assert [(now(world, name).batch, now(world, name).offsets) for name in ("two", "three")] == [(7, b"so far")] * 2
+
+
+# --- drivers --------------------------------------------------------------------
+
+
+def test_a_driver_that_dies_is_replaced_under_a_higher_version(world: World) -> None:
+    """What the old one still says is void; what was sealed and committed stays."""
+    done(world, job("one"))
+    old = now(world, "one")
+    done(world, driver_ready.Args("one", old.version), seal_input.Args("one", "in"))
+    other = min({"a", "b", "c"} - {old.driver})
+    done(world, leave_cluster.Args(old.driver, "gone"), peer=other)
+    new = now(world, "one")
+    assert new.driver != old.driver and new.version > old.version
+    assert (new.state, new.ready, new.sealed) == ("running", False, ("in",))
+    for late in (
+        driver_ready.Args("one", old.version),
+        complete_job.Args("one", old.version),
+        fail_job.Args("one", old.version, "late"),
+    ):
+        assert refused(world, late, other) == "superseded"
+    done(world, driver_ready.Args("one", new.version), complete_job.Args("one", new.version), peer=other)
+
+
+def test_slots_that_change_are_no_reason_for_another_version(world: World) -> None:
+    """Shares change while a job runs."""
+    done(world, job("one"))
+    one = now(world, "one")
+    done(world, driver_ready.Args("one", one.version), set_slots.Args(one.driver, 7), job("two"), job("three"))
+    found = now(world, "one")
+    assert (found.driver, found.version, found.slots, found.ready) == (one.driver, one.version, 7, True)
+    done(world, job("four"), *(job(f"more-{number}") for number in range(4)))
+    found = now(world, "one")
+    assert (found.driver, found.version, found.ready) == (one.driver, one.version, True) and found.slots < 7
+
+
+def test_the_same_driver_again_has_another_version(world: World) -> None:
+    """It may have stopped in between, and two runs of a job must not be taken for one."""
+    done(world, job("one"))
+    old = now(world, "one")
+    only(world, old.driver)
+    done(world, set_slots.Args(old.driver, 0))
+    waiting = now(world, "one")
+    assert (waiting.state, waiting.driver, waiting.version) == ("waiting", "", old.version)
+    assert refused(world, complete_job.Args("one", old.version)) == "superseded"
+    done(world, set_slots.Args(old.driver, 4))
+    assert now(world, "one").driver == old.driver and now(world, "one").version > old.version
+
+
+def test_versions_rise_within_one_record(world: World) -> None:
+    """Each change of driver is told apart, however they came."""
+    done(world, job("one"))
+    driver = now(world, "one").driver
+    only(world, driver)
+    done(world, *[set_slots.Args(driver, slots) for slots in (0, 4, 0, 4)])
+    assert now(world, "one").version == world.now.position + 1
+
+
+def only(world: World, peer: str) -> None:
+    """Have nobody else offer slots."""
+    done(world, *(set_slots.Args(other, 0) for other in sorted(world.now.ring.members) if other != peer))
+
+
+def test_a_node_that_drains_drives_nothing(world: World) -> None:
+    """Its jobs go elsewhere at once."""
+    done(world, job("one"))
+    old = now(world, "one")
+    done(world, drain_node.Args(f"node-{old.driver}", False))
+    assert now(world, "one").driver not in ("", old.driver)
+
+
+def test_a_peer_that_comes_gives_slots_to_who_waits(world: World) -> None:
+    """Members only: who is still joining drives nothing."""
+    done(world, *(job(f"j{number}", min_slots=4) for number in range(4)))
+    assert now(world, "j3").why == "waits for slots: needs 4 of one peer"
+    world.submit("d", joining("d"))
+    assert now(world, "j3").state == "waiting"
+    world.settle("a", "b", "c", "d")
+    assert now(world, "j3").driver == "d"
+
+
+def test_tags_zones_and_company(world: World) -> None:
+    """A job is driven where all that it asks for is."""
+    plain = joining("d", zone="z2")
+    fields = (plain.peer, plain.node, plain.address, plain.http, plain.zone, 4, ("gpu", "big"), VERSIONS)
+    world.submit("d", prepare_join_cluster.Args(*fields))
+    world.settle("a", "b", "c", "d")
+    done(world, job("gpu", tags=("gpu",)), job("far", zones=("z2", "z3")), job("near", beside="gpu"))
+    assert {now(world, name).driver for name in ("gpu", "far", "near")} == {"d"}
+    done(world, leave_cluster.Args("d", "gone"))
+    assert now(world, "near").why == "waits for job gpu, beside which it runs"
+    done(world, kill_job.Args("gpu"))
+    assert now(world, "near").state == "running", "who has ended binds nobody"
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"min_slots": 9}, "needs 9 slots, peers offer 4 at most"),
+        ({"tasks": (("t", 9, 0, 0),)}, "needs 9 slots, peers offer 4 at most"),
+        ({"tags": ("gpu",)}, "no peer with tag gpu"),
+        ({"zones": ("z8", "z9")}, "no peer in zone z8 or z9"),
+        ({"zones": ("z1",), "min_slots": 5}, "needs 5 slots, peers that fit offer 4 at most"),
+    ],
+)
+def test_who_can_never_run_is_told_what_is_missing(world: World, asked: dict[str, Any], why: str) -> None:
+    """It waits all the same: a peer may come."""
+    done(world, job("one", **asked))
+    assert (now(world, "one").state, now(world, "one").why) == ("waiting", why)
+
+
+def test_no_slots_at_all_is_said(world: World) -> None:
+    """As when no peer hosts Spark."""
+    done(world, *(set_slots.Args(peer, 0) for peer in "abc"), job("one"), job("two", beside="one"))
+    assert now(world, "one").why == "no peer offers slots"
+    assert now(world, "two").why == "waits for job one, beside which it runs"
+
+
+def test_what_a_job_had_goes_to_others_when_it_ends(world: World) -> None:
+    """In the same entry."""
+    done(world, *(job(f"j{number}", min_slots=4) for number in range(4)))
+    done(world, kill_job.Args("j1"))
+    assert now(world, "j3").state == "running"
+
+
+# --- entries about jobs that are not there ------------------------------------------
+
+
+def test_nothing_can_be_done_with_a_job_that_nobody_submitted(world: World) -> None:
+    """Each entry says so."""
+    for args in (
+        kill_job.Args("none"),
+        driver_ready.Args("none", 1),
+        complete_job.Args("none", 1),
+        fail_job.Args("none", 1, ""),
+        seal_input.Args("none", "in"),
+    ):
+        assert refused(world, args) == "no such job"
+
+
+def test_inputs_are_sealed_once(world: World) -> None:
+    """Only those that the job has."""
+    done(world, job("one", inputs=("in", "more")), seal_input.Args("one", "more"), seal_input.Args("one", "in"))
+    assert now(world, "one").sealed == ("in", "more")
+    assert refused(world, seal_input.Args("one", "in")) == "already sealed"
+    assert refused(world, seal_input.Args("one", "out")) == "no such input"
+
+
+def test_an_error_is_text_of_bounded_length(world: World) -> None:
+    """In bytes, as the replica keeps it."""
+    done(world, job("one"))
+    version = now(world, "one").version
+    assert refused(world, fail_job.Args("one", version, "ü" * 4_097)).startswith("error must have at most")
+    done(world, fail_job.Args("one", version, "ü" * 4_096))
+
+
+# --- invariants see what is wrong ---------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"slots": 5}, "which offers 4"),
+        ({"slots": 0}, "it has 0 slots, needs 1"),
+        ({"driver": "b2"}, "its driver b2 does not fit it"),
+        ({"driver": ""}, "it is running with the driver ''"),
+        ({"state": "waiting", "driver": ""}, "it waits with 4 slots"),
+        ({"state": "failed", "driver": ""}, "it has ended at -1 with 4 slots"),
+        ({"state": "lost"}, "it cannot have the state 'lost'"),
+        ({"sealed": ("out",)}, "sealed are ('out',)"),
+        ({"task_slots": (("t", 1),)}, "its tasks have"),
+        ({"version": -1}, "it runs without a version"),
+        ({"ended_ms": 5}, "it has ended and goes on"),
+        ({"max_slots": 2}, "it has 4 slots, needs 1 and can take 2"),
+        ({"id": "other"}, "it has another id"),
+    ],
+)
+def test_an_invariant_that_is_broken_is_named(world: World, changes: dict[str, Any], said: str) -> None:
+    """One place of a job's record is not as it should be."""
+    done(world, job("one"))
+    broken = evolve(now(world, "one"), **changes)
+    found = violations(evolve(world.now, jobs=pmap({"one": broken})))
+    assert any(said in line for line in found), found
+
+
+def test_a_job_that_should_run_and_waits_is_noticed(world: World) -> None:
+    """The allocation is not what it should be."""
+    done(world, job("one"))
+    waiting = evolve(now(world, "one"), state="waiting", driver="", slots=0, why="no reason")
+    assert "jobs are not allocated as they should be" in violations(evolve(world.now, jobs=pmap({"one": waiting})))
