@@ -43,6 +43,10 @@ class Batching:
     def _until(self, timeout_ms: int | None) -> float:
         raise NotImplementedError
 
+    async def partition_count(self, *, timeout_ms: int | None = None) -> int:
+        """How many partitions the cluster has."""
+        return (await self._pool.loaded_routes(self._until(timeout_ms))).partitions
+
     async def read_bodies(self, runs: Runs, *, timeout_ms: int | None = None) -> Bodies:
         """Read tasks by runs within a stretch each, whatever their state, from the leaders of their partitions."""
         until = self._until(timeout_ms)

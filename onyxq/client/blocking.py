@@ -117,6 +117,7 @@ class Client:
 
         return BlockingTransaction(commit, name=name, random_name=client.random_name)
 
+    partition_count = _blocking(AsyncClient.partition_count)
     read_bodies = _blocking(AsyncClient.read_bodies)
     prepare_batch = _blocking(AsyncClient.prepare_batch)
     commit_batch = _blocking(AsyncClient.commit_batch)

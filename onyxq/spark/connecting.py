@@ -1,0 +1,68 @@
+"""A process' connection with the cluster: an `AsyncClient` on an event loop of its own (design: jobs on Spark).
+
+Spark forks its workers, keeps them between tasks and ends them without a word.  So there is one
+connection per process and address, its thread is a daemon, and nobody has to close it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+from onyxq.client import AsyncClient
+
+R = TypeVar("R")
+
+_open: dict[tuple[int, str, str], Connection] = {}
+_lock = threading.Lock()
+
+
+class Connection:
+    """Runs calls of a client for plain threads; see the module's first paragraph."""
+
+    def __init__(self, connect: str, token: str, timeout_ms: int) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._client = AsyncClient(connect.split(","), token=token or None, timeout_ms=timeout_ms)
+        self._ended = asyncio.Event()
+        self._up: Future[None] = Future()
+        threading.Thread(target=self._run, name="onyxq", daemon=True).start()
+        self._up.result()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self._serve())
+
+    async def _serve(self) -> None:
+        async with self._client:
+            self._up.set_result(None)
+            await self._ended.wait()
+
+    def begin(self, call: Callable[[AsyncClient], Awaitable[R]]) -> Future[R]:
+        """Begin a call; what comes of it is the future's."""
+
+        async def run() -> R:
+            return await call(self._client)
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop)
+
+    def call(self, call: Callable[[AsyncClient], Awaitable[R]]) -> R:
+        """Do a call; raises what it raises."""
+        return self.begin(call).result()
+
+    def close(self) -> None:
+        """End the connection."""
+        self._loop.call_soon_threadsafe(self._ended.set)
+
+
+def connection(connect: str, token: str, timeout_ms: int) -> Connection:
+    """This process' connection with the peers at ``connect`` (addresses, with commas between them)."""
+    key = os.getpid(), connect, token
+    with _lock:
+        found = _open.get(key)
+        if found is None:
+            found = _open[key] = Connection(connect, token, timeout_ms)
+        return found

@@ -1,0 +1,66 @@
+"""The format ``onyxq`` of Spark: queues to read from and to write to (design: jobs on Spark).
+
+from onyxq.spark.datasource import register
+register(spark)
+spark.readStream.format("onyxq").option("connect", "HOST:PORT").option("queue", "in").load()
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.sql.datasource import DataSource
+
+from onyxq.errors import BadRequest
+from onyxq.spark import arrow
+from onyxq.spark.options import read_options, write_options
+from onyxq.spark.sink import QueueStreamWriter, QueueWriter, check_columns, check_segments
+from onyxq.spark.source import QueueScan, QueueStream
+
+FORMAT = "onyxq"
+SCAN_SCHEMA = (
+    "id binary, queue string, payload binary, format string, state string, priority int, at_ms bigint, "
+    "attempts int, ordering_key string, unique_key string, result binary, error string"
+)
+
+
+class OnyxqSource(DataSource):
+    """Queues as Spark finds them; options are those of `onyxq.spark.options`."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What it is called in ``format``."""
+        return FORMAT
+
+    def schema(self) -> str:
+        """Columns of a batch read, which names a state, or of a stream."""
+        return SCAN_SCHEMA if "state" in self.options else arrow.SCHEMA
+
+    def reader(self, schema: Any) -> QueueScan:
+        """All tasks of a queue as they are."""
+        return QueueScan(read_options(self.options, streaming=False))
+
+    def streamReader(self, schema: Any) -> QueueStream:
+        """Tasks that are claimed batch by batch."""
+        return QueueStream(read_options(self.options, streaming=True))
+
+    def writer(self, schema: Any, overwrite: bool) -> QueueWriter:
+        """Rows that become tasks together."""
+        if overwrite:
+            raise BadRequest("a queue cannot be overwritten, only appended to", field="mode")
+        check_columns(schema)
+        return QueueWriter(write_options(self.options))
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> QueueStreamWriter:
+        """Rows that become tasks batch by batch."""
+        options = write_options(self.options)
+        if options.outputs:
+            check_segments(schema)
+        else:
+            check_columns(schema)
+        return QueueStreamWriter(options)
+
+
+def register(session: Any) -> None:
+    """Make the format known to a session."""
+    session.dataSource.register(OnyxqSource)

@@ -1,0 +1,126 @@
+"""A cluster in a thread of the test process, with a job in its log whose driver is the test."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from typing import Any, TypeVar
+
+import trio
+import trio.from_thread
+
+from log_entries import kill_job, set_slots, submit_job
+from onyxq.client import Client
+from onyxq.entry import APPLIED
+from onyxq.peer.daemon import LocalCluster
+from onyxq.peer.node import Node
+from onyxq.replica import Job, Replica
+
+R = TypeVar("R")
+
+START_S_MAX = 60
+_names = count(1)
+
+
+class JobsCluster:
+    """See the module's first paragraph; made by `jobs_cluster`."""
+
+    def __init__(self, cluster: LocalCluster, token: trio.lowlevel.TrioToken) -> None:
+        self.cluster = cluster
+        self._token = token
+
+    @property
+    def connect(self) -> str:
+        """The addresses of all peers."""
+        return ",".join(self.cluster.addresses)
+
+    @property
+    def node(self) -> Node:
+        """The first node."""
+        node = self.cluster.nodes[0].node
+        assert node is not None
+        return node
+
+    @property
+    def replica(self) -> Replica:
+        """What the first node knows."""
+        return self.node.replica
+
+    def client(self) -> Client:
+        """A client of all peers."""
+        return Client(self.cluster.addresses)
+
+    def run(self, call: Callable[[], Awaitable[R]]) -> R:
+        """Do something in the cluster's thread."""
+        return trio.from_thread.run(call, trio_token=self._token)
+
+    def append(self, *entries: Any) -> Sequence[str]:
+        """Append entries; their verdicts."""
+        return self.run(lambda: self.node.verdicts(list(entries)))[1]
+
+    def start_job(self, name: str = "") -> Job:
+        """A job that runs, driven by one of the peers in name only."""
+        name = name or f"job-{next(_names)}"
+        peers = sorted(self.replica.ring.members)
+        self.append(*(set_slots.Args(peer, 8) for peer in peers))
+        submission = submit_job.Args(
+            name, b"body", bytes(16), "balanced", 0, 1, 1, (), (), "", ("in",), (), False, 60_000
+        )
+        assert self.append(submission) == [APPLIED]
+        return self.job(name)
+
+    def job(self, name: str) -> Job:
+        """A job as the log has it."""
+        return self.replica.jobs[name]
+
+    def take_over(self, name: str) -> Job:
+        """Another peer drives the job from now on."""
+        before = self.job(name)
+        self.append(set_slots.Args(before.driver, 0))
+        after = self.job(name)
+        assert after.version > before.version and after.driver != before.driver
+        self.append(set_slots.Args(before.driver, 8))
+        return self.job(name)
+
+    def kill(self, name: str) -> None:
+        """The job ends."""
+        assert self.append(kill_job.Args(name)) == [APPLIED]
+
+
+@contextmanager
+def jobs_cluster(*, peers: int = 3, partitions: int = 16) -> Iterator[JobsCluster]:
+    """A cluster that runs in a thread of its own; raises what made it fail."""
+    up, errors = threading.Event(), list[BaseException]()
+    said: list[tuple[LocalCluster, trio.lowlevel.TrioToken, trio.Event]] = []
+
+    async def main() -> None:
+        stop = trio.Event()
+        async with LocalCluster(peers=peers, partitions=partitions) as cluster:
+            said.append((cluster, trio.lowlevel.current_trio_token(), stop))
+            up.set()
+            await stop.wait()
+
+    def run() -> None:
+        try:
+            trio.run(main)
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            up.set()
+
+    thread = threading.Thread(target=run, name="cluster")
+    thread.start()
+    try:
+        assert up.wait(START_S_MAX), "the cluster did not start in time"
+        if errors:
+            raise errors[0]
+        yield JobsCluster(said[0][0], said[0][1])
+    finally:
+        if said and not errors:
+            said[0][1].run_sync_soon(said[0][2].set)
+        thread.join(START_S_MAX)
+        assert not thread.is_alive(), "the cluster did not stop in time"
+        if errors:
+            raise errors[0]
