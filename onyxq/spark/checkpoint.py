@@ -71,10 +71,18 @@ def recorded(folder: str, batch: int, mark: str = "") -> bytes:
     ``mark`` is of the files that the batch wrote, see `onyxq.spark.files`.
     """
     system, path = located(folder)
-    kept = {"offsets": _lean(_read(system, f"{path}/offsets/{batch}")), "mark": mark}
-    seen = {name: _read(system, f"{path}/sources/{name}") for name in _listed(system, f"{path}/sources")}
-    packed: bytes = msgpack.packb({**kept, "sources": zlib.compress(msgpack.packb(seen), 9)})
-    return packed if len(packed) <= RECORD_BYTES_MAX else msgpack.packb({**kept, "sources": None})
+    kept = {"offsets": _lean(offsets_of(folder, batch)), "mark": mark}
+    seen = _seen_files(system, f"{path}/sources")
+    packed: bytes = msgpack.packb({**kept, "sources": seen})
+    if len(packed) > RECORD_BYTES_MAX:
+        packed = msgpack.packb({**kept, "sources": None})
+    return packed
+
+
+def offsets_of(folder: str, batch: int) -> bytes:
+    """What Spark noted that a batch reads."""
+    system, path = located(folder)
+    return _read(system, f"{path}/offsets/{batch}")
 
 
 def mark_of(record: bytes) -> str:
@@ -114,6 +122,28 @@ def _lean(offsets: bytes) -> bytes:
         held = isinstance(said, dict) and "claims" in said
         lines.append(json.dumps({**said, "claims": []}) if held else line)
     return "\n".join(lines).encode()
+
+
+def _seen_files(system: fs.FileSystem, path: str) -> bytes | None:
+    """The logs in which file sources note what they have read, packed; None if they are too large for the log."""
+    logs: dict[str, list[str]] = {}
+    for name in _listed(system, path):
+        folder, _, file = name.rpartition("/")
+        if file.partition(".")[0].isdigit():
+            logs.setdefault(folder, []).append(file)
+    kept: dict[str, bytes] = {}
+    for folder, names in logs.items():
+        whole = max((_number(name) for name in names if name.endswith(".compact")), default=-1)
+        for name in names:
+            if _number(name) >= whole:
+                kept[f"{folder}/{name}"] = _read(system, f"{path}/{folder}/{name}")
+    if sum(map(len, kept.values())) > 64 * RECORD_BYTES_MAX:
+        return None
+    return zlib.compress(msgpack.packb(kept))
+
+
+def _number(name: str) -> int:
+    return int(name.partition(".")[0])
 
 
 def _before(system: fs.FileSystem, root: str, version: int, batch: int) -> int | None:

@@ -10,16 +10,16 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from onyxq.errors import BadRequest
 from onyxq.jobs.model import Input, Job, Output, Reduce
-from onyxq.spark import outputs, rows
+from onyxq.spark import ending, outputs, rows
 from onyxq.spark.files import Folder
 from onyxq.spark.formats import WRITERS, described
 from onyxq.spark.fused import Place, run
 from onyxq.spark.inputs import Opened, open_input
-from onyxq.spark.regions import Region, Stage, stages
+from onyxq.spark.regions import Region, Stage, stages, stateful
 
 
 @frozen
@@ -41,22 +41,25 @@ def compiled(session: Any, job: Job, body: bytes, setting: Setting) -> Any:
     ``session`` is the job's own: its SQL settings are changed. ``body`` is the job's bytes.
     """
     _configure(session, job)
-    frames = {task.name: open_input(session, job, task, _queue_options(job, setting)) for task in _inputs(job)}
+    common = _common(job, setting)
+    frames = {task.name: open_input(session, job, task, common) for task in inputs_of(job)}
+    end = _end(session, setting) if stateful(job) else None
     place = Place(body=body, job=job.id, version=setting.version)
     for stage in stages(job):
         sides = [_union([_region(frames[region.entry], region, place) for region in side]) for side in stage.sides]
         if stage.task is None:
             return _sink(session, job, sides[0], setting)
-        frames[stage.task] = Opened(_cut(job, stage, sides), rows.SEGMENTS)
+        frames[stage.task] = Opened(_cut(job, stage, [side.unionAll(end) for side in sides]), rows.SEGMENTS)
     raise AssertionError("a job's last stage is its outputs")
 
 
 def bounded(job: Job) -> bool:
     """Whether all that there will ever be is there at the start."""
-    return all(task.bounded for task in _inputs(job))
+    return all(task.bounded for task in inputs_of(job))
 
 
-def _inputs(job: Job) -> list[Input]:
+def inputs_of(job: Job) -> list[Input]:
+    """Its inputs, in the catalog's order."""
     return [task for task in job.catalog if isinstance(task, Input)]
 
 
@@ -71,6 +74,11 @@ def _configure(session: Any, job: Job) -> None:
 def _region(source: Opened, region: Region, place: Place) -> Any:
     work = functools.partial(run, place, region, source.shape)
     return source.frame.mapInArrow(work, rows.SCHEMA)
+
+
+def _end(session: Any, setting: Setting) -> Any:
+    session.dataSource.register(ending.End)
+    return session.readStream.format(ending.FORMAT).option("checkpoint", setting.checkpoint).load()
 
 
 def _union(frames: list[Any]) -> Any:
@@ -91,16 +99,21 @@ def _cut(job: Job, stage: Stage, sides: list[Any]) -> Any:
     return join(sides[0], sides[1], job, task)
 
 
+def folders_of(job: Job) -> list[Folder]:
+    """Its outputs that are folders of files, but for the columns of those that say them as SQL does."""
+    tasks = [(task, place) for place, task in enumerate(job.catalog) if isinstance(task, Output)]
+    return [_folder(task, place) for task, place in tasks if task.queue is None]
+
+
 # --- outputs -----------------------------------------------------------------------
 
 
-def _queue_options(job: Job, setting: Setting) -> dict[str, str]:
+def _common(job: Job, setting: Setting) -> dict[str, str]:
     """What our own source and sink are told."""
     return {
         "connect": setting.connect or "",
         "job": job.id,
         "version": str(setting.version),
-        "worker": f"job/{job.id}/{setting.version}",
         "slots": str(setting.slots),
         "checkpoint": setting.checkpoint,
     }
@@ -108,26 +121,39 @@ def _queue_options(job: Job, setting: Setting) -> dict[str, str]:
 
 def _sink(session: Any, job: Job, frame: Any, setting: Setting) -> Any:
     session.dataSource.register(outputs.Outputs)
-    folders = [_folder(session, task, place) for place, task in enumerate(job.catalog) if isinstance(task, Output)]
-    writer = frame.writeStream.format(outputs.FORMAT).options(**outputs.options_of(folders, job=job.id))
+    folders = [_with_columns(session, folder) for folder in folders_of(job)]
+    tasks = [task for task in job.catalog if isinstance(task, Output)]
+    queues = {task.name: _queue(task) for task in tasks if task.queue is not None}
+    options = outputs.options_of(folders, queues, _common(job, setting))
+    writer = frame.writeStream.format(outputs.FORMAT).options(**options)
     writer = writer.option("checkpointLocation", setting.checkpoint).queryName(f"{job.id}/{setting.version}")
     if bounded(job):
         return writer.trigger(availableNow=True)
     return writer.trigger(processingTime=f"{job.trigger_ms} milliseconds")
 
 
-def _folder(session: Any, task: Output, place: int) -> Folder:
+def _queue(task: Output) -> dict[str, Any]:
+    said: dict[str, Any] = {"queue": task.queue, "priority": task.priority, "delay_ms": task.delay_ms}
+    return said if task.ordering_key is None else {**said, "ordering_key": task.ordering_key}
+
+
+def _folder(task: Output, place: int) -> Folder:
     kind = str(task.format).lower()
     if kind not in WRITERS:
         known = ", ".join(sorted(WRITERS))
-        raise BadRequest(f"catalog[{place}].format: outputs are {known} or a queue, not {task.format!r}")
+        raise BadRequest(
+            f"catalog[{place}].format: outputs are {known} or a queue, not {task.format!r}",
+            field=f"catalog[{place}].format",
+        )
     options = {str(name): str(value) for name, value in task.options.items()}
-    schema = options.pop("schema", "")
-    path = str(task.path)
-    return Folder(task.name, kind, path, options, _arrow(session, schema) if schema else "")
+    return Folder(task.name, kind, str(task.path), options)
 
 
-def _arrow(session: Any, schema: str) -> str:
+def _with_columns(session: Any, folder: Folder) -> Folder:
+    """The folder with its option ``schema`` as Arrow says it."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    return described(to_arrow_schema(session.createDataFrame([], schema).schema))
+    said = folder.options.get("schema")
+    if not said:
+        return folder
+    return evolve(folder, schema=described(to_arrow_schema(session.createDataFrame([], said).schema)))

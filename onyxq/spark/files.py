@@ -129,6 +129,8 @@ def forget(folders: Sequence[Folder], *, job: str) -> None:
         system, path = folder.system()
         if _exists(system, f"{path}/{HIDDEN}/{job}"):
             system.delete_dir(f"{path}/{HIDDEN}/{job}")
+            if not system.get_file_info(fs.FileSelector(f"{path}/{HIDDEN}")):
+                system.delete_dir(f"{path}/{HIDDEN}")
 
 
 def _notes(folders: Sequence[Folder], job: str) -> tuple[fs.FileSystem, str]:

@@ -24,10 +24,14 @@ class Opened:
     shape: str
 
 
-def open_input(session: Any, job: Job, task: Input, queue_options: dict[str, str]) -> Opened:
+def open_input(session: Any, job: Job, task: Input, common: dict[str, str]) -> Opened:
     """The frame of an input; raises `BadRequest` or `Incomplete` where Spark cannot read it."""
     if task.queue is not None:
-        options = {**queue_options, "queue": task.queue, "input": task.name, "max_rows": str(task.max_rows)}
+        from onyxq.spark.datasource import register
+
+        register(session)
+        worker = f"job/{job.id}/{common['version']}"
+        options = {**common, "queue": task.queue, "input": task.name, "max_rows": str(task.max_rows), "worker": worker}
         return Opened(session.readStream.format("onyxq").options(**options).load(), rows.QUEUE)
     from pyspark.errors import PySparkException
 

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+from onyxq.jobs.encoding import decode
 from onyxq.jobs.model import Job, Lifecycle
 from onyxq.spark.failures import TaskFailed, of_task
 from onyxq.spark.functions import resolve
 
 KILL, RESTART, DEFER = "kill", "restart", "defer"
 POLICIES = (KILL, RESTART, DEFER)
+
+
+def in_worker(session: Any, body: bytes, version: int, when: str) -> None:
+    """Call what is to be called around the whole job, where its tasks run; ``body`` is the job's bytes."""
+    if any(getattr(entry, when) is not None for entry in decode(body).lifecycles):
+        session.sparkContext.parallelize([when], 1).foreach(functools.partial(_around_job, body, version))
+
+
+def _around_job(body: bytes, version: int, when: str) -> None:
+    job = decode(body)
+    names = tuple(task.name for task in job.catalog)
+    called = Lifecycles(job, {"job": job.id, "version": version})
+    (called.before_job if when == "before_job" else called.after_job)(names)
 
 
 class Lifecycles:

@@ -1,14 +1,16 @@
 """The sink of a job's query: one for all its outputs, so that a batch is committed once, for all.
 
-Rows for queues go to `onyxq.spark.sink`, which commits the batch in the log; rows for folders are
-written aside (`onyxq.spark.files`) and shown once the log has taken the batch.  Without a peer to
-connect to (a query that is run by hand) Spark's checkpoint alone decides.
+Rows for queues are prepared with the peers (`onyxq.spark.sink`), rows for folders are written aside
+(`onyxq.spark.files`).  Then one entry of the log commits the batch with what it has read, and files are
+shown.  Without a peer to connect to (a query that is run by hand) Spark's checkpoint alone decides.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import secrets
+from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 from attrs import asdict, frozen
@@ -16,6 +18,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from onyxq.spark import files
+from onyxq.spark.checkpoint import offsets_of, recorded
 from onyxq.spark.files import Folder, Staging
 
 FORMAT = "onyxq-outputs"
@@ -26,11 +29,16 @@ class Written(WriterCommitMessage):
     """What one task of a batch wrote."""
 
     files: tuple[tuple[str, str], ...]
+    parts: tuple[bytes, ...] = ()
+    """What peers have prepared for queues."""
 
 
-def options_of(folders: list[Folder], *, job: str) -> dict[str, str]:
-    """What the sink is told."""
-    return {"job": job, "folders": json.dumps([asdict(folder) for folder in folders])}
+def options_of(
+    folders: list[Folder], queues: Mapping[str, Mapping[str, Any]], common: Mapping[str, str]
+) -> dict[str, str]:
+    """What the sink is told; ``common`` is what our source is told as well."""
+    said = {**common, "folders": json.dumps([asdict(folder) for folder in folders])}
+    return {**said, "outputs": json.dumps(queues)} if queues else said
 
 
 class Outputs(DataSource):
@@ -43,39 +51,97 @@ class Outputs(DataSource):
 
     def streamWriter(self, schema: Any, overwrite: bool) -> Routed:
         """The writer of each batch."""
-        folders = {said["name"]: Folder(**said) for said in json.loads(self.options["folders"])}
-        return Routed(self.options["job"], folders)
+        options = dict(self.options)
+        folders = {said["name"]: Folder(**said) for said in json.loads(options.pop("folders"))}
+        return Routed(folders, options)
 
 
 class Routed(DataSourceStreamArrowWriter):
     """Writes each row to where its column ``out`` says."""
 
-    def __init__(self, job: str, folders: dict[str, Folder]) -> None:
-        self._job = job
+    def __init__(self, folders: dict[str, Folder], options: dict[str, str]) -> None:
         self._folders = folders
+        self._options = options
+        self._job = options["job"]
+
+    @cached_property
+    def _queues(self) -> Any:
+        """The options of queues, checked; None without a peer."""
+        if not self._options.get("connect"):
+            return None
+        from onyxq.spark.options import write_options
+
+        return write_options(self._options)
+
+    # --- executors
 
     def write(self, iterator: Iterator[Any]) -> Written:
-        """Write the rows of one task aside; runs on an executor."""
+        """Prepare the rows of one task; runs on an executor."""
         context: Any = TaskContext.get()
         batch = int(context.getLocalProperty("streaming.sql.batchId"))
         staging = Staging(self._folders, job=self._job, batch=batch, part=context.partitionId())
         try:
-            for rows in iterator:
-                outs, payloads = rows.column("out").to_pylist(), rows.column("payload").to_pylist()
-                for out, payload in zip(outs, payloads, strict=True):
-                    staging.add(out, payload)
-            return Written(tuple(staging.finish()))
+            parts = self._write(iterator, staging, batch)
+            return Written(tuple(staging.finish()), parts)
         except BaseException:
             staging.discard()
             raise
 
+    def _write(self, iterator: Iterator[Any], staging: Staging, batch: int) -> tuple[bytes, ...]:
+        sending = self._sending(batch)
+        for rows in iterator:
+            columns = [rows.column(name).to_pylist() for name in ("lineage", "out", "payload")]
+            for lineage, out, payload in zip(*columns, strict=True):
+                if out in self._folders:
+                    staging.add(out, payload)
+                else:
+                    sending.add(self._queues.outputs[out], payload, lineage=lineage, name=out)
+        return () if sending is None else tuple(sending.finish().parts)
+
+    def _sending(self, batch: int) -> Any:
+        if self._queues is None or not self._queues.outputs:
+            return None
+        from onyxq.spark.sink import Sending, share_name
+
+        return Sending(self._queues.target, share_name(self._queues, f"{self._job}/{batch}"))
+
+    # --- the driver
+
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Show what the batch wrote, unless it was shown already."""
+        """Commit the batch, or find that it was; then show its files."""
         folders = list(self._folders.values())
         written = [one for message in messages if isinstance(message, Written) for one in message.files]
-        mark = files.staged(folders, job=self._job, batch=batchId)
-        mark = mark or files.stage(folders, written, job=self._job, batch=batchId)
-        files.publish(folders, job=self._job, batch=batchId, mark=mark)
+        if self._queues is None:
+            mark = files.staged(folders, job=self._job, batch=batchId)
+            mark = mark or files.stage(folders, written, job=self._job, batch=batchId)
+        else:
+            mark = files.stage(folders, written, job=self._job, batch=batchId) if written else ""
+            parts = [part for message in messages if isinstance(message, Written) for part in message.parts]
+            if self._commit(parts, batchId, mark).repeat:
+                return  # what it wrote then was shown when this driver began, if not before
+        if mark:
+            files.publish(folders, job=self._job, batch=batchId, mark=mark)
+
+    def _commit(self, parts: list[bytes], batch: int, mark: str) -> Any:
+        from onyxq.spark.sink import connected, held_in, queue_offsets
+
+        options, target = self._queues, self._queues.target
+        text = offsets_of(options.checkpoint, batch).decode()
+        complete = [[*held, None] for offset in queue_offsets(text) for held in held_in(offset)]
+        offsets = recorded(options.checkpoint, batch, mark)
+        name = f"job/{target.job}/{target.version}/{batch}/{secrets.token_hex(8)}"
+        return connected(target).call(
+            lambda client: client.commit_batch(
+                name=name,
+                prepared=parts,
+                complete=complete,
+                job=target.job,
+                version=target.version,
+                batch=batch,
+                offsets=offsets,
+                timeout_ms=options.commit_timeout_ms,
+            )
+        )
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing: what is aside is not seen, and goes with the next batch."""
+        """Nothing: what is aside is not seen, and goes with the next batch or at its deadline."""

@@ -32,6 +32,14 @@ def share(session: Any, job: str, slots: int) -> None:
         weight.setInt(pool, slots)
 
 
+def leave(session: Any, job: str) -> None:
+    """Nothing more of the job will run."""
+    root = session.sparkContext._jsc.sc().taskScheduler().rootPool()
+    pool = root.getSchedulableByName(name_of(job))
+    if pool is not None and pool.schedulableQueue().isEmpty():
+        root.removeSchedulable(pool)
+
+
 def weight(session: Any, job: str) -> int:
     """The weight of the job's pool."""
     return int(session.sparkContext._jsc.sc().taskScheduler().rootPool().getSchedulableByName(name_of(job)).weight())

@@ -24,6 +24,8 @@ QUEUE = "queue"
 COLUMNS = "columns"
 """The shapes of rows that a region takes."""
 
+END = "<end>"
+"""Where the segment goes that says that all inputs have ended: to every cut."""
 SCHEMA = "lineage binary, out string, payload binary"
 ARROW = pyarrow.schema([("lineage", pyarrow.binary()), ("out", pyarrow.string()), ("payload", pyarrow.binary())])
 ROWS_MAX = 10_000

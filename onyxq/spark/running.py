@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from attrs import field, frozen
 
 from onyxq.jobs.encoding import decode
-from onyxq.spark import pools, progress
-from onyxq.spark.checkpoint import Checkpoints
-from onyxq.spark.compile import Setting, compiled
+from onyxq.jobs.model import Job
+from onyxq.spark import ending, files, lifecycles, pools, progress, queues
+from onyxq.spark.checkpoint import Checkpoints, mark_of
+from onyxq.spark.compile import Setting, bounded, compiled, folders_of, inputs_of
 from onyxq.spark.failures import of_exception
+from onyxq.spark.regions import stateful
 from onyxq.spark.session import of_its_own
 
 LOOK_S = 0.2
 """Between two looks at how a query is doing."""
+IDLE_S = 1.0
+"""Between two times that a job is said to have nothing to do, and two looks whether it is over."""
+ENDLESS = ("rate", "rate-micro-batch")
+"""Inputs of which there is always more."""
 
 Say = Callable[[Mapping[str, Any]], None]
 
@@ -50,6 +57,7 @@ class Running:
         self._query: Any = None
         self._stopped = False
         self._sealed = set(order.sealed)
+        self._told = order.batch
         self._thread = threading.Thread(target=self._run, name=f"job {order.job}", daemon=True)
 
     @property
@@ -90,31 +98,82 @@ class Running:
                 self._tell("failed", **said, traceback=failure.traceback, restart=failure.restart, code=failure.code)
         else:
             self._tell("stopped" if self._stopped else "completed")
+        finally:
+            pools.leave(self._session, self._order.job)
 
     def _drive(self) -> None:
-        order = self._order
-        job = decode(order.body)
+        order, job = self._order, decode(self._order.body)
         session = of_its_own(self._session)
-        pools.enter(session, order.job, order.slots)
-        folder = self._checkpoints.fit(job, version=order.version, batch=order.batch, recorded=order.offsets)
-        setting = Setting(order.version, order.slots, folder, self._connect)
-        writer = compiled(session, job, order.body, setting)
+        pools.enter(session, job.id, order.slots)
+        folders, mark = folders_of(job), mark_of(order.offsets)
+        if folders and mark:
+            files.publish(folders, job=job.id, batch=order.batch, mark=mark)
+        checkpoint = self._checkpoints.fit(job, version=order.version, batch=order.batch, recorded=order.offsets)
+        setting = Setting(order.version, order.slots, checkpoint, self._connect)
+        lifecycles.in_worker(session, order.body, order.version, "before_job")
+        try:
+            self._queries(session, job, setting)
+        finally:
+            lifecycles.in_worker(session, order.body, order.version, "after_job")
+        if folders and not self._stopped:
+            files.forget(folders, job=job.id)
+
+    def _queries(self, session: Any, job: Job, setting: Setting) -> None:
+        """Run the job's query; one with windows once more when its inputs have ended, for what they have not said."""
+        self._query_once(session, job, setting)
+        if bounded(job) and stateful(job) and not self._stopped and not ending.noted(setting.checkpoint):
+            ending.note(setting.checkpoint)
+            self._query_once(session, job, setting)
+
+    def _query_once(self, session: Any, job: Job, setting: Setting) -> None:
+        writer = compiled(session, job, self._order.body, setting)
         with self._lock:
             if self._stopped:
                 return
-            self._query = writer.start()
+            self._query = query = writer.start()
         self._tell("ready")
-        self._follow(self._query)
+        self._follow(query, job, setting)
 
-    def _follow(self, query: Any) -> None:
+    def _follow(self, query: Any, job: Job, setting: Setting) -> None:
         """Tell of each batch until the query has ended; raises what ended it."""
-        told, ended = self._order.batch, False
-        while not ended:
-            ended = query.awaitTermination(LOOK_S)
-            for said in [progress.told(json.loads(one.json)) for one in query.recentProgress]:
-                if said["batch"] > told:
-                    told = said["batch"]
-                    self._tell("progress", progress=said)
+        said_at = looked_at = 0.0
+        while not query.awaitTermination(LOOK_S):
+            now, busy = time.monotonic(), query.status["isTriggerActive"]
+            if self._told_progress(query):
+                said_at = now
+            elif not busy and now - said_at >= IDLE_S:
+                said_at = now
+                self._tell("idle")
+            if now - looked_at >= IDLE_S and not bounded(job):
+                looked_at = now
+                if self._over(job):
+                    self._finish(query, job, setting)
+        self._told_progress(query)
+
+    def _told_progress(self, query: Any) -> bool:
+        """Tell of the batches that were finished since; whether there were any."""
+        found = [progress.told(json.loads(one.json())) for one in query._jsq.recentProgress()]
+        new = [said for said in found if said["batch"] > self._told]
+        for said in new:
+            self._told = said["batch"]
+            self._tell("progress", progress=said)
+        return bool(new)
+
+    def _over(self, job: Job) -> bool:
+        """Whether nothing more can come: what does not end by itself is sealed, and its queues are done."""
+        open_ended = [task for task in inputs_of(job) if not task.bounded]
+        with self._lock:
+            if not all(task.name in self._sealed for task in open_ended):
+                return False
+        return all(queues.is_done(self._connect, task.queue) for task in open_ended if task.queue is not None)
+
+    def _finish(self, query: Any, job: Job, setting: Setting) -> None:
+        """Let the query do what there still is, and end it."""
+        if stateful(job):
+            ending.note(setting.checkpoint)
+        if not any(task.format in ENDLESS for task in inputs_of(job)):
+            query.processAllAvailable()
+        query.stop()
 
     def _tell(self, event: str, **said: Any) -> None:
         self._say({"event": event, "job": self._order.job, "version": self._order.version, **said})

@@ -32,7 +32,7 @@ def warm(session: Any, work: Path) -> None:
         query = (
             rows.mapInArrow(_same, _SCHEMA)
             .writeStream.format(outputs.FORMAT)
-            .options(**outputs.options_of([sink], job="warm"))
+            .options(**outputs.options_of([sink], {}, {"job": "warm"}))
             .option("checkpointLocation", f"{folder}/checkpoint")
             .trigger(availableNow=True)
             .start()
