@@ -18,7 +18,7 @@ from attrs import field, frozen
 from onyxq.errors import BadRequest
 from onyxq.jobs import routing
 from onyxq.jobs.encoding import decode
-from onyxq.jobs.model import Function, Job
+from onyxq.jobs.model import Function, Job, Output
 from onyxq.spark import rows
 from onyxq.spark.failures import of_task
 from onyxq.spark.functions import resolve
@@ -65,14 +65,15 @@ class Fused:
         self._lifecycles = Lifecycles(job, known or {"job": job.id})
         self._steps = {name: _Step(job, region, name, self._lifecycles) for name in (region.entry, *region.tasks)}
         self._wanted = frozenset(region.wanted)
+        outputs = dict.fromkeys(to for _, to in region.wanted if isinstance(job.task(to), Output))
+        self._names = (*self._steps, *outputs)
 
     def batch(self, segments: Iterable[rows.Segment], known: dict[str, Any]) -> Iterator[Row]:
         """The rows of all segments of a part of a batch, with what lifecycles do around it."""
-        names = tuple(self._steps)
-        self._lifecycles.before_batch(names, known)
+        self._lifecycles.before_batch(self._names, known)
         for lineage, segment in segments:
             yield from self.segment(lineage, segment)
-        self._lifecycles.after_batch(names, known)
+        self._lifecycles.after_batch(self._names, known)
 
     def segment(self, lineage: bytes, segment: Any) -> list[Row]:
         """The rows that one segment of the entry becomes, in the order in which tasks made them."""

@@ -1,0 +1,97 @@
+"""What the jobs of tests call, by name: workers import it."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+
+def same(segment: Any) -> Any:
+    """The segment itself."""
+    return segment
+
+
+def words(segment: Any) -> list[dict[str, Any]]:
+    """The words of a line, each a segment."""
+    return [{"word": word, "size": len(word)} for word in segment["value"].split()]
+
+
+def more(segment: Any, by: int = 1) -> Any:
+    """A number and the ``by`` after it."""
+    return [segment + add for add in range(by + 1)]
+
+
+def even(segment: Any) -> Any:
+    """Even numbers, halved; nothing for odd ones."""
+    return segment // 2 if segment % 2 == 0 else None
+
+
+def no_fives(segment: Any) -> Any:
+    """Raises for what five divides."""
+    if segment % 5 == 0:
+        raise ValueError(f"{segment} is divided by five")
+    return segment + 1
+
+
+def is_odd(segment: Any) -> bool:
+    """Of numbers; no exception is."""
+    return isinstance(segment, int) and segment % 2 == 1
+
+
+def above(segment: Any, limit: int = 0) -> bool:
+    """Whether a number is above a limit."""
+    return isinstance(segment, int) and segment > limit
+
+
+def is_value_error(error: Any) -> bool:
+    """Whether an exception is one of values."""
+    return isinstance(error, ValueError)
+
+
+def as_number(segment: Any, error: Exception) -> Any:
+    """What goes on in place of a segment that was refused."""
+    return -segment
+
+
+def unpackable(segment: Any) -> Any:
+    """What msgpack has no form of."""
+    return {1, 2}
+
+
+def fail(segment: Any) -> Any:
+    """Raises for the line that says so."""
+    if "fail" in segment["value"]:
+        raise RuntimeError("told to fail")
+    return segment
+
+
+def fail_once(segment: Any, flag: str = "") -> Any:
+    """Raises the first time, whoever asks."""
+    try:
+        os.close(os.open(flag, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return segment
+    raise RuntimeError("the first time it fails")
+
+
+def note(known: dict[str, Any]) -> None:
+    """Append a line about what was called to the file that ``ONYXQ_TEST_NOTES`` names for the job."""
+    folder = Path(os.environ["SPARK_TEST_NOTES"])
+    said = f"{known.get('task')} {known.get('batch', '-')}\n"
+    with open(folder / str(known["job"]), "a") as file:
+        file.write(said)
+
+
+def restart(known: dict[str, Any]) -> str:
+    """The policy of a job that tries again."""
+    assert isinstance(known["exception"], RuntimeError)
+    return "restart"
+
+
+def hold(segment: Any, until: str = "") -> Any:
+    """Returns once a file is there."""
+    while not os.path.exists(until):
+        time.sleep(0.01)
+    return segment
