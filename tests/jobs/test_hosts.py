@@ -1,0 +1,155 @@
+"""A Spark host is started when it is needed, started again when it dies, and stopped when nobody needs it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from attrs import evolve
+from trio.testing import MockClock
+
+from onyxq.jobs import hosts
+from onyxq.jobs.hosts import HostEnded, HostStopped, KeptHost, Plan
+from tests.jobs.fake_host import FakeHosts
+
+PLAN = Plan(connect="127.0.0.1:1", slots=2, work="nowhere")
+KEY = ("j1", 7)
+RUN_S_MAX = 100_000
+
+
+def simulated(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    """Run an async test on a clock that jumps."""
+
+    @functools.wraps(test)
+    def run() -> None:
+        async def bounded() -> None:
+            with trio.fail_after(RUN_S_MAX):
+                await test()
+
+        trio.run(bounded, clock=MockClock(autojump_threshold=0))
+
+    return run
+
+
+@asynccontextmanager
+async def kept(fakes: FakeHosts, plan: Plan = PLAN) -> AsyncIterator[KeptHost]:
+    """A host that is kept while the test lasts."""
+    host = KeptHost(plan, fakes.launch)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(host.run)
+        yield host
+        nursery.cancel_scope.cancel()
+
+
+@simulated
+async def test_a_host_is_started_by_the_first_job_that_needs_it() -> None:
+    """No job, no process; the jobs after the first share it."""
+    fakes = FakeHosts()
+    async with kept(fakes) as host:
+        await trio.sleep(10)
+        assert (fakes.links, host.state) == ([], "off")
+        one, other = await host.begin(KEY), await host.begin(("j2", 8))
+        await one.order("start", slots=1)
+        await other.order("start", slots=1)
+        assert (await one.event())["job"] == "j1" and (await other.event())["job"] == "j2"
+        assert len(fakes.links) == 1 and host.state == "up"
+
+
+@simulated
+async def test_a_warm_host_is_started_at_once_and_stays() -> None:
+    """With nothing to do it runs all the same, and is replaced when it dies."""
+    fakes = FakeHosts()
+    async with kept(fakes, evolve(PLAN, warm=True)) as host:
+        await trio.sleep(10 * hosts.IDLE_S)
+        assert len(fakes.links) == 1 and host.state == "up"
+        fakes.last.die()
+        await trio.sleep(10)
+        assert len(fakes.links) == 2 and host.state == "up"
+
+
+@simulated
+async def test_a_host_that_nobody_needs_is_stopped_after_a_while() -> None:
+    """A job soon after finds it still there; later ones get a new one."""
+    fakes = FakeHosts()
+    async with kept(fakes) as host:
+        host.forget(await host.begin(KEY))
+        await trio.sleep(hosts.IDLE_S / 2)
+        host.forget(await host.begin(KEY))
+        assert len(fakes.alive) == 1
+        await trio.sleep(2 * hosts.IDLE_S)
+        assert (fakes.alive, host.state) == ([], "off")
+        await host.begin(KEY)
+        assert len(fakes.links) == 2
+
+
+@simulated
+async def test_a_job_hears_of_the_death_of_its_host() -> None:
+    """With what is known of it; the next run is at a new host."""
+    fakes = FakeHosts()
+    async with kept(fakes) as host:
+        run = await host.begin(KEY)
+        fakes.last.die("killed by SIGKILL")
+        with pytest.raises(HostEnded, match="killed by SIGKILL"):
+            await run.event()
+        with pytest.raises(HostEnded):
+            await run.order("stop")
+        again = await host.begin(KEY)
+        await again.order("start")
+        assert (await again.event())["event"] == "ready" and len(fakes.links) == 2
+
+
+@simulated
+async def test_pauses_between_starts_double_up_to_a_limit() -> None:
+    """A host that cannot be started is not tried without pause; each failed start is told to who waits."""
+    fakes = FakeHosts()
+    fakes.refusals = [f"no memory {number}" for number in range(8)]
+    at = []
+    async with kept(fakes) as host:
+        for number in range(8):
+            with pytest.raises(HostEnded, match=f"no memory {number}"):
+                await host.begin(KEY)
+            at.append(trio.current_time())
+        await host.begin(KEY)
+        at.append(trio.current_time())
+    assert [later - earlier for earlier, later in zip(at, at[1:], strict=False)] == [1, 2, 4, 8, 16, 30, 30, 30]
+
+
+@simulated
+async def test_a_host_that_never_comes_up_is_killed() -> None:
+    """Who waits for it is told so in the end."""
+    fakes = FakeHosts()
+    fakes.up_by_themselves = False
+    async with kept(fakes) as host:
+        with pytest.raises(HostEnded, match="not up within"):
+            await host.begin(KEY)
+        assert not fakes.last.running
+
+
+@simulated
+async def test_a_query_that_does_not_stop_takes_its_host_with_it() -> None:
+    """The others of the host are told that nobody failed, and find a new one without a pause."""
+    fakes = FakeHosts(lambda link, order: None)
+    async with kept(fakes) as host:
+        stuck, other = await host.begin(KEY), await host.begin(("j2", 8))
+        began = trio.current_time()
+        await host.end(stuck)
+        assert trio.current_time() - began == hosts.STOP_TIMEOUT_S
+        with pytest.raises(HostStopped, match="j1 did not stop"):
+            await other.event()
+        began = trio.current_time()
+        await host.begin(("j2", 8))
+        assert trio.current_time() == began and len(fakes.links) == 2
+
+
+@simulated
+async def test_events_of_an_older_version_are_not_heard() -> None:
+    """What a former run of the job still says is nobody's."""
+    fakes = FakeHosts()
+    async with kept(fakes) as host:
+        run = await host.begin(KEY)
+        fakes.last.say("completed", "j1", 6)
+        fakes.last.say("ready", "j1", 7)
+        assert (await run.event())["event"] == "ready"
