@@ -23,6 +23,8 @@ from onyxq.client import AsyncClient
 from onyxq.client.values import Task
 from onyxq.entry import Entries
 from onyxq.errors import LogUnavailable, NotFound, OnyxqError
+from onyxq.jobs.hosts import Launch
+from onyxq.jobs.launching import launch
 from onyxq.peer.daemon import PeerConfig, RunningNode
 from onyxq.replica import Replica
 from onyxq.store.memory import MemoryStore, MemoryTables
@@ -115,6 +117,8 @@ class SimulatedNode:
     network: Host
     entries: Entries = ENTRIES
     """What the program that is installed on the machine knows."""
+    launch_host: Launch = launch
+    """How a node that hosts Spark starts it."""
     running: RunningNode | None = None
     scope: trio.CancelScope = field(factory=trio.CancelScope)
     ended: trio.Event = field(factory=trio.Event)
@@ -234,6 +238,7 @@ class World:
             seed=self.random.getrandbits(64),
             offload=_in_place,
             entries=node.entries,
+            launch_host=node.launch_host,
         )
         self.nursery.start_soon(self._run, node, node.running)
 

@@ -15,7 +15,7 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,9 @@ from onyxq.extensions import installed
 from onyxq.http.app import create_app
 from onyxq.http.server import serve_http
 from onyxq.ids import PARTITIONS_MAX
+from onyxq.jobs.driving import Driving, SparkSettings
+from onyxq.jobs.hosts import Launch
+from onyxq.jobs.launching import launch
 from onyxq.log.embedded import EmbeddedBackend
 from onyxq.log.interface import LogBackend, SessionLost
 from onyxq.partition.pacing import BYTES_PER_S
@@ -66,8 +69,17 @@ class PeerConfig:
     archive: str | None = None
     """Directory that keeps what this node's peer trims."""
     zone: str = ""
-    slots: int = 1
+    slots: int = 0
+    """Job slots that it offers, if it hosts Spark."""
     tags: tuple[str, ...] = ()
+    """What jobs may ask of the peer that drives them."""
+    spark: bool = False
+    """Whether it hosts Spark, and so drives jobs."""
+    spark_master: str = "local"
+    spark_warm: bool = False
+    """A session is kept open, so that jobs start faster."""
+    checkpoints: str | None = None
+    """Path or URI, which all peers reach, of the checkpoints of jobs that name none."""
     partitions: int = 64
     replicas: int = 3
     session_timeout_ms: int = 6_000
@@ -109,6 +121,7 @@ class RunningNode:
         seed: int | None = None,
         offload: Callable[..., Awaitable[Any]] = trio.to_thread.run_sync,
         entries: Entries | None = None,
+        launch_host: Launch = launch,
     ) -> None:
         self.config = config
         self.stop = trio.Event()
@@ -126,6 +139,7 @@ class RunningNode:
         self._random = random.Random(secrets.randbits(64) if seed is None else seed)
         self._offload = offload
         self._entries = installed() if entries is None else entries
+        self._launch_host = launch_host
         self._peer: Peer | None = None
 
     async def run(self) -> None:
@@ -156,6 +170,9 @@ class RunningNode:
                 nursery.start_soon(node.run)
                 nursery.start_soon(service.run)
                 address = await nursery.start(self._serve_wire, node, service)
+                if self.config.spark:
+                    node.driving = Driving(node, _spark(self.config), self._launch_host)
+                    nursery.start_soon(node.driving.run, address)
                 http = await nursery.start(self._serve_http, service) if self.config.http else ""
                 await self._peers(node, service, address, http)
                 nursery.cancel_scope.cancel()
@@ -199,7 +216,7 @@ class RunningNode:
                 address=address,
                 http=http,
                 zone=self.config.zone,
-                slots=self.config.slots,
+                slots=self.config.slots if self.config.spark else 0,
                 tags=self.config.tags,
                 settings=Settings(
                     partitions=self.config.partitions,
@@ -269,6 +286,16 @@ class RunningNode:
 def _plan(config: PeerConfig) -> Plan:
     directory = Path(config.task_archive) if config.task_archive else None
     return Plan(config.purge_bucket_ms, config.purge_margin_ms, directory)
+
+
+def _spark(config: PeerConfig) -> SparkSettings:
+    return SparkSettings(
+        work=str(Path(config.data) / "spark"),
+        slots=config.slots,
+        master=config.spark_master,
+        checkpoints=config.checkpoints,
+        warm=config.spark_warm,
+    )
 
 
 def check_config(config: PeerConfig) -> None:
@@ -341,7 +368,7 @@ class LocalCluster:
     """Several nodes in this process on one embedded log; use ``async with``.
 
     ``data``: directory of the log and of one data directory per node; without it a
-    temporary one, deleted in the end.
+    temporary one, deleted in the end.  ``spark``: what of `PeerConfig` is about jobs.
     """
 
     def __init__(
@@ -353,6 +380,8 @@ class LocalCluster:
         http: str | None = None,
         partitions: int = 64,
         archive: str | None = None,
+        spark: Mapping[str, Any] | None = None,
+        launch_host: Launch = launch,
     ) -> None:
         self.nodes: list[RunningNode] = []
         self._peers = peers
@@ -361,6 +390,8 @@ class LocalCluster:
         self._http = http
         self._partitions = partitions
         self._archive = archive
+        self._spark = spark or {}
+        self._launch_host = launch_host
         self._stack = contextlib.AsyncExitStack()
         self._nursery: trio.Nursery | None = None
         self._ended: dict[int, trio.Event] = {}
@@ -403,9 +434,11 @@ class LocalCluster:
                 partitions=self._partitions,
                 archive=self._archive,
                 replicas=min(3, self._peers),
+                **self._spark,
             )
+            check_config(config)
             Path(config.data).mkdir(parents=True, exist_ok=True)
-            node = RunningNode(config, backend)
+            node = RunningNode(config, backend, launch_host=self._launch_host)
             self.nodes.append(node)
             self._ended[number] = trio.Event()
             self._nursery.start_soon(self._run, number)
@@ -439,9 +472,13 @@ async def run_dev(
     http: str,
     ready: Callable[[list[PeerAddresses]], None],
     stop: trio.Event,
+    spark: Mapping[str, Any] | None = None,
 ) -> None:
-    """A whole cluster in this process on the embedded log until ``stop``."""
-    async with LocalCluster(peers=peers, data=data, listen=listen, http=http) as cluster:
+    """A whole cluster in this process on the embedded log until ``stop``; raises `BadRequest`.
+
+    ``spark``: what of `PeerConfig` is about jobs, for every peer.
+    """
+    async with LocalCluster(peers=peers, data=data, listen=listen, http=http, spark=spark) as cluster:
         ready([node.addresses for node in cluster.nodes if node.addresses is not None])
         await stop.wait()
 

@@ -22,6 +22,7 @@ from onyxq.entry import Entries
 from onyxq.errors import BadRequest, Corrupt, Forbidden, LogUnavailable, OnyxqError, StoreFailed
 from onyxq.facts import Row
 from onyxq.ids import Run
+from onyxq.jobs.driving import Driving
 from onyxq.log.codec import encode_entry
 from onyxq.log.interface import LogSession, Origin
 from onyxq.metrics import Metrics
@@ -114,6 +115,10 @@ class Node:
         """Keeps records, given the origin before and the last position, before a collection trims them."""
         self.enqueue: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]] | None = None
         """The method by which clients enqueue, for tasks that the node makes itself."""
+        self.ask: Callable[[str, dict[str, Any]], Awaitable[Any]] | None = None
+        """Calls a method that clients call, for claims that the node itself sees to."""
+        self.driving: Driving | None = None
+        """What drives jobs here, if this node hosts Spark."""
         self.records = RecentRecords()
         """The same records as they are stored."""
         self.random = random

@@ -15,7 +15,7 @@ import trio
 
 from log_entries import create_cluster, drain_node, leave_cluster, prepare_join_cluster
 from log_entries.prepare_join_cluster import OLDER
-from onyxq.duties import Duty, Extended, Fire, Snapshot, Watch, duties
+from onyxq.duties import Drive, Duty, Extended, Fire, Snapshot, Watch, duties
 from onyxq.errors import ClockWrong, ClusterMismatch, OlderThanCluster, OnyxqError, Unavailable
 from onyxq.log.interface import LogSession, SessionLost, Trimmed
 from onyxq.peer.collecting import Collector, unpacked
@@ -277,6 +277,8 @@ class Peer:
                 self._start(duty, nursery, self.collector.run, session, replica)
             elif isinstance(duty, Fire):
                 self._start(duty, nursery, fire, self.node)
+            elif isinstance(duty, Drive) and self.node.driving is not None:
+                self._start(duty, nursery, self.node.driving.drive, duty)
             elif isinstance(duty, Extended):
                 self._start(duty, nursery, supervise, self.node, self.id, duty)
         self._wanted = wanted

@@ -80,6 +80,7 @@ NEVER_IMPORTS = {
     "onyxq/partition/*": ("onyxq.http", "onyxq.cli"),
     "onyxq/peer/*": ("onyxq.cli",),
     "onyxq/http/*": ("onyxq.cli",),
+    "onyxq/jobs/*": ("onyxq.http", "onyxq.cli"),
 }
 """Imports run one way: what the files on the left never import."""
 

@@ -1,0 +1,366 @@
+"""A job is driven by one peer at a time, from its submission to its end, whatever dies."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+import trio
+
+from onyxq.jobs import encoding
+from onyxq.jobs.holding import worker_name
+from simulation.world import World
+from tests.jobs.driving_world import Stage, completion, job_of, on_stage, submit
+
+
+def test_a_job_is_started_at_its_drivers_host_and_completes() -> None:
+    """The host is told what the log knows of the job; what it says of the job gets into the log."""
+
+    async def play(stage: Stage) -> None:
+        await submit(stage)
+        await stage.ready()
+        (start,) = stage.link().told("start")
+        job = stage.job()
+        assert (start["job"], start["version"], start["slots"]) == ("j", job.version, job.slots)
+        assert (start["batch"], start["offsets"], start["sealed"]) == (-1, "", [])
+        assert encoding.decode(base64.b64decode(start["body"])) == job_of()
+        assert sum(len(hosts.links) for hosts in stage.hosts.values()) == 1
+        stage.say("completed")
+        assert (await stage.ended()).state == "completed"
+
+    on_stage(play)
+
+
+def test_what_changes_while_a_job_runs_is_passed_on() -> None:
+    """A sealed input, and slots that another job takes or gives back."""
+
+    async def play(stage: Stage) -> None:
+        await submit(stage)
+        await stage.ready()
+        link = stage.link()
+        await stage.client.seal_job("j", "in")
+        await stage.until(lambda: bool(link.told("seal")), "the seal is passed on")
+        assert link.told("seal")[0]["input"] == "in"
+        assert stage.job().slots == 4
+        await submit(stage, job_of("k"))
+        await stage.ready("k")
+        await stage.until(lambda: bool(link.told("slots")), "the slots are passed on")
+        assert link.told("slots")[-1]["slots"] == stage.job().slots == 2
+        assert stage.hosts_of("k") is stage.hosts_of("j") and len(stage.hosts_of().links) == 1
+
+    on_stage(play, spark=(0,))
+
+
+def test_a_job_starts_again_after_the_death_of_its_host() -> None:
+    """Under the same version, from where the log is; it has not failed by that."""
+
+    async def play(stage: Stage) -> None:
+        await submit(stage)
+        await stage.ready()
+        version, first = stage.job().version, stage.link()
+        await stage.client.seal_job("j", "in")
+        first.die()
+        await stage.until(lambda: stage.link() is not first and bool(stage.link().told("start")), "it starts again")
+        (start,) = stage.link().told("start")
+        assert (start["version"], start["sealed"]) == (version, ["in"])
+        assert (stage.job().version, stage.job().state) == (version, "running")
+        told = await stage.client.job("j")
+        assert told["progress"]["failures"] == 1 and "killed" in told["progress"]["error"]
+
+    on_stage(play)
+
+
+def test_a_job_that_fails_too_often_in_a_row_has_failed() -> None:
+    """With what it failed with: the task, the segment, the traceback."""
+
+    async def play(stage: Stage) -> None:
+        await submit(stage, restarts=2)
+        for number in range(1, 4):
+            await stage.until(lambda n=number: len(stage.hosts_of().told("start")) == n, f"start {number}")
+            stage.say(
+                "failed",
+                error="ValueError: no number",
+                task="work",
+                segment="{'x': 'ä'}",
+                traceback="Traceback: line 7",
+                restart=True,
+            )
+        job = await stage.ended()
+        assert job.state == "failed"
+        assert job.why == "ValueError: no number\ntask: work\nsegment: {'x': 'ä'}\nTraceback: line 7"
+        outcome = await stage.client.wait_job("j", 0)
+        assert (outcome.state, outcome.error) == ("failed", job.why)
+
+    on_stage(play)
+
+
+def test_failures_with_progress_between_them_are_not_in_a_row() -> None:
+    """A job that gets on is started again for as long as it does."""
+
+    async def play(stage: Stage) -> None:
+        await submit(stage, restarts=1)
+        for number in range(1, 6):
+            await stage.until(lambda n=number: len(stage.hosts_of().told("start")) == n, f"start {number}")
+            stage.say("progress", progress={"batch": number, "rows": 10})
+            stage.say("failed", error="bad luck", restart=True)
+        await stage.until(lambda: len(stage.hosts_of().told("start")) == 6, "it starts again")
+        assert stage.job().state == "running"
+
+    on_stage(play)
+
+
+def test_a_failure_that_no_start_can_cure_ends_the_job_at_once() -> None:
+    """The host says so, as for a policy that kills."""
+
+    async def play(stage: Stage) -> None:
+        await submit(stage)
+        await stage.ready()
+        stage.say("failed", error="x" * 20_000, traceback="the end", restart=False)
+        job = await stage.ended()
+        assert (job.state, sum(len(one.told("start")) for one in stage.hosts.values())) == ("failed", 1)
+        assert len(job.why.encode()) <= 8 << 10 and job.why.endswith("the end")
+
+    on_stage(play)
+
+
+def test_a_host_that_cannot_be_started_fails_its_jobs_with_the_reason() -> None:
+    """After as many attempts as the job allows."""
+
+    async def play(stage: Stage) -> None:
+        for hosts in stage.hosts.values():
+            hosts.refusals = ["no memory for Java"] * 3
+        await submit(stage, restarts=2)
+        job = await stage.ended()
+        assert (job.state, job.why) == ("failed", "no memory for Java")
+        assert not any(hosts.links for hosts in stage.hosts.values())
+
+    on_stage(play)
+
+
+def test_a_killed_job_is_stopped_at_its_host() -> None:
+    """And its host runs on for others."""
+
+    async def play(stage: Stage) -> None:
+        await submit(stage)
+        await stage.ready()
+        link = stage.link()
+        assert (await stage.client.kill_job("j"))["state"] == "killed"
+        await stage.until(lambda: bool(link.told("stop")), "it is stopped")
+        assert link.running
+        await submit(stage, job_of("k"))
+        await stage.ready("k")
+
+    on_stage(play, spark=(0,))
+
+
+def test_another_peer_takes_over_when_the_drivers_peer_dies() -> None:
+    """Under a higher version; the host of the dead one is gone with it."""
+
+    async def play(stage: Stage) -> None:
+        await submit(stage)
+        await stage.ready()
+        old, version, link = stage.driver(), stage.job().version, stage.link()
+        await stage.world.crash_node(old)
+        await stage.until(lambda: stage.job().version > version and stage.job().ready, "another one drives it")
+        assert stage.driver() is not old and not link.running
+        (start,) = stage.link().told("start")
+        assert start["version"] == stage.job().version > version
+        await stage.world.bring_back(old)
+
+    on_stage(play)
+
+
+def test_a_peer_that_leaves_hands_its_jobs_over() -> None:
+    """As on SIGTERM; the job is stopped where it was."""
+
+    async def play(stage: Stage) -> None:
+        await submit(stage)
+        await stage.ready()
+        old, version = stage.driver(), stage.job().version
+        await stage.world.stop_node(old)
+        await stage.until(lambda: stage.job().version > version and stage.job().ready, "another one drives it")
+        assert not stage.hosts[old.name].alive
+
+    on_stage(play)
+
+
+def test_a_driver_that_was_replaced_cannot_end_the_job() -> None:
+    """Cut off and overtaken, its host's word that the job is complete counts for nothing."""
+
+    async def play(stage: Stage) -> None:
+        await submit(stage)
+        await stage.ready()
+        old, version, link = stage.driver(), stage.job().version, stage.link()
+        stage.world.disconnect_log(old)
+        link.say("completed", "j", version)
+        await stage.until(lambda: stage.job().version > version and stage.job().ready, "another one drives it")
+        stage.world.reconnect_log(old)
+        await stage.world.settle()
+        node = stage.driver().running
+        assert node is not None and node.node is not None
+        _, verdicts = await node.node.verdicts([completion(stage, "j", version)])
+        assert verdicts == ["superseded"]
+        assert stage.job().state == "running"
+        await stage.until(lambda: bool(link.told("stop")) or not link.running, "the old one is stopped")
+
+    on_stage(play)
+
+
+def test_a_job_with_a_host_of_its_own_shares_none() -> None:
+    """It has as many threads as the job has slots, and another one when these change."""
+
+    async def play(stage: Stage) -> None:
+        await submit(stage, own_host=True)
+        await stage.ready()
+        own = stage.link()
+        assert own.plan.slots == 4 and own.plan.work.endswith("spark/jobs/j")
+        await submit(stage, job_of("k"))
+        await stage.ready("k")
+        await stage.until(lambda: len(stage.hosts_of().alive) == 2 and not own.running, "another own host")
+        alive = {link.plan.work.rpartition("/")[2]: link.plan.slots for link in stage.hosts_of().alive}
+        assert alive == {"j": 2, "spark": 4}
+        assert (await stage.client.job("j"))["progress"]["failures"] == 0
+        await stage.client.kill_job("j")
+        await stage.until(lambda: len(stage.hosts_of("k").alive) == 1, "the own host ends with its job")
+
+    on_stage(play, spark=(0,))
+
+
+def test_progress_is_told_by_whoever_is_asked() -> None:
+    """The node that is asked asks the driver; numbers that no answer could hold are left out."""
+
+    async def play(stage: Stage) -> None:
+        await submit(stage)
+        await stage.ready()
+        stage.say("progress", progress={"batch": 3, "rows": 12, "rows_per_s": 1.5, "odd": float("nan"), "deep": [1]})
+        await trio.sleep(1)
+        for node in stage.world.nodes:
+            assert node.running is not None and node.running.service is not None
+            told = (await node.running.service.call("job.get", {"id": "j"}))["progress"]
+            assert (told["state"], told["host"], told["batch"], told["rows_per_s"]) == ("running", "up", 3, 1.5)
+            assert "odd" not in told and "deep" not in told
+
+    on_stage(play)
+
+
+# --- claims
+
+
+async def claim_as(stage: Stage, version: int, count: int) -> list[int]:
+    """Tasks claimed as a driver of that version would; their tokens."""
+    claims = await stage.client.claim("a", max=count, lease_ms=60_000, wait_ms=10_000, worker=worker_name("j", version))
+    assert len(claims) == count
+    return sorted({claim.token for claim in claims})
+
+
+def claimed(world: World) -> dict[str, int]:
+    """How many tasks each worker has claimed."""
+    found: dict[str, int] = {}
+    for stretches in world.audit.replica.claims.values():
+        for pieces in stretches.values():
+            for _, count, _, worker, _ in pieces:
+                found[worker] = found.get(worker, 0) + count
+    return found
+
+
+def test_the_claims_of_a_running_job_are_renewed() -> None:
+    """Far beyond their lease; those of others expire as ever."""
+
+    async def play(stage: Stage) -> None:
+        await stage.client.enqueue_many("a", [b"x"] * 20)
+        await submit(stage)
+        await stage.ready()
+        await claim_as(stage, stage.job().version, 10)
+        await stage.client.claim("a", max=10, lease_ms=60_000, worker="somebody")
+        await trio.sleep(400)
+        assert claimed(stage.world) == {worker_name("j", stage.job().version): 10}
+
+    on_stage(play)
+
+
+def test_the_claims_of_a_killed_job_are_given_back() -> None:
+    """Soon, not when their leases end."""
+
+    async def play(stage: Stage) -> None:
+        await stage.client.enqueue_many("a", [b"x"] * 10)
+        await submit(stage)
+        await stage.ready()
+        await claim_as(stage, stage.job().version, 10)
+        await stage.client.kill_job("j")
+        began = trio.current_time()
+        await stage.until(lambda: not claimed(stage.world), "the claims are given back")
+        assert trio.current_time() - began < 10
+
+    on_stage(play)
+
+
+def test_the_claims_of_an_earlier_driver_are_given_back_before_the_job_starts() -> None:
+    """The next driver finds the tasks of the batch that was not committed."""
+
+    async def play(stage: Stage) -> None:
+        await stage.client.enqueue_many("a", [b"x"] * 10)
+        await submit(stage)
+        await stage.ready()
+        version = stage.job().version
+        await claim_as(stage, version, 10)
+        await stage.world.crash_node(stage.driver())
+        await stage.until(lambda: stage.job().version > version and stage.job().ready, "another one drives it")
+        await stage.world.settle()
+        await claim_as(stage, stage.job().version, 10)
+        assert claimed(stage.world) == {worker_name("j", stage.job().version): 10}
+
+    on_stage(play)
+
+
+def test_what_a_host_had_claimed_is_given_back_before_it_starts_anew() -> None:
+    """The batch is planned anew: nobody knows of what was claimed for it."""
+
+    async def play(stage: Stage) -> None:
+        await stage.client.enqueue_many("a", [b"x"] * 10)
+        await submit(stage)
+        await stage.ready()
+        await claim_as(stage, stage.job().version, 10)
+        first = stage.link()
+        first.die()
+        await stage.until(lambda: stage.link() is not first and bool(stage.link().told("start")), "it starts again")
+        await stage.until(lambda: not claimed(stage.world), "the claims are given back")
+        await claim_as(stage, stage.job().version, 10)
+
+    on_stage(play)
+
+
+def test_a_claim_that_no_batch_knows_of_is_given_back_while_the_host_has_nothing_to_do() -> None:
+    """Its answer may have been lost; the host says twice that no batch is on its way."""
+
+    async def play(stage: Stage) -> None:
+        await stage.client.enqueue_many("a", [b"x"] * 10)
+        await submit(stage)
+        await stage.ready()
+        await claim_as(stage, stage.job().version, 10)
+        for _ in range(3):
+            stage.say("idle")
+            await trio.sleep(10)
+        await stage.until(lambda: not claimed(stage.world), "the claims are given back")
+        stage.say("idle")
+        await trio.sleep(10)
+        await claim_as(stage, stage.job().version, 10)
+        await trio.sleep(200)
+        assert sum(claimed(stage.world).values()) == 10
+
+    on_stage(play)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_driver_without_the_log_goes_on_once_it_is_back(seed: int) -> None:
+    """What its host said meanwhile is appended then."""
+
+    async def play(stage: Stage) -> None:
+        await submit(stage)
+        await stage.ready()
+        stage.world.log_down()
+        stage.say("completed")
+        await trio.sleep(20)
+        stage.world.log_up()
+        assert (await stage.ended()).state == "completed"
+
+    on_stage(play, seed=seed)
