@@ -16,10 +16,12 @@ import anyio.to_thread
 from attrs import frozen
 
 from onyxq import following
-from onyxq.client import AsyncClient, Client, Submitted
+from onyxq.client import AsyncClient, Client, JobOutcome, Submitted
+from onyxq.client.jobs import WAIT_MS
 from onyxq.discovery import peers
 from onyxq.errors import OnyxqError
 from onyxq.following import Event, LogEntry
+from onyxq.jobs.model import Job
 
 GC_TIMEOUT_MS = 600_000
 ASK_TIMEOUT_MS = 20_000
@@ -72,6 +74,101 @@ def extension(
     """The state of an extension, not older than the position ``seen``; raises `NotFound`."""
     with Client(peers(connect, zookeeper, cluster), token=token) as client:
         return client.extension(name, seen=seen)
+
+
+def submit(
+    job: Job,
+    connect: str | None = None,
+    *,
+    keep_ms: int | None = None,
+    importable: bool = True,
+    zookeeper: str | None = None,
+    cluster: str = "main",
+    token: str | None = None,
+) -> str:
+    """Have a job run; its id. The same job under the same id again is the same job; see `Client.submit_job`.
+
+    Raises `BadRequest` naming the key at fault, `JobConflict` for another job under the id, `Unavailable`.
+    """
+    with Client(peers(connect, zookeeper, cluster), token=token) as client:
+        return client.submit_job(job, keep_ms=keep_ms, importable=importable)
+
+
+def kill(
+    job_id: str,
+    connect: str | None = None,
+    *,
+    zookeeper: str | None = None,
+    cluster: str = "main",
+    token: str | None = None,
+) -> dict[str, Any]:
+    """End a job: what it has not committed by now never counts.
+
+    Raises `NotFound`, `Conflict` if it has ended by itself.
+    """
+    with Client(peers(connect, zookeeper, cluster), token=token) as client:
+        return client.kill_job(job_id)
+
+
+def jobs(
+    connect: str | None = None,
+    *,
+    state: str | None = None,
+    zookeeper: str | None = None,
+    cluster: str = "main",
+    token: str | None = None,
+) -> Sequence[dict[str, Any]]:
+    """The jobs that are known, of one state if given; those under way first."""
+    with Client(peers(connect, zookeeper, cluster), token=token) as client:
+        return client.jobs(state)
+
+
+def job(
+    job_id: str,
+    connect: str | None = None,
+    *,
+    zookeeper: str | None = None,
+    cluster: str = "main",
+    token: str | None = None,
+) -> dict[str, Any]:
+    """One job: its state, what was submitted, and its progress; raises `NotFound`."""
+    with Client(peers(connect, zookeeper, cluster), token=token) as client:
+        return client.job(job_id)
+
+
+def wait(
+    job_id: str,
+    connect: str | None = None,
+    *,
+    timeout: float | None = None,
+    zookeeper: str | None = None,
+    cluster: str = "main",
+    token: str | None = None,
+) -> JobOutcome:
+    """How a job ended, once it has, also long ago.
+
+    ``timeout``: seconds to wait at most, a day without.  Raises `TimedOut`, `NotFound`.
+    """
+    wait_ms = WAIT_MS if timeout is None else round(timeout * 1000)
+    with Client(peers(connect, zookeeper, cluster), token=token) as client:
+        return client.wait_job(job_id, wait_ms)
+
+
+def seal(
+    job_id: str,
+    input: str,
+    connect: str | None = None,
+    *,
+    zookeeper: str | None = None,
+    cluster: str = "main",
+    token: str | None = None,
+) -> dict[str, Any]:
+    """Say that nothing more comes on an input: the job completes once it has read all there is.
+
+    Raises `NotFound`, `BadRequest` for an input that is none, `Conflict` if the job has ended.
+    """
+    with Client(peers(connect, zookeeper, cluster), token=token) as client:
+        return client.seal_job(job_id, input)
 
 
 def subscribe(
@@ -159,4 +256,20 @@ class _Pauses:
         return pause_s
 
 
-__all__ = ["Event", "GcReport", "LogEntry", "gc", "subscribe", "subscribe_async"]
+__all__ = [
+    "Event",
+    "GcReport",
+    "JobOutcome",
+    "LogEntry",
+    "extension",
+    "gc",
+    "job",
+    "jobs",
+    "kill",
+    "seal",
+    "submit",
+    "submit_entry",
+    "subscribe",
+    "subscribe_async",
+    "wait",
+]

@@ -9,22 +9,31 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from attrs import frozen
 
 from onyxq.errors import BadRequest
 
+Kind: TypeAlias = type[str] | type[int] | type[bool]
+
 FILE_NAME = "onyxq.toml"
 SECRET = ("token",)
+_ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 @frozen
 class Known:
-    """A setting that exists: its default and what it is for."""
+    """A setting that exists: its default, what it is for, and what it is if the default does not tell."""
 
     default: str | int | None
     about: str
+    of: Kind | None = None
+
+    @property
+    def kind(self) -> Kind:
+        """What its values are."""
+        return self.of or (int if isinstance(self.default, int) else str)
 
 
 SETTINGS: Mapping[str, Known] = {
@@ -37,7 +46,12 @@ SETTINGS: Mapping[str, Known] = {
     "listen": Known("127.0.0.1:7400", "HOST:PORT for clients and other peers"),
     "http": Known("127.0.0.1:7480", "HOST:PORT for HTTP, or `off`"),
     "zone": Known("", "failure zone of the node"),
-    "slots": Known(1, "job slots that the peer offers"),
+    "tags": Known("", "words, with commas between them, that jobs may ask of their peer"),
+    "spark": Known(None, "host Spark, and so run jobs", bool),
+    "slots": Known(None, "job slots that the peer offers if it hosts Spark (default: its cores)", int),
+    "spark_master": Known("local", "Spark's master: local, spark://HOST:PORT, yarn or k8s://..."),
+    "spark_warm": Known(None, "keep a Spark session open, so that jobs start faster", bool),
+    "checkpoints": Known(None, "path or URI, which all peers reach, for what jobs keep of windows and joins"),
     "session_timeout_ms": Known(6_000, "silence after which ZooKeeper gives the peer up"),
     "absent_after_ms": Known(60_000, "absence after which copies are made elsewhere; for a new cluster"),
     "yield_after_ms": Known(5_000, "trouble after which a leader yields; for a new cluster"),
@@ -116,7 +130,9 @@ def did_you_mean(word: str, known: Mapping[str, Any] | list[str]) -> str:
 
 
 def _typed(name: str, value: Any, source: str) -> str | int:
-    kind = int if isinstance(SETTINGS[name].default, int) else str
+    kind = SETTINGS[name].kind
+    if kind is bool:
+        return _switch(name, value, source)
     if kind is int and isinstance(value, str):
         try:
             return int(value)
@@ -125,3 +141,12 @@ def _typed(name: str, value: Any, source: str) -> str | int:
     if type(value) is not kind:
         raise BadRequest(f"{source}: {name} must be a {'number' if kind is int else 'string'}", field=name)
     return int(value) if kind is int else str(value)
+
+
+def _switch(name: str, value: Any, source: str) -> bool:
+    if isinstance(value, bool):
+        return value
+    word = str(value).strip().lower()
+    if not isinstance(value, str) or word not in (*_ON, *_OFF):
+        raise BadRequest(f"{source}: {name} must be true or false, not {value!r}", field=name)
+    return word in _ON

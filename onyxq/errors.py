@@ -77,6 +77,12 @@ class Purged(OnyxqError):
     )
 
 
+class JobConflict(Conflict):
+    """Another job was submitted under the id."""
+
+    code, hint = "job_conflict", "Give the job an id of its own, or submit exactly what was submitted before."
+
+
 class StaleToken(Conflict):
     """The claim no longer stands: a newer one was granted, or it is not this token's."""
 

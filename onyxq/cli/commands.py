@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from onyxq.cli.commands_job import JOB_COMMANDS
 from onyxq.cli.commands_queue import QUEUE_COMMANDS
 from onyxq.cli.commands_task import ARCHIVES, TASK_COMMANDS
 from onyxq.cli.parser import Command, Option, option, setting
@@ -17,6 +18,7 @@ NOUNS = {
     "queue": "look at queues, pause them, set their limits",
     "dead": "tasks that failed for good: look, requeue, discard",
     "periodic": "tasks that are enqueued again and again",
+    "job": "data pipelines that run on Spark",
     "ring": "who watches whom",
     "partition": "where partitions live and who leads them",
     "log": "look at the log, dump and replay it, collect its garbage",
@@ -26,6 +28,7 @@ NOUNS = {
 }
 
 PEER_SETTINGS = tuple(name for name in SETTINGS if name not in ("connect", "token"))
+SPARK_SETTINGS = ("spark", "slots", "tags", "spark_master", "spark_warm", "checkpoints")
 ZOOKEEPER_NEEDED = setting("zookeeper", required=False, help="HOST:PORT,... of ZooKeeper; needed")
 PARTITIONS = option(
     "--partitions", type=int, default=64, metavar="N", help="partitions of the cluster, for good (default 64)"
@@ -80,6 +83,7 @@ COMMANDS: tuple[Command, ...] = (
         setting("data", help="directory to keep (default: one that goes when it stops)"),
         setting("listen"),
         setting("http"),
+        *map(setting, SPARK_SETTINGS),
     ),
     _own(
         "peer start",
@@ -130,6 +134,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     *TASK_COMMANDS,
     *QUEUE_COMMANDS,
+    *JOB_COMMANDS,
     _own(
         "worker start",
         "worker:start",

@@ -39,6 +39,10 @@ class Context:
         """A setting that is a number."""
         return int(self.config.setting(name, getattr(self.args, name, None)).value or 0)
 
+    def switched_on(self, name: str) -> bool:
+        """A setting that is on or off."""
+        return bool(self.config.setting(name, getattr(self.args, name, None)).value)
+
     def given(self, name: str) -> str | None:
         """A setting that somebody made, None where only the default is left."""
         value = self.config.given(name, getattr(self.args, name, None))

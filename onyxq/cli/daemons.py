@@ -39,7 +39,7 @@ def peer_start(context: Context) -> None:
         listen=_address(context, "listen"),
         http=None if http in ("", OFF) else _address(context, "http"),
         zone=context.text("zone"),
-        slots=context.number("slots"),
+        **_spark(context),
         session_timeout_ms=context.number("session_timeout_ms"),
         absent_after_ms=context.number("absent_after_ms"),
         yield_after_ms=context.number("yield_after_ms"),
@@ -50,6 +50,8 @@ def peer_start(context: Context) -> None:
         purge_margin_ms=context.number("purge_margin_ms"),
         task_archive=context.text("task_archive") or None,
     )
+
+    _check_spark(context)
 
     def ready(peer: PeerAddresses) -> None:
         context.out.line(_shown(peer), f"ready {_words(peer)}")
@@ -63,6 +65,7 @@ def dev(context: Context) -> None:
     if not 1 <= peers <= PEERS_MAX:
         raise BadRequest(f"peers must be 1 to {PEERS_MAX}, not {peers}", field="peers")
     data, listen, http = context.given("data"), _address(context, "listen"), _address(context, "http")
+    _check_spark(context)
 
     from onyxq.peer.daemon import run_dev
 
@@ -70,7 +73,37 @@ def dev(context: Context) -> None:
         shown = {"ready": True, "peers": [_shown(peer) for peer in found]}
         context.out.line(shown, "\n".join(f"ready {_words(peer)}" for peer in found))
 
-    _run(context, lambda stop: run_dev(peers, data, listen=listen, http=http, ready=ready, stop=stop))
+    spark = _spark(context)
+    _run(context, lambda stop: run_dev(peers, data, listen=listen, http=http, ready=ready, stop=stop, spark=spark))
+
+
+def _spark(context: Context) -> dict[str, Any]:
+    """The settings of `PeerConfig` that are about jobs."""
+    spark = context.switched_on("spark")
+    given = context.given("slots")
+    return {
+        "spark": spark,
+        "slots": int(given) if given is not None else (cores() if spark else 0),
+        "tags": tuple(word.strip() for word in context.text("tags").split(",") if word.strip()),
+        "spark_master": context.text("spark_master"),
+        "spark_warm": context.switched_on("spark_warm"),
+        "checkpoints": context.text("checkpoints") or None,
+    }
+
+
+def cores() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _check_spark(context: Context) -> None:
+    """Raise `Incomplete` if Spark is to be hosted and cannot be."""
+    if context.switched_on("spark"):
+        from onyxq.jobs.launching import check_installed
+
+        check_installed()
+    elif context.given("slots") not in (None, "0"):
+        context.out.note("slots are offered with --spark only: this peer runs no jobs")
 
 
 def zookeeper_start(context: Context) -> None:

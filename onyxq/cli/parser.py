@@ -33,7 +33,10 @@ def option(*flags: str, **details: Any) -> Option:
 def setting(name: str, **details: Any) -> Option:
     """The flag of a setting: its default comes from elsewhere, see `onyxq.config`."""
     known = SETTINGS[name]
-    if isinstance(known.default, int):
+    if known.kind is bool:
+        switch = {"action": argparse.BooleanOptionalAction, "default": None, "help": known.about, **details}
+        return ("--" + name.replace("_", "-"),), switch
+    if known.kind is int:
         details.setdefault("type", int)
     shown = f" (default {known.default})" if known.default not in (None, "") else ""
     details.setdefault("help", known.about + shown)

@@ -6,6 +6,7 @@ from onyxq.client.asynchronous import AsyncClient
 from onyxq.client.blocking import Client
 from onyxq.client.claims import Claim, ClaimBatch
 from onyxq.client.flows import Enqueued, Flow, Step
+from onyxq.client.jobs import JobOutcome
 from onyxq.client.policy import OF_QUEUE
 from onyxq.client.transactions import AsyncTransaction, BlockingTransaction, Committed
 from onyxq.client.values import ClaimRecord, Page, Submitted, Task, TaskUpdate
@@ -21,6 +22,7 @@ __all__ = [
     "Committed",
     "Enqueued",
     "Flow",
+    "JobOutcome",
     "OF_QUEUE",
     "Page",
     "Step",

@@ -21,6 +21,7 @@ from onyxq.client.claims import Claim, ClaimBatch, Claims
 from onyxq.client.enqueuing import Enqueuer
 from onyxq.client.flows import Enqueued, Flow, Part, chain, group
 from onyxq.client.holding import Holder, completion_items, extend, items_of, renewal_items
+from onyxq.client.jobs import Jobs
 from onyxq.client.managing import Managing
 from onyxq.client.policy import OF_QUEUE, Policy, Retries, When, tuple_of, with_keys
 from onyxq.client.pool import Pool
@@ -57,7 +58,7 @@ READS_MAX = 16
 """Tasks that one call reads at a time."""
 
 
-class AsyncClient(Managing, Batching):
+class AsyncClient(Managing, Batching, Jobs):
     """A connection with a cluster: ``async with AsyncClient("HOST:PORT") as client``.
 
     Give one address or several of the same cluster; the client finds the other peers.
@@ -418,8 +419,9 @@ class AsyncClient(Managing, Batching):
         return await self._pool.call(method, args, until=until, wait_ms=wait_ms, retry_until=0.0)
 
     async def _ask(self, method: str, args: dict[str, Any] | None = None, *, timeout_ms: int | None = None) -> Any:
-        wait_ms = int(self._seconds(timeout_ms) * 1000) if method in SLOW else 0
-        return await self._pool.call(method, args or {}, until=self._until(timeout_ms), wait_ms=wait_ms)
+        args = args or {}
+        wait_ms = int(self._seconds(timeout_ms) * 1000) if method in SLOW else int(args.get("wait_ms") or 0)
+        return await self._pool.call(method, args, until=self._until(timeout_ms) + wait_ms / 1000, wait_ms=wait_ms)
 
     def _give_back(self, answer: dict[str, Any]) -> None:
         """Claims arrived for a call that had been given up: nobody will work on them."""

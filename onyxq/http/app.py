@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from onyxq.errors import BadRequest, Forbidden, NotFound, OnyxqError, Overloaded, Unauthorized
-from onyxq.http import claims, cluster, dead, extensions, history, periodic, queues, tasks, transactions
+from onyxq.http import claims, cluster, dead, extensions, history, jobs, periodic, queues, tasks, transactions
 from onyxq.http.bodies import Body, Budget, Disconnected, check_media, path_segments, query_pairs
 from onyxq.http.endpoint import PATH_FIELDS, ROLES, Api, Call, Endpoint, Kit
 from onyxq.http.keys import Keys
@@ -39,6 +39,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *queues.ENDPOINTS,
     *dead.ENDPOINTS,
     *periodic.ENDPOINTS,
+    *jobs.ENDPOINTS,
     *cluster.ENDPOINTS,
     *history.ENDPOINTS,
     *extensions.ENDPOINTS,

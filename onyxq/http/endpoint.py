@@ -27,6 +27,7 @@ PATH_FIELDS: Mapping[str, Field] = {
     "peer": Field(Text(), required=True, doc="Id of the peer."),
     "partition": Field(Text(), required=True, doc="Number of the partition."),
     "name": Field(Text(), required=True, doc="Name of the periodic task."),
+    "job": Field(Text(1, 120), required=True, doc="Id of the job."),
     "entry": Field(Text(), required=True, doc="Name of an extension's entry."),
     "extension": Field(Text(), required=True, doc="Name of the extension."),
 }

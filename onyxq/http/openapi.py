@@ -24,6 +24,7 @@ _TAGS = {
     "queues": "Queues: their depth and their settings.",
     "dead letters": "Tasks that failed for good.",
     "periodic tasks": "What is enqueued again and again.",
+    "jobs": "Data pipelines that run on Spark.",
     "cluster": "What the replica says, and operations on the cluster.",
     "extensions": "Entries and states of what is installed beside OnyxQ.",
     "health": "For probes and monitoring.",

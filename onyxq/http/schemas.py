@@ -103,6 +103,37 @@ _PERIODIC = _object(
     },
     {"data": _ANY, "data_base64": _BYTES},
 )
+_JOB = _object(
+    {
+        "id": _TEXT,
+        "state": {"type": "string", "enum": ["waiting", "running", "completed", "killed", "failed"]},
+        "why": {**_TEXT, "description": "What a waiting job waits for."},
+        "error": {**_TEXT, "description": "What it failed with: the task, the segment, the traceback."},
+        "batch": {**_or_null(_COUNT), "description": "The last batch that was committed."},
+        "digest": {**_TEXT, "description": "Of what was submitted, in hex."},
+        "submitted_ms": _MS,
+        "ended_ms": _or_null(_MS),
+    },
+    {
+        "driver": {**_or_null(_TEXT), "description": "The peer that drives it."},
+        "ready": {**_FLAG, "description": "Whether its query runs there."},
+        "slots": _COUNT,
+        "task_slots": {"type": "object", "additionalProperties": _COUNT},
+        "scheduler": _TEXT,
+        "percentage": _COUNT,
+        "min_slots": _COUNT,
+        "max_slots": _or_null(_COUNT),
+        "tags": _list(_TEXT),
+        "zones": _list(_TEXT),
+        "beside": _or_null(_TEXT),
+        "own_host": _FLAG,
+        "inputs": {**_list(_TEXT), "description": "Those that can be sealed."},
+        "sealed": _list(_TEXT),
+        "version": {**_or_null(_COUNT), "description": "The fencing token of its driver."},
+        "job": {"type": ["object", "null"], "description": "What was submitted; null once only the outcome is kept."},
+        "progress": {"type": ["object", "null"], "description": "What its driver tells; null if it does not answer."},
+    },
+)
 _CLAIM_RESULT = _object({"id": _ID, "ok": _FLAG}, {"code": _TEXT, "detail": _TEXT, "hint": _TEXT})
 _MEMBER = _object({"peer": _TEXT, "node": _TEXT, "state": _TEXT}, {"watches": _list(_TEXT)})
 _TRANSFER = _object(
@@ -189,6 +220,12 @@ SCHEMAS: Mapping[str, Schema] = {
     "DeadResults": _object({"count": _COUNT}, {"results": _list(ref("ClaimResult"))}),
     "Periodic": _PERIODIC,
     "PeriodicList": _object({"periodic": _list(ref("Periodic"))}),
+    "Job": _JOB,
+    "Jobs": _object({"position": _POSITION, "jobs": _list(ref("Job"))}),
+    "SubmittedJob": _object(
+        {"id": _TEXT, "digest": _TEXT, "position": _POSITION},
+        {"repeat": {**_FLAG, "description": "Whether it was submitted before."}},
+    ),
     "Cluster": _object(
         {"name": _or_null(_TEXT), "id": _or_null(_TEXT), "position": _POSITION},
         {

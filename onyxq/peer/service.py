@@ -27,6 +27,7 @@ from onyxq.peer.dead_letters import DeadLetters
 from onyxq.peer.enqueueing import Enqueueing
 from onyxq.peer.extending import Extending
 from onyxq.peer.job_batches import JobBatches
+from onyxq.peer.jobs import Jobs
 from onyxq.peer.listing import Listing
 from onyxq.peer.logview import LogView
 from onyxq.peer.node import Node
@@ -64,8 +65,8 @@ class Service:
         dependencies = node.operations.dependencies
         self.transactions = Transactions(node)
         batches, bulk = JobBatches(node, self.transactions), BulkReading(node)
-        extending, settings = Extending(node), Settings(node, self._reading)
-        node.enqueue = enqueueing.enqueue
+        extending, settings, jobs = Extending(node), Settings(node, self._reading), Jobs(node)
+        node.enqueue, node.ask = enqueueing.enqueue, self.call
         self.log_view = LogView(node, backend)
         self.claiming = Claiming(node, self._give_back)
         self._methods: dict[str, Handler] = {
@@ -108,6 +109,12 @@ class Service:
             "periodic.list": settings.list_periodic,
             "periodic.remove": settings.remove_periodic,
             "periodic.pause": settings.pause_periodic,
+            "job.submit": jobs.submit,
+            "job.kill": jobs.kill,
+            "job.seal": jobs.seal,
+            "job.list": jobs.list,
+            "job.get": jobs.get,
+            "job.wait": jobs.wait,
             "gc": self._gc,
             "leave": self.operating.leave,
             "submit": extending.submit,
@@ -148,6 +155,7 @@ class Service:
             "cohort.covering": _sync(lambda a: node.cohort.covering(self._task_id(a["id"]))),
             "cohort.position": self._cohort_position,
             "lead.told": _sync(lambda _: node.told_here()),
+            "job.told": jobs.told_here,
             "peer.leave": self.operating.told_to_leave,
         }
         """What only peers may call."""

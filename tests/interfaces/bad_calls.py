@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgpack
 from hypothesis import strategies as st
 
 from onyxq.facts import pack_task
@@ -278,11 +279,60 @@ BAD_MANAGING: list[tuple[str, Any, str, str | None]] = [
     ("partition.force", {}, "bad_request", "partition"),
     ("partition.force", {"partition": 64}, "not_found", "partition"),
 ]
-BAD_CALLS = BAD_ENQUEUES + BAD_CLAIMS + BAD_ITEMS + BAD_READS + BAD_MANAGING
+
+
+def job(**changes: Any) -> dict[str, Any]:
+    """A submission whose body is that of a job but for some of its fields."""
+    catalog = [{"type": "input", "name": "in", "queue": "a"}, {"type": "output", "name": "out", "queue": "b"}]
+    said = {"id": "fine", "workflow": [["in", "out"]], "catalog": catalog}
+    return {"body": msgpack.packb({name: value for name, value in (said | changes).items() if value is not ...})}
+
+
+BAD_JOBS: list[tuple[str, Any, str, str | None]] = [
+    ("job.submit", {}, "bad_request", "body"),
+    ("job.submit", {"body": "text"}, "bad_request", "body"),
+    ("job.submit", {"body": b""}, "bad_request", "job"),
+    ("job.submit", {"body": b"\xc1"}, "bad_request", "job"),
+    ("job.submit", {"body": b"\x91" * 5_000}, "bad_request", "job"),
+    ("job.submit", {"body": msgpack.packb([1, 2])}, "bad_request", "job"),
+    ("job.submit", {"body": bytes(200_000)}, "too_large", "job"),
+    ("job.submit", job(extra=1), "bad_request", "extra"),
+    ("job.submit", job(id=5), "bad_request", "id"),
+    ("job.submit", job(id=""), "bad_request", "id"),
+    ("job.submit", job(id="a/b"), "bad_request", "id"),
+    ("job.submit", job(id="i" * 121), "bad_request", "id"),
+    ("job.submit", job(workflow=...), "bad_request", "workflow"),
+    ("job.submit", job(workflow=5), "bad_request", "workflow"),
+    ("job.submit", job(workflow=[["in", "gone"]]), "bad_request", "workflow[0]"),
+    ("job.submit", job(catalog=[5]), "bad_request", "catalog[0]"),
+    ("job.submit", job(catalog=[{"type": "inputs"}]), "bad_request", "catalog[0].type"),
+    ("job.submit", job(scheduler="fair"), "bad_request", "scheduler"),
+    ("job.submit", job(min_slots=0), "bad_request", "min_slots"),
+    ("job.submit", job(min_slots=HUGE), "bad_request", "min_slots"),
+    ("job.submit", job(beside="nobody"), "bad_request", "beside"),
+    ("job.submit", job(resume="nobody"), "bad_request", "resume"),
+    ("job.submit", job() | {"keep_ms": -1}, "bad_request", "keep_ms"),
+    ("job.submit", job() | {"keep_ms": HUGE}, "bad_request", "keep_ms"),
+    ("job.submit", job() | {"extra": 1}, "bad_request", "extra"),
+    *((f"job.{verb}", {}, "bad_request", "id") for verb in ("get", "wait", "kill", "seal")),
+    *((f"job.{verb}", {"id": 5}, "bad_request", "id") for verb in ("get", "wait", "kill", "seal")),
+    *((f"job.{verb}", {"id": "i" * 121}, "bad_request", "id") for verb in ("get", "wait", "kill", "seal")),
+    *((f"job.{verb}", {"id": "nobody"}, "not_found", "id") for verb in ("get", "wait", "kill")),
+    ("job.seal", {"id": "nobody", "input": "in"}, "not_found", "id"),
+    ("job.seal", {"id": "nobody"}, "bad_request", "input"),
+    ("job.seal", {"id": "nobody", "input": b"in"}, "bad_request", "input"),
+    ("job.wait", {"id": "nobody", "wait_ms": -1}, "bad_request", "wait_ms"),
+    ("job.wait", {"id": "nobody", "wait_ms": 600_001}, "bad_request", "wait_ms"),
+    ("job.get", {"id": "nobody", "extra": 1}, "bad_request", "extra"),
+    ("job.list", {"state": "done"}, "bad_request", "state"),
+    ("job.list", {"extra": 1}, "bad_request", "extra"),
+]
+BAD_CALLS = BAD_ENQUEUES + BAD_CLAIMS + BAD_ITEMS + BAD_READS + BAD_MANAGING + BAD_JOBS
 
 PEER_METHODS = (
     "cohort.covering", "cohort.hours", "cohort.keys", "cohort.leaves", "cohort.pending", "cohort.position",
-    "cohort.push", "cohort.reach", "cohort.rows", "cohort.write", "lead.cancel", "lead.claim", "lead.complete",
+    "cohort.push", "cohort.reach", "cohort.rows", "cohort.write", "job.told", "lead.cancel", "lead.claim",
+    "lead.complete",
     "lead.counts", "lead.dead", "lead.depended", "lead.discard", "lead.enqueue", "lead.fail", "lead.finished",
     "lead.head", "lead.list", "lead.offer", "lead.outcomes", "lead.prepare", "lead.release", "lead.renew",
     "lead.requeue", "lead.told", "lead.update", "lead.view", "peer.leave",

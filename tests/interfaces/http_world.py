@@ -15,16 +15,25 @@ import anyio
 import httpx
 from attrs import define, field
 
-from onyxq.errors import AlreadyFinished, Conflict, NotFound, OnyxqError, SequenceGap, StaleToken
+from onyxq.errors import AlreadyFinished, Conflict, JobConflict, NotFound, OnyxqError, SequenceGap, StaleToken
 from onyxq.facts import pack_task, unpack_task
 from onyxq.http import App, create_app
 from onyxq.ids import IdMaker, ids_of, ms_of, partition_of
+from onyxq.jobs.encoding import decode
+from onyxq.jobs.encoding import digest as digest_of
 from onyxq.metrics import Metrics
 from onyxq.peer.views import queue_settings
 from onyxq.replica import Queue
 
 PARTITIONS = 64
 NOW_MS = 1_800_000_000_000
+JOB = {
+    "id": "j",
+    "workflow": [["in", "out"]],
+    "catalog": [{"type": "input", "name": "in", "queue": "a"}, {"type": "output", "name": "out", "queue": "b"}],
+}
+"""A job as a request has it."""
+JOB_VIEW = {"state": "running", "why": "", "error": "", "batch": None, "submitted_ms": NOW_MS, "ended_ms": None}
 
 
 @define
@@ -52,6 +61,7 @@ class FakeService:
         self.refused_partitions: dict[int, OnyxqError] = {}
         self.settings: dict[str, dict[str, Any]] = {}
         self.periodic: dict[str, dict[str, Any]] = {}
+        self.jobs: dict[str, dict[str, Any]] = {}
         self.led = list(range(PARTITIONS))
         self.metrics = Metrics(version="test")
         self.claiming = anyio.Event()
@@ -285,6 +295,26 @@ class FakeService:
     def _periodic_pause(self, args: dict[str, Any]) -> dict[str, Any]:
         self._periodic_get(args)["paused"] = args["paused"]
         return self.periodic[args["name"]]
+
+    def _job_submit(self, args: dict[str, Any]) -> dict[str, Any]:
+        said, digest = decode(args["body"]), digest_of(args["body"])
+        known = self.jobs.setdefault(said.id, {**JOB_VIEW, "id": said.id, "digest": digest})
+        if known["digest"] != digest:
+            raise JobConflict("another job", field="id")
+        return {"id": said.id, "digest": digest, "position": 9, "repeat": False}
+
+    def _job_get(self, args: dict[str, Any]) -> dict[str, Any]:
+        if args["id"] not in self.jobs:
+            raise NotFound("there is no such job", field="id")
+        return self.jobs[args["id"]]
+
+    def _job_list(self, args: dict[str, Any]) -> dict[str, Any]:
+        return {"position": 9, "jobs": [self.jobs[name] for name in sorted(self.jobs)]}
+
+    _job_wait = _job_seal = _job_get
+
+    def _job_kill(self, args: dict[str, Any]) -> dict[str, Any]:
+        return self._job_get(args) | {"state": "killed"}
 
     def _depth(self, queue: str) -> dict[str, int]:
         states = ("total", "completed", "failed", "cancelled", "scheduled", "waiting", "claimed", "ready")

@@ -21,6 +21,8 @@ import trio
 
 from onyxq.facts import pack_task
 from onyxq.ids import TaskId, make_id
+from onyxq.jobs.hosts import Launch
+from onyxq.jobs.launching import launch
 from onyxq.peer.daemon import LocalCluster
 
 START_S_MAX = 60
@@ -38,8 +40,14 @@ def fresh_id(partition: int = 1, *, ms: int = 1_700_000_000_000) -> TaskId:
 
 
 @contextmanager
-def running(*, peers: int = 1, http: bool = False) -> Iterator[LocalCluster]:
-    """A cluster that runs in a thread of its own; raises what made it fail."""
+def running(
+    *, peers: int = 1, http: bool = False, slots: int = 0, launch_host: Launch = launch
+) -> Iterator[LocalCluster]:
+    """A cluster that runs in a thread of its own; raises what made it fail.
+
+    ``slots``: each peer hosts Spark, as ``launch_host`` does it, and offers so many.
+    """
+    spark = {"spark": True, "slots": slots} if slots else {}
     up = threading.Event()
     said: list[LocalCluster] = []
     errors: list[BaseException] = []
@@ -47,7 +55,8 @@ def running(*, peers: int = 1, http: bool = False) -> Iterator[LocalCluster]:
 
     async def main() -> None:
         stop = trio.Event()
-        async with LocalCluster(peers=peers, http="127.0.0.1:0" if http else None) as cluster:
+        chosen = "127.0.0.1:0" if http else None
+        async with LocalCluster(peers=peers, http=chosen, spark=spark, launch_host=launch_host) as cluster:
             said.append(cluster)
             stops.append((trio.lowlevel.current_trio_token(), stop))
             up.set()

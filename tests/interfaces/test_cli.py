@@ -30,7 +30,9 @@ PROMISED = """
     zookeeper start; task enqueue; task get; task log; task list; task count; task claim; task complete;
     task fail; task renew; task cancel; queue list; queue show; queue pause; queue resume; queue set;
     dead list; dead show; dead requeue; dead discard; periodic list; periodic show; periodic add;
-    periodic remove; periodic pause; periodic resume; ring show; partition list; partition show; partition force;
+    periodic remove; periodic pause; periodic resume;
+    job submit; job list; job show; job wait; job seal; job kill;
+    ring show; partition list; partition show; partition force;
     log tail; log show; log gc; log dump; log replay; replica show; task explain; worker start; config show
 """
 

@@ -105,3 +105,24 @@ def test_given_tells_a_default_from_a_choice(here: Path) -> None:
     """A setting that nobody made is None, whatever its default."""
     assert load({}).given("data") is None
     assert load({"ONYXQ_DATA": "d"}).given("data") == "d"
+
+
+@pytest.mark.parametrize(("said", "value"), [("1", True), ("yes", True), ("TRUE", True), ("off", False), ("0", False)])
+def test_a_switch_is_on_or_off(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, said: str, value: bool
+) -> None:
+    """In words from the environment, as true or false in the file; the flag has a form for both."""
+    (here / "onyxq.toml").write_text(f"spark = {str(value).lower()}\n")
+    assert _shown(capsys)["spark"] == (value, "onyxq.toml")
+    monkeypatch.setenv("ONYXQ_SPARK", said)
+    assert _shown(capsys)["spark"] == (value, "ONYXQ_SPARK")
+    assert _shown(capsys, "--spark")["spark"] == (True, "--spark")
+    assert _shown(capsys, "--no-spark")["spark"] == (False, "--spark")
+
+
+def test_a_switch_that_is_neither_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A number or any other word is no switch."""
+    for said in ('"maybe"', "7", '""'):
+        (here / "onyxq.toml").write_text(f"spark = {said}\n")
+        assert run(["config", "show"]) == 2
+        assert "spark must be true or false" in capsys.readouterr().err

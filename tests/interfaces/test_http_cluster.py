@@ -13,7 +13,7 @@ from onyxq.http import create_app
 from onyxq.http.app import ENDPOINTS
 from onyxq.http.endpoint import Endpoint
 from onyxq.ids import make_id
-from tests.interfaces.http_world import NOW_MS, FakeService, check_problem, client_of, on_trio, world
+from tests.interfaces.http_world import JOB, NOW_MS, FakeService, check_problem, client_of, on_trio, world
 
 TOKENS = {"r-token": "read", "w-token": "write", "a-token": "admin"}
 ID = make_id(NOW_MS, 1, 2, 3).hex()
@@ -127,7 +127,8 @@ def test_head_is_answered_where_get_is(path: str) -> None:
         async with world() as (service, client):
             await client.post("/v1/tasks", json={"tasks": [{"id": ID, "queue": "a"}]})
             await client.put("/v1/periodic/p", json={"queue": "a", "schedule": "every 60s"})
-            named = {"id": ID, "queue": "a", "extension": "lock", "name": "p"}
+            await client.post("/v1/jobs", json=JOB)
+            named = {"id": ID, "queue": "a", "extension": "lock", "name": "p", "job": "j"}
             url = path.format(**named)
             got, head = await client.get(url), await client.head(url)
             assert (head.status_code, head.content) == (got.status_code, b"") == (200, b"")
@@ -230,6 +231,7 @@ async def test_the_document_names_every_promised_path() -> None:
         post /v1/claims; post /v1/claims/renew; post /v1/claims/complete; post /v1/claims/fail;
         post /v1/claims/release; post /v1/claims/update; get /v1/queues; get /v1/queues/{queue}; get /v1/cluster;
         get /v1/ring; get /v1/partitions; get /v1/peers; post /v1/peers/{peer}/leave; get /v1/log; post /v1/gc;
+        post /v1/jobs; get /v1/jobs; get /v1/jobs/{job}; delete /v1/jobs/{job}; post /v1/jobs/{job}/seal;
         get /livez; get /readyz; get /metrics; get /openapi.json; get /docs; get /
     """
     async with world() as (_, client):

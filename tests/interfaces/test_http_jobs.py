@@ -1,0 +1,134 @@
+"""Jobs over HTTP: what is sent to the node, and what is refused before."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from onyxq.errors import JobConflict, LogUnavailable
+from onyxq.jobs.encoding import decode
+from onyxq.jobs.model import Function, Input, Job, Output
+from tests.interfaces.http_world import JOB, check_problem, on_trio, world
+
+FUNCTION = {"type": "function", "name": "work", "fn": {"import": "pkg:work"}, "params": {"x": [1, None]}}
+CATALOG: Any = JOB["catalog"]
+
+
+@on_trio
+async def test_a_job_is_sent_as_its_bytes() -> None:
+    """The same that a Python program would submit."""
+    async with world() as (service, client):
+        said = {**JOB, "workflow": [["in", "work"], ["work", "out"]], "catalog": [*CATALOG, FUNCTION], "max_slots": 3}
+        answer = await client.post("/v1/jobs", json={**said, "keep_ms": 60_000})
+        assert (answer.status_code, answer.json()["id"]) == (201, "j")
+        (asked,) = service.asked("job.submit")
+        assert asked["keep_ms"] == 60_000
+        assert decode(asked["body"]) == Job(
+            id="j",
+            workflow=[("in", "work"), ("work", "out")],
+            catalog=[
+                Input("in", queue="a"),
+                Output("out", queue="b"),
+                Function("work", "pkg:work", {"x": [1, None]}),
+            ],
+            max_slots=3,
+        )
+
+
+@on_trio
+async def test_a_job_without_an_id_gets_one() -> None:
+    """Another one each time."""
+    async with world() as (_, client):
+        nameless = {name: value for name, value in JOB.items() if name != "id"}
+        ids = {(await client.post("/v1/jobs", json=nameless)).json()["id"] for _ in range(2)}
+        assert len(ids) == 2 and all(len(one) == 32 for one in ids)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"workflow": None}, "workflow"),
+        ({"catalog": 5}, "catalog"),
+        ({"catalog": [{"type": "input"}]}, "catalog[0].name"),
+        ({"catalog": [{"type": "inptu", "name": "in"}]}, "catalog[0].type"),
+        ({"catalog": [{**FUNCTION, "colour": 1}]}, "catalog[0].colour"),
+        ({"catalog": [{**FUNCTION, "fn": {"pickled": "gASVAA==", "named": "f"}}]}, "catalog[0].fn.pickled"),
+        ({"triggers": [{"window": "w", "odd": {"pickled": 1}}]}, "triggers[0].odd.pickled"),
+        ({"min_slot": 1}, "min_slot"),
+        ({"keep_ms": -1}, "keep_ms"),
+    ],
+)
+def test_a_malformed_job_is_refused_before_it_is_sent(changes: dict[str, Any], field: str) -> None:
+    """By the name of what is wrong; functions as bytes among it, which no peer takes from the web."""
+
+    @on_trio
+    async def asked() -> None:
+        async with world() as (service, client):
+            check_problem(await client.post("/v1/jobs", json={**JOB, **changes}), 400, code="bad_request", field=field)
+            assert not service.calls
+
+    asked()
+
+
+@on_trio
+async def test_deep_json_is_refused() -> None:
+    """Not with a crash."""
+    async with world() as (service, client):
+        deep = '{"metadata":' * 300 + "1" + "}" * 300
+        answer = await client.post("/v1/jobs", content=deep, headers={"content-type": "application/json"})
+        assert answer.status_code == 400, answer.text
+        assert not service.calls
+
+
+@on_trio
+async def test_another_job_under_the_id_is_a_conflict() -> None:
+    """With a code of its own."""
+    async with world() as (_, client):
+        assert (await client.post("/v1/jobs", json=JOB)).status_code == 201
+        other = await client.post("/v1/jobs", json={**JOB, "metadata": {"x": 1}})
+        check_problem(other, 409, code=JobConflict.code, field="id")
+
+
+@on_trio
+async def test_one_job_is_looked_at_waited_for_sealed_and_killed() -> None:
+    """Each by its id; bytes are shown in hexadecimal."""
+    async with world() as (service, client):
+        await client.post("/v1/jobs", json=JOB)
+        got = await client.get("/v1/jobs/j")
+        assert got.json()["state"] == "running" and len(got.json()["digest"]) == 32
+        assert (await client.get("/v1/jobs/j/outcome?wait_ms=5")).json()["id"] == "j"
+        assert (await client.post("/v1/jobs/j/seal", json={"input": "in"})).status_code == 200
+        assert (await client.delete("/v1/jobs/j")).json()["state"] == "killed"
+        assert service.asked("job.wait") == [{"id": "j", "wait_ms": 5}]
+        assert service.asked("job.seal") == [{"id": "j", "input": "in"}]
+        assert service.asked("job.kill") == [{"id": "j"}]
+
+
+@on_trio
+async def test_jobs_are_listed_by_state() -> None:
+    """An unknown state is named."""
+    async with world() as (service, client):
+        await client.post("/v1/jobs", json=JOB)
+        assert [one["id"] for one in (await client.get("/v1/jobs?state=running")).json()["jobs"]] == ["j"]
+        assert service.asked("job.list") == [{"state": "running"}]
+        check_problem(await client.get("/v1/jobs?state=done"), 400, code="bad_request", field="state")
+
+
+@on_trio
+async def test_unknown_jobs_and_bad_bodies_are_named() -> None:
+    """Of every endpoint."""
+    async with world() as (service, client):
+        for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/outcome")):
+            check_problem(await client.request(method, f"/v1/jobs/gone{path}"), 404, code="not_found", field="id")
+        sealed = await client.post("/v1/jobs/gone/seal", json={"input": "in"})
+        check_problem(sealed, 404, code="not_found", field="id")
+        check_problem(await client.post("/v1/jobs/j/seal", json={}), 400, code="bad_request", field="input")
+        check_problem(await client.post("/v1/jobs/j/seal", json={"input": 5}), 400, code="bad_request", field="input")
+        check_problem(await client.get("/v1/jobs/j/outcome?wait_ms=x"), 400, code="bad_request", field="wait_ms")
+        check_problem(await client.get(f"/v1/jobs/{'i' * 121}"), 400, code="bad_request", field="job")
+        service.broken["job.submit"] = LogUnavailable("no log")
+        away = await client.post("/v1/jobs", content=json.dumps(JOB), headers={"content-type": "application/json"})
+        check_problem(away, 503, code="log_unavailable")
+        assert away.headers["retry-after"]

@@ -1,0 +1,410 @@
+"""Jobs as users meet them, on a cluster that runs: Python, command line and HTTP.
+
+Spark is in memory here; what a job does is in the first word of its id (`acts`).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import anyio
+import attrs
+import pytest
+
+from onyxq import AsyncClient, Client, Function, Input, Job, Output, api
+from onyxq.cli.main import run
+from onyxq.errors import BadRequest, Conflict, JobConflict, NotFound, TimedOut, TooLarge
+from onyxq.jobs.hosts import Message
+from tests.interfaces.live_world import Live, running
+from tests.jobs.fake_host import FakeHosts, FakeLink, obedient
+
+pytestmark = pytest.mark.slow
+
+WAIT_S = 20.0
+_serial = count(1)
+
+
+def acts(link: FakeLink, order: Message) -> None:
+    """Completes, fails, or runs on, as the job's id says; once all is sealed it completes."""
+    obedient(link, order)
+    job, version = order.get("job", ""), order.get("version", 0)
+    if order["do"] == "start" and job.startswith("completes"):
+        link.say("progress", job, version, progress={"batch": 2, "rows": 7, "rows_per_s": 3.5})
+        link.say("completed", job, version)
+    elif order["do"] == "start" and job.startswith("fails"):
+        link.say("failed", job, version, error="ZeroDivisionError: by zero", task="work", segment="0", restart=False)
+    elif order["do"] == "start" and job.startswith("runs"):
+        link.say("progress", job, version, progress={"batch": 4, "rows": 9})
+    elif order["do"] == "seal":
+        link.say("completed", job, version)
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[Live]:
+    """One node that hosts Spark in memory."""
+    with running(http=True, slots=64, launch_host=FakeHosts(acts).launch) as cluster:
+        found = Live(cluster)
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def client(live: Live) -> Iterator[Client]:
+    """A client of it."""
+    with Client(live.address) as found:
+        yield found
+
+
+def job_of(kind: str, **more: Any) -> Job:
+    """A job with an id that no other test uses."""
+    return Job(
+        **{
+            "id": f"{kind}-{next(_serial)}",
+            "workflow": [("in", "work"), ("work", "out")],
+            "catalog": [Input("in", queue="a"), Function("work", "os.path:basename"), Output("out", queue="b")],
+            "max_slots": 1,
+            **more,
+        }
+    )
+
+
+def test_a_job_is_submitted_and_waited_for(live: Live) -> None:
+    """By functions for scripts, each on a connection of its own."""
+    job = job_of("completes")
+    assert api.submit(job, live.address) == job.id
+    outcome = api.wait(job.id, live.address, timeout=WAIT_S)
+    assert (outcome.id, outcome.state, outcome.completed, outcome.error) == (job.id, "completed", True, "")
+    assert outcome.ended_ms is not None and outcome.ended_ms >= outcome.submitted_ms > 0
+    assert job.id in {one["id"] for one in api.jobs(live.address, state="completed")}
+    assert api.job(job.id, live.address)["job"]["workflow"] == [["in", "work"], ["work", "out"]]
+
+
+def test_a_failed_job_tells_what_it_failed_with(client: Client) -> None:
+    """The task and the segment among it."""
+    job = job_of("fails")
+    client.submit_job(job)
+    outcome = client.wait_job(job.id, 20_000)
+    assert (outcome.state, outcome.completed) == ("failed", False)
+    assert outcome.error == "ZeroDivisionError: by zero\ntask: work\nsegment: 0"
+
+
+def test_a_job_runs_until_its_input_is_sealed(live: Live, client: Client) -> None:
+    """Waiting before has a limit; sealing again, or an input that is none, is told."""
+    job = job_of("runs")
+    client.submit_job(job)
+    with pytest.raises(TimedOut, match="running after 50 ms"):
+        client.wait_job(job.id, 50)
+    with pytest.raises(BadRequest, match="has no input 'inn' that can be sealed; did you mean in") as error:
+        api.seal(job.id, "inn", live.address)
+    assert error.value.field == "input"
+    assert api.seal(job.id, "in", live.address)["sealed"] == ["in"]
+    assert client.wait_job(job.id, 20_000).completed
+    with pytest.raises(Conflict, match="has completed already"):
+        client.seal_job(job.id, "in")
+
+
+def test_killing_a_job_ends_it_and_can_be_repeated(live: Live, client: Client) -> None:
+    """But not one that has ended otherwise."""
+    job, other = job_of("runs"), job_of("completes")
+    client.submit_job(job)
+    assert api.kill(job.id, live.address)["state"] == "killed"
+    assert client.kill_job(job.id)["state"] == "killed"
+    assert client.wait_job(job.id, 0).state == "killed"
+    client.submit_job(other)
+    client.wait_job(other.id, 20_000)
+    with pytest.raises(Conflict, match="has completed already"):
+        client.kill_job(other.id)
+
+
+def test_unknown_jobs_are_not_found(client: Client) -> None:
+    """Whatever is asked of them."""
+    asked: list[Callable[[], Any]] = [
+        lambda: client.job("nobody"),
+        lambda: client.wait_job("nobody"),
+        lambda: client.kill_job("nobody"),
+        lambda: client.seal_job("nobody", "in"),
+    ]
+    for ask in asked:
+        with pytest.raises(NotFound) as error:
+            ask()
+        assert error.value.field == "id"
+
+
+def test_a_wrong_job_is_refused_by_the_client(client: Client) -> None:
+    """By its key, with what was expected and the nearest name; nothing is submitted."""
+    job = job_of("runs", workflow=[("in", "wrok"), ("work", "out")])
+    with pytest.raises(BadRequest, match="work") as error:
+        client.submit_job(job)
+    assert error.value.field == "workflow[0]"
+    missing = job_of("runs")
+    bad = attrs.evolve(missing, catalog=(missing.catalog[0], Function("work", "nowhere.at.all:f"), missing.catalog[2]))
+    with pytest.raises(BadRequest, match="nowhere") as error:
+        client.submit_job(bad)
+    assert error.value.field == "catalog[1].fn"
+    with pytest.raises(TooLarge):
+        client.submit_job(job_of("runs", metadata={"x": "x" * 200_000}))
+    with pytest.raises(NotFound):
+        client.job(job.id)
+    assert client.submit_job(bad, importable=False) == bad.id
+    client.kill_job(bad.id)
+
+
+def test_the_same_job_again_is_the_same_job(client: Client) -> None:
+    """While it runs, once it has ended, and once a collection took it; another one under its id is a conflict."""
+    job = job_of("completes")
+    other = attrs.evolve(job, metadata={"x": 1})
+    assert client.submit_job(job) == client.submit_job(job) == job.id
+    ended = client.wait_job(job.id, 20_000)
+    assert client.submit_job(job) == job.id and client.wait_job(job.id, 0) == ended
+    with pytest.raises(JobConflict) as error:
+        client.submit_job(other)
+    assert (error.value.field, error.value.status, error.value.exit_code) == ("id", 409, 4)
+    client.gc(timeout_ms=60_000)
+    assert client.job(job.id)["job"] is None
+    assert client.submit_job(job) == job.id
+    with pytest.raises(JobConflict):
+        client.submit_job(other)
+    assert client.wait_job(job.id, 0) == ended
+
+
+def test_an_outcome_is_forgotten_when_the_job_asked_for_no_longer(client: Client) -> None:
+    """With the next collection; then the id is free."""
+    job = job_of("completes")
+    client.submit_job(job, keep_ms=0)
+    client.wait_job(job.id, 20_000)
+    client.gc(timeout_ms=60_000)
+    client.gc(timeout_ms=60_000)
+    with pytest.raises(NotFound):
+        client.wait_job(job.id)
+    client.submit_job(attrs.evolve(job, metadata={"x": 1}))
+    assert client.wait_job(job.id, 20_000).completed
+
+
+def test_two_submissions_at_once_are_one_job(live: Live) -> None:
+    """From many clients together; of two different ones under an id one is refused."""
+    job = job_of("runs")
+    variants = [job, attrs.evolve(job, metadata={"x": 1})]
+
+    def submit(number: int) -> str:
+        try:
+            return api.submit(variants[number % 2], live.address)
+        except JobConflict:
+            return "refused"
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(submit, range(8)))
+    assert sorted(found) == ["refused"] * 4 + [job.id] * 4 or sorted(found) == [job.id] * 4 + ["refused"] * 4
+    assert len({found[0], found[1]}) == 2
+    assert len([one for one in api.jobs(live.address) if one["id"] == job.id]) == 1
+    api.kill(job.id, live.address)
+
+
+def test_a_job_that_no_peer_can_run_waits_and_says_why(client: Client) -> None:
+    """Impossible slots, a tag that nobody has."""
+    job, tagged = job_of("runs", min_slots=65, max_slots=65), job_of("runs", tags=["gpu"])
+    for one, why in ((job, "65"), (tagged, "gpu")):
+        client.submit_job(one)
+        found = client.job(one.id)
+        assert found["state"] == "waiting" and why in found["why"], found
+        with pytest.raises(TimedOut, match=why):
+            client.wait_job(one.id, 10)
+        assert client.kill_job(one.id)["state"] == "killed"
+
+
+def test_waiting_ends_with_the_job_for_everybody_who_waits(client: Client) -> None:
+    """However many they are."""
+    job = job_of("runs")
+    client.submit_job(job)
+    waiting = threading.Semaphore(0)
+
+    def wait(_: int) -> str:
+        waiting.release()
+        return client.wait_job(job.id, 20_000).state
+
+    with ThreadPoolExecutor(5) as pool:
+        found = pool.map(wait, range(5))
+        for _ in range(5):
+            waiting.acquire()
+        client.kill_job(job.id)
+        assert list(found) == ["killed"] * 5
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_jobs_are_for_async_programs_too(live: Live, backend: str) -> None:
+    """The same calls."""
+    job = job_of("completes")
+
+    async def main() -> str:
+        async with AsyncClient(live.address) as client:
+            await client.submit_job(job)
+            return (await client.wait_job(job.id, 20_000)).state
+
+    assert anyio.run(main, backend=backend) == "completed"
+
+
+# --- HTTP
+
+
+def test_jobs_over_http(live: Live) -> None:
+    """Submitted, listed, looked at, sealed; the outcome waited for."""
+    name = f"runs-{next(_serial)}"
+    said = {
+        "id": name,
+        "workflow": [["in", "out"]],
+        "catalog": [{"type": "input", "name": "in", "queue": "a"}, {"type": "output", "name": "out", "queue": "b"}],
+        "max_slots": 1,
+    }
+    assert live.http.post("/v1/jobs", json=said).json()["repeat"] is False
+    again = live.http.post("/v1/jobs", json=said)
+    assert (again.status_code, again.json()["repeat"]) == (201, True)
+    assert live.http.post("/v1/jobs", json={**said, "metadata": {"x": 1}}).status_code == 409
+    while not (found := live.http.get(f"/v1/jobs/{name}").json())["ready"] or not found["progress"].get("batch"):
+        assert found["state"] in ("waiting", "running")
+    assert found["progress"]["batch"] == 4 and found["job"]["catalog"][0]["queue"] == "a"
+    assert name in {one["id"] for one in live.http.get("/v1/jobs?state=running").json()["jobs"]}
+    assert live.http.post(f"/v1/jobs/{name}/seal", json={"input": "in"}).status_code == 200
+    ended = live.http.get(f"/v1/jobs/{name}/outcome?wait_ms=20000").json()
+    assert (ended["state"], ended["error"]) == ("completed", "")
+    assert live.http.delete(f"/v1/jobs/{name}").status_code == 409
+
+
+# --- command line
+
+PIPELINES = """
+from onyxq import Function, Input, Job, Output
+
+
+def upper(segment):
+    return helper(segment).upper()
+
+
+def helper(segment):
+    return segment.strip()
+
+
+job = Job(
+    id="{id}",
+    workflow=[("in", "upper"), ("upper", "out")],
+    catalog=[Input("in", queue="a"), Function("upper", upper), Output("out", queue="b")],
+    max_slots=1,
+)
+not_a_job = 5
+"""
+
+
+class Line:
+    """Runs commands against the cluster and reads what they print."""
+
+    def __init__(self, live: Live, capsys: pytest.CaptureFixture[str]) -> None:
+        self._connect = ["--connect", live.address]
+        self._capsys = capsys
+
+    def __call__(self, *arguments: str) -> tuple[int, str, str]:
+        """Exit code, stdout and stderr."""
+        code = run([*arguments, *self._connect])
+        said = self._capsys.readouterr()
+        return code, said.out, said.err
+
+
+@pytest.fixture
+def line(live: Live, capsys: pytest.CaptureFixture[str]) -> Line:
+    """The command line of this cluster."""
+    return Line(live, capsys)
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """A file with a job of the id, as ``FILE.py:job``."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def write(name: str) -> str:
+        file = tmp_path / "pipelines.py"
+        file.write_text(PIPELINES.format(id=name))
+        return f"{file}:job"
+
+    return write
+
+
+def fresh(kind: str) -> str:
+    """An id that no other test uses."""
+    return f"{kind}-{next(_serial)}"
+
+
+def test_a_job_of_a_file_is_submitted_and_waited_for(line: Line, written: Callable[[str], str]) -> None:
+    """Its functions travel with it; the exit code says how it ended."""
+    name = fresh("completes")
+    assert line("job", "submit", written(name)) == (0, f"{name}\n", "")
+    code, out, _ = line("job", "wait", name, "--timeout", "20s")
+    assert (code, out) == (0, f"{name} completed\n")
+    code, out, _ = line("job", "show", name, "--json")
+    (function,) = [task for task in json.loads(out)["job"]["catalog"] if task["type"] == "function"]
+    assert function["fn"]["named"] == "upper" and function["fn"]["pickled"] > 100
+    failing = fresh("fails")
+    code, out, err = line("job", "submit", written(failing), "--wait", "--timeout", "20s")
+    assert code == 1 and f"{failing} failed: ZeroDivisionError" in out and f"submitted {failing}" in err
+    again = fresh("completes")
+    code, out, _ = line("job", "submit", written(name), "--id", again, "--wait", "--json")
+    assert code == 0 and json.loads(out)["id"] == again
+
+
+def test_jobs_are_listed_shown_sealed_and_killed(line: Line, written: Callable[[str], str]) -> None:
+    """As tables for people, as JSON for programs."""
+    name = fresh("runs")
+    line("job", "submit", written(name))
+    code, out, _ = line("job", "list")
+    assert code == 0 and out.split()[:4] == ["id", "state", "driver", "slots"] and name in out
+    found = json.loads(line("job", "list", "--state", "running", "--json")[1])["jobs"]
+    assert name in {one["id"] for one in found} and {one["state"] for one in found} == {"running"}
+    code, out, _ = line("job", "show", name)
+    assert code == 0 and "workflow" in out and "in->upper upper->out" in out
+    assert line("job", "wait", name, "--timeout", "10ms")[0] == 6
+    assert line("job", "seal", name, "nothing")[0] == 2
+    assert "sealed" in line("job", "seal", name, "in")[1]
+    assert line("job", "wait", name, "--timeout", "20s")[0] == 0
+    assert line("job", "kill", name)[0] == 4
+    assert line("job", "kill", "nobody")[0] == line("job", "show", "nobody")[0] == 3
+    other = fresh("runs")
+    line("job", "submit", written(other))
+    assert json.loads(line("job", "kill", other, "--json")[1])["state"] == "killed"
+    assert line("job", "wait", other)[:2] == (1, f"{other} killed\n")
+
+
+def test_what_cannot_be_submitted_is_told_by_the_command(line: Line, written: Callable[[str], str]) -> None:
+    """With the exit codes of usage errors and conflicts."""
+    name = fresh("runs")
+    target = written(name)
+    file = target.removesuffix(":job")
+    for bad, said in (
+        (f"{file}:not_a_job", "it has job"),
+        (f"{file}:nothing", "no onyxq.Job called 'nothing'"),
+        (file, "is not FILE.py:NAME"),
+        ("/nowhere/pipelines.py:job", "No such file"),
+        ("no.such.module:job", "there is no module"),
+    ):
+        code, _, err = line("job", "submit", bad)
+        assert code == 2 and said in err, err
+    Path(file).write_text("def broken(:\n")
+    assert line("job", "submit", target)[0] == 2
+    assert line("job", "submit", written(name))[0] == 0
+    Path(file).write_text(PIPELINES.format(id=name).replace("max_slots=1", "max_slots=2"))
+    code, _, err = line("job", "submit", target)
+    assert code == 4 and "another job" in err
+    line("job", "kill", name)
+
+
+def test_without_any_peer_for_it_a_job_is_taken_and_waits() -> None:
+    """A cluster in which nobody hosts Spark."""
+    with running() as cluster:
+        submit = functools.partial(api.submit, connect=cluster.addresses[0])
+        job = job_of("runs")
+        assert submit(job) == job.id
+        found = api.job(job.id, cluster.addresses[0])
+        assert found["state"] == "waiting" and "slots" in found["why"]
