@@ -283,7 +283,7 @@ class Granter:
     def _round(self, outbox: Outbox) -> None:
         requests, self._requests = list(self._requests), deque()
         picks: dict[int, list[_Pick]] = {}
-        with self.available.looking():
+        with self.available.looking(), self.heads.looking():
             for request in requests:
                 found = self._pick(request)
                 for pick in found:

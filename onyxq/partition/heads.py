@@ -7,7 +7,8 @@ for a better head than they know of.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import trio
 
@@ -25,6 +26,8 @@ TOLD_S = 0.005
 
 Head = tuple[int, int, int]
 """(-priority, due time, about how many ready tasks) of the best ready task."""
+Wanted = Callable[[], int]
+"""How many tasks the claimers of a coordinator could take now."""
 Best = tuple[Window, Piece, int]
 """The best ready task's window and piece, and the mask of the tasks that may be had."""
 
@@ -38,10 +41,12 @@ class _QueueHeads:
         self.changed = trio.Event()
         self.waiting = 0
         """Coordinators that wait for a better head."""
+        self.near: list[Wanted] = []
+        """What the one of this very node wants while it waits: no message brings a task closer to a worker."""
         self.looked: tuple[trio.Event, Head | None] | None = None
         """The head as it was found after a change, for all who were woken by it."""
         self.told = 0
-        """How many of these were told of it."""
+        """How many of its tasks those want who were told of it."""
 
     def note(self, key: SortKey, partition: int) -> None:
         known = self.keys.get(partition)
@@ -70,6 +75,8 @@ class Heads:
         """Has `wake` called for a queue in so many seconds."""
         self._queues: dict[str, _QueueHeads] = {}
         self._held = Held()
+        self._serving: dict[int, bool] | None = None
+        """While one round picks: whether a majority of each partition's nodes answers."""
 
     def lead(self, partition: int) -> None:
         """A partition serves: look at everything it has."""
@@ -122,35 +129,47 @@ class Heads:
                 found.append(head[0].due_ms)
         return min(found, default=None)
 
-    async def wait_head(self, queue: str, known: tuple[int, int] | None, timeout_s: float) -> Head | None:
-        """The head once there is one better than ``known`` (any, if None), or at the time's end."""
+    async def wait_head(
+        self, queue: str, known: tuple[int, int] | None, timeout_s: float, *, wanted: int | Wanted = 1
+    ) -> Head | None:
+        """The head once there is one better than ``known`` (any, if None), or at the time's end.
+
+        Of those who wait no more are told of a head than can take its tasks, for a moment: the others would
+        claim in vain. ``wanted``: how many tasks that is; a function is this node's own coordinator, told first.
+        """
         heads = self._queues.setdefault(queue, _QueueHeads())
         heads.waiting += 1
+        near = [wanted] if callable(wanted) else []
+        heads.near += near
         try:
             head = self.head(queue)
             with trio.move_on_after(timeout_s):
                 while not _better(head, known):
-                    head = await self._head_after_change(heads, queue, known)
+                    head = await self._head_after_change(heads, queue, known, wanted)
                 return head
             return self.head(queue)
         finally:
             heads.waiting -= 1
+            for one in near:
+                heads.near.remove(one)
             if not heads.waiting and not heads.windows:
                 self._queues.pop(queue, None)  # a name that has no tasks here
 
-    async def _head_after_change(self, heads: _QueueHeads, queue: str, known: tuple[int, int] | None) -> Head | None:
+    async def _head_after_change(
+        self, heads: _QueueHeads, queue: str, known: tuple[int, int] | None, wanted: int | Wanted
+    ) -> Head | None:
         if heads.changed.is_set():  # else somebody else waits for it already
             heads.changed = trio.Event()
         changed = heads.changed
         await changed.wait()
-        # All who waited are woken together: one looks, and as many as there are tasks are told at once.
+        # All who waited are woken together: one looks, and as many as can take its tasks are told at once.
         if heads.looked is None or heads.looked[0] is not changed:
-            heads.looked, heads.told = (changed, self.head(queue)), 0
+            heads.looked, heads.told = (changed, self.head(queue)), sum(near() for near in heads.near)
         head = heads.looked[1]
-        if not _better(head, known):
+        if head is None or callable(wanted) or not _better(head, known):
             return head
-        heads.told += 1
-        if head is None or heads.told <= head[2]:
+        if heads.told < head[2]:
+            heads.told += max(1, wanted)
             return head
         await trio.sleep(TOLD_S)
         return self.head(queue)
@@ -161,6 +180,23 @@ class Heads:
         return len(self._queues)
 
     # --- as granting picks them
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """No node comes or goes meanwhile: of each partition it is asked once whether its majority answers."""
+        self._serving = {}
+        try:
+            yield
+        finally:
+            self._serving = None
+
+    def _serves(self, leader: PartitionLeader) -> bool:
+        known = self._serving
+        if known is None:
+            return leader.has_majority()
+        if leader.partition not in known:
+            known[leader.partition] = leader.has_majority()
+        return known[leader.partition]
 
     def best_of(self, queues: Sequence[str]) -> Best | None:
         if len(queues) == 1:
@@ -184,7 +220,7 @@ class Heads:
             head = window.head(self._free) if window and leader else None
             if window is None or leader is None or head is None:
                 del keys[partition], heads.keys[partition]
-            elif not leader.has_majority():
+            elif not self._serves(leader):
                 del keys[partition]
             elif head[0].sort_key > keys[partition]:
                 keys[partition] = heads.keys[partition] = head[0].sort_key

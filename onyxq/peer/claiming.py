@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
 import trio
@@ -41,6 +42,9 @@ FIRST_LOOK_S = 0.1
 LOG_PATIENCE_S = 2.0
 """How long claimers wait on although the log is away."""
 CLAIMERS_MAX = 50_000
+WANTED_CLAIMERS = 64
+"""So many of those who wait are asked how many tasks they want."""
+WANTED_MAX = 1 << 16
 BUSY = ""
 ASKS_MAX = 2
 """Questions in flight to one node; further claimers gather."""
@@ -234,10 +238,21 @@ class Claiming:
     async def _head_of(self, node_id: str, queue: str, better_than: list[int] | None, timeout_s: float) -> Head | None:
         if node_id == self._node.node_id:
             known = (better_than[0], better_than[1]) if better_than is not None else None
-            return await self._node.granter.heads.wait_head(queue, known, timeout_s)
-        args = {"queue": queue, "known": better_than, "timeout_ms": int(timeout_s * 1000)}
+            heads = self._node.granter.heads
+            return await heads.wait_head(queue, known, timeout_s, wanted=lambda: self._wanted(queue))
+        args = {
+            "queue": queue,
+            "known": better_than,
+            "timeout_ms": int(timeout_s * 1000),
+            "wanted": self._wanted(queue),
+        }
         found = await self._node.call(node_id, "lead.head", args, timeout_s=timeout_s + 2.0)
         return tuple(found) if found is not None else None
+
+    def _wanted(self, queue: str) -> int:
+        """How many tasks of a queue those could take who wait here."""
+        waiting = (one.maximum for one in self._claimers if queue in one.queues and not (one.gone or one.asking))
+        return min(sum(islice(waiting, WANTED_CLAIMERS)), WANTED_MAX)
 
     # --- matching
 

@@ -22,7 +22,7 @@ from onyxq.partition.granter import Granted
 from onyxq.peer import arguments as check
 from onyxq.peer import guarantees, views
 from onyxq.peer.bulk_reading import BulkReading
-from onyxq.peer.claiming import Claimer, Claiming, claim_here, pack_answer
+from onyxq.peer.claiming import WANTED_MAX, Claimer, Claiming, claim_here, pack_answer
 from onyxq.peer.dead_letters import DeadLetters
 from onyxq.peer.enqueueing import Enqueueing
 from onyxq.peer.extending import Extending
@@ -359,7 +359,8 @@ class Service:
         if known is not None:
             priority, due_ms = (check.integer(one, "known", -(1 << 63), 1 << 63) for one in known)
             known = (priority, due_ms)
-        return await self.node.granter.heads.wait_head(queue, known, timeout_ms / 1000)
+        wanted = check.integer(args.get("wanted", 1), "wanted", 0, WANTED_MAX)
+        return await self.node.granter.heads.wait_head(queue, known, timeout_ms / 1000, wanted=wanted)
 
     # --- the cohort
 

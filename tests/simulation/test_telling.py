@@ -1,0 +1,163 @@
+"""Which coordinators are told that a task can be had: those who can take it, and the nearest first."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+import trio
+import trio.lowlevel
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from onyxq.ids import make_id
+from onyxq.partition.heads import TOLD_S, Head, Heads
+from onyxq.partition.leader import PartitionLeader
+from onyxq.partition.limits import Limits
+from onyxq.replica import EMPTY, Replica
+from onyxq.store.interface import Batch, Piece
+from onyxq.store.memory import MemoryStore
+from tests.conformance.store_world import tasks
+
+NOW_MS = 1_700_000_000_000
+PARTITION = 3
+QUEUE = "mail"
+WAIT_S = 30.0
+
+
+class Leader:
+    """All that telling asks of a partition's leader."""
+
+    partition = PARTITION
+
+    def has_majority(self) -> bool:
+        """Its nodes answer."""
+        return True
+
+
+class Host:
+    """No queue has limits."""
+
+    replica: Replica = EMPTY
+
+
+class Node:
+    """One node's heads over a store, and who was told of which head, and when."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore(now_ms=lambda: NOW_MS)
+        self.taken: set[bytes] = set()
+        self.heads = Heads(
+            self.store,
+            leaders={PARTITION: cast(PartitionLeader, Leader())},
+            free=self.free,
+            limits=Limits(Host()),
+            wake_later=lambda seconds, queue: None,
+        )
+        self.told: dict[str, tuple[float, Head | None]] = {}
+        self._made = 0
+
+    def free(self, piece: Piece) -> int:
+        """What nobody claimed."""
+        return 0 if piece.first in self.taken else piece.bits
+
+    async def add(self, count: int) -> list[bytes]:
+        """So many tasks of their own become ready at once."""
+        ids: list[bytes] = [
+            make_id(NOW_MS - 1_000 + number, PARTITION, self._made + number, 0) for number in range(count)
+        ]
+        self._made += count
+        written = await self.store.write(Batch(rows=tuple(tasks(one, 1) for one in ids)))
+        self.heads.add(written.pieces)
+        return ids
+
+    async def warm(self) -> None:
+        """Have all that is in the store read once: how many tasks there are is known exactly from then on."""
+        self.taken.update(await self.add(1))
+        assert self.heads.head(QUEUE) is None
+
+    async def wait(self, name: str, wanted: int | Callable[[], int]) -> None:
+        """Wait for a head as a coordinator does."""
+        head = await self.heads.wait_head(QUEUE, None, WAIT_S, wanted=wanted)
+        self.told[name] = (trio.current_time(), head)
+
+
+def on_simulated_time(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    """Run an async test where waiting takes no time."""
+
+    def run() -> None:
+        trio.run(test, clock=MockClock(autojump_threshold=0.01))
+
+    run.__doc__ = test.__doc__
+    return run
+
+
+@on_simulated_time
+async def test_no_more_are_told_than_can_take_the_tasks() -> None:
+    """One that wants enough for all of them; the next hears of what is left a moment later."""
+    node = Node()
+    await node.warm()
+    async with trio.open_nursery() as nursery:
+        for name in "abc":
+            nursery.start_soon(node.wait, name, 64)
+        await wait_all_tasks_blocked()
+        begun_s = trio.current_time()
+        await node.add(3)
+        while len(node.told) < 3:
+            await trio.sleep(TOLD_S / 4)
+    at_s = sorted(at - begun_s for at, _ in node.told.values())
+    assert at_s[0] < TOLD_S / 2
+    assert at_s[1] >= TOLD_S
+
+
+@on_simulated_time
+async def test_as_many_are_told_as_it_takes() -> None:
+    """Each wants one task, and there are three."""
+    node = Node()
+    await node.warm()
+    async with trio.open_nursery() as nursery:
+        for name in "abcd":
+            nursery.start_soon(node.wait, name, 1)
+        await wait_all_tasks_blocked()
+        begun_s = trio.current_time()
+        await node.add(3)
+        while len(node.told) < 4:
+            await trio.sleep(TOLD_S / 4)
+    at_s = sorted(at - begun_s for at, _ in node.told.values())
+    assert at_s[2] < TOLD_S / 2
+    assert at_s[3] >= TOLD_S
+
+
+@on_simulated_time
+async def test_the_nodes_own_workers_come_first() -> None:
+    """What they take nobody else is told of, and no message is sent for it."""
+    node = Node()
+    await node.warm()
+    async with trio.open_nursery() as nursery:
+        for name in "ab":
+            nursery.start_soon(node.wait, name, 64)
+        nursery.start_soon(node.wait, "near", lambda: 64)
+        await wait_all_tasks_blocked()
+        ids = await node.add(3)
+        while "near" not in node.told:
+            await trio.lowlevel.checkpoint()
+        node.taken.update(ids)
+        await trio.sleep(10 * TOLD_S)
+        assert node.told.keys() == {"near"}
+        nursery.cancel_scope.cancel()
+
+
+@on_simulated_time
+async def test_others_are_told_at_once_where_no_worker_of_the_node_waits() -> None:
+    """The node's own coordinator asks, but nobody waits with it now."""
+    node = Node()
+    await node.warm()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(node.wait, "a", 64)
+        nursery.start_soon(node.wait, "near", lambda: 0)
+        await wait_all_tasks_blocked()
+        begun_s = trio.current_time()
+        await node.add(1)
+        while "a" not in node.told:
+            await trio.sleep(TOLD_S / 4)
+        assert node.told["a"][0] - begun_s < TOLD_S / 2
+        nursery.cancel_scope.cancel()
