@@ -5,6 +5,10 @@ no search.  They are read from the store's due index piece by piece, some time a
 written with a due time before the point read up to is pushed straight in.  Memory is bounded:
 where much is due at a time less of it is read ahead.
 
+Where timers come thick and fast, those of the same few milliseconds are offered together, at
+moments that all nodes share: what it takes to claim and complete a task is mostly the same for
+many at once.  One that comes alone is offered right when it is due.
+
 Behind that, a few times a second, the store moves what fell due and is not done yet from its
 due index to the ready one, where it may wait in any number.  A task that is missed here, for
 whatever reason, is offered then.
@@ -28,6 +32,8 @@ LOOK_PIECES_MAX = 256
 """Pieces of one partition read at a time."""
 PIECES_MAX = 50_000
 """Pieces in memory from which on nothing more is read ahead."""
+TOGETHER_MS = 16
+"""Pieces that fall due so soon after others were offered wait for the next whole multiple of this."""
 PROMOTE_EVERY_MS = 500
 """Partitions are promoted together, at whole multiples of this."""
 FAILED_PAUSE_MS = 1_000
@@ -92,6 +98,8 @@ class Upcoming:
         self._count = 0
         self._read_to: dict[int, int] = {}
         """Of each partition led: due time before which all is in memory, or was offered."""
+        self._offered_ms = 0
+        """When something was offered last."""
         self._looks = Agenda()
         self._promotions = Agenda()
         self._sooner = trio.Event()
@@ -145,10 +153,20 @@ class Upcoming:
 
     def _offer_due(self, now_ms: int) -> None:
         due = []
+        if self._pieces and now_ms < self._offer_ms():
+            return
         while self._pieces and self._pieces[0][0] <= now_ms:
             due.append(heapq.heappop(self._pieces)[2])
         if due:
+            self._offered_ms = now_ms
             self._offer(due)
+
+    def _offer_ms(self) -> int:
+        """When the next pieces are offered."""
+        due_ms = self._pieces[0][0]
+        if 0 <= due_ms - self._offered_ms < TOGETHER_MS:
+            return _multiple(due_ms, TOGETHER_MS)
+        return due_ms
 
     def _look(self, partition: int, now_ms: int) -> None:
         """Read on in a partition's due index."""
@@ -183,7 +201,7 @@ class Upcoming:
         look_ms = self._looks.next_ms()
         if not self._pieces:
             return look_ms
-        return self._pieces[0][0] if look_ms is None else min(look_ms, self._pieces[0][0])
+        return self._offer_ms() if look_ms is None else min(look_ms, self._offer_ms())
 
     # --- promoting
 
@@ -222,4 +240,9 @@ class Upcoming:
 
 def _promotion_ms(due_ms: int) -> int:
     """When what is due at a time is promoted: together with what is due about then."""
-    return -(-due_ms // PROMOTE_EVERY_MS) * PROMOTE_EVERY_MS
+    return _multiple(due_ms, PROMOTE_EVERY_MS)
+
+
+def _multiple(at_ms: int, every_ms: int) -> int:
+    """The next whole multiple, the time itself if it is one."""
+    return -(-at_ms // every_ms) * every_ms
