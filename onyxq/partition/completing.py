@@ -30,6 +30,10 @@ from onyxq.partition.updating import Updating
 from onyxq.replica import held_bits, pieces_of
 
 SETTLE_EVERY_S = 1.0
+FREE_TOGETHER_S = 0.2
+"""How long claims on completed tasks, which nobody waits for, may wait to be freed together."""
+FREE_TOGETHER_MAX = 1_000
+"""Completed runs that wait at a time."""
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +57,9 @@ class Completing:
         self.on_finished: Callable[[Sequence[Run]], None] = lambda runs: None
         """Told of tasks that are finished for good."""
         self._unsettled = trio.Event()
+        self._freeing: dict[int, list[Finish]] = {}
+        """Completed runs whose claims are to be freed, by partition."""
+        self._free_soon = trio.Event()
 
     async def complete(
         self, items: Sequence[tuple[TaskId, int, int, int | None, list[bytes | None]]]
@@ -268,20 +275,43 @@ class Completing:
             self.let_go(leader, finishes)
 
     def let_go(self, leader: PartitionLeader, finishes: list[Finish]) -> None:
-        """The completions are stored: free their claims, at the log's leisure."""
-        for entry in self.releases(leader, finishes):
-            self._host.submit_lazily(entry)
+        """The completions are stored: free their claims, at the log's leisure.
+
+        Those of one partition go together, unless claims are counted because a queue is limited.
+        """
+        waiting = self._freeing.setdefault(leader.partition, [])
+        waiting += finishes
+        if self._host.replica.limited or len(waiting) >= FREE_TOGETHER_MAX:
+            self._free(leader.partition)
+        else:
+            self._free_soon.set()
+
+    async def free(self) -> None:
+        """Free the claims that wait for that, until cancelled."""
+        while True:
+            await self._free_soon.wait()
+            await trio.sleep(FREE_TOGETHER_S)
+            self._free_soon = trio.Event()
+            for partition in sorted(self._freeing):
+                self._free(partition)
+
+    def _free(self, partition: int) -> None:
+        finishes = self._freeing.pop(partition)
+        leader = self._host.leaders.get(partition)
+        if leader is not None:  # else whoever leads now finds them
+            for entry in self.releases(leader, finishes):
+                self._host.submit_lazily(entry)
 
     def releases(self, leader: PartitionLeader, finishes: list[Finish]) -> list[release_claims.Args]:
         """The entries that free the claims of stored completions."""
-        by_token: dict[int, list[Run]] = {}
+        held: dict[int, dict[bytes, int]] = {}
         for finish in finishes:
-            held = held_bits(self._host.replica, finish.run, finish.token)
-            by_token.setdefault(finish.token, []).extend(runs_of(stretch_of(finish.run.first), held))
+            stretch, masks = stretch_of(finish.run.first), held.setdefault(finish.token, {})
+            masks[stretch] = masks.get(stretch, 0) | held_bits(self._host.replica, finish.run, finish.token)
         releases = [
             release_claims.Release(token, release_claims.COMPLETED_EVENT, 0, 0, "", runs)
-            for token, held_runs in sorted(by_token.items())
-            for runs in run_groups(held_runs)
+            for token, masks in sorted(held.items())
+            for runs in run_groups([run for stretch, bits in masks.items() for run in runs_of(TaskId(stretch), bits)])
         ]
         return [
             release_claims.Args(leader.partition, leader.epoch, tuple(group))

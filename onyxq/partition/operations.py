@@ -57,6 +57,7 @@ class Operations:
         """What goes on without being asked for, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.completing.run)
+            nursery.start_soon(self.completing.free)
             nursery.start_soon(self.dependencies.run)
             nursery.start_soon(self._deadlines.run)
             nursery.start_soon(self.purging.run)

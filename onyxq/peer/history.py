@@ -75,6 +75,8 @@ def returned_runs(before: Replica, after: Replica, outcomes: Sequence[Outcome]) 
 
     An entry may name more than it ends: claims that were renewed, or ended by an entry before it.
     """
+    if not any(_may_return(outcome.args) for outcome in outcomes):
+        return []
     held = _Held(before, after)
     found: list[tuple[int, Run, History]] = []
     for outcome in outcomes:
@@ -103,6 +105,13 @@ def returned_runs(before: Replica, after: Replica, outcomes: Sequence[Outcome]) 
                 for run in claim.runs:
                     held.end(run, claim.token)  # it is the transaction's now, and finished
     return found
+
+
+def _may_return(args: Any) -> bool:
+    """Whether an entry with these arguments may take tasks from workers that did not finish them."""
+    if isinstance(args, release_claims.Args):
+        return any(one.event != release_claims.COMPLETED_EVENT for one in args.releases)
+    return isinstance(args, expire_claims.Args)
 
 
 def _parts(partition: int, ended: list[tuple[Run, int]], said: History) -> list[tuple[int, Run, History]]:

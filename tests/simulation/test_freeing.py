@@ -1,0 +1,59 @@
+"""Claims on completed tasks are let go at the log's leisure, those of a partition together."""
+
+from __future__ import annotations
+
+import trio
+
+from onyxq.log.codec import decode_record
+from simulation.world import Options, World, simulate
+
+ONE = Options(partitions=1, clock_offset_ms=0)
+TASKS = 30
+
+
+def releases(world: World) -> int:
+    """How many entries of the log let claims go."""
+    found = [decode_record(record.data) for record in world.audit.records]
+    return sum(raw.name == "release_claims" for content in found if content is not None for raw in content.entries)
+
+
+async def freed(world: World) -> None:
+    """Return once no claim is in flight."""
+    await world.until(lambda: all(not replica.claims for _, replica in world.replicas()), "all claims let go")
+
+
+async def complete_one_by_one(world: World) -> None:
+    """Tasks claimed in one call, each completed, twice, in calls of its own."""
+    async with world.client() as client:
+        await client.enqueue("q", [b"%d" % number for number in range(TASKS)])
+        claims = await client.client.claim("q", max=TASKS, wait_ms=5_000)
+        assert len(claims) == TASKS
+        for claim in claims:
+            await client.client.complete(claim)
+            await client.client.complete(claim)
+        await freed(world)
+
+
+def test_what_is_completed_in_many_calls_is_let_go_in_few_entries() -> None:
+    """However often each completion is repeated."""
+    world = simulate(complete_one_by_one, seed=1, options=ONE)
+    assert 0 < releases(world) <= TASKS / 3
+
+
+def test_a_limited_queue_has_its_room_back_without_delay() -> None:
+    """Of a queue with a limit nothing waits for company: the next task may be given out then only."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            await client.client.set_queue("q", concurrency=1)
+            await client.enqueue("q", [b"%d" % number for number in range(TASKS)])
+            begun_s = trio.current_time()
+            for _ in range(TASKS):
+                (claim,) = await client.claim("q", wait_ms=5_000)
+                await client.complete(claim)
+            took.append(trio.current_time() - begun_s)
+            await freed(world)
+
+    took: list[float] = []
+    simulate(workload, seed=1, options=ONE)
+    assert took[0] < 0.15 * TASKS
