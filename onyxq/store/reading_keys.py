@@ -19,6 +19,9 @@ from onyxq.store.stretches import Owner, Stretch, alike_at, groups, owners
 from onyxq.store.tables import Table, Tables
 from onyxq.store.truth import load_stretch
 
+RECORDS_MAX = 1_024
+"""Records of stretches in memory, which are read several times on a task's way."""
+
 
 class RuledReads:
     """Reading methods of `onyxq.store.interface.Store` about keys, waiting and failed tasks."""
@@ -28,6 +31,8 @@ class RuledReads:
     crooked: Crooked
     _watermarks: dict[bytes, Watermark]
     """By the partitions' bytes."""
+    _records: dict[bytes, tuple[bytes, Stretch]]
+    """Records of stretches as they were read last, each with what is stored of it if that is still the same."""
 
     def _unseal(self, key: bytes, value: bytes) -> bytes:
         """The checked body; notes a damaged row and raises `Corrupt`."""
@@ -43,11 +48,19 @@ class RuledReads:
         return bool(marks) and (found := marks.get(task_id[6:8])) is not None and found.covers(task_id)
 
     def _stretch(self, stretch: bytes) -> Stretch:
+        """The record of a stretch, for reading only."""
         if self.hides(stretch):
             return Stretch(stretch_key(stretch))
+        known = self._records.get(stretch)
+        if known is not None and known[0] == self._tables.stretch.get(known[1].key):
+            return known[1]
         record, readable = load_stretch(self._tables, stretch)
         if not readable:
             self.crooked.stretches.add(TaskId(bytes(stretch)))
+        elif (stored := self._tables.stretch.get(record.key)) is not None:
+            if len(self._records) >= RECORDS_MAX:
+                self._records.clear()
+            self._records[bytes(stretch)] = (bytes(stored), record)
         return record
 
     # --- pieces of a stretch ------------------------------------------------------
