@@ -172,7 +172,7 @@ class Enqueuer:
         return Group(self._spawner, send, size_max=RUN_TASKS_MAX)
 
     def _choose_partition(self) -> int:
-        """The next partition in turn that has a leader whose clock is known, and took what it was sent."""
+        """The next partition in turn with a leader that answers, whose clock is known, and took what it was sent."""
         routes = self._pool.routes
         if not routes.partitions:
             raise Unavailable("the cluster's partitions are not known yet")
@@ -182,7 +182,10 @@ class Enqueuer:
             self._turn += 1
             partition = self._turn % routes.partitions
             served = partition in routes.leaders or not routes.leaders
-            if served and partition not in self._avoid and self._pool.clock_known(partition):
+            if not served or partition in self._avoid:
+                continue
+            # A leader that died is still named by the routes until its session is over.
+            if self._pool.reachable(partition) and self._pool.clock_known(partition):
                 return partition
         self._turn += 1
         return self._turn % routes.partitions

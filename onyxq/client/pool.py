@@ -209,6 +209,11 @@ class Pool:
             return True
         return self._direct(address) is not None or address not in self._trying
 
+    def reachable(self, partition: int) -> bool:
+        """Whether the partition's leader answers, as far as is known; one that broke off is tried now and then."""
+        address = self.leader_of(partition)
+        return address is None or address not in self._open or self._direct(address) is not None
+
     # routes
     async def loaded_routes(self, until: float) -> Routes:
         """Routes that name the partitions; raises as `call` does."""

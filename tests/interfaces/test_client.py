@@ -26,7 +26,16 @@ from onyxq.ids import RUN_TASKS_MAX, ids_of, make_id, partition_of
 from onyxq.wire.server import Request
 from onyxq.wire.tcp import TcpNetwork
 from simulation.network import SimulatedNetwork
-from tests.interfaces.fake_service import FakeCluster, client_of, led_by, partitions_of, play, refuse_once, together
+from tests.interfaces.fake_service import (
+    PARTITIONS,
+    FakeCluster,
+    client_of,
+    led_by,
+    partitions_of,
+    play,
+    refuse_once,
+    together,
+)
 
 BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])
 
@@ -264,6 +273,29 @@ def test_a_client_given_one_peer_survives_its_death(backend: str) -> None:
             await client.enqueue("mail", b"2")
             assert len(await client.claim("mail", max=2)) in (1, 2)
         assert second.methods("enqueue") == ["enqueue"]
+
+    play(scenario, backend=backend)
+
+
+@BACKENDS
+def test_new_tasks_go_around_a_leader_that_died(backend: str) -> None:
+    """Though the routes name it still: whoever enqueues need not wait until another leads in its place."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        first = await cluster.start(network.host("a"), "a:1")
+        second = await cluster.start(network.host("b"), "b:1")
+        led_by(cluster, first, second)
+        async with client_of(network, "a:1") as client:
+            while not second.methods("enqueue"):
+                await client.enqueue("mail", b"before")
+            second.stop()
+            network.cut("b")
+            await client.enqueue("mail", b"whoever finds out")
+            known = len(first.arguments("enqueue"))
+            for _ in range(2 * PARTITIONS):
+                await client.enqueue("mail", b"later")
+            used = {one for args in first.arguments("enqueue")[known:] for one in partitions_of(args)}
+        assert used == {one for one, leader in cluster.leaders.items() if leader == first.address}
 
     play(scenario, backend=backend)
 
