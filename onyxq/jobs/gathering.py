@@ -17,7 +17,7 @@ from typing import Any
 import msgpack
 from attrs import field, frozen, mutable
 
-from onyxq.jobs.keeping import BUCKET_BYTES_MAX, Buckets, Notes, Store
+from onyxq.jobs.keeping import BUCKET_BYTES_MAX, Buckets, Notes, Store, later
 from onyxq.jobs.windowing import DIRTY, END, NEVER, Cell, Emission, Part, Windowing, close, drop_late, fire, gather
 
 
@@ -89,7 +89,7 @@ class Group:
         now_ms = batch.now_ms if index.seen_ms is None else max(batch.now_ms, index.seen_ms)
         cells = self._gathered(batch.parts, before)
         for latest in batch.newest:
-            index.newest = [_later(one, other) for one, other in zip(index.newest, latest, strict=True)]
+            index.newest = [later(one, other) for one, other in zip(index.newest, latest, strict=True)]
         for (window, key), cell in cells.items():
             windowing = self.windowings[window]
             yield from self._said(window, key, fire(windowing, cell, windowing.bits("batch")))
@@ -178,10 +178,6 @@ class Group:
 def _is_due(note: list[Any], timers: int, clock_ms: int) -> bool:
     end, dirty = note
     return (end is not None and end <= clock_ms) or bool(dirty & timers)
-
-
-def _later(one: int | None, other: int | None) -> int | None:
-    return other if one is None else one if other is None else max(one, other)
 
 
 def _named(window: int, key: bytes) -> bytes:

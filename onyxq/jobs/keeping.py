@@ -56,7 +56,7 @@ class Buckets:
 
     def cell(self, key: bytes) -> list[Any]:
         """The cell of a key, to be changed; an empty one if there is none."""
-        number = self._number(_hash(key))
+        number = self._number(hash64(key))
         self._changed.add(number)
         return self._bucket(number).setdefault(key, [])
 
@@ -105,12 +105,18 @@ class Buckets:
         depth = number.bit_length() - 1
         halves: tuple[dict[bytes, list[Any]], dict[bytes, list[Any]]] = ({}, {})
         for key, cell in cells.items():
-            halves[_hash(key) >> depth & 1][key] = cell
+            halves[hash64(key) >> depth & 1][key] = cell
         self._store.save(number, None)
         self.notes.pop(number, None)
         for bit, half in enumerate(halves):
             self._write(2 * number + bit, half)
 
 
-def _hash(key: bytes) -> int:
+def hash64(key: bytes) -> int:
+    """A hash that is the same wherever it is made."""
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big")
+
+
+def later(one: int | None, other: int | None) -> int | None:
+    """The later of two times, of which there may be none."""
+    return other if one is None else one if other is None else max(one, other)

@@ -23,6 +23,8 @@ SEGMENTS = "segments"
 QUEUE = "queue"
 COLUMNS = "columns"
 """The shapes of rows that a region takes."""
+END = "<end>"
+"""Where the segment goes that says that all inputs have ended: to every cut."""
 
 END = "<end>"
 """Where the segment goes that says that all inputs have ended: to every cut."""
