@@ -30,9 +30,10 @@ from onyxq import snapshot
 from onyxq.facts import RELEASED, RETRIED
 from onyxq.ids import Run
 from onyxq.replica import Partition
+from simulation.pure_jobs import Jobbing
 from simulation.pure_members import Options
 from simulation.pure_peer import Peer, collection
-from simulation.pure_queues import TASKS, Queueing, task
+from simulation.pure_queues import TASKS, task
 
 LONG_MS = 60_000
 """No connection keeps what it carries for so long."""
@@ -46,7 +47,7 @@ Action: TypeAlias = tuple[Argument, ...]
 
 
 @define(eq=False)
-class Cluster(Queueing):
+class Cluster(Jobbing):
     """See the module's first paragraph."""
 
     def act(self, word: Argument, *args: Any) -> bool:
@@ -202,6 +203,7 @@ _WORDS = (
     "start crash expire kill kill_all read alone react turn send beat land flush land_twice doubt skip lose late "
     "garbage ask leave evict abort slots drain append install tally ready settle give_up grant renew "
     "release expire_claim limit pause grant_limited reopen commit purge settle_part periodic fire rest force "
+    "submit_job driver_ready commit_batch seal_input complete_job fail_job kill_job "
     "gc look store trim finish collect wait log_clock clock segment"
 )
 ACTIONS: dict[str, Callable[..., bool]] = {word.replace("_", "-"): getattr(Cluster, word) for word in _WORDS.split()}

@@ -16,6 +16,7 @@ from onyxq.ring import is_closed
 from simulation.pure import Cluster
 from simulation.pure_checks import Broken
 from simulation.pure_extension import PROGRAMS
+from simulation.pure_jobs import driven
 from simulation.pure_peer import Peer
 
 ROUND_MS = 400
@@ -45,6 +46,7 @@ def work(cluster: Cluster, peer: Peer) -> None:
     cluster.read(peer.id)
     cluster.react(peer.id)
     lead(cluster, peer)
+    drive(cluster, peer)
     cluster.collect(peer.id)
     if peer.alive and peer.waiting:
         cluster.send(peer.id)
@@ -86,6 +88,13 @@ def lead(cluster: Cluster, peer: Peer) -> None:
                     cluster.expire_claim(peer.id, number, counter_of(stretch) + offset, count)
 
 
+def drive(cluster: Cluster, peer: Peer) -> None:
+    """What a peer does for the jobs that it drives."""
+    for name in driven(peer) if peer.alive else ():
+        if not peer.replica.jobs[name].ready:
+            cluster.driver_ready(peer.id, name)
+
+
 def unsettled(cluster: Cluster) -> list[str]:
     """What a cluster without faults has not come to yet, in words; empty if it is at rest."""
     now, out = cluster.log.now, []
@@ -107,6 +116,7 @@ def unsettled(cluster: Cluster) -> list[str]:
             out.append(f"a transaction of partition {number} never settles")
         elif number in now.claims:
             out.append(f"claims of partition {number} never end")
+    out += [f"job {name} never runs" for name, job in sorted(now.jobs.items()) if job.driver and not job.ready]
     if not now.snapshot.finished:
         out.append("a collection is not finished")
     out += [f"{peer.id} has entries on their way" for peer in cluster.living() if peer.busy]

@@ -20,6 +20,7 @@ from onyxq.step import GAP, NOT_A_RECORD, NOT_IN_RING, OTHER_CLUSTER, REPEAT, Ou
 from simulation.probes import Probes
 from simulation.pure_claims import ClaimsModel
 from simulation.pure_extension import TallyModel
+from simulation.pure_jobs_model import JobsModel
 
 SAMPLED_EVERY = 16
 PACKED_EVERY = 128
@@ -29,7 +30,8 @@ CLOCK_SLACK_MS = 600
 LEADERS = frozenset({"ready_partition", "settle_partition", "yield_partition"})
 WITHOUT_LEADERS = frozenset(
     "grant_claims grant_limited_claims renew_claims release_claims expire_claims reopen_tasks purge commit_transaction "
-    "commit_batch settle_transaction set_queue set_periodic pause_periodic remove_periodic fire_periodic".split()
+    "commit_batch settle_transaction set_queue set_periodic pause_periodic remove_periodic fire_periodic "
+    "submit_job driver_ready seal_input kill_job complete_job fail_job".split()
 )
 """Entries that say nothing of who leads what."""
 
@@ -51,6 +53,7 @@ class Checks:
     """True time since the log's start."""
     claims: ClaimsModel = field(init=False)
     tally: TallyModel = field(init=False)
+    jobs: JobsModel = field(factory=JobsModel)
     numbers: dict[str, int] = field(factory=dict)
     """Number of each peer's last record that counted; nothing is ever forgotten here."""
     records: int = 0
@@ -96,6 +99,9 @@ class Checks:
         wrong = self.tally.step(before, done)
         if wrong:
             raise Broken("extensions", f"position {done.replica.position}: {wrong}")
+        wrong = self.jobs.step(before, done)
+        if wrong:
+            raise Broken("jobs", f"position {done.replica.position}: {wrong}")
         self._invariants(before, done)
         if self.records % PACKED_EVERY == 0:
             self._packs(done.replica)
@@ -185,6 +191,7 @@ class Checks:
             and after.peers is before.peers
             and after.nodes is before.nodes
             and after.partitions is before.partitions
+            and after.jobs is before.jobs
         )
         if same and self.records % SAMPLED_EVERY:
             return

@@ -37,6 +37,7 @@ from onyxq.ids import STRETCH_TASKS
 from onyxq.replica import Partition, Replica
 from onyxq.step import NOT_IN_RING, Outcome, Step
 from simulation.probes import Probes
+from simulation.pure_jobs_model import JOB_ENTRIES
 from simulation.pure_limits import LimitsModel, PeriodicModel, TransactionsModel
 
 Holder: TypeAlias = tuple[int, str, int]
@@ -108,7 +109,7 @@ class ClaimsModel:
                 wrong = self._plain(done, outcome)
                 if wrong:
                     return f"{outcome.name} of {done.peer}: {wrong}"
-            elif outcome.verdict == "applied":
+            elif outcome.verdict == "applied" and not isinstance(args, JOB_ENTRIES):
                 if isinstance(args, ready_partition.Args):
                     ready.add((args.partition, args.epoch))
                 else:

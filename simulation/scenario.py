@@ -27,7 +27,7 @@ from simulation.pure_calm import calm, lead
 from simulation.pure_checks import Broken
 from simulation.pure_run import new_cluster, perform
 from simulation.scenario_expect import EXPECTATIONS, ScenarioError, Unmet
-from simulation.scenario_words import claims_words, partition_words, record_words, ring_words
+from simulation.scenario_words import claims_words, job_words, partition_words, record_words, ring_words
 
 DIRECTORY = Path(__file__).with_name("scenarios")
 INDENT = "    "
@@ -157,9 +157,9 @@ class Scenario:
         calm(self.cluster)
 
     def show(self, what: str) -> None:
-        """Print ``partitions`` or ``claims`` as of the end of the log, or the ``ring`` again."""
+        """Print ``partitions``, ``claims`` or ``jobs`` as of the end of the log, or the ``ring`` again."""
         now = self.cluster.log.now
-        views = {"partitions": partition_words, "claims": claims_words, "ring": ring_words}
+        views = {"partitions": partition_words, "claims": claims_words, "jobs": job_words, "ring": ring_words}
         if what not in views:
             raise Unmet(f"show {', '.join(views)}")
         self.printed += views[what](now)

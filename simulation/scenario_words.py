@@ -8,13 +8,15 @@ import attrs
 from pyrsistent import PMap
 
 from onyxq.ids import offset_of
-from onyxq.replica import HELD_MS, Replica
+from onyxq.replica import HELD_MS, Job, Replica
 from onyxq.ring import watches
 from onyxq.step import Step
 
 QUIET_FIELDS = frozenset("address http zone slots tags versions enabled id reason origin_bytes".split())
 QUIET_ENTRIES = frozenset({"create_cluster"})
 SLOTS_SHOWN = "set_slots"
+SHOWN_FIELDS = {"submit_job": ("id", "scheduler", "min_slots", "max_slots", "percentage", "zones", "beside")}
+"""Of entries with many arguments, those that people look for."""
 
 
 def record_words(done: Step) -> list[str]:
@@ -35,6 +37,8 @@ def _position(position: int) -> str:
 def _entry(name: str, args: Any) -> str:
     if name in QUIET_ENTRIES or not attrs.has(type(args)):
         return name
+    if name in SHOWN_FIELDS:
+        return " ".join([name, *(_value(getattr(args, one)) for one in SHOWN_FIELDS[name])])
     fields = [one.name for one in attrs.fields(type(args)) if one.name not in QUIET_FIELDS or name == SLOTS_SHOWN]
     return " ".join([name, *(_value(getattr(args, one)) for one in fields)])
 
@@ -101,3 +105,17 @@ def claims_words(replica: Replica) -> list[str]:
         for offset, count, token, worker, deadline in pieces
     ]
     return out or ["no claims"]
+
+
+def job_words(replica: Replica) -> list[str]:
+    """A line for each job, in the order of submission."""
+    return [_job(job) for job in sorted(replica.jobs.values(), key=lambda job: job.submitted)] or ["no jobs"]
+
+
+def _job(job: Job) -> str:
+    if not job.driver:
+        return f"job {job.id}: {job.state}" + (f", {job.why}" if job.why else "")
+    ready = "ready" if job.ready else "not ready"
+    sealed = f", sealed: {' '.join(job.sealed)}" if job.sealed else ""
+    batch = f", batch {job.batch}" if job.batch >= 0 else ""
+    return f"job {job.id}: {job.slots} slots of {job.driver}, version {_position(job.version)}, {ready}{sealed}{batch}"

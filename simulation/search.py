@@ -12,6 +12,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from random import Random
 
 from attrs import define, field
@@ -94,13 +95,18 @@ class Search:
         return None if peer.id == self.asleep else peer
 
     def _move(self, move: str) -> None:
-        special = _MOVES.get(move)
+        special = self._special(move)
         if special is not None:
-            special(self)
+            special()
             return
         peer = self._peer()
         if peer is not None:
             self._do(move, peer.id)
+
+    def _special(self, move: str) -> Callable[[], None] | None:
+        """What makes a move that is more than a word to a living peer; None for the others."""
+        found = _MOVES.get(move)
+        return partial(found, self) if found is not None else None
 
     # --- moves that need more than a living peer
 

@@ -195,6 +195,23 @@ class SceneWorkload:
 
 
 @frozen
+class JobsWorkload:
+    """Jobs of the pure cluster under a seeded search; see `simulation.search_jobs`."""
+
+    name: str
+    about: str
+
+    def play(self, seed: int) -> Played:
+        """See `Workload.play`."""
+        from simulation.search_jobs import JobSearch
+
+        run = JobSearch(seed).run()
+        if run.broken is not None:
+            raise run.broken
+        return Played(0.0, run.checks.records, run.checks.applied, dict(run.checks.jobs.probes.counts))
+
+
+@frozen
 class ExplorerWorkload:
     """The pure cluster under a seeded search; see `simulation.search`."""
 
@@ -323,6 +340,7 @@ _ALL: tuple[Workload, ...] = (
     MovesWorkload("transactions_everything", "moves by transactions, any fault at any time", EVERYTHING, _three),
     SceneWorkload("scenes", "known bad situations, one after the other", _SCENES),
     *(SceneWorkload(scene.name, scene.about, (scene,)) for scene in _SCENES),
+    JobsWorkload("jobs", "twenty jobs under each scheduler, while peers come, go, and offer other slots"),
     ExplorerWorkload("explorer", "a search through interleavings of the pure cluster"),
 )
 WORKLOADS: Mapping[str, Workload] = {one.name: one for one in _ALL}

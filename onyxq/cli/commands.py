@@ -68,11 +68,11 @@ COMMANDS: tuple[Command, ...] = (
         "simulate --runs 100 --workload standard",
         option("--seed", type=int, metavar="N", help="first seed (default: a fresh one, which is printed)"),
         option("--runs", type=int, default=1, metavar="R", help="consecutive seeds to play (default 1)"),
-        option("--workload", default="standard", metavar="NAME", help="what to play (default standard); see --list"),
+        option("--workload", metavar="NAME", help="what to play (default standard); see --list"),
         option("--jobs", type=int, metavar="N", help="processes side by side (default: one per core)"),
         option("--list", action="store_true", help="list the workloads"),
         option("--probes", action="store_true", help="print how often rare branches were reached"),
-        option("--planted", action="store_true", help="check that every deliberately planted bug is found"),
+        option("--planted", action="store_true", help="check that planted bugs are found (with --workload: its own)"),
     ),
     _own(
         "dev",

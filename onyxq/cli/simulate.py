@@ -26,8 +26,9 @@ def simulate(context: Context) -> int:
     jobs = _within("jobs", args.jobs if args.jobs is not None else os.cpu_count() or 1, 1, JOBS_MAX)
     seed = args.seed if args.seed is not None else random.SystemRandom().randrange(SEEDS_MAX)
     _within("seed", seed, 0, 1 << 62)
+    workload = args.workload or "standard"
     if args.planted:
-        return _planted(context, jobs)
+        return _planted(context, jobs, args.workload)
     if args.list:
         return _list(context)
     runs = _within("runs", args.runs, 1, RUNS_MAX)
@@ -35,17 +36,17 @@ def simulate(context: Context) -> int:
     from simulation.runs import Totals, run_many
     from simulation.workloads import WORKLOADS
 
-    if args.workload not in WORKLOADS:
-        hint = did_you_mean(args.workload, list(WORKLOADS))
-        raise BadRequest(f"there is no workload {args.workload!r}{hint}", field="workload")
-    context.out.line({"seed": seed, "workload": args.workload, "runs": runs}, f"seed {seed}")
+    if workload not in WORKLOADS:
+        hint = did_you_mean(workload, list(WORKLOADS))
+        raise BadRequest(f"there is no workload {workload!r}{hint}", field="workload")
+    context.out.line({"seed": seed, "workload": workload, "runs": runs}, f"seed {seed}")
     totals = Totals()
-    for result in run_many(args.workload, range(seed, seed + runs), jobs=jobs):
+    for result in run_many(workload, range(seed, seed + runs), jobs=jobs):
         totals.add(result)
         if result.checker:
             _broken(context, result)
         context.out.progress(f"{totals.runs} of {runs} runs, {len(totals.broken)} broken, {totals.speed:.0f} x life")
-    unreached = _unreached(context, totals, args.workload)
+    unreached = _unreached(context, totals, workload)
     _figures(context, totals, unreached, show_probes=args.probes)
     return EXIT_BROKEN if totals.broken or unreached else 0
 
@@ -81,11 +82,14 @@ def _broken(context: Context, result: Result) -> None:
 
 def _unreached(context: Context, totals: Totals, workload: str) -> list[str]:
     """Probes that a run of this length must have reached and has not."""
-    if workload != "standard":
-        return []
-    from simulation.world_probes import STANDARD, STANDARD_RUNS
+    from simulation import pure_jobs_model, world_probes
 
-    return [name for name in STANDARD if totals.runs >= STANDARD_RUNS and not totals.probes.get(name)]
+    wanted = {
+        "standard": (world_probes.STANDARD, world_probes.STANDARD_RUNS),
+        "jobs": (pure_jobs_model.PROBES, pure_jobs_model.PROBES_RUNS),
+    }
+    names, runs = wanted.get(workload, ((), 0))
+    return [name for name in names if totals.runs >= runs and not totals.probes.get(name)]
 
 
 def _figures(context: Context, totals: Totals, unreached: list[str], *, show_probes: bool) -> None:
@@ -119,11 +123,17 @@ def _figures(context: Context, totals: Totals, unreached: list[str], *, show_pro
 # --- planted bugs -----------------------------------------------------------------------------
 
 
-def _planted(context: Context, jobs: int) -> int:
+def _planted(context: Context, jobs: int, workload: str | None) -> int:
+    """Look for the planted bugs, of one workload if it is named."""
+    from simulation.planted.bugs import PLANTED
     from simulation.planted.suite import missed, run_suite
 
+    wanted = [one for one in PLANTED if workload in (None, one.workload)]
+    if not wanted:
+        hint = did_you_mean(workload or "", sorted({one.workload for one in PLANTED}))
+        raise BadRequest(f"no bug is planted for a workload {workload!r}{hint}", field="workload")
     verdicts: list[Verdict] = []
-    for verdict in run_suite(jobs=jobs):
+    for verdict in run_suite(wanted, jobs=jobs):
         verdicts.append(verdict)
         context.out.progress(f"{len(verdicts)} tried, {sum(not one.found for one in verdicts)} not found")
     rows = [verdict.row() for verdict in sorted(verdicts, key=lambda one: one.planted.name)]

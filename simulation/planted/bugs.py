@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from simulation.planted.bugs_cancelling import CANCELLING_BUGS
 from simulation.planted.bugs_copies import COPY_BUGS
+from simulation.planted.bugs_jobs import JOB_BUGS
 from simulation.planted.bugs_retention import RETENTION_BUGS
 from simulation.planted.bugs_rules import RULE_BUGS
 from simulation.planted.bugs_workers import WORKER_BUGS
@@ -353,6 +354,7 @@ PLANTED: tuple[Planted, ...] = (
     *CANCELLING_BUGS,
     *RETENTION_BUGS,
     *WORKER_BUGS,
+    *JOB_BUGS,
 )
 """Every planted bug."""
 

@@ -35,6 +35,12 @@ def test_an_unknown_workload_is_named_with_what_was_probably_meant(capsys: pytes
     assert "leases" in capsys.readouterr().err
 
 
+def test_bugs_are_planted_for_known_workloads_only(capsys: pytest.CaptureFixture[str]) -> None:
+    """Looking for none of them is no success."""
+    assert run(["simulate", "--planted", "--workload", "lases"]) == 2
+    assert "leases" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("wrong", [["--runs", "0"], ["--jobs", "0"], ["--seed", "-1"]])
 def test_numbers_out_of_range_are_refused(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Each error names its field."""
