@@ -25,6 +25,7 @@ from onyxq.store.memory import MemoryTables
 from simulation.checkers import Checker
 from simulation.checkers.all_or_nothing import AllOrNothing
 from simulation.checkers.attempts_counted import AttemptsCounted
+from simulation.checkers.batches_once import BatchesOnce
 from simulation.checkers.checkpoints_found import CheckpointsFound
 from simulation.checkers.code_runs_alone import CodeRunsAlone
 from simulation.checkers.copies_equal import CopiesEqual
@@ -81,6 +82,7 @@ class Audit:
         self.enough_copies = EnoughCopies(history, disks)
         self.made_once = MadeOnce(history)
         self.all_or_nothing = AllOrNothing(history)
+        self.batches_once = BatchesOnce(history)
         self.disks = disks
         self.history = history
         self.true_ms = SimulatedClock().wall_ms
@@ -122,6 +124,7 @@ class Audit:
             self.enough_copies,
             self.made_once,
             self.all_or_nothing,
+            self.batches_once,
             self.keys_in_order,
             self.unique_stands,
             DependenciesFirst(history, self.ledger),
@@ -190,6 +193,7 @@ class Audit:
         self.ledger.read_back(task)
         self.purged.read_back(task)
         self.made_once.read_back(task)
+        self.batches_once.read_back(task)
         self.all_or_nothing.read_back(task)
         self.rule_watcher.read_back(task)
 

@@ -19,6 +19,7 @@ from simulation.load import Mix
 from simulation.load_rules import RulesMix
 from simulation.moves import MovesMix, under_moves
 from simulation.scenes import SCENES, Scene
+from simulation.scenes_batches import BATCH_SCENES
 from simulation.scenes_cancelling import CANCELLING_SCENES
 from simulation.scenes_copies import COPY_SCENES
 from simulation.scenes_retention import RETENTION_SCENES
@@ -309,6 +310,7 @@ _SCENES: tuple[Scene, ...] = (
     *CANCELLING_SCENES.values(),
     *WITHDRAWN_SCENES.values(),
     *TRANSACTION_SCENES.values(),
+    *BATCH_SCENES.values(),
     *RETENTION_SCENES.values(),
     *WORKER_SCENES.values(),
 )

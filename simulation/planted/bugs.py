@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from simulation.planted.bugs_batches import BATCH_BUGS
 from simulation.planted.bugs_cancelling import CANCELLING_BUGS
 from simulation.planted.bugs_copies import COPY_BUGS
 from simulation.planted.bugs_jobs import JOB_BUGS
@@ -355,6 +356,7 @@ PLANTED: tuple[Planted, ...] = (
     *RETENTION_BUGS,
     *WORKER_BUGS,
     *JOB_BUGS,
+    *BATCH_BUGS,
 )
 """Every planted bug."""
 
