@@ -25,7 +25,7 @@ from onyxq.analysis.rules import (
     Offender,
     Report,
 )
-from onyxq.analysis.tables import read_table
+from onyxq.analysis.tables import read_table, session_for
 from onyxq.parquet.schema import CLAIMS, TASKS, UPDATES
 
 CLAIM, TASK, UPDATE = 0, 1, 2
@@ -44,6 +44,7 @@ def check(session: Any, directories: Sequence[str], *, apart_ms: int = APART_MS,
     from pyspark.sql import Observation
     from pyspark.sql import functions as F
 
+    session = session_for(session, directories)
     all_rows, distinct_rows = Observation("all"), Observation("distinct")
     rows = _rows(session, directories).observe(all_rows, F.count("*").alias("rows"))
     known = _latest(_without_repeats(rows)).observe(
@@ -175,15 +176,22 @@ def _judged(rows: Any, apart_ms: int) -> Any:
     rows = rows.select(
         "*",
         F.row_number().over(of_task).alias("place"),
-        F.max(F.when(claim, F.col("token"))).over(before).alias("claimed"),
+        F.max(F.when(claim, F.struct("token", "until"))).over(before).alias("claimed"),
         F.max(F.when(claim, F.col("until"))).over(before).alias("past_until"),
         F.max(F.when(no_entry, F.col("ended"))).over(before).alias("past_ended"),
         F.max(F.when(no_entry & F.col("ended").isNull(), F.col("token"))).over(before).alias("endless"),
         F.max(F.when(claim, F.col("began"))).over(before).alias("past_began"),
-        F.max(F.when(task & F.col("completed"), F.col("token"))).over(before).alias("completed_token"),
         F.count(F.when(update, 1)).over(whole).alias("has_updates"),
-    ).withColumn("past_updated", F.max(F.when(update, F.col("ended"))).over(lower))
-    no_claim = (F.col("claimed").isNull() | (F.col("claimed") != F.col("token"))) & ~F.col("fresh")
+    )
+    own = F.coalesce(F.col("claimed.token") == F.col("token"), F.lit(False))
+    # Where an entry ended the claim its completion came to light later: nobody had been told that it counts.
+    closed = task & F.col("completed") & own & F.col("claimed.until").isNull()
+    rows = rows.select(
+        "*",
+        F.max(F.when(closed, F.col("token"))).over(before).alias("completed_token"),
+        F.max(F.when(update, F.col("ended"))).over(lower).alias("past_updated"),
+    )
+    no_claim = ~own & ~F.col("fresh")
     late = F.col("past_updated") > F.col("ended") + apart_ms
     found = (
         (OVERLAPPING, claim & (F.col("past_until") > F.col("token")), "another claim ended at {past_until}"),

@@ -14,8 +14,6 @@ from onyxq.log.zookeeper_server import find_java
 
 MEMORY = "2g"
 """Heap of a local master; what does not fit is sorted on disk."""
-PARTITIONS = 64
-"""Pieces that ids are spread over; those that turn out small are put together."""
 _HINT = "Install it with: pip install 'onyxq[spark]'."
 
 
@@ -41,9 +39,6 @@ def _open(master: str, memory: str, work: str) -> Any:
         "spark.driver.memory": memory,
         "spark.local.dir": work,
         "spark.sql.warehouse.dir": f"{work}/warehouse",
-        "spark.sql.shuffle.partitions": PARTITIONS,
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",

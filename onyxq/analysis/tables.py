@@ -23,6 +23,11 @@ _TYPES = {
 }
 
 
+PIECE_BYTES = 4 * 1024 * 1024
+"""Bytes of an archive to a piece of work: rows take about ten times that in memory."""
+PIECES_MAX = 4_000
+
+
 def read_table(session: Any, directories: Sequence[str], table: str) -> Any:
     """A table of some archives, with the columns ``queue``, ``day`` and ``archived``, when the
     file was written.
@@ -39,7 +44,7 @@ def read_table(session: Any, directories: Sequence[str], table: str) -> Any:
             one = session.read.schema(schema).parquet(path)
             one = one.withColumn("archived", one["_metadata.file_modification_time"])
             found = one if found is None else found.unionByName(one)
-        elif table == TASKS:
+        elif table == TASKS or not _exists(session, f"{directory.rstrip('/')}/{TASKS}"):
             raise NotFound(
                 f"{directory} is no archive of tasks: it has no {TASKS}/ in it",
                 field="archive",
@@ -48,7 +53,32 @@ def read_table(session: Any, directories: Sequence[str], table: str) -> Any:
     return session.createDataFrame([], f"{schema}, archived timestamp") if found is None else found
 
 
+def session_for(session: Any, directories: Sequence[str]) -> Any:
+    """A session of the same Spark that works on archives in as many pieces as their size asks for.
+
+    Adaptive execution is off: with it, figures that are observed on the way are lost.
+    """
+    context = session.sparkContext
+    sizes = 0
+    for directory in directories:
+        files, path = _files(session, directory)
+        sizes += files.getContentSummary(path).getLength() if files.exists(path) else 0
+    pieces = min(max(context.defaultParallelism, sizes // PIECE_BYTES), PIECES_MAX)
+    own = session.newSession()
+    own.conf.set("spark.sql.adaptive.enabled", False)
+    own.conf.set("spark.sql.shuffle.partitions", pieces)
+    own.conf.set("spark.sql.session.timeZone", "UTC")
+    own.conf.set("spark.sql.sources.partitionColumnTypeInference.enabled", False)
+    return own
+
+
 def _exists(session: Any, path: str) -> bool:
+    files, there = _files(session, path)
+    return bool(files.exists(there))
+
+
+def _files(session: Any, path: str) -> tuple[Any, Any]:
+    """Hadoop's file system of a path, and the path for it."""
     context = session.sparkContext
     there = context._jvm.org.apache.hadoop.fs.Path(path)
-    return bool(there.getFileSystem(context._jsc.hadoopConfiguration()).exists(there))
+    return there.getFileSystem(context._jsc.hadoopConfiguration()), there

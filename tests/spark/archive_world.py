@@ -148,13 +148,14 @@ def _of_task(
 ) -> Found:
     found: Found = set()
     tokens = {one["token"] for one in claims}
+    closed = {one["token"] for one in claims if one.get("until") is None}
     completed = task if task is not None and task["state"] == "completed" else None
     for place, one in enumerate(claims):
         if _overlaps([(other, other["ended"]) for other in claims[:place]], one, apart_ms):
             found.add((OVERLAPPING, task_id, one["token"]))
         if one.get("until") is not None and one["until"] <= one["token"]:
             found.add((TOKENS, task_id, one["token"]))
-        if completed is not None and completed["token"] < one["token"]:
+        if completed is not None and completed["token"] < one["token"] and completed["token"] in closed:
             found.add((TOKENS, task_id, one["token"]))
     ends = [(token, stored) for (token, _), stored in updates.items()]
     if completed is not None:

@@ -14,6 +14,4 @@ from onyxq.analysis.session import spark_session
 def spark() -> Iterator[Any]:
     """The session; tests leave nothing in it."""
     with spark_session("local[2]", memory="1g") as session:
-        session.conf.set("spark.sql.shuffle.partitions", 2)
-        session.conf.set("spark.sql.adaptive.enabled", False)
         yield session

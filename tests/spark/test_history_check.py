@@ -40,8 +40,9 @@ Damaged = tuple[list[Row], list[Row], list[Row]]
 
 
 def sound() -> Damaged:
-    """A history in which everything happens that may: retries, expiry, returns, renewals, a requeued dead
-    letter, a cancelled task, one that was never granted, keys in order, a log whose clock was set back."""
+    """A history in which everything happens that may: retries, expiry, returns, a requeued dead letter, a cancelled
+    task, one that was never granted, keys in order, a log whose clock was set back, a completion that came to
+    light only after another worker had the task."""
     tasks = [
         task(1, 10),
         task(2, 30, attempts=1, updates=2),
@@ -51,6 +52,7 @@ def sound() -> Damaged:
         task(6, 80, ordering_key="k", turn=[MS, 1, 1], finished=MS + 500),
         task(7, 90, ordering_key="k", turn=[MS, 1, 2], finished=MS + 900),
         task(8, 120, attempts=1),
+        task(9, 130, attempts=2, finished=MS + 900),
     ]
     claims = [
         claim(1, 10, 0, 1_000),
@@ -63,6 +65,8 @@ def sound() -> Damaged:
         claim(7, 90, 500, 900),
         claim(8, 100, 3_600_000, 3_700_000, outcome="failed", until=110),
         claim(8, 120, 900, 1_000),
+        claim(9, 130, 0, 900, until=135),
+        claim(9, 140, 40_000, 80_000, outcome="expired", until=150),
     ]
     return tasks, claims, [update(2, 20, 0, 100), update(2, 30, 0, 41_500)]
 

@@ -1,0 +1,83 @@
+"""``onyxq history``: archives of tasks looked through on Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onyxq.cli.context import Context, milliseconds
+from onyxq.errors import BadRequest
+from onyxq.words import duration
+
+if TYPE_CHECKING:
+    from onyxq.analysis.stats import Figures, Times
+
+EXIT_BROKEN = 1
+
+
+def history_check(context: Context) -> int:
+    """Check archives and say what is broken; exit code 1 if anything is."""
+    from onyxq.analysis.checking import check
+    from onyxq.analysis.session import spark_session
+
+    args = context.args
+    apart_ms = milliseconds(args.apart, field="apart")
+    if args.first < 1:
+        raise BadRequest(f"first must be at least 1, not {args.first}", field="first")
+    context.out.progress("starting Spark")
+    with spark_session(args.master, memory=args.memory) as session:
+        context.out.progress("checking")
+        report = check(session, args.archive, apart_ms=apart_ms, first=args.first)
+    if context.out.as_json:
+        context.out.document(report.document())
+        return 0 if report.clean else EXIT_BROKEN
+    context.out.table(
+        None, [{"rule": rule, "broken": count} for rule, count in report.counts.items()], ("rule", "broken")
+    )
+    for one in report.first:
+        print(f"{one.rule}: task {one.id} of {one.queue}, token {'-' if one.token is None else one.token}: {one.what}")
+    repeats = f", {report.repeats:,} rows more than once" if report.repeats else ""
+    print(f"\n{report.tasks:,} tasks, {report.claims:,} claims, {report.updates:,} updates{repeats}")
+    print("history holds" if report.clean else "history is broken")
+    return 0 if report.clean else EXIT_BROKEN
+
+
+def history_stats(context: Context) -> None:
+    """Tell, and draw, what archives say of queues."""
+    from onyxq.analysis.plots import draw
+    from onyxq.analysis.session import spark_session
+    from onyxq.analysis.stats import stats
+
+    args = context.args
+    context.out.progress("starting Spark")
+    with spark_session(args.master, memory=args.memory) as session:
+        context.out.progress("summing up")
+        found = stats(session, args.archive, queue=args.queue)
+    drawn = draw(found, Path(args.plots)) if args.plots else []
+    if context.out.as_json:
+        context.out.document({**found.document(), "plots": [str(path) for path in drawn]})
+        return
+    rows = [*map(_row, found.hours), *({**_row(one), "hour": "all"} for one in found.queues)]
+    columns = ("queue", "hour", "claims", "retries", "failed", "expired")
+    times = ("wait_half", "wait_95%", "wait_longest", "run_half", "run_95%", "run_longest")
+    context.out.table(None, rows, (*columns, *times), empty="no claims are archived there")
+    for path in drawn:
+        print(path)
+
+
+def _row(one: Figures) -> dict[str, Any]:
+    return {
+        "queue": one.queue,
+        "hour": one.hour,
+        "claims": one.claims,
+        "retries": one.retries,
+        "failed": one.outcomes.get("failed", 0),
+        "expired": one.outcomes.get("expired", 0),
+        **_told("wait", one.wait),
+        **_told("run", one.run),
+    }
+
+
+def _told(name: str, times: Times) -> dict[str, str | None]:
+    values = {"half": times.half_ms, "95%": times.p95_ms, "longest": times.longest_ms}
+    return {f"{name}_{part}": None if value is None else duration(value) for part, value in values.items()}

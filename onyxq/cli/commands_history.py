@@ -1,0 +1,43 @@
+"""The commands of ``onyxq history`` and ``onyxq archive``, declared."""
+
+from __future__ import annotations
+
+from onyxq.cli.parser import Command, option
+
+MASTER = option(
+    "--master",
+    default="local[*]",
+    metavar="URL",
+    help="where Spark runs: local[N], spark://..., yarn, k8s://... (default local[*]: all cores here)",
+)
+MEMORY = option("--memory", default="2g", metavar="SIZE", help="heap of Spark on this machine (default 2g)")
+ARCHIVED = option("archive", metavar="DIR", nargs="+", help="archives of tasks, as peers write them; a path or a URI")
+
+HISTORY_COMMANDS: tuple[Command, ...] = (
+    Command(
+        "history check",
+        "onyxq.cli.analysis:history_check",
+        "look for what must never be in archived tasks, on Spark; exit code 1 if there is any",
+        "onyxq history check /var/lib/onyxq-tasks",
+        (
+            ARCHIVED,
+            option("--apart", default="5s", metavar="TIME", help="how far clocks may have been apart (default 5s)"),
+            option("--first", type=int, default=10, metavar="N", help="offenders to name for each rule (default 10)"),
+            MASTER,
+            MEMORY,
+        ),
+    ),
+    Command(
+        "history stats",
+        "onyxq.cli.analysis:history_stats",
+        "how long archived tasks waited and ran, and their retries, by queue and hour, on Spark",
+        "onyxq history stats /var/lib/onyxq-tasks --plots /tmp/plots",
+        (
+            ARCHIVED,
+            option("--queue", metavar="QUEUE", help="only of this queue"),
+            option("--plots", metavar="DIR", help="draw them as PNG files there"),
+            MASTER,
+            MEMORY,
+        ),
+    ),
+)
