@@ -2,51 +2,44 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from onyxq.errors import Incomplete
-from onyxq.log.zookeeper_server import find_java
+from onyxq.errors import Unavailable
+from onyxq.spark.home import missing
+from onyxq.spark.session import Settings, open_session
 
 MEMORY = "2g"
-"""Heap of a local master; what does not fit is sorted on disk."""
-_HINT = "Install it with: pip install 'onyxq[spark]'."
+"""Heap of this process' machine; what does not fit is sorted on disk."""
 
 
 @contextmanager
 def spark_session(master: str, *, memory: str = MEMORY) -> Iterator[Any]:
-    """A session on ``master``, ended with all that it left on disk; raises `Incomplete`."""
-    find_java()
-    with tempfile.TemporaryDirectory(prefix="onyxq-spark-") as work:
-        session = _open(master, memory, work)
+    """A session on ``master``, ended with all that it left on disk.
+
+    Raises `Incomplete` if Spark or Java is missing, `Unavailable` if the master cannot be had.
+    """
+    lacking = missing()
+    if lacking is not None:
+        raise lacking
+    with tempfile.TemporaryDirectory(prefix="onyxq-spark-", ignore_cleanup_errors=True) as work:
+        settings = Settings(work=Path(work), master=master, conf={"spark.driver.memory": memory})
+        try:
+            session = open_session(settings)
+        except Exception as error:
+            raise Unavailable(f"Spark does not start on {master}: {_last_line(error)}", hint=_HINT) from error
         try:
             yield session
         finally:
             session.stop()
 
 
-def _open(master: str, memory: str, work: str) -> Any:
-    try:
-        from pyspark.sql import SparkSession
-    except ImportError as error:
-        raise Incomplete(f"this needs Spark: {error}", hint=_HINT) from None
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    settings = {
-        "spark.driver.memory": memory,
-        "spark.local.dir": work,
-        "spark.sql.warehouse.dir": f"{work}/warehouse",
-        "spark.sql.execution.arrow.pyspark.enabled": "true",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.log.level": "ERROR",
-    }
-    if master.startswith("local"):
-        settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
-    builder = SparkSession.builder.master(master).appName("onyxq")
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    return builder.getOrCreate()
+_HINT = "Check --master: local[N], spark://HOST:PORT, yarn or k8s://...; and --memory, such as 2g."
+
+
+def _last_line(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from onyxq.cli.commands_job import JOB_COMMANDS
 from onyxq.cli.commands_history import HISTORY_COMMANDS
+from onyxq.cli.commands_job import JOB_COMMANDS
 from onyxq.cli.commands_queue import QUEUE_COMMANDS
 from onyxq.cli.commands_task import ARCHIVES, TASK_COMMANDS
 from onyxq.cli.parser import Command, Option, option, setting
@@ -23,6 +23,7 @@ NOUNS = {
     "ring": "who watches whom",
     "partition": "where partitions live and who leads them",
     "log": "look at the log, dump and replay it, collect its garbage",
+    "archive": "keep the log's records as tables",
     "history": "archives of tasks, checked and summed up on Spark",
     "replica": "what all peers agree on, now or at any position",
     "worker": "run an application's tasks",

@@ -15,6 +15,25 @@ ARCHIVED = option("archive", metavar="DIR", nargs="+", help="archives of tasks, 
 
 HISTORY_COMMANDS: tuple[Command, ...] = (
     Command(
+        "archive log",
+        "onyxq.cli.archive:archive_log",
+        "write records of the log, with what became of each entry, to Parquet files by day",
+        "onyxq archive log /var/lib/onyxq-tasks --archive /var/lib/onyxq-archive",
+        (
+            option("directory", metavar="DIR", help="where to; what is there already is not written again"),
+            option(
+                "--archive",
+                action="append",
+                metavar="DIR",
+                help="take the records that peers archived there, and ask no peer; may be repeated",
+            ),
+            option("--live", action="store_true", help="with --archive: also those that a peer's log still has"),
+            option("--follow", action="store_true", help="go on until interrupted"),
+            option("--every", default="10m", metavar="TIME", help="with --follow: how often (default 10m)"),
+        ),
+        talks=True,
+    ),
+    Command(
         "history check",
         "onyxq.cli.analysis:history_check",
         "look for what must never be in archived tasks, on Spark; exit code 1 if there is any",

@@ -1,0 +1,207 @@
+"""Records of the log as a table, by day: what was asked of the log, and what became of it.
+
+``records/day=<YYYY-MM-DD>/<first position>-<last position>.parquet`` has a row for each entry
+of the records from the first to the last position of its name, with its verdict, and one
+for each record that was a no-op as a whole.  The day is that of the log's clock, UTC.  Files
+follow each other without overlapping, each comes into being whole, and what is there is not
+written again.
+
+Verdicts are found by stepping, so the log is gone through from an origin that is known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from attrs import define, frozen
+
+from onyxq.archive import Part, best, groups
+from onyxq.diff import plain
+from onyxq.dump import Dump, sync_directory
+from onyxq.errors import BadRequest
+from onyxq.parquet.layout import SUFFIX, day_of
+from onyxq.parquet.schema import VERSION, pyarrow
+from onyxq.replay import steps
+from onyxq.step import Step
+
+RECORDS = "records"
+ROWS_MAX = 200_000
+"""Rows of a file."""
+GROUP_ROWS = 20_000
+_NAME = re.compile(r"(\d{19})-(\d{19})\.parquet")
+
+Row = tuple[Any, ...]
+
+
+@define
+class Written:
+    """What was archived."""
+
+    records: int = 0
+    entries: int = 0
+    files: int = 0
+    first: int | None = None
+    last: int | None = None
+
+
+@frozen
+class _Range:
+    """Positions that files hold, without a hole."""
+
+    first: int
+    last: int
+
+
+def write_records(pieces: Sequence[Part], directory: Path, *, until: int | None = None) -> Iterator[Written]:
+    """Write what history there is and the directory has not; yields how far it is, always the same object.
+
+    ``until``: the last position to take.  Raises `Corrupt` at a damaged block, `BadRequest`
+    if the directory cannot be written, `Incomplete` without pyarrow.
+    """
+    pyarrow()
+    written = Written()
+    yield written
+    for dump in groups(pieces):
+        held = covered(directory)
+        after = _reached(held, dump.start.position)
+        found = best(pieces, after) if after > dump.start.position else dump
+        yield from _write(dump if found is None else found, directory, held, after, until, written)
+
+
+def covered(directory: Path) -> list[_Range]:
+    """What the files of a directory hold, in order."""
+    names = (_NAME.fullmatch(path.name) for path in (directory / RECORDS).glob(f"day=*/*{SUFFIX}"))
+    out: list[_Range] = []
+    for first, last in sorted((int(name[1]), int(name[2])) for name in names if name):
+        if out and first <= out[-1].last + 1:
+            out[-1] = _Range(out[-1].first, max(last, out[-1].last))
+        else:
+            out.append(_Range(first, last))
+    return out
+
+
+def _reached(ranges: Sequence[_Range], position: int) -> int:
+    """The last position up to which everything behind ``position`` is there."""
+    return max([position, *(one.last for one in ranges if one.first <= position + 1)])
+
+
+def _write(
+    dump: Dump, directory: Path, held: Sequence[_Range], after: int, until: int | None, written: Written
+) -> Iterator[Written]:
+    file: _File | None = None
+    try:
+        for done in steps(dump.start, dump.records, until=until):
+            position = done.replica.position
+            if position <= after:
+                continue
+            rows = list(_rows(done))
+            day = day_of(done.ctime_ms)
+            there = any(one.first <= position <= one.last for one in held)
+            if file is not None and (there or file.day != day or file.rows >= ROWS_MAX):
+                file.finish()
+                file = None
+            if there:
+                after = position
+                continue
+            if file is None:
+                written.files += 1
+                file = _File(directory, day, after + 1)
+            file.add(position, rows)
+            after = position
+            written.records += 1
+            written.entries += len(done.outcomes)
+            written.first = position if written.first is None else written.first
+            written.last = position
+            yield written
+        if file is not None:
+            file.finish()
+    except OSError as error:
+        raise BadRequest(f"{directory} cannot be written: {error.strerror}", field="directory") from None
+    finally:
+        if file is not None:
+            file.abort()
+
+
+def _rows(done: Step) -> Iterator[Row]:
+    head = (done.replica.position, done.ctime_ms, done.peer, done.number)
+    for outcome in done.outcomes:
+        args = json.dumps(plain(outcome.args), ensure_ascii=False, separators=(",", ":"))
+        yield (*head, outcome.index, outcome.name, outcome.version, args, outcome.verdict)
+    if done.problem:
+        yield (*head, None, None, None, None, done.problem)
+
+
+def schema() -> Any:
+    """The Arrow schema of a file."""
+    pa = pyarrow()
+    fields = [
+        pa.field("position", pa.int64(), nullable=False),
+        pa.field("time", pa.timestamp("ms", tz="UTC"), nullable=False),
+        pa.field("peer", pa.string(), nullable=False),
+        pa.field("number", pa.int64(), nullable=False),
+        pa.field("index", pa.int32()),
+        pa.field("entry", pa.string()),
+        pa.field("version", pa.int32()),
+        pa.field("args", pa.string()),
+        pa.field("verdict", pa.string(), nullable=False),
+    ]
+    return pa.schema(fields, metadata={"onyxq.version": str(VERSION), "onyxq.table": RECORDS})
+
+
+class _File:
+    """A file that has its name once it is complete and durable."""
+
+    def __init__(self, directory: Path, day: str, first: int) -> None:
+        pa = pyarrow()
+        self.day = day
+        self.rows = 0
+        self._first = self._last = first
+        self._waiting: list[Row] = []
+        self._directory = directory / RECORDS / f"day={day}"
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._part = self._directory / f".{first:019d}.{uuid.uuid4().hex}.part"
+        self._file: IO[bytes] | None = self._part.open("wb")
+        self._writer = pa.parquet.ParquetWriter(self._file, schema(), compression="zstd")
+
+    def add(self, position: int, rows: Sequence[Row]) -> None:
+        """Take a record's rows."""
+        self._last = position
+        self.rows += len(rows)
+        self._waiting += rows
+        if len(self._waiting) >= GROUP_ROWS:
+            self._flush()
+
+    def _flush(self) -> None:
+        pa = pyarrow()
+        if self._waiting:
+            columns = zip(*self._waiting, strict=True)
+            arrays = [pa.array(column, field.type) for column, field in zip(columns, schema(), strict=True)]
+            self._writer.write_table(pa.Table.from_arrays(arrays, schema=schema()))
+            self._waiting = []
+
+    def finish(self) -> None:
+        """Make it durable, and give it its name."""
+        self._flush()
+        self._writer.close()
+        assert self._file is not None
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._file = None
+        self._part.replace(self._directory / f"{self._first:019d}-{self._last:019d}{SUFFIX}")
+        sync_directory(self._directory)
+
+    def abort(self) -> None:
+        """Forget it, unless it is finished."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._writer.close()
+                self._file.close()
+            self._part.unlink(missing_ok=True)

@@ -1,0 +1,158 @@
+"""Records of the log as a table: complete, each once, with the verdicts that peers gave."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve
+from pyarrow import dataset
+
+from onyxq import Client
+from onyxq.archive import Part
+from onyxq.diff import plain
+from onyxq.dump import Dump
+from onyxq.errors import BadRequest
+from onyxq.parquet import records
+from onyxq.parquet.records import RECORDS, Written, covered, write_records
+from onyxq.replay import steps
+from onyxq.replica import EMPTY
+from tests.entries.generated import generated_world
+from tests.entries.world import World as Generated
+from tests.interfaces.timetravel_world import Line, World, started
+
+DAY_MS = 86_400_000
+
+
+@pytest.fixture(scope="module")
+def world() -> Generated:
+    """A log with every kind of entry, without a hole between its positions."""
+    return generated_world(seed=33, records=300, check=False)
+
+
+def whole(world: Generated) -> Part:
+    """The log from its beginning."""
+    return Part(-1, None, Dump("main", None, world.records))
+
+
+def behind(world: Generated, origin: int, last: int | None = None) -> Part:
+    """What lies behind an origin."""
+    end = None if last is None else last + 1
+    return Part(origin, last, Dump("main", world.replicas[origin + 1], world.records[origin + 1 : end]))
+
+
+def written(pieces: list[Part], directory: Path, until: int | None = None) -> Written:
+    """Write all of it."""
+    done = list(write_records(pieces, directory, until=until))
+    return done[-1]
+
+
+def table(directory: Path) -> list[dict[str, Any]]:
+    """All rows, in the order of the log."""
+    found = dataset.dataset(directory / RECORDS, partitioning="hive").to_table().to_pylist()
+    return sorted(found, key=lambda row: (row["position"], row["index"] or 0))
+
+
+def expected(world: Generated, after: int = -1) -> list[tuple[Any, ...]]:
+    """What stepping the log says."""
+    rows: list[tuple[Any, ...]] = []
+    for done in steps(EMPTY, world.records):
+        position = done.replica.position
+        rows += [(position, one.name, json.dumps(plain(one.args)), one.verdict) for one in done.outcomes]
+        rows += [(position, None, None, done.problem)] if done.problem else []
+    return [row for row in rows if row[0] > after]
+
+
+def told(directory: Path) -> list[tuple[Any, ...]]:
+    """The same of a directory."""
+    return [
+        (row["position"], row["entry"], row["args"] and json.dumps(json.loads(row["args"])), row["verdict"])
+        for row in table(directory)
+    ]
+
+
+def test_every_entry_is_a_row_with_its_verdict(world: Generated, tmp_path: Path) -> None:
+    """Also those that changed nothing."""
+    done = written([whole(world)], tmp_path)
+    assert (done.records, done.first, done.last) == (300, 0, 299)
+    assert told(tmp_path) == expected(world)
+    assert len({row["verdict"] for row in table(tmp_path)}) > 5
+
+
+def test_what_is_there_is_not_written_again(world: Generated, tmp_path: Path) -> None:
+    """In pieces, each from where the last one ended, from whatever origin is near."""
+    assert written([whole(world)], tmp_path, until=100).last == 100
+    assert written([whole(world)], tmp_path, until=100).records == 0
+    pieces = [behind(world, -1, 80), behind(world, 80, 200), behind(world, 200)]
+    done = written(pieces, tmp_path)
+    assert (done.first, done.last, done.records) == (101, 299, 199)
+    assert told(tmp_path) == expected(world)
+    assert [(one.first, one.last) for one in covered(tmp_path)] == [(0, 299)]
+
+
+def test_files_are_cut_by_day_and_by_size(world: Generated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file says which records it holds."""
+    monkeypatch.setattr(records, "ROWS_MAX", 40)
+    later = [evolve(one, ctime_ms=one.ctime_ms + (2 * DAY_MS if one.position >= 150 else 0)) for one in world.records]
+    assert written([Part(-1, None, Dump("main", None, later))], tmp_path).files > 4
+    days = sorted(path.name for path in (tmp_path / RECORDS).iterdir())
+    assert len(days) == 2
+    for file in (tmp_path / RECORDS).rglob("*.parquet"):
+        first, last = map(int, file.stem.split("-"))
+        positions = {row["position"] for row in dataset.dataset(file).to_table().to_pylist()}
+        assert positions == set(range(first, last + 1))
+
+
+def test_a_hole_in_history_stays_one(world: Generated, tmp_path: Path) -> None:
+    """Both sides are written, and the hole once what fills it is found."""
+    written([behind(world, -1, 80), behind(world, 150)], tmp_path)
+    assert [(one.first, one.last) for one in covered(tmp_path)] == [(0, 80), (151, 299)]
+    done = written([whole(world)], tmp_path)
+    assert (done.first, done.last, done.records) == (81, 150, 70)
+    assert told(tmp_path) == expected(world)
+
+
+def test_an_interrupted_run_leaves_whole_files_alone(
+    world: Generated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one goes on behind them."""
+    monkeypatch.setattr(records, "ROWS_MAX", 40)
+    going = write_records([whole(world)], tmp_path)
+    for done in going:
+        if done.files == 3:
+            break
+    going.close()  # type: ignore[attr-defined]
+    assert not list(tmp_path.rglob("*.part")) and len(list(tmp_path.rglob("*.parquet"))) == 2
+    written([whole(world)], tmp_path)
+    assert told(tmp_path) == expected(world)
+
+
+def test_a_directory_that_cannot_be_written_is_named(world: Generated, tmp_path: Path) -> None:
+    """A file stands in its place."""
+    (tmp_path / RECORDS).write_bytes(b"")
+    with pytest.raises(BadRequest, match="cannot be written"):
+        written([whole(world)], tmp_path)
+
+
+@pytest.mark.slow
+def test_the_log_of_a_cluster_is_archived_across_collections(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From what collectors kept alone, and with what the log still has."""
+    kept, out = str(tmp_path / "kept"), tmp_path / "out"
+    with started(peers=1, partitions=2, archive=kept) as (cluster, portal), Client(cluster.addresses) as client:
+        world = World(cluster, portal, client)
+        line = Line(world, capsys)
+        world.story()
+        position = world.collect()
+        _, (first, _) = world.story()
+        found = line.json("archive", "log", str(out), "--archive", kept)
+        assert (found["first"], found["last"]) == (0, position)
+        found = line.json("archive", "log", str(out), "--archive", kept, "--live")
+        assert found["first"] == position + 1 and found["last"] > first
+        rows = table(out)
+        granted = [json.loads(row["args"]) for row in rows if row["entry"] == "grant_claims"]
+        assert sum(run["count"] for one in granted for grant in one["grants"] for run in grant["runs"]) == 4
+        assert {row["position"] for row in rows} == set(range(found["last"] + 1))
