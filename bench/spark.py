@@ -1,0 +1,160 @@
+"""What history costs on Spark: archives written, then checked and summed up.
+
+An archive of 10,000,000 claims (four tasks in five have one, the fifth has two; one task in
+twenty has an ordering key) is made with pyarrow, as peers lay it out.  It is checked by
+``onyxq.analysis``, once as a command would, with the time in which Spark starts, and once
+more in the same session.  How fast peers themselves archive is measured apart, from a store
+in memory.  Run it from the project's root: ``python -m bench.spark``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import trio
+from pyrsistent import pmap
+
+from bench.common import emit, machine, progress
+from bench.options import end_on_signal, guarded
+from bench.spark_archive import write_archive
+from onyxq import facts
+from onyxq.analysis.checking import check
+from onyxq.analysis.session import spark_session
+from onyxq.analysis.stats import stats
+from onyxq.facts import Completion, History
+from onyxq.ids import make_id
+from onyxq.parquet.bucket import Bucket
+from onyxq.parquet.writer import write_bucket
+from onyxq.replica import Queue, Replica
+from onyxq.spark.session import machine_of
+from onyxq.store.interface import Batch
+from onyxq.store.memory import MemoryStore
+
+HOUR_MS = 3_600_000
+FROM_MS = 1_795_219_200_000
+RUN_TASKS = 500
+
+
+def main() -> None:
+    """Measure and print the JSON document."""
+    options = _options()
+    end_on_signal()
+    directory = Path(tempfile.mkdtemp(prefix="onyxq-bench-", dir=options.directory))
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
+        "archive": lambda: _archive(options, directory / "peers"),
+        "history": lambda: _history(options, directory / "history"),
+    }
+    try:
+        doc = {
+            "benchmark": "spark",
+            "machine": machine(),
+            "settings": {"claims": options.claims, "master": options.master, "heap": options.memory},
+            **{name: guarded(parts[name]) for name in options.parts.split(",")},
+        }
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    emit(doc)
+
+
+def _options() -> argparse.Namespace:
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--parts", default="archive,history", help="which, with commas between (default all)")
+    made.add_argument("--claims", type=int, default=10_000_000)
+    made.add_argument("--archived", type=int, default=200_000, help="tasks that a peer archives (default 200000)")
+    made.add_argument("--master", default="local[*]")
+    made.add_argument("--memory", default="2g", help="heap of Spark (default 2g)")
+    made.add_argument("--directory", help="where data lies (default: the system's temporary directory)")
+    return made.parse_args()
+
+
+# --- archiving ----------------------------------------------------------------------------------
+
+
+def _archive(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
+    """A bucket of completed tasks, in runs, as a peer archives it before it purges it."""
+    progress(f"archiving {options.archived} tasks")
+
+    async def measure() -> dict[str, Any]:
+        store = MemoryStore()
+        rows = []
+        for start in range(0, options.archived, RUN_TASKS):
+            first = make_id(FROM_MS + start, 3, start // RUN_TASKS, 0)
+            token = 10 + start
+            granted = History(token, 0, RUN_TASKS, facts.GRANTED, token, FROM_MS, "worker", 0, 0, "")
+            done = Completion(token, RUN_TASKS, facts.COMPLETED, FROM_MS + 50, [b"done"] * RUN_TASKS)
+            rows += [
+                facts.task_row(first, facts.pack_task({"queue": "q"}, [random.randbytes(100) for _ in range(RUN_TASKS)])),
+                facts.history_row(first, granted),
+                facts.completion_row(first, done),
+            ]
+        await store.write(Batch(rows=rows))
+        replica = Replica(queues=pmap({"q": Queue(archive=True)}))
+        bucket = Bucket(partition=3, from_ms=FROM_MS, before_ms=FROM_MS + HOUR_MS)
+        began_s = time.perf_counter()
+        written = await write_bucket(replica, store, directory, bucket)
+        seconds = time.perf_counter() - began_s
+        size = sum(file.stat().st_size for file in directory.rglob("*.parquet"))
+        return {
+            "tasks": written.tasks,
+            "claims": written.claims,
+            "seconds": round(seconds, 2),
+            "tasks_per_s": round(written.tasks / seconds),
+            "bytes_per_task": round(size / written.tasks, 1),
+        }
+
+    return trio.run(measure)
+
+
+# --- history ------------------------------------------------------------------------------------
+
+
+def _history(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
+    progress(f"writing an archive of {options.claims} claims")
+    began_s = time.perf_counter()
+    written = write_archive(directory, options.claims, from_ms=FROM_MS)
+    found: dict[str, Any] = {
+        "tasks": written.tasks,
+        "claims": written.claims,
+        "files": written.files,
+        "archive_mib": round(written.bytes / 2**20, 1),
+        "written_with_pyarrow_s": round(time.perf_counter() - began_s, 2),
+    }
+    progress("checking")
+    began_s = time.perf_counter()
+    with spark_session(options.master, memory=options.memory) as session:
+        found["spark_start_s"] = round(time.perf_counter() - began_s, 2)
+        for name in ("check_s", "check_again_s"):
+            began_s = time.perf_counter()
+            report = check(session, [str(directory)])
+            found[name] = round(time.perf_counter() - began_s, 2)
+            if not report.clean or (report.tasks, report.claims) != (written.tasks, written.claims):
+                raise AssertionError(f"the check found something else: {report}")
+        found["claims_checked_per_s"] = round(written.claims / found["check_s"])
+        progress("summing up")
+        began_s = time.perf_counter()
+        summed = stats(session, [str(directory)])
+        found["stats_s"] = round(time.perf_counter() - began_s, 2)
+        if sum(one.claims for one in summed.queues) != written.claims:
+            raise AssertionError("the figures do not add up")
+        found["machine_peak_mib"] = _peak_mib(machine_of(session))
+        found["python_peak_mib"] = _peak_mib("self")
+    return found
+
+
+def _peak_mib(process: int | str) -> int:
+    """The most memory that a process ever had resident."""
+    for line in Path(f"/proc/{process}/status").read_text("ascii").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) // 1024
+    raise AssertionError("the kernel does not tell")
+
+
+if __name__ == "__main__":
+    main()
