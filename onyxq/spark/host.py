@@ -20,7 +20,7 @@ from typing import IO, Any
 from attrs import field, frozen
 
 from onyxq.errors import OnyxqError
-from onyxq.spark import warming
+from onyxq.spark import home, warming
 from onyxq.spark.checkpoint import Checkpoints
 from onyxq.spark.running import Order, Running
 from onyxq.spark.session import Settings, descendants, kill_machine, open_session
@@ -119,6 +119,8 @@ def main(argument: str) -> None:
     host = Host(session, asked, out)
     _watch(session, host)
     host.say({"event": "up"})
+    if asked.archive:
+        threading.Thread(target=home.build_archive, args=(home.find_home(),), name="archive", daemon=True).start()
     while True:
         host.do(json.loads(orders.get()))
 
@@ -159,7 +161,9 @@ def _settings(asked: Asked) -> Settings:
 
 
 def end(code: int) -> None:
-    """Kill all that this process started, and end it."""
+    """Kill all that this process started, and end it; what threads say of it now is of no interest."""
+    sys.stderr.flush()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     for pid in descendants(os.getpid()):
         kill_machine(pid)
     os._exit(code)

@@ -32,7 +32,7 @@ KEEP_S = 86_400
 COMMON = ("connect", "token", "timeout_s", "job", "version", "slots", "checkpoint")
 READ = (*COMMON, "queue", "input", "worker", "max_rows", "max_runs", "lease_ms", "state", "partitions")
 WRITE = (*COMMON, "queue", "priority", "delay_ms", "format", "name", "outputs", "keep_s", "commit_timeout_s")
-SPARKS = ("path", "checkpointlocation")
+SPARKS = ("path", "checkpointlocation", "queryname")
 """What Spark itself adds."""
 
 
@@ -121,7 +121,7 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
     given = _known(options, WRITE)
     target = _target(given)
     outputs = _outputs(given.get("outputs"))
-    output = None if outputs else _output(given, "")
+    output = None if "outputs" in given else _output(given, "")
     if target.job and not given.get("checkpoint"):
         raise _wrong("checkpoint", "is missing: a job's sink reads there what its batches have read")
     return WriteOptions(

@@ -38,7 +38,7 @@ def options_of(
 ) -> dict[str, str]:
     """What the sink is told; ``common`` is what our source is told as well."""
     said = {**common, "folders": json.dumps([asdict(folder) for folder in folders])}
-    return {**said, "outputs": json.dumps(queues)} if queues else said
+    return {**said, "outputs": json.dumps(queues)}
 
 
 class Outputs(DataSource):
@@ -123,7 +123,8 @@ class Routed(DataSourceStreamArrowWriter):
             files.publish(folders, job=self._job, batch=batchId, mark=mark)
 
     def _commit(self, parts: list[bytes], batch: int, mark: str) -> Any:
-        from onyxq.spark.sink import connected, held_in, queue_offsets
+        from onyxq.spark.sink import queue_offsets
+        from onyxq.spark.source import connected, held_in
 
         options, target = self._queues, self._queues.target
         text = offsets_of(options.checkpoint, batch).decode()
