@@ -79,7 +79,7 @@ def of_exception(error: BaseException) -> Failure:
             restart=not isinstance(error, _HOPELESS),
             code=error.code,
         )
-    return of_text(str(error)) or Failure(_first_line(error), traceback=_traceback(error))
+    return of_text(str(error)) or Failure(f"{type(error).__name__}: {said_by(error)}", traceback=_traceback(error))
 
 
 def of_text(text: str) -> Failure | None:
@@ -100,10 +100,11 @@ def at(failure: Failure, task: str) -> Failure:
     return failure if failure.task else evolve(failure, task=task)
 
 
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    last = [line for line in lines if re.match(r"[\w.]+(Error|Exception): ", line)]
-    return _cut(f"{type(error).__name__}: {(last or lines or [''])[0]}", ERROR_CHARS_MAX)
+def said_by(error: BaseException) -> str:
+    """The one line of an exception that says most: of Java's own, behind what Python says of the call."""
+    lines = [line.strip().removeprefix(": ") for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if re.match(r"(: )?[\w.$]+(Error|Exception): ", line)]
+    return _cut((telling or lines or [type(error).__name__])[0], ERROR_CHARS_MAX)
 
 
 def _short(segment: Any) -> str | None:

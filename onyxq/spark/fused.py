@@ -71,26 +71,32 @@ class Fused:
     def batch(self, segments: Iterable[rows.Segment], known: dict[str, Any]) -> Iterator[Row]:
         """The rows of all segments of a part of a batch, with what lifecycles do around it."""
         self._lifecycles.before_batch(self._names, known)
-        for lineage, segment in segments:
-            yield from self.segment(lineage, segment)
+        for lineage, segment, only in segments:
+            yield from self.segment(lineage, segment, only)
         self._lifecycles.after_batch(self._names, known)
 
-    def segment(self, lineage: bytes, segment: Any) -> list[Row]:
-        """The rows that one segment of the entry becomes, in the order in which tasks made them."""
+    def segment(self, lineage: bytes, segment: Any, only: str = "") -> list[Row]:
+        """The rows that one segment of the entry becomes, in the order in which tasks made them.
+
+        ``only`` is the task that it goes to first, if not to all.
+        """
         found: list[Row] = []
-        waiting = [(self._region.entry, lineage, segment)]
+        waiting = self._left(self._region.entry, lineage, segment, found, only)
+        waiting.reverse()
         while waiting:
             name, lineage, segment = waiting.pop()
             waiting += reversed(self._left(name, lineage, segment, found))
         return found
 
-    def _left(self, name: str, lineage: bytes, segment: Any, found: list[Row]) -> list[tuple[str, bytes, Any]]:
+    def _left(
+        self, name: str, lineage: bytes, segment: Any, found: list[Row], only: str = ""
+    ) -> list[tuple[str, bytes, Any]]:
         """Let a task make what it makes of a segment: what leaves the region goes to ``found``, the rest back."""
         step, staying = self._steps[name], []
         for ordinal, (to, made) in enumerate(step.routes(segment)):
             edge = step.edges.get(to)
-            if edge is None:
-                continue  # nobody waits for it in this region
+            if edge is None or (only and to != only):
+                continue  # nobody waits for it in this region, or it is not for him
             after = child(lineage, edge, ordinal)
             if (name, to) in self._wanted:
                 found.append((to, after, step.packed(made)))

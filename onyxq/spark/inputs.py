@@ -9,6 +9,7 @@ from attrs import frozen
 from onyxq.errors import BadRequest, Incomplete
 from onyxq.jobs.model import Input, Job
 from onyxq.spark import rows
+from onyxq.spark.failures import said_by
 
 FILES = frozenset({"text", "json", "csv", "parquet", "orc", "avro", "xml", "binaryfile"})
 """Formats whose rows tell which file they are of."""
@@ -33,12 +34,13 @@ def open_input(session: Any, job: Job, task: Input, common: dict[str, str]) -> O
         worker = f"job/{job.id}/{common['version']}"
         options = {**common, "queue": task.queue, "input": task.name, "max_rows": str(task.max_rows), "worker": worker}
         return Opened(session.readStream.format("onyxq").options(**options).load(), rows.QUEUE)
+    from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
     place = f"catalog[{[entry.name for entry in job.catalog].index(task.name)}]"
     try:
         return Opened(_columns(session, task), rows.COLUMNS)
-    except PySparkException as error:
+    except (PySparkException, Py4JJavaError) as error:
         raise _explained(task, place, error) from error
 
 
@@ -61,8 +63,8 @@ def _columns(session: Any, task: Input) -> Any:
 
 
 def _explained(task: Input, place: str, error: Exception) -> BadRequest | Incomplete:
-    said = str(error).strip().splitlines()[0][:500]
-    if "DATA_SOURCE_NOT_FOUND" in said or "Failed to find" in said or "Failed to find data source" in str(error):
+    said = said_by(error)
+    if "Failed to find" in said:
         return Incomplete(
             f"{place}.format: Spark has no {task.format!r} here: {said}",
             hint="Give the jars that bring it, for example conf spark.jars.packages of the peer.",

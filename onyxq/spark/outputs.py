@@ -17,9 +17,12 @@ from attrs import asdict, frozen
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
+from onyxq.errors import BadRequest
 from onyxq.spark import files
 from onyxq.spark.checkpoint import offsets_of, recorded
+from onyxq.spark.failures import of_task
 from onyxq.spark.files import Folder, Staging
+from onyxq.spark.rows import unpacked
 
 FORMAT = "onyxq-outputs"
 
@@ -92,10 +95,13 @@ class Routed(DataSourceStreamArrowWriter):
         for rows in iterator:
             columns = [rows.column(name).to_pylist() for name in ("lineage", "out", "payload")]
             for lineage, out, payload in zip(*columns, strict=True):
-                if out in self._folders:
-                    staging.add(out, payload)
-                else:
-                    sending.add(self._queues.outputs[out], payload, lineage=lineage, name=out)
+                try:
+                    if out in self._folders:
+                        staging.add(out, payload)
+                    else:
+                        sending.add(self._queues.outputs[out], payload, lineage=lineage, name=out)
+                except BadRequest as error:
+                    raise of_task(error, task=out, segment=unpacked(payload), restart=False) from error
         return () if sending is None else tuple(sending.finish().parts)
 
     def _sending(self, batch: int) -> Any:

@@ -37,8 +37,8 @@ BYTES_MAX = 8 * 1024 * 1024
 FILE, BLOCK, PLANNED = "_onyxq_file", "_onyxq_block", "_onyxq_planned_ms"
 """Columns that `onyxq.spark.inputs` adds to files, for lineage: they are no part of a segment."""
 
-Segment = tuple[bytes, Any]
-"""Lineage and value."""
+Segment = tuple[bytes, Any, str]
+"""Lineage, value, and the task that it goes to if not to all: a window's trigger may say which."""
 
 
 def segments(batches: Iterable[Any], shape: str, *, entry: str, place: str) -> Iterator[Segment]:
@@ -46,21 +46,20 @@ def segments(batches: Iterable[Any], shape: str, *, entry: str, place: str) -> I
     if shape == COLUMNS:
         yield from _from_columns(batches, entry, place)
         return
-    read = _from_queue if shape == QUEUE else _from_segments
     for batch in batches:
-        yield from read(batch)
+        yield from _from_queue(batch) if shape == QUEUE else _from_segments(batch, entry)
 
 
-def _from_segments(batch: Any) -> Iterator[Segment]:
-    lineages, payloads = batch.column("lineage").to_pylist(), batch.column("payload").to_pylist()
-    for lineage, payload in zip(lineages, payloads, strict=True):
-        yield lineage, unpacked(payload)
+def _from_segments(batch: Any, entry: str) -> Iterator[Segment]:
+    columns = [batch.column(name).to_pylist() for name in ("lineage", "out", "payload")]
+    for lineage, out, payload in zip(*columns, strict=True):
+        yield lineage, unpacked(payload), "" if out == entry else out
 
 
 def _from_queue(batch: Any) -> Iterator[Segment]:
     columns = [batch.column(name).to_pylist() for name in ("lineage", "payload", "format")]
     for lineage, payload, form in zip(*columns, strict=True):
-        yield lineage, (json.loads(payload) if form == "json" else payload)
+        yield lineage, (json.loads(payload) if form == "json" else payload), ""
 
 
 def _from_columns(batches: Iterable[Any], entry: str, place: str) -> Iterator[Segment]:
@@ -73,7 +72,7 @@ def _from_columns(batches: Iterable[Any], entry: str, place: str) -> Iterator[Se
             count = counts.get(where, 0)
             counts[where] = count + 1
             maker = _hash64(*where, str(count // (COUNTER_MAX + 1)))
-            yield make_id(planned, 0, maker, count % (COUNTER_MAX + 1)), plain(row)
+            yield make_id(planned, 0, maker, count % (COUNTER_MAX + 1)), plain(row), ""
 
 
 def _hash64(*parts: Any) -> int:

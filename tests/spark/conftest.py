@@ -1,17 +1,46 @@
-"""One Spark session for all tests of a run: starting one takes seconds."""
+"""One Spark session for all tests of a run, started as jobs' hosts start theirs: starting one takes seconds."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from onyxq.analysis.session import spark_session
+from onyxq.spark import home
+from onyxq.spark.session import Settings, kill_machine, machine_of, of_its_own, open_session
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[Any]:
-    """The session; tests leave nothing in it."""
-    with spark_session("local[2]", memory="1g") as session:
-        yield session
+def java() -> None:
+    """Skips without Java or pyspark, except under ``CI``, where it fails."""
+    lacking = home.missing()
+    if lacking is not None:
+        reason = f"{lacking} ({lacking.advice})"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def machine(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The session of the run's only virtual machine, on two threads."""
+    work = tmp_path_factory.mktemp("spark")
+    session = open_session(Settings(work=work, slots=2))
+    yield session
+    pid = machine_of(session)
+    session.stop()
+    kill_machine(pid)
+
+
+@pytest.fixture
+def spark(machine: Any) -> Iterator[Any]:
+    """A session with settings of its own; tests leave no query running."""
+    session = of_its_own(machine)
+    session.conf.set("spark.sql.shuffle.partitions", 2)
+    session.conf.set("spark.sql.adaptive.enabled", False)
+    session.conf.set("spark.sql.sources.partitionColumnTypeInference.enabled", False)
+    yield session
+    for query in session.streams.active:
+        query.stop()

@@ -95,3 +95,13 @@ def hold(segment: Any, until: str = "") -> Any:
     while not os.path.exists(until):
         time.sleep(0.01)
     return segment
+
+
+def field(segment: Any, name: str = "") -> Any:
+    """One field of a segment."""
+    return segment[name]
+
+
+def is_even_row(segment: Any) -> bool:
+    """Of rows with a number."""
+    return bool(segment["n"] % 2 == 0)

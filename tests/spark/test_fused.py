@@ -101,6 +101,15 @@ def test_the_way_to_one_output_does_not_depend_on_who_else_is_waited_for() -> No
     assert next(lineage for out, lineage, _ in both if out == "a") == one[0][1]
 
 
+def test_a_segment_may_be_for_one_task_alone() -> None:
+    """What a window's trigger emits to one of those behind it."""
+    workflow = [("in", "a"), ("in", "b")]
+    catalog = [Input("in", format="rate"), *(Output(name, format="json", path=f"/{name}") for name in "ab")]
+    region = fused(Job(workflow=workflow, catalog=catalog))
+    assert [out for out, _, _ in region.segment(SOURCE, 1)] == ["a", "b"]
+    assert [out for out, _, _ in region.segment(SOURCE, 1, "b")] == ["b"]
+
+
 def test_an_exception_names_task_segment_and_the_users_line() -> None:
     """And nothing of ours that lies between."""
     with pytest.raises(TaskFailed) as caught:
@@ -219,7 +228,7 @@ def test_lifecycles_are_called_around_each_part_of_a_batch() -> None:
     job = single("same", lifecycles=lifecycles)
     (stage,) = stages(job)
     ((region,),) = stage.sides
-    found = list(Fused(job, region).batch([(SOURCE, 1), (SOURCE, 2)], {"batch": 3}))
+    found = list(Fused(job, region).batch([(SOURCE, 1, ""), (SOURCE, 2, "")], {"batch": 3}))
     assert values(found) == [1, 2]
     assert CALLED == [("before", "f"), ("before", "out"), ("after", "f")]
 

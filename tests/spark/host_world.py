@@ -1,0 +1,116 @@
+"""A host process as its peer has it: orders in, events out."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from onyxq.jobs.encoding import encode
+from onyxq.jobs.model import Job
+from onyxq.spark.session import descendants
+
+PATIENCE_S = 120.0
+"""For anything that a host does, on a machine that has other things to do."""
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class HostProcess:
+    """A host that was started; made by `host_process`."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.seen: list[dict[str, Any]] = []
+        self._events: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self.reader = threading.Thread(target=self._read)
+        self.reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._events.put(json.loads(line))
+        self._events.put(None)
+
+    def event(self, *kinds: str, job: str | None = None) -> dict[str, Any]:
+        """The next event of one of these kinds (of a job, if named); what comes before it is in ``seen``."""
+        while True:
+            found = self._events.get(timeout=PATIENCE_S)
+            assert found is not None, f"the host ended; it said {self.seen[-3:]}"
+            self.seen.append(found)
+            if found["event"] in kinds and job in (None, found.get("job")):
+                return found
+
+    def start(self, job: Job, *, version: int = 1) -> None:
+        """Order a job that has committed nothing yet."""
+        body = base64.b64encode(encode(job)).decode()
+        self.order("start", job.id, version, body=body, slots=1, batch=-1, offsets="", sealed=[])
+
+    def order(self, do: str, job: str, version: int, **more: Any) -> None:
+        """Give an order."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"do": do, "job": job, "version": version, **more}) + "\n")
+        self.process.stdin.flush()
+
+    def family(self) -> list[int]:
+        """Process ids of all that it has started."""
+        return descendants(self.process.pid)
+
+    def close(self) -> int:
+        """End it as the end of its peer does; its exit code."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        return self.process.wait(PATIENCE_S)
+
+
+@contextmanager
+def host_process(work: Path, *, environment: Mapping[str, str] | None = None, **asked: Any) -> Iterator[HostProcess]:
+    """A host; killed behind the test if it has not ended."""
+    argument = json.dumps({"work": str(work), "slots": 2, "archive": False, "modules": [str(ROOT)], **asked})
+    with (
+        open(work / "host.log", "ab") as log,
+        subprocess.Popen(
+            [sys.executable, "-m", "onyxq.spark.host", argument],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, **(environment or {})},
+        ) as process,
+    ):
+        host = HostProcess(process)
+        try:
+            yield host
+        finally:
+            left = descendants(process.pid)
+            process.kill()
+            for pid in left:
+                if alive(pid):
+                    os.kill(pid, signal.SIGKILL)
+            host.reader.join()
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that is dead and not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def gone(pids: list[int], within_s: float) -> bool:
+    """Whether all of them end in time."""
+    deadline = time.monotonic() + within_s
+    while any(map(alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not any(map(alive, pids))

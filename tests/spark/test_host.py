@@ -1,0 +1,154 @@
+"""The Spark process beside a peer: orders, events, and that nothing outlives it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+
+from onyxq.jobs.model import Function, Job, Lifecycle
+from tests.spark.host_world import HostProcess, alive, gone, host_process
+from tests.spark.job_world import HERE, lines_job, written
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("java")]
+
+
+@pytest.fixture(scope="module")
+def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where lifecycles note that they were called."""
+    return tmp_path_factory.mktemp("notes")
+
+
+@pytest.fixture(scope="module")
+def host(java: None, tmp_path_factory: pytest.TempPathFactory, notes: Path) -> Iterator[HostProcess]:
+    """One host for the tests that leave it alive."""
+    work = tmp_path_factory.mktemp("host")
+    with host_process(work, environment={"SPARK_TEST_NOTES": str(notes)}) as found:
+        found.event("up")
+        yield found
+
+
+def job_of(folder: Path, fn: str, name: str, text: str = "a b\nc\n", **params: object) -> Job:
+    """A job of one function over one file."""
+    job = evolve(lines_job(folder, Function("f", f"{HERE}:{fn}", params)), id=name)
+    (folder / "in" / "a.txt").write_text(text)
+    return job
+
+
+def test_a_job_runs_to_its_end_and_tells_of_it(host: HostProcess, tmp_path: Path) -> None:
+    """Ready, progress, completed: each with job and version."""
+    host.start(job_of(tmp_path, "words", "whole"), version=7)
+    assert host.event("ready", "failed", job="whole")["version"] == 7
+    progress = host.event("progress", "failed", job="whole")["progress"]
+    assert (progress["batch"], progress["rows"], progress["state_rows"]) == (0, 2, 0)
+    assert progress["duration_ms"] > 0 and progress["at_ms"] > 1_700_000_000_000
+    assert host.event("completed", "failed", job="whole") == {"event": "completed", "job": "whole", "version": 7}
+    assert sorted(one["word"] for one in written(tmp_path / "out")) == ["a", "b", "c"]
+    assert not (tmp_path / "out" / "_onyxq").exists()
+
+
+def test_lifecycles_are_called_around_job_and_batch(host: HostProcess, tmp_path: Path, notes: Path) -> None:
+    """By the workers, for the task that they name."""
+    note = f"{HERE}:note"
+    around = Lifecycle("f", before_job=note, after_job=note, before_batch=note, after_batch=note)
+    host.start(evolve(job_of(tmp_path, "words", "noted"), lifecycles=(around,)))
+    assert host.event("completed", "failed", job="noted")["event"] == "completed"
+    assert (notes / "noted").read_text() == "f -\nf 0\nf 0\nf -\n"
+
+
+def test_a_function_that_fails_is_told_with_its_segment(host: HostProcess, tmp_path: Path) -> None:
+    """And that no other try helps, unless a lifecycle says so."""
+    job = job_of(tmp_path, "fail", "failing", "fine\nfail\n")
+    host.start(job)
+    failed = host.event("failed", "completed", job="failing")
+    assert (failed["event"], failed["task"], failed["segment"]) == ("failed", "f", "{'value': 'fail'}")
+    assert failed["error"].startswith("task f: RuntimeError: told to fail")
+    assert "told to fail" in failed["traceback"]
+    assert failed["restart"] is False
+    host.start(evolve(job, id="trying", lifecycles=(Lifecycle(on_exception=f"{HERE}:restart"),)))
+    assert host.event("failed", job="trying")["restart"] is True
+
+
+def test_a_module_that_is_not_there_is_named(host: HostProcess, tmp_path: Path) -> None:
+    """With the field of the job, and what to do."""
+    job = job_of(tmp_path, "words", "lost")
+    host.start(evolve(job, catalog=(job.catalog[0], Function("f", "no_such_module:fn"), job.catalog[2])))
+    failed = host.event("failed", "completed", job="lost")
+    assert "catalog[1].fn: no module named 'no_such_module'" in failed["error"]
+    assert (failed["task"], failed["restart"]) == ("f", False)
+
+
+def test_a_job_is_stopped_while_its_function_sleeps(host: HostProcess, tmp_path: Path) -> None:
+    """Another goes on meanwhile; an order for another version changes nothing."""
+    host.start(job_of(tmp_path, "hold", "held", until=str(tmp_path / "never")), version=3)
+    host.event("ready", job="held")
+    host.order("stop", "held", 2)
+    other = tmp_path / "other"
+    other.mkdir()
+    host.start(job_of(other, "words", "beside"))
+    assert host.event("completed", "failed", job="beside")["event"] == "completed"
+    host.order("slots", "held", 3, slots=2)
+    host.order("stop", "held", 3)
+    assert host.event("stopped", "failed", job="held") == {"event": "stopped", "job": "held", "version": 3}
+    assert written(tmp_path / "out") == []
+
+
+def test_the_end_of_stdin_ends_everything(tmp_path: Path) -> None:
+    """At once: the virtual machine, Python's daemon in a group of its own, a worker inside a user's function."""
+    with host_process(tmp_path) as host:
+        host.event("up")
+        host.start(job_of(tmp_path, "hold", "held", until=str(tmp_path / "never")))
+        host.event("ready", job="held")
+        while not _daemons(host.family()):
+            assert host.process.poll() is None
+        family = host.family()
+        assert host.close() == 0
+        assert gone(family, 2.0), [pid for pid in family if alive(pid)]
+
+
+def test_the_death_of_the_virtual_machine_is_told_and_ends_the_host(tmp_path: Path) -> None:
+    """With exit code 1, for the peer to start another."""
+    with host_process(tmp_path) as host:
+        host.event("up")
+        family = host.family()
+        os.kill(_named(family, "java")[0], signal.SIGKILL)
+        assert "ended with code -9" in host.event("down")["error"]
+        assert host.process.wait(30) == 1
+        assert gone(family, 2.0)
+
+
+def test_nothing_outlives_a_host_that_is_killed(tmp_path: Path) -> None:
+    """Its virtual machine sees the end of its own stdin, and the workers theirs."""
+    with host_process(tmp_path) as host:
+        host.event("up")
+        host.start(job_of(tmp_path, "words", "whole"))
+        host.event("completed", "failed", job="whole")
+        family = host.family()
+        host.process.kill()
+        assert gone(family, 30.0), [pid for pid in family if alive(pid)]
+
+
+def test_a_machine_without_java_is_told_what_to_install(tmp_path: Path) -> None:
+    """On stderr, with exit code 1."""
+    with host_process(tmp_path, environment={"PATH": str(tmp_path), "JAVA_HOME": ""}) as host:
+        assert host.process.wait(60) == 1
+    assert "needs Java" in (tmp_path / "host.log").read_text()
+
+
+def _named(pids: list[int], word: str) -> list[int]:
+    return [pid for pid in pids if word in _command(pid)]
+
+
+def _daemons(pids: list[int]) -> list[int]:
+    return _named(pids, "pyspark.daemon")
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""

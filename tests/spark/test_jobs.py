@@ -1,0 +1,192 @@
+"""Jobs compiled to queries and run: what comes out is what goes in, by the job's functions, once."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from onyxq.errors import BadRequest, Incomplete
+from onyxq.jobs.model import Condition, Function, Input, Job, Output
+from onyxq.spark import checkpoint, pools
+from onyxq.spark.failures import of_exception
+from tests.spark.job_world import HERE, lines_job, run, written
+
+pytestmark = pytest.mark.slow
+
+LINES = ["one two three", "four", "", "two two"]
+WORDS = Counter(" ".join(LINES).split())
+
+
+def words_of(found: list[Any]) -> Counter[str]:
+    """How often each word was written."""
+    return Counter(one["word"] for one in found)
+
+
+def test_files_in_files_out(spark: Any, tmp_path: Path) -> None:
+    """Every line of every file, split; nothing hidden is left in the output but what a repeat needs."""
+    job = lines_job(tmp_path, Function("split", f"{HERE}:words"))
+    for place, line in enumerate(LINES):
+        (tmp_path / "in" / f"{place}.txt").write_text(line + "\n")
+    run(spark, job, tmp_path)
+    assert words_of(written(tmp_path / "out")) == WORDS
+
+
+def test_what_was_read_is_not_read_again(spark: Any, tmp_path: Path) -> None:
+    """The next run goes on behind the last batch, under the next version too; batches are numbered on."""
+    job = lines_job(tmp_path, Function("split", f"{HERE}:words"))
+    (tmp_path / "in" / "a.txt").write_text("a b\n")
+    run(spark, job, tmp_path)
+    (tmp_path / "in" / "b.txt").write_text("c\n")
+    run(spark, job, tmp_path, version=2, batch=0)
+    at = run(spark, job, tmp_path, version=2, batch=1)
+    assert words_of(written(tmp_path / "out")) == Counter("abc")
+    assert sorted(file.name for file in (at / "commits").iterdir() if not file.name.startswith(".")) == ["0", "1"]
+
+
+def test_a_fresh_checkpoint_of_what_the_log_recorded_goes_on_behind_it(spark: Any, tmp_path: Path) -> None:
+    """On a peer that has nothing else: the files that were read are known, and batches numbered on."""
+    job = lines_job(tmp_path, Function("split", f"{HERE}:words"))
+    (tmp_path / "in" / "a.txt").write_text("a b\n")
+    first = run(spark, job, tmp_path)
+    record = checkpoint.recorded(str(first), 0, "mark")
+    assert checkpoint.mark_of(record) == "mark"
+    (tmp_path / "in" / "b.txt").write_text("c\n")
+    elsewhere = tmp_path / "elsewhere"
+    at = run(spark, job, elsewhere, version=5, batch=0, recorded=record)
+    assert words_of(written(tmp_path / "out")) == Counter("abc")
+    assert (at / "offsets" / "1").exists()
+
+
+def test_a_batch_that_was_not_committed_is_planned_anew(spark: Any, tmp_path: Path) -> None:
+    """What Spark noted beyond the log's last batch is dropped; its files were never shown, and are not lost."""
+    job = lines_job(tmp_path, Function("split", f"{HERE}:fail_once", {"flag": str(tmp_path / "flag")}))
+    (tmp_path / "in" / "a.txt").write_text("a b\n")
+    with pytest.raises(Exception, match="the first time it fails"):
+        run(spark, job, tmp_path)
+    at = tmp_path / "checkpoints" / "lines" / "1"
+    assert (at / "offsets" / "0").exists()
+    run(spark, job, tmp_path, version=2)
+    assert written(tmp_path / "out") == [{"value": "a b"}]
+
+
+def test_branches_conditions_and_all_formats(spark: Any, tmp_path: Path) -> None:
+    """One query writes each output in its format; conditions say which segments go where."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.json").write_text("".join(json.dumps({"n": n, "s": f"s{n}"}) + "\n" for n in range(6)))
+    outs = {
+        "a": Output("a", format="parquet", path=str(tmp_path / "a"), options={"schema": "n bigint, s string"}),
+        "b": Output("b", format="csv", path=str(tmp_path / "b"), options={"header": "true"}),
+        "c": Output("c", format="text", path=str(tmp_path / "c")),
+        "d": Output("d", format="json", path=str(tmp_path / "d")),
+    }
+    job = Job(
+        id="formats",
+        workflow=[("in", "f"), ("f", "a"), ("f", "b"), ("f", "d"), ("in", "text"), ("text", "c")],
+        catalog=[
+            Input("in", format="json", path=str(tmp_path / "in"), schema="n bigint, s string"),
+            Function("f", f"{HERE}:same"),
+            Function("text", f"{HERE}:field", {"name": "s"}),
+            *outs.values(),
+        ],
+        flow_conditions=[
+            Condition("f", ["a", "b"]),
+            Condition("f", ["d"], f"{HERE}:is_even_row"),
+        ],
+    )
+    run(spark, job, tmp_path)
+    rows = [{"n": n, "s": f"s{n}"} for n in range(6)]
+    assert sorted(written(tmp_path / "a", "parquet"), key=lambda row: row["n"]) == rows
+    assert written(tmp_path / "b", "csv") == [["n", "s"], *([str(n), f"s{n}"] for n in range(6))]
+    assert sorted(written(tmp_path / "c", "text")) == [f"s{n}" for n in range(6)]
+    assert sorted(one["n"] for one in written(tmp_path / "d")) == [0, 2, 4]
+
+
+def test_csv_and_parquet_are_read(spark: Any, tmp_path: Path) -> None:
+    """With columns of any type as values that msgpack holds."""
+    source = tmp_path / "source"
+    frame = spark.sql(
+        "select 1 as n, date'2020-02-03' as d, timestamp'1970-01-01 00:00:02' as t, 1.50 as x, array(1) as l"
+    )
+    frame.write.parquet(str(source))
+    job = Job(
+        workflow=[("in", "out"), ("csv", "out")],
+        catalog=[
+            Input("in", format="parquet", path=str(source)),
+            Input("csv", format="csv", path=str(tmp_path / "csv"), schema="a int, b string"),
+            Output("out", format="json", path=str(tmp_path / "out")),
+        ],
+    )
+    (tmp_path / "csv").mkdir()
+    (tmp_path / "csv" / "a.csv").write_text("7,x\n")
+    run(spark, job, tmp_path)
+    found = sorted(written(tmp_path / "out"), key=len)
+    assert found == [{"a": 7, "b": "x"}, {"n": 1, "d": "2020-02-03", "t": 2000, "x": "1.50", "l": [1]}]
+
+
+def test_a_failure_names_the_task_the_segment_and_the_line(spark: Any, tmp_path: Path) -> None:
+    """As the driver finds it in what Spark reports."""
+    job = lines_job(tmp_path, Function("check", f"{HERE}:fail"))
+    (tmp_path / "in" / "a.txt").write_text("fine\nplease fail\n")
+    with pytest.raises(Exception, match="told to fail") as caught:
+        run(spark, job, tmp_path)
+    failure = of_exception(caught.value)
+    assert failure.task == "check"
+    assert failure.segment == "{'value': 'please fail'}"
+    assert 'raise RuntimeError("told to fail")' in failure.traceback
+    assert not failure.restart
+    assert written(tmp_path / "out") == []
+
+
+def test_an_output_that_cannot_hold_a_segment_is_named(spark: Any, tmp_path: Path) -> None:
+    """Like a task that failed; what else the batch wrote is not shown."""
+    job = lines_job(tmp_path, Function("text", f"{HERE}:words"))
+    job = evolve(job, catalog=(*job.catalog[:-1], Output("out", format="text", path=str(tmp_path / "out"))))
+    (tmp_path / "in" / "a.txt").write_text("a b\n")
+    with pytest.raises(Exception, match="output out takes strings") as caught:
+        run(spark, job, tmp_path)
+    failure = of_exception(caught.value)
+    assert (failure.task, failure.segment, failure.restart) == ("out", "{'word': 'a', 'size': 1}", False)
+    assert written(tmp_path / "out", "text") == []
+
+
+def test_formats_that_are_not_there_say_so(spark: Any, tmp_path: Path) -> None:
+    """For inputs what brings them, for outputs which there are."""
+    wrong = Job(
+        workflow=[("in", "out")],
+        catalog=[Input("in", format="nosuch"), Output("out", format="json", path=str(tmp_path))],
+    )
+    with pytest.raises(Incomplete, match=r"catalog\[0\].format: Spark has no 'nosuch'"):
+        run(spark, wrong, tmp_path)
+    wrong = Job(
+        workflow=[("in", "out")],
+        catalog=[Input("in", format="rate"), Output("out", format="xls", path=str(tmp_path))],
+    )
+    with pytest.raises(BadRequest, match=r"catalog\[1\].format: outputs are csv, json"):
+        run(spark, wrong, tmp_path)
+    wrong = Job(
+        workflow=[("in", "out")],
+        catalog=[
+            Input("in", format="text", path=str(tmp_path / "nothing")),
+            Output("out", format="json", path=str(tmp_path)),
+        ],
+    )
+    with pytest.raises(BadRequest, match=r"catalog\[0\] \(in\): Spark cannot read it: .*PATH_NOT_FOUND"):
+        run(spark, wrong, tmp_path)
+
+
+def test_a_jobs_share_of_the_session_changes_while_it_runs(spark: Any) -> None:
+    """The fair scheduler's pool has the job's slots as its weight, from one moment to the next."""
+    pools.enter(spark, "some", 2)
+    assert pools.weight(spark, "some") == 2
+    pools.share(spark, "some", 7)
+    assert pools.weight(spark, "some") == 7
+    assert spark.sparkContext.parallelize(range(3), 2).sum() == 3
+    pools.leave(spark, "some")
+    pools.share(spark, "some", 1)
+    assert pools.weight(spark, "some") == 1
+    pools.leave(spark, "some")
