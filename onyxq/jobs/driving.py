@@ -28,7 +28,7 @@ from onyxq.duties import Drive
 from onyxq.errors import LogUnavailable, OnyxqError
 from onyxq.jobs import encoding
 from onyxq.jobs.holding import LEASE_MS, Held, held, parts, to_renew, useless
-from onyxq.jobs.hosts import HostEnded, HostStopped, KeptHost, Launch, Message, Plan, Run
+from onyxq.jobs.hosts import LAST_EVENTS, HostEnded, HostStopped, KeptHost, Launch, Message, Plan, Run
 from onyxq.replica import Job
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ class SparkSettings:
     master: str = "local"
     checkpoints: str | None = None
     warm: bool = False
+    modules: tuple[str, ...] = ()
+    """Directories from which jobs' functions are imported."""
     conf: dict[str, str] = field(factory=dict)
 
 
@@ -89,19 +91,18 @@ class Driven:
     """The position at which ``batch`` was last seen to be the last one."""
     floor: int = -1
     """Claims that were granted up to this position are of no batch that is still to be committed."""
-    idle_at: int = -1
-    """The position at which the host last said that it had nothing to do; -1 after anything else."""
+    asked: int = -1
+    """The position at which the host was asked to tell when it is idle; -1 once it has, or was not."""
 
     def look(self, job: Job, position: int) -> None:
         """Note the last batch as of a position: what was claimed before and is claimed still was left behind."""
         if job.batch != self.batch:
-            self.floor, self.batch, self.idle_at = max(self.floor, self.seen), job.batch, -1
+            self.floor, self.batch = max(self.floor, self.seen), job.batch
         self.seen = position
 
     def idle(self) -> None:
-        """No batch is on its way: what was claimed before the host last said so is of none."""
-        self.floor = max(self.floor, self.idle_at)
-        self.idle_at = self.seen
+        """No batch was under way at some moment since the host was asked: what was claimed before is of none."""
+        self.floor, self.asked = max(self.floor, self.asked), -1
 
     def told(self) -> dict[str, Any]:
         """For people."""
@@ -155,6 +156,7 @@ class Driving:
             master=settings.master,
             conf=settings.conf,
             warm=settings.warm and not job,
+            modules=settings.modules,
         )
 
     def told(self, job: str, version: int) -> dict[str, Any] | None:
@@ -240,7 +242,7 @@ class Driving:
             driven.host.forget(run)
             await trio.sleep_forever()  # the duty is on its way out
         assert job is not None
-        driven.slots, driven.sealed, driven.run = job.slots, job.sealed, run
+        driven.slots, driven.sealed, driven.run, driven.asked = job.slots, job.sealed, run, -1
         await run.order(
             "start",
             body=base64.b64encode(job.body).decode(),
@@ -249,7 +251,7 @@ class Driving:
             offsets=base64.b64encode(job.offsets).decode(),
             sealed=list(job.sealed),
         )
-        while (event := await run.event())["event"] not in ("completed", "failed", "stopped"):
+        while (event := await run.event())["event"] not in LAST_EVENTS:
             await self._hear(driven, event)
         driven.host.forget(run)
         driven.run = None
@@ -263,7 +265,7 @@ class Driving:
             before = (driven.progress or {}).get("batch")
             driven.progress = _plain(event["progress"])
             if driven.progress.get("batch") != before:
-                driven.failures, driven.idle_at = 0, -1
+                driven.failures = 0
         elif event["event"] == "idle":
             driven.idle()
 
@@ -336,6 +338,17 @@ class Driving:
             for one in running:
                 await self._release(useless(found.get(one.job, ()), version=one.version, floor=one.floor))
                 await self._renew(one, found.get(one.job, ()))
+                if found.get(one.job):
+                    await self._ask_when_idle(one)
+
+    async def _ask_when_idle(self, driven: Driven) -> None:
+        if driven.run is None or driven.state != "running" or driven.asked >= 0:
+            return
+        driven.asked = self._node.replica.position
+        try:
+            await driven.run.order("idle")
+        except HostEnded as error:
+            log.debug("job %s: %s", driven.job, error)
 
     async def _held(self, jobs: Sequence[str]) -> dict[str, list[Held]]:
         found: dict[str, list[Held]] = await self._node.offload(held, self._node.replica, frozenset(jobs))
@@ -351,14 +364,14 @@ class Driving:
         return not mine or await self._release(mine)
 
     async def _release(self, claims: Sequence[Held]) -> bool:
-        return await self._ask("release", claims, [])
+        return await self._call("release", claims, [])
 
     async def _renew(self, driven: Driven, claims: Sequence[Held]) -> None:
         now_ms = self._node.replica.log_time_ms
         wanted = to_renew(claims, version=driven.version, floor=driven.floor, log_time_ms=now_ms)
-        await self._ask("renew", wanted, [LEASE_MS])
+        await self._call("renew", wanted, [LEASE_MS])
 
-    async def _ask(self, method: str, claims: Sequence[Held], more: list[int]) -> bool:
+    async def _call(self, method: str, claims: Sequence[Held], more: list[int]) -> bool:
         """Have the leaders do something with claims; whether they were reached."""
         if self._node.ask is None:
             return False

@@ -7,8 +7,10 @@ needed it for a while.  How a process is started and spoken with is behind `Link
 simulations and tests have a host in memory instead.
 
 The words of the two sides are maps: orders have ``do`` (``start``, ``stop``, ``seal``,
-``slots``), events have ``event`` (``up``, ``ready``, ``progress``, ``idle``, ``completed``,
-``failed``, ``stopped``); all but ``up`` name their ``job`` and its ``version``.
+``slots``, ``idle``), events have ``event`` (``up``, ``down``, ``ready``, ``progress``, ``idle``,
+``completed``, ``failed``, ``stopped``); all but ``up`` and ``down`` name their ``job`` and its
+``version``.  To ``idle`` the host answers the like at the next moment at which the job has no
+batch under way; to ``stop`` with how the query ended.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ STOP_TIMEOUT_S = 30.0
 """Within this a query has stopped, or the host is killed."""
 IDLE_S = 60.0
 """So long a host that is not to be warm waits for the next job."""
+LAST_EVENTS = ("completed", "failed", "stopped")
+"""One of these ends a run."""
 EVENTS_MAX = 1_000
 """Events that a job has not looked at; the oldest go, as the newest progress is what counts."""
 
@@ -63,6 +67,8 @@ class Plan:
     master: str = "local"
     conf: Mapping[str, str] = field(factory=dict)
     warm: bool = False
+    modules: tuple[str, ...] = ()
+    """Directories from which jobs' functions are imported, beside those of Python's own path."""
 
 
 class Link(Protocol):
@@ -201,10 +207,12 @@ class KeptHost:
             return f"the Spark host was not up within {UP_TIMEOUT_S:.0f} s"
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._stop_when_idle)
-            while (event := await link.receive()) is not None:
+            down = ""
+            while not down and (event := await link.receive()) is not None:
+                down = str(event.get("error")) if event["event"] == "down" else ""
                 self._hand_out(event)
             nursery.cancel_scope.cancel()
-        return link.why()
+        return down or link.why()
 
     def _hand_out(self, event: Message) -> None:
         job, version = event.get("job"), event.get("version")
@@ -256,7 +264,7 @@ class KeptHost:
         with trio.move_on_after(STOP_TIMEOUT_S) as scope:
             try:
                 await run.order("stop")
-                while (await run.event()).get("event") != "stopped":
+                while (await run.event()).get("event") not in LAST_EVENTS:
                     continue
             except HostEnded:
                 return

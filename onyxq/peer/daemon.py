@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import random
 import secrets
 import shutil
@@ -295,6 +296,7 @@ def _spark(config: PeerConfig) -> SparkSettings:
         master=config.spark_master,
         checkpoints=config.checkpoints,
         warm=config.spark_warm,
+        modules=(os.getcwd(),),
     )
 
 

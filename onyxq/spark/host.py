@@ -78,6 +78,8 @@ class Host:
             running.stop()
         elif said["do"] == "seal":
             running.seal(str(said["input"]))
+        elif said["do"] == "idle":
+            running.tell_when_idle()
         elif said["do"] == "slots":
             running.slots(int(said["slots"]))
 

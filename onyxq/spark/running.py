@@ -56,6 +56,7 @@ class Running:
         self._lock = threading.Lock()
         self._query: Any = None
         self._stopped = False
+        self._idle_wanted = False
         self._sealed = set(order.sealed)
         self._told = order.batch
         self._thread = threading.Thread(target=self._run, name=f"job {order.job}", daemon=True)
@@ -81,6 +82,10 @@ class Running:
         """No more segments will come on an input: it has completed once what is there is done."""
         with self._lock:
             self._sealed.add(name)
+
+    def tell_when_idle(self) -> None:
+        """Say ``idle`` at the next moment at which no batch is under way."""
+        self._idle_wanted = True
 
     def slots(self, count: int) -> None:
         """Give it another share of the session."""
@@ -136,13 +141,13 @@ class Running:
 
     def _follow(self, query: Any, job: Job, setting: Setting) -> None:
         """Tell of each batch until the query has ended; raises what ended it."""
-        said_at = looked_at = 0.0
+        looked_at = 0.0
         while not query.awaitTermination(LOOK_S):
-            now, busy = time.monotonic(), query.status["isTriggerActive"]
-            if self._told_progress(query):
-                said_at = now
-            elif not busy and now - said_at >= IDLE_S:
-                said_at = now
+            now = time.monotonic()
+            self._told_progress(query)
+            # In this order: the moment must be one after the question.
+            if self._idle_wanted and not query.status["isTriggerActive"]:
+                self._idle_wanted = False
                 self._tell("idle")
             if now - looked_at >= IDLE_S and not bounded(job):
                 looked_at = now
@@ -150,14 +155,13 @@ class Running:
                     self._finish(query, job, setting)
         self._told_progress(query)
 
-    def _told_progress(self, query: Any) -> bool:
-        """Tell of the batches that were finished since; whether there were any."""
+    def _told_progress(self, query: Any) -> None:
+        """Tell of the batches that were finished since."""
         found = [progress.told(json.loads(one.json())) for one in query._jsq.recentProgress()]
         new = [said for said in found if said["batch"] > self._told]
         for said in new:
             self._told = said["batch"]
             self._tell("progress", progress=said)
-        return bool(new)
 
     def _over(self, job: Job) -> bool:
         """Whether nothing more can come: what does not end by itself is sealed, and its queues are done."""
