@@ -21,8 +21,8 @@ from onyxq.spark.session import of_its_own
 
 LOOK_S = 0.2
 """Between two looks at how a query is doing."""
-IDLE_S = 1.0
-"""Between two times that a job is said to have nothing to do, and two looks whether it is over."""
+OVER_EVERY_S = 1.0
+"""Between two looks whether the job is over."""
 ENDLESS = ("rate", "rate-micro-batch")
 """Inputs of which there is always more."""
 
@@ -149,7 +149,7 @@ class Running:
             if self._idle_wanted and not query.status["isTriggerActive"]:
                 self._idle_wanted = False
                 self._tell("idle")
-            if now - looked_at >= IDLE_S and not bounded(job):
+            if now - looked_at >= OVER_EVERY_S and not bounded(job):
                 looked_at = now
                 if self._over(job):
                     self._finish(query, job, setting)
