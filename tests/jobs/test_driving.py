@@ -7,6 +7,7 @@ import base64
 import pytest
 import trio
 
+from log_entries import commit_batch
 from onyxq.jobs import encoding
 from onyxq.jobs.holding import worker_name
 from simulation.world import World
@@ -346,6 +347,29 @@ def test_a_claim_that_no_batch_knows_of_is_given_back_while_the_host_has_nothing
         stage.say("idle")  # of no question: what was claimed since stays
         await trio.sleep(200)
         assert sum(claimed(stage.world).values()) == 10
+
+    on_stage(play)
+
+
+def test_a_claim_that_a_later_commit_left_behind_is_given_back() -> None:
+    """Batches are planned one after the other: whatever was claimed before a commit was for it, or is lost."""
+
+    async def play(stage: Stage) -> None:
+        await stage.client.enqueue_many("a", [b"x"] * 20)
+        await submit(stage)
+        await stage.ready()
+        version = stage.job().version
+        await claim_as(stage, version, 10)
+        node = stage.driver().running
+        assert node is not None and node.node is not None
+        _, verdicts = await node.node.verdicts([commit_batch.Args("j", version, 0, b"so far", ())])
+        assert verdicts == ["applied"]
+        (token,) = await claim_as(stage, version, 10)
+        await trio.sleep(100)
+        held = {
+            piece[2] for found in stage.world.audit.replica.claims.values() for ps in found.values() for piece in ps
+        }
+        assert held == {token} and claimed(stage.world) == {worker_name("j", version): 10}
 
     on_stage(play)
 

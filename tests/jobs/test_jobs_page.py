@@ -1,0 +1,66 @@
+"""What docs/jobs.rst shows is a job that can be submitted, and calls that there are."""
+
+from __future__ import annotations
+
+import re
+import sys
+import textwrap
+from pathlib import Path
+
+import attrs
+import pytest
+
+import onyxq
+from onyxq.cli.jobs import load_job
+from onyxq.client import JobOutcome
+from onyxq.jobs import lifetime
+from onyxq.jobs.checking import check
+from onyxq.jobs.encoding import decode, encode
+from onyxq.jobs.model import Job
+from tests.interfaces.live_world import running
+from tests.jobs.fake_host import FakeHosts, FakeLink, Message, obedient
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs/jobs.rst").read_text("utf-8")
+BLOCK = re.compile(r"\.\. code-block:: python\n   :caption: (\S+)\n\n((?:   .*\n|\n)+)")
+
+
+def code(caption: str) -> str:
+    """All that is shown of a file."""
+    return "\n".join(textwrap.dedent(text) for name, text in BLOCK.findall(PAGE) if name == caption)
+
+
+def test_the_job_of_the_page_runs_as_its_calls_show(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is loaded from its file as the command line does, checked, submitted, sealed and waited for."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    file = tmp_path / "orders.py"
+    file.write_text(code("orders.py"))
+    job = load_job(f"{file}:job")
+    check(job)
+    back = decode(encode(job))
+    assert (back.id, back.workflow) == (job.id, job.workflow)
+
+    def acts(link: FakeLink, order: Message) -> None:
+        obedient(link, order)
+        if order["do"] == "seal" or order.get("sealed"):
+            link.say("completed", order["job"], order["version"])
+
+    with running(slots=4, launch_host=FakeHosts(acts).launch) as cluster:
+        shown = code("calls.py").replace("127.0.0.1:7400", cluster.addresses[0])
+        exec(compile(shown, "calls.py", "exec"), {"job": job})
+    assert capsys.readouterr().out == "completed \n"
+    assert JobOutcome(id="x", state="completed").completed
+
+
+def test_names_and_states_of_the_page_exist() -> None:
+    """Classes are public, keys are fields, states are all told."""
+    fields = {one.name for cls in vars(onyxq.jobs.model).values() if attrs.has(cls) for one in attrs.fields(cls)}
+    for name in ("own_host", "min_slots", "max_slots", "restarts", "checkpoint", "beside", "resume"):
+        assert f"``{name}" in PAGE and name in fields, name
+    for name in re.findall(r"(?<!`)`([A-Z]\w+)`(?!`)", PAGE):
+        assert name in onyxq.__all__, name
+    table = PAGE.split("\nstate ", 1)[1].split("\n\n", 1)[0]
+    states = {lifetime.WAITING, lifetime.RUNNING, *lifetime.ENDED}
+    assert set(re.findall(r"^``(\w+)``", table, re.MULTILINE)) == states
+    assert {one.name for one in attrs.fields(Job)} >= {"tags", "zones", "scheduler"}
