@@ -90,7 +90,9 @@ def _archive(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
             granted = History(token, 0, RUN_TASKS, facts.GRANTED, token, FROM_MS, "worker", 0, 0, "")
             done = Completion(token, RUN_TASKS, facts.COMPLETED, FROM_MS + 50, [b"done"] * RUN_TASKS)
             rows += [
-                facts.task_row(first, facts.pack_task({"queue": "q"}, [random.randbytes(100) for _ in range(RUN_TASKS)])),
+                facts.task_row(
+                    first, facts.pack_task({"queue": "q"}, [random.randbytes(100) for _ in range(RUN_TASKS)])
+                ),
                 facts.history_row(first, granted),
                 facts.completion_row(first, done),
             ]

@@ -13,7 +13,7 @@ from typing import Any
 from attrs import evolve, frozen
 
 from onyxq.errors import BadRequest
-from onyxq.jobs.model import Input, Job, Output, Reduce
+from onyxq.jobs.model import Input, Job, Join, Output, Reduce
 from onyxq.spark import ending, outputs, rows
 from onyxq.spark.files import Folder
 from onyxq.spark.formats import WRITERS, described
@@ -94,6 +94,7 @@ def _cut(job: Job, stage: Stage, sides: list[Any]) -> Any:
         windows = [window for window in job.windows if window.task == task.name]
         named = {window.id for window in windows}
         return apply(sides[0], job, windows, [trigger for trigger in job.triggers if trigger.window in named])
+    assert isinstance(task, Join), "stages are cut at reduces and joins"
     from onyxq.spark.joins import join
 
     return join(sides[0], sides[1], job, task)
