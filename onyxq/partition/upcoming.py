@@ -32,7 +32,7 @@ LOOK_PIECES_MAX = 256
 """Pieces of one partition read at a time."""
 PIECES_MAX = 50_000
 """Pieces in memory from which on nothing more is read ahead."""
-TOGETHER_MS = 16
+TOGETHER_MS = 24
 """Pieces that fall due so soon after others were offered wait for the next whole multiple of this."""
 PROMOTE_EVERY_MS = 500
 """Partitions are promoted together, at whole multiples of this."""
