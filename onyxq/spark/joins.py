@@ -13,7 +13,7 @@ from pyspark.sql import functions as of
 from onyxq.errors import BadRequest
 from onyxq.jobs.encoding import decode, encode
 from onyxq.jobs.keeping import later
-from onyxq.jobs.model import Job, Join
+from onyxq.jobs.model import Job, Join, Task
 from onyxq.jobs.pairing import Batch, Group, Index
 from onyxq.jobs.windowing import getter, time_of
 from onyxq.spark.failures import of_task
@@ -22,7 +22,7 @@ from onyxq.spark.groups import Dealt, Given, Made, State, cut
 from onyxq.spark.lifecycles import Lifecycles
 
 
-def join(left: Any, right: Any, job: Job, task: Join) -> Any:
+def join(left: Any, right: Any, job: Job, task: Task) -> Any:
     """The pairs of segments of two sides, each with the rows that say that all inputs have ended."""
     frame = left.withColumn("side", of.lit(0)).unionAll(right.withColumn("side", of.lit(1)))
     return cut(frame, Pairing(encode(job), task.name), job=job.id, groups=job.key_groups, timed=False)
