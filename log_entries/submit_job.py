@@ -141,6 +141,8 @@ def _misfit(replica: Replica, args: Args) -> str:
     for field, name in (("beside", args.beside), ("resume", args.resume)):
         if name and digest_of(replica, name) is None:
             return f"{field} names no job that is known"
+    if args.resume and _resumed(replica, args.resume)[0] >= 0 and not _resumed(replica, args.resume)[1]:
+        return "resume names a job whose offsets are not kept any more"
     others = active(replica)
     if len(others) >= JOBS_MAX:
         return f"id is one too many: there are {len(others)} jobs"

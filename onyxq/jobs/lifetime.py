@@ -27,6 +27,8 @@ SUPERSEDED = "superseded"
 
 ERROR_BYTES_MAX = 8 << 10
 """Of the error that a job failed with."""
+OFFSETS_BYTES_MAX = 16 << 20
+"""Of ended jobs together: those that ended first are remembered without their offsets."""
 _ID_CHARACTERS_MAX = 120
 _ID_SIGNS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
@@ -112,7 +114,20 @@ def forget_ended(replica: Replica) -> Replica:
         del jobs[name]
         left_ms = job.ended_ms + job.keep_ms - replica.clock_ms
         replica = remember(replica, KIND, name, for_ms=max(0, left_ms), answer=_outcome(job))
-    return evolve(replica, jobs=jobs.persistent())
+    return _without_old_offsets(evolve(replica, jobs=jobs.persistent()))
+
+
+def _without_old_offsets(replica: Replica) -> Replica:
+    """The replica with no more offsets of ended jobs than it has room for."""
+    prefix, left = f"{KIND}/", OFFSETS_BYTES_MAX
+    kept = [(one.answer["ended_ms"], key) for key, one in replica.remembered.items() if key.startswith(prefix)]
+    remembered = replica.remembered
+    for _, key in sorted(kept, reverse=True):
+        one = remembered[key]
+        left -= len(one.answer["offsets"])
+        if left < 0 and one.answer["offsets"]:
+            remembered = remembered.set(key, evolve(one, answer=one.answer.set("offsets", b"")))
+    return evolve(replica, remembered=remembered)
 
 
 def _outcome(job: Job) -> Any:

@@ -24,6 +24,7 @@ from log_entries import (
 from log_entries.registry import VERSIONS
 from onyxq.duties import Drive, duties
 from onyxq.invariants import violations
+from onyxq.jobs import lifetime
 from onyxq.jobs.lifetime import outcome_of
 from onyxq.replica import Job
 from tests.entries.golden.jobs import job
@@ -161,6 +162,20 @@ def test_a_job_goes_on_where_another_stopped(world: World) -> None:
     world.replicas[-1] = evolve(world.now, jobs=world.now.jobs.set("one", how_far))
     done(world, job("two", resume="one"), kill_job.Args("one"), gc.Args(), job("three", resume="one"))
     assert [(now(world, name).batch, now(world, name).offsets) for name in ("two", "three")] == [(7, b"so far")] * 2
+
+
+def test_offsets_of_ended_jobs_are_kept_as_long_as_there_is_room(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that ended first lose theirs, and nobody can go on where they stopped."""
+    monkeypatch.setattr(lifetime, "OFFSETS_BYTES_MAX", 10)
+    for name in ("one", "two", "three"):
+        done(world, job(name))
+        how_far = evolve(now(world, name), batch=7, offsets=b"so far")
+        world.replicas[-1] = evolve(world.now, jobs=world.now.jobs.set(name, how_far))
+        pass_time(world, 1)
+        done(world, kill_job.Args(name), gc.Args())
+    assert [outcome_of(world.now, name)["offsets"] for name in ("one", "two", "three")] == [b"", b"", b"so far"]
+    assert refused(world, job("four", resume="one")) == "resume names a job whose offsets are not kept any more"
+    done(world, job("five", resume="three"))
 
 
 # --- drivers --------------------------------------------------------------------

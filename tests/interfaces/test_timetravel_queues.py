@@ -5,7 +5,19 @@ from __future__ import annotations
 import pytest
 from pyrsistent import pmap
 
-from log_entries import commit_transaction, fire_periodic, pause_periodic, set_periodic, set_queue
+from log_entries import (
+    commit_transaction,
+    complete_job,
+    driver_ready,
+    fail_job,
+    fire_periodic,
+    kill_job,
+    pause_periodic,
+    seal_input,
+    set_periodic,
+    set_queue,
+    submit_job,
+)
 from onyxq.dump import Dump
 from onyxq.explain import from_log
 from onyxq.facts import REOPENED
@@ -74,6 +86,23 @@ def test_transactions_name_what_they_end_and_what_they_need() -> None:
     assert sentence("settle_transaction", EXAMPLES["settle_transaction"]) == (
         "partition 0 (epoch 5) has made its part of transaction step-7 visible"
     )
+
+
+def test_what_is_said_of_jobs_is_told() -> None:
+    """With the version under which, where there is one."""
+    plain = ("words", b"x", b"0123456789abcdef", "balanced", 0, 2)
+    rest = ((), (), "", (), (), False, 0)
+    assert sentence("submit_job", submit_job.Args(*plain, 0, *rest)) == (
+        "job words is submitted: 2 or more slots, balanced"
+    )
+    assert sentence("submit_job", submit_job.Args(*plain, 4, *rest), "conflict") == (
+        "job words is submitted: 2 to 4 slots, balanced: nothing changed, conflict"
+    )
+    assert sentence("driver_ready", driver_ready.Args("words", 7)) == "job words runs under version 7"
+    assert sentence("seal_input", seal_input.Args("words", "in")) == "nothing more comes on input in of job words"
+    assert sentence("kill_job", kill_job.Args("words")) == "job words is killed"
+    assert sentence("complete_job", complete_job.Args("words", 7)) == "job words is completed under version 7"
+    assert sentence("fail_job", fail_job.Args("words", 7, "no")) == "job words failed under version 7: no"
 
 
 def test_periodic_tasks_are_told_with_their_times() -> None:
