@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from log_entries import (
     commit_batch,
@@ -102,8 +102,13 @@ class JobsModel:
         if not after.jobs and not before.jobs and not self.outcomes:
             return ""
         wrong = self._compare(after)
-        asked = {name: one.asked for name, one in self.known.items() if not one.state}
+        asked = {name: self._bound(one.asked) for name, one in self.known.items() if not one.state}
         return wrong or self.places.step(before, after, asked, alone=moving <= 1)
+
+    def _bound(self, asked: Asked) -> Asked:
+        """What is asked for, without a mate that has ended, also if its name was given to another job since."""
+        mate = self.known.get(asked.beside)
+        return asked if mate is not None and mate.asked.order < asked.order else evolve(asked, beside="")
 
     # --- entries
 

@@ -87,7 +87,7 @@ def shared(jobs: Sequence[Job], drivers: Mapping[str, str], offered: Sequence[Of
 
 def reason(job: Job, jobs: Sequence[Job], drivers: Mapping[str, str], offered: Sequence[Offer]) -> str:
     """Why a job has no driver."""
-    mate = next((other.id for other in jobs if other.id == job.beside), "")
+    mate = next((other.id for other in jobs if other.id == job.beside and other.submitted < job.submitted), "")
     if mate and mate not in drivers:
         return f"waits for job {mate}, beside which it runs"
     near = [offer for offer in offered if not mate or offer.peer == drivers[mate]]

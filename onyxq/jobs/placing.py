@@ -59,8 +59,9 @@ class Plan:
                 self.together[job.beside] += self.needs[job.id]
 
     def mate(self, job: Job) -> str:
-        """The job that it has to run beside, if that has not ended."""
-        return job.beside if job.beside in self.jobs else ""
+        """The job that it has to run beside, if that has not ended; not one that took the name later."""
+        mate = self.jobs.get(job.beside)
+        return mate.id if mate is not None and mate.submitted < job.submitted else ""
 
     def fits(self, job: Job, peer: str) -> bool:
         """Whether a peer may drive a job, whatever else it drives."""

@@ -81,6 +81,14 @@ JOB_BUGS: tuple[Planted, ...] = (
         "jobs",
     ),
     Planted(
+        "a name that is taken again binds who ran beside the last",
+        "onyxq/jobs/placing.py",
+        'return mate.id if mate is not None and mate.submitted < job.submitted else ""',
+        'return mate.id if mate is not None else ""',
+        "two jobs wait for each other for ever",
+        "jobs",
+    ),
+    Planted(
         "two moved where one was enough",
         "onyxq/jobs/placing.py",
         "for moves in range(self.moved, self.moved + MOVES_MAX + 1):",

@@ -271,6 +271,15 @@ def test_tags_zones_and_company(world: World) -> None:
     assert now(world, "near").state == "running", "who has ended binds nobody"
 
 
+def test_a_name_that_is_taken_again_binds_nobody(world: World) -> None:
+    """Two jobs would run beside each other, and neither could begin."""
+    done(world, job("one", keep_ms=0), job("two", beside="one"), kill_job.Args("one"), gc.Args())
+    two = now(world, "two")
+    done(world, job("one", beside="two"))
+    assert now(world, "two") == evolve(two, slots=now(world, "two").slots)
+    assert now(world, "one").driver == two.driver
+
+
 @pytest.mark.parametrize(
     ("asked", "why"),
     [
