@@ -1,0 +1,123 @@
+"""Queries between queues of a cluster in the test's process, driven by the test under a job's version."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import define
+
+from onyxq.client import Client
+from onyxq.replica import Job
+from onyxq.spark.datasource import register
+from tests.interfaces.batches_world import JobsCluster
+
+END_S = 120
+SEGMENTS = "lineage binary, out string, payload binary"
+
+
+@define
+class Pipe:
+    """A query from one queue to another, and what it is started with each time."""
+
+    spark: Any
+    cluster: JobsCluster
+    job: Job
+    checkpoint: Path
+    source: str
+    target: str
+    sink: str = "onyxq"
+    """The format that it writes."""
+    between: Callable[[Any], None] | None = None
+    """Called by executors for every Arrow batch."""
+
+    def options(self) -> dict[str, str]:
+        """What source and sink are told of the job."""
+        said = {"connect": self.cluster.connect, "job": self.job.id, "version": str(self.job.version)}
+        return said | {"checkpoint": str(self.checkpoint)}
+
+    def start(self, *, slots: int = 2, max_rows: int = 1_000, lease_ms: int = 60_000, forever: bool = False) -> Any:
+        """Start the query, of what there is now or for ever."""
+        register(self.spark)
+        reading = self.options() | {"slots": str(slots), "max_rows": str(max_rows), "lease_ms": str(lease_ms)}
+        frame = self.spark.readStream.format("onyxq").options(**reading, queue=self.source).load()
+        frame = frame.mapInArrow(upper(self.between), SEGMENTS)
+        outputs = json.dumps({"out": {"queue": self.target}})
+        writer = frame.writeStream.format(self.sink).options(**self.options(), outputs=outputs)
+        writer = writer.option("checkpointLocation", str(self.checkpoint))
+        return writer.trigger(**({"processingTime": "100 milliseconds"} if forever else {"availableNow": True})).start()
+
+    def run(self, **options: Any) -> list[Any]:
+        """Run it until it has done what there is; its progress."""
+        query = self.start(**options)
+        assert query.awaitTermination(END_S), "the query did not end in time"
+        return list(query.recentProgress)
+
+    def fail(self, **options: Any) -> str:
+        """Run it until it fails, as it must; the error in words."""
+        query = self.start(**options)
+        try:
+            assert query.awaitTermination(END_S), "the query did not end in time"
+        except Exception as error:
+            return str(error)
+        raise AssertionError("the query did not fail")
+
+    def uncommitted(self) -> int:
+        """The number of the last batch, of which Spark's log no longer says that it was committed."""
+        last = max(int(path.name) for path in (self.checkpoint / "commits").iterdir() if path.name.isdigit())
+        for name in (str(last), f".{last}.crc"):
+            (self.checkpoint / "commits" / name).unlink(missing_ok=True)
+        return last
+
+    def anew(self, checkpoint: Path) -> Pipe:
+        """The same under the job's present version, in a folder made of what the log knows."""
+        job = self.cluster.job(self.job.id)
+        for name, text in (("offsets", job.offsets.decode()), ("commits", 'v1\n{"nextBatchWatermarkMs":0}')):
+            (checkpoint / name).mkdir(parents=True)
+            (checkpoint / name / str(job.batch)).write_text(text)
+        (checkpoint / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}))
+        return Pipe(self.spark, self.cluster, job, checkpoint, self.source, self.target)
+
+
+def upper(between: Callable[[Any], None] | None) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """Makes segments for ``out`` of tasks: their payloads in capitals."""
+
+    def work(batches: Iterator[Any]) -> Iterator[Any]:
+        import msgpack
+        import pyarrow
+
+        for batch in batches:
+            if between is not None:
+                between(batch)
+            payloads = [msgpack.packb(payload.upper()) for payload in batch.column("payload").to_pylist()]
+            columns = [batch.column("lineage"), pyarrow.array(["out"] * len(payloads)), pyarrow.array(payloads)]
+            yield pyarrow.RecordBatch.from_arrays(columns, names=["lineage", "out", "payload"])
+
+    return work
+
+
+def filled(client: Client, queue: str, count: int, *, start: int = 0) -> Counter[bytes]:
+    """Enqueue tasks; what they are to become."""
+    payloads = [b"task %d of %s" % (place, queue.encode()) for place in range(start, start + count)]
+    client.enqueue_many(queue, payloads, retries=None, backoff_ms=0)
+    return Counter(payload.upper() for payload in payloads)
+
+
+def drained(client: Client, queue: str) -> tuple[Counter[bytes], int]:
+    """The payloads of all that is ready in a queue, and in how many runs it was granted."""
+    found: list[bytes] = []
+    runs = 0
+    while batch := client.claim(queue, max=1_000, lease_ms=600_000, worker="test"):
+        found += batch.payloads
+        runs += len(batch.runs)
+    return Counter(found), runs
+
+
+def state_counts(client: Client, queue: str, states: Sequence[str]) -> list[int]:
+    """How many tasks of a queue are in each state."""
+    counts = client.count(queue)[queue]
+    return [counts[state] for state in states]
