@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from array import array
 from collections.abc import Iterator, Sequence
 
 import numpy
@@ -10,6 +11,7 @@ import pyarrow
 
 from onyxq.errors import Corrupt
 from onyxq.facts import TaskRun, unpack_task
+from onyxq.ids import ID_BYTES
 from onyxq.spark.lineage import PREFIX_BYTES, source_prefix
 
 ROWS_MAX = 10_000
@@ -44,22 +46,21 @@ def batch_of(bodies: Sequence[tuple[bytes, bytes]], time_ms: int) -> Iterator[py
 
 
 def _batch(runs: Sequence[tuple[bytes, TaskRun]], time_ms: int) -> pyarrow.RecordBatch:
-    lengths = numpy.concatenate([numpy.frombuffer(run.lengths, "u4") for _, run in runs])
-    payloads = b"".join(run.payloads for _, run in runs)
+    lengths, checksums, formats = array("I"), array("I"), list[str]()
+    for _, run in runs:
+        lengths.extend(run.lengths)
+        checksums.extend(run.checksums)
+        formats += [run.header.get("format", "bytes")] * run.count
+    payloads = b"".join([run.payloads for _, run in runs])
     offsets = numpy.zeros(len(lengths) + 1, "i4")
-    numpy.cumsum(lengths, out=offsets[1:])
-    _check(payloads, offsets, [one for _, run in runs for one in run.checksums])
-    prefixes: dict[bytes, bytes] = {}
-    for first, _ in runs:
-        prefix = first[:PREFIX_BYTES]
-        if prefix not in prefixes:
-            prefixes[prefix] = source_prefix(prefix, time_ms)
-    formats = [form for _, run in runs for form in [run.header.get("format", "bytes")] * run.count]
+    numpy.cumsum(numpy.frombuffer(lengths, "u4"), out=offsets[1:])
+    _check(payloads, offsets, checksums)
+    own = {first[:PREFIX_BYTES]: first[:PREFIX_BYTES] for first, _ in runs}
     columns = [
-        _ids(runs, prefixes),
+        _ids(runs, {prefix: source_prefix(prefix, time_ms) for prefix in own}),
         _binary(offsets, payloads, len(lengths)),
         pyarrow.array(formats, pyarrow.string()),
-        _ids(runs, {prefix: prefix for prefix in prefixes}),
+        _ids(runs, own),
     ]
     return pyarrow.RecordBatch.from_arrays(columns, schema=ARROW)
 
@@ -73,17 +74,21 @@ def _check(payloads: bytes, offsets: numpy.ndarray, checksums: Sequence[int]) ->
 
 def _ids(runs: Sequence[tuple[bytes, TaskRun]], prefixes: dict[bytes, bytes]) -> pyarrow.Array:
     """The ids of all tasks, with other prefixes."""
-    count = sum(run.count for _, run in runs)
-    made = numpy.empty((count, 20), "u1")
-    place = 0
+    made: list[bytes] = []
+    count = 0
     for first, run in runs:
-        end = place + run.count
-        made[place:end, :PREFIX_BYTES] = numpy.frombuffer(prefixes[first[:PREFIX_BYTES]], "u1")
+        prefix = prefixes[first[:PREFIX_BYTES]]
+        count += run.count
+        if run.count == 1:
+            made.append(prefix + first[PREFIX_BYTES:])
+            continue
+        block = numpy.empty((run.count, ID_BYTES), "u1")
+        block[:, :PREFIX_BYTES] = numpy.frombuffer(prefix, "u1")
         start = int.from_bytes(first[PREFIX_BYTES:], "big")
-        counters = numpy.arange(start, start + run.count, dtype=">u4")
-        made[place:end, PREFIX_BYTES:] = counters.view("u1").reshape(-1, 4)
-        place = end
-    return _binary(numpy.arange(0, 20 * count + 1, 20, dtype="i4"), made.tobytes(), count)
+        block[:, PREFIX_BYTES:] = numpy.arange(start, start + run.count, dtype=">u4").view("u1").reshape(-1, 4)
+        made.append(block.tobytes())
+    offsets = numpy.arange(0, ID_BYTES * count + 1, ID_BYTES, dtype="i4")
+    return _binary(offsets, b"".join(made), count)
 
 
 def _binary(offsets: numpy.ndarray, data: bytes, count: int) -> pyarrow.Array:

@@ -8,16 +8,17 @@ before the batch is committed.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import struct
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgpack
 
-from onyxq.client.enqueuing import check_payloads, cut_with_ids
+from onyxq.client.enqueuing import check_payloads, cut_payloads
 from onyxq.client.policy import Policy
 from onyxq.errors import BadRequest
 from onyxq.facts import pack_task, partition_of_keys
-from onyxq.ids import ID_BYTES, TaskId
+from onyxq.ids import ID_BYTES, STRETCH_TASKS, TaskId
 from onyxq.spark.lineage import PREFIX_BYTES, made_prefix
 from onyxq.spark.options import QueueOutput
 
@@ -29,6 +30,8 @@ OLD_MS = 3_600_000
 """The time in a lineage counts unless it lies further back."""
 _BIN = {0xC4: 2, 0xC5: 3, 0xC6: 5}
 """First byte of packed bytes -> where they begin."""
+
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
 Piece = list[list[Any]]
 """Runs, ``[first id, body]``."""
@@ -94,8 +97,9 @@ class Share:
         output, name, prefix, path, key = group
         rows.sort(key=_counter)
         made = self._prefix(output, name, prefix, path, key)
-        counters, payloads = [counter for counter, _ in rows], [payload for _, payload in rows]
-        if len(set(counters)) < len(counters):
+        counters, payloads = zip(*rows, strict=True)
+        numbers = struct.unpack(f">{len(rows)}I", b"".join(counters))
+        if len(set(numbers)) < len(numbers):
             raise BadRequest(
                 "two rows have the same lineage, and would be one task",
                 field="lineage",
@@ -105,10 +109,9 @@ class Share:
         policy = Policy(output.queue, output.priority, format=output.format, ordering_key=key)
         policy.check()
         header = policy.header()
-        ids = [made + counter for counter in counters]
-        cuts = cut_with_ids(payloads, ids) if key is None else ((place, place + 1) for place in range(len(ids)))
+        cuts = _cuts(numbers, payloads) if key is None else ((place, place + 1) for place in range(len(rows)))
         for start, end in cuts:
-            yield [TaskId(ids[start]), pack_task(header, payloads[start:end])]
+            yield [TaskId(made + counters[start]), pack_task(header, payloads[start:end])]
 
     def _prefix(self, output: QueueOutput, name: str, prefix: bytes, path: bytes, key: str | None) -> bytes:
         there = None if key is None else partition_of_keys(output.queue, key, self._partitions)
@@ -119,6 +122,27 @@ class Share:
         return made_prefix(
             lineage, name, time_ms=time_ms + output.delay_ms, partitions=self._partitions, partition=there
         )
+
+
+def _cuts(numbers: Sequence[int], payloads: Sequence[bytes]) -> Iterator[tuple[int, int]]:
+    """Where runs begin and end: consecutive numbers of one stretch, as long as their bytes allow."""
+    start = 0
+    for end in _borders(numbers):
+        for begin, stop in cut_payloads(payloads[start:end]):
+            yield start + begin, start + stop
+        start = end
+
+
+def _borders(numbers: Sequence[int]) -> Iterator[int]:
+    """Where consecutive numbers of one stretch end."""
+    first, count = numbers[0], len(numbers)
+    if numbers[-1] - first == count - 1:
+        yield from range(STRETCH_TASKS - first % STRETCH_TASKS, count, STRETCH_TASKS)
+    else:
+        for place in range(1, count):
+            if numbers[place] != numbers[place - 1] + 1 or numbers[place] % STRETCH_TASKS == 0:
+                yield place
+    yield count
 
 
 def _counter(row: tuple[bytes, bytes]) -> bytes:
@@ -142,7 +166,7 @@ def task_of(output: QueueOutput, packed: bytes, name: str) -> tuple[QueueOutput,
     if isinstance(value, bytes):
         return output, value, key
     try:
-        text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+        text = _encode(value)
     except (TypeError, ValueError) as error:
         raise BadRequest(f"output {name}: a segment is no JSON: {error}", field="payload") from None
     return output.as_json, text.encode(), key
