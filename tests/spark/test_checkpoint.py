@@ -1,0 +1,150 @@
+"""Checkpoints that fit the log: what is kept, copied, made anew, and refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgpack
+import pytest
+from attrs import evolve
+
+pytest.importorskip("pyarrow")
+
+from onyxq.errors import Incomplete
+from onyxq.jobs.model import Input, Job, Output, Reduce, Window
+from onyxq.spark.checkpoint import RECORD_BYTES_MAX, Checkpoints, mark_of, offsets_of, recorded
+
+JOB = Job(
+    id="j",
+    workflow=[("in", "out")],
+    catalog=[Input("in", queue="q"), Output("out", queue="r")],
+)
+STATEFUL = Job(
+    id="j",
+    workflow=[("in", "sum"), ("sum", "out")],
+    catalog=[Input("in", queue="q"), Reduce("sum"), Output("out", queue="r")],
+    windows=[Window("w", "sum")],
+)
+CLAIMS = [["00" * 20, 7, 3]]
+
+
+def planned(folder: Path, batches: int, *, committed: int, files: int = 0) -> None:
+    """A checkpoint as Spark leaves it: so many batches planned, so many of them done."""
+    for name in ("offsets", "commits", "sources/0", "state/0/0"):
+        (folder / name).mkdir(parents=True)
+    (folder / "metadata").write_text(json.dumps({"id": "some"}))
+    for batch in range(batches):
+        said = json.dumps({"onyxq": 1, "n": batch + 1, "claims": CLAIMS})
+        (folder / "offsets" / str(batch)).write_text(f'v1\n{{"batchTimestampMs":1}}\n{said}')
+        (folder / "offsets" / f".{batch}.crc").write_text("")
+        (folder / "state" / "0" / "0" / f"{batch}.delta").write_text("")
+    for batch in range(committed):
+        (folder / "commits" / str(batch)).write_text("v1\n{}")
+    for number in range(files):
+        (folder / "sources" / "0" / str(number)).write_text(f"v1\n{number}")
+
+
+def names(folder: Path, kind: str) -> list[str]:
+    """The batches of which there is a file."""
+    return sorted(file.name for file in (folder / kind).iterdir())
+
+
+def test_a_job_without_batches_begins_in_an_empty_folder(tmp_path: Path) -> None:
+    """That is not there yet, and is the job's and version's own."""
+    assert Checkpoints(str(tmp_path)).fit(JOB, version=4, batch=-1, recorded=b"") == f"{tmp_path}/j/4"
+    assert not (tmp_path / "j" / "4").exists()
+
+
+def test_what_was_planned_beyond_the_log_is_dropped(tmp_path: Path) -> None:
+    """With its checksums; state beyond it stays, as nothing refers to it."""
+    planned(tmp_path / "j" / "4", 3, committed=2)
+    Checkpoints(str(tmp_path)).fit(JOB, version=4, batch=0, recorded=b"x")
+    assert names(tmp_path / "j" / "4", "offsets") == [".0.crc", "0"]
+    assert names(tmp_path / "j" / "4", "commits") == ["0"]
+    assert names(tmp_path / "j" / "4", "state/0/0") == ["0.delta", "1.delta", "2.delta"]
+
+
+def test_a_batch_that_the_log_has_and_spark_does_not_is_kept_for_spark_to_repeat(tmp_path: Path) -> None:
+    """The driver died between the log's commit and Spark's note of it."""
+    planned(tmp_path / "j" / "4", 3, committed=2)
+    Checkpoints(str(tmp_path)).fit(JOB, version=4, batch=2, recorded=b"x")
+    assert names(tmp_path / "j" / "4", "offsets")[-1] == "2"
+    assert names(tmp_path / "j" / "4", "commits") == ["0", "1"]
+
+
+def test_the_next_version_copies_the_one_before_that_has_the_batch(tmp_path: Path) -> None:
+    """Not one that never came so far; the copy is its own, and the old one is left to whoever writes there still."""
+    planned(tmp_path / "j" / "4", 3, committed=3)
+    planned(tmp_path / "j" / "7", 1, committed=0)
+    at = Checkpoints(str(tmp_path)).fit(STATEFUL, version=9, batch=1, recorded=b"x")
+    assert at == f"{tmp_path}/j/9"
+    assert names(tmp_path / "j" / "9", "offsets") == [".0.crc", ".1.crc", "0", "1"]
+    assert names(tmp_path / "j" / "9", "state/0/0") == ["0.delta", "1.delta", "2.delta"]
+    assert names(tmp_path / "j" / "4", "offsets")[-1] == "2"
+    assert [folder.name for folder in (tmp_path / "j").iterdir() if folder.name.endswith(".part")] == []
+
+
+def test_a_job_without_state_begins_behind_what_the_log_recorded(tmp_path: Path) -> None:
+    """Its number and its offsets; the batch counts as done, and which files were read is known."""
+    planned(tmp_path / "old", 6, committed=5, files=3)
+    record = recorded(str(tmp_path / "old"), 5, "mark")
+    at = Path(Checkpoints(str(tmp_path / "new")).fit(JOB, version=2, batch=5, recorded=record))
+    assert (names(at, "offsets"), names(at, "commits")) == (["5"], ["5"])
+    assert names(at, "sources/0") == ["0", "1", "2"]
+    said = offsets_of(str(at), 5).decode().splitlines()
+    assert said[:2] == ["v1", '{"batchTimestampMs":1}']
+    assert json.loads(said[2]) == {"onyxq": 1, "n": 6, "claims": []}
+    assert mark_of(record) == "mark"
+
+
+def test_a_job_that_resumes_another_begins_behind_its_batch(tmp_path: Path) -> None:
+    """It has no batch of its own yet."""
+    planned(tmp_path / "old", 3, committed=3)
+    record = recorded(str(tmp_path / "old"), 2)
+    at = Path(Checkpoints(str(tmp_path / "new")).fit(JOB, version=2, batch=-1, recorded=record))
+    assert (names(at, "offsets"), names(at, "commits")) == (["0"], ["0"])
+
+
+def test_state_that_cannot_be_reached_is_told(tmp_path: Path) -> None:
+    """Rather than counted from nothing; so is a record that the log could not hold."""
+    planned(tmp_path / "old", 1, committed=1)
+    record = recorded(str(tmp_path / "old"), 0)
+    with pytest.raises(Incomplete, match="checkpoint was kept by another peer"):
+        Checkpoints(str(tmp_path / "new")).fit(STATEFUL, version=2, batch=0, recorded=record)
+    (tmp_path / "old" / "sources" / "0" / "0").write_text("".join(f"file:///{n * 7919:x}\n" for n in range(200_000)))
+    record = recorded(str(tmp_path / "old"), 0)
+    assert len(record) <= RECORD_BYTES_MAX
+    with pytest.raises(Incomplete, match="too many files"):
+        Checkpoints(str(tmp_path / "new")).fit(JOB, version=2, batch=0, recorded=record)
+
+
+def test_of_a_long_log_of_files_the_newest_summary_and_what_follows_is_recorded(tmp_path: Path) -> None:
+    """What Spark summed up before is of no use."""
+    planned(tmp_path / "old", 1, committed=1, files=12)
+    for number in (4, 9):
+        (tmp_path / "old" / "sources" / "0" / str(number)).rename(
+            tmp_path / "old" / "sources" / "0" / f"{number}.compact"
+        )
+    at = Path(
+        Checkpoints(str(tmp_path / "new")).fit(JOB, version=2, batch=0, recorded=recorded(str(tmp_path / "old"), 0))
+    )
+    assert names(at, "sources/0") == ["10", "11", "9.compact"]
+
+
+def test_a_job_may_have_a_place_of_its_own(tmp_path: Path) -> None:
+    """A path or URI; all its folders go together."""
+    checkpoints = Checkpoints(str(tmp_path / "elsewhere"))
+    job = evolve(JOB, checkpoint=f"file://{tmp_path}/own/")
+    planned(tmp_path / "own" / "j" / "1", 1, committed=1)
+    assert checkpoints.fit(job, version=2, batch=0, recorded=b"x") == f"file://{tmp_path}/own/j/2"
+    assert names(tmp_path / "own" / "j" / "2", "offsets") == [".0.crc", "0"]
+    checkpoints.forget(job)
+    assert not (tmp_path / "own" / "j").exists()
+
+
+def test_a_record_is_small_for_queues(tmp_path: Path) -> None:
+    """Whatever the batch claimed."""
+    planned(tmp_path / "old", 1, committed=1)
+    assert len(recorded(str(tmp_path / "old"), 0)) < 200
+    assert msgpack.unpackb(recorded(str(tmp_path / "old"), 0))["mark"] == ""

@@ -1,0 +1,188 @@
+"""Files of a batch are shown once and whole, wherever writing, noting, committing or showing them breaks off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+pytest.importorskip("pyarrow")
+
+from onyxq.errors import BadRequest
+from onyxq.spark import files
+from onyxq.spark.files import Folder, Staging, publish, stage, staged
+from onyxq.spark.formats import WRITERS
+from tests.spark.job_world import written
+
+JOB = "j"
+STEPS_MAX = 60
+
+
+class Broken(Exception):
+    """The process died here."""
+
+
+class Breaking:
+    """A file system that fails for ever from its n-th call on."""
+
+    def __init__(self, system: Any, calls: int) -> None:
+        self._system = system
+        self.left = calls
+
+    def __getattr__(self, name: str) -> Any:
+        self.left -= 1
+        if self.left < 0:
+            raise Broken(name)
+        return getattr(self._system, name)
+
+
+@pytest.fixture
+def breaking(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Breaking]:
+    """Makes all that is done with files from now on fail after so many calls."""
+    real = files.located
+
+    def install(calls: int) -> Breaking:
+        system = Breaking(real("/")[0], calls)
+        monkeypatch.setattr(files, "located", lambda path: (system, path))
+        return system
+
+    return install
+
+
+def folders(base: Path) -> list[Folder]:
+    """Two outputs."""
+    return [Folder("a", "json", str(base / "a"), {}), Folder("b", "json", str(base / "b"), {})]
+
+
+def write(outs: list[Folder], batch: int, value: Any) -> list[tuple[str, str]]:
+    """What two tasks of a batch write."""
+    found: list[tuple[str, str]] = []
+    for part in range(2):
+        staging = Staging({out.name: out for out in outs}, job=JOB, batch=batch, part=part)
+        for name in "ab":
+            staging.add(name, msgpack.packb([value, name, part]))
+        found += staging.finish()
+    return found
+
+
+def by_checkpoint(outs: list[Folder], batch: int, value: Any) -> None:
+    """A batch as a query commits it that nobody but Spark's checkpoint knows of."""
+    names = write(outs, batch, value)
+    mark = staged(outs, job=JOB, batch=batch) or stage(outs, names, job=JOB, batch=batch)
+    publish(outs, job=JOB, batch=batch, mark=mark)
+
+
+def shown(base: Path) -> list[Any]:
+    """All segments that readers see, sorted."""
+    return sorted(written(base / "a") + written(base / "b"))
+
+
+def wanted(*values: Any) -> list[Any]:
+    """What batches of these values show."""
+    return sorted([value, name, part] for value in values for name in "ab" for part in range(2))
+
+
+def test_batches_are_shown_one_by_one(tmp_path: Path) -> None:
+    """A repeat of one shows nothing new; nothing else is left beside what was shown."""
+    outs = folders(tmp_path)
+    by_checkpoint(outs, 0, "x")
+    by_checkpoint(outs, 0, "x")
+    by_checkpoint(outs, 1, "y")
+    assert shown(tmp_path) == wanted("x", "y")
+    aside = [file.name for out in outs for file in (Path(out.path) / "_onyxq" / JOB).iterdir()]
+    assert aside == ["1.done.json"]
+    files.forget(outs, job=JOB)
+    assert not (tmp_path / "a" / "_onyxq").exists()
+
+
+@pytest.mark.parametrize("steps", range(1, STEPS_MAX, 2))
+def test_a_batch_that_breaks_off_anywhere_is_shown_once_when_repeated(
+    tmp_path: Path, breaking: Callable[[int], Breaking], steps: int
+) -> None:
+    """Where the checkpoint alone decides: the repeat completes what was begun, or begins anew."""
+    outs = folders(tmp_path)
+    by_checkpoint(outs, 0, "x")
+    system = breaking(steps)
+    try:
+        by_checkpoint(outs, 1, "y")
+    except Broken:
+        assert shown(tmp_path) != []
+    finished = system.left >= 0
+    system.left = 1 << 30
+    by_checkpoint(outs, 1, "y")
+    by_checkpoint(outs, 2, "z")
+    assert shown(tmp_path) == wanted("x", "y", "z")
+    assert steps < STEPS_MAX - 2 or finished, "more steps are needed to break off everywhere"
+
+
+@pytest.mark.parametrize("steps", range(1, STEPS_MAX, 2))
+def test_what_the_log_has_taken_is_shown_and_nothing_else(
+    tmp_path: Path, breaking: Callable[[int], Breaking], steps: int
+) -> None:
+    """A driver that was replaced has noted the same batch and never hears that it was taken; a new one shows
+    what was, when it begins."""
+    outs = folders(tmp_path)
+    taken = stage(outs, write(outs, 0, "taken"), job=JOB, batch=0)
+    stage(outs, write(outs, 0, "refused"), job=JOB, batch=0)
+    system = breaking(steps)
+    try:
+        publish(outs, job=JOB, batch=0, mark=taken)
+    except Broken:
+        assert shown(tmp_path) != wanted("taken", "refused")
+    system.left = 1 << 30
+    publish(outs, job=JOB, batch=0, mark=taken)
+    publish(outs, job=JOB, batch=0, mark=taken)
+    assert shown(tmp_path) == wanted("taken")
+
+
+def test_what_a_failed_attempt_wrote_is_removed(tmp_path: Path) -> None:
+    """By itself if it can, with the next batch otherwise."""
+    outs = folders(tmp_path)
+    staging = Staging({out.name: out for out in outs}, job=JOB, batch=0, part=0)
+    staging.add("a", msgpack.packb(1))
+    staging.discard()
+    assert list((tmp_path / "a" / "_onyxq" / JOB).iterdir()) == []
+    write(outs, 0, "died")
+    by_checkpoint(outs, 0, "x")
+    assert shown(tmp_path) == wanted("x")
+    assert [file.name for file in (tmp_path / "b" / "_onyxq" / JOB).iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "segment", "said"),
+    [
+        ("json", b"bytes", "what JSON can hold"),
+        ("json", float("nan"), "what JSON can hold"),
+        ("text", {"line": "x"}, "strings of one line"),
+        ("text", "two\nlines", "strings of one line"),
+        ("csv", 5, "maps of its columns"),
+    ],
+)
+def test_what_a_format_cannot_hold_is_refused(tmp_path: Path, kind: str, segment: Any, said: str) -> None:
+    """With the output's name and the segment."""
+    folder = Folder("out", kind, str(tmp_path), {})
+    with open(tmp_path / "file", "wb") as stream:
+        with pytest.raises(BadRequest, match=f"output out takes {said}"):
+            WRITERS[kind](stream, folder).add(segment)
+
+
+def test_parquet_says_which_segments_do_not_fit(tmp_path: Path) -> None:
+    """And how to say what the columns are."""
+    outs = {"out": Folder("out", "parquet", str(tmp_path), {})}
+    staging = Staging(outs, job=JOB, batch=0, part=0)
+    staging.add("out", msgpack.packb({"n": 1}))
+    staging.add("out", msgpack.packb({"n": "one"}))
+    with pytest.raises(BadRequest, match="do not fit one schema") as caught:
+        staging.finish()
+    assert "schema" in caught.value.advice
+    staging.discard()
+
+
+def test_folders_may_be_uris(tmp_path: Path) -> None:
+    """Of any file system that Arrow knows."""
+    outs = [Folder("a", "json", f"file://{tmp_path}/a", {}), Folder("b", "json", f"file://{tmp_path}/b/", {})]
+    by_checkpoint(outs, 0, "x")
+    assert shown(tmp_path) == wanted("x")

@@ -1,0 +1,77 @@
+"""A Spark home that starts fast: built once, by whoever comes first, for what is installed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from onyxq.spark import home
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.usefixtures("java")
+
+
+def test_a_home_has_the_installed_programs_and_no_zip(tmp_path: Path) -> None:
+    """Workers find PySpark where Python does; a second look finds the same home."""
+    environment = {"XDG_CACHE_HOME": str(tmp_path)}
+    found = home.find_home(environment)
+    assert found.path.parent == tmp_path / "onyxq" / "spark"
+    assert (found.path / "bin" / "spark-submit").exists()
+    assert list((found.path / "python" / "lib").iterdir()) == []
+    assert not found.archived
+    assert home.find_home(environment) == found
+    assert [path.name for path in found.path.parent.iterdir()] == [found.path.name]
+
+
+def test_a_home_of_the_users_own_is_used_as_it_is(tmp_path: Path) -> None:
+    """Without an archive, which belongs to the installed jars."""
+    found = home.find_home({"SPARK_HOME": str(tmp_path)})
+    assert (found.path, found.archive, home.build_archive(found)) == (tmp_path, None, False)
+
+
+@pytest.mark.slow
+def test_builders_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """Four at once make one home, whole."""
+    program = "from onyxq.spark import home; print(home.find_home().path)"
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", program]
+    builders = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    said = {builder.communicate(timeout=60)[0].strip() for builder in builders}
+    assert len(said) == 1
+    assert [path.name for path in (tmp_path / "onyxq" / "spark").iterdir()] == [Path(said.pop()).name]
+
+
+def test_an_archive_that_is_being_built_is_not_built_twice(tmp_path: Path) -> None:
+    """The second builder leaves it to the first."""
+    found = home.find_home({"XDG_CACHE_HOME": str(tmp_path)})
+    with home._only_builder(found.path) as mine:
+        assert mine
+        assert home.build_archive(found) is False
+
+
+def test_an_archive_that_is_there_is_not_built_again(tmp_path: Path) -> None:
+    """Whoever built it."""
+    found = home.find_home({"XDG_CACHE_HOME": str(tmp_path)})
+    assert found.archive is not None
+    found.archive.write_bytes(b"")
+    assert home.build_archive(found) is True
+
+
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With what to install."""
+    assert home.missing() is None
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    lacking = home.missing()
+    assert lacking is not None
+    assert "needs Java" in lacking.message
+    old = tmp_path / "java"
+    old.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
+    old.chmod(0o755)
+    lacking = home.missing()
+    assert lacking is not None
+    assert "Java 17 or newer" in lacking.message
