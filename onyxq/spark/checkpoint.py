@@ -34,8 +34,6 @@ class Checkpoints:
     """Where a host keeps checkpoints of jobs that name no place of their own."""
 
     base: str
-    shared: bool = False
-    """Whether other peers reach it."""
 
     def fit(self, job: Job, *, version: int, batch: int, recorded: bytes) -> str:
         """The folder from which the job goes on behind ``batch`` (-1: none was committed).

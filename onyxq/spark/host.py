@@ -13,6 +13,7 @@ import os
 import queue
 import sys
 import threading
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -22,7 +23,7 @@ from attrs import field, frozen
 from onyxq.errors import OnyxqError
 from onyxq.spark import home, warming
 from onyxq.spark.checkpoint import Checkpoints
-from onyxq.spark.running import Order, Running
+from onyxq.spark.running import Order, Place, Running
 from onyxq.spark.session import Settings, descendants, kill_machine, open_session
 
 
@@ -52,11 +53,10 @@ class Host:
 
     def __init__(self, session: Any, asked: Asked, out: IO[str]) -> None:
         self._session = session
-        self._asked = asked
         self._out = out
         self._saying = threading.Lock()
         base = asked.checkpoints or str(Path(asked.work).absolute() / "checkpoints")
-        self._checkpoints = Checkpoints(base, shared=asked.checkpoints is not None)
+        self._place = Place(asked.connect, asked.slots, Checkpoints(base))
         self._jobs: dict[str, Running] = {}
 
     def say(self, event: Mapping[str, Any]) -> None:
@@ -84,13 +84,10 @@ class Host:
             running.slots(int(said["slots"]))
 
     def _start(self, order: Order) -> None:
-        running = self._jobs.get(order.job)
-        if running is not None and running.version < order.version:
-            running.stop()
-        self._jobs[order.job] = Running(
-            self._session, order, connect=self._asked.connect, checkpoints=self._checkpoints, say=self.say
-        )
-        self._jobs[order.job].start()
+        before = self._jobs.get(order.job)
+        running = Running(self._session, order, place=self._place, say=self.say, before=before)
+        self._jobs[order.job] = running
+        running.start()
 
 
 def _order(said: Mapping[str, Any]) -> Order:
@@ -124,7 +121,11 @@ def main(argument: str) -> None:
     if asked.archive:
         threading.Thread(target=home.build_archive, args=(home.find_home(),), name="archive", daemon=True).start()
     while True:
-        host.do(json.loads(orders.get()))
+        try:
+            host.do(json.loads(orders.get()))
+        except Exception:
+            traceback.print_exc()
+            end(1)  # orders that are not understood are a mistake of ours: the peer starts another, and says why
 
 
 def _take_stdout() -> IO[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -9,6 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from attrs import field, frozen
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 
 from onyxq.jobs.encoding import decode
 from onyxq.jobs.model import Job
@@ -44,19 +47,32 @@ class Order:
     sealed: frozenset[str]
 
 
+@frozen
+class Place:
+    """What is the same for all jobs of a host."""
+
+    connect: str | None
+    """The peer's address."""
+    slots: int
+    """Of the whole session: parts of a batch; how many of them run at once is the scheduler's."""
+    checkpoints: Checkpoints
+
+
 class Running:
     """A job that is being driven. Each event is told through ``say``; the last is how it ended."""
 
-    def __init__(self, session: Any, order: Order, *, connect: str | None, checkpoints: Checkpoints, say: Say) -> None:
+    def __init__(self, session: Any, order: Order, *, place: Place, say: Say, before: Running | None = None) -> None:
         self._session = session
         self._order = order
-        self._connect = connect
-        self._checkpoints = checkpoints
+        self._place = place
         self._say = say
+        self._before = before
+        """An earlier run of the job here, which is to end first."""
         self._lock = threading.Lock()
         self._query: Any = None
         self._stopped = False
         self._idle_wanted = False
+        self._ready = False
         self._sealed = set(order.sealed)
         self._told = order.batch
         self._thread = threading.Thread(target=self._run, name=f"job {order.job}", daemon=True)
@@ -91,8 +107,15 @@ class Running:
         """Give it another share of the session."""
         pools.share(self._session, self._order.job, count)
 
+    def join(self) -> None:
+        """Wait until it has ended."""
+        self._thread.join()
+
     def _run(self) -> None:
         try:
+            if self._before is not None:
+                self._before.stop()
+                self._before.join()
             self._drive()
         except Exception as error:
             if self._stopped:
@@ -113,13 +136,17 @@ class Running:
         folders, mark = folders_of(job), mark_of(order.offsets)
         if folders and mark:
             files.publish(folders, job=job.id, batch=order.batch, mark=mark)
-        checkpoint = self._checkpoints.fit(job, version=order.version, batch=order.batch, recorded=order.offsets)
-        setting = Setting(order.version, order.slots, checkpoint, self._connect)
+        checkpoints = self._place.checkpoints
+        checkpoint = checkpoints.fit(job, version=order.version, batch=order.batch, recorded=order.offsets)
+        setting = Setting(order.version, self._place.slots, checkpoint, self._place.connect)
         lifecycles.in_worker(session, order.body, order.version, "before_job")
         try:
             self._queries(session, job, setting)
-        finally:
-            lifecycles.in_worker(session, order.body, order.version, "after_job")
+        except Exception:
+            with contextlib.suppress(PySparkException, Py4JJavaError):  # the first error counts
+                lifecycles.in_worker(session, order.body, order.version, "after_job")
+            raise
+        lifecycles.in_worker(session, order.body, order.version, "after_job")
         if folders and not self._stopped:
             files.forget(folders, job=job.id)
 
@@ -136,7 +163,9 @@ class Running:
             if self._stopped:
                 return
             self._query = query = writer.start()
-        self._tell("ready")
+        if not self._ready:
+            self._ready = True
+            self._tell("ready")
         self._follow(query, job, setting)
 
     def _follow(self, query: Any, job: Job, setting: Setting) -> None:
@@ -169,7 +198,7 @@ class Running:
         with self._lock:
             if not all(task.name in self._sealed for task in open_ended):
                 return False
-        return all(queues.is_done(self._connect, task.queue) for task in open_ended if task.queue is not None)
+        return all(queues.is_done(self._place.connect, task.queue) for task in open_ended if task.queue is not None)
 
     def _finish(self, query: Any, job: Job, setting: Setting) -> None:
         """Let the query do what there still is, and end it."""

@@ -66,6 +66,7 @@ def configuration(settings: Settings, home: Home) -> dict[str, str]:
         "spark.sql.streaming.stateStore.providerClass": _PROVIDER,
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
         "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
+        "spark.sql.streaming.minBatchesToRetain": "10",
         "spark.sql.streaming.numRecentProgressUpdates": "4",
         "spark.sql.session.timeZone": "UTC",
         "spark.executorEnv.PYTHONPATH": python_path(settings),
