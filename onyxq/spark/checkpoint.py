@@ -83,6 +83,19 @@ def offsets_of(folder: str, batch: int) -> bytes:
     return _read(system, f"{path}/offsets/{batch}")
 
 
+def news_of(folder: str, batch: int) -> str:
+    """The offsets of those sources alone of which the batch has read something.
+
+    Spark repeats for the others what it noted before, with the claims of a batch that is long done.
+    """
+    system, path = located(folder)
+    before: list[str] = []
+    if _exists(system, f"{path}/offsets/{batch - 1}"):
+        before = offsets_of(folder, batch - 1).decode().split("\n")
+    lines = offsets_of(folder, batch).decode().split("\n")
+    return "\n".join(line for place, line in enumerate(lines) if before[place : place + 1] != [line])
+
+
 def mark_of(record: bytes) -> str:
     """The mark of the files that the recorded batch wrote."""
     return str(msgpack.unpackb(record)["mark"]) if record else ""

@@ -26,6 +26,9 @@ from onyxq.spark.checkpoint import Checkpoints
 from onyxq.spark.running import Order, Place, Running
 from onyxq.spark.session import Settings, descendants, kill_machine, open_session
 
+_ending = threading.Lock()
+"""Held by the thread that ends this process."""
+
 
 @frozen(kw_only=True)
 class Asked:
@@ -147,6 +150,8 @@ def _watch(session: Any, host: Host) -> None:
 
     def wait() -> None:
         code = machine.wait()
+        if _ending.locked():
+            return
         host.say({"event": "down", "error": f"Spark's virtual machine ended with code {code}"})
         end(1)
 
@@ -165,6 +170,8 @@ def _settings(asked: Asked) -> Settings:
 
 def end(code: int) -> None:
     """Kill all that this process started, and end it; what threads say of it now is of no interest."""
+    if not _ending.acquire(blocking=False):
+        threading.Event().wait()  # another thread does it, and its code counts
     sys.stderr.flush()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     for pid in descendants(os.getpid()):

@@ -19,7 +19,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Writ
 
 from onyxq.errors import BadRequest
 from onyxq.spark import files
-from onyxq.spark.checkpoint import offsets_of, recorded
+from onyxq.spark.checkpoint import news_of, recorded
 from onyxq.spark.failures import of_task
 from onyxq.spark.files import Folder, Staging
 from onyxq.spark.rows import unpacked
@@ -133,8 +133,8 @@ class Routed(DataSourceStreamArrowWriter):
         from onyxq.spark.source import connected, held_in
 
         options, target = self._queues, self._queues.target
-        text = offsets_of(options.checkpoint, batch).decode()
-        complete = [[*held, None] for offset in queue_offsets(text) for held in held_in(offset)]
+        news = news_of(options.checkpoint, batch)
+        complete = [[*held, None] for offset in queue_offsets(news) for held in held_in(offset)]
         offsets = recorded(options.checkpoint, batch, mark)
         name = f"job/{target.job}/{target.version}/{batch}/{secrets.token_hex(8)}"
         return connected(target).call(

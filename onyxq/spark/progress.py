@@ -21,5 +21,10 @@ def told(progress: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def has_ended(progress: dict[str, Any]) -> bool:
+    """Whether the end of all inputs (`onyxq.spark.ending`) was part of that batch, or of one before."""
+    return any(source.get("endOffset") == {"ended": 1} for source in progress.get("sources") or [])
+
+
 def _ms(said: str | None) -> int | None:
     return None if said is None else round(datetime.fromisoformat(said).timestamp() * 1000)

@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from attrs import field, frozen
 from py4j.protocol import Py4JJavaError
@@ -30,6 +30,7 @@ ENDLESS = ("rate", "rate-micro-batch")
 """Inputs of which there is always more."""
 
 Say = Callable[[Mapping[str, Any]], None]
+Step: TypeAlias = Callable[[Any, Job, Setting], Any]
 
 
 @frozen
@@ -169,28 +170,56 @@ class Running:
         self._follow(query, job, setting)
 
     def _follow(self, query: Any, job: Job, setting: Setting) -> None:
-        """Tell of each batch until the query has ended; raises what ended it."""
+        """Tell of each batch until the query has ended, or end it when the job is over; raises what ended it."""
         looked_at = 0.0
+        step: Step = self._until_over
         while not query.awaitTermination(LOOK_S):
-            now = time.monotonic()
-            self._told_progress(query)
+            self._tell_progress(query)
             # In this order: the moment must be one after the question.
             if self._idle_wanted and not query.status["isTriggerActive"]:
                 self._idle_wanted = False
                 self._tell("idle")
-            if now - looked_at >= OVER_EVERY_S and not bounded(job):
-                looked_at = now
-                if self._over(job):
-                    self._finish(query, job, setting)
-        self._told_progress(query)
+            if time.monotonic() - looked_at >= OVER_EVERY_S and not bounded(job):
+                step = step(query, job, setting)
+                looked_at = time.monotonic()
+        self._tell_progress(query)
 
-    def _told_progress(self, query: Any) -> None:
+    def _tell_progress(self, query: Any) -> None:
         """Tell of the batches that were finished since."""
-        found = [progress.told(json.loads(one.json())) for one in query._jsq.recentProgress()]
-        new = [said for said in found if said["batch"] > self._told]
-        for said in new:
-            self._told = said["batch"]
-            self._tell("progress", progress=said)
+        for said in map(progress.told, _recent(query)):
+            if said["batch"] > self._told:
+                self._told = said["batch"]
+                self._tell("progress", progress=said)
+
+    # The steps of a job's end, each done once it says which is the next.
+
+    def _until_over(self, query: Any, job: Job, setting: Setting) -> Step:
+        """Nothing more will come, and queues are done."""
+        return self._until_drained if self._over(job) else self._until_over
+
+    def _until_drained(self, query: Any, job: Job, setting: Setting) -> Step:
+        """What Spark reads by itself is read: nothing was found, or (where timers cause batches) nothing came."""
+        endless = any(task.format in ENDLESS for task in inputs_of(job))
+        status, recent = query.status, _recent(query)
+        quiet = not status["isTriggerActive"] and not status["isDataAvailable"]
+        if not (endless or quiet or (recent and not recent[-1]["numInputRows"])):
+            return self._until_drained
+        if not stateful(job):
+            query.stop()
+            return self._stopping
+        ending.note(setting.checkpoint)
+        return self._until_ended
+
+    def _until_ended(self, query: Any, job: Job, setting: Setting) -> Step:
+        """Windows have heard that all inputs have ended."""
+        if any(progress.has_ended(said) for said in _recent(query)):
+            query.stop()
+            return self._stopping
+        return self._until_ended
+
+    def _stopping(self, query: Any, job: Job, setting: Setting) -> Step:
+        """Nothing is left."""
+        return self._stopping
 
     def _over(self, job: Job) -> bool:
         """Whether nothing more can come: what does not end by itself is sealed, and its queues are done."""
@@ -200,13 +229,10 @@ class Running:
                 return False
         return all(queues.is_done(self._place.connect, task.queue) for task in open_ended if task.queue is not None)
 
-    def _finish(self, query: Any, job: Job, setting: Setting) -> None:
-        """Let the query do what there still is, and end it."""
-        if stateful(job):
-            ending.note(setting.checkpoint)
-        if not any(task.format in ENDLESS for task in inputs_of(job)):
-            query.processAllAvailable()
-        query.stop()
-
     def _tell(self, event: str, **said: Any) -> None:
         self._say({"event": event, "job": self._order.job, "version": self._order.version, **said})
+
+
+def _recent(query: Any) -> list[Any]:
+    """What Spark says of its last batches, oldest first."""
+    return [json.loads(one.json()) for one in query._jsq.recentProgress()]

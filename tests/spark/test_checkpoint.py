@@ -13,7 +13,7 @@ pytest.importorskip("pyarrow")
 
 from onyxq.errors import Incomplete
 from onyxq.jobs.model import Input, Job, Output, Reduce, Window
-from onyxq.spark.checkpoint import RECORD_BYTES_MAX, Checkpoints, mark_of, offsets_of, recorded
+from onyxq.spark.checkpoint import RECORD_BYTES_MAX, Checkpoints, mark_of, news_of, offsets_of, recorded
 
 JOB = Job(
     id="j",
@@ -141,6 +141,18 @@ def test_a_job_may_have_a_place_of_its_own(tmp_path: Path) -> None:
     assert names(tmp_path / "own" / "j" / "2", "offsets") == [".0.crc", "0"]
     checkpoints.forget(job)
     assert not (tmp_path / "own" / "j").exists()
+
+
+def test_a_source_that_gave_nothing_to_a_batch_has_no_news(tmp_path: Path) -> None:
+    """Its offset, and with it the claims of an earlier batch, is the one before; other sources' are told."""
+    planned(tmp_path / "j", 2, committed=0)
+    for batch, (one, other) in enumerate([(1, 1), (1, 2)]):
+        said = [json.dumps({"onyxq": 1, "n": number, "claims": CLAIMS}) for number in (one, other)]
+        (tmp_path / "j" / "offsets" / str(batch)).write_text(
+            "\n".join(["v1", f'{{"batchTimestampMs":{batch}}}', *said])
+        )
+    assert [json.loads(line)["n"] for line in news_of(str(tmp_path / "j"), 0).splitlines()[2:]] == [1, 1]
+    assert [json.loads(line).get("n") for line in news_of(str(tmp_path / "j"), 1).splitlines()] == [None, 2]
 
 
 def test_a_record_is_small_for_queues(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import pytest
 from attrs import evolve
 
 from onyxq.errors import BadRequest, Incomplete
-from onyxq.jobs.model import Condition, Function, Input, Job, Output
-from onyxq.spark import checkpoint, pools
+from onyxq.jobs.model import Condition, Function, Input, Job, Output, Reduce, Trigger, Window
+from onyxq.spark import checkpoint, ending, pools
 from onyxq.spark.failures import of_exception
 from tests.spark.job_world import HERE, lines_job, run, written
 
@@ -190,3 +190,33 @@ def test_a_jobs_share_of_the_session_changes_while_it_runs(spark: Any) -> None:
     pools.share(spark, "some", 1)
     assert pools.weight(spark, "some") == 1
     pools.leave(spark, "some")
+
+
+def counting_job(folder: Path) -> Job:
+    """Words of files, counted."""
+    job = lines_job(folder, Function("split", f"{HERE}:words"))
+    return evolve(
+        job,
+        workflow=(("in", "split"), ("split", "count"), ("count", "out")),
+        catalog=(*job.catalog, Reduce("count")),
+        windows=(Window("all", "count", key="word", aggregation="count"),),
+        triggers=(Trigger("all", on="watermark"),),
+        key_groups=2,
+    )
+
+
+def test_windows_speak_when_all_inputs_have_ended(spark: Any, tmp_path: Path) -> None:
+    """What was counted is kept from batch to batch, under another version too, and said once at the end."""
+    job = counting_job(tmp_path)
+    (tmp_path / "in" / "a.txt").write_text("\n".join(LINES))
+    at = run(spark, job, tmp_path)
+    assert written(tmp_path / "out") == []
+    (tmp_path / "in" / "b.txt").write_text("two five")
+    batch = max(int(file.name) for file in (at / "commits").iterdir() if file.name.isdigit())
+    at = run(spark, job, tmp_path, version=2, batch=batch)
+    assert written(tmp_path / "out") == []
+    batch = max(int(file.name) for file in (at / "commits").iterdir() if file.name.isdigit())
+    ending.note(str(at))
+    run(spark, job, tmp_path, version=2, batch=batch)
+    found = {one["key"]: one["value"] for one in written(tmp_path / "out")}
+    assert found == WORDS + Counter(["two", "five"])
