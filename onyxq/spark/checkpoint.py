@@ -118,7 +118,8 @@ def _fresh(system: fs.FileSystem, path: str, batch: int, record: bytes) -> None:
     _write(system, f"{path}/metadata", json.dumps({"id": str(uuid.uuid4())}).encode())
     for name, data in msgpack.unpackb(zlib.decompress(said["sources"])).items():
         _write(system, f"{path}/sources/{name}", data)
-    _write(system, f"{path}/offsets/{batch}", said["offsets"])
+    for number in {max(batch - 1, 0), batch}:  # Spark looks at the last two, also to go on behind the last
+        _write(system, f"{path}/offsets/{number}", said["offsets"])
     _write(system, f"{path}/commits/{batch}", _COMMITTED.encode())
 
 
