@@ -74,8 +74,11 @@ class ProcessLink:
         while True:
             while self._lines:
                 message = _message(self._lines.popleft())
-                if message is not None:
-                    return message
+                if message is None:
+                    continue
+                if message["event"] == "up":
+                    self._log_file.tail.clear()  # what Spark says of its start explains no later end
+                return message
             try:
                 piece = await self._process.stdout.receive_some(PIECE_BYTES)
             except (trio.BrokenResourceError, trio.ClosedResourceError):

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from onyxq import Function, Input, Job, Output
 from onyxq.client import AsyncClient
-from tests.processes.cluster import Cluster, PeerProcess, bounded
+from tests.processes.cluster import Cluster, PeerProcess, bounded, surroundings
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -146,12 +148,57 @@ async def test_a_job_survives_its_host_and_its_peer(cluster: Cluster) -> None:
         assert (await client.count("in"))["in"]["completed"] == 3 * WORDS
 
 
-@bounded(2 * STEP_S_MAX)
-async def test_a_function_that_raises_fails_the_job_with_its_task_segment_and_traceback(cluster: Cluster) -> None:
-    """And what it read is claimable again for others."""
+PIPELINES = """
+from onyxq import Function, Input, Job, Output
+
+
+def shout(row):
+    return {"value": louder(row["value"])}
+
+
+def louder(text):
+    return text.upper() + "!"
+
+
+job = Job(
+    id="files",
+    workflow=[("in", "shout"), ("shout", "out")],
+    catalog=[Input("in", format="text", path="IN"), Function("shout", shout), Output("out", format="text", path="OUT")],
+)
+"""
+
+
+async def check_files(cluster: Cluster, root: Path) -> None:
+    """A job from files to files is submitted from the shell, with its functions, and waited for."""
+    (root / "lines").mkdir()
+    for number in range(3):
+        (root / f"lines/{number}.txt").write_text("".join(f"line {number}-{line}\n" for line in range(100)))
+    file = root / "pipelines.py"
+    file.write_text(PIPELINES.replace("IN", str(root / "lines")).replace("OUT", str(root / "shouted")))
+    submitted = await trio.run_process(
+        [
+            *(sys.executable, "-m", "onyxq.cli.main", "job", "submit", f"{file}:job", "--wait", "--json"),
+            *("--connect", cluster["a"].address, "--timeout", f"{STEP_S_MAX:.0f}s"),
+        ],
+        capture_stdout=True,
+        env=surroundings(),
+        cwd=root,
+    )
+    assert json.loads(submitted.stdout)["state"] == "completed"
+    parts = [path for path in (root / "shouted").rglob("*") if path.is_file() and path.name[0] not in "._"]
+    found = Counter(line for part in parts for line in part.read_text().splitlines())
+    assert found == Counter(f"LINE {number}-{line}!" for number in range(3) for line in range(100))
+
+
+@bounded(3 * STEP_S_MAX)
+async def test_files_are_made_of_files_and_a_function_that_raises_fails_its_job(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """One host runs both; the failure names task, segment and traceback, and what was read is claimable again."""
     cluster.more_options("--spark", "--slots", "2")
     await cluster.start("a")
     await cluster.whole("a")
+    await check_files(cluster, tmp_path)
     async with cluster.client("a") as client:
         job = Job(
             id="wrong",
