@@ -12,7 +12,7 @@ import shutil
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -62,7 +62,7 @@ class Cluster:
         """Where the peers that run serve."""
         return [peer.listen for peer in self.peers]
 
-    def start(self, number: int | None = None) -> Peer:
+    def start(self, number: int | None = None, *, options: Sequence[str] = ()) -> Peer:
         """Start a peer, on an empty directory or on that of one before; returns once it serves."""
         if number is None:
             number, self.started = self.started, self.started + 1
@@ -73,7 +73,8 @@ class Cluster:
         process = self.servers.run(
             [sys.executable, "-m", "onyxq.cli.main", "peer", "start", "--json", "--data", str(self.home / name),
              "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", *more,
-             "--session-timeout-ms", str(SESSION_TIMEOUT_MS), "--absent-after-ms", str(self.absent_after_ms)],
+             "--session-timeout-ms", str(SESSION_TIMEOUT_MS), "--absent-after-ms", str(self.absent_after_ms),
+             *options],
             directory=self.home,
             name=name,
             environment={"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "PATH": "/usr/bin:/bin"},

@@ -16,6 +16,7 @@ from __future__ import annotations
 import base64
 import logging
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -164,6 +165,15 @@ class Driving:
         driven = self.driven.get(job)
         return driven.told() if driven is not None and driven.version == version else None
 
+    @property
+    def host_state(self) -> str:
+        """How the shared host is doing, see `KeptHost.state`."""
+        return self._shared.state if self._shared is not None else "off"
+
+    def states(self) -> Counter[str]:
+        """How many jobs are driven here, by their state."""
+        return Counter(one.state for one in self.driven.values())
+
     # --- one job
 
     async def drive(self, duty: Drive) -> None:
@@ -225,6 +235,7 @@ class Driving:
             if trio.current_time() - began > STEADY_S:
                 driven.failures = 0
             driven.failures, driven.error = driven.failures + 1, error_text(event)
+            self._node.metrics.job_failures.add()
             if driven.failures > restarts or not event.get("restart"):
                 await self._append(driven, fail_job.Args(driven.job, driven.version, driven.error))
                 return

@@ -175,6 +175,9 @@ class KeptHost:
                     why = await self._serve(link)
         except HostEnded as error:
             why = str(error)
+        except Exception as error:
+            log.exception("the Spark host cannot be run")
+            why = f"the Spark host cannot be run: {error!r}"
         finally:
             up_s = trio.current_time() - began if self._is_up.is_set() else 0.0
             self._link, self._is_up = None, trio.Event()

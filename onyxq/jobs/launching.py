@@ -155,9 +155,12 @@ class BoundedLog:
 async def launch(plan: Plan, *, command: Sequence[str] = COMMAND) -> AsyncIterator[ProcessLink]:
     """A host process; it has ended when this is left. Raises `HostEnded` if it cannot be started."""
     work = Path(plan.work)
-    work.mkdir(parents=True, exist_ok=True)
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        log_file = BoundedLog(work / LOG_NAME)
+    except OSError as error:
+        raise HostEnded(f"the Spark host has no directory to work in: {error}") from None
     end_leftover(work)
-    log_file = BoundedLog(work / LOG_NAME)
     try:
         process = await trio.lowlevel.open_process(
             [*command, json.dumps(asdict(plan))],

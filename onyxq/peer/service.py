@@ -450,6 +450,9 @@ class Service:
         metrics.log_position.set(node.replica.position)
         metrics.log_lag_entries.set(node.log_lag)
         self._sync_metrics()
+        if node.driving is not None:
+            metrics.spark_host_up.set(int(node.driving.host_state == "up"))
+            metrics.jobs_driven.replace({(state,): n for state, n in node.driving.states().items()})
         metrics.partition_leader.replace({(str(number),): int(one.ready) for number, one in node.leaders.items()})
         depths: dict[tuple[str, ...], float] = {}
         oldest: dict[tuple[str, ...], float] = {}

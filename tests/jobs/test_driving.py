@@ -240,6 +240,10 @@ def test_progress_is_told_by_whoever_is_asked() -> None:
             told = (await node.running.service.call("job.get", {"id": "j"}))["progress"]
             assert (told["state"], told["host"], told["batch"], told["rows_per_s"]) == ("running", "up", 3, 1.5)
             assert "odd" not in told and "deep" not in told
+        driver = stage.driver().running
+        assert driver is not None and driver.service is not None
+        text = (await driver.service.call("metrics", {}))["text"]
+        assert "onyxq_spark_host_up 1" in text and 'onyxq_jobs_driven{state="running"} 1' in text
 
     on_stage(play)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
 import trio
@@ -13,7 +13,7 @@ from trio.testing import MockClock
 
 from onyxq.jobs import hosts
 from onyxq.jobs.hosts import HostEnded, HostStopped, KeptHost, Plan
-from tests.jobs.fake_host import FakeHosts
+from tests.jobs.fake_host import FakeHosts, FakeLink
 
 PLAN = Plan(connect="127.0.0.1:1", slots=2, work="nowhere")
 KEY = ("j1", 7)
@@ -126,6 +126,27 @@ async def test_a_host_that_never_comes_up_is_killed() -> None:
         with pytest.raises(HostEnded, match="not up within"):
             await host.begin(KEY)
         assert not fakes.last.running
+
+
+@simulated
+async def test_whatever_keeps_a_host_from_running_is_told_and_tried_again() -> None:
+    """A full disk, or a bug: the peer goes on, and the next start may do better."""
+    fakes = FakeHosts()
+    errors: list[Exception] = [OSError("no space left"), ZeroDivisionError("a bug")]
+
+    def launch(plan: Plan) -> AbstractAsyncContextManager[FakeLink]:
+        if errors:
+            raise errors.pop(0)
+        return fakes.launch(plan)
+
+    host = KeptHost(PLAN, launch)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(host.run)
+        for what in ("no space left", "a bug"):
+            with pytest.raises(HostEnded, match=what):
+                await host.begin(KEY)
+        assert (await host.begin(KEY)).key == KEY
+        nursery.cancel_scope.cancel()
 
 
 @simulated

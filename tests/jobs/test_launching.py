@@ -129,6 +129,15 @@ async def test_a_host_that_cannot_be_started_is_an_error_that_says_so(tmp_path: 
 
 
 @on_trio
+async def test_a_host_without_a_directory_is_an_error_that_says_so(tmp_path: Path) -> None:
+    """A file is in its place."""
+    (tmp_path / "spark").write_text("in the way")
+    with pytest.raises(HostEnded, match="no directory to work in"):
+        async with launch(plan_of(tmp_path), command=COMMAND):
+            pytest.fail("it was started")
+
+
+@on_trio
 async def test_a_host_that_a_killed_peer_left_behind_is_killed_before_the_next_one(tmp_path: Path) -> None:
     """It is known by its id and the time of its start: another process of that id is let be."""
     work = tmp_path / "spark"

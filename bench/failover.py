@@ -1,0 +1,201 @@
+"""How long a job stands still when its driver's peer is killed: from ``kill -9`` to the next committed batch.
+
+    python -m bench.failover [--runs 3] [--modes cold,warm]
+
+One peer without Spark and two that host it share a ZooKeeper.  A job reads a queue, which a client
+keeps filling, and writes another.  Once some batches are committed the peer that drives it is killed
+with its whole machine's share of the job.  The log tells when what happened:
+
+* *session*: until the peer is found dead, and the log has given the job to the other one;
+* *start*: until the other one's query runs.  Cold, it first starts a virtual machine and opens a
+  session; warm, its session is open already;
+* *recovery*: until its first batch is committed.
+
+Before a run is *warm*, its standby's session has been open for a while.  All tasks must have come
+out once in the end.  Prints one JSON document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.abc
+from attrs import define, field
+
+from bench.common import emit, machine, median_of, progress
+from bench.options import end_on_signal, guarded
+from bench.peers import SESSION_TIMEOUT_MS, Cluster, Peer, running, until_whole
+from onyxq import Function, Input, Job, Output, api
+from onyxq.client import AsyncClient
+
+SPARK = ("--spark", "--slots", "2")
+GOALS_S = {"cold": 15.0, "warm": 4.0}
+"""From the change of driver to the first batch."""
+TASKS, EVERY_S = 20, 0.2
+BATCHES = 4
+"""Committed before the kill."""
+STEP_S_MAX = 300.0
+
+
+@define
+class Seen:
+    """What the log said of the job, and when it was heard."""
+
+    versions: dict[int, float] = field(factory=dict)
+    ready: dict[int, float] = field(factory=dict)
+    first: dict[int, float] = field(factory=dict)
+    """When the first batch of a version was committed."""
+    batches: int = 0
+    news: anyio.Event = field(factory=anyio.Event)
+
+    def note(self, name: str, version: int) -> None:
+        """An entry of the job's driver was applied."""
+        now = time.monotonic()
+        if name == "driver_ready":
+            self.ready.setdefault(version, now)
+        elif name == "commit_batch":
+            self.first.setdefault(version, now)
+            self.batches += 1
+        self.tell()
+
+    def tell(self) -> None:
+        """Wake who waits."""
+        self.news.set()
+        self.news = anyio.Event()
+
+    async def until(self, about: str, check: Callable[[], bool]) -> None:
+        """Return once so much was seen."""
+        progress(f"  waiting for {about}")
+        with anyio.fail_after(STEP_S_MAX):
+            while not check():
+                await self.news.wait()
+
+
+async def watch(seen: Seen, connect: str, job: str, task_status: anyio.abc.TaskStatus[None]) -> None:
+    """Note what the log says of the job."""
+    async with api.subscribe_async(connect=connect) as events:
+        task_status.started()
+        async for _, entry, verdict, diff in events:
+            for change in diff:
+                if change.path == ("jobs", job, "version") and isinstance(change.after, int):
+                    seen.versions.setdefault(change.after, time.monotonic())
+                    seen.tell()
+            if verdict == "applied" and getattr(entry.args, "job", None) == job and hasattr(entry.args, "version"):
+                seen.note(entry.name, entry.args.version)
+
+
+async def fill(client: AsyncClient, queue: str, sent: list[bytes]) -> None:
+    """Keep the queue from running dry."""
+    for number in itertools.count():
+        some = [json.dumps(f"{number}-{one}").encode() for one in range(TASKS)]
+        await client.enqueue_many(queue, some, format="json")
+        sent += some
+        await anyio.sleep(EVERY_S)
+
+
+async def until_warm(peers: list[Peer], cluster: Cluster) -> None:
+    """Return once every host has its session open."""
+    progress("  waiting for warm sessions")
+    with anyio.fail_after(STEP_S_MAX):
+        while sum(cluster.metric("onyxq_spark_host_up")) < len(peers):
+            await anyio.sleep(1.0)
+
+
+async def fail_over(cluster: Cluster, name: str, *, warm: bool) -> dict[str, float]:
+    """One job, one kill: the seconds of each part."""
+    witness, *hosts = cluster.peers
+    job = Job(
+        id=name,
+        workflow=[("in", "shout"), ("shout", "out")],
+        catalog=[
+            Input("in", queue=f"{name}-in"),
+            Function("shout", "builtins:str.upper"),
+            Output("out", queue=f"{name}-out"),
+        ],
+    )
+    seen, sent = Seen(), list[bytes]()
+    async with AsyncClient(witness.listen) as client, anyio.create_task_group() as group:
+        await until_whole(client)
+        if warm:
+            await until_warm(hosts, cluster)
+        await group.start(watch, seen, witness.listen, name)
+        await client.submit_job(job)
+        filling = anyio.CancelScope()
+
+        async def keep_filling() -> None:
+            with filling:
+                await fill(client, f"{name}-in", sent)
+
+        group.start_soon(keep_filling)
+        await seen.until(f"{BATCHES} batches", lambda: seen.batches >= BATCHES)
+        found = await client.job(name)
+        old, driver = found["version"], found["driver"]
+        killed = next(peer for peer in hosts if driver.startswith(peer.node))
+        progress(f"  killing peer {killed.number}")
+        at = time.monotonic()
+        cluster.kill(killed)
+        await seen.until("the next batch", lambda: any(version > old for version in seen.first))
+        filling.cancel()
+        await client.seal_job(name, "in")
+        outcome = await client.wait_job(name, int(STEP_S_MAX * 1000))
+        out = sorted([task.data async for task in client.list_all(f"{name}-out")])
+        if not outcome.completed or out != sorted(one.upper() for one in sent):
+            raise RuntimeError(f"{len(out)} of {len(sent)} tasks came out, or others: {outcome}")
+        group.cancel_scope.cancel()
+    new = min(version for version in seen.first if version > old)
+    took, ready, first = seen.versions[new], seen.ready[new], seen.first[new]
+    return {
+        "session_s": round(took - at, 2),
+        "start_s": round(ready - took, 2),
+        "recovery_s": round(first - ready, 2),
+        "beyond_session_s": round(first - took, 2),
+        "total_s": round(first - at, 2),
+    }
+
+
+def measured(directory: Path | None, mode: str, runs: int) -> dict[str, Any]:
+    """The medians of a mode; after each run the killed peer is started again."""
+    options = (*SPARK, "--spark-warm") if mode == "warm" else SPARK
+    numbers = itertools.count()
+    with running(1, directory, zookeepers=1) as cluster:
+        for _ in range(2):
+            cluster.start(options=options)
+
+        def once() -> dict[str, float]:
+            for number in {1, 2} - {peer.number for peer in cluster.peers}:
+                cluster.start(number, options=options)
+            number = next(numbers)
+            progress(f"{mode}, run {number + 1} of {runs}")
+
+            async def measure() -> dict[str, float]:
+                return await fail_over(cluster, f"{mode}-{number}", warm=mode == "warm")
+
+            return anyio.run(measure)
+
+        found = median_of(runs, once)
+    return {**found, "goal_s": GOALS_S[mode], "reached": found["beyond_session_s"] <= GOALS_S[mode]}
+
+
+def main() -> None:
+    """Measure and print the JSON document."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--runs", type=int, default=3, help="measurements of which the median is given")
+    made.add_argument("--modes", type=lambda text: text.split(","), default="cold,warm")
+    made.add_argument("--directory", type=Path, default=None, help="where data goes")
+    options = made.parse_args()
+    modes = options.modes if isinstance(options.modes, list) else options.modes.split(",")
+    end_on_signal()
+    found = {mode: guarded(lambda mode=mode: measured(options.directory, mode, options.runs)) for mode in modes}
+    settings = {"runs": options.runs, "slots": 2, "session_timeout_ms": SESSION_TIMEOUT_MS, "master": "local"}
+    emit({"benchmark": "failover", "machine": machine(), "settings": settings, "modes": found})
+
+
+if __name__ == "__main__":
+    main()
