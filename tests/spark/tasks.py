@@ -105,3 +105,17 @@ def field(segment: Any, name: str = "") -> Any:
 def is_even_row(segment: Any) -> bool:
     """Of rows with a number."""
     return bool(segment["n"] % 2 == 0)
+
+
+def nothing() -> int:
+    """The sum of no segments."""
+    return 0
+
+
+def sum_or_fail(state: int, segment: Any) -> int:
+    """The sum of ``n``; the first time that a segment is negative it fails, its user names the flag for that."""
+    flag = Path(segment["user"])
+    if segment["n"] < 0 and not flag.exists():
+        flag.touch()
+        raise ValueError("the first time it fails")
+    return int(state + segment["n"])

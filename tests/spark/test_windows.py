@@ -1,0 +1,205 @@
+"""Windows and joins of jobs on Spark: they say what they should, with their state in Spark's store."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onyxq.jobs.encoding import decode, encode
+from onyxq.jobs.model import Aggregation, Input, Job, Join, Output, Reduce, Trigger, Window
+from onyxq.spark import ending
+from onyxq.spark.compile import Setting, compiled
+from onyxq.spark.failures import of_exception
+from onyxq.spark.progress import has_ended
+from tests.spark.job_world import HERE, run, written
+
+pytestmark = pytest.mark.slow
+
+Segment = dict[str, Any]
+TIMEOUT_S = 180.0
+
+
+def lines(folder: Path, name: str, segments: list[Segment]) -> None:
+    """A file of JSON lines, there whole or not at all."""
+    folder.mkdir(exist_ok=True)
+    whole = folder.parent / f"{name}.part"
+    whole.write_text("".join(json.dumps(one) + "\n" for one in segments))
+    order = 1_700_000_000 + len(list(folder.iterdir()))
+    os.utime(whole, (order, order))  # files are read in the order of their times
+    whole.rename(folder / name)
+
+
+def last_batch(at: Path) -> int:
+    """The number of the last batch that was committed; -1 without one."""
+    return max((int(file.name) for file in (at / "commits").glob("[0-9]*")), default=-1)
+
+
+def say_the_rest(spark: Any, job: Job, folder: Path, at: Path) -> None:
+    """Run a job of which all has been read once more, with the end of its inputs noted."""
+    ending.note(str(at))
+    run(spark, job, folder, version=int(at.name), batch=last_batch(at))
+
+
+def clicks(folder: Path) -> tuple[Job, list[Segment]]:
+    """A job that counts by second and user and sums by user, and what it is given in three batches."""
+    rng = random.Random(5)
+    batches = [
+        [
+            {"user": f"u{rng.randrange(30)}", "at": 1_000 * batch + rng.randrange(1_500), "n": rng.randrange(9)}
+            for _ in range(100)
+        ]
+        for batch in range(3)
+    ]
+    for place, batch in enumerate(batches):
+        lines(folder / "in", f"{place}.json", batch)
+    options = {"maxFilesPerTrigger": "1"}
+    job = Job(
+        id="clicks",
+        workflow=[("in", "kept"), ("kept", "counts"), ("kept", "sums")],
+        catalog=[
+            Input(
+                "in", format="json", path=str(folder / "in"), schema="user string, at bigint, n int", options=options
+            ),
+            Reduce("kept"),
+            Output("counts", format="json", path=str(folder / "counts")),
+            Output("sums", format="json", path=str(folder / "sums")),
+        ],
+        windows=[
+            Window(
+                "second", "kept", "fixed", range_ms=1_000, key="user", time="at", watermark_ms=500, aggregation="count"
+            ),
+            Window("all", "kept", key="user", aggregation="sum", field="n"),
+        ],
+        triggers=[
+            Trigger("second", "watermark", emit_to="counts"),
+            Trigger("all", "batch", refinement="discarding", emit_to="sums"),
+        ],
+        key_groups=3,
+    )
+    return job, [one for batch in batches for one in batch]
+
+
+def added(segments: list[Segment], key: Callable[[Segment], Any], value: Callable[[Segment], int]) -> Counter[Any]:
+    """Values added up by key."""
+    found: Counter[Any] = Counter()
+    for one in segments:
+        found[key(one)] += value(one)
+    return found
+
+
+def test_windows_of_files_over_several_batches(spark: Any, tmp_path: Path) -> None:
+    """Each second of each user is said once, at the latest when the input has ended; parts of sums add up."""
+    job, segments = clicks(tmp_path)
+    at = run(spark, job, tmp_path)
+    early = written(tmp_path / "counts")
+    assert early and {one["start_ms"] for one in early} == {0, 1_000}, "the watermark is 500 ms behind 3499"
+    say_the_rest(spark, job, tmp_path, at)
+    counts = written(tmp_path / "counts")
+    expected = added(segments, lambda one: (one["user"], one["at"] // 1_000 * 1_000), lambda one: 1)
+    assert Counter((one["key"], one["start_ms"]) for one in counts) == dict.fromkeys(expected, 1)
+    assert {(one["key"], one["start_ms"]): one["value"] for one in counts} == expected
+    assert {one["end_ms"] - one["start_ms"] for one in counts} == {1_000}
+    sums = written(tmp_path / "sums")
+    assert added(sums, lambda one: one["key"], lambda one: one["value"]) == added(
+        segments, lambda one: one["user"], lambda one: one["n"]
+    )
+    assert len(sums) > 30 and {one["window"] for one in sums} == {"all"}
+
+
+def test_state_is_as_it_was_after_a_failure(spark: Any, tmp_path: Path) -> None:
+    """A batch that fails has changed nothing; the next version goes on from the copied checkpoint, exactly."""
+    job, segments = clicks(tmp_path)
+    own = Aggregation(f"{HERE}:nothing", f"{HERE}:sum_or_fail")
+    path = str(tmp_path / "flag")
+    failing = Job(
+        id=job.id,
+        workflow=job.workflow,
+        catalog=job.catalog,
+        windows=[Window("all", "kept", key="user", aggregation=own), job.windows[0]],
+        triggers=[Trigger("all", "watermark", emit_to="sums"), job.triggers[0]],
+        key_groups=3,
+    )
+    lines(tmp_path / "in", "3.json", [{"user": path, "at": 3_000, "n": -1}])
+    with pytest.raises(Exception, match="the first time it fails") as caught:
+        run(spark, failing, tmp_path)
+    failure = of_exception(caught.value)
+    assert (failure.task, failure.restart) == ("kept", False)
+    at = tmp_path / "checkpoints" / "clicks" / "1"
+    assert last_batch(at) == 2
+    at = run(spark, failing, tmp_path, version=2, batch=2)
+    say_the_rest(spark, failing, tmp_path, at)
+    said = {one["key"]: one["value"] for one in written(tmp_path / "sums")}
+    assert said.pop(path) == -1
+    assert said == added(segments, lambda one: one["user"], lambda one: one["n"])
+
+
+def test_a_join_of_files(spark: Any, tmp_path: Path) -> None:
+    """Each order finds its customer; those that have none are said at the end."""
+    lines(tmp_path / "a", "0.json", [{"id": n, "customer": n % 7} for n in range(20)])
+    lines(tmp_path / "b", "0.json", [{"customer": n, "name": f"c{n}"} for n in range(6)])
+    job = Job(
+        id="join",
+        workflow=[("orders", "both"), ("customers", "both"), ("both", "out")],
+        catalog=[
+            Input("orders", format="json", path=str(tmp_path / "a"), schema="id int, customer int"),
+            Input("customers", format="json", path=str(tmp_path / "b"), schema="customer int, name string"),
+            Join("both", left="orders", right="customers", on="customer", how="left"),
+            Output("out", format="json", path=str(tmp_path / "out")),
+        ],
+        key_groups=2,
+    )
+    at = run(spark, job, tmp_path)
+    assert all(one["right"] for one in written(tmp_path / "out"))
+    say_the_rest(spark, job, tmp_path, at)
+    said = written(tmp_path / "out")
+    found = {one["left"]["id"]: one["right"] and one["right"]["name"] for one in said}
+    assert found == {n: f"c{n % 7}" if n % 7 < 6 else None for n in range(20)}
+    assert len(said) == 20
+
+
+def test_timers_fire_though_nothing_comes_and_an_endless_input_may_end(spark: Any, tmp_path: Path) -> None:
+    """What a timer says needs no other segment; what only the end says comes once that is noted."""
+    lines(tmp_path / "in", "0.json", [{"user": "a"}, {"user": "b"}, {"user": "a"}])
+    job = Job(
+        id="timers",
+        workflow=[("in", "count"), ("count", "soon"), ("count", "last")],
+        catalog=[
+            Input("in", format="json", path=str(tmp_path / "in"), schema="user string", bounded=False),
+            Reduce("count"),
+            Output("soon", format="json", path=str(tmp_path / "soon")),
+            Output("last", format="json", path=str(tmp_path / "last")),
+        ],
+        windows=[Window("counts", "count", key="user", aggregation="count")],
+        triggers=[
+            Trigger("counts", "timer", period_ms=500, emit_to="soon"),
+            Trigger("counts", "watermark", emit_to="last"),
+        ],
+        key_groups=2,
+    )
+    body = encode(job)
+    setting = Setting(version=1, slots=2, checkpoint=str(tmp_path / "checkpoint"), connect=None)
+    query = compiled(spark, decode(body), body, setting).start()
+    said = _waited(query, lambda: written(tmp_path / "soon"))
+    assert {one["key"]: one["value"] for one in said} == {"a": 2, "b": 1}
+    assert not written(tmp_path / "last")
+    ending.note(setting.checkpoint)
+    _waited(query, lambda: any(has_ended(json.loads(one.json)) for one in query.recentProgress))
+    query.stop()
+    assert {one["key"]: one["value"] for one in written(tmp_path / "last")} == {"a": 2, "b": 1}
+
+
+def _waited(query: Any, look: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not (found := look()):
+        assert query.isActive, query.exception()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return found
