@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import count
 from typing import Any, Protocol
 
 import msgpack
@@ -156,20 +158,21 @@ class _Sent:
     """Rows of one part of a batch, numbered in their order."""
 
     def __init__(self, groups: int, *, first: int) -> None:
-        self._groups = groups
+        self._groups = labels(groups)
         self._place = first
         self._rows: list[tuple[int, int, int, bytes, bytes]] = []
 
     def to_all(self, kind: int, *said: Any) -> None:
         """A row for each group."""
         payload = msgpack.packb(said)
-        for group in range(self._groups):
+        for group in self._groups:
             self._rows.append((group, self._next(), kind, b"", payload))
 
     def batch(self, dealt: Iterable[Dealt]) -> Any:
         """All rows so far, and these, each for the group of its name."""
         for kind, name, value in dealt:
-            self._rows.append((zlib.crc32(name) % self._groups, self._next(), kind, name, msgpack.packb(value)))
+            group = self._groups[zlib.crc32(name) % len(self._groups)]
+            self._rows.append((group, self._next(), kind, name, msgpack.packb(value)))
         found, self._rows = self._rows, []
         columns = zip(*found, strict=True) if found else [()] * len(_DEALT)
         arrays = [pyarrow.array(values, kind.type) for values, kind in zip(columns, _DEALT, strict=True)]
@@ -178,6 +181,30 @@ class _Sent:
     def _next(self) -> int:
         self._place += 1
         return self._place
+
+
+@lru_cache(maxsize=64)
+def labels(groups: int) -> tuple[int, ...]:
+    """What groups are called, so that Spark, which hashes that, puts each into a partition of its own."""
+    found: dict[int, int] = {}
+    for label in count():
+        found.setdefault(_spark_hash(label) % groups, label)
+        if len(found) == groups:
+            return tuple(found[place] for place in range(groups))
+    raise AssertionError("labels do not end")
+
+
+def _spark_hash(label: int) -> int:
+    """Spark's hash of an integer: Murmur3 of its four bytes with the seed 42, as a signed number."""
+    mask = 0xFFFFFFFF
+    mixed = label * 0xCC9E2D51 & mask
+    mixed = (mixed << 15 | mixed >> 17) * 0x1B873593 & mask
+    mixed ^= 42
+    mixed = ((mixed << 13 | mixed >> 19) * 5 + 0xE6546B64 & mask) ^ 4
+    mixed = (mixed ^ mixed >> 16) * 0x85EBCA6B & mask
+    mixed = (mixed ^ mixed >> 13) * 0xC2B2AE35 & mask
+    mixed ^= mixed >> 16
+    return mixed - (1 << 32) if mixed >> 31 else mixed
 
 
 # --- where the groups are -----------------------------------------------------------

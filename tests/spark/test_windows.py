@@ -18,6 +18,7 @@ from onyxq.jobs.model import Aggregation, Input, Job, Join, Output, Reduce, Trig
 from onyxq.spark import ending
 from onyxq.spark.compile import Setting, compiled
 from onyxq.spark.failures import of_exception
+from onyxq.spark.groups import labels
 from onyxq.spark.progress import has_ended
 from tests.spark.job_world import HERE, run, written
 
@@ -194,6 +195,14 @@ def test_timers_fire_though_nothing_comes_and_an_endless_input_may_end(spark: An
     _waited(query, lambda: any(has_ended(json.loads(one.json)) for one in query.recentProgress))
     query.stop()
     assert {one["key"]: one["value"] for one in written(tmp_path / "last")} == {"a": 2, "b": 1}
+
+
+@pytest.mark.parametrize("groups", [1, 7, 16])
+def test_each_group_has_a_partition_of_its_own(spark: Any, groups: int) -> None:
+    """However Spark hashes the names of groups, no two share a partition, so no slot has twice the work."""
+    named = spark.createDataFrame([(label,) for label in labels(groups)], "grp int").repartition(groups, "grp")
+    placed = {row["place"] for row in named.selectExpr("spark_partition_id() AS place").collect()}
+    assert len(placed) == groups
 
 
 def _waited(query: Any, look: Callable[[], Any]) -> Any:
