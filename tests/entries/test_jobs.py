@@ -23,10 +23,12 @@ from log_entries import (
 )
 from log_entries.registry import VERSIONS
 from onyxq.duties import Drive, duties
+from onyxq.entry import Stamp
 from onyxq.invariants import violations
 from onyxq.jobs import lifetime
 from onyxq.jobs.lifetime import outcome_of
 from onyxq.replica import Job
+from onyxq.snapshot import pack, unpack
 from tests.entries.golden.jobs import job
 from tests.entries.world import World, created, joining
 
@@ -278,6 +280,21 @@ def test_a_name_that_is_taken_again_binds_nobody(world: World) -> None:
     done(world, job("one", beside="two"))
     assert now(world, "two") == evolve(two, slots=now(world, "two").slots)
     assert now(world, "one").driver == two.driver
+
+
+def test_the_order_in_which_maps_hold_jobs_decides_nothing(world: World) -> None:
+    """A replica that was loaded from an origin holds them in another order than the one it was made of."""
+    kinds = ("greedy", "balanced", "percentage")
+    for number in range(11):
+        kind = kinds[number % 3]
+        done(world, job(f"j{number}", scheduler=kind, percentage=9 if kind == "percentage" else 0, min_slots=1))
+    loaded = unpack(pack(world.now))
+    turned = evolve(world.now, jobs=pmap({name: world.now.jobs[name] for name in world.now.jobs}, 4_096))
+    assert list(turned.jobs) != list(world.now.jobs), "nothing is shown by the same order"
+    leave = leave_cluster.Args("a", "gone")
+    stamp = Stamp(world.now.position + 1, 0, "b", world.now.log_time_ms, 0)
+    after = [leave_cluster.apply(replica, leave, stamp)[0] for replica in (world.now, loaded, turned)]
+    assert pack(after[0]) == pack(after[1]) == pack(after[2]) != pack(world.now)
 
 
 @pytest.mark.parametrize(
