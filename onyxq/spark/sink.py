@@ -23,6 +23,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from onyxq.client import AsyncClient
 from onyxq.client.batches import BatchCommitted
 from onyxq.errors import BadRequest, TooLarge
+from onyxq.spark.claiming import Held
 from onyxq.spark.connecting import Connection
 from onyxq.spark.options import QueueOutput, Target, WriteOptions
 from onyxq.spark.shares import Piece, Share, task_of
@@ -166,7 +167,7 @@ def offsets_text(checkpoint: str, batch: int) -> str:
 
 
 def queue_offsets(text: str) -> list[Offset]:
-    """The offsets of queues among those of a batch."""
+    """The offsets of queues among those of a batch, as many as there are queues."""
     found = []
     for line in text.splitlines():
         if line.startswith("{"):
@@ -174,6 +175,17 @@ def queue_offsets(text: str) -> list[Offset]:
             if isinstance(said, dict) and said.get("onyxq") == 1:
                 found.append(said)
     return found
+
+
+def claims_of(checkpoint: str, batch: int) -> list[Held]:
+    """What a batch has claimed: queues that it found nothing new in stand where the batch before had left them."""
+    offsets = queue_offsets(offsets_text(checkpoint, batch))
+    try:
+        before = queue_offsets(offsets_text(checkpoint, batch - 1))
+    except FileNotFoundError:
+        before = []
+    old = {one["digest"] for one in before if one.get("claims")}
+    return [held for offset in offsets if offset.get("digest") not in old for held in held_in(offset)]
 
 
 def recorded(text: str) -> bytes:
@@ -199,7 +211,7 @@ def recorded(text: str) -> bytes:
 def commit_job_batch(options: WriteOptions, batch: int, parts: Sequence[bytes]) -> BatchCommitted:
     """Commit a batch of a job with what it has read; raises `Superseded`, `StaleToken`."""
     text = offsets_text(options.checkpoint, batch)
-    complete = [[*held, None] for offset in queue_offsets(text) for held in held_in(offset)]
+    complete = [[*held, None] for held in claims_of(options.checkpoint, batch)]
     target, offsets = options.target, recorded(text)
     name = f"job/{target.job}/{target.version}/{batch}/{_random_64():016x}"
     return _link(options).call(

@@ -34,6 +34,8 @@ class Pipe:
     """The format that it writes."""
     between: Callable[[Any], None] | None = None
     """Called by executors for every Arrow batch."""
+    second: str = ""
+    """Another queue that it reads, if it is to."""
 
     def options(self) -> dict[str, str]:
         """What source and sink are told of the job."""
@@ -44,7 +46,9 @@ class Pipe:
         """Start the query, of what there is now or for ever."""
         register(self.spark)
         reading = self.options() | {"slots": str(slots), "max_rows": str(max_rows), "lease_ms": str(lease_ms)}
-        frame = self.spark.readStream.format("onyxq").options(**reading, queue=self.source).load()
+        sources = [name for name in (self.source, self.second) if name]
+        frames = [self.spark.readStream.format("onyxq").options(**reading, queue=name).load() for name in sources]
+        frame = frames[0] if len(frames) == 1 else frames[0].unionAll(frames[1])
         frame = frame.mapInArrow(upper(self.between), SEGMENTS)
         outputs = json.dumps({"out": {"queue": self.target}})
         writer = frame.writeStream.format(self.sink).options(**self.options(), outputs=outputs)

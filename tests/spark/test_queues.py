@@ -92,6 +92,22 @@ def test_a_batch_that_spark_repeats_counts_once(
     assert state_counts(client, one.source, ("completed",)) == [1_500]
 
 
+def test_of_two_queues_one_may_have_nothing_new(
+    spark: Any, cluster: JobsCluster, client: Client, tmp_path: Path
+) -> None:
+    """What Spark notes of it again was completed with an earlier batch."""
+    one = pipe(spark, cluster, tmp_path)
+    one.second = f"{one.source}-second"
+    wanted = filled(client, one.source, 300) + filled(client, one.second, 200)
+    one.run()
+    for name in (one.second, one.source):
+        wanted += filled(client, name, 100, start=1_000)
+        one.run()
+    assert drained(client, one.target)[0] == wanted
+    for name, total in ((one.source, 400), (one.second, 300)):
+        assert state_counts(client, name, ("total", "completed")) == [total, total]
+
+
 def test_a_commit_that_raises_after_it_took_effect_counts(
     spark: Any, cluster: JobsCluster, client: Client, tmp_path: Path
 ) -> None:
