@@ -33,6 +33,8 @@ class Setting:
     """Folder of the query's checkpoint."""
     connect: str | None
     """``HOST:PORT`` of the peer; None where a query is run by hand."""
+    batch: int = -1
+    """The last batch that was committed when the query is started."""
 
 
 def compiled(session: Any, job: Job, body: bytes, setting: Setting) -> Any:
@@ -125,7 +127,7 @@ def _sink(session: Any, job: Job, frame: Any, setting: Setting) -> Any:
     folders = [_with_columns(session, folder) for folder in folders_of(job)]
     tasks = [task for task in job.catalog if isinstance(task, Output)]
     queues = {task.name: _queue(task) for task in tasks if task.queue is not None}
-    options = outputs.options_of(folders, queues, _common(job, setting))
+    options = outputs.options_of(folders, queues, {**_common(job, setting), "committed": str(setting.batch)})
     writer = frame.writeStream.format(outputs.FORMAT).options(**options)
     writer = writer.option("checkpointLocation", setting.checkpoint).queryName(f"{job.id}/{setting.version}")
     if bounded(job):

@@ -31,7 +31,18 @@ KEEP_S = 86_400
 
 COMMON = ("connect", "token", "timeout_s", "job", "version", "slots", "checkpoint")
 READ = (*COMMON, "queue", "input", "worker", "max_rows", "max_runs", "lease_ms", "state", "partitions")
-WRITE = (*COMMON, "queue", "priority", "delay_ms", "format", "name", "outputs", "keep_s", "commit_timeout_s")
+WRITE = (
+    *COMMON,
+    "queue",
+    "priority",
+    "delay_ms",
+    "format",
+    "name",
+    "outputs",
+    "committed",
+    "keep_s",
+    "commit_timeout_s",
+)
 SPARKS = ("path", "checkpointlocation", "queryname")
 """What Spark itself adds."""
 

@@ -115,6 +115,8 @@ class Routed(DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Commit the batch, or find that it was; then show its files."""
+        if batchId <= int(self._options.get("committed", -1)):
+            return  # Spark repeats what the log had when the query began; other files would make it another attempt
         folders = list(self._folders.values())
         written = [one for message in messages if isinstance(message, Written) for one in message.files]
         if self._queues is None:

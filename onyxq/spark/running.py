@@ -139,7 +139,7 @@ class Running:
             files.publish(folders, job=job.id, batch=order.batch, mark=mark)
         checkpoints = self._place.checkpoints
         checkpoint = checkpoints.fit(job, version=order.version, batch=order.batch, recorded=order.offsets)
-        setting = Setting(order.version, self._place.slots, checkpoint, self._place.connect)
+        setting = Setting(order.version, self._place.slots, checkpoint, self._place.connect, batch=order.batch)
         lifecycles.in_worker(session, order.body, order.version, "before_job")
         try:
             self._queries(session, job, setting)

@@ -18,6 +18,7 @@ from onyxq.spark.arrow import batch_of
 from onyxq.spark.claiming import Held, joined
 from onyxq.spark.lineage import PREFIX_BYTES, source_prefix
 from onyxq.spark.options import QueueOutput, read_options, write_options
+from onyxq.spark.outputs import Routed
 from onyxq.spark.shares import Share, task_of
 from onyxq.spark.sink import queue_offsets, recorded
 from onyxq.spark.source import digest_of, held_in, spread
@@ -237,3 +238,13 @@ def test_options_have_defaults_and_ignore_case() -> None:
     outputs = '{"b": {"queue": "x", "delay_ms": 5}, "a": {"queue": "y", "ordering_key": "k"}}'
     wanted = write_options({"connect": "127.0.0.1:1", "outputs": outputs})
     assert wanted.outputs["b"].delay_ms == 5 and wanted.outputs["a"].ordering_key == "k" and wanted.output is None
+
+
+def test_a_job_does_not_commit_again_what_the_log_had_when_its_query_began() -> None:
+    """Spark repeats it if its own log lacks it; nobody is asked, and nothing is written."""
+    options = {"connect": "127.0.0.1:1", "job": "j", "version": "3", "checkpoint": "/nowhere", "committed": "7"}
+    sink = Routed({}, options | {"outputs": '{"o": {"queue": "q"}}'})
+    for batch in (6, 7):
+        sink.commit([], batch)
+    with pytest.raises(FileNotFoundError):
+        sink.commit([], 8)
