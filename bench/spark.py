@@ -40,6 +40,7 @@ from onyxq.store.memory import MemoryStore
 HOUR_MS = 3_600_000
 FROM_MS = 1_795_219_200_000
 RUN_TASKS = 500
+PAYLOAD_BYTES = 100
 
 
 def main() -> None:
@@ -87,6 +88,7 @@ def _archive(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
         for start in range(0, options.archived, RUN_TASKS):
             first = make_id(FROM_MS + start, 3, start // RUN_TASKS, 0)
             token = 10 + start
+            payloads = [random.randbytes(PAYLOAD_BYTES) for _ in range(RUN_TASKS)]
             granted = History(token, 0, RUN_TASKS, facts.GRANTED, token, FROM_MS, "worker", 0, 0, "")
             done = Completion(token, RUN_TASKS, facts.COMPLETED, FROM_MS + 50, [b"done"] * RUN_TASKS)
             rows += [

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from onyxq.cli.context import Context
@@ -27,13 +29,15 @@ def simulate(context: Context) -> int:
     seed = args.seed if args.seed is not None else random.SystemRandom().randrange(SEEDS_MAX)
     _within("seed", seed, 0, 1 << 62)
     workload = args.workload or "standard"
+    if args.planted and args.spark:
+        raise BadRequest("planted bugs are looked for here: leave out --spark or --planted", field="spark")
     if args.planted:
         return _planted(context, jobs, args.workload)
     if args.list:
         return _list(context)
     runs = _within("runs", args.runs, 1, RUNS_MAX)
 
-    from simulation.runs import Totals, run_many
+    from simulation.runs import Totals
     from simulation.workloads import WORKLOADS
 
     if workload not in WORKLOADS:
@@ -41,14 +45,32 @@ def simulate(context: Context) -> int:
         raise BadRequest(f"there is no workload {workload!r}{hint}", field="workload")
     context.out.line({"seed": seed, "workload": workload, "runs": runs}, f"seed {seed}")
     totals = Totals()
-    for result in run_many(workload, range(seed, seed + runs), jobs=jobs):
-        totals.add(result)
-        if result.checker:
-            _broken(context, result)
-        context.out.progress(f"{totals.runs} of {runs} runs, {len(totals.broken)} broken, {totals.speed:.0f} x life")
+    with _results(workload, range(seed, seed + runs), jobs=jobs, master=args.spark) as results:
+        for result in results:
+            totals.add(result)
+            if result.checker:
+                _broken(context, result)
+            context.out.progress(
+                f"{totals.runs} of {runs} runs, {len(totals.broken)} broken, {totals.speed:.0f} x life"
+            )
     unreached = _unreached(context, totals, workload)
     _figures(context, totals, unreached, show_probes=args.probes)
     return EXIT_BROKEN if totals.broken or unreached else 0
+
+
+@contextmanager
+def _results(workload: str, seeds: Sequence[int], *, jobs: int, master: str | None) -> Iterator[Iterator[Result]]:
+    """Results as they come, from processes here or from a Spark cluster."""
+    if master is None:
+        from simulation.runs import run_many
+
+        yield run_many(workload, seeds, jobs=jobs)
+        return
+    from onyxq.analysis.session import spark_session
+    from simulation.on_spark import run_on_spark
+
+    with spark_session(master) as session:
+        yield run_on_spark(session, workload, seeds)
 
 
 def _within(name: str, value: int, low: int, high: int) -> int:

@@ -1,0 +1,41 @@
+"""What Spark plays and replays side by side is what one process would have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from onyxq.analysis.replays import on_spark, pieces, replayed, summed
+from simulation import on_spark as on_spark_module
+from simulation.on_spark import run_on_spark
+from simulation.runs import Result, play
+from tests.entries.generated import generated_world
+from tests.interfaces.test_replay_archive import whole
+
+pytestmark = pytest.mark.slow
+
+
+def test_seeds_are_played_as_they_are_here(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each once, with the same end; more of them than run at a time."""
+    monkeypatch.setattr(on_spark_module, "SEEDS_OF_TASK_MAX", 2)
+    seeds = range(3, 10)
+    found = {one.seed: one for one in run_on_spark(spark, "explorer", seeds)}
+    assert sorted(found) == list(seeds)
+    for seed in seeds[:2]:
+        assert evolve(found[seed], cpu_s=0) == evolve(play("explorer", seed), cpu_s=0)
+
+
+def test_a_seed_that_breaks_is_told_with_its_replay(spark: Any) -> None:
+    """A workload that there is not breaks in the process that plays it."""
+    (found,) = run_on_spark(spark, "no such workload", [5])
+    assert isinstance(found, Result) and found.checker == "no errors"
+    assert found.replay == "onyxq simulate --workload no such workload --seed 5"
+
+
+def test_files_of_an_archive_are_replayed(spark: Any, tmp_path: Path) -> None:
+    """With the same sum as one after the other."""
+    some = pieces(whole(generated_world(seed=33, records=300, check=False), tmp_path))
+    assert summed(some, on_spark(spark, some)) == summed(some, map(replayed, some))
