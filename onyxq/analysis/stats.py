@@ -96,9 +96,16 @@ def _timed(claims: Any) -> Any:
         "outcome",
         F.date_trunc("hour", "granted").alias("hour"),
         F.row_number().over(of_task).alias("place"),
-        F.greatest(began - F.coalesce(F.unix_millis(since), due), F.lit(0)).alias("wait"),
-        F.greatest(F.unix_millis("ended") - began, F.lit(0)).alias("run"),
+        _span(began - F.coalesce(F.unix_millis(since), due)).alias("wait"),
+        _span(F.unix_millis("ended") - began).alias("run"),
     )
+
+
+def _span(ms: Any) -> Any:
+    """A time span; two clocks may make it negative."""
+    from pyspark.sql import functions as F
+
+    return F.when(ms < 0, 0).otherwise(ms)
 
 
 def _figures(row: Any) -> Figures:

@@ -1,0 +1,120 @@
+"""Figures of history: what Spark sums up is what the rows say, and the pictures are pictures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from onyxq.analysis import session as sessions
+from onyxq.analysis.plots import draw
+from onyxq.analysis.stats import Figures, Stats, Times, stats
+from onyxq.cli.main import run
+from tests.spark.archive_world import MS, Row, claim, id_of, task, write
+from tests.spark.test_history_check import aged
+
+pytestmark = pytest.mark.slow
+
+HOUR_MS = 3_600_000
+
+
+def rows() -> tuple[list[Row], list[Row]]:
+    """Two queues and three hours; a task of three claims, one of them expired, one put off."""
+    tasks = [task(number, number * 10) for number in range(1, 12)]
+    claims = [claim(number, number * 10, 100 * number, 100 * number + 5) for number in range(1, 10)]
+    claims += [
+        claim(10, 80, 50, 1_050, outcome="failed", retry=MS + 2_000, until=85),
+        claim(10, 90, 2_400, 32_400, outcome="expired", until=95),
+        claim(10, 100, HOUR_MS + 7, HOUR_MS + 17),
+        claim(11, 110, 2 * HOUR_MS, None, queue="other", outcome=None),
+    ]
+    tasks[-1]["queue"] = "other"
+    return tasks, claims
+
+
+def figures(found: Stats, queue: str, hour: str | None) -> Figures:
+    """Of one queue and hour, or all hours."""
+    (one,) = [one for one in (*found.queues, *found.hours) if (one.queue, one.hour) == (queue, hour)]
+    return one
+
+
+@pytest.fixture(scope="module")
+def found(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Stats:
+    """Of an archive that is there twice."""
+    directories = [str(write(tmp_path_factory.mktemp(name), *rows())) for name in ("a", "b")]
+    return stats(spark, directories)
+
+
+def test_waits_run_times_and_retries_are_told_by_hour(found: Stats) -> None:
+    """A first claim waits since the task was due, a later one since it was put off to, or since the last end."""
+    first = figures(found, "q", "2026-11-21T00:00Z")
+    waits = [*(100 * number for number in range(1, 10)), 50, 400]
+    assert (first.claims, first.retries) == (11, 1)
+    assert first.outcomes == {"completed": 9, "failed": 1, "expired": 1}
+    assert (first.wait.half_ms, first.wait.longest_ms) == (median(waits), 900)
+    assert (first.run.half_ms, first.run.longest_ms) == (5, 30_000)
+    later = figures(found, "q", "2026-11-21T01:00Z")
+    assert (later.claims, later.retries, later.wait.half_ms) == (1, 1, HOUR_MS + 7 - 32_400)
+
+
+def test_a_claim_whose_end_is_unknown_has_no_run_time(found: Stats) -> None:
+    """It counts all the same."""
+    assert figures(found, "other", "2026-11-21T02:00Z") == Figures(
+        "other", "2026-11-21T02:00Z", 1, 0, {}, Times(*[2 * HOUR_MS] * 4), Times(None, None, None, None)
+    )
+
+
+def test_all_hours_of_a_queue_are_summed_up(found: Stats) -> None:
+    """Each queue once, and nothing of several queues."""
+    assert [one.queue for one in found.queues] == ["other", "q"]
+    whole = figures(found, "q", None)
+    assert (whole.claims, whole.retries, whole.wait.longest_ms) == (12, 2, HOUR_MS + 7 - 32_400)
+
+
+def test_pictures_are_drawn(found: Stats, tmp_path: Path) -> None:
+    """PNG files of a reasonable size; none of nothing."""
+    files = draw(found, tmp_path / "plots")
+    assert [file.name for file in files] == ["waits.png", "runs.png", "claims.png", "retries.png"]
+    for file in files:
+        data = file.read_bytes()
+        assert data[:8] == b"\x89PNG\r\n\x1a\n" and len(data) > 5_000
+        width, height = int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
+        assert width == 1_200 and height > 400
+    assert draw(Stats((), ()), tmp_path / "none") == [] and not (tmp_path / "none").exists()
+
+
+@pytest.fixture
+def commands_share(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have commands use the tests' session."""
+
+    @contextmanager
+    def shared(master: str, *, memory: str = "") -> Iterator[Any]:
+        yield spark
+
+    monkeypatch.setattr(sessions, "spark_session", shared)
+
+
+@pytest.mark.usefixtures("commands_share")
+def test_the_commands_tell_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As tables and as JSON; a broken history is exit code 1, and the report names the task."""
+    tasks, claims = rows()
+    claims = [one for one in claims if one["token"] != 110]
+    directory = str(aged(write(tmp_path / "archive", tasks[:-1], claims)))
+    assert run(["history", "check", directory]) == 0
+    assert "history holds" in capsys.readouterr().out
+    assert run(["history", "stats", directory, "--queue", "q", "--plots", str(tmp_path / "plots"), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [one["claims"] for one in shown["queues"]] == [12] and len(shown["plots"]) == 4
+
+    damaged = str(aged(write(tmp_path / "damaged", tasks[:-1], claims[1:])))
+    assert run(["history", "check", damaged, "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["counts"]["completions without claims"] == 1
+    assert [one["id"] for one in report["first"]] == [id_of(1)]
+    assert run(["history", "check", str(tmp_path / "plots")]) == 3
+    assert run(["history", "check", damaged, "--apart", "soon"]) == 2
