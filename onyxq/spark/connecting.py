@@ -34,7 +34,12 @@ class Connection:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(self._serve())
+        try:
+            self._loop.run_until_complete(self._serve())
+        except BaseException as error:
+            if self._up.done():
+                raise
+            self._up.set_exception(error)
 
     async def _serve(self) -> None:
         async with self._client:
