@@ -1,10 +1,13 @@
-"""What history costs on Spark: archives written, then checked and summed up.
+"""What Spark costs: archives written, checked and summed up; queues as source and sink; user functions.
 
 An archive of 10,000,000 claims (four tasks in five have one, the fifth has two; one task in
 twenty has an ordering key) is made with pyarrow, as peers lay it out.  It is checked by
 ``onyxq.analysis``, once as a command would, with the time in which Spark starts, and once
 more in the same session.  How fast peers themselves archive is measured apart, from a store
-in memory.  Run it from the project's root: ``python -m bench.spark``.
+in memory.  Queues, of one peer on the embedded log, are read and written beside Spark's own rate
+source, without a sink, and Parquet sink: rows per second, all batches of 10,000, the first not
+counted.  User functions are timed alone, by segments and by Arrow batches.  Run it from the project's
+root: ``python -m bench.spark``.
 """
 
 from __future__ import annotations
@@ -22,8 +25,11 @@ import trio
 from pyrsistent import pmap
 
 from bench.common import cpu_seconds, emit, machine, progress
+from bench.drive import started
+from bench.onyxq_system import OnyxqEmbedded1
 from bench.options import end_on_signal, guarded
 from bench.spark_archive import write_archive
+from bench.spark_queues import functions, queues
 from onyxq import facts
 from onyxq.analysis.checking import check
 from onyxq.analysis.session import spark_session
@@ -51,6 +57,8 @@ def main() -> None:
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "archive": lambda: _archive(options, directory / "peers"),
         "history": lambda: _history(options, directory / "history"),
+        "queues": lambda: _queues(options, directory / "queues"),
+        "functions": lambda: _functions(options, directory / "functions"),
     }
     try:
         doc = {
@@ -66,9 +74,13 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--parts", default="archive,history", help="which, with commas between (default all)")
+    made.add_argument(
+        "--parts", default="archive,history,queues,functions", help="which, with commas between (default all)"
+    )
     made.add_argument("--claims", type=int, default=10_000_000)
     made.add_argument("--archived", type=int, default=200_000, help="tasks that a peer archives (default 200000)")
+    made.add_argument("--tasks", type=int, default=200_000, help="tasks that are read and written (default 200000)")
+    made.add_argument("--segments", type=int, default=1_000_000, help="for user functions (default 1000000)")
     made.add_argument("--master", default="local[*]")
     made.add_argument("--memory", default="2g", help="heap of Spark (default 2g)")
     made.add_argument("--directory", help="where data lies (default: the system's temporary directory)")
@@ -150,6 +162,21 @@ def _history(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
         found["machine_peak_mib"] = _peak_mib(spark)
         found["python_peak_mib"] = _peak_mib("self")
     return found
+
+
+# --- queues and functions -----------------------------------------------------------------------
+
+
+def _queues(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
+    system = OnyxqEmbedded1()
+    with started(system, options.directory and Path(options.directory)):
+        with spark_session(options.master, memory=options.memory) as session:
+            return {"tasks": options.tasks, **queues(session, system.addresses[0], options.tasks, directory)}
+
+
+def _functions(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
+    with spark_session(options.master, memory=options.memory) as session:
+        return functions(session, options.segments, directory)
 
 
 def _peak_mib(process: int | str) -> int:
