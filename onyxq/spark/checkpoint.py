@@ -66,11 +66,13 @@ class Checkpoints:
 def recorded(folder: str, batch: int, mark: str = "") -> bytes:
     """What the log keeps with a batch: its offsets, and what a fresh folder needs to go on from there.
 
-    ``mark`` is of the files that the batch wrote, see `onyxq.spark.files`.
+    ``mark`` is of the files that the batch wrote, see `onyxq.spark.files`.  A repeat of a batch is known
+    by its record: the same offsets give the same bytes, whatever was planned behind them.
     """
     system, path = located(folder)
-    kept = {"offsets": _lean(offsets_of(folder, batch)), "mark": mark}
-    seen = _seen_files(system, f"{path}/sources")
+    offsets = offsets_of(folder, batch)
+    kept = {"offsets": _lean(offsets), "mark": mark}
+    seen = _seen_files(system, f"{path}/sources", offsets)
     packed: bytes = msgpack.packb({**kept, "sources": seen})
     if len(packed) > RECORD_BYTES_MAX:
         packed = msgpack.packb({**kept, "sources": None})
@@ -136,12 +138,13 @@ def _lean(offsets: bytes) -> bytes:
     return "\n".join(lines).encode()
 
 
-def _seen_files(system: fs.FileSystem, path: str) -> bytes | None:
+def _seen_files(system: fs.FileSystem, path: str, offsets: bytes) -> bytes | None:
     """The logs in which file sources note what they have read, packed; None if they are too large for the log."""
+    lasts = _log_offsets(offsets)
     logs: dict[str, list[str]] = {}
     for name in _listed(system, path):
         folder, _, file = name.rpartition("/")
-        if file.partition(".")[0].isdigit():
+        if file.partition(".")[0].isdigit() and _number(file) <= lasts.get(folder, _number(file)):
             logs.setdefault(folder, []).append(file)
     kept: dict[str, bytes] = {}
     for folder, names in logs.items():
@@ -152,6 +155,16 @@ def _seen_files(system: fs.FileSystem, path: str) -> bytes | None:
     if sum(map(len, kept.values())) > 64 * RECORD_BYTES_MAX:
         return None
     return zlib.compress(msgpack.packb(kept))
+
+
+def _log_offsets(offsets: bytes) -> dict[str, int]:
+    """By file source, which are numbered in the order of the offsets: the last entry of its log that counts."""
+    found = {}
+    for place, line in enumerate(offsets.decode().split("\n")[2:]):
+        said = json.loads(line) if line.startswith("{") else None
+        if isinstance(said, dict) and "logOffset" in said:
+            found[str(place)] = int(said["logOffset"])
+    return found
 
 
 def _number(name: str) -> int:

@@ -84,12 +84,12 @@ class Staging:
         return name, WRITERS[folder.format](stream, folder)
 
 
-def stage(folders: Sequence[Folder], written: list[tuple[str, str]], *, job: str, batch: int) -> str:
-    """Note what a batch wrote, before it is committed; returns the mark of this attempt.
+def stage(folders: Sequence[Folder], written: list[tuple[str, str]], *, job: str, batch: int, mark: str = "") -> str:
+    """Note what a batch wrote, before it is committed; returns the mark by which it is known, random if not given.
 
     The note is one file, beside the first of the folders, so that it is there for all or for none.
     """
-    mark = secrets.token_hex(8)
+    mark = mark or secrets.token_hex(8)
     system, aside = _notes(folders, job)
     system.create_dir(aside, recursive=True)
     _write(system, f"{aside}/{batch}.{mark}.json", written)

@@ -7,6 +7,7 @@ shown.  Without a peer to connect to (a query that is run by hand) Spark's check
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
 from collections.abc import Iterator, Mapping
@@ -19,7 +20,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Writ
 
 from onyxq.errors import BadRequest
 from onyxq.spark import files
-from onyxq.spark.checkpoint import news_of, recorded
+from onyxq.spark.checkpoint import news_of, offsets_of, recorded
 from onyxq.spark.failures import of_task
 from onyxq.spark.files import Folder, Staging
 from onyxq.spark.rows import unpacked
@@ -123,12 +124,18 @@ class Routed(DataSourceStreamArrowWriter):
             mark = files.staged(folders, job=self._job, batch=batchId)
             mark = mark or files.stage(folders, written, job=self._job, batch=batchId)
         else:
-            mark = files.stage(folders, written, job=self._job, batch=batchId) if written else ""
+            mark = self._mark(batchId) if folders else ""
+            if mark:
+                files.stage(folders, written, job=self._job, batch=batchId, mark=mark)
             parts = [part for message in messages if isinstance(message, Written) for part in message.parts]
             if self._commit(parts, batchId, mark).repeat:
                 return  # what it wrote then was shown when this driver began, if not before
         if mark:
             files.publish(folders, job=self._job, batch=batchId, mark=mark)
+
+    def _mark(self, batch: int) -> str:
+        """The same for a repeat, another for a batch of this number that has read something else."""
+        return hashlib.blake2b(offsets_of(self._queues.checkpoint, batch), digest_size=8).hexdigest()
 
     def _commit(self, parts: list[bytes], batch: int, mark: str) -> Any:
         from onyxq.spark.sink import queue_offsets

@@ -132,6 +132,15 @@ def test_of_a_long_log_of_files_the_newest_summary_and_what_follows_is_recorded(
     assert names(at, "sources/0") == ["10", "11", "9.compact"]
 
 
+def test_a_repeat_has_the_same_record(tmp_path: Path) -> None:
+    """Though its file source noted more for a batch that was planned behind it and dropped."""
+    planned(tmp_path / "old", 1, committed=1, files=2)
+    (tmp_path / "old" / "offsets" / "0").write_text('v1\n{}\n{"logOffset":1}')
+    record = recorded(str(tmp_path / "old"), 0)
+    (tmp_path / "old" / "sources" / "0" / "2").write_text("v1\n")
+    assert recorded(str(tmp_path / "old"), 0) == record
+
+
 def test_a_job_may_have_a_place_of_its_own(tmp_path: Path) -> None:
     """A path or URI; all its folders go together."""
     checkpoints = Checkpoints(str(tmp_path / "elsewhere"))
