@@ -1,9 +1,9 @@
 """One Spark session for all jobs of a host: how it is configured, opened and ended.
 
 The master is this process' own virtual machine with as many threads as there are slots, or
-a cluster (``spark://``, ``yarn``, ``k8s://``) that the settings name; nothing else of a job
-changes.  Each job's query gets a pool of the fair scheduler, with its slots as weight, and
-SQL settings of its own.
+a cluster (``spark://``, ``yarn``, ``k8s://``) that the settings name, whose machines need OnyxQ
+installed, or in the same folder; nothing else of a job changes.  Each job's query gets a pool of
+the fair scheduler, with its slots as weight, and SQL settings of its own.
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ def configuration(settings: Settings, home: Home) -> dict[str, str]:
     }
     if settings.local or _LOOPBACK in settings.master:
         ours |= {"spark.driver.bindAddress": _LOOPBACK, "spark.driver.host": _LOOPBACK}
+    if not settings.local:
+        ours["spark.cores.max"] = str(settings.slots)
     return {**ours, **settings.conf}
 
 

@@ -119,3 +119,29 @@ def sum_or_fail(state: int, segment: Any) -> int:
         flag.touch()
         raise ValueError("the first time it fails")
     return int(state + segment["n"])
+
+
+def hold_first(segment: Any, started: str = "", until: str = "") -> Any:
+    """Of all segments the first to come says in a file which process has it, and waits for another file."""
+    try:
+        with open(started + ".new", "x") as file:
+            file.write(str(os.getpid()))
+    except FileExistsError:
+        return segment
+    os.rename(started + ".new", started)
+    open(started + ".new", "x").close()
+    return hold(segment, until)
+
+
+def pool(segment: Any) -> Any:
+    """The pool of the fair scheduler that a segment's task is of."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    return {"pool": context.getLocalProperty("spark.scheduler.pool")}
+
+
+def where(segment: Any) -> Any:
+    """The segment, and whether an executor of a cluster has it."""
+    return {**segment, "executor": "SPARK_EXECUTOR_DIRS" in os.environ}

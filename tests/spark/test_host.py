@@ -60,6 +60,13 @@ def test_lifecycles_are_called_around_job_and_batch(host: HostProcess, tmp_path:
     assert (notes / "noted").read_text() == "f -\nf 0\nf 0\nf -\n"
 
 
+def test_a_job_runs_in_a_pool_of_its_own(host: HostProcess, tmp_path: Path) -> None:
+    """So that the scheduler can weigh it against others."""
+    host.start(job_of(tmp_path, "pool", "pooled"))
+    assert host.event("completed", "failed", job="pooled")["event"] == "completed"
+    assert [one["pool"] for one in written(tmp_path / "out")] == ["job-pooled", "job-pooled"]
+
+
 def test_a_function_that_fails_is_told_with_its_segment(host: HostProcess, tmp_path: Path) -> None:
     """And that no other try helps, unless a lifecycle says so."""
     job = job_of(tmp_path, "fail", "failing", "fine\nfail\n")
