@@ -171,12 +171,17 @@ def _verdict(outcome: Outcome, before: Replica, after: Replica, task_id: bytes) 
     return outcome.verdict
 
 
+def _first_map(args: Any) -> dict[str, Any]:
+    """The first of the maps that stand in a list of a map; empty if none does."""
+    lists = [part for part in args.values() if isinstance(part, list)] if isinstance(args, dict) else []
+    return next((part[0] for part in lists if part and isinstance(part[0], dict)), {})
+
+
 def _from_entry(outcome: Outcome, verdict: str, task_id: bytes, peer: str, position: int, at_ms: int) -> Told:
     args = narrowed(outcome.args, task_id)
-    said: dict[str, Any] = {}
-    for part in args.values() if isinstance(args, dict) else ():
-        if not said and isinstance(part, list) and part and isinstance(part[0], dict):
-            said = part[0]
+    said = _first_map(args)
+    if "claims" in said:  # of a batch's transaction
+        said = _first_map(said)
     grants = outcome.name in _GRANTS
     token = position if grants else said.get("token")
     return Told(

@@ -24,6 +24,8 @@ from onyxq.facts import REOPENED
 from onyxq.ids import TaskId, id_at
 from onyxq.transactions import Claim, Part
 from onyxq.words import history, sentence
+from tests.entries.golden import batches
+from tests.entries.golden.batches import batch_log
 from tests.entries.golden.examples import EXAMPLES, FIRST, RUNS, queue_log
 
 NOW_MS = 1_700_000_060_000
@@ -120,3 +122,15 @@ def test_periodic_tasks_are_told_with_their_times() -> None:
         "periodic task n goes to queue q by the schedule '@daily' in zone UTC, "
         "next at 2023-11-14 22:14:20.000Z if the schedule is new"
     )
+
+
+def test_a_task_of_a_batch_is_told_with_its_batch_until_its_part_is_settled() -> None:
+    """Which job, which number, under which version; attempts that were refused as well."""
+    found = from_log(Dump(cluster="main", origin=None, records=batch_log()), batches.FIRST, 1 << 60)
+    said = [(one.entry, one.verdict) for one in found]
+    assert said[0] == ("grant_claims", "applied") and said[-1] == ("settle_transaction", "applied")
+    assert any(entry == "commit_batch" and verdict.startswith("stale token") for entry, verdict in said)
+    committed = next(one for one in found if (one.entry, one.verdict) == ("commit_batch", "applied"))
+    assert committed.words.startswith("batch 3 of job j under version")
+    assert "transaction done ends the claims on it, in partition 0" in committed.words
+    assert committed.token == found[0].token
