@@ -91,13 +91,24 @@ async def watch(seen: Seen, connect: str, job: str, task_status: anyio.abc.TaskS
                 seen.note(entry.name, entry.args.version)
 
 
-async def fill(client: AsyncClient, queue: str, sent: list[bytes]) -> None:
-    """Keep the queue from running dry."""
-    for number in itertools.count():
-        some = [json.dumps(f"{number}-{one}").encode() for one in range(TASKS)]
-        await client.enqueue_many(queue, some, format="json")
-        sent += some
-        await anyio.sleep(EVERY_S)
+@define
+class Filling:
+    """Keeps a queue from running dry until told to stop."""
+
+    sent: list[bytes] = field(factory=list)
+    wanted: bool = True
+    ended: anyio.Event = field(factory=anyio.Event)
+
+    async def run(self, client: AsyncClient, queue: str) -> None:
+        """Enqueue now and then; what was begun is seen through."""
+        number = 0
+        while self.wanted:
+            number += 1
+            some = [json.dumps(f"{number}-{one}").encode() for one in range(TASKS)]
+            await client.enqueue_many(queue, some, format="json")
+            self.sent += some
+            await anyio.sleep(EVERY_S)
+        self.ended.set()
 
 
 async def until_warm(peers: list[Peer], cluster: Cluster) -> None:
@@ -120,20 +131,14 @@ async def fail_over(cluster: Cluster, name: str, *, warm: bool) -> dict[str, flo
             Output("out", queue=f"{name}-out"),
         ],
     )
-    seen, sent = Seen(), list[bytes]()
+    seen, filling = Seen(), Filling()
     async with AsyncClient(witness.listen) as client, anyio.create_task_group() as group:
         await until_whole(client)
         if warm:
             await until_warm(hosts, cluster)
         await group.start(watch, seen, witness.listen, name)
         await client.submit_job(job)
-        filling = anyio.CancelScope()
-
-        async def keep_filling() -> None:
-            with filling:
-                await fill(client, f"{name}-in", sent)
-
-        group.start_soon(keep_filling)
+        group.start_soon(filling.run, client, f"{name}-in")
         await seen.until(f"{BATCHES} batches", lambda: seen.batches >= BATCHES)
         found = await client.job(name)
         old, driver = found["version"], found["driver"]
@@ -142,12 +147,13 @@ async def fail_over(cluster: Cluster, name: str, *, warm: bool) -> dict[str, flo
         at = time.monotonic()
         cluster.kill(killed)
         await seen.until("the next batch", lambda: any(version > old for version in seen.first))
-        filling.cancel()
+        filling.wanted = False
+        await filling.ended.wait()
         await client.seal_job(name, "in")
         outcome = await client.wait_job(name, int(STEP_S_MAX * 1000))
         out = sorted([task.data async for task in client.list_all(f"{name}-out")])
-        if not outcome.completed or out != sorted(one.upper() for one in sent):
-            raise RuntimeError(f"{len(out)} of {len(sent)} tasks came out, or others: {outcome}")
+        if not outcome.completed or out != sorted(one.upper() for one in filling.sent):
+            raise RuntimeError(f"{len(out)} of {len(filling.sent)} tasks came out, or others: {outcome}")
         group.cancel_scope.cancel()
     new = min(version for version in seen.first if version > old)
     took, ready, first = seen.versions[new], seen.ready[new], seen.first[new]

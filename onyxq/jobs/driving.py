@@ -79,6 +79,8 @@ class Driven:
     """Its run at the host."""
     state: str = "starting"
     """``starting``, ``running``, or ``pausing`` after a failure."""
+    ready_at: float | None = None
+    """When its query began to run, if it has."""
     failures: int = 0
     """In a row."""
     error: str = ""
@@ -218,7 +220,7 @@ class Driving:
         """Have it run until it has completed, or failed for good."""
         restarts = _restarts(self._node.replica.jobs[driven.job])
         while True:
-            began = trio.current_time()
+            driven.ready_at = None
             try:
                 event = await self._attempt(driven)
             except HostStopped as stopped:
@@ -232,7 +234,7 @@ class Driving:
             if event.get("event") == "completed":
                 await self._append(driven, complete_job.Args(driven.job, driven.version))
                 return
-            if trio.current_time() - began > STEADY_S:
+            if driven.ready_at is not None and trio.current_time() - driven.ready_at > STEADY_S:
                 driven.failures = 0
             driven.failures, driven.error = driven.failures + 1, error_text(event)
             self._node.metrics.job_failures.add()
@@ -270,7 +272,7 @@ class Driving:
 
     async def _hear(self, driven: Driven, event: Message) -> None:
         if event["event"] == "ready":
-            driven.state = "running"
+            driven.state, driven.ready_at = "running", trio.current_time()
             await self._append(driven, driver_ready.Args(driven.job, driven.version))
         elif event["event"] == "progress" and isinstance(event.get("progress"), dict):
             before = (driven.progress or {}).get("batch")

@@ -138,6 +138,37 @@ def test_a_host_that_cannot_be_started_fails_its_jobs_with_the_reason() -> None:
     on_stage(play)
 
 
+def test_hosts_that_never_come_up_fail_their_jobs() -> None:
+    """However long each takes to be given up, it is a failure in the row."""
+
+    async def play(stage: Stage) -> None:
+        for hosts in stage.hosts.values():
+            hosts.up_by_themselves = False
+        await submit(stage, restarts=1)
+        await stage.until(lambda: stage.job().state == "running", "it has a driver")
+        hosts = stage.hosts_of()
+        await stage.world.until(lambda: stage.job().state == "failed", "it has failed", within_s=600)
+        assert "not up within" in stage.job().why and len(hosts.links) == 2
+
+    on_stage(play)
+
+
+def test_a_failure_after_a_long_run_is_the_first_of_a_row() -> None:
+    """A job that ran for an hour may fail once more, also without a batch meanwhile."""
+
+    async def play(stage: Stage) -> None:
+        await submit(stage, restarts=1)
+        for number in range(1, 4):
+            await stage.until(lambda n=number: len(stage.hosts_of().told("start")) == n, f"start {number}")
+            await trio.sleep(100)
+            stage.say("failed", error="bad luck", restart=True)
+        await stage.until(lambda: len(stage.hosts_of().told("start")) == 4, "it starts again")
+        stage.say("failed", error="no luck at all", restart=True)
+        assert (await stage.ended()).why == "no luck at all"
+
+    on_stage(play)
+
+
 def test_a_killed_job_is_stopped_at_its_host() -> None:
     """And its host runs on for others."""
 

@@ -112,9 +112,10 @@ def is_running(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("session_timeout_ms", [10_000])
-@bounded(4 * STEP_S_MAX)
+@bounded(6 * STEP_S_MAX)
 async def test_a_job_survives_its_host_and_its_peer(cluster: Cluster) -> None:
-    """Killed one after the other; the output is the input's image, each segment once, in the end."""
+    """Killed one after the other, a driver frozen until it was replaced: the output is the input's image,
+    each segment once."""
     await cluster.start("c")
     cluster.more_options("--spark", "--slots", "2")
     await cluster.start(*HOSTS)
@@ -142,10 +143,20 @@ async def test_a_job_survives_its_host_and_its_peer(cluster: Cluster) -> None:
         assert taken["batch"] > before["batch"]
         assert (await watch.driver()) is not peer and not is_running(host)
 
+        await cluster.start(peer.name)
+        await cluster.whole("a", "b", "c")
+        frozen = await watch.driver()
+        await client.enqueue_many("in", segments(3), format="json")
+        frozen.freeze()
+        await watch.until("another driver", lambda job: job["version"] > taken["version"] and job["ready"])
+        assert is_running(host_of(frozen))
+        frozen.thaw()
+        await watch.came_out(4)
+
         await client.seal_job("shouting", "in")
         assert (await client.wait_job("shouting", int(STEP_S_MAX * 1000))).completed
-        await watch.came_out(3)
-        assert (await client.count("in"))["in"]["completed"] == 3 * WORDS
+        await watch.came_out(4)
+        assert (await client.count("in"))["in"]["completed"] == 4 * WORDS
 
 
 PIPELINES = """
