@@ -28,8 +28,10 @@ from log_entries import complete_job, driver_ready, fail_job
 from onyxq.duties import Drive
 from onyxq.errors import LogUnavailable, OnyxqError
 from onyxq.jobs import encoding
+from onyxq.jobs.clearing import clear
 from onyxq.jobs.holding import LEASE_MS, Held, held, parts, to_renew, useless
 from onyxq.jobs.hosts import LAST_EVENTS, HostEnded, HostStopped, KeptHost, Launch, Message, Plan, Run
+from onyxq.jobs.lifetime import is_over
 from onyxq.replica import Job
 
 if TYPE_CHECKING:
@@ -344,6 +346,7 @@ class Driving:
     async def _hold(self) -> None:
         while True:
             await trio.sleep(HOLD_EVERY_S)
+            await self._clear()
             running = [one for one in self.driven.values() if self._job(one.job, one.version) is not None]
             if not running:
                 continue
@@ -353,6 +356,15 @@ class Driving:
                 await self._renew(one, found.get(one.job, ()))
                 if found.get(one.job):
                     await self._ask_when_idle(one)
+
+    async def _clear(self) -> None:
+        """Delete what ended jobs left on this disk; who is in the ring knows which have."""
+        replica = self._node.replica
+        if self._node.peer_id not in replica.ring.members:
+            return
+        under_way = {name for name, job in replica.jobs.items() if not is_over(job)}
+        keep = under_way | self.driven.keys() | self._ending.keys()
+        await self._node.offload(clear, Path(self._settings.work), keep)
 
     async def _ask_when_idle(self, driven: Driven) -> None:
         if driven.run is None or driven.state != "running" or driven.asked >= 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 from attrs import evolve, field, frozen
@@ -91,13 +92,19 @@ def on_stage(
     spark: tuple[int, ...] = (0, 1, 2),
     options: Options = STEADY,
     slots: int = SLOTS,
+    data: Path | None = None,
 ) -> None:
-    """Run a play in a cluster in which the nodes of those numbers host Spark."""
+    """Run a play in a cluster in which the nodes of those numbers host Spark.
+
+    ``data``: a real directory for what hosts keep; without, nothing of it is there.
+    """
 
     async def workload(world: World) -> None:
         hosts = {node.name: FakeHosts() for node in world.nodes}
         for number, node in enumerate(world.nodes):
             node.launch_host = hosts[node.name].launch
+            if data is not None:
+                node.config = evolve(node.config, data=str(data / node.name))
             if number in spark:
                 node.config = evolve(node.config, spark=True, slots=slots)
             world.start_node(node)

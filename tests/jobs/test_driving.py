@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from pathlib import Path
 
 import pytest
 import trio
@@ -277,6 +278,28 @@ def test_progress_is_told_by_whoever_is_asked() -> None:
         assert "onyxq_spark_host_up 1" in text and 'onyxq_jobs_driven{state="running"} 1' in text
 
     on_stage(play)
+
+
+def test_what_ended_jobs_left_on_the_disk_is_deleted(tmp_path: Path) -> None:
+    """Their checkpoints and hosts' directories; not those of jobs under way, here or elsewhere."""
+    kept = [tmp_path / f"n{number}/spark/{folder}/j" for number in range(3) for folder in ("checkpoints", "jobs")]
+    old = tmp_path / "n0/spark/checkpoints/old"
+    other = tmp_path / "n0/spark/host.log"
+
+    async def play(stage: Stage) -> None:
+        await submit(stage)
+        await stage.ready()
+        for place in (*kept, old):
+            (place / "7/offsets").mkdir(parents=True)
+        other.write_text("not of a job")
+        await stage.until(lambda: not old.exists(), "what nobody knows is gone")
+        assert all(place.exists() for place in kept)
+        stage.say("completed")
+        await stage.ended()
+        await stage.until(lambda: not any(place.exists() for place in kept), "what it left is gone")
+        assert other.exists()
+
+    on_stage(play, data=tmp_path)
 
 
 # --- claims
