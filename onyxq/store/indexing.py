@@ -27,6 +27,7 @@ from onyxq.facts import (
     History,
     rank,
     seal,
+    sealed,
     unpack_resolution,
     unseal,
 )
@@ -295,13 +296,17 @@ class Applier:
         for owner in owners(self._tables, stretch, stretch.known & ~stretch.ruled):
             self._leave(stretch, owner)
         self._tables.rows.put(key, value)
+        known = stretch.known
         stretch.known, stretch.owned, stretch.ruled, stretch.granted = 0, {}, 0, 0
-        for found, stored in [(bytes(key), bytes(value)) for key, value in self._upto(TASK, stretch)]:
+        rows = [(bytes(key), bytes(value)) for key, value in self._upto(TASK, stretch)]
+        # A damaged row may say that it holds more than it does: the sound ones come first.
+        for damaged, found, stored in sorted((not sealed(*row), *row) for row in rows):
             try:
                 count, queue = task_head(stored)
             except BadRequest:
-                continue  # damaged
-            self._add_task(stretch, offset_of(found[3:]), mask_of(found[3:], count), queue)
+                continue
+            mask = mask_of(found[3:], count)
+            self._add_task(stretch, offset_of(found[3:]), mask & known if damaged else mask, queue)
 
     # --- completions ------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from onyxq.facts import (
 )
 from onyxq.ids import STRETCH_TASKS, id_at, mask_of, offset_of
 from onyxq.store.facets import free_bits, row_entries, stands
-from onyxq.store.heads import task_head
+from onyxq.store.heads import Rules, task_head
 from onyxq.store.records import dead_key, lowest, pack_mask, pack_piece, ready_key, stretch_key, unique_key
 from onyxq.store.stretches import MOVING, Stretch, groups, moved_by, owners, winners
 from onyxq.store.tables import Tables
@@ -38,10 +38,11 @@ def stretch_rows(tables: Tables, stretch_id: bytes) -> Iterator[tuple[bytes, byt
 def true_stretch(tables: Tables, stretch_id: bytes, owned: dict[int, int]) -> tuple[Stretch, bool]:
     """The record that follows from a stretch's sound rows, and whether all of them are.
 
-    Which of overlapping rows holds a task only the stored record knows: ``owned`` is its.
+    Which of overlapping rows came first only the stored record knows: ``owned`` is its.
     """
     out = Stretch(stretch_key(stretch_id))
     expiring = granted = 0
+    held: dict[int, tuple[int, Rules | None]] = {}
     completions = []
     sound = True
     for key, value in stretch_rows(tables, stretch_id):
@@ -50,14 +51,7 @@ def true_stretch(tables: Tables, stretch_id: bytes, owned: dict[int, int]) -> tu
             sound = False
         elif kind == TASK:
             count, queue = task_head(value)
-            mask, offset = mask_of(key[3:23], count), offset_of(key[3:23])
-            tasks = mask & ~out.known
-            if offset in owned:
-                tasks = out.owned[offset] = owned[offset]
-            out.known |= mask
-            if queue.rules is not None:
-                out.ruled |= tasks
-                expiring |= tasks if queue.rules.expires_ms is not None else 0
+            held[offset_of(key[3:23])] = (mask_of(key[3:23], count), queue.rules)
         elif kind == COMPLETION:
             completions.append((key, value))
         elif kind == RESOLUTION:
@@ -69,9 +63,37 @@ def true_stretch(tables: Tables, stretch_id: bytes, owned: dict[int, int]) -> tu
                 out.moved = moved_by(out.moved, mask, event)
             elif event.event == GRANTED:
                 granted |= mask
+    out.owned = true_owned({offset: mask for offset, (mask, _) in held.items()}, owned)
+    for offset, (mask, rules) in held.items():
+        out.known |= mask
+        if rules is not None:
+            tasks = out.owned.get(offset, mask)
+            out.ruled |= tasks
+            expiring |= tasks if rules.expires_ms is not None else 0
     out.done = winners(out, completions)
     out.granted = granted & expiring
     return out, sound
+
+
+def true_owned(masks: dict[int, int], owned: dict[int, int]) -> dict[int, int]:
+    """Offset of each row that overlaps others -> the tasks that count as its own.
+
+    ``masks``: what the rows hold, by offset. ``owned``, from a stored record, stays if it
+    gives each task to one row that holds it.  Otherwise a row was damaged when that was
+    written, and said that it held more or fewer: then each row has what those before it leave.
+    """
+    kept = {offset: owned[offset] for offset, mask in masks.items() if owned.get(offset, mask) != mask}
+    out: dict[int, int] = {}
+    known = taken = 0
+    fits = True
+    for offset, mask in masks.items():
+        tasks = kept.get(offset, mask)
+        fits = fits and not tasks & (taken | ~mask)
+        taken |= tasks
+        if mask & known:
+            out[offset] = mask & ~known
+        known |= mask
+    return kept if fits and taken == known else out
 
 
 def load_stretch(tables: Tables, stretch_id: bytes) -> tuple[Stretch, bool]:

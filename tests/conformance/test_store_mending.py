@@ -13,12 +13,7 @@ from onyxq.facts import Row
 from onyxq.store.interface import Batch
 from onyxq.store.memory import MemoryTable
 from onyxq.store.tables import INDEX_TABLES
-from tests.conformance.store_world import (
-    NOW_MS,
-    AnyStore,
-    World,
-    put,
-)
+from tests.conformance.store_world import NOW_MS, AnyStore, World, counts, first_id, in_trio, put, tasks
 from tests.conformance.test_store_rules_model import histories
 
 DERIVED = (*INDEX_TABLES, "stretch", "counts", "leaves", "hours")
@@ -140,3 +135,54 @@ def test_rows_that_rotted_leave_no_trace_once_repaired(
     rows = history[0]
     cut = 1 + cut % len(rows)
     trio.run(rot_and_repair, World("memory", Path()), rows[:cut], rows[cut:], rotten)
+
+
+ROTTEN = tasks(first_id(0), 1)
+"""A row of which `SIXTEEN_MORE` makes one that says it holds its neighbours."""
+NEIGHBOUR = (tasks(first_id(1), 1), tasks(first_id(1), 2))
+"""A row, and another leader's longer one under its key, for which the stretch is indexed anew."""
+SIXTEEN_MORE = 36
+"""The bit of a row's count."""
+
+
+@in_trio
+async def test_a_row_that_rotted_to_hold_its_neighbours_has_none_of_them_once_repaired() -> None:
+    """They came meanwhile."""
+    await rot_and_repair(World("memory", Path()), [ROTTEN], list(NEIGHBOUR), [(0, SIXTEEN_MORE)])
+
+
+@in_trio
+async def test_the_neighbours_of_a_row_that_rotted_to_hold_them_are_ready_meanwhile() -> None:
+    """Also those that come later still."""
+    world = World("memory", Path())
+    async with world.store() as store:
+        await put(store, ROTTEN)
+        world.disk.rot(ROTTEN.key, bit=SIXTEEN_MORE)
+        for row in (*NEIGHBOUR, tasks(first_id(4), 2)):
+            await put(store, row)
+        ready = {piece.row_first: piece.bits for piece in store.ready(3, "mail")}
+        assert ready[first_id(1)] == 0b110
+        assert ready[first_id(4)] == 0b110000
+
+
+@in_trio
+async def test_overlapping_rows_share_their_tasks_as_before_once_their_record_is_lost() -> None:
+    """The first of them keeps what both hold."""
+    rows = [tasks(first_id(0), 3), tasks(first_id(2), 3, expires_ms=NOW_MS + 1), tasks(first_id(4), 2)]
+    for vandal in (flip, lose):
+        await vandalise(World("memory", Path()), rows, [("stretch", 0, vandal)])
+
+
+@in_trio
+async def test_overlapping_rows_that_came_in_any_order_hold_each_task_once_when_their_record_is_lost() -> None:
+    """Which came first cannot be told any more."""
+    rows = [tasks(first_id(4), 2), tasks(first_id(2), 3, expires_ms=NOW_MS + 1), tasks(first_id(0), 3)]
+    async with World("memory", Path()).store() as store:
+        for row in rows:
+            await put(store, row)
+        (key, _), *_ = store._tables.stretch.ascend(b"")
+        flip(store._tables.stretch, key)
+        await scrub(store)
+        pieces = store.ready(3, "mail", limit=10)
+        assert sum(piece.bits.bit_count() for piece in pieces) == 6
+        assert store.counts(3) == {"mail": counts(total=6)}
