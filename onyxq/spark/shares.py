@@ -24,10 +24,10 @@ from onyxq.spark.options import QueueOutput
 
 PIECE_TASKS = 10_000
 PIECE_BYTES = 2 * 1024 * 1024
-"""Tasks and payload bytes from which on a piece is prepared."""
+"""Tasks and payload bytes of a piece at most, if it is not of one task alone."""
 BLOCK_ROWS = 4_096
-OLD_MS = 3_600_000
-"""The time in a lineage counts unless it lies further back."""
+OLD_MS = 300_000
+"""The time in a lineage counts unless it lies further back: no new task may be of a time that is purged."""
 _BIN = {0xC4: 2, 0xC5: 3, 0xC6: 5}
 """First byte of packed bytes -> where they begin."""
 
@@ -51,10 +51,9 @@ class Share:
         self._tasks = self._size = 0
         self.rows = 0
 
-    @property
-    def full(self) -> bool:
-        """Whether what was added is worth a piece."""
-        return self._tasks >= PIECE_TASKS or self._size >= PIECE_BYTES
+    def has_room(self, payload: bytes) -> bool:
+        """Whether a task fits into the piece; one alone always does."""
+        return self._tasks < PIECE_TASKS and (self._size + len(payload) <= PIECE_BYTES or not self._tasks)
 
     def add(
         self,

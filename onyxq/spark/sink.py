@@ -59,13 +59,15 @@ class Sending:
     def add(self, output: QueueOutput, packed: bytes, *, lineage: bytes, name: str) -> None:
         """A segment of a job, as msgpack, for its output ``name``."""
         found, payload, key = task_of(output, packed, name)
-        self.share.add(found, payload, lineage=lineage, name=name, key=key)
-        self.send_full()
+        self.add_task(found, payload, lineage=lineage, name=name, key=key)
 
-    def send_full(self) -> None:
-        """Have what was added prepared if it is worth it."""
-        if self.share.full:
+    def add_task(
+        self, output: QueueOutput, payload: bytes, *, lineage: bytes | None, name: str, key: str | None
+    ) -> None:
+        """A task; what was added before it is prepared if there is no room for both."""
+        if not self.share.has_room(payload):
             self._send(self.share.take())
+        self.share.add(output, payload, lineage=lineage, name=name, key=key)
 
     def _send(self, runs: Piece) -> None:
         if not runs:
@@ -128,10 +130,7 @@ def write_rows(sending: Sending, batches: Iterator[Any], output: QueueOutput) ->
                 to = QueueOutput(queue, priority, None, output.delay_ms, output.format)
                 outputs[queue, priority] = to
             data = payload if type(payload) is bytes else payload.encode()
-            sending.share.add(to, data, lineage=lineages[place], name=queue, key=keys[place])
-            if place % 512 == 0:
-                sending.send_full()
-        sending.send_full()
+            sending.add_task(to, data, lineage=lineages[place], name=queue, key=keys[place])
 
 
 def check_columns(schema: Any) -> None:

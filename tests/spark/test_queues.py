@@ -218,6 +218,9 @@ def test_a_frame_is_written_whole_and_once_under_a_name(spark: Any, cluster: Job
         writer = frame.write.format("onyxq").options(connect=cluster.connect, queue="none", name="numbers")
         writer.mode("append").save()
     assert state_counts(client, "even", ("total",)) == [2_500] and state_counts(client, "odd", ("total",)) == [2_500]
+    large = spark.range(80).selectExpr("concat(repeat('x', 100000), id) payload")
+    large.write.format("onyxq").options(connect=cluster.connect, queue="large").mode("append").save()
+    assert len(set(drained(client, "large")[0])) == 80
     task = next(one for one in client.list_all("even") if one.data == b"4")
     assert (task.priority, task.ordering_key) == (1, "key0")
 

@@ -111,10 +111,18 @@ def test_rows_without_lineage_lie_in_runs_over_several_partitions() -> None:
     one = share()
     for place in range(10_000):
         one.add(OUT, b"%d" % place)
-    assert one.full
+    assert not one.has_room(b"x")
     found = one.take()
     assert len(made(found)) == 10_000 and len(found) <= 12 and len({partition_of(first) for first, _ in found}) > 1
-    assert not one.full and one.take() == [] and one.rows == 10_000
+    assert one.take() == [] and one.rows == 10_000
+
+
+def test_a_piece_has_its_limits_and_takes_any_task_alone() -> None:
+    """Bytes as well as tasks."""
+    one = share()
+    assert one.has_room(bytes(3 << 20))
+    one.add(OUT, bytes(1 << 20))
+    assert one.has_room(bytes(1 << 20)) and not one.has_room(bytes((1 << 20) + 1))
 
 
 def test_keys_decide_about_partitions_and_delays_about_times() -> None:
