@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from onyxq.errors import Unavailable
-from onyxq.spark.home import missing
-from onyxq.spark.session import Settings, open_session
+from attrs import evolve
+
+from onyxq.errors import OnyxqError, Unavailable
+from onyxq.spark.home import find_home
+from onyxq.spark.session import Settings, configuration, open_session
 
 MEMORY = "2g"
 """Heap of this process' machine; what does not fit is sorted on disk."""
@@ -22,13 +24,13 @@ def spark_session(master: str, *, memory: str = MEMORY) -> Iterator[Any]:
 
     Raises `Incomplete` if Spark or Java is missing, `Unavailable` if the master cannot be had.
     """
-    lacking = missing()
-    if lacking is not None:
-        raise lacking
     with tempfile.TemporaryDirectory(prefix="onyxq-spark-", ignore_cleanup_errors=True) as work:
         settings = Settings(work=Path(work), master=master, conf={"spark.driver.memory": memory})
+        options = configuration(settings, find_home())[_JAVA_OPTIONS].replace(_QUICK_START, "")
         try:
-            session = open_session(settings)
+            session = open_session(evolve(settings, conf={**settings.conf, _JAVA_OPTIONS: options}))
+        except OnyxqError:
+            raise
         except Exception as error:
             raise Unavailable(f"Spark does not start on {master}: {_last_line(error)}", hint=_HINT) from error
         try:
@@ -37,6 +39,9 @@ def spark_session(master: str, *, memory: str = MEMORY) -> Iterator[Any]:
             session.stop()
 
 
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_QUICK_START = "-XX:TieredStopAtLevel=1"
+"""Good for the small batches of jobs; here millions of rows are worth compiling well for."""
 _HINT = "Check --master: local[N], spark://HOST:PORT, yarn or k8s://...; and --memory, such as 2g."
 
 

@@ -148,16 +148,15 @@ def _of_task(
 ) -> Found:
     found: Found = set()
     tokens = {one["token"] for one in claims}
-    closed = {one["token"] for one in claims if one.get("until") is None}
     completed = task if task is not None and task["state"] == "completed" else None
     for place, one in enumerate(claims):
         if _overlaps([(other, other["ended"]) for other in claims[:place]], one, apart_ms):
             found.add((OVERLAPPING, task_id, one["token"]))
         if one.get("until") is not None and one["until"] <= one["token"]:
             found.add((TOKENS, task_id, one["token"]))
-        if completed is not None and completed["token"] < one["token"] and completed["token"] in closed:
+        if any(other["outcome"] == "completed" and other.get("until") is None for other in claims[:place]):
             found.add((TOKENS, task_id, one["token"]))
-    ends = [(token, stored) for (token, _), stored in updates.items()]
+    ends = [(token, updates[token, min(seq for other, seq in updates if other == token)]) for token, _ in updates]
     if completed is not None:
         ends.append((completed["token"], completed["finished"]))
         if completed["token"] not in tokens:

@@ -88,11 +88,11 @@ DAMAGE: dict[str, tuple[Callable[[Damaged], None], Found]] = {
         {(OVERLAPPING, id_of(2), token) for token in (24, 26)},
     ),
     "two claims overlap by their times": (
-        lambda all_: all_[1].append(claim(1, 5, 0, APART_MS + 1)),
+        lambda all_: all_[1].append(claim(1, 5, 0, APART_MS + 1, outcome="failed")),
         {(OVERLAPPING, id_of(1), 10)},
     ),
     "a claim that never ended": (
-        lambda all_: all_[1].append(claim(1, 5, 0, None)),
+        lambda all_: all_[1].append(claim(1, 5, 0, None, outcome=None)),
         {(OVERLAPPING, id_of(1), 10)},
     ),
     "a task's row is gone": (lambda all_: all_[0].pop(1), {(LOST, id_of(2), 20)}),
@@ -220,11 +220,18 @@ def histories(draw: st.DrawFn) -> Damaged:
             ended,
             until=until,
             worker=worker,
+            outcome=outcome,
         )
-        for number, token, began, ended, until, worker in draw(
+        for number, token, began, ended, until, worker, outcome in draw(
             st.lists(
                 st.tuples(
-                    NUMBERS, TOKENS_DRAWN, TIMES, st.none() | TIMES, st.none() | TOKENS_DRAWN, st.sampled_from("wv")
+                    NUMBERS,
+                    TOKENS_DRAWN,
+                    TIMES,
+                    st.none() | TIMES,
+                    st.none() | TOKENS_DRAWN,
+                    st.sampled_from("wv"),
+                    st.sampled_from(("completed", "failed")),
                 ),
                 max_size=8,
             )
