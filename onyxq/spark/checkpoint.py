@@ -54,6 +54,8 @@ class Checkpoints:
             elif batch >= 0:
                 raise _unreachable(job, base)
         _drop(system, mine, batch if not recorded else max(batch, 0))
+        for older in _versions(system, root, below=version)[1:]:
+            system.delete_dir(f"{root}/{older}")
         return f"{base.rstrip('/')}/{job.id}/{version}"
 
     def forget(self, job: Job) -> None:
@@ -173,11 +175,16 @@ def _number(name: str) -> int:
 
 def _before(system: fs.FileSystem, root: str, version: int, batch: int) -> int | None:
     """The newest version before this one whose folder has the batch."""
-    names = [found.base_name for found in system.get_file_info(fs.FileSelector(root, allow_not_found=True))]
-    for older in sorted((int(name) for name in names if name.isdigit() and int(name) < version), reverse=True):
+    for older in _versions(system, root, below=version):
         if batch < 0 or _exists(system, f"{root}/{older}/offsets/{batch}"):
             return older if _exists(system, f"{root}/{older}/metadata") else None
     return None
+
+
+def _versions(system: fs.FileSystem, root: str, *, below: int) -> list[int]:
+    """The versions that have a folder, newest first."""
+    names = [found.base_name for found in system.get_file_info(fs.FileSelector(root, allow_not_found=True))]
+    return sorted((int(name) for name in names if name.isdigit() and int(name) < below), reverse=True)
 
 
 def _copy(system: fs.FileSystem, old: str, new: str, batch: int) -> None:
