@@ -275,7 +275,7 @@ def test_progress_is_told_by_whoever_is_asked() -> None:
         driver = stage.driver().running
         assert driver is not None and driver.service is not None
         text = (await driver.service.call("metrics", {}))["text"]
-        assert "onyxq_spark_host_up 1" in text and 'onyxq_jobs_driven{state="running"} 1' in text
+        assert "\nonyxq_spark_host_up 1\n" in text and 'onyxq_jobs_driven{state="running"} 1' in text
 
     on_stage(play)
 
