@@ -114,7 +114,7 @@ class Cancelling:
             raise Unavailable(f"task {task_id.hex()} is just being granted or given back")
         if claim is None:
             return token_now(store, task_id, replica.position), []
-        if claim[2] < store.reopened(task_id):
+        if claim[2] < store.counts_from(task_id):
             raise Unavailable(f"task {task_id.hex()} was opened again, which has not been read here yet")
         self._check_transactions(task_id)
         return claim[2], [facts.CLAIMED]

@@ -14,7 +14,7 @@ from onyxq.errors import NotLeader, OnyxqError, StaleToken, Unknown
 from onyxq.ids import Run, TaskId, mask_of, partition_of, runs_of, stretch_of
 from onyxq.partition.completing import Completing
 from onyxq.partition.cutting import fitting, size_of
-from onyxq.partition.finishing import Finish, completions_of, not_ended_by
+from onyxq.partition.finishing import Finish, completions_of, not_ended_by, overtaken_bits
 from onyxq.partition.headers import Policy, policy_of
 from onyxq.partition.host import OperationsHost, Refused
 from onyxq.partition.judging import unsure_partitions
@@ -104,7 +104,8 @@ class ClaimsKept:
 
     def _held(self, run: Run, token: int, refused: list[Refused], event: int | None) -> int:
         held = held_bits(self._host.replica, run, token)
-        held &= ~self._host.store.finished_bits(stretch_of(run.first))
+        done = held & self._host.store.finished_bits(stretch_of(run.first))
+        held &= ~done | overtaken_bits(self._host.store, run, token, done)
         known = self._host.store.known_bits(stretch_of(run.first)) | held
         for part in runs_of(stretch_of(run.first), mask_of(*run) & ~known):
             refused.append([*part, missing(self._host.store, part.first).to_map()])
@@ -130,7 +131,7 @@ class ClaimsKept:
         dead: dict[int, list[tuple[int, Finish]]],
         retries: list[release_claims.Release],
     ) -> None:
-        for piece in self._host.granter.pieces(run):
+        for piece in self._host.granter.pieces(run, token):
             row = self._host.store.task_row(piece.row_first)
             header = facts.task_header(row[1])[0] if row else {}
             attempts = piece.attempts + 1
@@ -184,18 +185,29 @@ class ClaimsKept:
         ]
         if not entries:
             return
-        try:
-            _, verdicts = await self._host.verdicts(entries)
-        except OnyxqError as error:
-            verdicts = [error.message] * len(entries)
-            failed = error
-        else:
-            failed = Unknown("the partition's leader changed meanwhile")
-            # Who hears that tasks were given back may cancel or count them right away.
-            await self._host.settled()
+        overtaken = [part for entry in entries for one in entry.releases for part in self._overtaken(one)]
+        # That these are finished is told to nobody, until the store knows that they are not.
+        with self._completing.begun(overtaken):
+            try:
+                _, verdicts = await self._host.verdicts(entries)
+            except OnyxqError as error:
+                verdicts = [error.message] * len(entries)
+                failed = error
+            else:
+                failed = Unknown("the partition's leader changed meanwhile")
+                # Who hears that tasks were given back may cancel or count them right away.
+                await self._host.settled()
+        self._host.granter.offer(overtaken)
         for entry, verdict in zip(entries, verdicts, strict=True):
             if verdict != APPLIED:
                 _refuse(refused, items, entry.releases, failed)
+
+    def _overtaken(self, release: release_claims.Release) -> Iterator[Run]:
+        """The tasks of a release whose completions are older than their claims."""
+        store = self._host.store
+        for run in release.runs:
+            done = store.finished_bits(stretch_of(run.first)) & mask_of(*run)
+            yield from runs_of(stretch_of(run.first), overtaken_bits(store, run, release.token, done))
 
     async def renew(self, items: Sequence[tuple[TaskId, int, int, int]]) -> list[list[Refused]]:
         """Extend the leases of ``(first, count, token, lease_ms)`` items."""

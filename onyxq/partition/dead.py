@@ -68,7 +68,7 @@ class Dead:
                 leader.check_new(task_id)
                 reopened = reopen_tasks.Reopened(Run(task_id, 1), self._attempts(task_id))
                 work.setdefault(leader.partition, []).append((place, reopened))
-                self._opening[task_id] = leader, self._host.store.reopened(task_id)
+                self._opening[task_id] = leader, self._host.store.counts_from(task_id)
             except OnyxqError as error:
                 results[place] = error.to_map()
         groups = [
@@ -153,7 +153,7 @@ class Dead:
         """Raise unless a task is a dead letter, and nobody is about to have it run again."""
         if (found := self._opening.get(task_id)) is not None:
             leader, opened = found
-            if self._host.leaders.get(leader.partition) is leader and self._host.store.reopened(task_id) == opened:
+            if self._host.leaders.get(leader.partition) is leader and self._host.store.counts_from(task_id) == opened:
                 raise Conflict(f"task {task_id.hex()} is being requeued", field="ids")
             del self._opening[task_id]
         if self._host.store.task_row(task_id) is None:

@@ -1,7 +1,8 @@
 """Expiry: leaders take back the claims whose deadline has passed in log time.
 
 A task whose attempts are used up by it becomes a dead letter; claims on tasks that are
-finished already are only let go.
+finished already are only let go.  A completion that is older than the claim does not count:
+its worker may have been told so.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from onyxq.ids import Run, id_at, mask_of, runs_of, stretch_of
 from onyxq.partition.claims_kept import Renewed
 from onyxq.partition.completing import Completing
 from onyxq.partition.cutting import fitting, size_of
-from onyxq.partition.finishing import Finish
+from onyxq.partition.finishing import Finish, overtaken_bits
 from onyxq.partition.headers import policy_of
 from onyxq.partition.host import OperationsHost
 from onyxq.partition.leader import PartitionLeader
@@ -43,6 +44,7 @@ class Expiry:
         log_time_ms = self._host.replica.log_time_ms
         lapsed: list[expire_claims.Expiry] = []
         over: list[tuple[int, Finish]] = []
+        overtaken: list[Run] = []
         late = (
             (stretch, found)
             for stretch, pieces in claims.items()
@@ -54,25 +56,32 @@ class Expiry:
                 run = Run(id_at(stretch, offset), count)
                 # A renewal that is on its way is decided first: death is for good.
                 bits = mask_of(*run) & ~self._host.granter.finishing.get(stretch, 0) & ~self._renewed.bits(stretch)
-                for part in runs_of(stretch, bits & finished):
-                    # Its release was lost, or an older claim's completion turned up after the grant.
-                    # It may be stored here only: it goes out again first.
+                done = bits & finished
+                void = overtaken_bits(self._host.store, run, token, done)
+                overtaken += runs_of(stretch, void)
+                done &= ~void
+                for part in runs_of(stretch, done):
+                    # Its release was lost. It may be stored here only: it goes out again first.
                     rows = self._completing.completion_rows_of(leader, part)
                     over.append((len(over), Finish(part, token, facts.COMPLETED, [], rows)))
-                for part in runs_of(stretch, bits & ~finished):
+                for part in runs_of(stretch, bits & ~done):
                     self._plan_expiry(part, token, lapsed, over)
         if over:
             await self._completing.finish_all({leader.partition: over}, [[] for _ in over])
         if lapsed:
             groups = fitting(lapsed, lambda one: size_of(one.runs))
-            await self._host.verdicts(
-                [expire_claims.Args(leader.partition, leader.epoch, tuple(group)) for group in groups]
-            )
+            entries = [expire_claims.Args(leader.partition, leader.epoch, tuple(group)) for group in groups]
+            # That these are finished is told to nobody, until the store knows that they are not.
+            with self._completing.begun(overtaken):
+                await self._host.verdicts(entries)
+                if overtaken:
+                    await self._host.settled()
+            self._host.granter.offer(overtaken)
 
     def _plan_expiry(
         self, run: Run, token: int, lapsed: list[expire_claims.Expiry], dead: list[tuple[int, Finish]]
     ) -> None:
-        for piece in self._host.granter.pieces(run):
+        for piece in self._host.granter.pieces(run, token):
             row = self._host.store.task_row(piece.row_first)
             policy = policy_of(self._host.replica, facts.task_header(row[1])[0] if row else {"retries": None})
             attempts = piece.attempts + 1

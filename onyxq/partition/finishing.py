@@ -26,9 +26,9 @@ def token_now(store: Store, task_id: TaskId, position: int) -> int:
     """The token of a completion that nobody's claim stands for, at a leader that has read up to ``position``.
 
     Newer than every grant known there, older than any that a later leader makes; and it counts for a
-    task that was opened again, even if the leader only heard of that from another node's store.
+    task that was opened again or granted later, even if the leader only heard of that from another node's store.
     """
-    return max(0, position, store.reopened(task_id))
+    return max(0, position, store.counts_from(task_id))
 
 
 def merged(finishes: Iterable[Finish]) -> list[Finish]:
@@ -82,6 +82,14 @@ def history_of(store: Store, task_id: TaskId) -> list[History]:
     return sorted(facts.unpack_history(body) for _, body in store.covering(facts.HISTORY, task_id))
 
 
+def attempts_of(store: Store, task_id: TaskId) -> tuple[int, int]:
+    """A task's counted attempts, and how many there were when it was opened again last."""
+    said = history_of(store, task_id)
+    attempts = max((one.attempts for one in said if one.event != facts.RELEASED), default=0)
+    base = next((one.attempts for one in reversed(said) if one.event == facts.REOPENED), 0)
+    return attempts, base
+
+
 def not_ended_by(store: Store, run: Run, token: int, event: int | None) -> list[Run]:
     """The tasks of a run whose claim under ``token`` did not end by this event.
 
@@ -93,7 +101,7 @@ def not_ended_by(store: Store, run: Run, token: int, event: int | None) -> list[
     for task_id in ids_of(*run):
         ended = any((one.token, one.event) == (token, event) for one in history_of(store, task_id))
         dead = event == facts.RETRIED and any(
-            done.token == token >= store.reopened(task_id) and done.outcome in (facts.FAILED, facts.STOPPED)
+            done.token == token >= store.counts_from(task_id) and done.outcome in (facts.FAILED, facts.STOPPED)
             for _, done in completions_of(store, Run(task_id, 1))
         )
         if not ended and not dead:
@@ -105,7 +113,7 @@ def overtaken_bits(store: Store, run: Run, token: int, bits: int) -> int:
     """Those of ``bits`` whose every completion is of an older token than the one that holds them.
 
     No leader acknowledged it, or they would not have been granted again: a deposed one wrote it,
-    and it was found at a takeover. The holder's own replaces it.
+    and it was found at a takeover. The holder's own replaces it; it is void if the holder has none.
     """
     if not bits:
         return 0

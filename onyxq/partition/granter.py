@@ -20,11 +20,12 @@ from log_entries import grant_claims, grant_limited_claims
 from onyxq.entry import APPLIED
 from onyxq.errors import Corrupt, LogUnavailable, OnyxqError, Unavailable
 from onyxq.facts import Data, data_row, task_header
-from onyxq.ids import Run, TaskId, id_at, mask_of, ms_of, stretch_of
+from onyxq.ids import Run, TaskId, id_at, ids_of, mask_of, ms_of, runs_of, stretch_of
 from onyxq.metrics import Metrics
 from onyxq.partition.available import Available
 from onyxq.partition.bodies import Bodies
 from onyxq.partition.cutting import fitting, size_of
+from onyxq.partition.finishing import attempts_of, overtaken_bits
 from onyxq.partition.heads import Heads
 from onyxq.partition.leader import PartitionLeader
 from onyxq.partition.limits import Limits, Wakes
@@ -138,6 +139,8 @@ class Granter:
         self._requests: deque[ClaimRequest] = deque()
         self._wake = trio.Event()
         self._queue_of: dict[bytes, str] = {}
+        self._undecided: dict[int, list[Run]] = {}
+        """Tasks per partition whose grants may have landed in the log when it was lost."""
 
     # --- leadership
 
@@ -154,6 +157,8 @@ class Granter:
     def drop(self, partition: int) -> None:
         """The partition is no longer led from here."""
         self._leaders.pop(partition, None)
+        # Whoever leads next has read what became of them.
+        self.available.unblock(self._undecided.pop(partition, ()))
         self.available.drop(partition)
         self.heads.drop(partition)
 
@@ -190,6 +195,12 @@ class Granter:
         """Nobody gets these tasks until `unblock`."""
         self.available.block(runs)
 
+    def is_undecided(self, run: Run) -> bool:
+        """Whether any of these tasks may have been granted just when the log was lost."""
+        mask, stretch = mask_of(*run), stretch_of(run.first)
+        runs = self._undecided.get(int.from_bytes(run.first[6:8], "big"), ())
+        return any(stretch_of(one.first) == stretch and mask_of(*one) & mask for one in runs)
+
     def unblock(self, runs: Iterable[Run], *, readd: bool) -> None:
         """Undo `block`; with ``readd`` they are offered again if they are ready."""
         runs = list(runs)
@@ -220,12 +231,15 @@ class Granter:
                         self.offer([Run(head, 1)])
                         self.on_head(head)
 
-    def pieces(self, run: Run) -> list[Piece]:
-        """The unfinished pieces of a run, which may be of several task rows; some may not be due, or wait."""
+    def pieces(self, run: Run, token: int) -> list[Piece]:
+        """The pieces of a run, which may be of several task rows, that nobody finished since it was granted
+        under ``token``; some may not be due, or wait."""
         store = self._host.store
         stretch = stretch_of(run.first)
-        bits = mask_of(*run) & ~store.finished_bits(stretch)
-        found = []
+        finished = store.finished_bits(stretch) & mask_of(*run)
+        bits = mask_of(*run) & ~finished
+        overtaken = runs_of(stretch, overtaken_bits(store, run, token, finished))
+        found = [piece for part in overtaken for one in ids_of(*part) for piece in self._overtaken(one)]
         for piece in store.moved(stretch):
             if piece.bits & bits:
                 found.append(piece._replace(bits=piece.bits & bits))
@@ -243,6 +257,19 @@ class Granter:
             found.append(Piece(header["queue"], header.get("priority", 0), ms_of(row[0]), row[0], covered, 0, row[0]))
             bits &= ~covered
         return found
+
+    def _overtaken(self, task_id: TaskId) -> list[Piece]:
+        """The piece of a task whose completion is older than its claim; the indexes have none."""
+        try:
+            row = self._host.store.task_row(task_id)
+        except Corrupt:
+            row = None
+        if row is None:
+            return []
+        header, _ = task_header(row[1])
+        attempts, base = attempts_of(self._host.store, task_id)
+        bit = mask_of(task_id, 1)
+        return [Piece(header["queue"], header.get("priority", 0), ms_of(row[0]), task_id, bit, attempts, row[0], base)]
 
     # --- requests
 
@@ -325,8 +352,14 @@ class Granter:
         entry: grant_claims.Args | grant_limited_claims.Args = grant_claims.Args(partition, epoch, grants)
         if queue:
             entry = grant_limited_claims.Args(partition, epoch, queue, grants)
+
+        def decided(token: int, verdicts: Sequence[str] | None) -> None:
+            if verdicts is None and outbox.closed:
+                self._keep_undecided(partition, [pick.run for pick in picks])
+            self._granted(partition, queue, picks, token, verdicts)
+
         try:
-            outbox.submit([entry], lambda token, verdicts: self._granted(partition, queue, picks, token, verdicts))
+            outbox.submit([entry], decided)
         except OnyxqError as error:
             log.warning("a grant could not be sent: %s", error.message)
             self._granted(partition, queue, picks, -1, None)
@@ -337,7 +370,7 @@ class Granter:
         won = verdicts is not None and verdicts[0] == APPLIED
         if queue:
             self.limits.ask(queue, -sum(pick.run.count for pick in picks))
-        self.unblock([pick.run for pick in picks], readd=not won)
+        self.unblock([pick.run for pick in picks if not self.is_undecided(pick.run)], readd=not won)
         now_ms = self._host.wall_ms()
         for pick in picks:
             if won:
@@ -350,6 +383,11 @@ class Granter:
             request.entries -= 1
             if request.entries == 0:
                 self._answer(request, lost=verdicts is None)
+
+    def _keep_undecided(self, partition: int, runs: Sequence[Run]) -> None:
+        """Nobody has these tasks, under an older claim neither, before it is known whether they were granted."""
+        if partition in self._leaders:
+            self._undecided.setdefault(partition, []).extend(runs)
 
     def _note_claimed(self, pick: _Pick, now_ms: int) -> None:
         if len(self._queue_of) >= QUEUES_KNOWN_MAX:

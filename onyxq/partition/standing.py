@@ -77,12 +77,18 @@ class Standing:
                     return None
             how = "was cancelled" if newest is not None and newest.outcome == facts.CANCELLED else "is finished already"
             return AlreadyFinished(f"task {task_id.hex()} {how}")
+        if self._host.granter.is_undecided(run):
+            return NotLeader(f"whether task {task_id.hex()} was granted anew when the log was lost is not known yet")
+        return self._why_not_unfinished(task_id, token)
+
+    def _why_not_unfinished(self, task_id: TaskId, token: int) -> OnyxqError | None:
+        run, store = Run(task_id, 1), self._host.store
         if store.task_row(task_id) is None:
             return missing(store, task_id)
         if claimed_bits(pieces_of(self._host.replica, task_id)) & mask_of(*run) or self._host.granter.is_blocked(run):
             return StaleToken(f"task {task_id.hex()} is claimed under another token")
         grants = [event.token for event in self.history(task_id) if event.event == facts.GRANTED]
-        if not grants or max(grants) != token or token < store.reopened(task_id):
+        if not grants or max(grants) != token or token < store.counts_from(task_id):
             return StaleToken(f"token {token} is not the last granted on task {task_id.hex()}, or of a life before")
         return None
 

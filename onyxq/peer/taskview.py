@@ -31,10 +31,13 @@ def updates_of(rows: Rows) -> list[Update]:
 
 
 def completion_of(rows: Rows, task_id: TaskId) -> tuple[Completion, bytes | None] | None:
-    """The completion that counts, that of the highest mark since the task was opened again, and its own result."""
+    """The completion that counts, of those that are not void that of the highest mark, and its own result."""
     found = []
     history = [facts.unpack_history(body) for kind, _, body in rows if kind == facts.HISTORY]
-    since = max((one.position for one in history if one.event == facts.REOPENED), default=-1)
+    since = max(
+        (one.position if one.event == facts.REOPENED else one.token for one in history if one.event != facts.GRANTED),
+        default=-1,
+    )
     for kind, first, body in rows:
         if kind == facts.COMPLETION:
             done = facts.unpack_completion(body)

@@ -43,7 +43,7 @@ from onyxq.store.pieces import PROMOTE_PIECES_MAX, Pieces
 from onyxq.store.purging import Purger
 from onyxq.store.records import OUTCOME_PLACES, TOTAL, Alike, dead_key, pack_mask, pack_number, unpack_number
 from onyxq.store.ruled import Ruled
-from onyxq.store.stretches import MOVING, Owner, Stretch, groups, moved_by, owners, reopened_above, winners
+from onyxq.store.stretches import MOVING, Owner, Stretch, groups, moved_by, owners, void_bits, winners
 from onyxq.store.tables import LOG_POSITION, PARTITION_TABLES, Table, Tables
 
 __all__ = ["PROMOTE_PIECES_MAX", "Applier", "PreparedBatch", "prepare_batch"]
@@ -312,7 +312,7 @@ class Applier:
 
     def _add_completion(self, stretch: Stretch, mask: int, detail: tuple[int, int]) -> None:
         token, outcome = detail
-        if mask & (stretch.finished | reopened_above(stretch, token)):
+        if mask & (stretch.finished | void_bits(stretch, token)):
             self._finish(stretch, self._winners(stretch))
         else:
             done = stretch.done.copy()
@@ -357,7 +357,8 @@ class Applier:
 
         ruled = self._ruled.retract(stretch, mask)
         plain = list(owners(self._tables, stretch, mask & ~stretch.ruled))
-        if event.event == REOPENED:
+        if event.event == REOPENED or mask & stretch.finished:
+            # Completions that counted may not count any more.
             for owner in plain:
                 self._leave(stretch, owner)
             stretch.moved = moved

@@ -292,9 +292,9 @@ class Store(Protocol):
         """The stretch's pieces whose due time or attempts differ from their task row's."""
         ...
 
-    def reopened(self, task_id: bytes) -> int:
-        """Position at which a task was reopened last, 0 if never: completions with a lower
-        token do not count."""
+    def counts_from(self, task_id: bytes) -> int:
+        """The lowest token of completions that count: the position at which a task was reopened last,
+        or the token of a later claim that ended without one; 0 if there is neither."""
         ...
 
     def data(self, task_id: bytes) -> bytes | None:

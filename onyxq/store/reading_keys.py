@@ -103,10 +103,10 @@ class RuledReads:
                 first = lowest(stretch_id, bits & free if digest else bits)
                 yield Piece(queue.name, queue.priority, due_ms, first, held, attempts, row_first, base, digest)
 
-    def reopened(self, task_id: bytes) -> int:
-        """Position at which a task was reopened last, 0 if never: completions with a lower
-        token do not count."""
-        return self._stretch(stretch_of(task_id)).reopened_at(offset_of(task_id))
+    def counts_from(self, task_id: bytes) -> int:
+        """The lowest token of completions that count: the position at which a task was reopened last,
+        or the token of a later claim that ended without one; 0 if there is neither."""
+        return self._stretch(stretch_of(task_id)).counts_from(offset_of(task_id))
 
     def data(self, task_id: bytes) -> bytes | None:
         """The payload that replaced a unique task's; raises `Corrupt`."""

@@ -12,14 +12,14 @@ from typing import NamedTuple
 import msgpack
 
 from onyxq.errors import BadRequest, Corrupt
-from onyxq.facts import EXPIRED, REOPENED, RETRIED, STOPPED, TASK, History, completion_head, seal, unseal
+from onyxq.facts import EXPIRED, RELEASED, REOPENED, RETRIED, STOPPED, TASK, History, completion_head, seal, unseal
 from onyxq.ids import id_at, mask_of, ms_of, offset_of
 from onyxq.store.heads import DUE_MS_MAX, QueueKey, task_head
 from onyxq.store.records import ATTEMPTS_MAX, Alike, pack_mask, unpack_mask
 from onyxq.store.tables import Tables
 
-MOVING = (RETRIED, EXPIRED, REOPENED)
-"""Events that change due time or attempts."""
+MOVING = (RELEASED, RETRIED, EXPIRED, REOPENED)
+"""Events that change due time or attempts, or which completions count."""
 
 
 class State(NamedTuple):
@@ -34,6 +34,13 @@ class State(NamedTuple):
     """Position of the last REOPENED, 0 if none."""
     base: int
     """Attempts counted then."""
+    ended: int = 0
+    """Token of the newest claim that ended without a completion, 0 if none did."""
+
+    @property
+    def counts_from(self) -> int:
+        """Completions with a lower token do not count: of a life before, or of a claim that was overtaken."""
+        return max(self.reopened, self.ended)
 
 
 UNMOVED = State(-1, -1, -1, 0, 0, 0)
@@ -71,9 +78,9 @@ class Stretch:
         """Mask of the failed tasks, those that stop their key included."""
         return self.done[1] | self.done[STOPPED]
 
-    def reopened_at(self, offset: int) -> int:
-        """Position at which a task was reopened last, 0 if never."""
-        return next((state.reopened for state, bits in self.moved.items() if bits >> offset & 1), 0)
+    def counts_from(self, offset: int) -> int:
+        """The lowest token of completions of a task that count."""
+        return next((state.counts_from for state, bits in self.moved.items() if bits >> offset & 1), 0)
 
     def pack(self) -> bytes:
         """The record's bytes; equal facts give equal bytes."""
@@ -104,7 +111,9 @@ class Stretch:
 
 def join(state: State, event: History) -> State:
     """A task's state once an event is known: the latest retry, the most attempts."""
-    position, index, due_ms, attempts, reopened, base = state
+    if event.event == RELEASED:
+        return state._replace(ended=max(state.ended, event.token))
+    position, index, due_ms, attempts, reopened, base, ended = state
     counted = min(max(event.attempts, 0), ATTEMPTS_MAX)
     attempts = max(attempts, counted)
     if event.event != EXPIRED:
@@ -112,7 +121,9 @@ def join(state: State, event: History) -> State:
         position, index, due_ms = max(stamp, (position, index, due_ms))
     if event.event == REOPENED:
         reopened, base = max((event.position, counted), (reopened, base))
-    return State(position, index, due_ms, attempts, reopened, base)
+    else:
+        ended = max(ended, event.token)
+    return State(position, index, due_ms, attempts, reopened, base, ended)
 
 
 def moved_by(moved: dict[State, int], mask: int, event: History) -> dict[State, int]:
@@ -191,22 +202,26 @@ def alike_at(stretch: Stretch, offset: int) -> Alike:
     return alike
 
 
-def reopened_above(stretch: Stretch, token: int) -> int:
-    """Tasks that were reopened later than a completion with this token can have been made."""
+def void_bits(stretch: Stretch, token: int) -> int:
+    """Tasks of which a completion with this token does not count.
+
+    They were reopened later than it can have been made, or a newer claim on them was granted and
+    ended without one: had anybody been told of the older completion, there would be no newer claim.
+    """
     out = 0
     for state, bits in stretch.moved.items():
-        if state.reopened > token:
+        if state.counts_from > token:
             out |= bits
     return out
 
 
 def winners(stretch: Stretch, completions: Iterable[tuple[bytes, bytes]]) -> list[int]:
     """Finished tasks per outcome by a stretch's completion rows: the highest mark, then token,
-    counts, if it was made in the last life of its task."""
+    counts, if it is not void."""
     found, damaged = [], 0
     for key, value in completions:
         token, count = int.from_bytes(key[23:31], "big"), int.from_bytes(key[31:35], "big")
-        mask = mask_of(key[3:23], count) & ~reopened_above(stretch, token)
+        mask = mask_of(key[3:23], count) & ~void_bits(stretch, token)
         try:
             _, _, outcome, mark = completion_head(unseal(key, bytes(value)))
         except Corrupt:

@@ -131,8 +131,8 @@ RULE_BUGS: tuple[Planted, ...] = (
     Planted(
         "completions of an earlier life count",
         "onyxq/store/stretches.py",
-        "if state.reopened > token:",
-        "if state.reopened > token and not token:",
+        "if state.counts_from > token:",
+        "if state.ended > token:",
         "a requeued dead letter stays dead",
         "opened_again",
         quick=3,

@@ -26,6 +26,7 @@ from onyxq.facts import (
     RELEASED,
     RETRIED,
     TASK,
+    Completion,
     History,
     Mark,
     Row,
@@ -142,6 +143,9 @@ class Expected:
         self.outcomes: dict[bytes, tuple[Mark, int, bytes, int]] = {}
         self.retries: dict[bytes, tuple[int, int, int]] = {}
         self.attempts: dict[bytes, int] = {}
+        self.ended: dict[bytes, int] = {}
+        """Task -> the newest token of its claims that ended without a completion."""
+        completions: list[tuple[bytes, Completion]] = []
         highest: dict[bytes, bytes] = {}
         for key, value in rows:
             highest[key] = max(value, highest.get(key, value), key=lambda one: rank(key, one))
@@ -152,15 +156,19 @@ class Expected:
                 entry = (run.header["queue"], run.header.get("priority", 0))
                 self.tasks.update(dict.fromkeys(ids_of(first, run.count), entry))
             elif kind == COMPLETION:
-                completion = unpack_completion(body)
-                for task in ids_of(first, completion.count):
-                    candidate = (completion.mark, completion.token, key, completion.outcome)
-                    self.outcomes[task] = max(candidate, self.outcomes.get(task, candidate))
+                completions.append((key, unpack_completion(body)))
             elif kind == HISTORY:
                 self._history(first, unpack_history(body))
+        for key, completion in completions:
+            for task in ids_of(first_of(key), completion.count):
+                candidate = (completion.mark, completion.token, key, completion.outcome)
+                if completion.token >= self.ended.get(task, 0):
+                    self.outcomes[task] = max(candidate, self.outcomes.get(task, candidate))
 
     def _history(self, first: bytes, happened: History) -> None:
         for task in ids_of(first, happened.count):
+            if happened.event != GRANTED:
+                self.ended[task] = max(self.ended.get(task, 0), happened.token)
             if happened.event in (RETRIED, EXPIRED):
                 self.attempts[task] = max(self.attempts.get(task, 0), happened.attempts)
             if happened.event == RETRIED:

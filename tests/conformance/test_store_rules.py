@@ -11,8 +11,10 @@ import pytest
 from onyxq.errors import BadRequest, Corrupt
 from onyxq.facts import (
     CANCELLED,
+    EXPIRED,
     FAILED,
     GRANTED,
+    RELEASED,
     RETRIED,
     STOPPED,
     TASK,
@@ -117,7 +119,7 @@ async def test_a_stopped_task_stops_its_key_until_it_is_reopened_or_given_up(wor
         assert store.key_head(3, KEY) == first
         assert store.counts(3) == {"mail": counts(total=3, failed=1, waiting=2)}
         await put(store, reopening(first, 1, position=9, attempts=4))
-        assert store.reopened(first) == 9
+        assert store.counts_from(first) == 9
         assert [(piece.first, piece.attempts, piece.base) for piece in store.ready(3, "mail")] == [(first, 4, 4)]
         await put(store, done(first, 1, token=12, outcome=STOPPED, mark=Mark(1, 1)))
         assert ready(store) == []
@@ -404,3 +406,25 @@ async def test_a_key_holds_no_other_up(world: World) -> None:
         await put(store, *other)
         assert len(store.ready(3, "mail", limit=100)) == 11
         assert store.get(key_of(TASK, first_id(0, maker=1))) is not None
+
+
+@pytest.mark.parametrize("end", [RELEASED, RETRIED, EXPIRED])
+@pytest.mark.parametrize("late", [False, True])
+@in_trio
+async def test_a_completion_older_than_a_claim_that_ended_without_one_does_not_count(
+    world: World, end: int, late: bool
+) -> None:
+    """Whichever of the two comes first; the claim's own does, though its lease is over."""
+    first = first_id(0)
+    ended, overtaken = event(first, 1, end, position=9, retry_ms=NOW_MS - 1, attempts=1), done(first, 2, token=4)
+    async with world.store() as store:
+        await put(store, tasks(first, 2))
+        await put(store, ended if late else overtaken)
+        await put(store, overtaken if late else ended)
+        assert store.finished_bits(first) == 0b10
+        assert store.counts_from(first) == 5
+        assert store.counts(3) == {"mail": counts(total=2, completed=1)}
+        assert [piece.bits for piece in store.ready(3, "mail")] == [1]
+        await put(store, done(first, 1, token=5, mark=Mark(1, 1)))
+        assert store.finished_bits(first) == 0b11
+        assert store.ready(3, "mail") == []
