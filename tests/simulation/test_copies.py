@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 import trio
@@ -176,6 +176,41 @@ def test_a_completion_that_was_refused_does_not_count_when_it_turns_up() -> None
 
     for seed in range(3):
         simulate(workload, seed=seed, options=ONE)
+
+
+def test_what_may_have_been_granted_when_the_log_was_lost_is_not_completed_under_an_older_token() -> None:
+    """Its leader cannot know whether the grant landed; it did, so an acknowledgement would be void."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client, world.client(nodes=[leader_of(world)]) as late:
+            await client.enqueue("q", [b"x"], backoff_ms=0)
+            (early,) = await claim(client, 1, lease_ms=1_000)
+            await world.until(lambda: not world.audit.replica.claims.get(0), "the first claim is over")
+            old, read_delay_s = leader_of(world), world.backend.read_delay_s
+            world.backend.read_delay_s = lambda: 30.0
+            await client.enqueue("others", [b"y"])
+            await client.claim("others", lease_ms=60_000)  # its record is the last that is read at once
+            landed = world.backend.last
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_claim_in_vain, late)
+                await world.until(lambda: world.backend.last > landed, "the next grant has landed")
+                world.log_down()
+                world.expire_session(old)
+                await trio.sleep(1)
+                with pytest.raises(OnyxqError):
+                    await client.complete(early, b"early", timeout_ms=1_000)
+                world.backend.read_delay_s = read_delay_s
+                world.log_up()
+            await world.settle()
+            (again,) = await claim(client, 1)
+            await client.complete(again, b"again")
+
+    simulate(workload, seed=1, options=ONE)
+
+
+async def _claim_in_vain(client: RecordingClient) -> None:
+    with suppress(OnyxqError):
+        assert not await client.claim("q", lease_ms=3_000, wait_ms=1_000, timeout_ms=2_000)
 
 
 def test_two_results_under_one_token_are_not_both_acknowledged() -> None:
