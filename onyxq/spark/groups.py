@@ -29,6 +29,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from onyxq.ids import make_id
 from onyxq.jobs.keeping import hash64
 from onyxq.spark import rows
+from onyxq.spark.progress import WATERMARK
 
 _NOTE, _ENDED = -1, -2
 """Kinds of rows that go to all groups; others are the cut's own."""
@@ -40,9 +41,10 @@ _DEALT = pyarrow.schema(
         ("kind", pyarrow.int32()),
         ("name", pyarrow.binary()),
         ("payload", pyarrow.binary()),
+        ("seen_ms", pyarrow.int64()),
     ]
 )
-_DEALT_SQL = "grp int, place bigint, kind int, name binary, payload binary"
+_DEALT_SQL = "grp int, place bigint, kind int, name binary, payload binary, seen_ms bigint"
 FOLDED_MAX = 50_000
 """Pieces that are held before they are sent."""
 
@@ -93,6 +95,9 @@ class Dealer(Protocol):
     def note(self) -> Any:
         """What all groups must know of the part."""
 
+    def watermark_ms(self) -> int | None:
+        """How far time has come in the part, as far as it tells; for people to look at."""
+
 
 class Cut(Protocol):
     """What is done at a cut. It is sent to the workers, so it holds plain values only."""
@@ -118,6 +123,7 @@ def cut(frame: Any, work: Cut, *, job: str, groups: int, timed: bool) -> Any:
     """
     planned = frame.withColumn(_NOW, of.unix_millis(of.current_timestamp()))
     dealt = planned.mapInArrow(_Deal(work, groups), _DEALT_SQL)
+    dealt = dealt.observe(f"onyxq/{work.task}", of.max("seen_ms").alias(WATERMARK)).drop("seen_ms")
     return dealt.groupBy("grp").transformWithStateInPandas(
         statefulProcessor=_Gather(work, job),
         outputStructType=rows.SCHEMA,
@@ -150,7 +156,7 @@ class _Deal:
                 if len(dealer) >= FOLDED_MAX:
                     yield sent.batch(dealer.take())
         if seen:
-            sent.to_all(_NOTE, now_ms, dealer.note())
+            sent.to_all(_NOTE, now_ms, dealer.note(), seen_ms=dealer.watermark_ms())
         yield sent.batch(dealer.take())
 
 
@@ -160,19 +166,19 @@ class _Sent:
     def __init__(self, groups: int, *, first: int) -> None:
         self._groups = labels(groups)
         self._place = first
-        self._rows: list[tuple[int, int, int, bytes, bytes]] = []
+        self._rows: list[tuple[int, int, int, bytes, bytes, int | None]] = []
 
-    def to_all(self, kind: int, *said: Any) -> None:
+    def to_all(self, kind: int, *said: Any, seen_ms: int | None = None) -> None:
         """A row for each group."""
         payload = msgpack.packb(said)
         for group in self._groups:
-            self._rows.append((group, self._next(), kind, b"", payload))
+            self._rows.append((group, self._next(), kind, b"", payload, seen_ms))
 
     def batch(self, dealt: Iterable[Dealt]) -> Any:
         """All rows so far, and these, each for the group of its name."""
         for kind, name, value in dealt:
             group = self._groups[zlib.crc32(name) % len(self._groups)]
-            self._rows.append((group, self._next(), kind, name, msgpack.packb(value)))
+            self._rows.append((group, self._next(), kind, name, msgpack.packb(value), None))
         found, self._rows = self._rows, []
         columns = zip(*found, strict=True) if found else [()] * len(_DEALT)
         arrays = [pyarrow.array(values, kind.type) for values, kind in zip(columns, _DEALT, strict=True)]
@@ -248,7 +254,7 @@ class _Gather(StatefulProcessor):
 
 def _given(frames: Iterable[pandas.DataFrame]) -> Given:
     """All rows of a group, in order."""
-    found = [row for frame in frames for row in zip(*(frame[name] for name in _DEALT.names[1:]), strict=True)]
+    found = [row for frame in frames for row in zip(*(frame[name] for name in _DEALT.names[1:5]), strict=True)]
     found.sort(key=lambda row: row[0])
     dealt: list[Dealt] = []
     notes, now_ms, ended = [], 0, False

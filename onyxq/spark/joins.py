@@ -88,6 +88,9 @@ class Keying:
         """The newest time of each side."""
         return self._newest
 
+    def watermark_ms(self) -> None:
+        """A part is often of one side, and the other decides."""
+
 
 @lru_cache(maxsize=64)
 def _join(body: bytes, task: str) -> Join:

@@ -5,15 +5,19 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+WATERMARK = "watermark_ms"
+"""What is observed at windows: the watermark that a batch brought."""
+
 
 def told(progress: dict[str, Any]) -> dict[str, Any]:
     """The progress of one batch out of what Spark says of it."""
     operators = progress.get("stateOperators") or []
+    observed = [(one or {}).get(WATERMARK) for one in (progress.get("observedMetrics") or {}).values()]
     return {
         "batch": progress["batchId"],
         "rows": progress.get("numInputRows", 0),
         "rows_per_s": round(progress.get("processedRowsPerSecond") or 0.0, 1),
-        "watermark_ms": _ms((progress.get("eventTime") or {}).get("watermark")),
+        "watermark_ms": min((mark for mark in observed if mark is not None), default=None),
         "state_rows": sum(one.get("numRowsTotal", 0) for one in operators),
         "state_bytes": sum(one.get("memoryUsedBytes", 0) for one in operators),
         "duration_ms": progress.get("batchDuration", 0),

@@ -14,6 +14,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from onyxq.jobs.encoding import decode
+from onyxq.jobs.keeping import later
 from onyxq.jobs.model import Job
 from onyxq.spark import ending, files, lifecycles, pools, progress, queues
 from onyxq.spark.checkpoint import Checkpoints, mark_of
@@ -76,6 +77,7 @@ class Running:
         self._ready = False
         self._sealed = set(order.sealed)
         self._told = order.batch
+        self._watermark_ms: int | None = None
         self._thread = threading.Thread(target=self._run, name=f"job {order.job}", daemon=True)
 
     @property
@@ -189,7 +191,8 @@ class Running:
         for said in map(progress.told, _recent(query)):
             if said["batch"] > self._told:
                 self._told = said["batch"]
-                self._tell("progress", progress=said)
+                self._watermark_ms = later(self._watermark_ms, said["watermark_ms"])
+                self._tell("progress", progress={**said, "watermark_ms": self._watermark_ms})
 
     # The steps of a job's end, each done once it says which is the next.
 

@@ -123,6 +123,12 @@ class Folding:
         """The newest time of each window."""
         return [part.newest for part in self._parts]
 
+    def watermark_ms(self) -> int | None:
+        """The watermark that is furthest behind."""
+        seen = [(part.newest, one.window) for part, one in zip(self._parts, self._work.windowings(), strict=True)]
+        marks = [ms - window.watermark_ms for ms, window in seen if ms is not None and window.time is not None]
+        return min(marks, default=None)
+
 
 @lru_cache(maxsize=64)
 def _windowings(body: bytes, task: str) -> tuple[Windowing, ...]:

@@ -19,7 +19,7 @@ from onyxq.spark import ending
 from onyxq.spark.compile import Setting, compiled
 from onyxq.spark.failures import of_exception
 from onyxq.spark.groups import labels
-from onyxq.spark.progress import has_ended
+from onyxq.spark.progress import has_ended, told
 from tests.spark.job_world import HERE, run, written
 
 pytestmark = pytest.mark.slow
@@ -99,7 +99,12 @@ def added(segments: list[Segment], key: Callable[[Segment], Any], value: Callabl
 def test_windows_of_files_over_several_batches(spark: Any, tmp_path: Path) -> None:
     """Each second of each user is said once, at the latest when the input has ended; parts of sums add up."""
     job, segments = clicks(tmp_path)
-    at = run(spark, job, tmp_path)
+    at, body = tmp_path / "checkpoints" / job.id / "1", encode(job)
+    setting = Setting(version=1, slots=2, checkpoint=str(at), connect=None)
+    query = compiled(spark, decode(body), body, setting).start()
+    query.awaitTermination()
+    marks = [told(json.loads(one.json))["watermark_ms"] for one in query.recentProgress if one.numInputRows]
+    assert marks == [max(one["at"] for one in segments[end - 100 : end]) - 500 for end in (100, 200, 300)]
     early = written(tmp_path / "counts")
     assert early and {one["start_ms"] for one in early} == {0, 1_000}, "the watermark is 500 ms behind 3499"
     say_the_rest(spark, job, tmp_path, at)
@@ -193,6 +198,8 @@ def test_timers_fire_though_nothing_comes_and_an_endless_input_may_end(spark: An
     assert not written(tmp_path / "last")
     ending.note(setting.checkpoint)
     _waited(query, lambda: any(has_ended(json.loads(one.json)) for one in query.recentProgress))
+    shown = [told(json.loads(one.json))["watermark_ms"] for one in query.recentProgress]
+    assert shown and set(shown) == {None}, "there is no time but the clock's"
     query.stop()
     assert {one["key"]: one["value"] for one in written(tmp_path / "last")} == {"a": 2, "b": 1}
 
