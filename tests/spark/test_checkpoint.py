@@ -85,11 +85,11 @@ def test_the_next_version_copies_the_one_before_that_has_the_batch(tmp_path: Pat
 
 
 def test_a_job_without_state_begins_behind_what_the_log_recorded(tmp_path: Path) -> None:
-    """Its number and its offsets; the batch counts as done, and which files were read is known."""
+    """Its number and its offsets, and before it the one that Spark looks at too; the batch counts as done."""
     planned(tmp_path / "old", 6, committed=5, files=3)
     record = recorded(str(tmp_path / "old"), 5, "mark")
     at = Path(Checkpoints(str(tmp_path / "new")).fit(JOB, version=2, batch=5, recorded=record))
-    assert (names(at, "offsets"), names(at, "commits")) == (["5"], ["5"])
+    assert (names(at, "offsets"), names(at, "commits")) == (["4", "5"], ["5"])
     assert names(at, "sources/0") == ["0", "1", "2"]
     said = offsets_of(str(at), 5).decode().splitlines()
     assert said[:2] == ["v1", '{"batchTimestampMs":1}']
