@@ -44,10 +44,10 @@ def figures(found: Stats, queue: str, hour: str | None) -> Figures:
 
 
 @pytest.fixture(scope="module")
-def found(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Stats:
+def found(machine: Any, tmp_path_factory: pytest.TempPathFactory) -> Stats:
     """Of an archive that is there twice."""
     directories = [str(write(tmp_path_factory.mktemp(name), *rows())) for name in ("a", "b")]
-    return stats(spark, directories)
+    return stats(machine, directories)
 
 
 def test_waits_run_times_and_retries_are_told_by_hour(found: Stats) -> None:
