@@ -12,7 +12,7 @@ BATCH_BUGS: tuple[Planted, ...] = (
         'refused = "" if args.job in replica.jobs else "no such job"',
         "a driver that was replaced commits what its successor does not know of",
         "late_batches",
-        quick=6,
+        quick=25,
     ),
     Planted(
         "the number of a batch is not looked at",
@@ -28,7 +28,7 @@ BATCH_BUGS: tuple[Planted, ...] = (
                 'return ""',
             ),
         ),
-        quick=10,
+        quick=25,
     ),
     Planted(
         "a batch is committed in part",
@@ -61,7 +61,7 @@ BATCH_BUGS: tuple[Planted, ...] = (
                 "if asked.batch < 0:",
             ),
         ),
-        quick=10,
+        quick=25,
     ),
 )
 """Deliberate faults that the scenes about batches find."""
