@@ -55,7 +55,9 @@ def offers(replica: Replica) -> list[Offer]:
     """What peers have for jobs, by id of the peer."""
     found = []
     for name in sorted(replica.ring.members):
-        peer = replica.peers[name]
+        peer = replica.peers.get(name)
+        if peer is None:
+            continue  # a broken replica, which the invariants of membership tell
         node = replica.nodes.get(peer.node)
         if peer.slots > 0 and not (node is not None and node.draining):
             found.append(Offer(name, peer.slots, peer.zone, frozenset(peer.tags)))

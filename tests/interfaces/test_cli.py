@@ -32,6 +32,7 @@ PROMISED = """
     dead list; dead show; dead requeue; dead discard; periodic list; periodic show; periodic add;
     periodic remove; periodic pause; periodic resume;
     job submit; job list; job show; job wait; job seal; job kill;
+    archive log; history check; history stats;
     ring show; partition list; partition show; partition force;
     log tail; log show; log gc; log dump; log replay; replica show; task explain; worker start; config show
 """

@@ -64,7 +64,7 @@ def test_a_look_that_finds_nothing_says_how_far_it_came(monkeypatch: pytest.Monk
             first = await reading.service.call("list", {"state": "waiting", "limit": 100})
             assert first["after"] is not None
 
-    simulate(workload, seed=3, options=Options(partitions=1))
+    simulate(workload, seed=3, options=Options(partitions=1, clock_offset_ms=0))
 
 
 def test_a_task_is_listed_as_ready_as_soon_as_it_is_due() -> None:
