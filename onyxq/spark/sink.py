@@ -190,13 +190,15 @@ def claims_of(checkpoint: str, batch: int) -> list[Held]:
 def recorded(text: str) -> bytes:
     """Offsets as the log keeps them: without the claims of queues, which are done with the batch.
 
-    Spark goes on from them as from what it wrote itself.  Raises `TooLarge`.
+    Spark goes on from them as from what it wrote itself.  It compares offsets as text: they are written
+    as Spark's Python workers write them, or a source with nothing new would seem to have moved, and an
+    empty batch would be run and committed.  Raises `TooLarge`.
     """
     lines = []
     for line in text.splitlines():
         said = json.loads(line) if line.startswith("{") else None
         if isinstance(said, dict) and said.get("onyxq") == 1:
-            line = json.dumps({**said, "claims": []}, separators=(",", ":"))
+            line = json.dumps({**said, "claims": []})
         lines.append(line)
     packed = "\n".join(lines).encode()
     if len(packed) > 64 * 1024:

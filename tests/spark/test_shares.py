@@ -194,14 +194,14 @@ def test_runs_are_spread_evenly_and_joined() -> None:
 
 
 def test_offsets_are_recorded_without_claims_and_still_tell_batches_apart() -> None:
-    """What Spark wrote of other sources stays as it is."""
+    """What Spark wrote of other sources stays as it is, and queues are told as it tells them: it compares texts."""
     claims = [[make_id(1, 0, 7, 0).hex(), 5, 9]]
     queue = {"onyxq": 1, "n": 3, "time_ms": NOW_MS, "claims": claims, "digest": digest_of(claims)}
     text = "\n".join(["v1", '{"batchWatermarkMs":0}', json.dumps(queue), '{"logOffset":4}', "-"])
     assert held_in(queue_offsets(text)[0]) == [Held(make_id(1, 0, 7, 0), 5, 9)]
     lean = recorded(text).decode()
     assert queue_offsets(lean) == [queue | {"claims": []}]
-    assert lean.splitlines()[3:] == ['{"logOffset":4}', "-"]
+    assert lean.splitlines()[2:] == [json.dumps(queue | {"claims": []}), '{"logOffset":4}', "-"]
     with pytest.raises(TooLarge):
         recorded(text + "x" * 65_536)
 
