@@ -43,6 +43,7 @@ SETTINGS: Mapping[str, Known] = {
     "zookeeper": Known(None, "HOST:PORT,... of ZooKeeper; the embedded log without"),
     "data": Known("onyxq-data", "data directory of the node"),
     "archive": Known(None, "directory that keeps what a collection trims; nothing is kept without"),
+    "record_archive": Known(None, "directory of Parquet files for what a collection trims, by day"),
     "listen": Known("127.0.0.1:7400", "HOST:PORT for clients and other peers"),
     "http": Known("127.0.0.1:7480", "HOST:PORT for HTTP, or `off`"),
     "zone": Known("", "failure zone of the node"),

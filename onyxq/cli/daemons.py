@@ -36,6 +36,7 @@ def peer_start(context: Context) -> None:
         zookeeper=context.text("zookeeper") or None,
         data=context.text("data"),
         archive=context.text("archive") or None,
+        record_archive=context.text("record_archive") or None,
         listen=_address(context, "listen"),
         http=None if http in ("", OFF) else _address(context, "http"),
         zone=context.text("zone"),

@@ -12,6 +12,7 @@ Verdicts are found by stepping, so the log is gone through from an origin that i
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import re
@@ -35,6 +36,7 @@ RECORDS = "records"
 ROWS_MAX = 200_000
 """Rows of a file."""
 GROUP_ROWS = 20_000
+PART = ".part"
 _NAME = re.compile(r"(\d{19})-(\d{19})\.parquet")
 
 Row = tuple[Any, ...]
@@ -69,10 +71,9 @@ def write_records(pieces: Sequence[Part], directory: Path, *, until: int | None 
     written = Written()
     yield written
     for dump in groups(pieces):
-        held = covered(directory)
-        after = _reached(held, dump.start.position)
+        after = reached(covered(directory), dump.start.position)
         found = best(pieces, after) if after > dump.start.position else dump
-        yield from _write(dump if found is None else found, directory, held, after, until, written)
+        yield from _write(dump if found is None else found, directory, until, written)
 
 
 def covered(directory: Path) -> list[_Range]:
@@ -87,46 +88,93 @@ def covered(directory: Path) -> list[_Range]:
     return out
 
 
-def _reached(ranges: Sequence[_Range], position: int) -> int:
+def reached(ranges: Sequence[_Range], position: int) -> int:
     """The last position up to which everything behind ``position`` is there."""
     return max([position, *(one.last for one in ranges if one.first <= position + 1)])
 
 
-def _write(
-    dump: Dump, directory: Path, held: Sequence[_Range], after: int, until: int | None, written: Written
-) -> Iterator[Written]:
-    file: _File | None = None
+class RecordWriter:
+    """Takes steps in the order of the log and writes those that a directory has not; all of it blocks.
+
+    ``start``: the position of the replica before the first step.  What lies between files that
+    are there already is filled; a file whose records somebody else wrote meanwhile is dropped.
+    ``owner`` has one writer at a time: what its processes left unfinished is cleared away.
+    Raises `BadRequest` if the directory cannot be written.
+    """
+
+    def __init__(self, directory: Path, start: int, written: Written | None = None, *, owner: str = "") -> None:
+        self.written = Written() if written is None else written
+        self._directory = directory
+        self._owner = owner
+        if owner:
+            with _named(directory):
+                for left in (directory / RECORDS).glob(f"day=*/.*.{glob.escape(owner)}.*{PART}"):
+                    left.unlink(missing_ok=True)
+        self._held = covered(directory)
+        self._after = reached(self._held, start)
+        self._file: _File | None = None
+
+    def add(self, done: Step) -> bool:
+        """Take a step; whether its record is written."""
+        position = done.replica.position
+        if position <= self._after:
+            return False
+        day = day_of(done.ctime_ms)
+        there = any(one.first <= position <= one.last for one in self._held)
+        if self._file is not None and (there or self._file.day != day or self._file.rows >= ROWS_MAX):
+            self.finish()
+        if not there:
+            self._write(position, day, list(_rows(done)))
+        self._after = position
+        return not there
+
+    def _write(self, position: int, day: str, rows: Sequence[Row]) -> None:
+        with _named(self._directory):
+            if self._file is None:
+                self._file = _File(self._directory, day, self._after + 1, self._owner)
+                self.written.files += 1
+            self._file.add(position, rows)
+        self.written.records += 1
+        self.written.entries += sum(row[4] is not None for row in rows)
+        self.written.first = position if self.written.first is None else self.written.first
+        self.written.last = position
+
+    def finish(self) -> None:
+        """Make the file at hand durable, and give it its name."""
+        if self._file is not None:
+            taken = any(one.first <= self._after and self._file.first <= one.last for one in covered(self._directory))
+            if taken:
+                self.abort()
+                return
+            with _named(self._directory):
+                self._file.finish()
+            self._file = None
+
+    def abort(self) -> None:
+        """Forget the file at hand."""
+        if self._file is not None:
+            self._file.abort()
+            self._file = None
+
+
+@contextlib.contextmanager
+def _named(directory: Path) -> Iterator[None]:
+    """What the system refuses as an error that names the directory."""
     try:
-        for done in steps(dump.start, dump.records, until=until):
-            position = done.replica.position
-            if position <= after:
-                continue
-            rows = list(_rows(done))
-            day = day_of(done.ctime_ms)
-            there = any(one.first <= position <= one.last for one in held)
-            if file is not None and (there or file.day != day or file.rows >= ROWS_MAX):
-                file.finish()
-                file = None
-            if there:
-                after = position
-                continue
-            if file is None:
-                written.files += 1
-                file = _File(directory, day, after + 1)
-            file.add(position, rows)
-            after = position
-            written.records += 1
-            written.entries += len(done.outcomes)
-            written.first = position if written.first is None else written.first
-            written.last = position
-            yield written
-        if file is not None:
-            file.finish()
+        yield
     except OSError as error:
         raise BadRequest(f"{directory} cannot be written: {error.strerror}", field="directory") from None
+
+
+def _write(dump: Dump, directory: Path, until: int | None, written: Written) -> Iterator[Written]:
+    writer = RecordWriter(directory, dump.start.position, written)
+    try:
+        for done in steps(dump.start, dump.records, until=until):
+            if writer.add(done):
+                yield written
+        writer.finish()
     finally:
-        if file is not None:
-            file.abort()
+        writer.abort()
 
 
 def _rows(done: Step) -> Iterator[Row]:
@@ -158,15 +206,15 @@ def schema() -> Any:
 class _File:
     """A file that has its name once it is complete and durable."""
 
-    def __init__(self, directory: Path, day: str, first: int) -> None:
+    def __init__(self, directory: Path, day: str, first: int, owner: str) -> None:
         pa = pyarrow()
         self.day = day
         self.rows = 0
-        self._first = self._last = first
+        self.first = self._last = first
         self._waiting: list[Row] = []
         self._directory = directory / RECORDS / f"day={day}"
         self._directory.mkdir(parents=True, exist_ok=True)
-        self._part = self._directory / f".{first:019d}.{uuid.uuid4().hex}.part"
+        self._part = self._directory / f".{first:019d}.{owner}.{uuid.uuid4().hex}{PART}"
         self._file: IO[bytes] | None = self._part.open("wb")
         self._writer = pa.parquet.ParquetWriter(self._file, schema(), compression="zstd")
 
@@ -195,7 +243,7 @@ class _File:
         os.fsync(self._file.fileno())
         self._file.close()
         self._file = None
-        self._part.replace(self._directory / f"{self._first:019d}-{self._last:019d}{SUFFIX}")
+        self._part.replace(self._directory / f"{self.first:019d}-{self._last:019d}{SUFFIX}")
         sync_directory(self._directory)
 
     def abort(self) -> None:

@@ -71,9 +71,7 @@ def pyarrow() -> Any:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise Incomplete(
-            f"the archive of finished tasks needs pyarrow: {error}", hint="pip install 'onyxq[archive]'"
-        ) from None
+        raise Incomplete(f"an archive in Parquet needs pyarrow: {error}", hint="pip install 'onyxq[archive]'") from None
     return pyarrow
 
 

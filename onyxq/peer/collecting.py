@@ -60,8 +60,8 @@ class Collector:
             old = await session.origin()
             if old is not None and old.position >= replica.snapshot.position:
                 return len(old.data), old.position
-            if self._node.archiver is not None:
-                await self._node.archiver(old, replica.position)
+            for archiver in self._node.archivers:
+                await archiver(old, replica.position)
             data = data or await packed(replica)
             version = old.version if old is not None else -1
             if await session.store_origin(replica.position, data, expected_version=version):

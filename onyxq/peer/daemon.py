@@ -37,12 +37,14 @@ from onyxq.jobs.hosts import Launch
 from onyxq.jobs.launching import launch
 from onyxq.log.embedded import EmbeddedBackend
 from onyxq.log.interface import LogBackend, SessionLost
+from onyxq.parquet.schema import pyarrow
 from onyxq.partition.pacing import BYTES_PER_S
 from onyxq.partition.purging import Plan
 from onyxq.peer.archiving import Archiver
 from onyxq.peer.clock import Clock, RingClock, SystemClock
 from onyxq.peer.node import Node
 from onyxq.peer.peer import Evicted, Peer
+from onyxq.peer.record_keeping import RecordKeeper
 from onyxq.peer.service import Service
 from onyxq.purged import MARGIN_MS
 from onyxq.replica import Settings
@@ -94,6 +96,8 @@ class PeerConfig:
     """Finished tasks are purged by so much of the time of their ids together."""
     purge_margin_ms: int = 600_000
     """Nothing younger is purged, and no id that is younger refused."""
+    record_archive: str | None = None
+    """Directory in which the records that this node's peer trims become a table."""
     task_archive: str | None = None
     """Directory in which tasks are archived before they are purged, where their queue asks for it."""
 
@@ -167,7 +171,10 @@ class RunningNode:
                 )
                 if self.config.archive:
                     archive = Archive(Path(self.config.archive), node_id)
-                    node.archiver = Archiver(archive, node, service.log_view).keep
+                    node.archivers.append(Archiver(archive, node, service.log_view).keep)
+                if self.config.record_archive:
+                    directory = Path(self.config.record_archive)
+                    node.archivers.append(RecordKeeper(directory, node, service.log_view).keep)
                 nursery.start_soon(node.run)
                 nursery.start_soon(service.run)
                 address = await nursery.start(self._serve_wire, node, service)
@@ -319,6 +326,8 @@ def check_config(config: PeerConfig) -> None:
         value = getattr(config, name)
         if not low <= value <= high:
             raise BadRequest(f"{name} must be {low} to {high}, not {value}", field=name)
+    if config.record_archive:
+        pyarrow()  # without it nothing could ever be trimmed
 
 
 async def run_peer(

@@ -111,7 +111,7 @@ class Node:
         self.leaders: dict[int, PartitionLeader] = {}
         self.metrics = Metrics(version=__version__)
         self.recent: deque[Stepped] = deque(maxlen=RECENT_STEPS)
-        self.archiver: Callable[[Origin | None, int], Awaitable[None]] | None = None
+        self.archivers: list[Callable[[Origin | None, int], Awaitable[None]]] = []
         """Keeps records, given the origin before and the last position, before a collection trims them."""
         self.enqueue: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]] | None = None
         """The method by which clients enqueue, for tasks that the node makes itself."""

@@ -16,7 +16,7 @@ from onyxq.diff import plain
 from onyxq.dump import Dump
 from onyxq.errors import BadRequest
 from onyxq.parquet import records
-from onyxq.parquet.records import RECORDS, Written, covered, write_records
+from onyxq.parquet.records import RECORDS, RecordWriter, Written, covered, write_records
 from onyxq.replay import steps
 from onyxq.replica import EMPTY
 from tests.entries.generated import generated_world
@@ -126,6 +126,28 @@ def test_an_interrupted_run_leaves_whole_files_alone(
     going.close()  # type: ignore[attr-defined]
     assert not list(tmp_path.rglob("*.part")) and len(list(tmp_path.rglob("*.parquet"))) == 2
     written([whole(world)], tmp_path)
+    assert told(tmp_path) == expected(world)
+
+
+def test_a_file_that_somebody_else_wrote_meanwhile_is_dropped(world: Generated, tmp_path: Path) -> None:
+    """Two writers at a time: one that comes late with the same records leaves them to the other, and what
+    its own dead process had begun is cleared away, not what another has at hand."""
+    slow = RecordWriter(tmp_path, -1, owner="slow")
+    taken = list(steps(EMPTY, world.records))
+    for done in taken[:100]:
+        slow.add(done)
+    (begun,) = tmp_path.rglob("*.part")
+    written([whole(world)], tmp_path, until=149)
+    RecordWriter(tmp_path, -1, owner="other")
+    assert begun.exists()
+    slow.finish()
+    assert not begun.exists() and told(tmp_path) == [row for row in expected(world) if row[0] < 150]
+    begun.write_bytes(b"half")
+    after = RecordWriter(tmp_path, -1, owner="slow")
+    assert not begun.exists()
+    for done in taken:
+        after.add(done)
+    after.finish()
     assert told(tmp_path) == expected(world)
 
 

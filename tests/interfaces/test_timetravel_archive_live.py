@@ -96,12 +96,12 @@ def test_a_collector_goes_on_where_the_archive_ends(tmp_path: Path) -> None:
         world = World(cluster, portal, client)
         world.story()
         node = cluster.nodes[0].node
-        assert node is not None and node.archiver is not None
+        assert node is not None and node.archivers
         first = client.call("cluster", {})["position"]
-        portal.call(node.archiver, None, first)
+        portal.call(node.archivers[0], None, first)
         begun = archive / f"{first + 1:019d}-{first + 9:019d}-{node.node_id}.onyxqlog.1.part"
         begun.write_bytes(b"half")
-        portal.call(node.archiver, None, first)
+        portal.call(node.archivers[0], None, first)
         assert [one[:2] for one in files(archive)] == [(0, first)]
         world.story()
         last = world.collect()
@@ -120,7 +120,7 @@ def test_an_archive_that_starts_late_starts_at_the_origin(tmp_path: Path) -> Non
         running = cluster.nodes[0]
         assert running.node is not None and running.service is not None
         archive = Archive(tmp_path, running.node.node_id)
-        running.node.archiver = archiving.Archiver(archive, running.node, running.service.log_view).keep
+        running.node.archivers.append(archiving.Archiver(archive, running.node, running.service.log_view).keep)
         world.story()
         last = world.collect()
         ((first, end, path),) = files(tmp_path)

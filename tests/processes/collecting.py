@@ -26,7 +26,7 @@ async def die_collecting(cluster: Cluster, victim: PeerProcess, step: str) -> No
     """
     survivors = [peer.name for peer in cluster.serving]
     victim.program = "tests.processes.dying_peer"
-    victim.surroundings = {"DIE_AT": step, "DIE_COUNT": "1" if step.startswith(("between", "within")) else "0"}
+    victim.surroundings = {"DIE_AT": step, "DIE_COUNT": "1" if step.startswith(("between the", "within")) else "0"}
     await cluster.start(victim.name)
     await cluster.whole(*survivors, victim.name)
     with pytest.raises(httpx.TransportError):

@@ -15,8 +15,11 @@ from onyxq.cli.main import main
 from onyxq.dump import DumpWriter
 from onyxq.log import zookeeper_origin
 from onyxq.log.zookeeper_origin import Origins
+from onyxq.parquet import records
+from onyxq.parquet.records import RecordWriter
 from onyxq.peer.archiving import Archiver
 from onyxq.peer.collecting import Collector
+from onyxq.peer.record_keeping import RecordKeeper
 
 STEPS: dict[str, tuple[type, str]] = {
     "before the chunks": (Origins, "store"),
@@ -35,10 +38,18 @@ ARCHIVE_STEPS: dict[str, tuple[type, str]] = {
 }
 """Those of a collector that keeps an archive; likewise."""
 
+TABLE_STEPS: dict[str, tuple[type, str]] = {
+    "before the table": (RecordKeeper, "_keep"),
+    "within the table": (RecordWriter, "add"),
+    "between its files": (RecordWriter, "finish"),
+    "behind the table": (Origins, "store"),
+}
+"""Those of a collector that writes the table of records; likewise."""
+
 
 def arm(step: str, count: int) -> None:
     """Have this process die as it comes to the step for the time behind ``count``."""
-    owner, name = (STEPS | ARCHIVE_STEPS)[step]
+    owner, name = (STEPS | ARCHIVE_STEPS | TABLE_STEPS)[step]
     passed: Callable[..., Any] = getattr(owner, name)
     left = count
 
@@ -52,6 +63,7 @@ def arm(step: str, count: int) -> None:
     setattr(owner, name, dying)
     zookeeper_origin.CHUNK_BYTES = 500
     zookeeper_origin.TRIM_BATCH_RECORDS = 20
+    records.ROWS_MAX = 50
 
 
 if __name__ == "__main__":

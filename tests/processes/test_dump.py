@@ -13,18 +13,21 @@ from typing import Any
 import httpx
 import pytest
 import trio
+from pyarrow import dataset
 
 from onyxq import api, snapshot
+from onyxq.archive import earliest, parts
 from onyxq.archive import files as archived
 from onyxq.cli.main import run
 from onyxq.dump import read
 from onyxq.errors import NotFound
 from onyxq.invariants import violations
 from onyxq.log.zookeeper_server import ZookeeperServer
+from onyxq.parquet.records import covered
 from onyxq.replay import replay
 from tests.processes.cluster import POLL_S, Cluster, bounded
 from tests.processes.collecting import die_collecting
-from tests.processes.dying_peer import ARCHIVE_STEPS
+from tests.processes.dying_peer import ARCHIVE_STEPS, TABLE_STEPS
 from tests.processes.workload import History, enqueue_over_tcp, work
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -175,3 +178,37 @@ async def test_an_archive_has_no_hole_though_collectors_are_killed(cluster: Clus
     task_id = min(history.completed)
     events = (await command("task", "explain", task_id.hex(), *where))["events"]
     assert {"grant_claims", "release_claims"} <= {one["entry"] for one in events if one["source"] == "log"}
+
+
+@bounded(300)
+async def test_the_table_of_records_has_no_hole_though_collectors_are_killed(cluster: Cluster, tmp_path: Path) -> None:
+    """Before, within, between the files of and behind their table: it has every record once, with the
+    verdict that a replay of the whole log finds."""
+    archive, table = tmp_path / "archive", tmp_path / "table"
+    cluster.more_options("--archive", str(archive), "--record-archive", str(table))
+    await cluster.start("a", "b")
+    await cluster.whole("a", "b")
+    victim = cluster.add("c")
+    history = History("work")
+    async with cluster.client() as client, trio.open_nursery() as background:
+        background.start_soon(work, history, client, "worker")
+        for step in TABLE_STEPS:
+            await enqueue_over_tcp(history, client, 200)
+            await history.until_completed(len(history.enqueued))
+            await die_collecting(cluster, victim, step)
+        background.cancel_scope.cancel()
+    assert history.wrong == []
+
+    report = await trio.to_thread.run_sync(api.gc, cluster["b"].address)
+    columns = ["position", "index", "entry", "verdict"]
+    rows = dataset.dataset(table / "records", partitioning="hive").to_table(columns=columns).to_pylist()
+    found = [tuple(row[name] for name in columns) for row in rows if row["index"] is not None]
+    whole = earliest(parts([archive]))
+    assert whole is not None
+    told = [
+        (done.replica.position, one.index, one.name, one.verdict)
+        for done in replay(whole, report.position)
+        for one in done.outcomes
+    ]
+    assert [(one.first, one.last) for one in covered(table)] == [(0, report.position)]
+    assert sorted(found) == told
