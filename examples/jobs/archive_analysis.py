@@ -1,0 +1,182 @@
+"""The archive of a cluster: made by work that fails and is forgotten, summed up by a job, and checked on Spark.
+
+    python examples/jobs/archive_analysis.py
+
+Two workers do what is in the queue ``mail``. Some tasks fail the first time, some are forgotten until their lease
+ends. Finished tasks are purged, and archived before: Parquet files of tasks and of claims. Then
+
+* a job counts claims, and adds up how long they were held, by what became of them::
+
+    claims -> spans -> held -> sums
+
+* `onyxq.analysis` does what ``onyxq history check`` and ``onyxq history stats`` do: it looks for what must never be,
+  such as two claims on a task at a time, and sums up waits, run times and retries;
+* a claim that nobody was ever granted is added to the archive, and the check has to find it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import running
+from pyarrow import dataset, parquet
+
+from onyxq import Client, Function, Input, Job, Output, Reduce, Trigger, Window
+from onyxq.analysis.checking import check
+from onyxq.analysis.rules import OVERLAPPING
+from onyxq.analysis.session import spark_session
+from onyxq.analysis.stats import stats
+from onyxq.errors import StaleToken
+
+TASKS = 1_000
+CUSTOMERS = 100
+"""The tasks of a customer are done one after the other, in their order."""
+LEASE_MS = 3_000
+SOON = ("--purge-bucket-ms", "1000", "--purge-margin-ms", "10000", "--spark-warm")
+"""So that tasks are archived after seconds instead of hours, and Spark is there by then."""
+PURGED_S_MAX = 180
+
+
+def spans(claim: dict[str, Any]) -> dict[str, Any]:
+    """What became of a claim, and how long it was held; times of Parquet are milliseconds here."""
+    return {"outcome": claim["outcome"], "ms": claim["ended"] - claim["granted"]}
+
+
+def archive_analysis(archive: Path, sums: Path) -> Job:
+    """The job, from the archive's claims to a folder."""
+    return Job(
+        id="archive-analysis",
+        workflow=[("claims", "spans"), ("spans", "held"), ("held", "sums")],
+        catalog=[
+            Input("claims", format="parquet", path=str(archive / "claims")),
+            Function("spans", spans),
+            Reduce("held"),
+            Output("sums", format="json", path=str(sums)),
+        ],
+        windows=[
+            Window("claims", "held", "global", key="outcome", aggregation="count"),
+            Window("ms", "held", "global", key="outcome", aggregation="sum", field="ms"),
+        ],
+        triggers=[Trigger("claims", "watermark"), Trigger("ms", "watermark")],
+        key_groups=2,
+    )
+
+
+def work(client: Client, worker: str) -> None:
+    """Do what is in the queue until nothing is left, some of it not at the first attempt."""
+    while any(client.count("mail")["mail"].get(state) for state in ("ready", "claimed", "scheduled", "waiting")):
+        for number, claim in enumerate(client.claim("mail", max=20, lease_ms=LEASE_MS, wait_ms=500, worker=worker)):
+            try:
+                if number == 7 and not claim.attempts:
+                    client.fail(claim, "the relay is down", retry_in_ms=100)
+                elif number != 13 or claim.attempts:  # else it is forgotten: its lease will end
+                    client.complete(claim, result=b"sent")
+            except StaleToken:
+                continue  # it took too long, and is another claim's by now
+
+
+def fill_archive(client: Client) -> None:
+    """Tasks are enqueued, done, and purged."""
+    client.set_queue("mail", retention_ms=1_000, archive=True)
+    letters = [b"letter %d" % number for number in range(TASKS)]
+    keys = [f"customer {number % CUSTOMERS}" for number in range(TASKS // 2)]
+    client.enqueue_many("mail", letters[: len(keys)], ordering_key=keys)
+    client.enqueue_many("mail", letters[len(keys) :])
+    workers = [threading.Thread(target=work, args=(client, name)) for name in ("worker-1", "worker-2")]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    deadline = time.monotonic() + PURGED_S_MAX
+    while client.count("mail")["mail"]["total"]:
+        if time.monotonic() > deadline:
+            raise running.Failed(f"not all is purged after {PURGED_S_MAX} s: {client.count('mail')}")
+        time.sleep(0.2)
+
+
+def table(archive: Path, name: str) -> list[dict[str, Any]]:
+    """The rows of a table of the archive."""
+    return list(dataset.dataset(archive / name, partitioning="hive").to_table().to_pylist())
+
+
+def check_sums(sums: list[dict[str, Any]], claims: list[dict[str, Any]]) -> None:
+    """What the job says of the claims is so."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for claim in claims:
+        counts["claims", claim["outcome"]] += 1
+        counts["ms", claim["outcome"]] += (claim["ended"] - claim["granted"]) // timedelta(milliseconds=1)
+    running.check("sums of the job", ((row["window"], row["key"], row["value"]) for row in sums), _rows(counts))
+
+
+def check_history(session: Any, archive: Path, claims: list[dict[str, Any]]) -> None:
+    """The history holds, as it does claim by claim here; and the figures are those of the claims."""
+    overlaps = 0
+    for one, other in _neighbours(claims):
+        overlaps += other["granted"] < one["ended"] - timedelta(seconds=5)
+    report = check(session, [str(archive)])
+    running.check(
+        "what is in the history, and overlaps",
+        [(report.tasks, report.claims, sum(report.counts.values()))],
+        [(TASKS, len(claims), overlaps)],
+    )
+    (figures,) = stats(session, [str(archive)]).queues
+    outcomes = Counter(claim["outcome"] for claim in claims)
+    running.check("outcomes of claims", figures.outcomes.items(), outcomes.items())
+    running.check("retries", [figures.retries], [len(claims) - TASKS])
+    print(f"half waited {figures.wait.half_ms} ms and were held {figures.run.half_ms} ms at most")
+
+
+def forge(archive: Path, claims: list[dict[str, Any]]) -> dict[str, Any]:
+    """Add a claim on a task that another worker had; the claim that was there first."""
+    first = next(claim for claim in claims if claim["outcome"] == "expired")
+    forged = {**first, "token": first["until"] - 1, "worker": "nobody"}
+    file = next((archive / "claims").rglob("*.parquet"))
+    columns = parquet.read_schema(file)
+    parquet.write_table(pyarrow.Table.from_pylist([forged], schema=columns), file.with_name("forged.parquet"))
+    return first
+
+
+def _neighbours(claims: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Claims on a task, each with the next one."""
+    ordered = sorted(claims, key=lambda claim: (claim["id"], claim["token"]))
+    return [(one, other) for one, other in zip(ordered, ordered[1:], strict=False) if one["id"] == other["id"]]
+
+
+def _rows(counts: Counter[tuple[str, str]]) -> list[tuple[str, str, int]]:
+    return [(*names, value) for names, value in counts.items()]
+
+
+def main() -> None:
+    """Fill an archive, and look at it in three ways."""
+    with running.folder() as folder:
+        archive = folder / "archive"
+        with running.local_cluster(folder / "peer", "--task-archive", str(archive), *SOON) as cluster:
+            began = time.monotonic()
+            with Client(cluster.address) as client:
+                fill_archive(client)
+            print(f"{TASKS:,} tasks are done and archived after {time.monotonic() - began:.1f} s")
+            running.run(archive_analysis(archive, folder / "sums"), cluster)
+        claims = table(archive, "claims")
+        running.check(
+            "archived tasks", (row["data"] for row in table(archive, "tasks")), (b"letter %d" % n for n in range(TASKS))
+        )
+        check_sums(running.json_rows(folder / "sums"), claims)
+        with spark_session("local[2]", memory="1g") as session:
+            check_history(session, archive, claims)
+            first = forge(archive, claims)
+            report = check(session, [str(archive)])
+            running.check(
+                "the forged claim is found",
+                [(one.rule, one.id) for one in report.first if one.rule == OVERLAPPING],
+                [(OVERLAPPING, first["id"])],
+            )
+
+
+if __name__ == "__main__":
+    running.main(main)
