@@ -63,10 +63,13 @@ def folder() -> Iterator[Path]:
 
 @contextmanager
 def local_cluster(data: Path, *options: str) -> Iterator[Cluster]:
-    """One peer that hosts Spark, on free ports; raises `Failed` if it does not start."""
+    """One peer that hosts Spark, on free ports; raises `Failed` if it does not start.
+
+    It gets what is given to the example too: ``word_count.py --spark-master spark://HOST:PORT``.
+    """
     data.mkdir(parents=True)
     command = [sys.executable, "-m", "onyxq.cli.main", "peer", "start", "--json", "--data", str(data)]
-    command += ["--listen", "127.0.0.1:0", "--http", "off", "--spark", "--slots", str(SLOTS), *options]
+    command += ["--listen", "127.0.0.1:0", "--http", "off", "--spark", "--slots", str(SLOTS), *options, *sys.argv[1:]]
     # In a session of its own it does not hear Ctrl-C: it is told to end when this block is left.
     with (
         open(data / "peer.log", "w") as log,
