@@ -1,6 +1,6 @@
 """How long a job stands still when its driver's peer is killed: from ``kill -9`` to the next committed batch.
 
-    python -m bench.failover [--runs 3] [--modes cold,warm]
+    python -m bench.failover [--runs 2] [--modes cold,warm]
 
 One peer without Spark and two that host it share a ZooKeeper.  A job reads a queue, which a client
 keeps filling, and writes another.  Once some batches are committed the peer that drives it is killed
@@ -8,7 +8,8 @@ with its whole machine's share of the job.  The log tells when what happened:
 
 * *session*: until the peer is found dead, and the log has given the job to the other one;
 * *start*: until the other one's query runs.  Cold, it first starts a virtual machine and opens a
-  session; warm, its session is open already;
+  session (*host*; it begins with that once the driver does not answer, before the log gives it the
+  job); warm, its session is open already;
 * *recovery*: until its first batch is committed.
 
 Before a run is *warm*, its standby's session has been open for a while.  All tasks must have come
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +29,7 @@ from typing import Any
 
 import anyio
 import anyio.abc
+import anyio.to_thread
 from attrs import define, field
 
 from bench.common import emit, machine, median_of, progress
@@ -39,8 +42,9 @@ SPARK = ("--spark", "--slots", "2")
 GOALS_S = {"cold": 15.0, "warm": 4.0}
 """From the change of driver to the first batch."""
 TASKS, EVERY_S = 20, 0.2
-BATCHES = 4
+BATCHES = 3
 """Committed before the kill."""
+LOOK_EVERY_S = 0.1
 STEP_S_MAX = 300.0
 
 
@@ -52,6 +56,8 @@ class Seen:
     ready: dict[int, float] = field(factory=dict)
     first: dict[int, float] = field(factory=dict)
     """When the first batch of a version was committed."""
+    up: float = math.inf
+    """When the next driver's session was open."""
     batches: int = 0
     news: anyio.Event = field(factory=anyio.Event)
 
@@ -111,6 +117,13 @@ class Filling:
         self.ended.set()
 
 
+async def note_up(seen: Seen, cluster: Cluster) -> None:
+    """Note when a host is up among the peers that are left."""
+    while not any(await anyio.to_thread.run_sync(cluster.metric, "onyxq_spark_host_up")):
+        await anyio.sleep(LOOK_EVERY_S)
+    seen.up = time.monotonic()
+
+
 async def until_warm(peers: list[Peer], cluster: Cluster) -> None:
     """Return once every host has its session open."""
     progress("  waiting for warm sessions")
@@ -146,6 +159,7 @@ async def fail_over(cluster: Cluster, name: str, *, warm: bool) -> dict[str, flo
         progress(f"  killing peer {killed.number}")
         at = time.monotonic()
         cluster.kill(killed)
+        group.start_soon(note_up, seen, cluster)
         await seen.until("the next batch", lambda: any(version > old for version in seen.first))
         filling.wanted = False
         await filling.ended.wait()
@@ -159,6 +173,7 @@ async def fail_over(cluster: Cluster, name: str, *, warm: bool) -> dict[str, flo
     took, ready, first = seen.versions[new], seen.ready[new], seen.first[new]
     return {
         "session_s": round(took - at, 2),
+        "host_s": round(max(0.0, seen.up - took), 2),
         "start_s": round(ready - took, 2),
         "recovery_s": round(first - ready, 2),
         "beyond_session_s": round(first - took, 2),
@@ -192,7 +207,7 @@ def measured(directory: Path | None, mode: str, runs: int) -> dict[str, Any]:
 def main() -> None:
     """Measure and print the JSON document."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--runs", type=int, default=3, help="measurements of which the median is given")
+    made.add_argument("--runs", type=int, default=2, help="measurements of which the median is given")
     made.add_argument("--modes", type=lambda text: text.split(","), default="cold,warm")
     made.add_argument("--directory", type=Path, default=None, help="where data goes")
     options = made.parse_args()

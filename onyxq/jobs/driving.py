@@ -29,6 +29,7 @@ from onyxq.duties import Drive
 from onyxq.errors import LogUnavailable, OnyxqError
 from onyxq.jobs import encoding
 from onyxq.jobs.clearing import clear
+from onyxq.jobs.foreseeing import foresee
 from onyxq.jobs.holding import LEASE_MS, Held, held, parts, to_renew, useless
 from onyxq.jobs.hosts import LAST_EVENTS, HostEnded, HostStopped, KeptHost, Launch, Message, Plan, Run
 from onyxq.jobs.lifetime import is_over
@@ -145,6 +146,7 @@ class Driving:
             self._shared = KeptHost(self._plan("", self._settings.slots), self._launch)
             nursery.start_soon(self._shared.run)
             nursery.start_soon(self._hold)
+            nursery.start_soon(foresee, self._node, self._shared)
             self._began.set()
             try:
                 await trio.sleep_forever()

@@ -136,6 +136,7 @@ class KeptHost:
         self._is_up = trio.Event()
         self._ended = ""
         self._on_purpose = ""
+        self._expected = False
         self._scope = trio.CancelScope()
         self.state = "off"
         """``off``, ``starting``, ``up``, or ``pausing`` before the next start."""
@@ -161,7 +162,12 @@ class KeptHost:
 
     @property
     def _needed(self) -> bool:
-        return bool(self.plan.warm or self._runs or self._waiters)
+        return bool(self.plan.warm or self._runs or self._waiters or self._expected)
+
+    def expect(self) -> None:
+        """A job is likely to come: start a host, if none runs, that waits for it as behind the last job."""
+        self._expected = True
+        self._wanted.set()
 
     async def _once(self) -> float:
         """One host from its start to its end; for how many seconds it was up."""
@@ -180,6 +186,7 @@ class KeptHost:
             why = f"the Spark host cannot be run: {error!r}"
         finally:
             up_s = trio.current_time() - began if self._is_up.is_set() else 0.0
+            self._expected = False
             self._link, self._is_up = None, trio.Event()
             self._tell_end(why)
         if not self._on_purpose:
@@ -203,7 +210,7 @@ class KeptHost:
                 continue
             if event is None:
                 return link.why()
-            self.state = "up"
+            self.state, self._expected = "up", False
             self._is_up.set()
             self._wake()
         if not self._is_up.is_set():

@@ -37,8 +37,8 @@ LOGGING = "log4j2.properties"
 """Not in a folder ``conf``: an archive may not depend on a folder that holds anything."""
 ARCHIVE_TIMEOUT_S = 600.0
 JAVA_MINIMUM = 17
-_LAYOUT = "3"
-"""Raised when what `_fill` writes changes, so that homes made before are not used."""
+_LAYOUT = "4"
+"""Raised when what `_fill` writes, or what archives are made of, changes: homes made before are not used."""
 _HINT = "Install it with: pip install 'onyxq[spark]'."
 _QUIET = """\
 rootLogger.level = error

@@ -14,7 +14,7 @@ import queue
 import sys
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,6 +25,11 @@ from onyxq.spark import home, warming
 from onyxq.spark.checkpoint import Checkpoints
 from onyxq.spark.running import Order, Place, Running
 from onyxq.spark.session import Settings, descendants, kill_machine, open_session
+
+REHEARSE_FIRST_S = 1.0
+"""A host that was started for a job that did not come yet makes itself ready for it."""
+REHEARSE_EVERY_S = 45.0
+"""How often one does that is to be warm: Spark ends Python workers that had nothing to do for a minute."""
 
 _ending = threading.Lock()
 """Held by the thread that ends this process."""
@@ -44,7 +49,7 @@ class Asked:
     master: str = "local"
     conf: Mapping[str, str] = field(factory=dict)
     warm: bool = False
-    """Run a small query first, so that the first job starts fast."""
+    """Run a small query first, and now and then while there is nothing to do, so that jobs start fast."""
     modules: tuple[str, ...] = field(default=(), converter=tuple)
     """Folders from which workers import."""
     archive: bool = True
@@ -86,6 +91,11 @@ class Host:
         elif said["do"] == "slots":
             running.slots(int(said["slots"]))
 
+    @property
+    def busy(self) -> bool:
+        """Whether it runs a job."""
+        return any(running.alive for running in self._jobs.values())
+
     def _start(self, order: Order) -> None:
         before = self._jobs.get(order.job)
         running = Running(self._session, order, place=self._place, say=self.say, before=before)
@@ -123,9 +133,26 @@ def main(argument: str) -> None:
     host.say({"event": "up"})
     if asked.archive:
         threading.Thread(target=home.build_archive, args=(home.find_home(),), name="archive", daemon=True).start()
+    first_s = REHEARSE_EVERY_S if asked.warm else REHEARSE_FIRST_S
+    later_s = REHEARSE_EVERY_S if asked.warm else None
+    _carry_out(orders, host, first_s, later_s, lambda: warming.warm(session, Path(asked.work)))
+
+
+def _carry_out(
+    orders: queue.SimpleQueue[str], host: Host, first_s: float, later_s: float | None, rehearse: Callable[[], None]
+) -> None:
+    """Do what is ordered; where nothing was for so long, and no job runs, rehearse."""
+    wait_s: float | None = first_s
     while True:
         try:
-            host.do(json.loads(orders.get()))
+            try:
+                order = orders.get(timeout=wait_s)
+            except queue.Empty:
+                wait_s = later_s
+                if not host.busy:
+                    rehearse()
+            else:
+                host.do(json.loads(order))
         except Exception:
             traceback.print_exc()
             end(1)  # orders that are not understood are a mistake of ours: the peer starts another, and says why

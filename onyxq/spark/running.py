@@ -110,6 +110,11 @@ class Running:
         """Give it another share of the session."""
         pools.share(self._session, self._order.job, count)
 
+    @property
+    def alive(self) -> bool:
+        """Whether it has not ended."""
+        return self._thread.is_alive()
+
     def join(self) -> None:
         """Wait until it has ended."""
         self._thread.join()

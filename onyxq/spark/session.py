@@ -70,6 +70,7 @@ def configuration(settings: Settings, home: Home) -> dict[str, str]:
         "spark.sql.streaming.numRecentProgressUpdates": "4",
         "spark.sql.session.timeZone": "UTC",
         "spark.executorEnv.PYTHONPATH": python_path(settings),
+        "spark.python.daemon.module": "onyxq.spark.daemon",
     }
     if settings.local or _LOOPBACK in settings.master:
         ours |= {"spark.driver.bindAddress": _LOOPBACK, "spark.driver.host": _LOOPBACK}

@@ -8,40 +8,83 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from onyxq.spark import outputs
-from onyxq.spark.files import Folder
-from onyxq.spark.session import Settings, open_session
+import pyarrow
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 
-_SCHEMA = "lineage binary, out string, payload binary"
+from onyxq.jobs.encoding import encode
+from onyxq.jobs.model import Function, Input, Job, Output
+from onyxq.spark.compile import Setting, compiled
+from onyxq.spark.session import Settings, of_its_own, open_session
+
+FORMAT = "onyxq-warming"
+PARTS = 2
 
 
 def warm(session: Any, work: Path) -> None:
-    """Run a query with the parts of every job, files in, a region of Python, a Python sink; returns once it is done."""
+    """Run a job with the parts of every job: source and sink in Python, a region between; returns once it is done."""
     with tempfile.TemporaryDirectory(dir=work, prefix="warm-") as folder:
-        source = Path(folder) / "in"
-        source.mkdir()
-        (source / "lines.txt").write_text("one\ntwo\n")
-        lines = session.readStream.schema("value string").text(str(source))
-        rows = lines.selectExpr("cast(value as binary) lineage", "'out' out", "X'c0' payload")
-        sink = Folder("out", "json", f"{folder}/out", {})
-        session.dataSource.register(outputs.Outputs)
-        query = (
-            rows.mapInArrow(_same, _SCHEMA)
-            .writeStream.format(outputs.FORMAT)
-            .options(**outputs.options_of([sink], {}, {"job": "warm"}))
-            .option("checkpointLocation", f"{folder}/checkpoint")
-            .trigger(availableNow=True)
-            .start()
+        job = Job(
+            id="warming",
+            workflow=[("in", "same"), ("same", "out")],
+            catalog=[
+                Input("in", format=FORMAT, bounded=True),
+                Function("same", "builtins:dict"),
+                Output("out", format="json", path=f"{folder}/out"),
+            ],
         )
-        query.awaitTermination()
+        own = of_its_own(session)
+        own.dataSource.register(Lines)
+        setting = Setting(version=0, slots=1, checkpoint=f"{folder}/checkpoint", connect=None)
+        compiled(own, job, encode(job), setting).start().awaitTermination()
 
 
-def _same(batches: Iterator[Any]) -> Iterator[Any]:
-    yield from batches
+class Lines(DataSource):
+    """A source of a few rows."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What it is called in ``format``."""
+        return FORMAT
+
+    def schema(self) -> str:
+        """One column."""
+        return "value string"
+
+    def streamReader(self, schema: Any) -> LinesReader:
+        """The reader of the rows."""
+        return LinesReader()
+
+
+class LinesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One batch of as many partitions as `PARTS`, with a row each."""
+
+    def initialOffset(self) -> dict[str, int]:
+        """Nothing was given."""
+        return {"given": 0}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """There is but one batch."""
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """All of it is there."""
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+        """The end."""
+        return {"given": 1}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        """Two, or none."""
+        return [InputPartition(place) for place in range(PARTS)] if end["given"] > start["given"] else []
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """A row."""
+        yield pyarrow.RecordBatch.from_pydict({"value": ["warm"]})
 
 
 def main(archive: str) -> None:

@@ -203,6 +203,25 @@ def test_another_peer_takes_over_when_the_drivers_peer_dies() -> None:
     on_stage(play)
 
 
+def test_the_next_driver_starts_its_host_before_the_log_says_that_it_drives() -> None:
+    """While the lost peer's session has still to end; no other peer starts one."""
+
+    async def play(stage: Stage) -> None:
+        await submit(stage)
+        await stage.ready()
+        old, version = stage.driver(), stage.job().version
+        await stage.world.crash_node(old)
+        others = [hosts for name, hosts in stage.hosts.items() if name != old.name]
+        await stage.until(lambda: any(hosts.alive for hosts in others), "a host is started")
+        assert stage.job().version == version
+        await stage.until(lambda: stage.job().version > version and stage.job().ready, "it is taken over")
+        assert [len(hosts.links) for hosts in others] in ([0, 1], [1, 0])
+        assert len(stage.hosts_of().links) == 1
+        await stage.world.bring_back(old)
+
+    on_stage(play)
+
+
 def test_a_peer_that_leaves_hands_its_jobs_over() -> None:
     """As on SIGTERM; the job is stopped where it was."""
 

@@ -86,6 +86,22 @@ async def test_a_host_that_nobody_needs_is_stopped_after_a_while() -> None:
 
 
 @simulated
+async def test_a_host_that_is_expected_to_be_needed_is_started_and_stopped_as_any_other() -> None:
+    """It stays for a while; one that cannot be started is not tried again before somebody needs it."""
+    fakes = FakeHosts()
+    fakes.refusals = ["no memory"]
+    async with kept(fakes) as host:
+        host.expect()
+        await trio.sleep(100 * hosts.PAUSE_MAX_S)
+        assert (fakes.links, host.state) == ([], "off")
+        host.expect()
+        await trio.sleep(hosts.IDLE_S / 2)
+        assert len(fakes.alive) == 1 and host.state == "up"
+        await trio.sleep(2 * hosts.IDLE_S)
+        assert (fakes.alive, host.state) == ([], "off")
+
+
+@simulated
 async def test_a_job_hears_of_the_death_of_its_host() -> None:
     """With what is known of it; the next run is at a new host."""
     fakes = FakeHosts()

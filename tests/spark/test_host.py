@@ -14,6 +14,9 @@ from onyxq.jobs.model import Function, Job, Lifecycle
 from tests.spark.host_world import HostProcess, alive, gone, host_process
 from tests.spark.job_world import HERE, lines_job, written
 
+FORKING = "-m\0onyxq.spark.daemon"
+"""What forks the workers of jobs, in its command."""
+
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("java")]
 
 
@@ -117,6 +120,22 @@ def test_the_end_of_stdin_ends_everything(tmp_path: Path) -> None:
         assert gone(family, 2.0), [pid for pid in family if alive(pid)]
 
 
+def test_a_host_that_is_to_be_warm_has_all_processes_of_a_job_before_it_is_up(tmp_path: Path) -> None:
+    """What forks workers has loaded what they need; a job after it starts no other such process."""
+    with host_process(tmp_path, warm=True) as host:
+        host.event("up")
+        forking = [pid for pid in _daemons(host.family()) if _parent(pid) not in _daemons(host.family())]
+        assert len(_named(forking, FORKING)) == 1
+        assert {"create_data_source", "plan_data_source_read", "python_streaming_sink_runner"} <= {
+            word for pid in forking for word in _command(pid).replace("\0", ".").split(".")
+        }
+        assert [path.name for path in tmp_path.iterdir() if path.name.startswith("warm-")] == []
+        host.start(job_of(tmp_path, "words", "quick"))
+        assert host.event("completed", "failed", job="quick")["event"] == "completed"
+        again = [pid for pid in _daemons(host.family()) if _parent(pid) not in _daemons(host.family())]
+        assert sorted(again) == sorted(forking)
+
+
 def test_the_death_of_the_virtual_machine_is_told_and_ends_the_host(tmp_path: Path) -> None:
     """With exit code 1, for the peer to start another."""
     with host_process(tmp_path) as host:
@@ -151,7 +170,14 @@ def _named(pids: list[int], word: str) -> list[int]:
 
 
 def _daemons(pids: list[int]) -> list[int]:
-    return _named(pids, "pyspark.daemon")
+    return [*_named(pids, "-m\0pyspark.daemon"), *_named(pids, FORKING)]
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 def _command(pid: int) -> str:
