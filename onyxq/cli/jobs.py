@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from onyxq.cli.context import Context, clock, milliseconds
 from onyxq.errors import BadRequest
+from onyxq.words import moment
 
 if TYPE_CHECKING:
     from onyxq.client import JobOutcome
@@ -163,7 +164,12 @@ def _print(context: Context, found: dict[str, Any]) -> None:
 
 
 def _progress(told: dict[str, Any] | None) -> dict[str, Any]:
-    return {f"driver_{name}" if name in ("state", "error") else name: value for name, value in (told or {}).items()}
+    """What the driver tells; ``late`` are the segments that came too late to windows and joins."""
+    shown = {f"driver_{name}" if name in ("state", "error") else name: value for name, value in (told or {}).items()}
+    for name, ms in (("watermark", shown.pop("watermark_ms", None)), ("told", shown.pop("at_ms", None))):
+        if ms is not None:
+            shown[name] = moment(ms)
+    return shown
 
 
 def _workflow(job: dict[str, Any] | None) -> dict[str, Any]:

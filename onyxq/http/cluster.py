@@ -9,10 +9,11 @@ from starlette.responses import JSONResponse, Response
 
 from onyxq.errors import NotFound, OnyxqError, Unavailable
 from onyxq.http.endpoint import Call, Endpoint
-from onyxq.http.pages import docs_page, status_page
+from onyxq.http.pages import docs_page
 from onyxq.http.problems import problem
 from onyxq.http.schemas import ref
 from onyxq.http.shapes import NOTHING, Boolean, Field, Integer, Object
+from onyxq.http.status import status_page
 from onyxq.http.values import answer, plain
 from onyxq.metrics import CONTENT_TYPE
 
@@ -101,9 +102,9 @@ async def get_docs(call: Call) -> Response:
 async def get_status(call: Call) -> Response:
     """A page with what the replica says."""
     found: dict[str, Any] = {}
-    for method in ("health", "cluster", "queues", "peers", "ring", "partitions"):
+    for method in ("health", "queues", "job.list", "cluster", "peers", "ring", "partitions"):
         try:
-            found[method] = plain(await call.ask(method))
+            found[method] = plain(await call.ask(method, **({"progress": True} if method == "job.list" else {})))
         except OnyxqError as error:
             found[method] = error
     return _page(status_page(found))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -13,37 +13,74 @@ from onyxq.http.problems import title_of
 _STYLE = """
 :root { color-scheme: light dark; }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
+body.wide { max-width: 92rem; font-size: 14px; }
 code, pre { font: 13px/1.45 ui-monospace, monospace; }
 pre { overflow-x: auto; padding: .6rem .8rem; border: 1px solid #8884; border-radius: 4px; }
 table { border-collapse: collapse; margin: .5rem 0 1rem; }
 th, td { text-align: left; vertical-align: top; padding: .2rem .9rem .2rem 0; border-bottom: 1px solid #8883; }
+td { white-space: nowrap; } td.long { white-space: normal; min-width: 14rem; overflow-wrap: anywhere; }
+.number { text-align: right; font-variant-numeric: tabular-nums; } summary { cursor: pointer; }
+.scrolls { overflow-x: auto; }
 h2 { margin-top: 2.2rem; } h3 { margin: 1.8rem 0 .3rem; }
 .method { font-weight: 700; } .dim { opacity: .7; }
 """
 
 
-def page(title: str, body: str) -> str:
-    """A whole HTML page; ``body`` is HTML."""
+def page(title: str, body: str, *, kind: str = "") -> str:
+    """A whole HTML page; ``body`` is HTML, ``kind`` a class of the style."""
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{_STYLE}</style></head><body>{body}</body></html>\n"
+        f'<style>{_STYLE}</style></head><body class="{kind}">{body}</body></html>\n'
     )
 
 
+NUMBER, LONG = "number", "long"
+"""Classes of cells."""
+LONG_CHARS = 40
+
+
+class Html(str):
+    """A cell of a table that is HTML already."""
+
+
 def table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """An HTML table of plain values."""
-    head = "".join(f"<th>{escape(text)}</th>" for text in heads)
-    lines = ("".join(f"<td>{escape(_shown(cell))}</td>" for cell in row) for row in rows)
-    return f"<table><tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+    """An HTML table of plain values; columns of numbers are set to the right, long texts are broken."""
+    columns = list(zip(*rows, strict=True)) if rows else [()] * len(heads)
+    numbers = [_is_numeric(column) for column in columns]
+    head = "".join(
+        f"<th{_class(NUMBER * number)}>{escape(text)}</th>" for text, number in zip(heads, numbers, strict=True)
+    )
+    lines = ("".join(map(_cell, row, numbers)) for row in rows)
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<div class=scrolls><table><tr>{head}</tr>{body}</table></div>"
+
+
+def _is_numeric(column: Sequence[Any]) -> bool:
+    known = [cell for cell in column if cell not in (None, "")]
+    return bool(known) and all(type(cell) in (int, float) for cell in known)
+
+
+def _cell(cell: Any, number: bool) -> str:
+    shown = _shown(cell)
+    kind = NUMBER if number else LONG * (isinstance(cell, Html) or len(shown) > LONG_CHARS)
+    return f"<td{_class(kind)}>{shown}</td>"
+
+
+def _class(kind: str) -> str:
+    return f" class={kind}" if kind else ""
 
 
 def _shown(cell: Any) -> str:
+    if isinstance(cell, Html):
+        return cell
     if cell is None or cell == "":
         return "–"
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
     if isinstance(cell, (list, tuple)):
-        return ", ".join(map(str, cell)) or "–"
-    return str(cell)
+        return escape(", ".join(map(str, cell))) or "–"
+    return escape(str(cell))
 
 
 # --- the documentation --------------------------------------------------------
@@ -140,54 +177,3 @@ def _later(cls: type[OnyxqError]) -> dict[str, type[OnyxqError]]:
     for child in cls.__subclasses__():
         found = {**_later(child), **found}
     return found
-
-
-# --- the status page ----------------------------------------------------------
-
-
-def status_page(found: Mapping[str, Any]) -> str:
-    """What the replica says, from the results of methods by name (or their errors)."""
-    parts = ['<h1>OnyxQ</h1><p><a href="docs">HTTP interface</a> · <a href="metrics">metrics</a></p>']
-    renderers: dict[str, Callable[[Any], str]] = {
-        "health": _pairs,
-        "cluster": _pairs,
-        "queues": _queues,
-        "peers": _inner("peers"),
-        "ring": _inner("members"),
-        "partitions": _inner("partitions"),
-    }
-    for name, value in found.items():
-        parts.append(f"<h2>{escape(title_of(name))}</h2>")
-        if isinstance(value, OnyxqError):
-            parts.append(f"<p>{escape(value.message)} <span class=dim>{escape(value.advice)}</span></p>")
-        else:
-            parts.append(renderers[name](value))
-    return page("OnyxQ", "".join(parts))
-
-
-def _inner(key: str) -> Callable[[Any], str]:
-    return lambda value: _rows(value[key])
-
-
-def _pairs(value: Mapping[str, Any]) -> str:
-    rows: list[tuple[str, Any]] = []
-    for key, item in value.items():
-        nested = item.items() if isinstance(item, dict) else [("", item)]
-        rows += [(f"{key}.{inner}" if inner else key, cell) for inner, cell in nested]
-    return table(("", ""), rows)
-
-
-def _rows(rows: Sequence[Mapping[str, Any]]) -> str:
-    if not rows:
-        return "<p>none</p>"
-    heads = list(rows[0])
-    return table(heads, [[row.get(head) for head in heads] for row in rows])
-
-
-def _queues(value: Mapping[str, Any]) -> str:
-    return _rows([_queue(row) for row in value["queues"]])
-
-
-def _queue(row: Mapping[str, Any]) -> dict[str, Any]:
-    paused = row.get("settings", {}).get("paused", False)
-    return {"queue": row["queue"], **row["depth"], "oldest ready ms": row.get("oldest_ready_ms"), "paused": paused}

@@ -18,7 +18,20 @@ import msgpack
 from attrs import field, frozen, mutable
 
 from onyxq.jobs.keeping import BUCKET_BYTES_MAX, Buckets, Notes, Store, later
-from onyxq.jobs.windowing import DIRTY, END, NEVER, Cell, Emission, Part, Windowing, close, drop_late, fire, gather
+from onyxq.jobs.windowing import (
+    DIRTY,
+    END,
+    NEVER,
+    Cell,
+    Emission,
+    Part,
+    Windowing,
+    close,
+    drop_late,
+    fire,
+    gather,
+    segments_in,
+)
 
 
 @mutable
@@ -32,7 +45,7 @@ class Index:
     seen_ms: int | None = None
     """When the batch before was planned."""
     late: int = 0
-    """Extents that came too late so far."""
+    """Segments that came too late so far, each as often as it was in an extent."""
 
     def pack(self) -> bytes:
         """Its bytes."""
@@ -122,13 +135,17 @@ class Group:
 
     def _gathered(self, parts: Iterable[tuple[int, bytes, Part]], clocks: list[int]) -> dict[tuple[int, bytes], Cell]:
         cells: dict[tuple[int, bytes], Cell] = {}
+        brought: dict[tuple[int, bytes], list[Part]] = {}
         for window, key, part in parts:
             cell = cells.get((window, key))
             if cell is None:
                 cell = cells[window, key] = self._buckets.cell(_named(window, key))
+                brought[window, key] = []
             gather(self.windowings[window], cell, part)
-        for (window, _), cell in cells.items():
-            self.index.late += drop_late(cell, clocks[window])
+            brought[window, key].append(part)
+        for (window, key), cell in cells.items():
+            if dropped := drop_late(cell, clocks[window]):
+                self.index.late += segments_in(self.windowings[window], brought[window, key], dropped)
         return cells
 
     def _timers(self, now_ms: int) -> list[int]:

@@ -31,18 +31,20 @@ class Index:
     """Of each bucket the earliest time at which something in it is let go."""
     newest: list[int | None]
     """Of each side the latest time of all segments so far."""
+    late: int = 0
+    """Segments that came too late so far."""
 
     def pack(self) -> bytes:
         """Its bytes."""
-        return bytes(msgpack.packb([list(self.notes.items()), self.newest]))
+        return bytes(msgpack.packb([list(self.notes.items()), self.newest, self.late]))
 
     @classmethod
     def unpack(cls, data: bytes | None) -> Index:
         """The index of such bytes, or of a group that has seen nothing."""
         if data is None:
             return cls({}, [None, None])
-        notes, newest = msgpack.unpackb(data)
-        return cls(dict(map(tuple, notes)), newest)
+        notes, newest, *late = msgpack.unpackb(data)  # what was kept before late segments were counted has no count
+        return cls(dict(map(tuple, notes)), newest, *late)
 
 
 @frozen
@@ -76,6 +78,8 @@ class Group:
         for side, key, time_ms, value in batch.segments:
             if time_ms is None or time_ms >= before:
                 yield from self._paired(self._buckets.cell(key), [side, time_ms, value, False])
+            else:
+                self.index.late += 1
         for latest in batch.newest:
             self.index.newest = [later(one, other) for one, other in zip(self.index.newest, latest, strict=True)]
         self._buckets.refresh()

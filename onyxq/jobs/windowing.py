@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
 from typing import Any
 
@@ -140,8 +140,9 @@ def extents_at(window: Window, time_ms: int) -> list[tuple[int, int]]:
 # --- parts: what is folded where the segments are --------------------------------
 
 
-Part = tuple[int, int, Any]
-"""Start and end of a piece of time, and the state of its segments; or one segment, if states have no parts."""
+Part = tuple[int, int, Any, int]
+"""Start and end of a piece of time, and the state of its segments and how many they are; or one segment, if
+states have no parts."""
 
 
 class Parts:
@@ -168,7 +169,7 @@ class Parts:
             self.newest = time_ms
         for start, end in extents_at(windowing.window, time_ms):
             if not windowing.parts:
-                self._apart.append((key, (start, end, segment)))
+                self._apart.append((key, (start, end, segment, 1)))
             elif self._session:
                 self._in_session(key, start, end, segment)
             else:
@@ -178,24 +179,27 @@ class Parts:
         folding = self._windowing.folding
         part = self._starts.get((key, start))
         if part is None:
-            part = self._starts[key, start] = [start, end, folding.init()]
+            part = self._starts[key, start] = [start, end, folding.init(), 0]
         part[2] = folding.fold(part[2], segment)
+        part[3] += 1
 
     def _in_session(self, key: bytes, start: int, end: int, segment: Any) -> None:
         folding = self._windowing.folding
         parts = self._cells.setdefault(key, [])
         first, last = touching(parts, start, end)
         if first == last:
-            parts.insert(first, [start, end, folding.fold(folding.init(), segment)])
+            parts.insert(first, [start, end, folding.fold(folding.init(), segment), 1])
             return
         part = self._joined(parts, first, last, start, end)
         part[2] = folding.fold(part[2], segment)
+        part[3] += 1
 
     def _joined(self, parts: list[list[Any]], first: int, last: int, start: int, end: int) -> list[Any]:
         part, merge = parts[first], self._windowing.folding.merge
         assert merge is not None
         for other in parts[first + 1 : last]:
             part[2] = merge(part[2], other[2])
+            part[3] += other[3]
         part[0], part[1] = min(start, part[0]), max(end, parts[last - 1][1])
         del parts[first + 1 : last]
         return part
@@ -205,11 +209,11 @@ class Parts:
         kept, self._starts = self._starts, {}
         cells, self._cells = self._cells, {}
         apart, self._apart = self._apart, []
-        for (key, _), (start, end, state) in kept.items():
-            yield key, (start, end, state)
+        for (key, _), (start, end, state, count) in kept.items():
+            yield key, (start, end, state, count)
         for key, parts in cells.items():
-            for start, end, state in parts:
-                yield key, (start, end, state)
+            for start, end, state, count in parts:
+                yield key, (start, end, state, count)
         yield from apart
 
 
@@ -229,7 +233,7 @@ def touching(extents: list[list[Any]], start: int, end: int) -> tuple[int, int]:
 
 def gather(windowing: Windowing, cell: Cell, part: Part) -> None:
     """Add a part to a key's extents."""
-    start, end, value = part
+    start, end, value, _ = part
     if windowing.window.kind == "session":
         first, last = touching(cell, start, end)
     else:
@@ -264,13 +268,20 @@ def _grow(windowing: Windowing, cell: Cell, first: int, last: int, start: int, e
     del cell[first + 1 : last]
 
 
-def drop_late(cell: Cell, clock_ms: int) -> int:
-    """Forget what was over before the batch began: nothing open was. Returns how many extents that were."""
-    kept = [extent for extent in cell if extent[END] > clock_ms]
-    dropped = len(cell) - len(kept)
+def drop_late(cell: Cell, clock_ms: int) -> list[tuple[int, int]]:
+    """Forget what was over before the batch began: nothing open was. Returns start and end of those extents."""
+    dropped = [(extent[START], extent[END]) for extent in cell if extent[END] <= clock_ms]
     if dropped:
-        cell[:] = kept
+        cell[:] = [extent for extent in cell if extent[END] > clock_ms]
     return dropped
+
+
+def segments_in(windowing: Windowing, parts: Iterable[Part], dropped: Iterable[tuple[int, int]]) -> int:
+    """How many segments a key's parts brought to extents that were made of them alone."""
+    spans = list(dropped)
+    if windowing.window.kind == "session":
+        return sum(count for start, _, _, count in parts if any(first <= start < last for first, last in spans))
+    return sum(count for start, end, _, count in parts if (start, end) in spans)
 
 
 def fire(windowing: Windowing, cell: Cell, bits: int) -> Iterator[Emission]:

@@ -31,6 +31,8 @@ ID_CHARS_MAX = 120
 TOLD_TIMEOUT_S = 1.5
 """How long a look at a job waits for what its driver tells of it."""
 CATCH_UP_S = 3.0
+TOLD_MAX = 100
+"""Jobs whose drivers are asked for a list: a question each."""
 
 
 class Jobs:
@@ -96,9 +98,15 @@ class Jobs:
     # --- looking
 
     async def list(self, args: dict[str, Any]) -> dict[str, Any]:
-        """All jobs that are known, those under way first, each in the order of submission."""
-        check.only(args, ("state",))
+        """All jobs that are known, those under way first, each in the order of submission.
+
+        With ``progress`` also what the drivers tell of the first `TOLD_MAX` that run.
+        """
+        check.only(args, ("state", "progress"))
         state = args.get("state")
+        told = args.get("progress", False)
+        if type(told) is not bool:
+            raise BadRequest("progress must be true or false", field="progress")
         states = (lifetime.WAITING, lifetime.RUNNING, *lifetime.ENDED)
         if state is not None and state not in states:
             raise BadRequest(f"state must be one of {', '.join(states)}", field="state")
@@ -109,7 +117,12 @@ class Jobs:
             if key.startswith(prefix):
                 found.append(shown_outcome(key.removeprefix(prefix), kept.answer))
         found.sort(key=lambda one: (one["state"] in lifetime.ENDED, one["submitted_ms"], one["id"]))
-        return {"position": replica.position, "jobs": [one for one in found if state in (None, one["state"])]}
+        wanted = [one for one in found if state in (None, one["state"])]
+        if told:
+            async with trio.open_nursery() as nursery:
+                for one in [one for one in wanted if one["state"] == lifetime.RUNNING][:TOLD_MAX]:
+                    nursery.start_soon(self._add_told, one)
+        return {"position": replica.position, "jobs": wanted}
 
     async def get(self, args: dict[str, Any]) -> dict[str, Any]:
         """One job: its state, what was submitted, and what its driver tells of it; raises `NotFound`."""
@@ -162,6 +175,10 @@ class Jobs:
         raise LogUnavailable(f"this node has read the log up to {node.replica.position} of {end} only")
 
     # --- what the driver tells
+
+    async def _add_told(self, one: dict[str, Any]) -> None:
+        job = self._node.replica.jobs.get(one["id"])
+        one["progress"] = None if job is None else await self._told(job)
 
     async def _told(self, job: Known) -> dict[str, Any] | None:
         """What the job's driver tells of it, if it answers soon."""

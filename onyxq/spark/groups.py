@@ -29,11 +29,12 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from onyxq.ids import make_id
 from onyxq.jobs.keeping import hash64
 from onyxq.spark import rows
-from onyxq.spark.progress import WATERMARK
+from onyxq.spark.progress import LATE, WATERMARK
 
 _NOTE, _ENDED = -1, -2
 """Kinds of rows that go to all groups; others are the cut's own."""
 _NOW = "now_ms"
+_LATE = "<late>"
 _DEALT = pyarrow.schema(
     [
         ("grp", pyarrow.int32()),
@@ -124,12 +125,20 @@ def cut(frame: Any, work: Cut, *, job: str, groups: int, timed: bool) -> Any:
     planned = frame.withColumn(_NOW, of.unix_millis(of.current_timestamp()))
     dealt = planned.mapInArrow(_Deal(work, groups), _DEALT_SQL)
     dealt = dealt.observe(f"onyxq/{work.task}", of.max("seen_ms").alias(WATERMARK)).drop("seen_ms")
-    return dealt.groupBy("grp").transformWithStateInPandas(
+    made = dealt.groupBy("grp").transformWithStateInPandas(
         statefulProcessor=_Gather(work, job),
         outputStructType=rows.SCHEMA,
         outputMode="append",
         timeMode="processingTime" if timed else "none",
     )
+    told = of.col("out").startswith(_LATE)
+    count = of.substring("out", len(_LATE) + 1, 20).cast("bigint")
+    return made.observe(f"onyxq-late/{work.task}", of.sum(of.when(told, count)).alias(LATE)).where(~told)
+
+
+def late(count: int) -> Made:
+    """What tells how many segments came too late to a group so far: people see it, no task does."""
+    return f"{_LATE}{count}", None
 
 
 # --- where the segments are ---------------------------------------------------------

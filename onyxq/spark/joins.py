@@ -18,7 +18,7 @@ from onyxq.jobs.pairing import Batch, Group, Index
 from onyxq.jobs.windowing import getter, time_of
 from onyxq.spark.failures import of_task
 from onyxq.spark.functions import resolve
-from onyxq.spark.groups import Dealt, Given, Made, State, cut
+from onyxq.spark.groups import Dealt, Given, Made, State, cut, late
 from onyxq.spark.lifecycles import Lifecycles
 
 
@@ -47,6 +47,8 @@ class Pairing:
         for pair in group.batch(Batch(segments, given.notes, given.ended)):
             yield self.task, pair
         state.index = group.index.pack()
+        if given.notes:
+            yield late(group.index.late)
 
     def wake_ms(self, state: State) -> None:
         """Without segments nothing happens."""

@@ -7,12 +7,14 @@ from typing import Any
 
 WATERMARK = "watermark_ms"
 """What is observed at windows: the watermark that a batch brought."""
+LATE = "late"
+"""What is observed behind windows and joins: how many segments came too late so far."""
 
 
 def told(progress: dict[str, Any]) -> dict[str, Any]:
     """The progress of one batch out of what Spark says of it."""
     operators = progress.get("stateOperators") or []
-    observed = [(one or {}).get(WATERMARK) for one in (progress.get("observedMetrics") or {}).values()]
+    observed = [one.get(WATERMARK) for one in _observed(progress).values()]
     return {
         "batch": progress["batchId"],
         "rows": progress.get("numInputRows", 0),
@@ -23,6 +25,15 @@ def told(progress: dict[str, Any]) -> dict[str, Any]:
         "duration_ms": progress.get("batchDuration", 0),
         "at_ms": _ms(progress["timestamp"]),
     }
+
+
+def late(progress: dict[str, Any]) -> dict[str, int]:
+    """How many segments came too late so far, by the name of what observed it; only what the batch tells of."""
+    return {name: one[LATE] for name, one in _observed(progress).items() if one.get(LATE) is not None}
+
+
+def _observed(progress: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {name: one or {} for name, one in (progress.get("observedMetrics") or {}).items()}
 
 
 def has_ended(progress: dict[str, Any]) -> bool:

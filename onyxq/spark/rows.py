@@ -26,8 +26,6 @@ COLUMNS = "columns"
 END = "<end>"
 """Where the segment goes that says that all inputs have ended: to every cut."""
 
-END = "<end>"
-"""Where the segment goes that says that all inputs have ended: to every cut."""
 SCHEMA = "lineage binary, out string, payload binary"
 ARROW = pyarrow.schema([("lineage", pyarrow.binary()), ("out", pyarrow.string()), ("payload", pyarrow.binary())])
 ROWS_MAX = 10_000

@@ -78,6 +78,8 @@ class Running:
         self._sealed = set(order.sealed)
         self._told = order.batch
         self._watermark_ms: int | None = None
+        self._late: dict[str, int] = {}
+        """Segments that came too late, as each window's or join's groups told last."""
         self._thread = threading.Thread(target=self._run, name=f"job {order.job}", daemon=True)
 
     @property
@@ -193,11 +195,14 @@ class Running:
 
     def _tell_progress(self, query: Any) -> None:
         """Tell of the batches that were finished since."""
-        for said in map(progress.told, _recent(query)):
+        for recent in _recent(query):
+            said = progress.told(recent)
             if said["batch"] > self._told:
                 self._told = said["batch"]
                 self._watermark_ms = later(self._watermark_ms, said["watermark_ms"])
-                self._tell("progress", progress={**said, "watermark_ms": self._watermark_ms})
+                self._late |= progress.late(recent)
+                late = sum(self._late.values()) if self._late else None
+                self._tell("progress", progress={**said, "watermark_ms": self._watermark_ms, "late": late})
 
     # The steps of a job's end, each done once it says which is the next.
 

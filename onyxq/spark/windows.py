@@ -21,7 +21,7 @@ from onyxq.jobs.windowing import Parts, Windowing, windowings
 from onyxq.spark import rows
 from onyxq.spark.failures import of_task
 from onyxq.spark.functions import resolve
-from onyxq.spark.groups import Dealt, Given, Made, State, cut
+from onyxq.spark.groups import Dealt, Given, Made, State, cut, late
 from onyxq.spark.lifecycles import Lifecycles
 
 
@@ -70,6 +70,8 @@ class Gathering:
             for out in fired.emission.trigger.emit_to or (self.task,):
                 yield out, segment
         state.index = group.index.pack()
+        if given.notes:
+            yield late(group.index.late)
 
     def wake_ms(self, state: State) -> int | None:
         """When a timer passes, or a window is over by the clock."""

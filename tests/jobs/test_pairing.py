@@ -58,8 +58,8 @@ class World:
         return [(pair["left"], pair["right"]) for pair in pairs]
 
 
-def model(join: Join, given_batches: list[list[Segment]]) -> Counter[Any]:
-    """All pairs that there should be: of segments that were not late, near each other."""
+def model(join: Join, given_batches: list[list[Segment]]) -> tuple[Counter[Any], int]:
+    """All pairs that there should be, of segments that were not late, near each other; and how many were late."""
     newest: list[int | None] = [None, None]
     accepted: list[tuple[int, Segment]] = []
     number = 0
@@ -84,7 +84,7 @@ def model(join: Join, given_batches: list[list[Segment]]) -> Counter[Any]:
         found.update((left, right) for right in partners)
         if one[0] == 0 and not partners and join.how == "left":
             found[left, None] += 1
-    return found
+    return found, number - len(accepted)
 
 
 @settings(max_examples=500, deadline=None)
@@ -94,9 +94,10 @@ def test_a_join_finds_the_pairs_that_the_model_finds(join: Join, given_batches: 
     world = World(join)
     found = Counter(pair for batch in given_batches for pair in world.batch(batch))
     found.update(world.batch([], ended=True))
-    expected = model(join, given_batches)
+    expected, late = model(join, given_batches)
     event("a left one alone" if any(right is None for _, right in expected) else "no left one alone")
     assert found == expected
+    assert Index.unpack(world.index).late == late
     assert not world.store
 
 

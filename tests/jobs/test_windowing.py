@@ -121,6 +121,7 @@ class Model:
     pieces: dict[Any, list[Piece]] = field(factory=dict)
     newest: int | None = None
     seen: int | None = None
+    late: int = 0
 
     def clock(self) -> int:
         """The watermark, or the time of the batch."""
@@ -133,6 +134,7 @@ class Model:
         for segment in segments:
             self.add(segment["key"], segment["at"] if self.window.time else now, segment["n"])
         for pieces in self.pieces.values():
+            self.late += sum(len(piece.segments) for piece in pieces if piece.end <= before)
             pieces[:] = [piece for piece in pieces if piece.end > before]
         if segments:
             times = [segment["at"] for segment in segments]
@@ -279,6 +281,8 @@ def test_windows_say_what_the_model_says(world: tuple[Any, ...], given_batches: 
         event(f"{window.kind}: {'something' if expected else 'nothing'} said")
         assert counted([one[:5] for one in said]) == counted(expected)
     assert not kept.store, "all is over, nothing is kept"
+    assert Index.unpack(kept.index, 1).late == model.late
+    event("some were late" if model.late else "none was late")
     assert all(times == 1 for times in names.values())
 
 

@@ -20,6 +20,7 @@ from onyxq.spark.compile import Setting, compiled
 from onyxq.spark.failures import of_exception
 from onyxq.spark.groups import labels
 from onyxq.spark.progress import has_ended, told
+from onyxq.spark.progress import late as late_of
 from tests.spark.job_world import HERE, run, written
 
 pytestmark = pytest.mark.slow
@@ -118,6 +119,30 @@ def test_windows_of_files_over_several_batches(spark: Any, tmp_path: Path) -> No
         segments, lambda one: one["user"], lambda one: one["n"]
     )
     assert len(sums) > 30 and {one["window"] for one in sums} == {"all"}
+
+
+def test_late_segments_are_counted(spark: Any, tmp_path: Path) -> None:
+    """Each batch that brings segments tells how many were late so far; what is late is dropped."""
+    job, segments = clicks(tmp_path)
+    at, body = tmp_path / "checkpoints" / job.id / "1", encode(job)
+    late = [
+        {"user": "slow", "at": 100, "n": 1},
+        {"user": "slow", "at": 900, "n": 1},
+        {"user": "u1", "at": 3_499, "n": 1},
+    ]
+    lines(tmp_path / "in", "3.json", late)
+    query = compiled(spark, decode(body), body, Setting(version=1, slots=2, checkpoint=str(at), connect=None)).start()
+    query.awaitTermination()
+    said = [list(late_of(json.loads(one.json)).values()) for one in query.recentProgress if one.numInputRows]
+    newest = [max(one["at"] for one in segments[: 100 * (place + 1)]) - 500 for place in range(3)]
+    so_far = [0, 0, 0, 0]
+    for place in range(3):
+        ends = [one["at"] // 1_000 * 1_000 + 1_000 for one in segments[100 * place : 100 * (place + 1)]]
+        clock = newest[place - 1] if place else -1
+        so_far[place] = so_far[place - 1] * bool(place) + sum(end <= clock for end in ends)
+    so_far[3] = so_far[2] + 2
+    assert said == [[count] for count in so_far[-len(said) :]] and len(said) > 1
+    assert not [one for one in written(tmp_path / "counts") if one["key"] == "slow"]
 
 
 def test_state_is_as_it_was_after_a_failure(spark: Any, tmp_path: Path) -> None:
