@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import trio
 import trio.testing
+from kazoo.client import KazooClient
 
 from onyxq.log.interface import LogSession
-from onyxq.log.zookeeper import ZookeeperSession
+from onyxq.log.zookeeper import ZookeeperBackend, ZookeeperSession
 from onyxq.log.zookeeper_server import ZookeeperServer
 from tests.conformance.zookeeper_proxy import Frames
 
@@ -43,6 +44,29 @@ async def until(condition: Callable[[], bool]) -> None:
     """Wait for something that a server or a thread brings about."""
     while not condition():
         await trio.sleep(0.01)
+
+
+@asynccontextmanager
+async def session_with(backend: ZookeeperBackend) -> AsyncIterator[ZookeeperSession]:
+    """A session that is closed behind the test however it ends: kazoo's threads would try for ever to reconnect."""
+    session = await backend.session()
+    try:
+        yield session
+    finally:
+        with trio.CancelScope(shield=True):
+            await session.aclose()
+
+
+@contextmanager
+def intruder(hosts: str) -> Iterator[Any]:
+    """Another program's client of ZooKeeper, connected."""
+    client = KazooClient(hosts)
+    try:
+        client.start()
+        yield client
+    finally:
+        client.stop()
+        client.close()
 
 
 async def under_way(session: LogSession) -> None:

@@ -450,17 +450,16 @@ async def test_closing_a_session_ends_what_waits_in_it(opened: Opener) -> None:
 
 
 @bounded
-async def test_a_destroyed_log_starts_anew(backend: LogBackend) -> None:
+async def test_a_destroyed_log_starts_anew(backend: LogBackend, opened: Opener) -> None:
     """Records, origin and pulses are gone."""
-    session = await backend.session()
+    session = await opened()
     await append_many(session, 20)
     assert await session.store_origin(9, b"o", expected_version=-1)
     await session.trim(4)
     await session.aclose()
     await backend.destroy()
-    session = await backend.session()
+    session = await opened()
     assert await session.tail() == START
     assert await session.origin() is None
     assert await session.append(b"new") == 0
     assert (await record_at(session, 0)).data == b"new"
-    await session.aclose()

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 import trio
-from kazoo.client import KazooClient
 
 from onyxq.log import embedded, zookeeper_origin
 from onyxq.log.embedded import EmbeddedBackend
 from onyxq.log.interface import LogSession, Record, Trimmed
 from onyxq.log.zookeeper import ZookeeperBackend, ZookeeperSession
 from onyxq.log.zookeeper_server import ZookeeperServer
-from tests.conformance.log_world import TEST_TIMEOUT_S, bounded
+from tests.conformance.log_world import TEST_TIMEOUT_S, bounded, intruder, session_with
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -91,13 +90,11 @@ class _Dying:
         return counted
 
 
-async def prepared(backend: ZookeeperBackend | EmbeddedBackend) -> LogSession:
-    """A session with a log that was collected once."""
-    session: LogSession = await backend.session()
+async def prepare(session: LogSession) -> None:
+    """Have the log collected once."""
     for number in range(RECORDS):
         await session.append(b"%d" % number)
     await collect(session, FIRST)
-    return session
 
 
 @pytest.fixture(autouse=True)
@@ -120,13 +117,11 @@ async def ended(zookeeper: ZookeeperServer, cluster: str, *, calls: int) -> bool
     """Let a collector die at so many calls and see that all is right; True if it came to the end before."""
     with trio.fail_after(TEST_TIMEOUT_S):
         backend = ZookeeperBackend(zookeeper.hosts, cluster)
-        session = await prepared(backend)
-        dying = await backend.session()
-        came_to_the_end = await _dies(dying, calls)
-        await check(session, {FIRST, SECOND})
-        await finish(session)
-        await session.aclose()
-        await dying.aclose()
+        async with session_with(backend) as session, session_with(backend) as dying:
+            await prepare(session)
+            came_to_the_end = await _dies(dying, calls)
+            await check(session, {FIRST, SECOND})
+            await finish(session)
         assert await _names(zookeeper, backend.cluster) == [f"{THIRD}"] * 3 + ["pointer"]
         return came_to_the_end
 
@@ -143,11 +138,8 @@ async def _dies(session: ZookeeperSession, calls: int) -> bool:
 
 async def _names(zookeeper: ZookeeperServer, cluster: str) -> list[str]:
     """Positions of the chunks that are there, and the pointer."""
-    client = KazooClient(zookeeper.hosts)
-    await trio.to_thread.run_sync(client.start)
-    names = await trio.to_thread.run_sync(client.get_children, f"/onyxq/{cluster}/origin")
-    await trio.to_thread.run_sync(client.stop)
-    client.close()
+    with intruder(zookeeper.hosts) as client:
+        names = client.get_children(f"/onyxq/{cluster}/origin")
     return sorted(name.split("-")[0] for name in names)
 
 
@@ -155,7 +147,8 @@ async def _names(zookeeper: ZookeeperServer, cluster: str) -> list[str]:
 async def test_an_embedded_log_may_end_between_any_two_of_its_transactions(tmp_path: Path) -> None:
     """The files as they are behind each one are a log of their own."""
     backend = EmbeddedBackend.open(tmp_path / "log")
-    session = await prepared(backend)
+    session = await backend.session()
+    await prepare(session)
     copies: list[Path] = []
     work = backend._work
 

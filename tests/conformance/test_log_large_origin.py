@@ -15,6 +15,7 @@ from onyxq.log.zookeeper_origin import CHUNK_BYTES
 from onyxq.log.zookeeper_server import ZookeeperServer
 from onyxq.peer.collecting import packed, unpacked
 from onyxq.replica import EMPTY, ClaimPiece, Partition, Replica
+from tests.conformance.log_world import session_with
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -50,22 +51,20 @@ async def test_two_hundred_thousand_claims_are_stored_and_loaded(zookeeper: Zook
             turns += 1
             await trio.lowlevel.checkpoint()
 
-    with trio.fail_after(120):
+    with trio.fail_after(300):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(others)
             data = await packed(replica)
             while_packed, turns = turns, 0
             backend = ZookeeperBackend(zookeeper.hosts, cluster)
-            writer, reader = await backend.session(), await backend.session()
-            assert await writer.store_origin(replica.position, data, expected_version=-1)
-            origin = await reader.origin()
+            async with session_with(backend) as writer, session_with(backend) as reader:
+                assert await writer.store_origin(replica.position, data, expected_version=-1)
+                origin = await reader.origin()
             assert origin is not None
             turns = 0
             again = await unpacked(origin.data)
             while_built = turns
             nursery.cancel_scope.cancel()
-        await writer.aclose()
-        await reader.aclose()
     assert len(data) > 5 * CHUNK_BYTES, "this is to be an origin of many chunks"
     assert again == replica
     assert snapshot.digest(again) == snapshot.digest(replica)

@@ -17,7 +17,7 @@ from onyxq.peer.clock import SystemClock
 from onyxq.peer.outbox import Outbox
 from onyxq.replica import EMPTY, Replica
 from onyxq.step import step
-from tests.conformance.log_world import SESSION_TIMEOUT_MS, bounded, expire, identity_of, until
+from tests.conformance.log_world import SESSION_TIMEOUT_MS, bounded, expire, identity_of, session_with, until
 from tests.conformance.zookeeper_proxy import AFTER, ANSWERED, BEFORE, DURING, WHOLE, proxies
 from tests.entries.world import CLUSTER_ID, creation, joining
 
@@ -95,8 +95,11 @@ async def test_a_record_is_applied_once_wherever_its_append_breaks(
     zookeeper: ZookeeperServer, cluster: str, where: str
 ) -> None:
     """The outbox is in doubt, sends again, and is told the outcome; in the same session."""
-    async with proxies(zookeeper.hosts) as (proxy,), trio.open_nursery() as nursery:
-        session = await backend_at(proxy.address, cluster).session()
+    async with (
+        proxies(zookeeper.hosts) as (proxy,),
+        session_with(backend_at(proxy.address, cluster)) as session,
+        trio.open_nursery() as nursery,
+    ):
         writer = Writer(session)
         await writer.run(nursery)
         await writer.set_slots([1])
@@ -105,11 +108,9 @@ async def test_a_record_is_applied_once_wherever_its_append_breaks(
         await writer.set_slots([2, 3, 4, 5])
         assert identity_of(session) == identity
         assert proxy.cuts == 2
-        other = await backend_at(zookeeper.hosts, cluster).session()
-        assert await applied(other) == [1, 2, 3, 4, 5] == writer.known
+        async with session_with(backend_at(zookeeper.hosts, cluster)) as other:
+            assert await applied(other) == [1, 2, 3, 4, 5] == writer.known
         nursery.cancel_scope.cancel()
-        await other.aclose()
-        await session.aclose()
 
 
 @pytest.mark.slow
@@ -120,17 +121,18 @@ async def test_records_are_applied_once_and_in_order_through_many_breaks(
     """Also when what was sent again breaks again."""
     chance = random.Random(5)
     words = [BEFORE, DURING, AFTER, ANSWERED, WHOLE, WHOLE, WHOLE]
-    async with proxies(zookeeper.hosts) as (proxy,), trio.open_nursery() as nursery:
-        session = await backend_at(proxy.address, cluster).session()
+    async with (
+        proxies(zookeeper.hosts) as (proxy,),
+        session_with(backend_at(proxy.address, cluster)) as session,
+        trio.open_nursery() as nursery,
+    ):
         writer = Writer(session)
         await writer.run(nursery)
         proxy.plan = deque(chance.choices(words, k=25))
         await writer.set_slots(range(1, 31))
-        other = await backend_at(zookeeper.hosts, cluster).session()
-        assert await applied(other) == list(range(1, 31)) == writer.known
+        async with session_with(backend_at(zookeeper.hosts, cluster)) as other:
+            assert await applied(other) == list(range(1, 31)) == writer.known
         nursery.cancel_scope.cancel()
-        await other.aclose()
-        await session.aclose()
 
 
 @pytest.mark.slow
@@ -139,8 +141,11 @@ async def test_a_session_that_moves_to_another_server_amid_appends_goes_on(
     ensemble: ZookeeperServer, cluster: str
 ) -> None:
     """Twice, each time with an append whose answer is lost; session and pulse stay."""
-    async with proxies(ensemble.hosts) as servers, trio.open_nursery() as nursery:
-        session = await backend_at(",".join(proxy.address for proxy in servers), cluster).session()
+    async with (
+        proxies(ensemble.hosts) as servers,
+        session_with(backend_at(",".join(proxy.address for proxy in servers), cluster)) as session,
+        trio.open_nursery() as nursery,
+    ):
         await session.set_pulse(PEER, b"")
         writer = Writer(session)
         await writer.run(nursery)
@@ -154,16 +159,15 @@ async def test_a_session_that_moves_to_another_server_amid_appends_goes_on(
             async with trio.open_nursery() as both:
                 both.start_soon(writer.set_slots, range(start, start + 10))
                 await until(lambda: not plan)
-                for proxy in servers:
+                for proxy in servers:  # all in one step: a session that moves on meanwhile would find every door shut
                     proxy.refusing = proxy.used
+                for proxy in servers:
                     await proxy.interrupt()
         assert identity_of(session) == identity
-        other = await backend_at(ensemble.hosts, cluster).session()
-        assert await applied(other) == list(range(1, 22)) == writer.known
-        assert PEER in await other.pulses()
+        async with session_with(backend_at(ensemble.hosts, cluster)) as other:
+            assert await applied(other) == list(range(1, 22)) == writer.known
+            assert PEER in await other.pulses()
         nursery.cancel_scope.cancel()
-        await other.aclose()
-        await session.aclose()
 
 
 @pytest.mark.parametrize("where", [WHOLE, BEFORE, AFTER])
@@ -172,10 +176,12 @@ async def test_nothing_is_written_behind_the_end_of_a_session(
     zookeeper: ZookeeperServer, cluster: str, where: str
 ) -> None:
     """It expires with an append under way: what was known is applied, and at most that one besides."""
-    async with proxies(zookeeper.hosts) as (proxy,):
-        session = await backend_at(proxy.address, cluster).session()
+    async with (
+        proxies(zookeeper.hosts) as (proxy,),
+        session_with(backend_at(zookeeper.hosts, cluster)) as other,
+        session_with(backend_at(proxy.address, cluster)) as session,
+    ):
         writer = Writer(session)
-        other = await backend_at(zookeeper.hosts, cluster).session()
         ended = False
         try:
             async with trio.open_nursery() as nursery:
@@ -195,4 +201,3 @@ async def test_nothing_is_written_behind_the_end_of_a_session(
         assert slots == list(range(1, len(slots) + 1))
         assert len(slots) - len(writer.known) in (0, 1)
         assert writer.known == slots[: len(writer.known)]
-        await other.aclose()

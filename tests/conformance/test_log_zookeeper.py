@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 import trio
 from attrs import define, field
-from kazoo.client import KazooClient
 
 from onyxq.errors import Corrupt, LogUnavailable
 from onyxq.log.interface import SEGMENT_RECORDS, AppendUnknown, Record, SessionLost
-from onyxq.log.kazoo_client import SessionClient
+from onyxq.log.kazoo_client import RECONNECT_FIRST_S, SessionClient
 from onyxq.log.zookeeper import ZookeeperBackend, ZookeeperSession
 from onyxq.log.zookeeper_reader import END
 from onyxq.log.zookeeper_server import ZookeeperServer
@@ -29,7 +28,9 @@ from tests.conformance.log_world import (
     expire,
     frozen,
     identity_of,
+    intruder,
     killed,
+    session_with,
     under_way,
     until,
 )
@@ -52,9 +53,13 @@ def session_timeout_ms() -> int:
 
 
 @pytest.fixture
-def backend(zookeeper: ZookeeperServer, cluster: str, session_timeout_ms: int) -> ZookeeperBackend:
+def backend(
+    zookeeper: ZookeeperServer, cluster: str, session_timeout_ms: int, segment_records: int
+) -> ZookeeperBackend:
     """An empty log."""
-    return ZookeeperBackend(zookeeper.hosts, cluster, session_timeout_ms=session_timeout_ms)
+    return ZookeeperBackend(
+        zookeeper.hosts, cluster, session_timeout_ms=session_timeout_ms, segment_records=segment_records
+    )
 
 
 @define(eq=False)
@@ -121,16 +126,14 @@ async def test_clusters_in_one_zookeeper_do_not_see_each_other(
 ) -> None:
     """Records, pulses and origins are each cluster's own; destroying one leaves the other."""
     neighbour = ZookeeperBackend(zookeeper.hosts, cluster + "-2")
-    one, other = await backend.session(), await neighbour.session()
-    await one.append(b"one")
-    await one.set_pulse("a", b"")
-    assert await one.store_origin(0, b"o", expected_version=-1)
-    assert (await other.tail(), await other.pulses(), await other.origin()) == (-1, {}, None)
-    await neighbour.destroy()
-    found = await one.read(0)
-    assert isinstance(found, Record) and found.data == b"one"
-    await one.aclose()
-    await other.aclose()
+    async with session_with(backend) as one, session_with(neighbour) as other:
+        await one.append(b"one")
+        await one.set_pulse("a", b"")
+        assert await one.store_origin(0, b"o", expected_version=-1)
+        assert (await other.tail(), await other.pulses(), await other.origin()) == (-1, {}, None)
+        await neighbour.destroy()
+        found = await one.read(0)
+        assert isinstance(found, Record) and found.data == b"one"
 
 
 @bounded
@@ -193,8 +196,10 @@ async def test_a_session_outlives_connections_that_are_taken_and_ignored(
     zookeeper: ZookeeperServer, cluster: str
 ) -> None:
     """As ZooKeeper does with some while it starts: there is time for another try, and one more."""
-    async with proxies(zookeeper.hosts) as (proxy,):
-        session = await ZookeeperBackend(proxy.address, cluster, session_timeout_ms=SILENCE_TIMEOUT_MS).session()
+    async with (
+        proxies(zookeeper.hosts) as (proxy,),
+        session_with(ZookeeperBackend(proxy.address, cluster, session_timeout_ms=SILENCE_TIMEOUT_MS)) as session,
+    ):
         identity = identity_of(session)
         proxy.ignoring = 2
         await proxy.interrupt()
@@ -202,7 +207,22 @@ async def test_a_session_outlives_connections_that_are_taken_and_ignored(
         await append_until_known(session, 0, [])
         assert identity_of(session) == identity
         assert proxy.ignoring == 0
-        await session.aclose()
+
+
+@bounded
+async def test_servers_that_refuse_are_not_hammered(zookeeper: ZookeeperServer, cluster: str) -> None:
+    """Each try is later behind the last than the one before: by a fifth at least, whatever the jitter."""
+    async with (
+        proxies(zookeeper.hosts) as (proxy,),
+        session_with(ZookeeperBackend(proxy.address, cluster, session_timeout_ms=SESSION_TIMEOUT_MS)) as session,
+    ):
+        proxy.refusing = True
+        started = trio.current_time()
+        await proxy.interrupt()
+        await until(lambda: proxy.refused >= 8)
+        assert trio.current_time() - started > sum(RECONNECT_FIRST_S * 0.6 * 1.2**number for number in range(7))
+        proxy.refusing = False
+        await until(lambda: session.connected)
 
 
 @bounded
@@ -210,8 +230,10 @@ async def test_an_answer_that_is_missing_among_others_breaks_the_connection(
     zookeeper: ZookeeperServer, cluster: str
 ) -> None:
     """The append is unknown, though it landed; the session goes on, and so do all other calls."""
-    async with proxies(zookeeper.hosts) as (proxy,):
-        session = await ZookeeperBackend(proxy.address, cluster, session_timeout_ms=SESSION_TIMEOUT_MS).session()
+    async with (
+        proxies(zookeeper.hosts) as (proxy,),
+        session_with(ZookeeperBackend(proxy.address, cluster, session_timeout_ms=SESSION_TIMEOUT_MS)) as session,
+    ):
         identity = identity_of(session)
         proxy.plan.append(MISSING)
         unknown: list[int] = []
@@ -222,7 +244,6 @@ async def test_an_answer_that_is_missing_among_others_breaks_the_connection(
         assert unknown == [0]
         assert await everything(session) == [0, 0]
         assert identity_of(session) == identity
-        await session.aclose()
 
 
 @pytest.mark.slow
@@ -343,14 +364,11 @@ async def test_no_call_gets_into_a_new_session_while_one_expires(zookeeper: Zook
 @pytest.mark.parametrize("segment_records", [SEGMENT_RECORDS, 40])
 @bounded
 async def test_readers_never_stall_or_differ_while_connections_break_and_the_log_is_trimmed(
-    zookeeper: ZookeeperServer, cluster: str, segment_records: int
+    opened: Opener, segment_records: int
 ) -> None:
     """Three readers, two of which append, against trims and broken connections at many points of the log; in one
     segment and in many."""
-    backend = ZookeeperBackend(
-        zookeeper.hosts, cluster, session_timeout_ms=SESSION_TIMEOUT_MS, segment_records=segment_records
-    )
-    sessions = [await backend.session() for _ in range(3)]
+    sessions = [await opened() for _ in range(3)]
     seen: dict[int, Record] = {}
     positions = [0, 0, 0]
     known = Appended()
@@ -398,8 +416,6 @@ async def test_readers_never_stall_or_differ_while_connections_break_and_the_log
     origin = await sessions[0].origin()
     assert origin is not None and all(position in seen for position in known.positions if position > origin.position)
     assert (tail >= SEGMENT_POSITIONS) == (segment_records == 40)
-    for session in sessions:
-        await session.aclose()
 
 
 def points(chance: random.Random, *, apart: int, kinds: int) -> list[tuple[int, int]]:
@@ -414,11 +430,8 @@ async def test_a_hole_in_the_log_is_a_clear_error(backend: ZookeeperBackend, ope
     session = await opened()
     for number in range(5):
         await session.append(b"%d" % number)
-    intruder = KazooClient(backend.hosts)
-    await trio.to_thread.run_sync(intruder.start)
-    intruder.delete(f"/onyxq/{backend.cluster}/log/0/e-0000000002")
-    intruder.stop()
-    intruder.close()
+    with intruder(backend.hosts) as other:
+        other.delete(f"/onyxq/{backend.cluster}/log/0/e-0000000002")
     reader = await opened()
     await reader.read(0)
     await reader.read(1)
@@ -430,15 +443,12 @@ async def test_a_hole_in_the_log_is_a_clear_error(backend: ZookeeperBackend, ope
 async def test_chunks_of_a_crashed_writer_go_with_the_next_origin(backend: ZookeeperBackend, opened: Opener) -> None:
     """Nothing but the present origin's chunks and the pointer remain."""
     session = await opened()
-    intruder = KazooClient(backend.hosts)
-    await trio.to_thread.run_sync(intruder.start)
     directory = f"/onyxq/{backend.cluster}/origin"
-    intruder.create(f"{directory}/3-crashed-0", b"half")
-    assert await session.store_origin(5, b"five", expected_version=-1)
-    assert await session.store_origin(9, bytes(1_200_000), expected_version=0)
-    names = intruder.get_children(directory)
-    intruder.stop()
-    intruder.close()
+    with intruder(backend.hosts) as other:
+        other.create(f"{directory}/3-crashed-0", b"half")
+        assert await session.store_origin(5, b"five", expected_version=-1)
+        assert await session.store_origin(9, bytes(1_200_000), expected_version=0)
+        names = other.get_children(directory)
     assert sorted(name.split("-")[0] for name in names) == ["9", "9", "9", "pointer"]
 
 
@@ -447,13 +457,10 @@ async def test_a_damaged_chunk_is_a_clear_error(backend: ZookeeperBackend, opene
     """The checksum is over the whole origin."""
     session = await opened()
     assert await session.store_origin(5, b"five", expected_version=-1)
-    intruder = KazooClient(backend.hosts)
-    await trio.to_thread.run_sync(intruder.start)
     directory = f"/onyxq/{backend.cluster}/origin"
-    chunk = next(name for name in intruder.get_children(directory) if name.startswith("5-"))
-    intruder.set(f"{directory}/{chunk}", b"fivf")
-    intruder.stop()
-    intruder.close()
+    with intruder(backend.hosts) as other:
+        chunk = next(name for name in other.get_children(directory) if name.startswith("5-"))
+        other.set(f"{directory}/{chunk}", b"fivf")
     with pytest.raises(Corrupt, match="checksum"):
         await session.origin()
 
@@ -464,21 +471,21 @@ async def test_an_ensemble_whose_leader_dies_goes_on_in_the_same_session(
     ensemble: ZookeeperServer, cluster: str
 ) -> None:
     """Writing pauses for an election; nothing acknowledged is lost or out of order."""
-    session = await ZookeeperBackend(ensemble.hosts, cluster, session_timeout_ms=SESSION_TIMEOUT_MS).session()
-    identity = identity_of(session)
-    for number in range(100):
-        await append_until_known(session, number, [])
-    leader = -1
-    while leader < 0:
-        leader = await trio.to_thread.run_sync(ensemble.leader)
-    ensemble.kill(leader)
-    for number in range(100, 200):
-        await append_until_known(session, number, [])
-    numbers: list[int] = []
-    await follow(session, numbers, last=199)
-    assert numbers == list(range(200))
-    assert identity_of(session) == identity
-    await session.aclose()
+    backend = ZookeeperBackend(ensemble.hosts, cluster, session_timeout_ms=SESSION_TIMEOUT_MS)
+    async with session_with(backend) as session:
+        identity = identity_of(session)
+        for number in range(100):
+            await append_until_known(session, number, [])
+        leader = -1
+        while leader < 0:
+            leader = await trio.to_thread.run_sync(ensemble.leader)
+        ensemble.kill(leader)
+        for number in range(100, 200):
+            await append_until_known(session, number, [])
+        numbers: list[int] = []
+        await follow(session, numbers, last=199)
+        assert numbers == list(range(200))
+        assert identity_of(session) == identity
 
 
 @bounded

@@ -43,6 +43,8 @@ class Proxy:
     """How often the connection was cut by the plan."""
     refusing: bool = False
     """Whether it lets nobody in."""
+    refused: int = 0
+    """How many it has not let in."""
     ignoring: int = 0
     """So many of the next connections it takes and does nothing with, as a server does that starts."""
     address: str = ""
@@ -61,6 +63,7 @@ class Proxy:
     async def handle(self, client: trio.SocketStream) -> None:
         """Serve one connection."""
         if self.refusing:
+            self.refused += 1
             await trio.aclose_forcefully(client)
             return
         if self.ignoring:
