@@ -51,6 +51,7 @@ SETTINGS: Mapping[str, Known] = {
     "spark": Known(None, "host Spark, and so run jobs", bool),
     "slots": Known(None, "job slots that the peer offers if it hosts Spark (default: its cores)", int),
     "spark_master": Known("local", "Spark's master: local, spark://HOST:PORT, yarn or k8s://..."),
+    "spark_conf": Known(None, "file of Spark's own settings, NAME VALUE a line like spark-defaults.conf"),
     "spark_warm": Known(None, "keep a Spark session open, so that jobs start faster", bool),
     "checkpoints": Known(None, "path or URI, which all peers reach, for what jobs keep of windows and joins"),
     "session_timeout_ms": Known(6_000, "silence after which ZooKeeper gives the peer up"),

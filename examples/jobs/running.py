@@ -27,7 +27,7 @@ from onyxq.client import JobOutcome
 from onyxq.errors import OnyxqError
 
 SLOTS = 2
-JOB_S_MAX = 300
+JOB_S_MAX = 600
 """For a start of Spark and the job, on a machine that has other things to do."""
 END_S_MAX = 20
 SHOWN = 5

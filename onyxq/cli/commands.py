@@ -31,7 +31,7 @@ NOUNS = {
 }
 
 PEER_SETTINGS = tuple(name for name in SETTINGS if name not in ("connect", "token"))
-SPARK_SETTINGS = ("spark", "slots", "tags", "spark_master", "spark_warm", "checkpoints")
+SPARK_SETTINGS = ("spark", "slots", "tags", "spark_master", "spark_conf", "spark_warm", "checkpoints")
 ZOOKEEPER_NEEDED = setting("zookeeper", required=False, help="HOST:PORT,... of ZooKeeper; needed")
 PARTITIONS = option(
     "--partitions", type=int, default=64, metavar="N", help="partitions of the cluster, for good (default 64)"

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onyxq.cli.context import Context
@@ -24,6 +26,7 @@ OFF = "off"
 PEERS_MAX = 16
 """Peers of one process."""
 COLLECT_AFTER_OBJECTS = 5_000
+SPARK_SETTING = re.compile(r"(spark\.[^\s=]+)[\s=]+(.+)")
 
 
 def peer_start(context: Context) -> None:
@@ -87,9 +90,33 @@ def _spark(context: Context) -> dict[str, Any]:
         "slots": int(given) if given is not None else (cores() if spark else 0),
         "tags": tuple(word.strip() for word in context.text("tags").split(",") if word.strip()),
         "spark_master": context.text("spark_master"),
+        "spark_conf": spark_conf(context.text("spark_conf")),
         "spark_warm": context.switched_on("spark_warm"),
         "checkpoints": context.text("checkpoints") or None,
     }
+
+
+def spark_conf(path: str) -> dict[str, str]:
+    """Spark's own settings in a file; raises `BadRequest` for one that cannot be read or understood."""
+    if not path:
+        return {}
+    try:
+        lines = Path(path).read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRequest(f"{path}: {error}", field="spark_conf") from None
+    found = {}
+    for number, line in enumerate(map(str.strip, lines), start=1):
+        if not line or line.startswith("#"):
+            continue
+        setting = SPARK_SETTING.fullmatch(line)
+        if setting is None:
+            raise BadRequest(
+                f"{path}, line {number}: {line!r} is no setting of Spark's",
+                field="spark_conf",
+                hint="A line is a name that begins with spark., and its value: spark.driver.memory 2g",
+            )
+        found[setting[1]] = setting[2]
+    return found
 
 
 def cores() -> int:

@@ -23,7 +23,7 @@ from typing import Any
 
 import trio
 from anyio.abc import ByteStream, TaskStatus
-from attrs import frozen
+from attrs import field, frozen
 
 from onyxq.archive import Archive
 from onyxq.entry import Entries
@@ -79,6 +79,8 @@ class PeerConfig:
     spark: bool = False
     """Whether it hosts Spark, and so drives jobs."""
     spark_master: str = "local"
+    spark_conf: Mapping[str, str] = field(factory=dict)
+    """Spark's own settings; they win over ours."""
     spark_warm: bool = False
     """A session is kept open, so that jobs start faster."""
     checkpoints: str | None = None
@@ -302,6 +304,7 @@ def _spark(config: PeerConfig) -> SparkSettings:
         slots=config.slots,
         master=config.spark_master,
         checkpoints=config.checkpoints,
+        conf=dict(config.spark_conf),
         warm=config.spark_warm,
         modules=(os.getcwd(),),
     )

@@ -67,6 +67,6 @@ def _explained(task: Input, place: str, error: Exception) -> BadRequest | Incomp
     if "Failed to find" in said:
         return Incomplete(
             f"{place}.format: Spark has no {task.format!r} here: {said}",
-            hint="Give the jars that bring it, for example conf spark.jars.packages of the peer.",
+            hint="Give the jars that bring it: spark.jars.packages in the file that --spark-conf of the peer names.",
         )
     return BadRequest(f"{place} ({task.name}): Spark cannot read it: {said}", field=place)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from onyxq.cli.daemons import spark_conf
 from onyxq.cli.main import run
 from onyxq.config import SETTINGS, load
 from onyxq.errors import BadRequest
@@ -126,3 +127,28 @@ def test_a_switch_that_is_neither_is_refused(here: Path, capsys: pytest.CaptureF
         (here / "onyxq.toml").write_text(f"spark = {said}\n")
         assert run(["config", "show"]) == 2
         assert "spark must be true or false" in capsys.readouterr().err
+
+
+def test_sparks_own_settings_are_read_as_spark_reads_them(here: Path) -> None:
+    """A name and a value a line, apart by spaces or ``=``; comments and empty lines are none."""
+    (here / "spark.conf").write_text(
+        "# executors\n\nspark.executor.memory   2g\nspark.ui.port=4040\nspark.executor.extraJavaOptions -Da=b -Dc=d\n"
+    )
+    assert spark_conf("spark.conf") == {
+        "spark.executor.memory": "2g",
+        "spark.ui.port": "4040",
+        "spark.executor.extraJavaOptions": "-Da=b -Dc=d",
+    }
+    assert spark_conf("") == {}
+
+
+@pytest.mark.parametrize(("line", "says"), [("executor.memory 2g", "line 1"), ("spark.executor.memory", "line 1")])
+def test_a_wrong_file_of_sparks_settings_is_refused(
+    here: Path, capsys: pytest.CaptureFixture[str], line: str, says: str
+) -> None:
+    """With its line; so is a file that is not there."""
+    (here / "spark.conf").write_text(f"{line}\n")
+    assert run(["dev", "--spark-conf", "spark.conf"]) == 2
+    assert says in capsys.readouterr().err
+    assert run(["peer", "start", "--spark-conf", "missing.conf"]) == 2
+    assert "missing.conf" in capsys.readouterr().err
