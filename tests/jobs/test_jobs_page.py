@@ -20,13 +20,15 @@ from onyxq.jobs.model import Job
 from tests.interfaces.live_world import running
 from tests.jobs.fake_host import FakeHosts, FakeLink, Message, obedient
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs/jobs.rst").read_text("utf-8")
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE = (DOCS / "jobs.rst").read_text("utf-8")
+GUIDE = (DOCS / "from-onyx.rst").read_text("utf-8")
 BLOCK = re.compile(r"\.\. code-block:: python\n   :caption: (\S+)\n\n((?:   .*\n|\n)+)")
 
 
-def code(caption: str) -> str:
+def code(caption: str, page: str = PAGE) -> str:
     """All that is shown of a file."""
-    return "\n".join(textwrap.dedent(text) for name, text in BLOCK.findall(PAGE) if name == caption)
+    return "\n".join(textwrap.dedent(text) for name, text in BLOCK.findall(page) if name == caption)
 
 
 def test_the_job_of_the_page_runs_as_its_calls_show(
@@ -64,3 +66,17 @@ def test_names_and_states_of_the_page_exist() -> None:
     states = {lifetime.WAITING, lifetime.RUNNING, *lifetime.ENDED}
     assert set(re.findall(r"^``(\w+)``", table, re.MULTILINE)) == states
     assert {one.name for one in attrs.fields(Job)} >= {"tags", "zones", "scheduler"}
+
+
+def test_the_job_of_the_guide_from_onyx_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It can be submitted as it stands, and what the guide calls things they are called."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    file = tmp_path / "words.py"
+    file.write_text(code("words.py", GUIDE))
+    job = load_job(f"{file}:job")
+    check(job)
+    assert decode(encode(job)).workflow == job.workflow
+    for name in re.findall(r"(?<!`)`([A-Z]\w+)`(?!`)", GUIDE):
+        assert name in onyxq.__all__, name
+    for call in ("submit", "kill", "wait", "subscribe", "gc"):
+        assert f"``{call}``" in GUIDE and hasattr(onyxq.api, call)
