@@ -122,7 +122,7 @@ def main() -> None:
     ]
     running.check("functions", functions, (one for one in wanted if one[0] == "def"))
     running.check("classes", classes, (one for one in wanted if one[0] == "class"))
-    running.check("tasks of the input that are completed", [states["completed"]], [len(lines)])
+    running.check_number("completed tasks of the input", states["completed"], len(lines))
 
 
 if __name__ == "__main__":

@@ -118,6 +118,13 @@ def check(what: str, found: Iterable[Any], wanted: Iterable[Any]) -> None:
     print(f"exact: {what}, {should.total():,} rows")
 
 
+def check_number(what: str, found: int, wanted: int) -> None:
+    """Compare a number with that of a plain computation; raises `Failed`."""
+    if found != wanted:
+        raise Failed(f"{what}: {found:,} instead of {wanted:,}")
+    print(f"exact: {what}, {found:,}")
+
+
 def json_rows(path: Path) -> list[Any]:
     """The segments in a folder that an output of the format ``json`` has written."""
     return [json.loads(line) for file in sorted(path.glob("*.json")) for line in file.read_text("utf-8").splitlines()]
@@ -145,13 +152,13 @@ def main(example: Callable[[], None]) -> None:
     except (Failed, OnyxqError) as error:
         sys.exit(f"failed: {error}")
     print(f"all of it in {time.monotonic() - began:.1f} s")
-    sys.stdout.flush()
 
 
 __all__ = [
     "Cluster",
     "Failed",
     "check",
+    "check_number",
     "completed",
     "folder",
     "json_rows",

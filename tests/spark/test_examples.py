@@ -21,10 +21,10 @@ CHECKED = {
     "word_count.py": {"words by hour", "words in all"},
     "log_sessions.py": {"visits", "broken lines"},
     "join_inputs.py": {"imports of sources", "imports of others"},
-    "queue_to_queue.py": {"functions", "classes", "tasks of the input that are completed"},
+    "queue_to_queue.py": {"functions", "classes", "completed tasks of the input"},
     "archive_analysis.py": {
-        *("archived tasks", "sums of the job", "what is in the history, and overlaps"),
-        *("outcomes of claims", "retries", "the forged claim is found"),
+        *("archived tasks", "sums of the job", "tasks in the history", "claims in the history"),
+        *("overlapping claims", "retries", "outcomes of claims", "the forged claim is found"),
     },
 }
 """What each says that it has compared."""
