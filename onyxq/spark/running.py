@@ -16,7 +16,7 @@ from pyspark.errors import PySparkException
 from onyxq.jobs.encoding import decode
 from onyxq.jobs.keeping import later
 from onyxq.jobs.model import Job
-from onyxq.spark import ending, files, lifecycles, pools, progress, queues
+from onyxq.spark import disks, ending, files, lifecycles, pools, progress, queues
 from onyxq.spark.checkpoint import Checkpoints, mark_of
 from onyxq.spark.compile import Setting, bounded, compiled, folders_of, inputs_of
 from onyxq.spark.failures import of_exception
@@ -80,6 +80,8 @@ class Running:
         self._watermark_ms: int | None = None
         self._late: dict[str, int] = {}
         """Segments that came too late, as each window's or join's groups told last."""
+        self._places: dict[str, str] = {}
+        """What it writes to, for who has to make room."""
         self._thread = threading.Thread(target=self._run, name=f"job {order.job}", daemon=True)
 
     @property
@@ -131,7 +133,7 @@ class Running:
             if self._stopped:
                 self._tell("stopped")
             else:
-                failure = of_exception(error)
+                failure = disks.told(of_exception(error), self._places)
                 said = {"error": failure.error, "task": failure.task, "segment": failure.segment}
                 self._tell("failed", **said, traceback=failure.traceback, restart=failure.restart, code=failure.code)
         else:
@@ -147,6 +149,8 @@ class Running:
         if folders and mark:
             files.publish(folders, job=job.id, batch=order.batch, mark=mark)
         checkpoints = self._place.checkpoints
+        self._places = {"its checkpoint": job.checkpoint or checkpoints.base}
+        self._places |= {f"output {folder.name}": folder.path for folder in folders}
         checkpoint = checkpoints.fit(job, version=order.version, batch=order.batch, recorded=order.offsets)
         setting = Setting(order.version, self._place.slots, checkpoint, self._place.connect, batch=order.batch)
         lifecycles.in_worker(session, order.body, order.version, "before_job")

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -72,14 +72,26 @@ class HostProcess:
         return self.process.wait(PATIENCE_S)
 
 
+def on_small_disk(folder: Path, size: str) -> list[str]:
+    """What a command is to begin with that is to see a disk of its own at a folder, of that size, and full.
+
+    A file ``full`` takes all there is. Nobody else sees the disk, and it goes with the command's processes.
+    """
+    whole = f"mount -t tmpfs -o size={size} tmpfs '{folder}' || exit 9; head -c 1G /dev/zero > '{folder}/full' 2>&-"
+    mapped = [] if os.geteuid() == 0 else ["--map-root-user"]
+    return ["unshare", "--mount", *mapped, "sh", "-c", f'{whole}; exec "$@"', "sh"]
+
+
 @contextmanager
-def host_process(work: Path, *, environment: Mapping[str, str] | None = None, **asked: Any) -> Iterator[HostProcess]:
-    """A host; killed behind the test if it has not ended."""
+def host_process(
+    work: Path, *, environment: Mapping[str, str] | None = None, inside: Sequence[str] = (), **asked: Any
+) -> Iterator[HostProcess]:
+    """A host; killed behind the test if it has not ended. ``inside``: a command that runs it."""
     argument = json.dumps({"work": str(work), "slots": 2, "archive": False, "modules": [str(ROOT)], **asked})
     with (
         open(work / "host.log", "ab") as log,
         subprocess.Popen(
-            [sys.executable, "-m", "onyxq.spark.host", argument],
+            [*inside, sys.executable, "-m", "onyxq.spark.host", argument],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

@@ -11,7 +11,7 @@ import pytest
 from attrs import evolve
 
 from onyxq.jobs.model import Function, Job, Lifecycle
-from tests.spark.host_world import HostProcess, alive, gone, host_process
+from tests.spark.host_world import HostProcess, alive, gone, host_process, on_small_disk
 from tests.spark.job_world import HERE, lines_job, written
 
 FORKING = "-m\0onyxq.spark.daemon"
@@ -105,6 +105,22 @@ def test_a_job_is_stopped_while_its_function_sleeps(host: HostProcess, tmp_path:
     host.order("stop", "held", 3)
     assert host.event("stopped", "failed", job="held") == {"event": "stopped", "job": "held", "version": 3}
     assert written(tmp_path / "out") == []
+
+
+def test_a_full_disk_of_the_checkpoint_is_named_and_the_job_goes_on_once_there_is_room(tmp_path: Path) -> None:
+    """The failure is one that another try may mend; what the first try left half written is no hindrance."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    with host_process(tmp_path, inside=on_small_disk(disk, "512k"), checkpoints=str(disk)) as host:
+        host.event("up")
+        host.start(job_of(tmp_path, "words", "whole"))
+        failed = host.event("failed", "completed", job="whole")
+        assert failed["error"].startswith(f"No space left on device: its checkpoint ({disk}) has 0 KiB left")
+        assert failed["restart"] is True
+        (Path(f"/proc/{host.process.pid}/root{disk}") / "full").unlink()
+        host.start(job_of(tmp_path, "words", "whole"))
+        assert host.event("failed", "completed", job="whole")["event"] == "completed"
+        assert sorted(one["word"] for one in written(tmp_path / "out")) == ["a", "b", "c"]
 
 
 def test_the_end_of_stdin_ends_everything(tmp_path: Path) -> None:
