@@ -187,6 +187,9 @@ class Metrics:
         self.partition_leader = Gauge(
             "onyxq_partition_leader", "1 for each partition led here and ready, 0 while it is taken over.", "partition"
         )
+        self.prepared_transactions = Gauge(
+            "onyxq_prepared_transactions", "Parts of transactions kept here that are neither settled nor given up."
+        )
         self.spark_host_up = Gauge("onyxq_spark_host_up", "1 while the peer's Spark host has its session open.")
         self.jobs_driven = Gauge("onyxq_jobs_driven", "Jobs driven here: starting, running, pausing.", "state")
         self.job_failures = Counter("onyxq_job_failures_total", "Runs of jobs driven here that failed.")

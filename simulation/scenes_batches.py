@@ -19,6 +19,8 @@ from simulation.world import Options, SimulatedNode, World
 ROWS = 30
 SUBMISSION = submit_job.Args(JOB, b"body", bytes(16), "balanced", 0, 1, 1, (), (), "", (), (), False, 60_000)
 DONE_S = 120.0
+LEFT_S = 30.0
+"""Within this all is gone that drivers prepared and nobody committed."""
 
 
 class Drivers:
@@ -104,6 +106,18 @@ async def finished(world: World, client: RecordingClient) -> None:
             await trio.sleep(0.5)
 
 
+async def nothing_left(world: World) -> None:
+    """Return once no node keeps anything that was prepared: nobody is going to commit it."""
+    partitions = range(world.options.partitions)
+    with trio.fail_after(LEFT_S):
+        while True:
+            nodes = [one.running.node for one in world.nodes if one.running is not None]
+            stores = [node.store for node in nodes if node is not None]
+            if not any(store.pending_transactions(number) for store in stores for number in partitions):
+                return
+            await trio.sleep(0.5)
+
+
 async def _driven(world: World, *, faults: int, nodes: bool) -> None:
     draw = world.random
     world.audit.batches_once.images.update({row_payload(row): image(row_payload(row)) for row in range(ROWS)})
@@ -127,6 +141,7 @@ async def _driven(world: World, *, faults: int, nodes: bool) -> None:
         await drivers.start(zombies=False)
         await finished(world, client)
         nursery.cancel_scope.cancel()
+    await nothing_left(world)
 
 
 async def _node_dies(world: World) -> None:
@@ -178,6 +193,7 @@ async def late_batches(world: World) -> None:
         await drivers.start(zombies=False)
         await finished(world, client)
         nursery.cancel_scope.cancel()
+    await nothing_left(world)
 
 
 async def _claim_inputs(world: World, nodes: Sequence[SimulatedNode]) -> None:

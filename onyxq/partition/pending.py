@@ -21,6 +21,7 @@ import msgpack
 from onyxq.errors import BadRequest, Corrupt
 from onyxq.facts import UPDATE, Row, Update, seal, sealed, unpack_update, unseal
 from onyxq.ids import Run, TaskId, mask_of, partition_of, stretch_of
+from onyxq.jobs.batches import is_void
 from onyxq.replica import Replica, Transaction
 from onyxq.store.interface import Batch, PendingRow, Store
 
@@ -72,7 +73,7 @@ def is_over(replica: Replica, partition: int, key: str) -> bool:
         _, digest = found.parts.get(partition, (0, b""))
         if digest == part.digest:
             return False
-    return replica.log_time_ms > part.deadline_ms
+    return replica.log_time_ms > part.deadline_ms or is_void(replica, part.name)
 
 
 def completed_runs(items: Iterable[Any]) -> list[Run]:

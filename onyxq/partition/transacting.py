@@ -4,8 +4,9 @@
 of the partition's holders, under its epoch like any write; nobody sees them.  *Commit* is an
 entry of the log.  What follows it is told in `onyxq.partition.making_visible`.
 
-Pending rows go once their part has settled, or once log time has passed the transaction's
-deadline and the replica knows no such commit: it can never come then.
+Pending rows go once their part has settled, or once the replica tells that a commit which it does
+not know can never come: log time has passed the transaction's deadline, or the transaction is of a
+batch of a job that was committed otherwise, or whose driver was replaced, or that has ended.
 """
 
 from __future__ import annotations
@@ -253,13 +254,15 @@ class Transacting:
             await trio.sleep(SWEEP_EVERY_S)
             replica = self._host.replica
             dead: list[tuple[int, str]] = []
-            self.wants_time = False
+            left = 0
             for partition in range(replica.settings.partitions if replica.cluster else 0):
                 for key in self._host.store.pending_transactions(partition):
                     if is_over(replica, partition, key):
                         dead.append((partition, key))
                     else:
-                        self.wants_time = True
+                        left += 1
+            self.wants_time = left > 0
+            self._host.metrics.prepared_transactions.set(left)
             await self._drop(tuple(dead))
             if any(leader.ready for leader in self._host.leaders.values()):
                 self.look()

@@ -12,8 +12,9 @@ from log_entries import commit_batch
 from onyxq.entry import Malformed, decode_args, encode_args
 from onyxq.errors import BadRequest, TooLarge
 from onyxq.ids import TaskId
+from onyxq.jobs.batches import Share, share_of
 from onyxq.peer import arguments as check
-from onyxq.peer.transaction_arguments import DIGEST_BYTES, Contents, contents
+from onyxq.peer.transaction_arguments import DIGEST_BYTES, Contents, check_share, contents
 from onyxq.transactions import DEADLINE_AHEAD_MS_MAX, KEEP_MS, KEEP_MS_MAX, NAME_CHARACTERS_MAX, Prepared
 
 ITEMS_MAX = 20_000
@@ -66,7 +67,10 @@ def prepare(args: dict[str, Any], partitions: int) -> tuple[Fence, Contents, int
     """What is to be prepared, and for how long in log time."""
     check.only(args, PREPARE)
     ahead_ms = check.integer(args.get("deadline_ms", AHEAD_MS_MAX), "deadline_ms", 1, AHEAD_MS_MAX)
-    return fence(args), _transaction(args, ("complete", "enqueue"), partitions, keep_ms=0), ahead_ms
+    fenced, wanted = fence(args), _transaction(args, ("complete", "enqueue"), partitions, keep_ms=0)
+    said = share_of(wanted.name)
+    check_share(wanted.name, "name", said and Share(fenced.job, fenced.version, said.batch))
+    return fenced, wanted, ahead_ms
 
 
 def commit(args: dict[str, Any], partitions: int) -> Asked:
@@ -84,11 +88,17 @@ def commit(args: dict[str, Any], partitions: int) -> Asked:
     if args.get("complete"):
         own = {"name": f"{marker[0].name}{COMPLETES}"} if marker else {}
         complete = _transaction(args | own, ("complete",), partitions, keep_ms=KEEP_MS)
+    prepared = _prepared(args.get("prepared", []))
+    share = Share(fenced.job, fenced.version, batch) if fenced.job else None
+    for place, one in enumerate(prepared):
+        check_share(one.name, f"prepared[{place}]", share)
+    for one in (*marker, *((complete,) if complete is not None else ())):
+        check_share(one.name, "name", share)
     return Asked(
         fence=fenced,
         batch=batch,
         offsets=offsets,
-        prepared=_prepared(args.get("prepared", [])),
+        prepared=prepared,
         complete=complete,
         marker=marker,
     )

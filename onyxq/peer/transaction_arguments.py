@@ -12,6 +12,7 @@ from attrs import frozen
 from onyxq.errors import BadRequest, TooLarge
 from onyxq.facts import RUN_BYTES_MAX, task_header
 from onyxq.ids import TaskId, mask_of, partition_of, stretch_of
+from onyxq.jobs.batches import Share, share_of
 from onyxq.partition.transacting import Asked, HeldClaim
 from onyxq.peer import arguments as check
 from onyxq.transactions import KEEP_MS, KEEP_MS_MAX, NAME_CHARACTERS_MAX
@@ -67,8 +68,26 @@ class Contents:
         return [*((one, 1, token) for one, token, _, _ in self.update), *self.require]
 
 
+def transaction(args: dict[str, Any], partitions: int) -> Contents:
+    """A transaction that a client asks for; raises `BadRequest` that names the field at fault."""
+    found = contents(args, partitions)
+    check_share(found.name, "name", None)
+    return found
+
+
+def check_share(name: str, field: str, share: Share | None) -> None:
+    """Raise `BadRequest` if a name tells another batch of a job than the one that it is used for, or none."""
+    said = share_of(name)
+    if said is not None and said != share:
+        raise BadRequest(
+            f"{name!r} is a name for batch {said.batch} of job {said.job} under version {said.version}",
+            field=field,
+            hint="Give it another name: job/ID/VERSION/BATCH/... is kept for what these batches commit.",
+        )
+
+
 def contents(args: dict[str, Any], partitions: int, *, most: int = ITEMS_MAX) -> Contents:
-    """What a client asks for, of so many tasks; raises `BadRequest` that names the field at fault."""
+    """What is to be done together, of so many tasks; raises `BadRequest` that names the field at fault."""
     check.only(args, ARGUMENTS)
     complete, update, enqueue, require = (
         _list(args, name, most) for name in ("complete", "update", "enqueue", "require")

@@ -45,7 +45,7 @@ from onyxq.peer.routing import (
     is_passing,
     leader_of,
 )
-from onyxq.peer.transaction_arguments import DIGEST_BYTES, Contents, contents
+from onyxq.peer.transaction_arguments import DIGEST_BYTES, Contents, transaction
 from onyxq.queues import settings_of
 from onyxq.transactions import Claim, Part, Prepared, known_as, stale
 
@@ -70,7 +70,7 @@ class Transactions:
         """All of a transaction, or nothing; see ``docs/transactions.rst``. Raises `OnyxqError`."""
         if self._node.replica.cluster is None:
             raise Unavailable("the cluster is not known here yet")
-        wanted = contents(args, self._node.replica.settings.partitions)
+        wanted = transaction(args, self._node.replica.settings.partitions)
         with self.under_way(wanted):
             return await self._decided(wanted)
 

@@ -63,5 +63,22 @@ BATCH_BUGS: tuple[Planted, ...] = (
         ),
         quick=25,
     ),
+    Planted(
+        "what replaced drivers have prepared is kept",
+        "onyxq/partition/pending.py",
+        "return replica.log_time_ms > part.deadline_ms or is_void(replica, part.name)",
+        "return replica.log_time_ms > part.deadline_ms",
+        "each driver that dies leaves its batch in the stores for an hour",
+        "replaced_drivers",
+        quick=2,
+    ),
+    Planted(
+        "what is prepared for the next batch is dropped",
+        "onyxq/jobs/batches.py",
+        "return share.version < job.version or (share.version == job.version and share.batch <= job.batch)",
+        "return share.version < job.version or (share.version == job.version and share.batch <= job.batch + 1)",
+        "the batch is committed and its tasks are not there",
+        "replaced_drivers",
+    ),
 )
 """Deliberate faults that the scenes about batches find."""

@@ -11,6 +11,7 @@ from log_entries import commit_batch, grant_claims, kill_job, settle_transaction
 from log_entries.commit_batch import CONFLICT, NAME_TAKEN, OFFSETS_BYTES_MAX, OUT_OF_ORDER, REPEAT, committed_by
 from log_entries.commit_transaction import TOO_LATE
 from onyxq.entry import APPLIED, decode_args, encode_args
+from onyxq.jobs.batches import is_void, share_of
 from onyxq.jobs.lifetime import OVER, SUPERSEDED, UNKNOWN
 from onyxq.replica import HELD_MS, claim_of
 from onyxq.transactions import Claim, Part, Prepared, answer_of
@@ -130,6 +131,31 @@ def test_a_transaction_belongs_to_one_batch() -> None:
     assert world.replica.jobs["j"].batch == 0
 
 
+def test_the_log_tells_what_no_commit_can_come_of_any_more() -> None:
+    """What was prepared for a batch that is committed, under another version, or for a job that has ended."""
+    world = BatchWorld()
+
+    def void(version: int, batch: int, job: str = "j") -> bool:
+        return is_void(world.replica, f"job/{job}/{version}/{batch}/0123")
+
+    assert not void(world.version, 0)
+    world.done(world.batch(0))
+    assert void(world.version, 0) and not void(world.version, 1)
+    world.moved()
+    assert void(world.version - 1, 1) and not void(world.version, 1)
+    assert not void(world.version + 1, 1), "another node may have read further"
+    assert not void(world.version, 0, job="k"), "so may it of a job that nobody knows here"
+    world.done(kill_job.Args("j"))
+    assert void(world.version, 1)
+
+
+def test_only_names_of_batches_tell_a_batch() -> None:
+    """Whatever else users call their transactions."""
+    assert share_of("job/orders/12/3/ab/c") == ("orders", 12, 3)
+    others = ("", "job", "job/orders", "job/orders/12/3", "jobs/orders/12/3/a", "job//12/3/a", "job/orders/-1/3/a")
+    assert not any(map(share_of, (*others, "job/orders/12/None/a", "job/orders/²/3/a", "job/a b/12/3/a")))
+
+
 def test_numbers_and_offsets_have_bounds() -> None:
     """A replica must not grow by what a driver says."""
     world = BatchWorld()
@@ -209,6 +235,8 @@ class Batches(RuleBasedStateMachine):
         number = max(0, self.batch[0] + ahead)
         shares = [self._share(*one) for one in wanted]
         expected = self._expected(version, number, offsets, shares)
+        is_past = version != self.versions[-1] or number <= self.batch[0]
+        assert is_void(self.world.replica, f"job/j/{version}/{number}/share") == is_past
         verdict = self.world.submit(self.world.batch(number, *shares, offsets=offsets, version=version))
         assert verdict.partition(" on ")[0].rstrip("0123456789") == expected
         if expected == APPLIED:

@@ -14,6 +14,7 @@ import trio.from_thread
 from log_entries import kill_job, set_slots, submit_job
 from onyxq.client import Client
 from onyxq.entry import APPLIED
+from onyxq.partition.pending import part_of
 from onyxq.peer.daemon import LocalCluster
 from onyxq.peer.node import Node
 from onyxq.replica import Job, Replica
@@ -83,6 +84,22 @@ class JobsCluster:
         assert after.version > before.version and after.driver != before.driver
         self.append(set_slots.Args(before.driver, 8))
         return self.job(name)
+
+    def until_prepared(self, name: str, names: set[str]) -> None:
+        """Return once the nodes keep of all that was prepared for a job's batches just this."""
+
+        async def wait() -> None:
+            with trio.fail_after(START_S_MAX):
+                while self._prepared(name) != names:
+                    await trio.sleep(0.05)
+
+        self.run(wait)
+
+    def _prepared(self, name: str) -> set[str]:
+        stores = [one.node.store for one in self.cluster.nodes if one.node is not None]
+        numbers = range(self.replica.settings.partitions)
+        keys = [key for store in stores for number in numbers for key in store.pending_transactions(number)]
+        return {said for said in (part_of(key).name for key in keys) if said.startswith(f"job/{name}/")}
 
     def kill(self, name: str) -> None:
         """The job ends."""

@@ -116,6 +116,51 @@ def test_a_driver_that_was_replaced_commits_nothing(cluster: JobsCluster, client
         client.commit_batch(name=f"{queue}/in 3", batch=1, **new)
 
 
+def test_what_drivers_left_behind_goes_long_before_its_deadline(
+    cluster: JobsCluster, client: Client, queue: str
+) -> None:
+    """Attempts at a batch that was committed otherwise, and the batch of a driver that was replaced."""
+    job = cluster.start_job()
+    old = {"job": job.id, "version": job.version}
+    attempts = [
+        client.prepare_batch(
+            name=f"job/{job.id}/{job.version}/0/{attempt}", enqueue=new_runs(client, f"{queue}-out", 2), **old
+        )
+        for attempt in "ab"
+    ]
+    client.commit_batch(name=f"job/{job.id}/{job.version}/0/in", prepared=attempts[1:], batch=0, **old)
+    name = f"job/{job.id}/{job.version}/1/a"
+    client.prepare_batch(name=name, enqueue=new_runs(client, f"{queue}-out", 2), **old)
+    cluster.until_prepared(job.id, {name})
+    cluster.take_over(job.id)
+    cluster.until_prepared(job.id, set())
+    assert total(client, f"{queue}-out") == 20
+
+
+def test_names_of_batches_are_for_these_batches(cluster: JobsCluster, client: Client, queue: str) -> None:
+    """Nothing else is committed under them: it would be dropped when its batch is over."""
+    job = cluster.start_job()
+    mine, runs = {"job": job.id, "version": job.version}, new_runs(client, queue, 1)
+    for other in (f"job/k/{job.version}/0/a", f"job/{job.id}/{job.version - 1}/0/a"):
+        with pytest.raises(BadRequest) as caught:
+            client.prepare_batch(name=other, enqueue=runs, **mine)
+        assert caught.value.field == "name"
+    first = f"job/{job.id}/{job.version}/0/a"
+    part = client.prepare_batch(name=first, enqueue=runs, **mine)
+    wrong: tuple[tuple[str, dict[str, Any]], ...] = (("b", {"batch": 1, **mine}), ("b", {}))
+    for name, more in wrong:
+        with pytest.raises(BadRequest) as caught:
+            client.commit_batch(name=name, prepared=[part], **more)
+        assert caught.value.field == "prepared[0]"
+    for call in (lambda: client.commit_batch(name=first), lambda: client.prepare_batch(name=first, enqueue=runs)):
+        with pytest.raises(BadRequest) as caught:
+            call()
+        assert caught.value.field == "name"
+    with pytest.raises(BadRequest) as caught:
+        client.transact(enqueue=[{"queue": queue, "data": b"x"}], name=first)
+    assert caught.value.field == "name" and "batch 0" in caught.value.message
+
+
 def test_claims_that_do_not_stand_are_named_and_keep_all_of_it_back(
     cluster: JobsCluster, client: Client, queue: str
 ) -> None:

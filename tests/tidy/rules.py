@@ -43,6 +43,7 @@ PURE = (
             "queues",
             "transactions",
             "jobs/allocation",
+            "jobs/batches",
             "jobs/lifetime",
             "jobs/placing",
             "jobs/sharing",
