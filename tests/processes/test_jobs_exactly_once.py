@@ -1,0 +1,253 @@
+"""A job from queue to queue on a real Spark cluster, all of whose processes die: each segment counts once.
+
+Drivers (a peer's Spark host, or its virtual machine), their peers and the cluster's workers are
+killed in the middle of batches while input keeps coming, and a driver is frozen with its peer and
+thawed once another one has taken its place.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from onyxq import Function, Input, Job, Output
+from onyxq.client import AsyncClient
+from onyxq.errors import OnyxqError
+from tests.processes.cluster import Cluster, PeerProcess, bounded
+from tests.processes.jobs_watched import STEP_S_MAX, Frozen, Watch, host_of, is_running, machine_of
+from tests.spark.standalone_world import Standalone, standalone
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+SEGMENTS = int(os.environ.get("ONYXQ_TEST_SEGMENTS", "2000"))
+"""The long run that a release gets has 200,000."""
+FAULTS = {
+    "driver": int(os.environ.get("ONYXQ_TEST_DRIVER_KILLS", "1")),
+    "peer": int(os.environ.get("ONYXQ_TEST_PEER_KILLS", "1")),
+    "worker": int(os.environ.get("ONYXQ_TEST_WORKER_KILLS", "1")),
+    "frozen": int(os.environ.get("ONYXQ_TEST_FROZEN", "1")),
+}
+"""How often each happens; a release has 10, 3, 2 and 1."""
+NAMES = ("a", "b", "c")
+STEPS = sum(FAULTS.values()) + 1
+SHARE = SEGMENTS // STEPS
+"""Segments from one fault to the next."""
+BATCH_ROWS = max(50, SEGMENTS // 80)
+TOGETHER = max(100, SEGMENTS // 400)
+LOOK_S = 0.25
+WORKER_CORES, EXECUTOR_MEMORY = 3, "512m"
+"""Room for the executors of three sessions: those of drivers that were replaced stay for a while."""
+SEED = 8
+
+
+def segment(number: int) -> bytes:
+    """One of the inputs; no other one is like it."""
+    return json.dumps(f"word {number}").encode()
+
+
+def image(number: int) -> bytes:
+    """What the job makes of it."""
+    return json.dumps(f"WORD {number}").encode()
+
+
+def shouting() -> Job:
+    """A job from queue to queue."""
+    return Job(
+        id="shouting",
+        workflow=[("in", "shout"), ("shout", "out")],
+        catalog=[
+            Input("in", queue="in", max_rows=BATCH_ROWS),
+            Function("shout", "builtins:str.upper"),
+            Output("out", queue="out"),
+        ],
+    )
+
+
+@pytest.fixture
+def spark(zookeeper: object, tmp_path: Path) -> Iterator[Standalone]:
+    """A standalone master and two workers; where the tests have a ZooKeeper there is a Java."""
+    folder = tmp_path / "standalone"
+    folder.mkdir()
+    with standalone(folder, cores=WORKER_CORES, memory="3g") as found:
+        yield found
+
+
+class Fire:
+    """The job under way, and what is done to its processes."""
+
+    def __init__(self, watch: Watch, spark: Standalone) -> None:
+        self.watch = watch
+        self.spark = spark
+        self.sent = 0
+        self.completed = 0
+        self.claimed = 0
+        self.struck = 0
+        """Faults that have begun."""
+        self.began = time.monotonic()
+        self._random = random.Random(SEED)
+        self._looked = trio.Event()
+
+    async def look(self) -> None:
+        """Keep an eye on how much is done, until all has been sent and done to it."""
+        while self.sent < SEGMENTS or self.struck < STEPS - 1:
+            with suppress(OnyxqError):
+                counts = (await self.watch.client.count("in")).get("in", {})
+                self.completed = max(self.completed, counts.get("completed", 0))
+                self.claimed = counts.get("claimed", 0)
+            self._looked.set()
+            self._looked = trio.Event()
+            await trio.sleep(LOOK_S)
+
+    async def feed(self) -> None:
+        """Send input until there is no more, a share with each fault: some is waiting whenever one begins."""
+        while self.sent < SEGMENTS:
+            end = min(SEGMENTS, self.sent + TOGETHER, (self.struck + 1) * SHARE + SHARE // 2)
+            if end == self.sent:
+                await self._looked.wait()
+                continue
+            some = [segment(number) for number in range(self.sent, end)]
+            await self.watch.client.enqueue_many("in", some, format="json")
+            self.sent = end
+
+    async def burn(self) -> None:
+        """Do to it all that is to be done, in an order by chance, evenly spread over the segments."""
+        kinds = [kind for kind, times in FAULTS.items() for _ in range(times)]
+        self._random.shuffle(kinds)
+        for place, kind in enumerate(kinds):
+            while self.completed < place * SHARE + SHARE // 2:
+                await self._looked.wait()
+            before = await self.watch.until("a batch", lambda job: job["ready"] and job["progress"])
+            while not self.claimed and self.completed < self.sent:
+                await self._looked.wait()
+            self.struck += 1
+            self._say(f"{kind}, batch {before['batch']} of version {before['version']}, load {os.getloadavg()[0]:.1f}")
+            await getattr(self, f"_{kind}")(before)
+            # What was on its way by then may still have been committed, the batch behind it is of who came after.
+            await self.watch.until("it goes on", lambda job: job["ready"] and job["batch"] > before["batch"] + 1)  # noqa: B023
+
+    def _say(self, text: str) -> None:
+        print(f"{time.monotonic() - self.began:6.1f} s, {self.completed} of {self.sent} done: {text}", flush=True)
+
+    async def _driver(self, before: dict[str, Any]) -> None:
+        """The host dies, or its virtual machine; the same peer starts another."""
+        peer = self.watch.driver_in(before)
+        host = host_of(peer)
+        os.kill(self._random.choice((host, machine_of(host))), signal.SIGKILL)
+
+        def goes_on(job: dict[str, Any]) -> bool:
+            return bool(job["progress"] and job["progress"]["host_starts"] > before["progress"]["host_starts"])
+
+        after = await self.watch.until("another host", lambda job: job["version"] > before["version"] or goes_on(job))
+        assert not is_running(host)
+        assert after["version"] == before["version"], "a host that dies costs its peer nothing"
+
+    async def _peer(self, before: dict[str, Any]) -> None:
+        """The driver's peer dies, and its host with it; another one takes over."""
+        peer = self.watch.driver_in(before)
+        host = host_of(peer)
+        peer.kill()
+        after = await self._taken_over(before, peer)
+        assert after["batch"] >= before["batch"] and not is_running(host)
+        await self.watch.cluster.start(peer.name)
+        await self._whole()
+
+    async def _worker(self, before: dict[str, Any]) -> None:
+        """A worker dies with all executors on it, and another one comes."""
+        self._random.choice(self.spark.workers).kill()
+        self.spark.add_worker()
+
+    async def _frozen(self, before: dict[str, Any]) -> None:
+        """The driver and its peer stand still until another one has its query running, and then go on."""
+        frozen = Frozen(self.watch.driver_in(before))
+        try:
+            await self._taken_over(before, frozen.peer)
+            assert all(map(is_running, frozen.family)), "it was frozen, not dead"
+            frozen.thaw()
+        except BaseException:
+            frozen.signal(signal.SIGKILL)
+            raise
+        await self._whole()
+
+    async def _taken_over(self, before: dict[str, Any], peer: PeerProcess) -> dict[str, Any]:
+        def by_another(job: dict[str, Any]) -> bool:
+            return job["version"] > before["version"] and bool(job["ready"])
+
+        after = await self.watch.until("another driver", by_another)
+        assert self.watch.driver_in(after) is not peer
+        self._say(f"version {after['version']} goes on behind batch {after['batch']}")
+        return after
+
+    async def _whole(self) -> None:
+        await self.watch.cluster.whole(*NAMES, seconds=STEP_S_MAX)
+
+
+async def check_outcome(client: AsyncClient) -> None:
+    """The output is the input's image, each segment was completed once, and nothing is held any more."""
+    found = Counter([task.data async for task in client.list_all("out")])
+    wanted = Counter(map(image, range(SEGMENTS)))
+    assert not found - wanted, f"too much: {list((found - wanted).items())[:5]}"
+    assert not wanted - found, f"too little: {list((wanted - found).items())[:5]}"
+    inputs = 0
+    async for task in client.list_all("in"):
+        ends = Counter(claim.outcome for claim in task.claims)
+        assert task.state == "completed" and ends["completed"] == 1, task
+        inputs += 1
+    assert inputs == SEGMENTS
+    counts = await client.count()
+    assert {name: {state: n for state, n in found.items() if n} for name, found in counts.items()} == {
+        "in": {"completed": SEGMENTS, "total": SEGMENTS},
+        "out": {"ready": SEGMENTS, "total": SEGMENTS},
+    }
+
+
+async def nothing_prepared(cluster: Cluster) -> None:
+    """Return once no peer keeps anything that a driver prepared and nobody is going to commit."""
+
+    async def look() -> bool:
+        return all([await _prepared(cluster, peer) == 0 for peer in cluster.serving])
+
+    await cluster.until("nothing left of drivers that died", look)
+
+
+async def _prepared(cluster: Cluster, peer: PeerProcess) -> float:
+    said = (await cluster.send(peer, "GET", "/metrics")).text
+    return next(
+        float(line.split()[-1]) for line in said.splitlines() if line.startswith("onyxq_prepared_transactions ")
+    )
+
+
+@pytest.mark.parametrize("session_timeout_ms", [10_000])
+@bounded(300 + SEGMENTS / 100 + STEPS * 120)
+async def test_each_segment_counts_once_whatever_dies(cluster: Cluster, spark: Standalone) -> None:
+    """Drivers, their peers and Spark's workers are killed, a driver is thawed behind its replacement:
+    the output is the input's image."""
+    cluster.more_options("--spark", "--slots", "2", "--spark-master", spark.url)
+    for name in NAMES:
+        cluster.add(name).surroundings = {"SPARK_EXECUTOR_MEMORY": EXECUTOR_MEMORY}
+    await cluster.start(*NAMES)
+    await cluster.whole(*NAMES)
+    async with cluster.client(timeout_ms=120_000) as client:
+        watch = Watch(cluster, client, "shouting")
+        await client.submit_job(shouting())
+        fire = Fire(watch, spark)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fire.look)
+            nursery.start_soon(fire.feed)
+            await fire.burn()
+        await client.seal_job("shouting", "in")
+        assert (await client.wait_job("shouting", int(STEP_S_MAX * 1000))).completed
+        job = await watch.check()
+        print(f"{SEGMENTS} segments in {job['batch'] + 1} batches, {FAULTS}: {time.monotonic() - fire.began:.0f} s")
+        await check_outcome(client)
+        await nothing_prepared(cluster)
