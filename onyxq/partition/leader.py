@@ -52,8 +52,8 @@ class LeaderHost(Host, Protocol):
         """A page of rows was ``sent`` to, or ``taken`` from, another node to make copies equal."""
         ...
 
-    def sync_limit(self, node: str) -> trio.CapacityLimiter:
-        """Bounds how many partitions are brought up to date on a node at once."""
+    def sync_limit(self, node: str, *, takeover: bool = False) -> trio.CapacityLimiter:
+        """Bounds how many partitions are brought up to date on a node, or taken over with its help, at once."""
         ...
 
     def sender(self, node: str) -> Sender:
@@ -345,8 +345,7 @@ class PartitionLeader:
                 behind = self._behind[node] = trio.Event()
                 try:
                     await self._reach(node)
-                    async with self._host.sync_limit(node):
-                        await self._bring_up(node)
+                    await self._bring_up(node)
                     self._failing.discard(node)
                     pause = RETRY_PAUSE_S
                 except OnyxqError as error:
@@ -373,7 +372,35 @@ class PartitionLeader:
 
     async def _bring_up(self, node: str) -> None:
         """Take what the node has (once it reached the epoch), give it what it lacks."""
+        exchange = self._exchange(node)
+        if node not in self._merged:
+            # Whoever waits for the takeover is to wait neither for the pace nor for copies that are made at it.
+            async with self._host.sync_limit(node, takeover=not self.ready):
+                differing = await exchange.run(pull=True, push=False, paced=self.ready)
+                await self._share_pending(node, exchange.call)
+            self._merged.add(node)
+            if not differing:
+                self.current.add(node)
+            self._note_progress()
+            if not differing:
+                return
+        await self._make_alike(node, exchange)
+        self.current.add(node)
+        self._note_progress()
 
+    async def _make_alike(self, node: str, exchange: Exchange) -> None:
+        """Exchange what differs. Who waits for a majority to have the last few rows does not wait for copies either."""
+        few = exchange.few
+        if few:
+            async with self._host.sync_limit(node, takeover=True):
+                await exchange.run(pull=True, push=True, paced=False)
+                await self._share_pending(node, exchange.call)
+        if not (few and exchange.few):
+            async with self._host.sync_limit(node):
+                await exchange.run(pull=True, push=True)
+                await self._share_pending(node, exchange.call)
+
+    def _exchange(self, node: str) -> Exchange:
         async def call(method: str, args: dict[str, Any]) -> Any:
             return await self._host.call(node, method, args, timeout_s=10.0)
 
@@ -382,7 +409,7 @@ class PartitionLeader:
             self._host.pieces_added(written.pieces)
 
         transfer = self._transfers[node] = Transfer(self._host.synced)
-        exchange = Exchange(
+        return Exchange(
             store=self._host.store,
             partition=self.partition,
             epoch=self.epoch,
@@ -391,20 +418,6 @@ class PartitionLeader:
             pacer=self._host.pacer,
             transfer=transfer,
         )
-        if node not in self._merged:
-            # Whoever waits for the takeover is not to wait for the pace.
-            differing = await exchange.run(pull=True, push=False, paced=self.ready)
-            await self._share_pending(node, call)
-            self._merged.add(node)
-            if not differing:
-                self.current.add(node)
-            self._note_progress()
-            if not differing:
-                return
-        await exchange.run(pull=True, push=True)
-        await self._share_pending(node, call)
-        self.current.add(node)
-        self._note_progress()
 
     async def _share_pending(self, node: str, call: pending.Call) -> None:
         """The same for what transactions have pending: it is in no digest."""

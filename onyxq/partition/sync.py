@@ -35,6 +35,8 @@ PAGE_ROWS = 1_000
 """A page of rows is what a node applies at once: it bounds for how long its clients wait."""
 LISTED_ROWS = 8_000
 """Rows whose keys are compared at a time."""
+FEW_ROWS, FEW_BYTES = 256, 128 * 1024
+"""By no more copies differ that were written to until a moment ago."""
 
 
 class Transfer:
@@ -80,25 +82,29 @@ class Exchange:
         self._store = store
         self._partition = partition
         self._epoch = epoch
-        self._call = call
+        self.call = call
         self._keep = keep
         self._pacer = pacer
         self._transfer = transfer
         self._page: list[list[bytes]] = []
         self._page_bytes = 0
         self._paced = True
+        self.few = False
+        """Whether both sides differed by a few rows only when they were compared last. If `run` cannot send
+        all that differs because it is not few after all, it says so here."""
         self.pulled = 0
         self.pushed = 0
 
     async def run(self, *, pull: bool, push: bool, paced: bool = True) -> bool:
         """Make one side, or both, hold what the other has; whether anything differed.
 
-        ``paced``: clients go first.
+        ``paced``: clients go first. Else only a few rows are sent.
         """
         self._paced = paced
-        theirs: Digests = await self._call("cohort.hours", {"partition": self._partition})
+        theirs: Digests = await self.call("cohort.hours", {"partition": self._partition})
         mine = _plain(self._store.hours(self._partition))
         differing = _differing(mine, theirs)
+        self.few = sum(_missing(mine.get(hour), theirs.get(hour)) for hour in differing) <= FEW_ROWS
         self._transfer.rows_left = sum(
             _missing(mine.get(hour), theirs.get(hour), pull=pull, push=push) for hour in differing
         )
@@ -110,7 +116,7 @@ class Exchange:
 
     async def _hour(self, hour: int, *, pull: bool, push: bool, known: bool) -> None:
         where = {"partition": self._partition, "hour": hour}
-        theirs: Digests = await self._call("cohort.leaves", where) if known else {}
+        theirs: Digests = await self.call("cohort.leaves", where) if known else {}
         mine = _plain(self._store.leaves(self._partition, hour))
         differing = _differing(mine, theirs)
         if push:
@@ -121,7 +127,7 @@ class Exchange:
 
     async def _leaves(self, hour: int, leaves: list[int], *, pull: bool, push: bool) -> None:
         where = {"partition": self._partition, "hour": hour, "leaves": leaves}
-        theirs = {(key, checksum) for key, checksum in await self._call("cohort.keys", where)}
+        theirs = {(key, checksum) for key, checksum in await self.call("cohort.keys", where)}
         mine = {listed for leaf in leaves for listed in self._store.keys(self._partition, hour, leaf)}
         if pull:
             purged = self._store.watermark(self._partition)
@@ -134,7 +140,7 @@ class Exchange:
         while keys:
             asked = keys[:PAGE_ROWS]
             async with self._pacer.page() if self._paced else nullcontext():
-                given = await self._call("cohort.rows", {"keys": asked})
+                given = await self.call("cohort.rows", {"keys": asked})
                 rows = checked_rows(given, self._partition)
                 await self._keep(rows)
             size = sum(len(row.value) for row in rows)
@@ -159,6 +165,9 @@ class Exchange:
             if not sealed(key, value):
                 self._store.damaged.add(key)
                 continue
+            if not self._paced and self._page_bytes + len(value) > FEW_BYTES:
+                self.few = False
+                return
             self._page.append([key, value])
             self._page_bytes += len(value)
             if self._page_bytes >= PAGE_BYTES or len(self._page) >= PAGE_ROWS:
@@ -169,8 +178,8 @@ class Exchange:
         if not page:
             return
         self._page, self._page_bytes = [], 0
-        async with self._pacer.page():
-            await self._call("cohort.push", {"partition": self._partition, "epoch": self._epoch, "rows": page})
+        async with self._pacer.page() if self._paced else nullcontext():
+            await self.call("cohort.push", {"partition": self._partition, "epoch": self._epoch, "rows": page})
         self.pushed += len(page)
         self._transfer.moved("sent", len(page), size)
         await self._pacer.took(size)
@@ -184,7 +193,7 @@ def _differing(mine: Digests, theirs: Digests) -> list[int]:
     return sorted(bucket for bucket in mine.keys() | theirs.keys() if mine.get(bucket) != theirs.get(bucket))
 
 
-def _missing(mine: Sequence[int] | None, theirs: Sequence[int] | None, *, pull: bool, push: bool) -> int:
+def _missing(mine: Sequence[int] | None, theirs: Sequence[int] | None, *, pull: bool = True, push: bool = True) -> int:
     """By how many rows one side has more than the other, where they are to travel."""
     ahead = (mine[0] if mine else 0) - (theirs[0] if theirs else 0)
     return ahead if ahead > 0 and push else -ahead if ahead < 0 and pull else 0

@@ -60,6 +60,7 @@ VERDICT_TIMEOUT_S = 4.0
 COHORT_WRITE_TIMEOUT_S = 3.0
 SETTLE_TIMEOUT_S = 1.0
 SYNC_PARALLEL = 4
+TAKEOVERS_PARALLEL = 16
 RECENT_STEPS = 10_000
 """Steps of the log kept in memory with their verdicts, for display."""
 
@@ -131,7 +132,7 @@ class Node:
         self._links: dict[str, Link] = {}
         self.senders: dict[str, Sender] = {}
         """Those of nodes that were written to, by node."""
-        self._limits: dict[str, trio.CapacityLimiter] = {}
+        self._limits: dict[tuple[str, bool], trio.CapacityLimiter] = {}
         self._placement = trio.Event()
         self._moved = trio.Event()
         self.history = HistoryWriter(store, self._stored)
@@ -331,9 +332,10 @@ class Node:
         nodes = self.replica.nodes
         return sum(1 for node in holders(placed) if node in nodes and nodes[node].peer)
 
-    def sync_limit(self, node: str) -> trio.CapacityLimiter:
-        """Bounds how many partitions are brought up to date on a node at once."""
-        return self._limits.setdefault(node, trio.CapacityLimiter(SYNC_PARALLEL))
+    def sync_limit(self, node: str, *, takeover: bool = False) -> trio.CapacityLimiter:
+        """Bounds how many partitions are brought up to date on a node, or taken over with its help, at once."""
+        most = TAKEOVERS_PARALLEL if takeover else SYNC_PARALLEL
+        return self._limits.setdefault((node, takeover), trio.CapacityLimiter(most))
 
     def synced(self, direction: str, rows: int, size: int) -> None:
         """A page of rows was ``sent`` to, or ``taken`` from, another node to make copies equal."""
