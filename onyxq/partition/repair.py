@@ -28,8 +28,11 @@ from onyxq.store.interface import Batch, Mending, Piece, Store
 
 LOOK_EVERY_S = 1.0
 SCRUB_BYTES = 1024 * 1024
-"""What is checked at once: about `SLICE_S` of work, during which the node does nothing else."""
+"""About `SLICE_S` of work, the most that is checked at once."""
+GRAIN_BYTES = 16 * 1024
+"""What is checked between two looks at the clock: how much work bytes are depends on what they are."""
 SLICE_S = 0.005
+"""How long a slice lasts, during which the node does nothing else."""
 QUIET_PAUSE_S = 0.01
 """Between two slices while nobody asks for anything: a third of a core is used."""
 BUSY_PART, BUSY_PAUSE_S = 5, 0.1
@@ -114,16 +117,19 @@ class Repair:
         return pause_s * max(1.0, self._took_s * part / SLICE_S)
 
     def _pace(self) -> tuple[int, float]:
-        """What part of `SCRUB_BYTES` is checked at once, and the pause behind it."""
+        """What part of a slice is made at once, and the pause behind it."""
         return (1, QUIET_PAUSE_S) if self._host.quiet else (BUSY_PART, BUSY_PAUSE_S)
 
     def _scrub(self) -> None:
         """Check one slice more."""
         metrics = self._host.metrics
         part, _ = self._pace()
-        began_s = trio.current_time()
-        self._after = self._host.store.scrub(self._after, SCRUB_BYTES // part)
-        self._took_s = trio.current_time() - began_s
+        began_s, left, over = trio.current_time(), SCRUB_BYTES // part, False
+        while not over:
+            self._after = self._host.store.scrub(self._after, min(left, GRAIN_BYTES))
+            left -= GRAIN_BYTES
+            self._took_s = trio.current_time() - began_s
+            over = not self._after or left <= 0 or self._took_s >= SLICE_S / part
         self._slices += max(1 / part, self._took_s / SLICE_S)
         metrics.scrub_progress.set(round(progress(self._after, len(self._host.replica.partitions)), 4))
         if not self._after:
