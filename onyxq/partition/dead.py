@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
 from typing import Any
+
+import trio
 
 from log_entries import reopen_tasks
 from onyxq import facts
 from onyxq.entry import APPLIED
-from onyxq.errors import Conflict, OnyxqError, Unknown
+from onyxq.errors import Conflict, LogUnavailable, OnyxqError, Unknown
 from onyxq.facts import Completion
 from onyxq.ids import Run, TaskId, partition_of, stretch_of
 from onyxq.partition.completing import Completing
@@ -21,6 +24,11 @@ from onyxq.partition.standing import Standing
 from onyxq.replica import claim_of
 
 PAGE_TASKS = 64
+PATIENCE_S = 4.0
+"""How long who requeues waits for the log."""
+
+Group = tuple[PartitionLeader, list[tuple[int, reopen_tasks.Reopened]]]
+"""What one entry opens, each with its place in the request."""
 
 
 class Dead:
@@ -30,9 +38,9 @@ class Dead:
         self._host = host
         self._standing = standing
         self._completing = completing
-        self._opening: dict[TaskId, tuple[PartitionLeader, int]] = {}
-        """Dead letters that are being requeued: what else is asked for them meanwhile could count or not.
-        Each with its leader, and the position at which it was opened before."""
+        self._opening: dict[TaskId, PartitionLeader] = {}
+        """Dead letters that are being requeued, until it is known what became of that, whoever waits for it: what
+        else is asked for them meanwhile could count or not. Lost with the log it is known to the next leader only."""
 
     def find(self, partition: int, *, queue: str | None, after: bytes) -> Iterator[TaskId]:
         """Dead letters of a queue, or of all, in id order behind ``after``."""
@@ -45,7 +53,7 @@ class Dead:
 
     def opens(self, leader: PartitionLeader, stretch: bytes) -> bool:
         """Whether a dead letter of a stretch is, or may be, about to be requeued."""
-        return any(stretch_of(one) == stretch and found[0] is leader for one, found in self._opening.items())
+        return any(stretch_of(one) == stretch and found is leader for one, found in self._opening.items())
 
     def error_of(self, task_id: TaskId) -> str:
         """Why a task failed."""
@@ -68,15 +76,16 @@ class Dead:
                 leader.check_new(task_id)
                 reopened = reopen_tasks.Reopened(Run(task_id, 1), self._attempts(task_id))
                 work.setdefault(leader.partition, []).append((place, reopened))
-                self._opening[task_id] = leader, self._host.store.counts_from(task_id)
+                self._opening[task_id] = leader
             except OnyxqError as error:
                 results[place] = error.to_map()
         groups = [
-            (partition, group)
+            (self._host.leaders[partition], group)
             for partition, part in sorted(work.items())
             for group in fitting(part, lambda one: size_of((one[1].run,)))
         ]
-        await self._reopen(groups, results)
+        if groups:
+            await self._reopen(groups, results)
         return results
 
     def _attempts(self, task_id: TaskId) -> int:
@@ -85,38 +94,65 @@ class Dead:
         last = done is not None and any((one.event, one.token) == (facts.GRANTED, done.token) for one in said)
         return max((one.attempts for one in said), default=0) + last
 
-    async def _reopen(
-        self, groups: list[tuple[int, list[tuple[int, reopen_tasks.Reopened]]]], results: list[dict[str, Any] | None]
-    ) -> None:
-        if not groups:
-            return
-        now_ms = self._host.wall_ms()
-        # The claims under which they failed are let go at leisure: they must be gone before.
-        first = [
-            release
-            for partition, group in groups
-            for release in self._completing.releases(
-                self._host.leaders[partition], [self._held(one.run) for _, one in group]
-            )
-        ]
-        entries = [
-            reopen_tasks.Args(partition, self._host.leaders[partition].epoch, now_ms, tuple(one for _, one in group))
-            for partition, group in groups
-        ]
-        failed: OnyxqError = Unknown("the partition's leader changed meanwhile")
+    async def _reopen(self, groups: list[Group], results: list[dict[str, Any] | None]) -> None:
+        verdicts: list[str] = []
+        decided = trio.Event()
+        failed: OnyxqError = LogUnavailable("the log did not answer in time; the tasks may still be requeued")
+
+        def heard(_: int, found: Sequence[str] | None) -> None:
+            verdicts.extend(found[-len(groups) :] if found is not None else ())
+            if verdicts or not outbox.closed:
+                self._decided(groups, verdicts)
+            decided.set()
+
         try:
-            _, verdicts = await self._host.verdicts([*first, *entries])
-            verdicts = verdicts[len(first) :]
+            outbox = self._host.outbox_now()
+            outbox.submit(self._entries(groups), heard)
+            with trio.move_on_after(PATIENCE_S):
+                await decided.wait()
+        except OnyxqError as error:  # nothing was sent
+            self._decided(groups, ())
+            failed = error
+        if verdicts:
+            failed = Unknown("the partition's leader changed meanwhile")
             # Who hears that tasks are open again may claim or cancel them right away.
             await self._host.settled()
-        except OnyxqError as error:
-            failed, verdicts = error, [""] * len(entries)
-        for (_, group), verdict in zip(groups, verdicts, strict=True):
-            for place, one in group:
-                if verdict != APPLIED:
-                    results[place] = failed.to_map()
-                if verdict:  # else it may be in the log, or get there
-                    self._opening.pop(one.run.first, None)
+        for (_, group), verdict in zip_longest(groups, verdicts):
+            for place, _ in group if verdict != APPLIED else ():
+                results[place] = failed.to_map()
+
+    def _decided(self, groups: list[Group], verdicts: Sequence[str]) -> None:
+        """The log said what became of a requeue; no verdicts: nothing will, or it is behind this node already."""
+        for (leader, group), verdict in zip_longest(groups, verdicts):
+            ids = [one.run.first for _, one in group]
+            if verdict == APPLIED:
+                self._host.start_soon(self._opened, leader, ids)
+            else:
+                self._forget(leader, ids)
+
+    async def _opened(self, leader: PartitionLeader, ids: Iterable[TaskId]) -> None:
+        """Tasks are open again: that is known to all once the store says so too."""
+        await self._host.recorded()
+        self._forget(leader, ids)
+
+    def _forget(self, leader: PartitionLeader, ids: Iterable[TaskId]) -> None:
+        for task_id in ids:
+            if self._opening.get(task_id) is leader:
+                del self._opening[task_id]
+
+    def _entries(self, groups: list[Group]) -> list[Any]:
+        """An entry per group, behind the releases of the claims under which its tasks failed: these are let go
+        at leisure, and must be gone before."""
+        releases = [
+            release
+            for leader, group in groups
+            for release in self._completing.releases(leader, [self._held(one.run) for _, one in group])
+        ]
+        now_ms = self._host.wall_ms()
+        return releases + [
+            reopen_tasks.Args(leader.partition, leader.epoch, now_ms, tuple(one for _, one in group))
+            for leader, group in groups
+        ]
 
     def _held(self, run: Run) -> Finish:
         claim = claim_of(self._host.replica, run.first)
@@ -151,9 +187,8 @@ class Dead:
 
     def _check_dead(self, task_id: TaskId) -> None:
         """Raise unless a task is a dead letter, and nobody is about to have it run again."""
-        if (found := self._opening.get(task_id)) is not None:
-            leader, opened = found
-            if self._host.leaders.get(leader.partition) is leader and self._host.store.counts_from(task_id) == opened:
+        if (leader := self._opening.get(task_id)) is not None:
+            if self._host.leaders.get(leader.partition) is leader:
                 raise Conflict(f"task {task_id.hex()} is being requeued", field="ids")
             del self._opening[task_id]
         if self._host.store.task_row(task_id) is None:

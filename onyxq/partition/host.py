@@ -33,6 +33,10 @@ class OperationsHost(GranterHost, Protocol):
         """Return once what the log said of claims so far can be read from the store."""
         ...
 
+    async def recorded(self) -> None:
+        """Return once all that the log said so far is in the store."""
+        ...
+
     async def moved(self) -> None:
         """Return at the next step of the log."""
         ...

@@ -73,10 +73,6 @@ class PurgingHost(OperationsHost, ArchivingHost, Protocol):
 
     purging: Plan
 
-    async def recorded(self) -> None:
-        """Return once all that the log said so far is in the store."""
-        ...
-
 
 @define
 class _Bucket:

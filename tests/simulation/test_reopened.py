@@ -8,14 +8,14 @@ import pytest
 import trio
 
 from onyxq.client.claims import Claim
-from onyxq.errors import OnyxqError, StaleToken
+from onyxq.errors import Conflict, LogUnavailable, OnyxqError, StaleToken
 from onyxq.facts import REOPENED, RETRIED, History, history_row
-from onyxq.ids import Run, TaskId
+from onyxq.ids import Run, TaskId, stretch_of
 from onyxq.partition.finishing import not_ended_by
 from onyxq.store.interface import Batch
 from simulation.clients import RecordingClient
 from simulation.scenes import ONE, back, cut_off, leader_of, successor
-from simulation.world import Options, World, simulate
+from simulation.world import Options, SimulatedNode, World, simulate
 
 
 async def taken(client: RecordingClient, **said: int) -> Claim:
@@ -164,3 +164,61 @@ async def _try(world: World, bury: Callable[[TaskId], Awaitable[None]], task_id:
         await bury(task_id)
     except OnyxqError:
         pass  # noted by the client
+
+
+@pytest.mark.parametrize("then", ["requeue", "discard"])
+def test_a_requeue_that_could_not_be_sent_is_not_under_way(then: str) -> None:
+    """Whoever asks again once the leader has the log back is served, and the key goes on; kept by seed 263 of the
+    standard workload, too."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            await client.client.set_queue("q", on_dead="stops")
+            first, second = await client.enqueue("q", [b"first", b"second"], ordering_key="k", retries=0)
+            await client.fail(await taken(client), "broken")
+            epoch = world.audit.replica.partitions[0].epoch
+            leader = leader_of(world)
+            await without_log(world, leader)
+            with pytest.raises(LogUnavailable):
+                await client.requeue(first)
+            world.reconnect_log(leader)
+            await getattr(client, then)(first)
+            for expected in (first, second) if then == "requeue" else (second,):
+                claim = await taken(client)
+                assert claim.id == expected
+                await client.complete(claim)
+            assert world.audit.replica.partitions[0].epoch == epoch, "it led all the time"
+
+    simulate(workload, seed=1, options=ONE)
+
+
+def test_a_requeue_that_nobody_waits_for_is_under_way_until_it_is_decided() -> None:
+    """Then the task is as others: it runs, and nothing keeps it once it is finished."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            (task_id,) = await client.enqueue("q", [b"x"], retries=0)
+            await client.fail(await taken(client), "broken")
+            leader = leader_of(world)
+            assert leader.running is not None and leader.running.node is not None
+            node = leader.running.node
+            world.disconnect_log(leader)
+            with trio.move_on_after(1.0):
+                await client.requeue(task_id)
+            with pytest.raises(Conflict, match="is being requeued"):
+                await client.discard(task_id)
+            assert node.operations.dead.opens(node.leaders[0], stretch_of(task_id))
+            world.reconnect_log(leader)
+            await client.complete(await taken(client), b"done")
+            assert leader_of(world) is leader
+            assert not node.operations.dead.opens(node.leaders[0], stretch_of(task_id))
+
+    simulate(workload, seed=1, options=ONE)
+
+
+async def without_log(world: World, node: SimulatedNode) -> None:
+    """The node loses the log, and has noticed."""
+    session = node.log.session_now
+    assert session is not None
+    world.disconnect_log(node)
+    await world.until(lambda: not session.connected, "it is noticed")
