@@ -18,6 +18,10 @@ from simulation.world import Options, SimulatedNode, World
 SHORT_MS, LONG_MS = 1_500, 60_000
 AWAY_S = 12.0
 """Longest time for which a killed leader stays away."""
+BURY_S = 0.5
+"""Longest time until a dead letter is seen to."""
+PATIENCE_S = 30.0
+"""How long dead letters may stay of which a cluster without faults is told to requeue them."""
 
 
 async def lead_elsewhere(world: World, *, kill: float = 0.5) -> None:
@@ -29,6 +33,14 @@ async def lead_elsewhere(world: World, *, kill: float = 0.5) -> None:
         await world.stop_node(node)
     await trio.sleep(world.random.uniform(0, AWAY_S))
     await world.bring_back(node)
+
+
+async def lead_without_log(world: World) -> None:
+    """Partition 0's leader loses the log, for a time that its session may survive."""
+    node = leader_of(world)
+    world.disconnect_log(node)
+    await trio.sleep(world.random.uniform(0, AWAY_S))
+    world.reconnect_log(node)
 
 
 async def work(
@@ -308,7 +320,8 @@ async def _forgetful_worker(world: World, over: _Until) -> None:
 
 
 async def opened_again(world: World) -> None:
-    """Dead letters are requeued, discarded and cancelled around changes of their leader; each keeps its word."""
+    """Dead letters are requeued, discarded and cancelled while their leader changes, or has no log; each keeps its
+    word, and what could not be done can be asked for again."""
     draw = world.random
     async with world.client() as client:
         for number in range(16):
@@ -318,11 +331,13 @@ async def opened_again(world: World) -> None:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_bury_some, world, client)
                 await trio.sleep(draw.uniform(0, 0.1))
-                await lead_elsewhere(world)
+                await draw.choice((lead_elsewhere, lead_without_log))(world)
             await world.settle()
         over = _Until()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(work, client, over)
+            await finished(client)
+            await _open_some(world, client)
             await finished(client)
             over.over = True
 
@@ -337,14 +352,34 @@ async def _fail_all(client: RecordingClient) -> None:
                 pass  # noted by the client
 
 
+async def _open_some(world: World, client: RecordingClient) -> None:
+    """Requeue some dead letters, which nothing can be in the way of any more; the others are left as they died."""
+    left = {task.id for task in (await client.client.dead("q")).tasks if world.random.random() < 0.5}
+    with trio.fail_after(PATIENCE_S):
+        while left:
+            for task_id in sorted(left):
+                try:
+                    await client.requeue(task_id)
+                except OnyxqError:
+                    pass  # noted by the client
+            await trio.sleep(0.5)
+            left &= {task.id for task in (await client.client.dead("q")).tasks}
+
+
 async def _bury_some(world: World, client: RecordingClient) -> None:
-    for task in (await client.client.dead("q")).tasks:
-        try:
-            await world.random.choice((client.requeue, client.requeue, client.discard))(task.id)
-            if world.random.random() < 0.3:
-                await client.cancel(task.id)
-        except OnyxqError:
-            pass  # noted by the client
+    async with trio.open_nursery() as nursery:
+        for task in (await client.client.dead("q")).tasks:
+            nursery.start_soon(_bury, world, client, task.id)
+
+
+async def _bury(world: World, client: RecordingClient, task_id: TaskId) -> None:
+    await trio.sleep(world.random.uniform(0, BURY_S))
+    try:
+        await world.random.choice((client.requeue, client.requeue, client.discard))(task_id)
+        if world.random.random() < 0.3:
+            await client.cancel(task_id)
+    except OnyxqError:
+        pass  # noted by the client
 
 
 # --- periodic tasks -----------------------------------------------------------------------------------

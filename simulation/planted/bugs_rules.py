@@ -153,6 +153,22 @@ RULE_BUGS: tuple[Planted, ...] = (
         "it comes up again and again, and may be requeued",
         "opened_again",
     ),
+    Planted(
+        "a requeue that was never sent is under way for ever",
+        "onyxq/partition/dead.py",
+        "self._decided(groups, ())",
+        "pass",
+        "a dead letter cannot be requeued or discarded, and what waits behind it in its key does so for ever",
+        "opened_again",
+    ),
+    Planted(
+        "a requeue is under way although the task is open again",
+        "onyxq/partition/dead.py",
+        "self._host.start_soon(self._opened, leader, ids)",
+        "pass",
+        "it cannot be requeued a second time, and is never purged",
+        "opened_again",
+    ),
     # --- transactions
     Planted(
         "committed although a claim was lost",
