@@ -13,6 +13,7 @@ from onyxq.errors import OnyxqError
 from onyxq.facts import pack_task
 from onyxq.ids import TaskId, make_id, mask_of, stretch_of
 from onyxq.partition.floating import WINDOW_S
+from onyxq.peer.moved_away import LOOK_EVERY_S
 from onyxq.replica import claim_of
 from simulation.checkers import Broken
 from simulation.checkers.enough_copies import DiskReads
@@ -169,6 +170,30 @@ async def retired(world: World) -> None:
         await take_the_rest(client, wait_ms=0)
 
 
+async def unread(world: World) -> None:
+    """A node is given a copy by records that it has not read yet: what it has read says that it needs none."""
+    placed = world.audit.replica.partitions[0]
+    leads = leader_of(world)
+    gone, behind = world.random.sample([n for n in world.nodes if n is not leads and n.node_id in placed.target], 2)
+    (unaware,) = [node for node in world.nodes if node.node_id not in placed.target]
+    async with world.client(nodes=[leads]) as client:
+        world.isolate(behind)  # the new copy is one of the two that make a majority
+        ids = await client.enqueue("q", payloads(20))
+        world.disconnect_log(unaware)
+        await retire(world, gone)
+        await world.until(lambda: unaware.node_id in world.audit.replica.partitions[0].members, "it is a member")
+        with trio.move_on_after(LOOK_EVERY_S + 3.0):
+            while True:
+                world.audit.enough_copies.acknowledged(world.audit.replica, ids)
+                await trio.sleep(0.05)
+        world.network.heal()
+        world.reconnect_log(unaware)
+        await gone.ended.wait()
+        world.nodes.remove(gone)
+        await world.settle()
+        await take_the_rest(client, wait_ms=0)
+
+
 # --- silence ----------------------------------------------------------------------------------------
 
 
@@ -268,6 +293,10 @@ def _four(draw: random.Random) -> Options:
     return Options(nodes=4, partitions=12, clock_offset_ms=0, absent_after_ms=600_000)
 
 
+def _one_spare(draw: random.Random) -> Options:
+    return Options(nodes=4, partitions=1, clock_offset_ms=0, session_timeout_ms=30_000, absent_after_ms=600_000)
+
+
 def _spread(draw: random.Random) -> Options:
     return Options(partitions=4, clock_offset_ms=0, absent_after_ms=600_000)
 
@@ -278,6 +307,7 @@ COPY_SCENES: Mapping[str, Scene] = {
         Scene("half_written", "a completion that only its leader has", half_written, lambda draw: ONE),
         Scene("crossed", "a leader and its successor both complete what they have", crossed, lambda draw: ONE),
         Scene("retired", "a node leaves for good, and its copies go to a slow one", retired, _four),
+        Scene("unread", "a node is given a copy by records that it has not read", unread, _one_spare),
         Scene("missed", "a node that could not be heard for long is back", missed, _spread),
         Scene("unanswered", "a leader is cut off while it has nothing to write", unanswered, lambda draw: ONE),
         Scene("stopped_at_once", "all machines stop while answers are given early", stopped_at_once, _spread),

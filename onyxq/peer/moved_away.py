@@ -2,6 +2,11 @@
 
 A node that is out of a partition's cohorts, once that is settled and served, offers the
 leader whatever its digests have and the leader's lack; then its copy goes.
+
+A node may read the log late.  A leader that has read of a cohort with this node in it has
+the node promise its epoch before it looks at what is here, so a copy is kept while an
+epoch is promised that the replica does not know yet.  A promise that comes later waits in
+the store behind the drop: that leader then sees that nothing is here.
 """
 
 from __future__ import annotations
@@ -35,6 +40,8 @@ class MovedAwayHost(Protocol):
     peer_id: str
     replica: Replica
     store: Store
+    epochs: dict[int, int]
+    """Epoch promised per partition."""
     pacer: Pacer
 
     async def call(self, node: str, method: str, args: dict[str, Any], *, timeout_s: float) -> Any:
@@ -64,17 +71,24 @@ class MovedAway:
                 await host.changed(host.replica)
             await trio.sleep(LOOK_PAUSE_S)
             if host.peer_id and host.peer_id in host.replica.ring.members:
-                await self._look(host.replica)
+                await self._look()
 
-    async def _look(self, replica: Replica) -> None:
+    async def _look(self) -> None:
         for number in self._host.store.partitions():
-            placed = replica.partitions.get(number)
-            if placed is None or not placed.ready or self._host.node_id in holders(placed):
+            if not self._is_elsewhere(number):
                 continue
             try:
                 await self._offer_and_drop(number)
             except OnyxqError as error:
                 log.info("partition %d is kept for now: %s", number, error.message)
+
+    def _is_elsewhere(self, number: int) -> bool:
+        """Whether a partition is served without this node, and no leader counts on the copy here."""
+        host = self._host
+        placed = host.replica.partitions.get(number)
+        if placed is None or not placed.ready or host.node_id in holders(placed):
+            return False
+        return host.epochs.get(number, 0) <= placed.epoch
 
     async def _offer_and_drop(self, number: int) -> None:
         """Give the partition's leader what it lacks, then drop what is here."""
@@ -100,6 +114,6 @@ class MovedAway:
             transfer=Transfer(host.synced),
         )
         await exchange.run(pull=False, push=True)
-        if host.node_id not in holders(host.replica.partitions[number]):
+        if self._is_elsewhere(number):
             await host.store.write(Batch(drop=(number,)))
             log.info("partition %d moved away: %d rows were handed over, its copy is dropped", number, exchange.pushed)

@@ -40,6 +40,15 @@ COPY_BUGS: tuple[Planted, ...] = (
         "retired",
     ),
     Planted(
+        "a copy is dropped though a later epoch is promised",
+        "onyxq/peer/moved_away.py",
+        "return host.epochs.get(number, 0) <= placed.epoch",
+        "return placed.epoch >= 0",
+        "a node that reads the log late drops what a new leader has just counted as one of its copies",
+        "unread",
+        quick=2,
+    ),
+    Planted(
         "nobody looks for who missed something",
         "onyxq/peer/probing.py",
         "sender.returned()",
