@@ -270,9 +270,10 @@ class RecordingClient:
         self._audit.catch_up()
         for claim, _ in complete:
             self._audit.done_stays_done.check(claim.id)
-        if committed.settled:
-            ids = [*committed.ids, *(claim.id for claim, _ in complete)]
-            self._audit.enough_copies.acknowledged(self._audit.replica, ids)
+        ids = [*committed.ids, *(claim.id for claim, _ in complete)]
+        if not committed.settled:
+            self._history.unsettled.update(dict.fromkeys(ids, transaction.name))
+        self._audit.enough_copies.acknowledged(self._audit.replica, ids)
 
     async def cancel(self, task_id: TaskId, *, claimed: bool = False) -> None:
         """Cancel a task, even if it is ``claimed`` or only if not; raises `OnyxqError`."""

@@ -167,6 +167,8 @@ class History:
     """Dead letters that were given up, with the first position of the log that was free then."""
     transactions: dict[str, Transacted] = field(factory=dict)
     """By name."""
+    unsettled: dict[TaskId, str] = field(factory=dict)
+    """Tasks that a transaction was said to have finished or made, but not yet to have shown -> its name."""
     transaction_of: dict[bytes, Transacted] = field(factory=dict)
     """Payload -> the transaction that enqueues it."""
     worked: dict[TaskId, list[Worked]] = field(factory=dict)

@@ -1,7 +1,8 @@
 """Whatever was acknowledged is on the disks of a majority of its partition's members, from then on.
 
 Looked at when an acknowledgement arrives, and for all tasks of a partition whenever its
-members change.  Damaged rows count; repairing them is another matter.
+members change.  Damaged rows count; repairing them is another matter.  What a transaction was said
+to have done without being shown yet may still be pending on them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import ClassVar
 from attrs import define, field
 
 from onyxq.ids import TaskId, mask_of, partition_of, stretch_of
+from onyxq.partition.pending import key_in
 from onyxq.replica import Partition, Replica
 from onyxq.step import Step
 from onyxq.store.memory import MemoryTables
@@ -46,14 +48,14 @@ class EnoughCopies(Checker):
             then = before.partitions.get(number)
             if then is not None and then.members and then.members != now.members:
                 known = self.history.enqueued.keys() | self.history.completed.keys()
-                self.look(now, (task_id for task_id in sorted(known) if partition_of(task_id) == number))
+                self.look(step.replica, now, (task_id for task_id in sorted(known) if partition_of(task_id) == number))
 
     def acknowledged(self, replica: Replica, task_ids: Iterable[TaskId]) -> None:
         """Something about tasks was acknowledged just now."""
         for task_id in task_ids:
-            self.look(replica.partitions[partition_of(task_id)], [task_id])
+            self.look(replica, replica.partitions[partition_of(task_id)], [task_id])
 
-    def look(self, placed: Partition, task_ids: Iterable[TaskId]) -> None:
+    def look(self, replica: Replica, placed: Partition, task_ids: Iterable[TaskId]) -> None:
         """Compare the members' disks with what was acknowledged about tasks of their partition."""
         disks = self.disks()
         members = [DiskReads(disks[node]) for node in placed.members if node in disks]
@@ -61,11 +63,18 @@ class EnoughCopies(Checker):
             if task_id in self.purged:
                 continue
             stretch, bit = stretch_of(task_id), mask_of(task_id, 1)
-            known = sum(bool(disk.known_bits(stretch) & bit) for disk in members)
+            pending = {id(disk) for disk in members if self._is_pending(replica, disk, task_id)}
+            known = sum(bool(disk.known_bits(stretch) & bit) or id(disk) in pending for disk in members)
             if task_id in self.history.enqueued and 2 * known <= len(placed.members):
                 raise self.broken(f"task {task_id.hex()} is on {known} of {len(placed.members)} members' disks")
-            done = sum(bool(disk.finished_bits(stretch) & bit) for disk in members)
+            done = sum(bool(disk.finished_bits(stretch) & bit) or id(disk) in pending for disk in members)
             if task_id in self.history.completed and 2 * done <= len(placed.members):
                 raise self.broken(
                     f"the completion of {task_id.hex()} is on {done} of {len(placed.members)} members' disks"
                 )
+
+    def _is_pending(self, replica: Replica, disk: DiskReads, task_id: TaskId) -> bool:
+        """Whether what a committed transaction has done about a task waits on a disk to be shown."""
+        name, partition = self.history.unsettled.get(task_id, ""), partition_of(task_id)
+        found = replica.transactions.get(name)
+        return found is not None and bool(disk.pending(partition, key_in(found, name, partition)))
