@@ -39,7 +39,9 @@ class Ruled:
         self._holders: dict[bytes, TaskId | None] = {}
         """Unique keys that changed, each with the task that is indexed."""
         self._came: dict[bytes, set[TaskId]] = {}
-        """Tasks that came for a unique key."""
+        """Tasks that came for a unique key, or stood for it."""
+        self._stood: set[TaskId] = set()
+        """Tasks that were taken out while they stood for their key; most are put in again."""
 
     @property
     def unsettled(self) -> bool:
@@ -65,6 +67,7 @@ class Ruled:
         if self._holder(prefix) == first:
             self._leave(stretch, owner, rules)
             self._holders[prefix] = None
+            self._stood.add(first)
         self._tables.unique.delete(unique_key(rules.unique, rules.order_of(first), first))
 
     def insert(self, stretch: Stretch, owner: Owner, *, new: bool = False) -> None:
@@ -83,7 +86,7 @@ class Ruled:
         prefix = first[6:8] + rules.unique
         self._holder(prefix)
         self._tables.unique.put(unique_key(rules.unique, rules.order_of(first), first), b"")
-        if new:
+        if new or first in self._stood:
             self._came.setdefault(prefix, set()).add(first)
 
     def grant(self, stretch: Stretch, mask: int) -> None:
@@ -218,6 +221,7 @@ class Ruled:
                 if holder is not None and (found := self._found(holder)):
                     self._enter(*found)
             superseded |= came - {holder} if holder is not None else set()
+        self._stood.clear()
         while self._heads:
             prefix, indexed = self._heads.popitem()
             head = head_of(self._tables, prefix)
