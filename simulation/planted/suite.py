@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +69,10 @@ def plant(planted: Planted, directory: Path) -> None:
     """Make ``directory`` a copy of the tree with the bug in it; raises `NotPlanted`."""
     texts = planted_texts(planted)
     for package in PACKAGES:
-        shutil.copytree(ROOT / package, directory / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / package, directory / package)  # with what is compiled, which counts by file times
     for file, text in texts.items():
         (directory / file).write_text(text, "utf-8")
+        Path(cache_from_source(directory / file)).unlink(missing_ok=True)
 
 
 def look_for(planted: Planted, seeds: Iterable[int] | None = None) -> Verdict:
