@@ -29,7 +29,7 @@ CHECKED = {
 }
 """What each says that it has compared."""
 EXAMPLE_S_MAX = 900.0
-"""On a machine that has other things to do; they take a minute together on an idle one of two cores."""
+"""For a start or two of Spark and a job, on a machine that has other things to do."""
 END_S_MAX = 60.0
 
 
