@@ -229,6 +229,7 @@ class Driving:
                 event = await self._attempt(driven)
             except HostStopped as stopped:
                 log.info("job %s starts again: %s", driven.job, stopped)
+                driven.error = str(stopped)
                 continue
             except HostEnded as ended:
                 event = {"error": str(ended), "restart": True}
@@ -332,6 +333,7 @@ class Driving:
         try:
             if driven.run is not None:
                 await driven.host.end(driven.run)
+            await self._forget(driven)
             if driven.own is not None:
                 driven.own.cancel()
             for _ in range(GIVE_BACK_TRIES):
@@ -342,6 +344,17 @@ class Driving:
             if self.driven.get(driven.job) is driven:
                 del self.driven[driven.job]
             self._ending.pop(driven.job).set()
+
+    async def _forget(self, driven: Driven) -> None:
+        """Have the host delete the job's checkpoint, once the log says that it has ended: nobody goes on from it."""
+        job = self._node.replica.jobs.get(driven.job)
+        if job is None or job.version != driven.version or not is_over(job):
+            return
+        try:
+            body = base64.b64encode(job.body).decode()
+            await driven.host.send({"do": "forget", "job": job.id, "version": job.version, "body": body})
+        except HostEnded as error:
+            log.warning("job %s has ended, and its checkpoint stays where it is: %s", job.id, error)
 
     # --- claims
 

@@ -7,15 +7,17 @@ needed it for a while.  How a process is started and spoken with is behind `Link
 simulations and tests have a host in memory instead.
 
 The words of the two sides are maps: orders have ``do`` (``start``, ``stop``, ``seal``,
-``slots``, ``idle``), events have ``event`` (``up``, ``down``, ``ready``, ``progress``, ``idle``,
-``completed``, ``failed``, ``stopped``); all but ``up`` and ``down`` name their ``job`` and its
-``version``.  To ``idle`` the host answers the like at the next moment at which the job has no
-batch under way; to ``stop`` with how the query ended.
+``slots``, ``idle``, ``forget``), events have ``event`` (``up``, ``alive``, ``down``, ``ready``,
+``progress``, ``idle``, ``completed``, ``failed``, ``stopped``, ``forgotten``); all but the first three name their
+``job`` and its ``version``.  To ``idle`` the host answers the like at the next moment at which the
+job has no batch under way; to ``stop`` with how the query ended.  A host that says in ``up`` how
+often it will say ``alive`` (``alive_s``) is killed when it says nothing for `SILENT_S`.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -24,11 +26,15 @@ from typing import Any, Protocol, TypeAlias
 import trio
 from attrs import field, frozen
 
+from onyxq.jobs.suspects import Suspects
+
 PAUSE_FIRST_S, PAUSE_MAX_S = 1.0, 30.0
 STEADY_S = 60.0
 """A host that was up for so long died by an accident of its own: the next one is started as after the first."""
 UP_TIMEOUT_S = 180.0
 """Within this a session is open, or the host is killed: the first start on a machine builds archives."""
+SILENT_S = 60.0
+"""After so long without a word a host counts as hung, though its process is there."""
 STOP_TIMEOUT_S = 30.0
 """Within this a query has stopped, or the host is killed."""
 IDLE_S = 60.0
@@ -50,7 +56,7 @@ class HostEnded(Exception):
 
 
 class HostStopped(HostEnded):
-    """The peer ended the host on purpose: nobody failed."""
+    """The peer ended the host on purpose, or it died and not by this job: the job has not failed."""
 
 
 @frozen
@@ -128,15 +134,17 @@ class KeptHost:
         """Of the next start."""
         self.starts = 0
         """How often it was started."""
+        self.silent_s = SILENT_S
         self._launch = launch
         self._runs: dict[Key, Run] = {}
         self._waiters: set[trio.Event] = set()
         self._wanted = trio.Event()
         self._link: Link | None = None
         self._is_up = trio.Event()
-        self._ended = ""
+        self._refused = ""
         self._on_purpose = ""
         self._expected = False
+        self._suspects = Suspects()
         self._scope = trio.CancelScope()
         self.state = "off"
         """``off``, ``starting``, ``up``, or ``pausing`` before the next start."""
@@ -186,22 +194,20 @@ class KeptHost:
             why = f"the Spark host cannot be run: {error!r}"
         finally:
             up_s = trio.current_time() - began if self._is_up.is_set() else 0.0
-            self._expected = False
+            self._expected, was_up = False, self._is_up.is_set()
             self._link, self._is_up = None, trio.Event()
             self._tell_end(why)
+            self._wake("" if self._on_purpose or was_up else why)
         if not self._on_purpose:
             log.warning("%s", why)
         return up_s
 
     def _tell_end(self, why: str) -> None:
-        error = HostStopped(self._on_purpose) if self._on_purpose else HostEnded(why)
         runs, self._runs = self._runs, {}
-        for run in runs.values():
-            run.tell(error)
-        self._ended = "" if self._on_purpose else why
-        waiters, self._waiters = self._waiters, set()
-        for waiter in waiters:
-            waiter.set()
+        jobs = [job for job, _ in runs]
+        blamed = frozenset() if self._on_purpose else self._suspects.died(jobs, trio.current_time())
+        for (job, _), run in runs.items():
+            run.tell(HostEnded(why) if job in blamed else HostStopped(self._on_purpose or why))
 
     async def _serve(self, link: Link) -> str:
         """Hand out what the host says until it ends; why it did."""
@@ -215,14 +221,27 @@ class KeptHost:
             self._wake()
         if not self._is_up.is_set():
             return f"the Spark host was not up within {UP_TIMEOUT_S:.0f} s"
+        assert event is not None, "the host is up, and said so"
+        silent_s = self.silent_s if event.get("alive_s") else math.inf
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._stop_when_idle)
-            down = ""
-            while not down and (event := await link.receive()) is not None:
-                down = str(event.get("error")) if event["event"] == "down" else ""
-                self._hand_out(event)
+            nursery.start_soon(self._try_suspects)
+            why = await self._listen(link, silent_s)
             nursery.cancel_scope.cancel()
-        return down or link.why()
+        return why
+
+    async def _listen(self, link: Link, silent_s: float) -> str:
+        """Hand out what a host says that is up; why it ended, or is to."""
+        while True:
+            with trio.move_on_after(silent_s) as scope:
+                event = await link.receive()
+            if scope.cancelled_caught:
+                return f"the Spark host said nothing for {silent_s:g} s, and was killed"
+            if event is None:
+                return link.why()
+            if event["event"] == "down":
+                return str(event.get("error"))
+            self._hand_out(event)
 
     def _hand_out(self, event: Message) -> None:
         job, version = event.get("job"), event.get("version")
@@ -230,11 +249,21 @@ class KeptHost:
             run = self._runs.get((job, version))
             if run is not None:
                 run.tell(event)
+                self._suspects.heard(job, str(event["event"]), trio.current_time())
+                self._wake()
 
-    def _wake(self) -> None:
+    def _wake(self, refused: str = "") -> None:
+        """Have those look again who wait for the host, or hear why none could be started."""
+        self._refused = refused
         waiters, self._waiters = self._waiters, set()
         for waiter in waiters:
             waiter.set()
+
+    async def _try_suspects(self) -> None:
+        while True:
+            await trio.sleep(1.0)
+            self._suspects.look(trio.current_time())
+            self._wake()
 
     async def _stop_when_idle(self) -> None:
         idle_s = 0.0
@@ -252,18 +281,19 @@ class KeptHost:
     # --- jobs
 
     async def begin(self, key: Key) -> Run:
-        """Wait until the host is up and take the events of a job from now on; raises `HostEnded` if a start failed."""
-        while not self._is_up.is_set():
+        """Wait until the host is up, and no job that may have killed the last one is tried before this one; take its
+        events from now on.  Raises `HostEnded` if a start failed.
+        """
+        while not (self._is_up.is_set() and self._suspects.may_begin(key[0])):
             waiter = trio.Event()
             self._waiters.add(waiter)
             self._wanted.set()
-            self._ended = ""
             try:
                 await waiter.wait()
             finally:
                 self._waiters.discard(waiter)
-            if not self._is_up.is_set() and self._ended:
-                raise HostEnded(self._ended)
+            if self._refused:
+                raise HostEnded(self._refused)
         run = self._runs[key] = Run(self, key)
         return run
 
@@ -288,9 +318,11 @@ class KeptHost:
         """Its events are of no interest any more."""
         if self._runs.get(run.key) is run:
             del self._runs[run.key]
+            self._suspects.clear(run.key[0], trio.current_time())
+            self._wake()
 
     async def send(self, message: Mapping[str, Any]) -> None:
         """Give an order; raises `HostEnded`."""
         if self._link is None:
-            raise HostEnded(self._ended or "the Spark host has ended")
+            raise HostEnded("the Spark host has ended")
         await self._link.send(message)

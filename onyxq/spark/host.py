@@ -13,14 +13,17 @@ import os
 import queue
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from attrs import field, frozen
+from py4j.protocol import Py4JError
 
 from onyxq.errors import OnyxqError
+from onyxq.jobs.encoding import decode
 from onyxq.spark import home, warming
 from onyxq.spark.checkpoint import Checkpoints
 from onyxq.spark.running import Order, Place, Running
@@ -52,6 +55,8 @@ class Asked:
     """Run a small query first, and now and then while there is nothing to do, so that jobs start fast."""
     modules: tuple[str, ...] = field(default=(), converter=tuple)
     """Folders from which workers import."""
+    alive_s: float = 5.0
+    """How often to say that this process and its virtual machine are there."""
     archive: bool = True
     """Build the class-data archive beside the first session if there is none."""
 
@@ -80,6 +85,9 @@ class Host:
             self._start(_order(said))
             return
         running = self._jobs.get(job)
+        if said["do"] == "forget":
+            threading.Thread(target=self._forget, args=(said, running), name=f"forget {job}", daemon=True).start()
+            return
         if running is None:
             return  # it has ended by itself
         if said["do"] == "stop" and said["version"] == running.version:
@@ -101,6 +109,17 @@ class Host:
         running = Running(self._session, order, place=self._place, say=self.say, before=before)
         self._jobs[order.job] = running
         running.start()
+
+    def _forget(self, said: Mapping[str, Any], running: Running | None) -> None:
+        """Delete the checkpoint of a job that has ended, as the log has it."""
+        try:
+            if running is not None:
+                running.join()
+            self._place.checkpoints.forget(decode(base64.b64decode(said["body"])))
+        except (OSError, OnyxqError) as error:
+            print(f"the checkpoint of job {said['job']} stays where it is: {error}", file=sys.stderr)
+        finally:
+            self.say({"event": "forgotten", "job": said["job"], "version": said["version"]})
 
 
 def _order(said: Mapping[str, Any]) -> Order:
@@ -130,7 +149,8 @@ def main(argument: str) -> None:
         warming.warm(session, Path(asked.work))
     host = Host(session, asked, out)
     _watch(session, host)
-    host.say({"event": "up"})
+    host.say({"event": "up", "alive_s": asked.alive_s})
+    threading.Thread(target=_tell_alive, args=(session, host, asked.alive_s), name="alive", daemon=True).start()
     if asked.archive:
         threading.Thread(target=home.build_archive, args=(home.find_home(),), name="archive", daemon=True).start()
     first_s = REHEARSE_EVERY_S if asked.warm else REHEARSE_FIRST_S
@@ -183,6 +203,18 @@ def _watch(session: Any, host: Host) -> None:
         end(1)
 
     threading.Thread(target=wait, name="machine", daemon=True).start()
+
+
+def _tell_alive(session: Any, host: Host, every_s: float) -> None:
+    """Say so now and then, for as long as the virtual machine answers too."""
+    clock = session._jvm.java.lang.System
+    while not _ending.locked():
+        time.sleep(every_s)
+        try:
+            clock.nanoTime()
+        except Py4JError:
+            return  # it has ended, which is seen elsewhere
+        host.say({"event": "alive"})
 
 
 def _settings(asked: Asked) -> Settings:

@@ -21,13 +21,15 @@ def main() -> None:
     # A child that holds stdout, and would outlive the host if nobody saw to its end.
     child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
     print("a library prints this on stdout")
-    say("up", slots=plan["slots"], child=child.pid)
+    say("up", slots=plan["slots"], child=child.pid, alive_s=0.01)
     for line in sys.stdin:
         order = json.loads(line)
         job = order.get("job")
         if job == "die":
             print("out of luck", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
+        elif job == "freeze":
+            os.kill(os.getpid(), signal.SIGSTOP)
         elif job == "exit":
             sys.exit(3)
         elif job == "chatter":

@@ -299,6 +299,52 @@ def test_progress_is_told_by_whoever_is_asked() -> None:
     on_stage(play)
 
 
+@pytest.mark.parametrize("own_host", [False, True])
+def test_the_checkpoint_of_a_job_that_has_ended_is_deleted_by_its_host(own_host: bool) -> None:
+    """Wherever that is; not before the log says that it has ended, and not by a driver that was replaced."""
+
+    async def play(stage: Stage) -> None:
+        await submit(stage, own_host=own_host)
+        await stage.ready()
+        old, version, first = stage.driver(), stage.job().version, stage.hosts_of()
+        await stage.world.stop_node(old)
+        await stage.until(lambda: stage.job().version > version and stage.job().ready, "another one drives it")
+        assert first.told("forget") == []
+        hosts = stage.hosts_of()
+        await stage.client.kill_job("j")
+        await stage.until(lambda: bool(hosts.told("forget")), "the checkpoint is forgotten")
+        (order,) = hosts.told("forget")
+        assert (order["job"], order["version"]) == ("j", stage.job().version)
+        assert encoding.decode(base64.b64decode(order["body"])) == job_of(own_host=own_host)
+        assert [one["do"] for one in hosts.last.orders][-2:] == ["stop", "forget"]
+
+    on_stage(play)
+
+
+def test_jobs_that_share_a_host_are_not_blamed_for_its_first_death() -> None:
+    """Both begin again, and neither has a failure; the one that dies with the host in its trial has."""
+
+    async def play(stage: Stage) -> None:
+        for name in ("j", "k"):
+            await submit(stage, job_of(name, restarts=0))
+            await stage.ready(name)
+        first = stage.link()
+        assert first is stage.link("k")
+        first.die("out of memory")
+        await stage.until(lambda: len(stage.link().told("start")) == 1, "one of them is tried")
+        (tried,) = (order["job"] for order in stage.link().told("start"))
+        other = "k" if tried == "j" else "j"
+        told = await stage.client.job(tried)
+        assert (told["state"], told["progress"]["failures"]) == ("running", 0)
+        assert told["progress"]["error"] == "out of memory"
+        stage.link().die("out of memory again")
+        assert (await stage.ended(tried)).why == "out of memory again"
+        await stage.until(lambda: len(stage.link(other).told("start")) == 1, "the other one begins")
+        assert stage.job(other).state == "running"
+
+    on_stage(play, spark=(0,))
+
+
 def test_what_ended_jobs_left_on_the_disk_is_deleted(tmp_path: Path) -> None:
     """Their checkpoints and hosts' directories; not those of jobs under way, here or elsewhere."""
     kept = [tmp_path / f"n{number}/spark/{folder}/j" for number in range(3) for folder in ("checkpoints", "jobs")]

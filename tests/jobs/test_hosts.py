@@ -11,8 +11,8 @@ import trio
 from attrs import evolve
 from trio.testing import MockClock
 
-from onyxq.jobs import hosts
-from onyxq.jobs.hosts import HostEnded, HostStopped, KeptHost, Plan
+from onyxq.jobs import hosts, suspects
+from onyxq.jobs.hosts import HostEnded, HostStopped, KeptHost, Plan, Run
 from tests.jobs.fake_host import FakeHosts, FakeLink
 
 PLAN = Plan(connect="127.0.0.1:1", slots=2, work="nowhere")
@@ -115,6 +115,75 @@ async def test_a_job_hears_of_the_death_of_its_host() -> None:
         again = await host.begin(KEY)
         await again.order("start")
         assert (await again.event())["event"] == "ready" and len(fakes.links) == 2
+
+
+async def ends_of(*runs: Run) -> list[str]:
+    """How the end of their host is told to them."""
+    found = []
+    for run in runs:
+        try:
+            while (await run.event())["event"] != "never":
+                continue
+        except HostEnded as ended:
+            found.append(type(ended).__name__)
+    return found
+
+
+@simulated
+async def test_the_death_of_a_shared_host_counts_against_who_is_tried_when_it_dies_again() -> None:
+    """At first nobody is blamed; then they begin one by one, and another job is not held up."""
+    fakes = FakeHosts()
+    async with kept(fakes) as host:
+        runs = [await host.begin(key) for key in (("bad", 1), ("good", 2))]
+        fakes.last.die()
+        assert await ends_of(*runs) == ["HostStopped", "HostStopped"]
+        begun: dict[str, Run] = {}
+
+        async def begin(name: str, version: int) -> None:
+            begun[name] = await host.begin((name, version))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(begin, "bad", 1)
+            await trio.sleep(hosts.PAUSE_MAX_S)
+            nursery.start_soon(begin, "good", 2)
+            nursery.start_soon(begin, "new", 3)
+            await trio.sleep(suspects.TRIAL_S)
+            assert sorted(begun) == ["bad", "new"]  # it is not ready, so its trial goes on
+            fakes.last.die()
+            assert await ends_of(begun["bad"], begun["new"]) == ["HostEnded", "HostStopped"]
+            await trio.sleep(hosts.PAUSE_MAX_S)
+            assert sorted(begun) == ["bad", "good", "new"]
+            await begun["good"].order("start")
+            nursery.start_soon(begin, "bad", 1)
+            await trio.sleep(2)
+            before = begun["bad"]
+            await trio.sleep(suspects.TRIAL_S)
+            assert begun["bad"] is not before  # the other one has run long enough by then
+
+
+@simulated
+async def test_a_shared_host_that_dies_again_and_again_counts_against_all() -> None:
+    """Also where none of them kills it by itself, starts are not without a bound."""
+    fakes = FakeHosts()
+    async with kept(fakes) as host:
+        told = []
+        for _ in range(3):
+            runs = []
+            for key in (("one", 1), ("two", 2)):
+                runs.append(await host.begin(key))
+                fakes.last.say("progress", *key)
+                assert (await runs[-1].event())["event"] == "progress"
+            fakes.last.die()
+            told.append(await ends_of(*runs))
+        assert told == [["HostStopped"] * 2, ["HostEnded"] * 2, ["HostEnded"] * 2]
+        await trio.sleep(suspects.STEADY_S + hosts.PAUSE_MAX_S)
+        runs = [await host.begin(("one", 1))]
+        fakes.last.say("progress", "one", 1)
+        await runs[0].event()
+        await trio.sleep(2 * suspects.STEADY_S)
+        runs.append(await host.begin(("three", 3)))
+        fakes.last.die()
+        assert await ends_of(*runs) == ["HostStopped"] * 2
 
 
 @simulated

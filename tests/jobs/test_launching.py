@@ -17,7 +17,7 @@ import trio
 from onyxq.cli.main import run
 from onyxq.errors import Incomplete
 from onyxq.jobs import launching
-from onyxq.jobs.hosts import HostEnded, Plan
+from onyxq.jobs.hosts import HostEnded, KeptHost, Plan
 from onyxq.jobs.launching import BoundedLog, end_leftover, launch
 
 COMMAND = (sys.executable, str(Path(__file__).with_name("small_host.py")))
@@ -54,6 +54,11 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def children_of(pid: int) -> list[int]:
+    """What a process has started."""
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 async def gone(pid: int) -> None:
@@ -108,6 +113,26 @@ async def test_the_death_of_a_host_is_noticed_while_its_children_hold_its_stdout
         with pytest.raises(HostEnded):
             await link.send({"do": "stop", "job": "die", "version": 1})
     assert "out of luck" in (tmp_path / "spark/host.log").read_text()
+
+
+@on_trio
+async def test_a_host_that_hangs_is_killed_with_all_it_started(tmp_path: Path) -> None:
+    """Its process is there and says nothing: the job hears of it, and begins at another."""
+    kept = KeptHost(plan_of(tmp_path), functools.partial(launch, command=COMMAND))
+    kept.silent_s = 0.5
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(kept.run)
+        run = await kept.begin(("freeze", 1))
+        pid = json.loads((tmp_path / "spark/host.pid").read_text())["pid"]
+        children = children_of(pid)
+        await run.order("start")
+        with pytest.raises(HostEnded, match="said nothing for 0.5 s, and was killed"):
+            await run.event()
+        for one in (pid, *children):
+            await gone(one)
+        await (await kept.begin(("j1", 2))).order("start")
+        assert kept.starts == 2
+        nursery.cancel_scope.cancel()
 
 
 @on_trio

@@ -50,6 +50,16 @@ class HostProcess:
             if found["event"] in kinds and job in (None, found.get("job")):
                 return found
 
+    def quiet(self, for_s: float) -> bool:
+        """Whether it comes to say nothing for so long; it must not end."""
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            try:
+                assert self._events.get(timeout=for_s) is not None
+            except queue.Empty:
+                return True
+        return False
+
     def start(self, job: Job, *, version: int = 1) -> None:
         """Order a job that has committed nothing yet."""
         body = base64.b64encode(encode(job)).decode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import signal
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
+from onyxq.jobs.encoding import encode
 from onyxq.jobs.model import Function, Job, Lifecycle
 from tests.spark.host_world import HostProcess, alive, gone, host_process, on_small_disk
 from tests.spark.job_world import HERE, lines_job, written
@@ -121,6 +123,32 @@ def test_a_full_disk_of_the_checkpoint_is_named_and_the_job_goes_on_once_there_i
         host.start(job_of(tmp_path, "words", "whole"))
         assert host.event("failed", "completed", job="whole")["event"] == "completed"
         assert sorted(one["word"] for one in written(tmp_path / "out")) == ["a", "b", "c"]
+
+
+def test_the_checkpoint_of_a_job_that_has_ended_is_deleted_where_it_is_told_to(tmp_path: Path) -> None:
+    """All versions of it and nothing else; one that cannot be deleted ends no host.  A host whose virtual machine
+    hangs says no more that it is alive."""
+    kept = tmp_path / "kept"
+    with host_process(tmp_path, checkpoints=str(kept), alive_s=0.2) as host:
+        host.event("up")
+        for name in ("one", "other"):
+            folder = tmp_path / name
+            folder.mkdir()
+            job = job_of(folder, "words", name)
+            host.start(job)
+            assert host.event("completed", "failed", job=name)["event"] == "completed"
+        body = base64.b64encode(encode(job)).decode()
+        host.order("forget", "other", 1, body=body)
+        host.event("forgotten", job="other")
+        host.order("forget", "other", 1, body=body)
+        host.event("forgotten", job="other")
+        assert [path.name for path in kept.iterdir()] == ["one"]
+        host.event("alive")
+        (machine,) = _named(host.family(), "/java\0")
+        os.kill(machine, signal.SIGSTOP)
+        assert host.quiet(5.0)
+        os.kill(machine, signal.SIGCONT)
+        host.event("alive")
 
 
 def test_the_end_of_stdin_ends_everything(tmp_path: Path) -> None:
