@@ -1,163 +1,20 @@
-"""A job on real Spark beside real peers: whatever is killed, each segment is answered for exactly once."""
+"""Jobs on real Spark beside real peers: files, functions that raise, and what a peer says that cannot host it."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
 
 from onyxq import Function, Input, Job, Output
-from onyxq.client import AsyncClient
-from tests.processes.cluster import Cluster, PeerProcess, bounded, surroundings
+from tests.processes.cluster import Cluster, bounded, surroundings
+from tests.processes.jobs_watched import STEP_S_MAX
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
-
-STEP_S_MAX = 240.0
-"""For a start of Spark on a busy machine, with what is built at the first one."""
-HOSTS = ("a", "b")
-"""Nodes that host Spark; a third one keeps the majority of every cohort."""
-WORDS = 400
-
-
-def segments(part: int) -> list[bytes]:
-    """Tasks of JSON strings that no other part has."""
-    return [json.dumps(f"word {part}-{number}").encode() for number in range(WORDS)]
-
-
-def image(part: int) -> list[bytes]:
-    """What the job makes of them."""
-    return [one.upper() for one in segments(part)]
-
-
-def shouting(name: str) -> Job:
-    """A job from queue to queue."""
-    return Job(
-        id=name,
-        workflow=[("in", "shout"), ("shout", "out")],
-        catalog=[
-            Input("in", queue="in", max_rows=100),
-            Function("shout", "builtins:str.upper"),
-            Output("out", queue="out"),
-        ],
-    )
-
-
-class Watch:
-    """A job as its cluster tells of it."""
-
-    def __init__(self, cluster: Cluster, client: AsyncClient, job: str) -> None:
-        self.cluster = cluster
-        self.client = client
-        self.job = job
-
-    async def until(self, about: str, check: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
-        """The job once the check is true of it."""
-
-        async def look() -> dict[str, Any] | None:
-            found = await self.check()
-            return found if check(found) else None
-
-        found = await self.cluster.until(about, look, seconds=STEP_S_MAX)
-        assert found is not None
-        return found
-
-    async def check(self) -> dict[str, Any]:
-        """The job, which must not have failed."""
-        found = await self.client.job(self.job)
-        if found["state"] == "failed":
-            pytest.fail(f"the job failed: {found['error']}")
-        return found
-
-    async def outputs(self) -> Counter[bytes]:
-        """What came out so far."""
-        return Counter([task.data async for task in self.client.list_all("out")])
-
-    async def came_out(self, parts: int) -> None:
-        """Return once the images of so many parts came out; no segment may ever be there twice."""
-        wanted = Counter(one for part in range(parts) for one in image(part))
-
-        async def look() -> bool:
-            await self.check()
-            found = await self.outputs()
-            assert not found - wanted, "something came out twice, or is no image of a segment"
-            return found == wanted
-
-        await self.cluster.until(f"the images of {parts} parts", look, seconds=STEP_S_MAX)
-
-    async def driver(self) -> PeerProcess:
-        """The process that drives the job."""
-        found = (await self.client.job(self.job))["driver"]
-        return next(peer for peer in self.cluster.peers.values() if found.startswith(peer.node))
-
-
-def host_of(peer: PeerProcess) -> int:
-    """Process id of a peer's Spark host."""
-    return int(json.loads((peer.data / "spark/host.pid").read_text())["pid"])
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process is there and is no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-@pytest.mark.parametrize("session_timeout_ms", [10_000])
-@bounded(6 * STEP_S_MAX)
-async def test_a_job_survives_its_host_and_its_peer(cluster: Cluster) -> None:
-    """Killed one after the other, a driver frozen until it was replaced: the output is the input's image,
-    each segment once."""
-    await cluster.start("c")
-    cluster.more_options("--spark", "--slots", "2")
-    await cluster.start(*HOSTS)
-    await cluster.whole("a", "b", "c")
-    async with cluster.client("c") as client:
-        watch = Watch(cluster, client, "shouting")
-        await client.submit_job(shouting("shouting"))
-        await client.enqueue_many("in", segments(0), format="json")
-        await watch.came_out(1)
-
-        before = await watch.until("a batch in the log", lambda job: job["batch"] is not None)
-        host = host_of(await watch.driver())
-        await client.enqueue_many("in", segments(1), format="json")
-        os.kill(host, signal.SIGKILL)
-        await watch.came_out(2)
-        after = await watch.until("its failure is told", lambda job: job["progress"]["host_starts"] == 2)
-        assert after["version"] == before["version"] and host_of(await watch.driver()) != host
-
-        peer = await watch.driver()
-        host = host_of(peer)
-        await client.enqueue_many("in", segments(2), format="json")
-        peer.kill()
-        await watch.came_out(3)
-        taken = await watch.until("another driver", lambda job: job["version"] > before["version"] and job["ready"])
-        assert taken["batch"] > before["batch"]
-        assert (await watch.driver()) is not peer and not is_running(host)
-
-        await cluster.start(peer.name)
-        await cluster.whole("a", "b", "c")
-        frozen = await watch.driver()
-        await client.enqueue_many("in", segments(3), format="json")
-        frozen.freeze()
-        await watch.until("another driver", lambda job: job["version"] > taken["version"] and job["ready"])
-        assert is_running(host_of(frozen))
-        frozen.thaw()
-        await watch.came_out(4)
-
-        await client.seal_job("shouting", "in")
-        assert (await client.wait_job("shouting", int(STEP_S_MAX * 1000))).completed
-        await watch.came_out(4)
-        assert (await client.count("in"))["in"]["completed"] == 4 * WORDS
-
 
 PIPELINES = """
 from onyxq import Function, Input, Job, Output
