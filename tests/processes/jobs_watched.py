@@ -81,11 +81,6 @@ class Frozen:
                 os.kill(pid, signal.SIGSTOP)
             self.family += more
 
-    def thaw(self) -> None:
-        """They go on: the host first, so that nobody has told it yet what happened meanwhile."""
-        self.signal(signal.SIGCONT)
-        self.peer.thaw()
-
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to all but the peer."""
         for pid in self.family:

@@ -2,7 +2,7 @@
 
 Drivers (a peer's Spark host, or its virtual machine), their peers and the cluster's workers are
 killed in the middle of batches while input keeps coming, and a driver is frozen with its peer and
-thawed once another one has taken its place.
+thawed once its replacement has begun.
 """
 
 from __future__ import annotations
@@ -168,15 +168,20 @@ class Fire:
         self.spark.add_worker()
 
     async def _frozen(self, before: dict[str, Any]) -> None:
-        """The driver and its peer stand still until another one has its query running, and then go on."""
-        frozen = Frozen(self.watch.driver_in(before))
+        """The driver and its peer stand still; once another one has the job the driver goes on, which nobody tells it,
+        and its peer does when the other one's query runs."""
+        peer = self.watch.driver_in(before)
+        host = host_of(peer)
+        frozen = Frozen(peer)
         try:
-            await self._taken_over(before, frozen.peer)
-            assert all(map(is_running, frozen.family)), "it was frozen, not dead"
-            frozen.thaw()
+            await self.watch.until("a version for another", lambda job: job["version"] > before["version"])
+            assert peer.runs and is_running(host), "it was frozen, not dead"
+            frozen.signal(signal.SIGCONT)
+            await self._taken_over(before, peer)
         except BaseException:
             frozen.signal(signal.SIGKILL)
             raise
+        peer.thaw()
         await self._whole()
 
     async def _taken_over(self, before: dict[str, Any], peer: PeerProcess) -> dict[str, Any]:
