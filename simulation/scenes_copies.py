@@ -21,6 +21,7 @@ from simulation.clients import RecordingClient
 from simulation.scenes import (
     ONE,
     Scene,
+    back,
     cut_off,
     leader_of,
     payloads,
@@ -118,6 +119,33 @@ async def crossed(world: World) -> None:
         await trio.sleep(5)  # it has all that the log says when it is compared with others
         world.network.heal()
         await world.settle()
+
+
+async def turned_up(world: World) -> None:
+    """Completions of which only a leader that is cut off has a copy are refused by its successor, who grants the tasks
+    anew, in vain: when that copy is found they do not count, and what depends on the tasks still waits.
+    """
+    draw = world.random
+    async with world.client() as client:
+        tasks = await client.enqueue("q", payloads(4), retries=None, backoff_ms=0)
+        for task_id in tasks:
+            await client.enqueue("q", [b"behind it"], depends=[task_id])
+        early = list(await client.claim("q", maximum=4, lease_ms=2_000, wait_ms=5_000))
+        old = cut_off(world)
+        async with world.client(nodes=[old]) as misled:
+            await try_to_complete(misled, early)
+        await successor(world, old)
+        async with world.client(nodes=[node for node in world.nodes if node is not old]) as served:
+            late = list(await served.claim("q", maximum=4, lease_ms=draw.randint(3_000, 8_000), wait_ms=20_000))
+            for claim in draw.sample(late, len(late) // 2):
+                await draw.choice((served.release, partial(served.fail, error="did not work")))(claim)
+            refused = {one.id for one in early} - set(await try_to_complete(served, early))
+        await back(world, old)
+        await world.until(lambda: not world.audit.replica.claims.get(0), "the later claims are over")
+        for task_id in refused & {claim.id for claim in late}:
+            if (await client.client.get(task_id)).state == "completed":
+                raise Broken(f"refused for good: {task_id.hex()} is completed by what was refused")
+        await take_the_rest(client)
 
 
 # --- copies that are given up ---------------------------------------------------------------------
@@ -306,6 +334,7 @@ COPY_SCENES: Mapping[str, Scene] = {
     for one in (
         Scene("half_written", "a completion that only its leader has", half_written, lambda draw: ONE),
         Scene("crossed", "a leader and its successor both complete what they have", crossed, lambda draw: ONE),
+        Scene("turned_up", "completions that were refused turn up on a disk", turned_up, lambda draw: ONE),
         Scene("retired", "a node leaves for good, and its copies go to a slow one", retired, _four),
         Scene("unread", "a node is given a copy by records that it has not read", unread, _one_spare),
         Scene("missed", "a node that could not be heard for long is back", missed, _spread),

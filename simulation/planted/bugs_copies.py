@@ -23,6 +23,15 @@ COPY_BUGS: tuple[Planted, ...] = (
         "half_written",
     ),
     Planted(
+        "a completion that was refused counts once it turns up",
+        "onyxq/store/stretches.py",
+        "return max(self.reopened, self.ended)",
+        "return self.reopened",
+        "a task that everybody who worked on it was refused is completed, and dependents run",
+        "turned_up",
+        quick=3,
+    ),
+    Planted(
         "settled with a mere majority of whole copies",
         "onyxq/partition/leader.py",
         "return majority(placed.target, self.current) and sum(n in self.current for n in placed.target) >= wanted",
