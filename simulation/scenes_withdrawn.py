@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 
 import trio
 
 from onyxq.client.claims import Claim
-from onyxq.errors import OnyxqError
+from onyxq.errors import Conflict, OnyxqError
+from onyxq.ids import TaskId
+from simulation.checkers import Broken
 from simulation.clients import RecordingClient
 from simulation.scenes import Scene
 from simulation.scenes_rules import finished, work
@@ -80,6 +83,44 @@ async def _asked(ask: Callable[[], Awaitable[object]]) -> None:
         pass  # noted by the client
 
 
+async def requeued_twice(world: World) -> None:
+    """Requeue dead letters, each again if it was not answered soon; tasks may be worked on in between."""
+    async with world.client() as client, world.client() as other:
+        for number in range(ROUNDS):
+            await client.enqueue("q", [b"task %d of %d" % (place, number) for place in range(TASKS)], retries=0)
+            claims = await client.claim("q", maximum=TASKS, lease_ms=LEASE_MS, wait_ms=5_000)
+            for claim in claims:
+                await _asked(partial(client.fail, claim, "did not work"))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_cut, world)
+                for claim in claims:
+                    nursery.start_soon(_requeue, world, client, claim.id)
+                if world.random.random() < 0.5:
+                    nursery.start_soon(_work_off, other, client)
+        await _work_off(other, client)
+
+
+async def _work_off(worker: RecordingClient, client: RecordingClient) -> None:
+    over = False
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: work(worker, lambda: over))
+        await finished(client)
+        over = True
+
+
+async def _requeue(world: World, client: RecordingClient, task_id: TaskId) -> None:
+    """Ask, for a short time, and then again: it was a dead letter, and nobody else has asked."""
+    with trio.move_on_after(world.random.uniform(0, PATIENCE_S)):
+        await _asked(partial(client.requeue, task_id))
+    try:
+        await client.requeue(task_id)
+    except Conflict as error:
+        if task_id in world.audit.ledger.reopened and "requeued" not in error.message:
+            raise Broken(f"asked again: {error.message}, though it was requeued") from None
+    except OnyxqError:
+        pass  # noted by the client
+
+
 async def _cut(world: World) -> None:
     with trio.move_on_after(CUT_S):
         while True:
@@ -92,6 +133,10 @@ def _slow_disks(draw: random.Random) -> Options:
 
 
 WITHDRAWN_SCENES: Mapping[str, Scene] = {
-    "impatient": Scene("impatient", "what nobody waits for any more is asked for again", impatient, _slow_disks)
+    one.name: one
+    for one in (
+        Scene("impatient", "what nobody waits for any more is asked for again", impatient, _slow_disks),
+        Scene("requeued_twice", "dead letters are requeued again by who was not answered", requeued_twice, _slow_disks),
+    )
 }
 """By name."""

@@ -11,9 +11,9 @@ import trio
 from log_entries import reopen_tasks
 from onyxq import facts
 from onyxq.entry import APPLIED
-from onyxq.errors import Conflict, LogUnavailable, OnyxqError, Unknown
+from onyxq.errors import Conflict, LogUnavailable, OnyxqError, Unavailable, Unknown
 from onyxq.facts import Completion
-from onyxq.ids import Run, TaskId, partition_of, stretch_of
+from onyxq.ids import Run, TaskId, mask_of, partition_of, stretch_of
 from onyxq.partition.completing import Completing
 from onyxq.partition.cutting import fitting, size_of
 from onyxq.partition.finishing import Finish, completions_of, history_of, token_now
@@ -65,13 +65,19 @@ class Dead:
         return found[0][1] if found else None
 
     async def requeue(self, ids: Sequence[TaskId]) -> list[dict[str, Any] | None]:
-        """Have dead letters run again, with all their retries; an error map or None each."""
+        """Have dead letters run again, with all their retries; an error map or None each.
+
+        Those that were requeued and are still to be done stay so: whoever was not answered may ask again.
+        """
         results: list[dict[str, Any] | None] = [None] * len(ids)
         work: dict[int, list[tuple[int, reopen_tasks.Reopened]]] = {}
         await self._completing.turn([Run(task_id, 1) for task_id in ids])
         for place, task_id in enumerate(ids):
             try:
                 leader = self._standing.leader(partition_of(task_id))
+                self._check_opening(task_id)
+                if self._opened_again(task_id):
+                    continue
                 self._check_dead(task_id)
                 leader.check_new(task_id)
                 reopened = reopen_tasks.Reopened(Run(task_id, 1), self._attempts(task_id))
@@ -178,6 +184,7 @@ class Dead:
     def _given_up(self, leader: PartitionLeader, task_id: TaskId) -> Finish:
         if (again := self._completing.cancelled(leader, task_id)) is not None:
             return again
+        self._check_opening(task_id)
         self._check_dead(task_id)
         row = self._host.store.task_row(task_id)
         if row is not None:
@@ -185,14 +192,29 @@ class Dead:
         token = token_now(self._host.store, task_id, self._host.replica.position)
         return Finish(Run(task_id, 1), token, facts.CANCELLED, [])
 
-    def _check_dead(self, task_id: TaskId) -> None:
-        """Raise unless a task is a dead letter, and nobody is about to have it run again."""
+    def _check_opening(self, task_id: TaskId) -> None:
+        """Raise `Unavailable` while somebody is about to have a dead letter run again, or it is not known."""
         if (leader := self._opening.get(task_id)) is not None:
             if self._host.leaders.get(leader.partition) is leader:
-                raise Conflict(f"task {task_id.hex()} is being requeued", field="ids")
+                raise Unavailable(f"task {task_id.hex()} is being requeued")
             del self._opening[task_id]
+
+    def _opened_again(self, task_id: TaskId) -> bool:
+        """Whether a task was requeued, and is not finished since."""
+        return not self._finished(task_id) and self._was_opened(task_id)
+
+    def _finished(self, task_id: TaskId) -> bool:
+        return bool(self._host.store.finished_bits(stretch_of(task_id)) & mask_of(task_id, 1))
+
+    def _was_opened(self, task_id: TaskId) -> bool:
+        return any(one.event == facts.REOPENED for one in history_of(self._host.store, task_id))
+
+    def _check_dead(self, task_id: TaskId) -> None:
+        """Raise unless a task is a dead letter."""
         if self._host.store.task_row(task_id) is None:
             raise missing(self._host.store, task_id, "ids")
         partition, before = partition_of(task_id), (int.from_bytes(task_id, "big") - 1).to_bytes(len(task_id), "big")
         if task_id not in self._host.store.failed(partition, after=before, limit=1):
-            raise Conflict(f"task {task_id.hex()} is no dead letter", field="ids")
+            done = self._finished(task_id) and self._was_opened(task_id)
+            since = ": it was requeued, and is finished" if done else ""
+            raise Conflict(f"task {task_id.hex()} is no dead letter{since}", field="ids")

@@ -1,6 +1,6 @@
 """What clients were told about each task is what one simple task, used by one client at a time, could have said.
 
-The model of a task is four values: the last token granted, whether that claim is held,
+The model of a task is a few values: the last token granted, whether that claim is held,
 until when its lease surely runs, and who finished the task.  For every task there must be
 an order of the calls made about it, true to the times at which they were made and
 answered, in which the model allows each answer.  Calls without an answer may have taken
@@ -53,12 +53,13 @@ class Model(NamedTuple):
     """The claim cannot expire earlier."""
     finished: int = NOBODY
     """Token of the completion that counts; -1: it was cancelled."""
+    requeued: bool = False
+    """It was a dead letter, and somebody had it run again."""
 
     def after(self, call: Operation) -> Model | None:
         """The task after a call that took effect; None if it cannot take effect now."""
-        if self.finished != NOBODY:
-            repeat = call.kind in (COMPLETE, *GIVING_UP) and self.finished == call.token
-            return self if repeat else None
+        if self.finished != NOBODY or (call.kind == REQUEUE and self.requeued):
+            return self if self._repeats(call) else None
         if call.kind in (CLAIM, CANCEL, STOP, DISCARD, REQUEUE):
             return self._taken(call) if self._free(call) else None
         if call.token != self.token:
@@ -69,17 +70,26 @@ class Model(NamedTuple):
             return self
         return self._changed(call) if self.held else None
 
+    def _repeats(self, call: Operation) -> bool:
+        """Whether it asks for what is so already."""
+        if call.kind == REQUEUE:
+            return self.requeued and self.finished == NOBODY
+        ended = self.finished != NOBODY and self.finished == call.token
+        return ended and call.kind in (COMPLETE, *GIVING_UP)
+
     def _free(self, call: Operation) -> bool:
         """Whether nobody need hold the task when the call takes effect."""
         return call.kind == STOP or not self.held or call.answered_s >= self.sure_until_s - EARLY_S
 
     def _taken(self, call: Operation) -> Model | None:
         if call.kind == REQUEUE:
-            return self  # it failed for good, as it also might fail for now
+            return self._replace(requeued=True)  # it failed for good, as it also might fail for now
         if call.kind in (CANCEL, STOP, DISCARD):
             return self._replace(finished=-1)
         sure_until_s = call.invoked_s + call.lease_ms / 1000
-        return Model(call.token, True, sure_until_s) if call.token > self.token else None
+        if call.token <= self.token:
+            return None
+        return self._replace(token=call.token, held=True, sure_until_s=sure_until_s)
 
     def _changed(self, call: Operation) -> Model:
         if call.kind == RENEW:

@@ -47,6 +47,15 @@ CANCELLING_BUGS: tuple[Planted, ...] = (
         "impatient",
     ),
     Planted(
+        "a repeated requeue is refused",
+        "onyxq/partition/dead.py",
+        "if self._opened_again(task_id):",
+        "if not task_id:",
+        "who was not answered, and asks again, is told that a task is no dead letter which he requeued",
+        "requeued_twice",
+        quick=3,
+    ),
+    Planted(
         "completions that nobody waits for are forgotten",
         "onyxq/partition/completing.py",
         "self._host.start_soon(self._decide, sent, refused)",

@@ -53,6 +53,8 @@ def test_a_requeued_dead_letter_has_all_its_retries_again() -> None:
                 await kill(tasks)
             assert await tasks.state(task_id) == "failed"
             assert (await client.client.call("dead.requeue", {"ids": [task_id]}))["results"] == [None]
+            again = await client.client.call("dead.requeue", {"ids": [task_id]})
+            assert again["results"] == [None], "whoever was not answered may ask again"
             for attempts in (2, 3):
                 claim = await tasks.take()
                 assert claim is not None and claim.attempts == attempts
@@ -65,7 +67,10 @@ def test_a_requeued_dead_letter_has_all_its_retries_again() -> None:
             await tasks.done(claim)
             assert await tasks.state(task_id) == "completed"
             (result,) = (await client.client.call("dead.requeue", {"ids": [task_id]}))["results"]
-            assert result["code"] == "conflict"
+            assert result["code"] == "conflict" and "it was requeued" in result["message"]
+            fresh = await tasks.put(b"y")
+            (result,) = (await client.client.call("dead.requeue", {"ids": [fresh]}))["results"]
+            assert result["code"] == "conflict" and "requeued" not in result["message"]
 
     simulate(workload, seed=1, options=STEADY)
 
