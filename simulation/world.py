@@ -75,6 +75,8 @@ class Options:
     purge_margin_ms: int = 600_000
     task_archive: str | None = None
     """A real directory, which all nodes share."""
+    record_archive: str | None = None
+    """Likewise, for the log's records."""
     zones: int = 0
     """Nodes are in this many zones in turn; 0: they name none."""
 
@@ -214,6 +216,7 @@ class World:
                 purge_bucket_ms=options.purge_bucket_ms,
                 purge_margin_ms=options.purge_margin_ms,
                 task_archive=options.task_archive,
+                record_archive=options.record_archive,
                 zone=f"z{len(self.nodes) % options.zones}" if options.zones else "",
             ),
             disk=SimulatedDisk(delay_ms=lambda: self.random.randint(*options.disk_delay_ms)),

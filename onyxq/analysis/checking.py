@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
+from onyxq.analysis.crossing import NO_RECORDS, crossed, grants, log_of
 from onyxq.analysis.rules import (
     APART_MS,
     FIRST,
@@ -25,26 +26,37 @@ from onyxq.analysis.rules import (
     Offender,
     Report,
 )
-from onyxq.analysis.tables import read_table, session_for
+from onyxq.analysis.tables import FRESH_S, read_table, session_for
+from onyxq.errors import NotFound
 from onyxq.parquet.schema import CLAIMS, TASKS, UPDATES
 
 CLAIM, TASK, UPDATE = 0, 1, 2
 """Kinds of rows; of one token the claim comes first."""
-FRESH_S = 60
-"""A task archived so recently may have claims whose file cannot be seen yet."""
 
 
-def check(session: Any, directories: Sequence[str], *, apart_ms: int = APART_MS, first: int = FIRST) -> Report:
-    """Look through archives; raises `NotFound` if a directory is none.
+def check(
+    session: Any,
+    directories: Sequence[str],
+    *,
+    apart_ms: int = APART_MS,
+    first: int = FIRST,
+    records: Sequence[str] = (),
+    live: Sequence[str] = (),
+) -> Report:
+    """Look through archives, and hold them against the log's records that they or ``records`` have.
 
     ``apart_ms``: how far the clocks of the cluster may have been apart; ``first``: how many
-    offenders are named for each rule.
+    offenders are named for each rule; ``live``: files that list the tasks that are still in the store.
+    Raises `NotFound` if a directory is none.
     """
     from pyspark import StorageLevel
     from pyspark.sql import Observation
     from pyspark.sql import functions as F
 
-    session = session_for(session, directories)
+    log = log_of(session, directories, records)
+    if live and log is None:
+        raise NotFound("a list of tasks is of use only beside the log's records", field="records", hint=NO_RECORDS)
+    session, disk = session_for(session, [*directories, *records]), StorageLevel.DISK_ONLY
     all_rows, distinct_rows = Observation("all"), Observation("distinct")
     rows = _rows(session, directories).observe(all_rows, F.count("*").alias("rows"))
     known = _with_past(_without_repeats(rows)).observe(
@@ -53,11 +65,16 @@ def check(session: Any, directories: Sequence[str], *, apart_ms: int = APART_MS,
     )
     judged = _judged(known, apart_ms)
     keyed = (F.col("kind") == CLAIM) & F.col("key").isNotNull()
-    kept = judged.where((F.size("found") > 0) | keyed).persist(StorageLevel.DISK_ONLY)
+    kept = judged.where((F.size("found") > 0) | keyed).persist(disk)
     try:
         broken = _exploded(kept).unionByName(_exploded(_keys_judged(kept.where(keyed), apart_ms)))
+        if log is not None:
+            broken = broken.unionByName(crossed(session, log, directories, live, apart_ms=apart_ms)).persist(disk)
         counts = {row["rule"]: row["count"] for row in broken.groupBy("rule").count().collect()}
         named = _first(broken, [rule for rule in RULES if rule in counts], first)
+        granted = grants(session, log).count() if log is not None else None
+        if log is not None:
+            broken.unpersist()
     finally:
         kept.unpersist()
     seen = distinct_rows.get
@@ -65,6 +82,7 @@ def check(session: Any, directories: Sequence[str], *, apart_ms: int = APART_MS,
         tasks=seen["tasks"],
         claims=seen["claims"],
         updates=seen["updates"],
+        grants=granted,
         repeats=all_rows.get["rows"] - sum(seen.values()),
         counts={rule: counts.get(rule, 0) for rule in RULES},
         first=tuple(named),

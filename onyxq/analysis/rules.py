@@ -43,6 +43,8 @@ class Report:
     tasks: int
     claims: int
     updates: int
+    grants: int | None
+    """Of tasks, in the log's records that were compared; None: there were none."""
     repeats: int
     """Rows that are in the archive more than once."""
     counts: dict[str, int]

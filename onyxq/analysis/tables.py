@@ -26,6 +26,8 @@ _TYPES = {
 PIECE_BYTES = 4 * 1024 * 1024
 """Bytes of an archive to a piece of work: rows take about ten times that in memory."""
 PIECES_MAX = 4_000
+FRESH_S = 60
+"""A task archived so recently may have claims whose file cannot be seen yet."""
 
 
 def read_table(session: Any, directories: Sequence[str], table: str) -> Any:
@@ -70,6 +72,17 @@ def session_for(session: Any, directories: Sequence[str]) -> Any:
     own.conf.set("spark.sql.session.timeZone", "UTC")
     own.conf.set("spark.sql.sources.partitionColumnTypeInference.enabled", False)
     return own
+
+
+def files_below(session: Any, path: str) -> list[str]:
+    """The names of all files below a path; none if it is not there."""
+    files, there = _files(session, path)
+    names = []
+    if files.exists(there):
+        found = files.listFiles(there, True)
+        while found.hasNext():
+            names.append(str(found.next().getPath().getName()))
+    return names
 
 
 def _exists(session: Any, path: str) -> bool:

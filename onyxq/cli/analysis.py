@@ -27,7 +27,9 @@ def history_check(context: Context) -> int:
     context.out.progress("starting Spark")
     with spark_session(args.master, memory=args.memory) as session:
         context.out.progress("checking")
-        report = check(session, args.archive, apart_ms=apart_ms, first=args.first)
+        report = check(
+            session, args.archive, apart_ms=apart_ms, first=args.first, records=args.records or (), live=args.live or ()
+        )
     if context.out.as_json:
         context.out.document(report.document())
         return 0 if report.clean else EXIT_BROKEN
@@ -37,7 +39,8 @@ def history_check(context: Context) -> int:
     for one in report.first:
         print(f"{one.rule}: task {one.id} of {one.queue}, token {'-' if one.token is None else one.token}: {one.what}")
     repeats = f", {report.repeats:,} rows more than once" if report.repeats else ""
-    print(f"\n{report.tasks:,} tasks, {report.claims:,} claims, {report.updates:,} updates{repeats}")
+    granted = "" if report.grants is None else f", {report.grants:,} grants of the log"
+    print(f"\n{report.tasks:,} tasks, {report.claims:,} claims, {report.updates:,} updates{granted}{repeats}")
     print("history holds" if report.clean else "history is broken")
     return 0 if report.clean else EXIT_BROKEN
 

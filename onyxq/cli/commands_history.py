@@ -41,6 +41,18 @@ HISTORY_COMMANDS: tuple[Command, ...] = (
         (
             ARCHIVED,
             option("--apart", default="5s", metavar="TIME", help="how far clocks may have been apart (default 5s)"),
+            option(
+                "--records",
+                action="append",
+                metavar="DIR",
+                help="hold them against the log's records there, too, as peers or `archive log` wrote them",
+            ),
+            option(
+                "--live",
+                action="append",
+                metavar="FILE",
+                help="what `task list --all --json` printed since: granted tasks that are in neither are lost",
+            ),
             option("--first", type=int, default=10, metavar="N", help="offenders to name for each rule (default 10)"),
             MASTER,
             MEMORY,

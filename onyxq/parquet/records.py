@@ -17,7 +17,7 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -54,7 +54,7 @@ class Written:
 
 
 @frozen
-class _Range:
+class Range:
     """Positions that files hold, without a hole."""
 
     first: int
@@ -76,19 +76,24 @@ def write_records(pieces: Sequence[Part], directory: Path, *, until: int | None 
         yield from _write(dump if found is None else found, directory, until, written)
 
 
-def covered(directory: Path) -> list[_Range]:
+def covered(directory: Path) -> list[Range]:
     """What the files of a directory hold, in order."""
-    names = (_NAME.fullmatch(path.name) for path in (directory / RECORDS).glob(f"day=*/*{SUFFIX}"))
-    out: list[_Range] = []
-    for first, last in sorted((int(name[1]), int(name[2])) for name in names if name):
+    return ranges(path.name for path in (directory / RECORDS).glob(f"day=*/*{SUFFIX}"))
+
+
+def ranges(names: Iterable[str]) -> list[Range]:
+    """What files of such names hold, in order; other names say nothing."""
+    found = map(_NAME.fullmatch, names)
+    out: list[Range] = []
+    for first, last in sorted((int(name[1]), int(name[2])) for name in found if name):
         if out and first <= out[-1].last + 1:
-            out[-1] = _Range(out[-1].first, max(last, out[-1].last))
+            out[-1] = Range(out[-1].first, max(last, out[-1].last))
         else:
-            out.append(_Range(first, last))
+            out.append(Range(first, last))
     return out
 
 
-def reached(ranges: Sequence[_Range], position: int) -> int:
+def reached(ranges: Sequence[Range], position: int) -> int:
     """The last position up to which everything behind ``position`` is there."""
     return max([position, *(one.last for one in ranges if one.first <= position + 1)])
 

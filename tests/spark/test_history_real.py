@@ -11,7 +11,7 @@ from attrs import evolve
 from pyarrow import dataset
 
 from onyxq.analysis.checking import check
-from onyxq.analysis.rules import UNCLAIMED
+from onyxq.analysis.rules import LOST, UNCLAIMED
 from onyxq.analysis.stats import stats
 from onyxq.errors import OnyxqError
 from simulation.scenes import leader_of
@@ -22,6 +22,7 @@ from tests.spark.test_history_check import aged
 pytestmark = pytest.mark.slow
 
 SHORT = evolve(STEADY, purge_bucket_ms=2_000, purge_margin_ms=20_000)
+ARCHIVES = ("task_archive", "record_archive")
 PASSED_S = 90.0
 """In which whatever may be purged is."""
 KEYED, PLAIN = 12, 40
@@ -54,13 +55,14 @@ async def work(world: World) -> None:
                 await world.restart_node(leader_of(world), after_s=1)
         await world.settle()
         await trio.sleep(PASSED_S)
+        await client.call("gc", {})
 
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What was left of it."""
     directory = tmp_path_factory.mktemp("tasks")
-    simulate(work, seed=4, options=evolve(SHORT, task_archive=str(directory)))
+    simulate(work, seed=4, options=evolve(SHORT, **dict.fromkeys(ARCHIVES, str(directory))))
     return aged(directory)
 
 
@@ -70,6 +72,7 @@ def test_a_real_history_holds(spark: Any, archive: Path) -> None:
     assert report.clean, report.first
     assert (report.tasks, report.updates > report.tasks) == (PLAIN + KEYED, True)
     assert report.claims > report.tasks
+    assert report.grants is not None and report.grants == report.claims, "its records are all there"
     (queue,) = stats(spark, [str(archive)]).queues
     assert (queue.claims, queue.retries) == (report.claims, report.claims - report.tasks)
     assert queue.outcomes["expired"] and queue.outcomes["failed"]
@@ -85,3 +88,5 @@ def test_a_lost_file_of_claims_is_noticed(spark: Any, archive: Path, tmp_path: P
     finally:
         kept.rename(lost)
     assert {one.id for one in report.first if one.rule == UNCLAIMED} == ids
+    assert {one.id for one in report.first if one.rule == LOST} <= ids, "the log still knows of them"
+    assert report.counts[LOST] > 0
