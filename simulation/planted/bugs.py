@@ -285,7 +285,7 @@ PLANTED: tuple[Planted, ...] = (
     Planted(
         "pending dropped before the deadline",
         "onyxq/partition/pending.py",
-        "return replica.log_time_ms > part.deadline_ms",
+        "return replica.log_time_ms > part.deadline_ms or is_void(replica, part.name)",
         "return True",
         "what is prepared is gone when it is committed",
         "log_away",
