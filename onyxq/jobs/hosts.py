@@ -137,7 +137,7 @@ class KeptHost:
         self.silent_s = SILENT_S
         self._launch = launch
         self._runs: dict[Key, Run] = {}
-        self._waiters: set[trio.Event] = set()
+        self._waiters: dict[trio.Event, None] = {}
         self._wanted = trio.Event()
         self._link: Link | None = None
         self._is_up = trio.Event()
@@ -255,7 +255,7 @@ class KeptHost:
     def _wake(self, refused: str = "") -> None:
         """Have those look again who wait for the host, or hear why none could be started."""
         self._refused = refused
-        waiters, self._waiters = self._waiters, set()
+        waiters, self._waiters = self._waiters, {}
         for waiter in waiters:
             waiter.set()
 
@@ -284,14 +284,14 @@ class KeptHost:
         """Wait until the host is up, and no job that may have killed the last one is tried before this one; take its
         events from now on.  Raises `HostEnded` if a start failed.
         """
-        while not (self._is_up.is_set() and self._suspects.may_begin(key[0])):
+        while not (self._is_up.is_set() and self._suspects.may_begin(key[0], trio.current_time())):
             waiter = trio.Event()
-            self._waiters.add(waiter)
+            self._waiters[waiter] = None
             self._wanted.set()
             try:
                 await waiter.wait()
             finally:
-                self._waiters.discard(waiter)
+                self._waiters.pop(waiter, None)
             if self._refused:
                 raise HostEnded(self._refused)
         run = self._runs[key] = Run(self, key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
@@ -157,8 +158,48 @@ async def test_the_death_of_a_shared_host_counts_against_who_is_tried_when_it_di
             nursery.start_soon(begin, "bad", 1)
             await trio.sleep(2)
             before = begun["bad"]
-            await trio.sleep(suspects.TRIAL_S)
+            await trio.sleep(2 * suspects.TRIAL_S)
             assert begun["bad"] is not before  # the other one has run long enough by then
+
+
+@simulated
+async def test_who_kills_late_is_found_and_nobody_else_blamed_in_the_end() -> None:
+    """It runs longer than the first trial lasts: the next ones are longer."""
+    fakes = FakeHosts()
+    blamed = []
+    async with kept(fakes) as host:
+
+        async def goes_on(name: str, version: int, dies_after_s: float) -> None:
+            while len(blamed) < 5:
+                run = await host.begin((name, version))
+                await run.order("start")
+                with trio.move_on_after(dies_after_s):
+                    blamed.extend(name for end in await ends_of(run) if end == "HostEnded")
+                    continue
+                fakes.last.die()
+                blamed.extend(name for end in await ends_of(run) if end == "HostEnded")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(goes_on, "bad", 1, suspects.TRIAL_S + 5)
+            nursery.start_soon(goes_on, "good", 2, math.inf)
+            while len(blamed) < 5:
+                await trio.sleep(1)
+            nursery.cancel_scope.cancel()
+    assert blamed.count("good") <= 1 and blamed[2:] == ["bad"] * 3, blamed
+
+
+@simulated
+async def test_a_suspect_that_does_not_come_to_run_is_not_waited_for_for_ever() -> None:
+    """The next one begins after a minute."""
+    fakes = FakeHosts()
+    async with kept(fakes) as host:
+        runs = [await host.begin(key) for key in (("one", 1), ("two", 2))]
+        fakes.last.die()
+        assert await ends_of(*runs) == ["HostStopped", "HostStopped"]
+        await host.begin(("one", 1))
+        began = trio.current_time()
+        await host.begin(("two", 2))
+        assert suspects.BEGUN_S <= trio.current_time() - began <= suspects.BEGUN_S + 1
 
 
 @simulated
@@ -171,16 +212,15 @@ async def test_a_shared_host_that_dies_again_and_again_counts_against_all() -> N
             runs = []
             for key in (("one", 1), ("two", 2)):
                 runs.append(await host.begin(key))
-                fakes.last.say("progress", *key)
-                assert (await runs[-1].event())["event"] == "progress"
+                await runs[-1].order("start")
+            await trio.sleep(5 * suspects.TRIAL_S)
             fakes.last.die()
             told.append(await ends_of(*runs))
         assert told == [["HostStopped"] * 2, ["HostEnded"] * 2, ["HostEnded"] * 2]
         await trio.sleep(suspects.STEADY_S + hosts.PAUSE_MAX_S)
         runs = [await host.begin(("one", 1))]
-        fakes.last.say("progress", "one", 1)
-        await runs[0].event()
-        await trio.sleep(2 * suspects.STEADY_S)
+        await runs[0].order("start")
+        await trio.sleep(suspects.TRIAL_S_MAX + 2 * suspects.STEADY_S)
         runs.append(await host.begin(("three", 3)))
         fakes.last.die()
         assert await ends_of(*runs) == ["HostStopped"] * 2
