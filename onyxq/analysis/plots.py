@@ -22,6 +22,10 @@ _COLOURS = {
 }
 _HOUR = timedelta(hours=1)
 _WIDTH_IN, _HEIGHT_IN = 10.0, 2.3
+BARS_MAX = 150
+"""Hours that are drawn one by one."""
+TICKS_MAX = 6
+_SAID_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60, 180, 600, 1_800, 3_600, 10_800, 36_000, 86_400)
 
 
 def draw(found: Stats, directory: Path) -> list[Path]:
@@ -40,23 +44,25 @@ def draw(found: Stats, directory: Path) -> list[Path]:
     hours = {name: [one for one in found.hours if one.queue == name] for name in names}
     span = sorted({_moment(one) for some in hours.values() for one in some})
     left = len(found.queues) - len(names)
-    rest = f" ({left} smaller queues left out)" if left else ""
+    rest = f"; {left} smaller queues left out" if left else ""
     return [
-        _picture(directory / "waits.png", f"Waiting for a worker{rest}", hours, span, _times(lambda one: one.wait)),
-        _picture(directory / "runs.png", f"Run time{rest}", hours, span, _times(lambda one: one.run)),
-        _picture(directory / "claims.png", f"Claims granted, by what became of them{rest}", hours, span, _outcomes),
-        _picture(directory / "retries.png", f"Claims that were retries{rest}", hours, span, _retries),
+        _picture(directory / "waits.png", "Waiting for a worker", rest, hours, span, _times(lambda one: one.wait)),
+        _picture(directory / "runs.png", "Run time", rest, hours, span, _times(lambda one: one.run)),
+        _picture(directory / "claims.png", "Claims granted, by what became of them", rest, hours, span, _outcomes),
+        _picture(directory / "retries.png", "Claims that were retries", rest, hours, span, _retries),
     ]
 
 
 Panel = Callable[[Any, Sequence[Figures], Sequence[datetime]], None]
 
 
-def _picture(path: Path, title: str, hours: dict[str, list[Figures]], span: Sequence[datetime], panel: Panel) -> Path:
+def _picture(
+    path: Path, title: str, rest: str, hours: dict[str, list[Figures]], span: Sequence[datetime], panel: Panel
+) -> Path:
     """One file: a panel for each queue over the same time."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+        from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, HourLocator
         from matplotlib.figure import Figure
     except ImportError as error:
         raise Incomplete(f"plots need matplotlib: {error}", hint="pip install 'onyxq[spark]'") from None
@@ -72,14 +78,15 @@ def _picture(path: Path, title: str, hours: dict[str, list[Figures]], span: Sequ
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
     last = panels[-1]
-    last.set_xlim(span[0] - _HOUR / 2, span[-1] + _HOUR * 1.5)
-    locator: Any = AutoDateLocator(minticks=3)  # type: ignore[no-untyped-call]
+    last.set_xlim(span[0] - _HOUR / 4, span[-1] + _HOUR * 1.25)
+    few = span[-1] - span[0] < 12 * _HOUR
+    locator: Any = HourLocator() if few else AutoDateLocator(minticks=3)  # type: ignore[no-untyped-call]
     last.xaxis.set_major_locator(locator)
     last.xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
-    last.set_xlabel("hour of the grant, UTC", fontsize=9)
-    handles, labels = panels[0].get_legend_handles_labels()
-    if len(labels) > 1:
-        figure.legend(handles, labels, loc="upper right", ncols=len(labels), frameon=False, fontsize=9)
+    last.set_xlabel(f"hour of the grant, UTC{rest}", fontsize=9)
+    known = {label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    if len(known) > 1:
+        figure.legend(known.values(), known, loc="upper right", ncols=len(known), frameon=False, fontsize=9)
     figure.savefig(path, dpi=120)
     return path
 
@@ -88,6 +95,10 @@ def _times(part: Callable[[Figures], Times]) -> Panel:
     """Lines of half, 95 in a hundred and the longest; broken where nothing was granted."""
 
     def panel(axes: Any, some: Sequence[Figures], every: Sequence[datetime]) -> None:
+        from matplotlib.ticker import FixedLocator, NullLocator
+
+        middles = [at + _HOUR / 2 for at in every]
+        mark = {"marker": "o", "markersize": 3} if len(every) <= BARS_MAX else {}
         known = {_moment(one): part(one) for one in some}
         for name, label, colour, style in (
             ("half_ms", "half within", "#3b7dd8", "-"),
@@ -95,10 +106,11 @@ def _times(part: Callable[[Figures], Times]) -> Panel:
             ("longest_ms", "longest", "#d1495b", ":"),
         ):
             values = [_seconds(getattr(known[at], name)) if at in known else float("nan") for at in every]
-            axes.plot(every, values, style, color=colour, label=label, linewidth=1.6, marker="o", markersize=3)
+            axes.plot(middles, values, style, color=colour, label=label, linewidth=1.6, **mark)
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(FixedLocator(_ticks(*axes.get_ylim())))
+        axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(lambda value, _: _told(value))
-        axes.yaxis.set_minor_formatter(lambda value, _: "")
 
     return panel
 
@@ -110,15 +122,36 @@ def _outcomes(axes: Any, some: Sequence[Figures], every: Sequence[datetime]) -> 
     for name in (*OUTCOMES, "unknown"):
         values = [_count(known.get(at), name) for at in every]
         if any(values) or name in OUTCOMES[:4]:
-            axes.bar(every, values, bottom=bottom, width=_HOUR * 0.9, align="edge", color=_COLOURS[name], label=name)
+            _stack(axes, every, values, bottom, _COLOURS[name], name)
         bottom = [low + more for low, more in zip(bottom, values, strict=True)]
+    axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+
+
+def _stack(
+    axes: Any, every: Sequence[datetime], values: Sequence[float], bottom: Sequence[float], colour: str, label: str
+) -> None:
+    """Bars of hours; of many hours their outline filled, as bars too thin to tell apart would flicker."""
+    if len(every) <= BARS_MAX:
+        axes.bar(every, values, bottom=bottom, width=_HOUR * 0.9, align="edge", color=colour, label=label)
+        return
+    edges = [*every, every[-1] + _HOUR]
+    tops = [low + more for low, more in zip(bottom, values, strict=True)]
+    axes.fill_between(
+        edges, [*bottom, bottom[-1]], [*tops, tops[-1]], step="post", linewidth=0, color=colour, label=label
+    )
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Times that people say, a few of those between two."""
+    found = [value for value in _SAID_S if low <= value <= high]
+    return found[:: -(-len(found) // TICKS_MAX)] if found else [low, high]
 
 
 def _retries(axes: Any, some: Sequence[Figures], every: Sequence[datetime]) -> None:
     """The share of claims that were not the first of their task."""
     known = {_moment(one): 100 * one.retries / one.claims for one in some}
-    axes.bar(every, [known.get(at, 0.0) for at in every], width=_HOUR * 0.9, align="edge", color="#d1495b")
+    _stack(axes, every, [known.get(at, 0.0) for at in every], [0] * len(every), "#d1495b", "")
     axes.set_ylim(0, max(5.0, 1.1 * max(known.values(), default=0.0)))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0f} %")
 
@@ -145,8 +178,8 @@ def _seconds(value_ms: int | None) -> float:
 
 
 def _told(seconds: float) -> str:
-    """``5 ms``, ``1 s``, ``10 min``, ``2 h``."""
-    for unit_s, unit in ((3_600, "h"), (60, "min"), (1, "s")):
+    """``5 ms``, ``1 s``, ``10 min``, ``2 h``, ``1 d``."""
+    for unit_s, unit in ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")):
         if seconds >= unit_s:
             return f"{seconds / unit_s:.3g} {unit}"
     return f"{seconds * 1_000:.3g} ms"

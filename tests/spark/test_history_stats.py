@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from onyxq.analysis import session as sessions
-from onyxq.analysis.plots import draw
+from onyxq.analysis.plots import BARS_MAX, QUEUES_MAX, TICKS_MAX, _ticks, _told, draw
 from onyxq.analysis.stats import Figures, Stats, Times, stats
 from onyxq.cli.main import run
 from tests.spark.archive_world import MS, Row, claim, id_of, task, write
@@ -86,6 +86,26 @@ def test_pictures_are_drawn(found: Stats, tmp_path: Path) -> None:
         width, height = int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
         assert width == 1_200 and height > 400
     assert draw(Stats((), ()), tmp_path / "none") == [] and not (tmp_path / "none").exists()
+
+
+def test_ticks_are_times_that_people_say() -> None:
+    """A handful, whatever the range."""
+    for low in (0.001, 0.02, 5, 400):
+        for factor in (1.05, 4, 1_000, 1_000_000):
+            ticks = _ticks(low, low * factor)
+            assert 1 <= len(ticks) <= TICKS_MAX
+            assert all(low <= tick <= low * factor for tick in ticks)
+    assert [*map(_told, _ticks(0.5, 4_000))] == ["1 s", "10 s", "1 min", "10 min", "1 h"]
+
+
+def test_a_month_of_hours_is_drawn(tmp_path: Path) -> None:
+    """As outlines, and queues that are left out are no trouble."""
+    times = Times(20, 100, 200, 5_000)
+    hours = [f"2026-11-{1 + place // 24:02d}T{place % 24:02d}:00Z" for place in range(2 * BARS_MAX)]
+    queues = [f"q{place}" for place in range(QUEUES_MAX + 2)]
+    told = [Figures(queue, hour, 10, 1, {"completed": 9}, times, times) for queue in queues for hour in hours]
+    whole = [Figures(queue, None, 10 * len(hours), 1, {}, times, times) for queue in queues]
+    assert len(draw(Stats(tuple(whole), tuple(told)), tmp_path)) == 4
 
 
 @pytest.fixture
