@@ -18,6 +18,8 @@ from onyxq.jobs import fields, importing
 from onyxq.jobs.fields import Problem
 from onyxq.jobs.model import Aggregation, Condition, Function, Input, Job, Join, Output, Reduce, Trigger, Window
 
+OUTPUT_FORMATS = ("csv", "json", "parquet", "text")
+"""The formats of folders of files; `onyxq.spark.formats` writes them."""
 PROBLEMS_MAX = 20
 SLIDES_MAX = 1_000
 """Sliding windows that one segment falls in, at most."""
@@ -97,6 +99,8 @@ def _external(task: Input | Output, path: str) -> Iterator[Problem]:
                 yield f"{path}.{name}", "is for a format, not for a queue"
     if isinstance(task, Input) and task.queue and task.bounded:
         yield f"{path}.bounded", "is for files: a queue ends when it is sealed"
+    if isinstance(task, Output) and task.format is not None and str(task.format).lower() not in OUTPUT_FORMATS:
+        yield f"{path}.format", f"is {task.format!r}: outputs are {', '.join(OUTPUT_FORMATS)} or a queue"
     if isinstance(task, Output) and task.format is not None:
         for name, nothing in (("priority", 0), ("ordering_key", None), ("delay_ms", 0)):
             if getattr(task, name) != nothing:

@@ -20,7 +20,7 @@ from pyarrow import fs
 
 from onyxq.errors import Incomplete
 from onyxq.jobs.model import Job
-from onyxq.spark.files import located
+from onyxq.spark.places import located
 from onyxq.spark.regions import stateful
 
 RECORD_BYTES_MAX = 60 * 1024

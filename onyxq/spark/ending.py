@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 
 from onyxq.spark import rows
-from onyxq.spark.files import located
+from onyxq.spark.places import located
 
 FORMAT = "onyxq-end"
 NOTE = "ended"

@@ -19,6 +19,7 @@ from attrs import frozen
 from pyarrow import fs
 
 from onyxq.spark.formats import WRITERS, Writer
+from onyxq.spark.places import located
 
 HIDDEN = "_onyxq"
 DONE = "done"
@@ -38,14 +39,6 @@ class Folder:
     def system(self) -> tuple[fs.FileSystem, str]:
         """The file system, and the path in it."""
         return located(self.path)
-
-
-def located(path: str) -> tuple[fs.FileSystem, str]:
-    """The file system of a path or URI, and the path in it."""
-    if "://" in path:
-        found, inside = fs.FileSystem.from_uri(path)
-        return found, inside.rstrip("/")
-    return fs.LocalFileSystem(), path.rstrip("/")
 
 
 class Staging:

@@ -13,6 +13,11 @@ from onyxq.spark.failures import said_by
 
 FILES = frozenset({"text", "json", "csv", "parquet", "orc", "avro", "xml", "binaryfile"})
 """Formats whose rows tell which file they are of."""
+PACKAGES = {
+    "kafka": "org.apache.spark:spark-sql-kafka-0-10_2.13",
+    "avro": "org.apache.spark:spark-avro_2.13",
+}
+"""Formats that Spark itself does not have, and what brings them, of Spark's own version."""
 BATCH_BYTES = 1 << 30
 """Of files, in one batch; an input's options ``maxFilesPerTrigger`` or ``maxBytesPerTrigger`` say otherwise."""
 
@@ -62,11 +67,18 @@ def _columns(session: Any, task: Input) -> Any:
     return frame.select("*", *added)
 
 
+def _package(kind: str) -> str:
+    """What brings a format, as Maven calls it."""
+    import pyspark
+
+    return f"{PACKAGES[kind.lower()]}:{pyspark.__version__}" if kind.lower() in PACKAGES else "GROUP:NAME:VERSION"
+
+
 def _explained(task: Input, place: str, error: Exception) -> BadRequest | Incomplete:
     said = said_by(error)
     if "Failed to find" in said:
         return Incomplete(
             f"{place}.format: Spark has no {task.format!r} here: {said}",
-            hint="Give the jars that bring it: spark.jars.packages in the file that --spark-conf of the peer names.",
+            hint=f"Have the jars brought: spark.jars.packages {_package(str(task.format))}, in the file of --spark-conf.",
         )
     return BadRequest(f"{place} ({task.name}): Spark cannot read it: {said}", field=place)

@@ -20,6 +20,7 @@ from onyxq.spark import disks, ending, files, lifecycles, pools, progress, queue
 from onyxq.spark.checkpoint import Checkpoints, mark_of
 from onyxq.spark.compile import Setting, bounded, compiled, folders_of, inputs_of
 from onyxq.spark.failures import of_exception
+from onyxq.spark.places import check_place
 from onyxq.spark.regions import stateful
 from onyxq.spark.session import of_its_own
 
@@ -146,6 +147,9 @@ class Running:
         session = of_its_own(self._session)
         pools.enter(session, job.id, order.slots)
         folders, mark = folders_of(job), mark_of(order.offsets)
+        check_place(session, job.checkpoint or self._place.checkpoints.base, field="checkpoint")
+        for folder in folders:
+            check_place(session, folder.path, field=f"path of {folder.name}")
         if folders and mark:
             files.publish(folders, job=job.id, batch=order.batch, mark=mark)
         checkpoints = self._place.checkpoints

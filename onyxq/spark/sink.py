@@ -13,7 +13,6 @@ import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 
 from attrs import frozen
@@ -26,6 +25,7 @@ from onyxq.errors import BadRequest, TooLarge
 from onyxq.spark.claiming import Held
 from onyxq.spark.connecting import Connection
 from onyxq.spark.options import QueueOutput, Target, WriteOptions
+from onyxq.spark.places import located
 from onyxq.spark.shares import Piece, Share, task_of
 from onyxq.spark.source import Offset, connected, held_in
 
@@ -161,8 +161,9 @@ def check_segments(schema: Any) -> None:
 
 def offsets_text(checkpoint: str, batch: int) -> str:
     """What Spark's checkpoint says that a batch has read."""
-    path = Path(checkpoint.removeprefix("file://")) / "offsets" / str(batch)
-    return path.read_text()
+    system, path = located(checkpoint)
+    with system.open_input_stream(f"{path}/offsets/{batch}", compression=None) as stream:
+        return str(stream.read().decode())
 
 
 def queue_offsets(text: str) -> list[Offset]:

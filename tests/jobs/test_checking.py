@@ -110,6 +110,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (catalog(Input("lines", queue="q", path="/x", bounded=False)), "catalog[0].path", "is for a format"),
     (catalog(Input("lines", queue="q", bounded=True)), "catalog[0].bounded", "when it is sealed"),
     (catalog(Input("lines", format="csv", options={"header": True})), "catalog[0].options", "strings to strings"),  # type: ignore[dict-item]
+    (catalog(Output("raw", format="kafka")), "catalog[3].format", "outputs are csv, json, parquet, text or a queue"),
     (catalog(Output("raw", format="csv", path="/x", priority=5)), "catalog[3].priority", "is for a queue"),
     (catalog(Output("raw", queue="")), "catalog[3].queue", "a queue's name"),
     (join(left="noe"), "catalog[2].left", "did you mean one?"),

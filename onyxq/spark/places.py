@@ -1,0 +1,70 @@
+"""Where checkpoints and files may lie: a path, or a URI that both Arrow, which copies, and Spark, which writes, reach.
+
+``s3a://BUCKET/PATH``, ``gs://...``, ``abfs://...`` and ``hdfs://...`` are what Hadoop calls them; Arrow has its own
+names for some.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyarrow import ArrowException, fs
+
+from onyxq.errors import Incomplete
+
+ARROW = {"s3a": "s3"}
+"""Hadoop's scheme -> Arrow's, where they differ."""
+BRINGS = {
+    "s3a": "org.apache.hadoop:hadoop-aws",
+    "abfs": "org.apache.hadoop:hadoop-azure",
+    "abfss": "org.apache.hadoop:hadoop-azure",
+    "gs": "com.google.cloud.bigdataoss:gcs-connector",
+}
+"""What brings the class of a scheme to Spark."""
+
+
+def scheme_of(path: str) -> str:
+    """The scheme of a URI; empty for a path."""
+    scheme, colon, _ = path.partition("://")
+    return scheme.lower() if colon else ""
+
+
+def located(path: str) -> tuple[fs.FileSystem, str]:
+    """The file system of a path or URI, and the path in it; raises `Incomplete` for a scheme that Arrow lacks."""
+    scheme = scheme_of(path)
+    if not scheme:
+        return fs.LocalFileSystem(), path.rstrip("/")
+    uri = ARROW.get(scheme, scheme) + path[len(scheme) :]
+    try:
+        found, inside = fs.FileSystem.from_uri(uri)
+    except (ArrowException, OSError, ValueError) as error:
+        raise Incomplete(
+            f"{path} cannot be reached: {error}",
+            hint="Name a path that all peers reach, or a URI such as s3a://BUCKET/PATH, gs://, abfs:// or hdfs://.",
+        ) from error
+    return found, inside.rstrip("/")
+
+
+def check_place(session: Any, path: str, *, field: str) -> None:
+    """Raise `Incomplete` unless Spark has what the scheme of a path needs; the place itself is not asked."""
+    from py4j.protocol import Py4JJavaError
+
+    scheme = scheme_of(path)
+    if not scheme:
+        return
+    context = session.sparkContext
+    try:
+        context._jvm.org.apache.hadoop.fs.FileSystem.getFileSystemClass(scheme, context._jsc.hadoopConfiguration())
+    except Py4JJavaError as error:
+        said = str(error.java_exception.toString())
+        raise Incomplete(
+            f"{field}: Spark has no file system for {scheme}:// here ({said}), which {path} needs",
+            hint=_hint(scheme),
+        ) from error
+    located(path)
+
+
+def _hint(scheme: str) -> str:
+    if scheme in BRINGS:
+        return f"Have it brought: spark.jars.packages {BRINGS[scheme]}:VERSION, in the file of the peer's --spark-conf."
+    return "Call it s3a://, as Hadoop does." if scheme == "s3" else "Name a path, or a URI that Spark can open."

@@ -1,0 +1,91 @@
+"""Inputs and places that need more than Spark alone: what is missing is named before a query starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyspark
+import pytest
+from attrs import evolve
+from pyarrow import fs
+
+from onyxq.errors import Incomplete
+from onyxq.jobs.checking import OUTPUT_FORMATS, check
+from onyxq.jobs.model import Function, Input, Job, Output
+from onyxq.spark.formats import WRITERS
+from onyxq.spark.places import check_place, located
+from tests.spark.host_world import host_process
+from tests.spark.job_world import HERE, lines_job, run, written
+
+pytestmark = pytest.mark.slow
+
+
+def test_kafka_without_its_jars_names_them(spark: Any, tmp_path: Path) -> None:
+    """Of this Spark's version; nothing was started, no checkpoint begun."""
+    options = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders"}
+    job = Job(
+        workflow=[("in", "out")],
+        catalog=[
+            Input("in", format="kafka", options=options),
+            Output("out", format="json", path=str(tmp_path / "out")),
+        ],
+    )
+    check(job)
+    with pytest.raises(Incomplete, match=r"catalog\[0\].format: Spark has no 'kafka' here") as caught:
+        run(spark, job, tmp_path)
+    assert (
+        f"spark.jars.packages=org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}" in caught.value.advice
+    )
+    assert not list(tmp_path.rglob("metadata"))
+
+
+def test_formats_of_outputs_are_those_that_can_be_written() -> None:
+    """As jobs are checked before anybody has Spark."""
+    assert sorted(WRITERS) == list(OUTPUT_FORMATS)
+
+
+def test_a_scheme_that_spark_cannot_open_is_told(spark: Any, tmp_path: Path) -> None:
+    """With what brings it; paths and what Spark has pass."""
+    check_place(spark, str(tmp_path), field="checkpoint")
+    check_place(spark, tmp_path.as_uri(), field="checkpoint")
+    for place, needed in (
+        ("s3a://bucket/jobs", "hadoop-aws"),
+        ("abfs://c@a.dfs.core.windows.net/jobs", "hadoop-azure"),
+        ("gs://bucket/jobs", "gcs-connector"),
+        ("s3://bucket/jobs", "s3a://"),
+        ("nosuch://bucket/jobs", "Name a path"),
+    ):
+        scheme = place.partition(":")[0]
+        with pytest.raises(Incomplete, match=rf"checkpoint: Spark has no file system for {scheme}://") as caught:
+            check_place(spark, place, field="checkpoint")
+        assert needed in caught.value.advice
+
+
+def test_places_are_those_of_arrow(tmp_path: Path) -> None:
+    """Under Arrow's names of schemes; one that it lacks is told."""
+    (tmp_path / "a").write_bytes(b"x")
+    system, path = located(f"{tmp_path.as_uri()}/")
+    assert system.get_file_info(f"{path}/a").type == fs.FileType.File
+    system, path = located("s3a://bucket/jobs/?region=eu-central-1")
+    assert (system.type_name, path) == ("s3", "bucket/jobs")
+    with pytest.raises(Incomplete, match="nosuch://bucket cannot be reached"):
+        located("nosuch://bucket")
+
+
+def test_a_checkpoint_that_spark_cannot_open_fails_the_job_at_once(java: None, tmp_path: Path) -> None:
+    """And is not tried again; one that is a URI works like a path."""
+    job = lines_job(tmp_path, Function("f", f"{HERE}:words"))
+    (tmp_path / "in" / "a.txt").write_text("a b\n")
+    (tmp_path / "host").mkdir()
+    with host_process(tmp_path / "host") as host:
+        host.event("up")
+        host.start(evolve(job, id="far", checkpoint="s3a://bucket/jobs"))
+        failed = host.event("failed", "ready", "completed", job="far")
+        assert failed["event"] == "failed" and failed["restart"] is False
+        assert "checkpoint: Spark has no file system for s3a:// here" in failed["error"]
+        assert "org.apache.hadoop:hadoop-aws" in failed["error"]
+        host.start(evolve(job, id="near", checkpoint=(tmp_path / "kept").as_uri()))
+        assert host.event("completed", "failed", job="near")["event"] == "completed"
+    assert sorted(one["word"] for one in written(tmp_path / "out")) == ["a", "b"]
+    assert list((tmp_path / "kept" / "near").rglob("metadata"))
