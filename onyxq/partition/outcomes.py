@@ -44,8 +44,10 @@ class Outcomes:
 
     async def outcomes(self, ids: Sequence[TaskId], watcher: str) -> list[str | None]:
         """What became of each task, if it is led from here; ``watcher`` is told when the others finish."""
-        await self._host.floating.readable()
-        found = [self._outcome(task_id) for task_id in ids]
+        # What the end of such a claim makes void must be known before anything is said of it.
+        overtaken = {task_id for task_id in ids if self._is_overtaken(task_id)}
+        await self._host.settled()
+        found = [UNFINISHED if task_id in overtaken else self._outcome(task_id) for task_id in ids]
         for task_id, said in zip(ids, found, strict=True):
             if said == UNFINISHED:
                 self._watch(task_id, watcher)
@@ -97,9 +99,11 @@ class Outcomes:
 
     def _is_overtaken(self, task_id: TaskId) -> bool:
         """Whether a worker holds a claim that is newer than the task's completion."""
-        claim = claim_of(self._host.replica, task_id)
-        done = completions_of(self._host.store, Run(task_id, 1))
-        return claim is not None and bool(done) and done[0][1].token < claim[2]
+        store, claim = self._host.store, claim_of(self._host.replica, task_id)
+        if claim is None or not store.finished_bits(stretch_of(task_id)) & mask_of(task_id, 1):
+            return False
+        done = completions_of(store, Run(task_id, 1))
+        return bool(done) and done[0][1].token < claim[2]
 
     def _watch(self, task_id: TaskId, watcher: str) -> None:
         if len(self._watchers) >= WATCHED_MAX:

@@ -11,6 +11,7 @@ import trio
 from onyxq.client.claims import Claim
 from onyxq.errors import AlreadyFinished, OnyxqError, StaleToken
 from onyxq.facts import COMPLETION, unpack_completion
+from onyxq.ids import Run, mask_of, stretch_of
 from simulation.clients import RecordingClient
 from simulation.scenes import ONE, back, cut_off, leader_of, payloads, successor
 from simulation.world import SimulatedNode, World, simulate
@@ -173,6 +174,31 @@ def test_a_completion_that_was_refused_does_not_count_when_it_turns_up() -> None
             assert (await client.client.get(task)).result == b"third"
             (last,) = await claim(client, 1)
             await client.complete(last)
+
+    for seed in range(3):
+        simulate(workload, seed=seed, options=ONE)
+
+
+def test_nobody_is_told_of_a_completion_that_the_log_has_made_void() -> None:
+    """The newer claim has ended; this leader has read that, and its disk is slow to take it."""
+
+    async def workload(world: World) -> None:
+        async with granted_anew(world) as (client, old, new, early, late):
+            await back(world, old)
+            assert new.running is not None and new.running.node is not None
+            node = new.running.node
+            stretch = stretch_of(early.id)
+            assert node.leaders[0].ready and node.store.finished_bits(stretch) & mask_of(early.id, 1)
+            new.disk.delay_ms = lambda: 500
+            node.give_back(0, late.token, [Run(early.id, 1)])
+            await world.until(lambda: not node.replica.claims.get(0), "the newer claim is over")
+            assert node.store.finished_bits(stretch) & mask_of(early.id, 1), "it is not stored yet"
+            assert await node.operations.dependencies.outcomes([early.id], "nobody") == ["unfinished"]
+            new.disk.delay_ms = lambda: 0
+            with suppress(OnyxqError):
+                await client.release(late)  # as its holder sees it, it is over only now
+            (again,) = await claim(client, 1)
+            await client.complete(again, b"again")
 
     for seed in range(3):
         simulate(workload, seed=seed, options=ONE)
