@@ -54,6 +54,8 @@ class Checkpoints:
             elif batch >= 0:
                 raise _unreachable(job, base)
         _drop(system, mine, batch if not recorded else max(batch, 0))
+        if not _listed(system, f"{mine}/commits"):
+            _drop_state(system, mine)
         for older in _versions(system, root, below=version)[1:]:
             system.delete_dir(f"{root}/{older}")
         return f"{base.rstrip('/')}/{job.id}/{version}"
@@ -201,6 +203,12 @@ def _drop(system: fs.FileSystem, path: str, batch: int) -> None:
     for name in _listed(system, path):
         if _beyond(name, batch):
             system.delete_file(f"{path}/{name}")
+
+
+def _drop_state(system: fs.FileSystem, path: str) -> None:
+    """Drop what a first batch that was not done has left: Spark refuses to run a first batch beside any state."""
+    if _exists(system, f"{path}/state"):
+        system.delete_dir(f"{path}/state")
 
 
 def _beyond(name: str, batch: int) -> bool:

@@ -65,6 +65,19 @@ def test_what_was_planned_beyond_the_log_is_dropped(tmp_path: Path) -> None:
     assert names(tmp_path / "j" / "4", "state/0/0") == ["0.delta", "1.delta", "2.delta"]
 
 
+@pytest.mark.parametrize(("batch", "record"), [(-1, b""), (0, b"x")])
+@pytest.mark.parametrize("version", [4, 5])
+def test_state_of_a_first_batch_that_spark_has_not_done_is_dropped(
+    tmp_path: Path, batch: int, record: bytes, version: int
+) -> None:
+    """Spark refuses a first batch beside state: by this driver or the one before, whether or not the log has it."""
+    planned(tmp_path / "j" / "4", 1, committed=0)
+    Checkpoints(str(tmp_path)).fit(STATEFUL, version=version, batch=batch, recorded=record)
+    mine = tmp_path / "j" / str(version)
+    assert (mine / "offsets" / "0").exists() == (batch == 0)
+    assert (mine / "metadata").exists() and not (mine / "state").exists()
+
+
 def test_a_batch_that_the_log_has_and_spark_does_not_is_kept_for_spark_to_repeat(tmp_path: Path) -> None:
     """The driver died between the log's commit and Spark's note of it."""
     planned(tmp_path / "j" / "4", 3, committed=2)
