@@ -14,26 +14,21 @@ from typing import NamedTuple
 
 import trio
 
-from log_entries import release_claims
 from onyxq import facts
 from onyxq.errors import AlreadyFinished, NotLeader, OnyxqError
 from onyxq.facts import Completion, Row
-from onyxq.ids import Run, TaskId, id_at, mask_of, offset_of, partition_of, runs_of, stretch_of
-from onyxq.partition.cutting import fitting, run_groups, size_of
-from onyxq.partition.finishing import Finish, completions_of, holds_other, merged, overtaken_bits
+from onyxq.ids import Run, TaskId, mask_of, offset_of, partition_of, runs_of, stretch_of
+from onyxq.partition.finishing import Finish, completions_of, holds_other, merged
+from onyxq.partition.freeing import Freeing
 from onyxq.partition.host import OperationsHost, Refused
 from onyxq.partition.judging import unsure_partitions
 from onyxq.partition.leader import PartitionLeader
 from onyxq.partition.replication import Vote
 from onyxq.partition.standing import Standing
 from onyxq.partition.updating import Updating
-from onyxq.replica import held_bits, pieces_of
+from onyxq.replica import pieces_of
 
 SETTLE_EVERY_S = 1.0
-FREE_TOGETHER_S = 0.2
-"""How long claims on completed tasks, which nobody waits for, may wait to be freed together."""
-FREE_TOGETHER_MAX = 1_000
-"""Completed runs that wait at a time."""
 
 log = logging.getLogger(__name__)
 
@@ -57,9 +52,7 @@ class Completing:
         self.on_finished: Callable[[Sequence[Run]], None] = lambda runs: None
         """Told of tasks that are finished for good."""
         self._unsettled = trio.Event()
-        self._freeing: dict[int, list[Finish]] = {}
-        """Completed runs whose claims are to be freed, by partition."""
-        self._free_soon = trio.Event()
+        self.freeing = Freeing(host)
 
     async def complete(
         self, items: Sequence[tuple[TaskId, int, int, int | None, list[bytes | None]]]
@@ -170,7 +163,7 @@ class Completing:
                 for finish in (finish for _, finish in finishes if finish.rows is None):
                     queue = self._host.granter.queue_of(finish.run.first)
                     self._host.count_event(queue, facts.OUTCOMES[finish.outcome], finish.run.count)
-                self.let_go(leader, [finish for _, finish in finishes])
+                self.freeing.let_go(leader, [finish for _, finish in finishes])
                 self.on_finished(runs)
             else:
                 for place, finish in finishes:
@@ -260,63 +253,6 @@ class Completing:
             parts += [(part, token) for part in runs_of(stretch, mine)]
             rest &= ~mine
         return parts + [(part, -1) for part in runs_of(stretch, rest)]
-
-    def free_finished(self, leader: PartitionLeader) -> None:
-        """Free claims on tasks whose completions an earlier leader had stored."""
-        finishes = []
-        for stretch, pieces in sorted((self._host.replica.claims.get(leader.partition) or {}).items()):
-            finished = self._host.store.finished_bits(stretch) if pieces else 0
-            for offset, count, token, *_ in pieces:
-                run = Run(id_at(stretch, offset), count)
-                bits = finished & mask_of(*run)
-                bits &= ~overtaken_bits(self._host.store, run, token, bits)
-                finishes += [Finish(part, token, facts.COMPLETED, []) for part in runs_of(stretch, bits)]
-        if finishes:
-            self.let_go(leader, finishes)
-
-    def let_go(self, leader: PartitionLeader, finishes: list[Finish]) -> None:
-        """The completions are stored: free their claims, at the log's leisure.
-
-        Those of one partition go together, unless claims are counted because a queue is limited.
-        """
-        waiting = self._freeing.setdefault(leader.partition, [])
-        waiting += finishes
-        if self._host.replica.limited or len(waiting) >= FREE_TOGETHER_MAX:
-            self._free(leader.partition)
-        else:
-            self._free_soon.set()
-
-    async def free(self) -> None:
-        """Free the claims that wait for that, until cancelled."""
-        while True:
-            await self._free_soon.wait()
-            await trio.sleep(FREE_TOGETHER_S)
-            self._free_soon = trio.Event()
-            for partition in sorted(self._freeing):
-                self._free(partition)
-
-    def _free(self, partition: int) -> None:
-        finishes = self._freeing.pop(partition)
-        leader = self._host.leaders.get(partition)
-        if leader is not None:  # else whoever leads now finds them
-            for entry in self.releases(leader, finishes):
-                self._host.submit_lazily(entry)
-
-    def releases(self, leader: PartitionLeader, finishes: list[Finish]) -> list[release_claims.Args]:
-        """The entries that free the claims of stored completions."""
-        held: dict[int, dict[bytes, int]] = {}
-        for finish in finishes:
-            stretch, masks = stretch_of(finish.run.first), held.setdefault(finish.token, {})
-            masks[stretch] = masks.get(stretch, 0) | held_bits(self._host.replica, finish.run, finish.token)
-        releases = [
-            release_claims.Release(token, release_claims.COMPLETED_EVENT, 0, 0, "", runs)
-            for token, masks in sorted(held.items())
-            for runs in run_groups([run for stretch, bits in masks.items() for run in runs_of(TaskId(stretch), bits)])
-        ]
-        return [
-            release_claims.Args(leader.partition, leader.epoch, tuple(group))
-            for group in fitting(releases, lambda one: size_of(one.runs))
-        ]
 
 
 def _mark(masks: dict[bytes, int], runs: Iterable[Run], *, on: bool) -> None:

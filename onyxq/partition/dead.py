@@ -152,7 +152,7 @@ class Dead:
         releases = [
             release
             for leader, group in groups
-            for release in self._completing.releases(leader, [self._held(one.run) for _, one in group])
+            for release in self._completing.freeing.releases(leader, [self._held(one.run) for _, one in group])
         ]
         now_ms = self._host.wall_ms()
         return releases + [

@@ -57,12 +57,12 @@ class Operations:
         """What goes on without being asked for, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.completing.run)
-            nursery.start_soon(self.completing.free)
+            nursery.start_soon(self.completing.freeing.run)
             nursery.start_soon(self.dependencies.run)
             nursery.start_soon(self._deadlines.run)
             nursery.start_soon(self.purging.run)
 
     def backed(self, leader: PartitionLeader) -> None:
         """What is finished in the partition stays so."""
-        self.completing.free_finished(leader)
+        self.completing.freeing.free_finished(leader)
         self.dependencies.lead(leader.partition)
