@@ -79,6 +79,6 @@ def _explained(task: Input, place: str, error: Exception) -> BadRequest | Incomp
     if "Failed to find" in said:
         return Incomplete(
             f"{place}.format: Spark has no {task.format!r} here: {said}",
-            hint=f"Bring its jars: spark.jars.packages {_package(str(task.format))}, in the file of --spark-conf.",
+            hint=f"Have it brought: spark.jars.packages {_package(str(task.format))} in the --spark-conf file.",
         )
     return BadRequest(f"{place} ({task.name}): Spark cannot read it: {said}", field=place)

@@ -66,5 +66,5 @@ def check_place(session: Any, path: str, *, field: str) -> None:
 
 def _hint(scheme: str) -> str:
     if scheme in BRINGS:
-        return f"Have it brought: spark.jars.packages {BRINGS[scheme]}:VERSION, in the file of the peer's --spark-conf."
+        return f"Have it brought: spark.jars.packages {BRINGS[scheme]}:VERSION in the --spark-conf file."
     return "Call it s3a://, as Hadoop does." if scheme == "s3" else "Name a path, or a URI that Spark can open."

@@ -20,7 +20,7 @@ from onyxq.spark import disks, ending, files, lifecycles, pools, progress, queue
 from onyxq.spark.checkpoint import Checkpoints, mark_of
 from onyxq.spark.compile import Setting, bounded, compiled, folders_of, inputs_of
 from onyxq.spark.failures import of_exception
-from onyxq.spark.places import check_place
+from onyxq.spark.places import check_place, located
 from onyxq.spark.regions import stateful
 from onyxq.spark.session import of_its_own
 
@@ -149,7 +149,7 @@ class Running:
         folders, mark = folders_of(job), mark_of(order.offsets)
         check_place(session, job.checkpoint or self._place.checkpoints.base, field="checkpoint")
         for folder in folders:
-            check_place(session, folder.path, field=f"path of {folder.name}")
+            located(folder.path)  # Arrow alone writes there
         if folders and mark:
             files.publish(folders, job=job.id, batch=order.batch, mark=mark)
         checkpoints = self._place.checkpoints
