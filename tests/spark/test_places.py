@@ -34,9 +34,8 @@ def test_kafka_without_its_jars_names_them(spark: Any, tmp_path: Path) -> None:
     check(job)
     with pytest.raises(Incomplete, match=r"catalog\[0\].format: Spark has no 'kafka' here") as caught:
         run(spark, job, tmp_path)
-    assert (
-        f"spark.jars.packages=org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}" in caught.value.advice
-    )
+    package = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}"
+    assert f"spark.jars.packages {package} in the --spark-conf file" in caught.value.advice
     assert not list(tmp_path.rglob("metadata"))
 
 
