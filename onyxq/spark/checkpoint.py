@@ -56,8 +56,9 @@ class Checkpoints:
         _drop(system, mine, batch if not recorded else max(batch, 0))
         if not _listed(system, f"{mine}/commits"):
             _drop_state(system, mine)
-        for older in _versions(system, root, below=version)[1:]:
-            system.delete_dir(f"{root}/{older}")
+        if not stateful(job):  # what was copied of state names its schema by the folder that it was written in
+            for older in _versions(system, root, below=version)[1:]:
+                system.delete_dir(f"{root}/{older}")
         return f"{base.rstrip('/')}/{job.id}/{version}"
 
     def forget(self, job: Job) -> None:

@@ -65,6 +65,14 @@ def test_what_was_planned_beyond_the_log_is_dropped(tmp_path: Path) -> None:
     assert names(tmp_path / "j" / "4", "state/0/0") == ["0.delta", "1.delta", "2.delta"]
 
 
+def test_folders_of_earlier_versions_stay_while_state_may_name_them(tmp_path: Path) -> None:
+    """Spark writes down where a schema is by its whole path, and copies of that name the folder before."""
+    planned(tmp_path / "j" / "4", 2, committed=2)
+    for version in (5, 6):
+        Checkpoints(str(tmp_path)).fit(STATEFUL, version=version, batch=1, recorded=b"x")
+    assert names(tmp_path, "j") == ["4", "5", "6"]
+
+
 @pytest.mark.parametrize(("batch", "record"), [(-1, b""), (0, b"x")])
 @pytest.mark.parametrize("version", [4, 5])
 def test_state_of_a_first_batch_that_spark_has_not_done_is_dropped(
@@ -90,7 +98,7 @@ def test_the_next_version_copies_the_one_before_that_has_the_batch(tmp_path: Pat
     """Not one that never came so far; the copy is its own, and of the others the newest is kept."""
     planned(tmp_path / "j" / "4", 3, committed=3)
     planned(tmp_path / "j" / "7", 1, committed=0)
-    at = Checkpoints(str(tmp_path)).fit(STATEFUL, version=9, batch=1, recorded=b"x")
+    at = Checkpoints(str(tmp_path)).fit(JOB, version=9, batch=1, recorded=b"x")
     assert at == f"{tmp_path}/j/9"
     assert names(tmp_path / "j" / "9", "offsets") == [".0.crc", ".1.crc", "0", "1"]
     assert names(tmp_path / "j" / "9", "state/0/0") == ["0.delta", "1.delta", "2.delta"]
