@@ -9,6 +9,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,14 @@ ONYXQ = [sys.executable, "-m", "onyxq.cli.main"]
 FREE = ["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
 
 
-def _started(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([*ONYXQ, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+@contextmanager
+def _started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A program that does not outlive the block, also if that fails."""
+    with subprocess.Popen([*ONYXQ, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.fixture(scope="module")

@@ -33,11 +33,6 @@ EXAMPLE_S_MAX = 900.0
 END_S_MAX = 60.0
 
 
-def hear_interrupts() -> None:
-    """As a program that is started from a terminal; what shells start in the background hears none."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 @contextmanager
 def started(name: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
     """An example with a folder for all that it writes; told to end behind the test if it has not."""
@@ -48,7 +43,6 @@ def started(name: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
         text=True,
         cwd=folder,
         env={**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
-        preexec_fn=hear_interrupts,  # noqa: PLW1509  # one system call
     )
     try:
         yield process
