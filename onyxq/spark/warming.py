@@ -1,13 +1,14 @@
 """A small query that makes a session ready: what a standby runs, and what the class-data archive is made of.
 
-``python -m onyxq.spark.warming FILE`` opens a session, runs the query, and leaves the archive of
-the classes that it loaded in FILE; `onyxq.spark.home.build_archive` calls it.
+``python -m onyxq.spark.warming FILE FOLDER`` opens a session, runs the query, and leaves the archive
+of the classes that it loaded in FILE; `onyxq.spark.home.build_archive` calls it.  FOLDER is for what
+the session keeps meanwhile: it is emptied first, and is gone in the end.
 """
 
 from __future__ import annotations
 
+import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,20 +28,24 @@ PARTS = 2
 
 def warm(session: Any, work: Path) -> None:
     """Run a job with the parts of every job: source and sink in Python, a region between; returns once it is done."""
-    with tempfile.TemporaryDirectory(dir=work, prefix="warm-") as folder:
-        job = Job(
-            id="warming",
-            workflow=[("in", "same"), ("same", "out")],
-            catalog=[
-                Input("in", format=FORMAT, bounded=True),
-                Function("same", "builtins:dict"),
-                Output("out", format="json", path=f"{folder}/out"),
-            ],
-        )
-        own = of_its_own(session)
-        own.dataSource.register(Lines)
-        setting = Setting(version=0, slots=1, checkpoint=f"{folder}/checkpoint", connect=None)
+    folder = work / "warming"
+    shutil.rmtree(folder, ignore_errors=True)  # one that was killed meanwhile leaves it
+    job = Job(
+        id="warming",
+        workflow=[("in", "same"), ("same", "out")],
+        catalog=[
+            Input("in", format=FORMAT, bounded=True),
+            Function("same", "builtins:dict"),
+            Output("out", format="json", path=f"{folder}/out"),
+        ],
+    )
+    own = of_its_own(session)
+    own.dataSource.register(Lines)
+    setting = Setting(version=0, slots=1, checkpoint=f"{folder}/checkpoint", connect=None)
+    try:
         compiled(own, job, encode(job), setting).start().awaitTermination()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class Lines(DataSource):
@@ -87,16 +92,20 @@ class LinesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         yield pyarrow.RecordBatch.from_pydict({"value": ["warm"]})
 
 
-def main(archive: str) -> None:
+def main(archive: str, work: str) -> None:
     """Make the archive in a session of its own."""
-    with tempfile.TemporaryDirectory(prefix="onyxq-warming-") as folder:
-        session = open_session(Settings(work=Path(folder), archive_to=archive))
+    folder = Path(work)
+    shutil.rmtree(folder, ignore_errors=True)  # a builder may have been killed
+    try:
+        session = open_session(Settings(work=folder, archive_to=archive))
         machine = session.sparkContext._gateway.proc
-        warm(session, Path(folder))
+        warm(session, folder)
         session.stop()
         machine.stdin.close()  # it ends by itself, and writes the archive on its way out
         machine.wait()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
