@@ -8,6 +8,7 @@ that it starts say on stderr is kept in ``host.log`` under its directory, twice
 No host outlives its peer: at the end of its stdin it ends by itself, also when the peer was
 killed.  Behind that its process group is killed, by this peer when it stops the host, and by
 the next one that starts a host in the same directory if the host was not heard of since.
+What it kept while it ran goes then, too: a virtual machine that was killed deletes nothing.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from attrs import asdict
 
 from onyxq.errors import Incomplete
 from onyxq.jobs.hosts import HostEnded, Message, Plan
+from onyxq.spark.session import LOCAL, TEMPORARY
 
 LAST_WORDS_S = 3.0
 """How long a host may take to end after its stdin did."""
@@ -161,13 +163,17 @@ async def launch(plan: Plan, *, command: Sequence[str] = COMMAND) -> AsyncIterat
     except OSError as error:
         raise HostEnded(f"the Spark host has no directory to work in: {error}") from None
     end_leftover(work)
+    await trio.to_thread.run_sync(_clear, work)
+    temporary = work.absolute() / TEMPORARY
     try:
+        temporary.mkdir()
         process = await trio.lowlevel.open_process(
             [*command, json.dumps(asdict(plan))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
+            env={**os.environ, "TMPDIR": str(temporary)},
         )
     except OSError as error:
         log_file.close()
@@ -183,9 +189,15 @@ async def launch(plan: Plan, *, command: Sequence[str] = COMMAND) -> AsyncIterat
     finally:
         with trio.CancelScope(shield=True):
             await _end(process)
+            await trio.to_thread.run_sync(_clear, work)
         with suppress(OSError):
             (work / PID_NAME).unlink()
         log_file.close()
+
+
+def _clear(work: Path) -> None:
+    for name in (TEMPORARY, LOCAL):
+        shutil.rmtree(work / name, ignore_errors=True)
 
 
 async def _close_output(process: trio.Process, link: ProcessLink) -> None:

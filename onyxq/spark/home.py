@@ -115,19 +115,17 @@ def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
     return Path(base) / "onyxq" / "spark"
 
 
-def build_archive(home: Home, work: Path) -> bool:
+def build_archive(home: Home) -> bool:
     """Make the archive by running a small job in a session of its own; takes about half a minute.
 
-    ``work``: where that session keeps its files, which nobody else uses meanwhile; a builder that
-    was killed leaves them for the next.  Returns whether the archive is there afterwards; False
-    where another process is making it.
+    Returns whether it is there afterwards; False where another process is making it.
     """
     if home.archive is None or home.archive.exists():
         return home.archived
     with _only_builder(home.path) as mine:
         if mine and not home.archive.exists():
             part = home.path / f".{ARCHIVE}.{uuid.uuid4().hex}"
-            command = ["nice", "-n", "19", sys.executable, "-m", "onyxq.spark.warming", str(part), str(work)]
+            command = ["nice", "-n", "19", sys.executable, "-m", "onyxq.spark.warming", str(part)]
             try:
                 subprocess.run(command, check=False, timeout=ARCHIVE_TIMEOUT_S, stdin=subprocess.DEVNULL, stdout=2)
                 if part.exists():

@@ -152,8 +152,7 @@ def main(argument: str) -> None:
     host.say({"event": "up", "alive_s": asked.alive_s})
     threading.Thread(target=_tell_alive, args=(session, host, asked.alive_s), name="alive", daemon=True).start()
     if asked.archive:
-        building = (home.find_home(), Path(asked.work).absolute() / "archive")
-        threading.Thread(target=home.build_archive, args=building, name="archive", daemon=True).start()
+        threading.Thread(target=home.build_archive, args=(home.find_home(),), name="archive", daemon=True).start()
     first_s = REHEARSE_EVERY_S if asked.warm else REHEARSE_FIRST_S
     later_s = REHEARSE_EVERY_S if asked.warm else None
     _carry_out(orders, host, first_s, later_s, lambda: warming.warm(session, Path(asked.work)))

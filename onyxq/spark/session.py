@@ -19,6 +19,8 @@ from attrs import field, frozen
 
 from onyxq.spark.home import LOGGING, Home, find_home
 
+TEMPORARY, LOCAL = "temporary", "local"
+"""Folders in a session's own, of what is there while it runs: temporary files, and what Spark spills."""
 _LOOPBACK = "127.0.0.1"
 _PROVIDER = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
@@ -60,7 +62,7 @@ def configuration(settings: Settings, home: Home) -> dict[str, str]:
         "spark.scheduler.mode": "FAIR",
         "spark.driver.memory": "1g",
         "spark.driver.extraJavaOptions": " ".join(_java_options(settings, home)),
-        "spark.local.dir": str(settings.work / "local"),
+        "spark.local.dir": str(settings.work / LOCAL),
         "spark.sql.warehouse.dir": str(settings.work / "warehouse"),
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.streaming.stateStore.providerClass": _PROVIDER,
@@ -81,6 +83,7 @@ def configuration(settings: Settings, home: Home) -> dict[str, str]:
 
 def _java_options(settings: Settings, home: Home) -> list[str]:
     options = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-Xlog:disable", "-Xlog:all=error:stderr"]
+    options.append(f"-Djava.io.tmpdir={settings.work / TEMPORARY}")
     if home.archive is None:
         return options
     options.append(f"-Dlog4j2.configurationFile={home.path / LOGGING}")
@@ -99,7 +102,7 @@ def python_path(settings: Settings) -> str:
 def open_session(settings: Settings) -> Any:
     """Start the virtual machine and open the session; raises `Incomplete` if something is not installed."""
     home = find_home()
-    settings.work.mkdir(parents=True, exist_ok=True)
+    (settings.work / TEMPORARY).mkdir(parents=True, exist_ok=True)
     os.environ |= {
         "SPARK_HOME": str(home.path),
         "PYSPARK_PYTHON": sys.executable,

@@ -1,14 +1,13 @@
 """A small query that makes a session ready: what a standby runs, and what the class-data archive is made of.
 
-``python -m onyxq.spark.warming FILE FOLDER`` opens a session, runs the query, and leaves the archive
-of the classes that it loaded in FILE; `onyxq.spark.home.build_archive` calls it.  FOLDER is for what
-the session keeps meanwhile: it is emptied first, and is gone in the end.
+``python -m onyxq.spark.warming FILE`` opens a session, runs the query, and leaves the archive of
+the classes that it loaded in FILE; `onyxq.spark.home.build_archive` calls it.
 """
 
 from __future__ import annotations
 
-import shutil
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, Suppor
 from onyxq.jobs.encoding import encode
 from onyxq.jobs.model import Function, Input, Job, Output
 from onyxq.spark.compile import Setting, compiled
-from onyxq.spark.session import Settings, of_its_own, open_session
+from onyxq.spark.session import TEMPORARY, Settings, of_its_own, open_session
 
 FORMAT = "onyxq-warming"
 PARTS = 2
@@ -28,24 +27,20 @@ PARTS = 2
 
 def warm(session: Any, work: Path) -> None:
     """Run a job with the parts of every job: source and sink in Python, a region between; returns once it is done."""
-    folder = work / "warming"
-    shutil.rmtree(folder, ignore_errors=True)  # one that was killed meanwhile leaves it
-    job = Job(
-        id="warming",
-        workflow=[("in", "same"), ("same", "out")],
-        catalog=[
-            Input("in", format=FORMAT, bounded=True),
-            Function("same", "builtins:dict"),
-            Output("out", format="json", path=f"{folder}/out"),
-        ],
-    )
-    own = of_its_own(session)
-    own.dataSource.register(Lines)
-    setting = Setting(version=0, slots=1, checkpoint=f"{folder}/checkpoint", connect=None)
-    try:
+    with tempfile.TemporaryDirectory(dir=work / TEMPORARY, prefix="warm-") as folder:
+        job = Job(
+            id="warming",
+            workflow=[("in", "same"), ("same", "out")],
+            catalog=[
+                Input("in", format=FORMAT, bounded=True),
+                Function("same", "builtins:dict"),
+                Output("out", format="json", path=f"{folder}/out"),
+            ],
+        )
+        own = of_its_own(session)
+        own.dataSource.register(Lines)
+        setting = Setting(version=0, slots=1, checkpoint=f"{folder}/checkpoint", connect=None)
         compiled(own, job, encode(job), setting).start().awaitTermination()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 class Lines(DataSource):
@@ -92,20 +87,16 @@ class LinesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         yield pyarrow.RecordBatch.from_pydict({"value": ["warm"]})
 
 
-def main(archive: str, work: str) -> None:
+def main(archive: str) -> None:
     """Make the archive in a session of its own."""
-    folder = Path(work)
-    shutil.rmtree(folder, ignore_errors=True)  # a builder may have been killed
-    try:
-        session = open_session(Settings(work=folder, archive_to=archive))
+    with tempfile.TemporaryDirectory(prefix="onyxq-warming-") as folder:
+        session = open_session(Settings(work=Path(folder), archive_to=archive))
         machine = session.sparkContext._gateway.proc
-        warm(session, folder)
+        warm(session, Path(folder))
         session.stop()
         machine.stdin.close()  # it ends by itself, and writes the archive on its way out
         machine.wait()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1])

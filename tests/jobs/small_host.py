@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from typing import Any
 
 
@@ -35,6 +36,8 @@ def main() -> None:
         elif job == "chatter":
             sys.stderr.write("x" * 999 + "\n")
             sys.stderr.flush()
+        elif job == "litter":
+            tempfile.mkdtemp()
         elif job == "stubborn":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         say("ready", job=job, version=order.get("version"))

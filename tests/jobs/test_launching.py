@@ -87,6 +87,22 @@ async def test_a_host_and_its_children_end_with_the_context(tmp_path: Path) -> N
     assert not (tmp_path / "spark/host.pid").exists()
 
 
+@on_trio
+async def test_what_hosts_keep_while_they_run_is_gone_with_them(tmp_path: Path) -> None:
+    """Temporary files of this one, and what an earlier one left that was killed with its peer; nothing else."""
+    work = tmp_path / "spark"
+    for name in ("local/blocks", "temporary/classes", "checkpoints/job"):
+        (work / name).mkdir(parents=True)
+    async with launch(plan_of(tmp_path), command=COMMAND) as link:
+        assert await link.receive() is not None
+        assert not (work / "local").exists()
+        assert list((work / "temporary").iterdir()) == []
+        await link.send({"do": "start", "job": "litter", "version": 1})
+        assert await link.receive() is not None
+        assert len(list((work / "temporary").iterdir())) == 1
+    assert sorted(path.name for path in work.iterdir()) == ["checkpoints", "host.log"]
+
+
 @pytest.mark.slow
 @on_trio
 async def test_a_host_that_does_not_end_is_killed(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def test_a_home_has_the_installed_programs_and_no_zip(tmp_path: Path) -> None:
 def test_a_home_of_the_users_own_is_used_as_it_is(tmp_path: Path) -> None:
     """Without an archive, which belongs to the installed jars."""
     found = home.find_home({"SPARK_HOME": str(tmp_path)})
-    assert (found.path, found.archive, home.build_archive(found, tmp_path)) == (tmp_path, None, False)
+    assert (found.path, found.archive, home.build_archive(found)) == (tmp_path, None, False)
 
 
 @pytest.mark.slow
@@ -50,7 +50,7 @@ def test_an_archive_that_is_being_built_is_not_built_twice(tmp_path: Path) -> No
     found = home.find_home({"XDG_CACHE_HOME": str(tmp_path)})
     with home._only_builder(found.path) as mine:
         assert mine
-        assert home.build_archive(found, tmp_path) is False
+        assert home.build_archive(found) is False
 
 
 def test_an_archive_that_is_there_is_not_built_again(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_an_archive_that_is_there_is_not_built_again(tmp_path: Path) -> None:
     found = home.find_home({"XDG_CACHE_HOME": str(tmp_path)})
     assert found.archive is not None
     found.archive.write_bytes(b"")
-    assert home.build_archive(found, tmp_path) is True
+    assert home.build_archive(found) is True
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
