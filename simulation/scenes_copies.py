@@ -222,6 +222,35 @@ async def unread(world: World) -> None:
         await take_the_rest(client, wait_ms=0)
 
 
+async def under_way(world: World) -> None:
+    """A copy moves while writes of its leader, whose disk is slow, are under way: whoever it moves to gets them."""
+    leads = leader_of(world)
+    placed = world.audit.replica.partitions[0]
+    gone, away = world.random.sample([n for n in world.nodes if n is not leads and n.node_id in placed.target], 2)
+    async with world.client(nodes=[leads]) as client, trio.open_nursery() as nursery:
+        world.isolate(away)  # the leader and who goes are the majority
+        leads.disk.delay_ms = lambda: world.random.randint(50, 400)
+        for lane in range(8):
+            nursery.start_soon(_enqueue_in_turn, client, lane)
+        await trio.sleep(world.random.uniform(0.5, 1.5))
+        await retire(world, gone)
+        await world.until(lambda: gone.node_id not in world.audit.replica.partitions[0].members, "its copy has moved")
+        await trio.sleep(0.5)
+        nursery.cancel_scope.cancel()
+    leads.disk.delay_ms = lambda: 1
+    world.network.heal()
+    await gone.ended.wait()
+    world.nodes.remove(gone)
+    await world.settle()
+    async with world.client() as client:
+        await take_the_rest(client, wait_ms=0)
+
+
+async def _enqueue_in_turn(client: RecordingClient, lane: int) -> None:
+    for number in range(10_000):
+        await client.enqueue("q", [b"%d, %d" % (lane, number)])
+
+
 # --- silence ----------------------------------------------------------------------------------------
 
 
@@ -337,6 +366,7 @@ COPY_SCENES: Mapping[str, Scene] = {
         Scene("turned_up", "completions that were refused turn up on a disk", turned_up, lambda draw: ONE),
         Scene("retired", "a node leaves for good, and its copies go to a slow one", retired, _four),
         Scene("unread", "a node is given a copy by records that it has not read", unread, _one_spare),
+        Scene("under_way", "a copy moves while writes to a slow disk are under way", under_way, _one_spare),
         Scene("missed", "a node that could not be heard for long is back", missed, _spread),
         Scene("unanswered", "a leader is cut off while it has nothing to write", unanswered, lambda draw: ONE),
         Scene("stopped_at_once", "all machines stop while answers are given early", stopped_at_once, _spread),

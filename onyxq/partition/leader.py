@@ -115,6 +115,8 @@ class PartitionLeader:
         self._failing: set[str] = set()
         """Holders that could not be brought up to date when that was tried last."""
         self._marks = 0
+        self._promised = trio.Event()
+        """Set once this node's own promise of the epoch is on its disk, behind what it took in earlier ones."""
         self._progress = trio.Event()
         self._trouble_since: float | None = None
         self._alone_since: float | None = None
@@ -248,6 +250,7 @@ class PartitionLeader:
     async def _take_over(self) -> None:
         self._trouble_since = trio.current_time()
         await self._until_written(Batch(epochs=((self.partition, self.epoch),)))
+        self._promised.set()
         while not majority(self.placed.members, self._merged):
             await self._progressed()
         with trio.move_on_after(TARGET_PATIENCE_S):
@@ -345,6 +348,7 @@ class PartitionLeader:
                 behind = self._behind[node] = trio.Event()
                 try:
                     await self._reach(node)
+                    await self._promised.wait()  # what is compared must have all that this node has answered for
                     await self._bring_up(node)
                     self._failing.discard(node)
                     pause = RETRY_PAUSE_S

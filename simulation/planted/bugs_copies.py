@@ -49,6 +49,15 @@ COPY_BUGS: tuple[Planted, ...] = (
         "retired",
     ),
     Planted(
+        "copies are compared before the leader's own promise is on its disk",
+        "onyxq/partition/leader.py",
+        "await self._promised.wait()  # what is compared must have all that this node has answered for",
+        "await trio.lowlevel.checkpoint()",
+        "a write that the leader took in an earlier epoch is acknowledged, and not on the copy that it made meanwhile",
+        "under_way",
+        quick=1,
+    ),
+    Planted(
         "a copy is dropped though a later epoch is promised",
         "onyxq/peer/moved_away.py",
         "return host.epochs.get(number, 0) <= placed.epoch",
