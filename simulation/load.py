@@ -3,12 +3,15 @@
 Workers complete, fail, release, renew, update, take too long, and forget their claims,
 as the seed says.  With rules in the mix tasks have keys, dependencies and deadlines, some
 queues have limits, and an operator is about.  When the faults are over `Load.drain` has
-workers work off everything that was enqueued; no progress for a while is a failure.
+workers work off everything that was enqueued; no progress for a while is a failure.  It ends
+when nothing is left once producers and the operator were answered: a requeue under way is in no
+count, and would open a task behind the last one.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import trio
@@ -76,7 +79,10 @@ class Load:
         self.mix = mix or Mix()
         self.finished = 0
         self._draining = False
+        self._winding_up = True
         self._stopped = False
+        self._makers = 0
+        """Producers and operators that are not done."""
         self._random = random.Random(world.random.getrandbits(64))
         self._enqueued = 0
         self._moves = 0
@@ -88,17 +94,23 @@ class Load:
 
     def start(self, nursery: trio.Nursery) -> None:
         """Begin; the nursery ends them."""
-        nursery.start_soon(self._operate)
-        for _ in range(self.mix.producers):
-            nursery.start_soon(self._produce)
+        makers = [self._operate, *[self._produce] * self.mix.producers]
+        self._makers = len(makers)
+        for make in makers:
+            nursery.start_soon(self._make, make)
         for _ in range(self.mix.workers):
             nursery.start_soon(self._work)
+
+    async def _make(self, make: Callable[[], Awaitable[None]]) -> None:
+        await make()
+        self._makers -= 1
 
     async def _operate(self) -> None:
         if self._operator is not None:
             await self._operator.set_up()
             self._ready.set()
             await self._operator.run(lambda: self._draining)
+            await self._operator.wind_up(lambda: not self._winding_up)
         self._ready.set()
 
     async def _produce(self) -> None:
@@ -214,11 +226,11 @@ class Load:
     async def drain(self) -> None:
         """Stop enqueuing and have everything worked off; `AssertionError` if there is no progress for too long."""
         self._draining = True
-        async with trio.open_nursery() as nursery:
-            if self._operator is not None:
-                nursery.start_soon(self._operator.wind_up, lambda: self._stopped)
-            await self._drained()
-            nursery.cancel_scope.cancel()
+        await self._drained()
+        self._winding_up = False
+        await self.world.until(lambda: not self._makers, "producers and the operator are answered")
+        await self._drained()
+        self._stopped = True
 
     async def _drained(self) -> None:
         left: int | OnyxqError = -1
@@ -235,7 +247,6 @@ class Load:
                         seen, seen_s = left, trio.current_time()
                 if trio.current_time() - seen_s > STUCK_S:
                     raise AssertionError(f"nothing is worked off for {STUCK_S} s: {left}; {self.world.describe()}")
-        self._stopped = True
 
     async def _left(self, client: RecordingClient) -> int:
         """How many tasks are not finished, or would come soon."""

@@ -9,7 +9,7 @@ import trio
 
 from onyxq.errors import OnyxqError
 from onyxq.ids import TaskId
-from simulation.clients import RecordingClient
+from simulation.clients import REFUSALS, RecordingClient
 from simulation.load_rules import CONCURRENCY, LIMITED, RATES, STOPS, TICK_S, TICKS, RulesMix
 from simulation.world import World
 
@@ -52,17 +52,20 @@ class Operator:
                     pass  # noted by the client
 
     async def wind_up(self, done: Callable[[], bool]) -> None:
-        """Resume what is paused, end what is periodic; then see to dead letters until all is done, or cancelled."""
+        """Resume what is paused, end what is periodic; then see to dead letters until all is done, and it is known
+        what became of those that were seen to last."""
         async with self._world.client() as client:
             for queue in (self._queue, LIMITED):
                 await self._insist(lambda queue=queue: client.client.resume(queue))  # type: ignore[misc]
             await self._insist(lambda: client.client.set_queue(LIMITED, rate=None))
             await self._insist(lambda: self._remove(client))
-            while not done():
+            known = True
+            while not (known and done()):
                 try:
                     await self._bury(client, STOPS)
-                except OnyxqError:
-                    pass  # noted by the client
+                    known = True
+                except OnyxqError as error:  # noted by the client
+                    known = isinstance(error, REFUSALS)
                 await trio.sleep(DRAINING_S)
 
     async def _insist(self, call: Callable[[], Awaitable[object]]) -> None:

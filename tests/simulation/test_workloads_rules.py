@@ -11,6 +11,7 @@ from simulation.load import Mix
 from simulation.load_rules import LIMITED, STOPS, TICKS, RulesMix, draw
 from simulation.runs import play
 from simulation.scenes_rules import RULE_SCENES
+from simulation.workloads import NO_FAULTS
 from simulation.world import Options, World, simulate
 
 PARTS = ("ordering_key", "unique_key", "depends", "expires_ms")
@@ -34,6 +35,23 @@ def test_a_short_load_has_a_share_of_everything() -> None:
     assert {task.state for task in tasks} >= {"completed", "cancelled"}
     assert world.audit.ledger.reopened and world.history.discarded and world.history.transactions
     assert not world.audit.replica.periodic and not world.audit.replica.transactions
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", (0, 4, 5, 7))
+def test_what_was_asked_for_last_is_worked_off_too(seed: int) -> None:
+    """Nothing is left, and then the log takes the requeue of a dead letter."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            await client.enqueue(STOPS, [b"broken"], retries=0)
+            (claim,) = await client.claim(STOPS, wait_ms=20_000)
+            await client.fail(claim, "did not work")
+        await under_load(world, NO_FAULTS.befall, Mix(producers=0, rules=RulesMix()))
+
+    # A record takes longer than the load's look at what is left.
+    world = simulate(workload, seed=seed, options=Options(partitions=1, append_delay_ms=(600, 900)))
+    assert {task.state for task in world.audit.ledger.read.values()} <= {"completed", "cancelled"}
 
 
 def test_shares_are_what_the_mix_says() -> None:
