@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import trio
 
 from onyxq.errors import BadRequest
 from onyxq.ids import TaskId
@@ -38,6 +39,27 @@ def test_dead_letters_are_listed_by_queue_and_error() -> None:
             assert [task["id"] for task in page["tasks"] + rest["tasks"]] == dead
             listed = await call("list", {"queue": "q", "state": "failed"})
             assert [task["id"] for task in listed["tasks"]] == dead
+
+    simulate(workload, seed=1, options=STEADY)
+
+
+def test_a_task_that_expired_and_is_requeued_expires_again() -> None:
+    """Its deadline is what it was: who asks for it meanwhile is not given it."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            task_id = await tasks.put(b"late", expires_ms=tasks.now_ms() + 300)
+            for _ in range(2):
+                await trio.sleep(1.5)
+                found = await tasks.get(task_id)
+                assert found["state"] == "failed" and found["error"].startswith("expired: nobody ran it before")
+                await client.requeue(task_id)
+                assert await tasks.state(task_id) == "ready"
+                assert await tasks.take(wait_ms=0) is None
+            await trio.sleep(1.5)
+            assert await tasks.state(task_id) == "failed"
+            assert len(world.audit.ledger.reopened[task_id]) == 2 and task_id not in world.audit.ledger.grants
 
     simulate(workload, seed=1, options=STEADY)
 
