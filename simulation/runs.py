@@ -2,16 +2,20 @@
 
 A child is ``python -m simulation.runs WORKLOAD``: it reads seeds from its input, a line
 each, and answers each with a `Result`.  Children run with a fixed hash seed, so that a
-seed does the same in every process; a run that takes too long is ended from outside.
+seed does the same in every process.  How long a run may take is counted in processor time:
+the clock on the wall goes on while processes are stopped, and while others use the machine.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import json
 import logging
 import os
 import queue
+import select
+import signal
 import subprocess
 import sys
 import threading
@@ -23,8 +27,12 @@ from attrs import asdict, define, field, frozen
 
 ROOT = Path(__file__).resolve().parents[1]
 """Where the packages of this tree are."""
-RUN_S_MAX = 300.0
-"""Real seconds after which a run counts as hung."""
+RUN_CPU_S_MAX = 300.0
+"""Seconds of a child's processor time after which its run counts as hung."""
+LOOK_S = 0.5
+"""Real seconds from one look at a child that has not answered to the next."""
+ASLEEP_LOOKS_MAX = 600
+"""Looks in a row that find a child asleep, after which its run counts as hung: it never needs to wait for long."""
 WHAT_CHARS_MAX = 2_000
 COLLECT_AFTER_OBJECTS = 20_000
 
@@ -129,8 +137,8 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-def child(workload: str) -> None:
-    """Answer seeds until the input ends."""
+def child(workload: str, run_cpu_s: float) -> None:
+    """Answer seeds until the input ends. A run that takes too much time says where it is, and the process ends."""
     logging.disable(logging.CRITICAL)
     from simulation import workloads
 
@@ -139,8 +147,10 @@ def child(workload: str) -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER_OBJECTS, 10, 10)
+    faulthandler.register(signal.SIGPROF, all_threads=False, chain=True)  # behind it: the end, as without a handler
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
+        signal.setitimer(signal.ITIMER_PROF, run_cpu_s)
         print(json.dumps(asdict(play(workload, int(line)))), flush=True)
 
 
@@ -150,11 +160,20 @@ def child(workload: str) -> None:
 class Child:
     """A process that plays seeds of one workload, from the packages under ``root``."""
 
-    def __init__(self, workload: str, *, root: Path = ROOT) -> None:
+    def __init__(
+        self,
+        workload: str,
+        *,
+        root: Path = ROOT,
+        run_cpu_s: float = RUN_CPU_S_MAX,
+        asleep_looks: int = ASLEEP_LOOKS_MAX,
+    ) -> None:
         self.workload = workload
+        self._run_cpu_s = run_cpu_s
+        self._asleep_looks = asleep_looks
         environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "simulation.runs", workload],
+            [sys.executable, "-m", "simulation.runs", workload, str(run_cpu_s)],
             cwd=root,
             env=environment,
             stdin=subprocess.PIPE,
@@ -167,9 +186,6 @@ class Child:
     def play(self, seed: int) -> Result:
         """Have it play one seed; a process that dies or hangs is a broken property of its own."""
         assert self._process.stdin is not None
-        began_s = time.monotonic()
-        timer = threading.Timer(RUN_S_MAX, self._process.kill)
-        timer.start()
         try:
             if not self._ready:
                 self._ready = bool(self._line())
@@ -177,26 +193,35 @@ class Child:
             self._process.stdin.flush()
             answer = json.loads(self._line())
         except (BrokenPipeError, EOFError, ValueError):
-            took_s = time.monotonic() - began_s
-            hung = took_s >= RUN_S_MAX
-            what = f"did not end within {RUN_S_MAX:.0f} s" if hung else f"the process died: {self._last_words()}"
-            return Result(self.workload, seed, "liveness" if hung else "no errors", what)
-        finally:
-            timer.cancel()
+            return Result(self.workload, seed, *self._end())
+        except TimeoutError as error:
+            self._end()
+            return Result(self.workload, seed, "liveness", str(error))
         return Result(**answer)
 
     def _line(self) -> str:
+        """What it says next; raises `EOFError`, and `TimeoutError` for a process that waits for something for ever."""
         assert self._process.stdout is not None
+        looks = 0
+        while not select.select([self._process.stdout], [], [], LOOK_S)[0]:
+            looks = looks + 1 if _asleep(self._process.pid) else 0
+            if looks >= self._asleep_looks:
+                raise TimeoutError(f"waited for {looks * LOOK_S:.0f} s for something that is not simulated")
         line = self._process.stdout.readline()
         if not line:
             raise EOFError
         return line
 
-    def _last_words(self) -> str:
+    def _end(self) -> tuple[str, str]:
+        """Why a process that went away did so, and what it last said."""
         self._process.kill()
+        code = self._process.wait()
         said = self._process.stderr.read() if self._process.stderr is not None else ""
-        lines = [line for line in said.splitlines() if line.strip()]
-        return lines[-1] if lines else f"exit code {self._process.wait()}"
+        lines = [line.strip() for line in said.splitlines() if line.strip()]
+        if code == -signal.SIGPROF:
+            where = "\n".join(line for line in lines if line.startswith("File "))
+            return "liveness", f"did not end within {self._run_cpu_s:g} s of processor time, at {where}"
+        return "no errors", f"the process died: {lines[-1] if lines else f'exit code {code}'}"
 
     @property
     def alive(self) -> bool:
@@ -213,6 +238,14 @@ class Child:
                     stream.close()
                 except BrokenPipeError:
                     pass
+
+
+def _asleep(pid: int) -> bool:
+    """Whether a process waits for something: neither runs, nor was stopped, nor waits for a processor."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+    except OSError:  # there is no such file, or no such process any more
+        return False
 
 
 def run_many(workload: str, seeds: Iterable[int], *, jobs: int, root: Path = ROOT) -> Iterator[Result]:
@@ -271,4 +304,4 @@ def _work(
 
 
 if __name__ == "__main__":
-    child(sys.argv[1])
+    child(sys.argv[1], float(sys.argv[2]))
