@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,8 @@ class Frozen:
         peer.freeze()
         while more := [pid for pid in descendants(peer.process.pid) if pid not in self.family]:
             for pid in more:
-                os.kill(pid, signal.SIGSTOP)
+                with suppress(ProcessLookupError):  # it has just ended by itself
+                    os.kill(pid, signal.SIGSTOP)
             self.family += more
 
     def signal(self, number: signal.Signals) -> None:

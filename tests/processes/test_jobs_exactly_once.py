@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import trio
 
-from onyxq import Function, Input, Job, Output
+from onyxq import Function, Input, Job, Output, Reduce, Trigger, Window
 from onyxq.client import AsyncClient
 from onyxq.errors import OnyxqError
 from tests.processes.cluster import Cluster, PeerProcess, bounded
@@ -44,6 +44,7 @@ STEPS = sum(FAULTS.values()) + 1
 SHARE = SEGMENTS // STEPS
 """Segments from one fault to the next."""
 BATCH_ROWS = max(50, SEGMENTS // 80)
+WORDS = 20
 TOGETHER = max(100, SEGMENTS // 400)
 LOOK_S = 0.25
 WORKER_CORES, EXECUTOR_MEMORY = 3, "512m"
@@ -72,6 +73,33 @@ def shouting() -> Job:
             Output("out", queue="out"),
         ],
     )
+
+
+def counting() -> Job:
+    """A job that keeps state, which it says in parts as it grows and whole at the end; beside the other one."""
+    return Job(
+        id="counting",
+        workflow=[("words", "count"), ("count", "parts"), ("count", "totals")],
+        catalog=[
+            Input("words", queue="words", max_rows=BATCH_ROWS),
+            Reduce("count"),
+            Output("parts", queue="parts"),
+            Output("totals", queue="totals"),
+        ],
+        windows=[Window("all", "count", "global", key="word", aggregation="count")],
+        triggers=[
+            Trigger("all", "batch", refinement="discarding", emit_to="parts"),
+            Trigger("all", "watermark", emit_to="totals"),
+        ],
+        beside="shouting",
+        key_groups=2,
+        trigger_ms=1_000,
+    )
+
+
+def word(number: int) -> int:
+    """What the job counts of a segment."""
+    return number % WORDS
 
 
 @pytest.fixture
@@ -118,6 +146,8 @@ class Fire:
                 continue
             some = [segment(number) for number in range(self.sent, end)]
             await self.watch.client.enqueue_many("in", some, format="json")
+            words = [json.dumps({"word": word(number)}).encode() for number in range(self.sent, end)]
+            await self.watch.client.enqueue_many("words", words, format="json")
             self.sent = end
 
     async def burn(self) -> None:
@@ -197,23 +227,33 @@ class Fire:
         await self.watch.cluster.whole(*NAMES, seconds=STEP_S_MAX)
 
 
+async def check_totals(client: AsyncClient) -> None:
+    """What was counted is what was sent: in parts together, and in the one total of each word."""
+    wanted = Counter(map(word, range(SEGMENTS)))
+    found: Counter[int] = Counter()
+    async for task in client.list_all("parts"):
+        said = json.loads(task.data)
+        found[said["key"]] += said["value"]
+    assert found == wanted
+    totals = [json.loads(task.data) async for task in client.list_all("totals")]
+    assert sorted((one["key"], one["value"]) for one in totals) == sorted(wanted.items())
+
+
 async def check_outcome(client: AsyncClient) -> None:
     """The output is the input's image, each segment was completed once, and nothing is held any more."""
-    found = Counter([task.data async for task in client.list_all("out")])
+    outputs = Counter([task.data async for task in client.list_all("out")])
     wanted = Counter(map(image, range(SEGMENTS)))
-    assert not found - wanted, f"too much: {list((found - wanted).items())[:5]}"
-    assert not wanted - found, f"too little: {list((wanted - found).items())[:5]}"
+    assert not outputs - wanted, f"too much: {list((outputs - wanted).items())[:5]}"
+    assert not wanted - outputs, f"too little: {list((wanted - outputs).items())[:5]}"
     inputs = 0
     async for task in client.list_all("in"):
         ends = Counter(claim.outcome for claim in task.claims)
         assert task.state == "completed" and ends["completed"] == 1, task
         inputs += 1
     assert inputs == SEGMENTS
-    counts = await client.count()
-    assert {name: {state: n for state, n in found.items() if n} for name, found in counts.items()} == {
-        "in": {"completed": SEGMENTS, "total": SEGMENTS},
-        "out": {"ready": SEGMENTS, "total": SEGMENTS},
-    }
+    for name, state in (("in", "completed"), ("out", "ready"), ("words", "completed")):
+        found = (await client.count(name))[name]
+        assert {state: n for state, n in found.items() if n} == {state: SEGMENTS, "total": SEGMENTS}, name
 
 
 async def nothing_prepared(cluster: Cluster) -> None:
@@ -236,8 +276,9 @@ async def _prepared(cluster: Cluster, peer: PeerProcess) -> float:
 @bounded(300 + SEGMENTS / 100 + STEPS * 120)
 async def test_each_segment_counts_once_whatever_dies(cluster: Cluster, spark: Standalone) -> None:
     """Drivers, their peers and Spark's workers are killed, a driver is thawed behind its replacement:
-    the output is the input's image."""
+    the output is the input's image, and what is counted of it beside that is exact."""
     cluster.more_options("--spark", "--slots", "2", "--spark-master", spark.url)
+    cluster.more_options("--checkpoints", str(cluster.root / "checkpoints"))
     for name in NAMES:
         cluster.add(name).surroundings = {"SPARK_EXECUTOR_MEMORY": EXECUTOR_MEMORY}
     await cluster.start(*NAMES)
@@ -245,14 +286,18 @@ async def test_each_segment_counts_once_whatever_dies(cluster: Cluster, spark: S
     async with cluster.client(timeout_ms=120_000) as client:
         watch = Watch(cluster, client, "shouting")
         await client.submit_job(shouting())
+        await client.submit_job(counting())
         fire = Fire(watch, spark)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(fire.look)
             nursery.start_soon(fire.feed)
             await fire.burn()
-        await client.seal_job("shouting", "in")
-        assert (await client.wait_job("shouting", int(STEP_S_MAX * 1000))).completed
+        for name, queue in (("shouting", "in"), ("counting", "words")):
+            await client.seal_job(name, queue)
+            outcome = await client.wait_job(name, int(STEP_S_MAX * 1000))
+            assert outcome.completed, outcome
         job = await watch.check()
         print(f"{SEGMENTS} segments in {job['batch'] + 1} batches, {FAULTS}: {time.monotonic() - fire.began:.0f} s")
         await check_outcome(client)
+        await check_totals(client)
         await nothing_prepared(cluster)
