@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from onyxq.errors import BadRequest, Corrupt, TooLarge
-from onyxq.ids import ID_BYTES, RUN_TASKS_MAX, TaskId, partition_of
+from onyxq.ids import ID_BYTES, RUN_TASKS_MAX, TaskId
 
 TASK, COMPLETION, UPDATE, HISTORY, RESOLUTION, DATA = b"T", b"C", b"U", b"H", b"R", b"D"
 KINDS = (COMPLETION, DATA, HISTORY, RESOLUTION, TASK, UPDATE)
@@ -56,6 +56,8 @@ GRANTED, RELEASED, EXPIRED, RETRIED, REOPENED = 0, 1, 2, 3, 5
 EVENTS = (GRANTED, RELEASED, EXPIRED, RETRIED, REOPENED)
 
 COMPLETION_FIELDS = 7
+SHORT_BYTES = 256
+"""A completion's body up to this is decoded as a whole, which costs less than a part of it does."""
 
 _HEAD = struct.Struct("<II")
 _CRC = struct.Struct("<I")
@@ -325,8 +327,11 @@ def unpack_completion(body: bytes) -> Completion:
 
 
 def completion_head(body: bytes) -> tuple[int, int, int, Mark]:
-    """Token, count, outcome and mark of a completion row's body, without decoding the results."""
-    token, count, outcome, epoch, number = _first_fields(body, 5)
+    """Token, count, outcome and mark of a completion row's body, without decoding long results."""
+    if len(body) > SHORT_BYTES:
+        token, count, outcome, epoch, number = _first_fields(body, 5)
+    else:
+        token, count, outcome, epoch, number, _, _ = msgpack.unpackb(body)
     return token, count, outcome, Mark(epoch, number)
 
 
@@ -394,5 +399,5 @@ def partition_of_key(key: bytes) -> int:
 def check_key(key: bytes) -> None:
     """Raise `BadRequest` unless ``key`` is a well-formed row key."""
     known = type(key) is bytes and len(key) in KEY_BYTES and key[2:3] in KINDS
-    if not known or partition_of_key(key) != partition_of(key[3:23]):
+    if not known or key[:2] != key[9:11]:  # the id's partition
         raise BadRequest("a row's key is malformed", field="rows")

@@ -15,7 +15,7 @@ from onyxq.facts import KINDS, Row, check_key, partition_of_key, sealed
 from onyxq.ids import PARTITIONS_MAX
 from onyxq.partition.floating import Floating
 from onyxq.partition.pending import page, wire_rows
-from onyxq.store.checks import prepare
+from onyxq.store.checks import Prepared, prepare
 from onyxq.store.interface import LEAVES, Batch, PendingRow, Piece, Store
 
 ROWS_PAGE_BYTES = 1024 * 1024
@@ -37,15 +37,19 @@ class Host(Protocol):
 
 def checked_rows(rows: Any, partition: int) -> list[Row]:
     """Rows as they came over the wire, verified; raises `BadRequest`."""
+    return [Row(one.key, one.value) for one in prepared_rows(rows, partition)]
+
+
+def prepared_rows(rows: Any, partition: int) -> list[Prepared]:
+    """The same as a store takes them without checking them again."""
     if not isinstance(rows, list):
         raise BadRequest("rows must be a list", field="rows")
     out = []
     for row in rows:
-        if not (isinstance(row, list) and len(row) == 2 and all(isinstance(part, bytes) for part in row)):
+        if not (isinstance(row, list) and len(row) == 2 and isinstance(row[0], bytes) and isinstance(row[1], bytes)):
             raise BadRequest("a row must be [key, value]", field="rows")
-        out.append(Row(*row))
-        prepare(out[-1])
-        if partition_of_key(out[-1].key) != partition:
+        out.append(prepare(Row(*row)))
+        if partition_of_key(row[0]) != partition:
             raise BadRequest("a row is of another partition", field="rows")
     return out
 
@@ -89,14 +93,14 @@ class Cohort:
         ``early``: the answer need not wait for the disk.
         """
         results: list[dict[str, Any] | None] = []
-        rows: list[Row] = []
+        rows: list[Prepared] = []
         pending: list[PendingRow] = []
         for write in writes:
             try:
                 partition, epoch, given = write
                 self.check(partition, epoch)
                 given, kept = wire_rows(given, partition)
-                rows += checked_rows(given, partition)
+                rows += prepared_rows(given, partition)
                 pending += kept
                 results.append(None)
             except OnyxqError as error:
@@ -112,7 +116,7 @@ class Cohort:
         """Store rows that the leader of an epoch found to be missing here."""
         self.check(partition, epoch)
         given, pending = wire_rows(rows, partition)
-        written = await self._host.store.write(Batch(rows=checked_rows(given, partition), pending=pending))
+        written = await self._host.store.write(Batch(rows=prepared_rows(given, partition), pending=pending))
         self._host.pieces_added(written.pieces)
 
     def pending(self, partition: int, known: Sequence[str], want: str | None) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import trio
 
 from onyxq.errors import BadRequest, StoreFailed
 from onyxq.facts import Row
+from onyxq.store.checks import Prepared
 from onyxq.store.interface import Batch, Store, Written
 
 WINDOW_S = 0.1
@@ -41,7 +42,7 @@ class Floating:
         self.longest_s = 0.0
         """The longest that a row had to wait so far."""
 
-    def take(self, rows: Sequence[Row]) -> bool:
+    def take(self, rows: Sequence[Row | Prepared]) -> bool:
         """Begin to write checked rows; whether they may be answered for now. If not nothing was begun."""
         now = trio.current_time()
         oldest = next(iter(self._since.values()), now)
@@ -65,7 +66,7 @@ class Floating:
         with trio.move_on_after(READABLE_S):
             await self.landed()
 
-    async def _write(self, number: int, rows: Sequence[Row], size: int) -> None:
+    async def _write(self, number: int, rows: Sequence[Row | Prepared], size: int) -> None:
         try:
             while True:
                 try:

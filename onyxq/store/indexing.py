@@ -72,7 +72,7 @@ def prepare_batch(batch: Batch) -> PreparedBatch:
     for row in batch.pending:
         check_pending(row)
         size += len(row.body)
-    rows = tuple(map(prepare, batch.rows))
+    rows = tuple(row if isinstance(row, Prepared) else prepare(row) for row in batch.rows)
     return PreparedBatch(batch, rows, size + sum(len(row.key) + len(row.value) for row in rows))
 
 

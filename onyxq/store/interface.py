@@ -44,6 +44,7 @@ from attrs import field, frozen
 from onyxq.facts import Row
 from onyxq.ids import TaskId
 from onyxq.purged import Watermark
+from onyxq.store.checks import Prepared
 
 
 class Piece(NamedTuple):
@@ -182,7 +183,8 @@ class Purge:
 class Batch:
     """Operations that become durable together, in this order."""
 
-    rows: Sequence[Row] = ()
+    rows: Sequence[Row | Prepared] = ()
+    """Facts; those that are `Prepared` are not checked again."""
     epochs: tuple[tuple[int, int], ...] = ()
     """(partition, epoch) promises; a lower one than stored is ignored."""
     log_position: int | None = None
