@@ -43,7 +43,7 @@ from onyxq.store.pieces import PROMOTE_PIECES_MAX, Pieces
 from onyxq.store.purging import Purger
 from onyxq.store.records import OUTCOME_PLACES, TOTAL, Alike, dead_key, pack_mask, pack_number, unpack_number
 from onyxq.store.ruled import Ruled
-from onyxq.store.stretches import MOVING, Owner, Stretch, groups, moved_by, owners, void_bits, winners
+from onyxq.store.stretches import MOVING, Owner, Remembered, Stretch, groups, moved_by, owners, void_bits, winners
 from onyxq.store.tables import LOG_POSITION, PARTITION_TABLES, Table, Tables
 
 __all__ = ["PROMOTE_PIECES_MAX", "Applier", "PreparedBatch", "prepare_batch"]
@@ -79,11 +79,13 @@ def prepare_batch(batch: Batch) -> PreparedBatch:
 class Applier:
     """Applies prepared batches to one write transaction."""
 
-    def __init__(self, tables: Tables, now_ms: int, watermarks: Mapping[bytes, Watermark]) -> None:
+    def __init__(
+        self, tables: Tables, now_ms: int, watermarks: Mapping[bytes, Watermark], records: Remembered | None = None
+    ) -> None:
         self._tables = tables
         self._watermarks = watermarks
         """What is purged, by the partitions' bytes."""
-        self._pieces = Pieces(tables, now_ms)
+        self._pieces = Pieces(tables, now_ms, records if records is not None else Remembered())
         self._ruled = Ruled(self._pieces)
         self._digests = Digests(tables)
         self._mender = Mender(tables, pieces=self._pieces, ruled=self._ruled, digests=self._digests)
@@ -322,9 +324,7 @@ class Applier:
     def _finish(self, stretch: Stretch, done: list[int]) -> None:
         """Let other tasks of a stretch be finished; all that were must still be."""
         before, finished = stretch.done, stretch.finished
-        changed = 0
-        for was, now in zip(before, done, strict=True):
-            changed |= was ^ now
+        changed = before[0] ^ done[0] | before[1] ^ done[1] | before[2] ^ done[2] | before[3] ^ done[3]
         if not changed:
             return
         ruled = self._ruled.retract(stretch, changed) if changed & stretch.ruled else ()

@@ -287,7 +287,7 @@ class LmdbStore(StoreReads):
             txn = None
             try:
                 txn = self._env.begin(write=True, buffers=True)
-                applier = Applier(LmdbTables(txn, self._dbs), self._now_ms(), self._watermarks)
+                applier = Applier(LmdbTables(txn, self._dbs), self._now_ms(), self._watermarks, self._records)
                 self._written = [applier.apply(ticket.prepared) for ticket in self._group]
                 applier.flush()
             except lmdb.MapFullError:

@@ -174,7 +174,7 @@ class MemoryStore(StoreReads):
         group = list(self._waiting)
 
         def apply() -> None:
-            applier = Applier(self._tables, self._now_ms(), self._watermarks)
+            applier = Applier(self._tables, self._now_ms(), self._watermarks, self._records)
             for ticket in group:
                 ticket.outcome = applier.apply(ticket.prepared)
             applier.flush()

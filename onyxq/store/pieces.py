@@ -27,7 +27,7 @@ from onyxq.store.records import (
     unpack_ready,
     with_bits,
 )
-from onyxq.store.stretches import Owner, Stretch, owners
+from onyxq.store.stretches import Owner, Remembered, Stretch, owners
 from onyxq.store.tables import Tables
 from onyxq.store.truth import true_stretch
 
@@ -38,13 +38,14 @@ PROMOTE_PIECES_MAX = 4096
 class Pieces:
     """See the module's first paragraph."""
 
-    def __init__(self, tables: Tables, now_ms: int) -> None:
+    def __init__(self, tables: Tables, now_ms: int, records: Remembered) -> None:
         self.tables = tables
         self.added: dict[bytes, Piece] = {}
         """Pieces that this batch added to ``ready`` or ``due``, by key."""
         self.recount: set[bytes] = set()
         """Partitions whose queues are counted anew, since their counts cannot be trusted."""
         self._now_ms = now_ms
+        self._records = records
         self._stretches: dict[bytes, Stretch] = {}
         self._counts: dict[bytes, list[int]] = {}
         self._names: dict[bytes, str] = {}
@@ -53,16 +54,20 @@ class Pieces:
         """The record of a stretch, the same for all of the transaction."""
         found = self._stretches.get(stretch_id)
         if found is None:
-            key = stretch_key(stretch_id)
-            stored = self.tables.stretch.get(key)
-            try:
-                found = Stretch(key) if stored is None else Stretch.unpack(key, stored)
-                # The record also says that the stretch has rows, so a new one is always written.
-                found.dirty = stored is None
-            except Corrupt:
-                found, _ = true_stretch(self.tables, stretch_id, {})
-                found.dirty = True
-            self._stretches[stretch_id] = found
+            known = self._records.find(self.tables.stretch, stretch_id)
+            found = self._stretches[stretch_id] = self._load(stretch_id) if known is None else known.copy()
+        return found
+
+    def _load(self, stretch_id: bytes) -> Stretch:
+        key = stretch_key(stretch_id)
+        stored = self.tables.stretch.get(key)
+        try:
+            found = Stretch(key) if stored is None else Stretch.unpack(key, stored)
+            # The record also says that the stretch has rows, so a new one is always written.
+            found.dirty = stored is None
+        except Corrupt:
+            found, _ = true_stretch(self.tables, stretch_id, {})
+            found.dirty = True
         return found
 
     def put_stretch(self, stretch: Stretch) -> None:
@@ -97,9 +102,11 @@ class Pieces:
 
     def flush(self) -> None:
         """Write the records that were gathered."""
-        for stretch in self._stretches.values():
+        for stretch_id, stretch in self._stretches.items():
             if stretch.dirty:
-                self.tables.stretch.put(stretch.key, stretch.pack())
+                packed = stretch.pack()
+                self.tables.stretch.put(stretch.key, packed)
+                self._records.put(stretch_id, packed, stretch)
         for key, changes in self._counts.items():
             stored = self.tables.counts.get(key)
             try:

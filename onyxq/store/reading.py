@@ -45,7 +45,7 @@ from onyxq.store.records import (
     unpack_number,
     unpack_ready,
 )
-from onyxq.store.stretches import Stretch
+from onyxq.store.stretches import Remembered
 from onyxq.store.tables import FORMAT_KEY, LOG_POSITION
 
 _COUNT = struct.Struct(">8xI")
@@ -60,7 +60,7 @@ class StoreReads(FindingReads):
         self._miscounted: set[int] = set()
         """Partitions in which rows were damaged since they were counted."""
         self._watermarks: dict[bytes, Watermark] = {}
-        self._records: dict[bytes, tuple[bytes, Stretch]] = {}
+        self._records = Remembered()
         self.crooked = Crooked()
         """Entries of indexes, counts and digests that were found not to agree with the rows."""
 

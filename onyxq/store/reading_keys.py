@@ -15,12 +15,9 @@ from onyxq.store.heads import queue_digest
 from onyxq.store.interface import Crooked, PendingRow, Piece
 from onyxq.store.pending import pending_rows, pending_transactions
 from onyxq.store.records import due_ms_of, first_at, lowest, order_ms_of, stretch_key, unpack_mask
-from onyxq.store.stretches import Owner, Stretch, alike_at, groups, owners
+from onyxq.store.stretches import Owner, Remembered, Stretch, alike_at, groups, owners
 from onyxq.store.tables import Table, Tables
 from onyxq.store.truth import load_stretch
-
-RECORDS_MAX = 1_024
-"""Records of stretches in memory, which are read several times on a task's way."""
 
 
 class RuledReads:
@@ -31,8 +28,7 @@ class RuledReads:
     crooked: Crooked
     _watermarks: dict[bytes, Watermark]
     """By the partitions' bytes."""
-    _records: dict[bytes, tuple[bytes, Stretch]]
-    """Records of stretches as they were read last, each with what is stored of it if that is still the same."""
+    _records: Remembered
 
     def _unseal(self, key: bytes, value: bytes) -> bytes:
         """The checked body; notes a damaged row and raises `Corrupt`."""
@@ -51,16 +47,13 @@ class RuledReads:
         """The record of a stretch, for reading only."""
         if self.hides(stretch):
             return Stretch(stretch_key(stretch))
-        known = self._records.get(stretch)
-        if known is not None and known[0] == self._tables.stretch.get(known[1].key):
-            return known[1]
+        if (known := self._records.find(self._tables.stretch, stretch)) is not None:
+            return known
         record, readable = load_stretch(self._tables, stretch)
         if not readable:
             self.crooked.stretches.add(TaskId(bytes(stretch)))
         elif (stored := self._tables.stretch.get(record.key)) is not None:
-            if len(self._records) >= RECORDS_MAX:
-                self._records.clear()
-            self._records[bytes(stretch)] = (bytes(stored), record)
+            self._records.put(bytes(stretch), bytes(stored), record)
         return record
 
     # --- pieces of a stretch ------------------------------------------------------

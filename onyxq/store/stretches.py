@@ -16,8 +16,10 @@ from onyxq.facts import EXPIRED, RELEASED, REOPENED, RETRIED, STOPPED, TASK, His
 from onyxq.ids import id_at, mask_of, ms_of, offset_of
 from onyxq.store.heads import DUE_MS_MAX, QueueKey, task_head
 from onyxq.store.records import ATTEMPTS_MAX, Alike, pack_mask, unpack_mask
-from onyxq.store.tables import Tables
+from onyxq.store.tables import Table, Tables
 
+RECORDS_MAX = 4_096
+"""Records in memory."""
 MOVING = (RELEASED, RETRIED, EXPIRED, REOPENED)
 """Events that change due time or attempts, or which completions count."""
 
@@ -67,6 +69,14 @@ class Stretch:
         """Tasks of rows that expire, which were granted once."""
         self.dirty = False
 
+    def copy(self) -> Stretch:
+        """The same record, to be changed."""
+        out = Stretch(self.key)
+        out.known, out.done = self.known, self.done.copy()
+        out.moved, out.owned = self.moved.copy(), self.owned.copy()
+        out.ruled, out.resolved, out.granted = self.ruled, self.resolved, self.granted
+        return out
+
     @property
     def finished(self) -> int:
         """Mask of the finished tasks."""
@@ -107,6 +117,27 @@ class Stretch:
         if more:
             out.done[STOPPED], out.ruled, out.resolved, out.granted = map(unpack_mask, more)
         return out
+
+
+class Remembered:
+    """Records of stretches in memory, which are read and written several times on a task's way.
+
+    Each stands for its bytes: it is used only where those are what is stored now, and never changed.
+    """
+
+    def __init__(self) -> None:
+        self._records: dict[bytes, tuple[bytes, Stretch]] = {}
+
+    def find(self, table: Table, stretch_id: bytes) -> Stretch | None:
+        """The record of a stretch, if it is here and still what the table has."""
+        known = self._records.get(stretch_id)
+        return known[1] if known is not None and known[0] == table.get(known[1].key) else None
+
+    def put(self, stretch_id: bytes, stored: bytes, record: Stretch) -> None:
+        """Keep a record that nobody changes any more, and what is stored of it."""
+        if len(self._records) >= RECORDS_MAX:
+            self._records.clear()
+        self._records[stretch_id] = (stored, record)
 
 
 def join(state: State, event: History) -> State:
@@ -160,20 +191,32 @@ def owners(tables: Tables, stretch: Stretch, wanted: int) -> Iterator[Owner]:
         return
     first_key = stretch.key[:2] + TASK + stretch.key[7:]
     start = stretch.key[:2] + TASK + id_at(stretch.key[7:], wanted.bit_length() - 1)
+    if not wanted & (wanted - 1) and (alone := tables.rows.get(start)) is not None:
+        # Mostly it is about a row of one task, which is found without a cursor.
+        owner = _owner(stretch, start, alone)
+        if owner is not None and owner.tasks & wanted:
+            yield owner
+            return
     for key, value in tables.rows.descend(start):
         if key < first_key:
             return
-        try:
-            count, queue = task_head(value)
-        except BadRequest:
-            continue  # a damaged row; its tasks wait for the repair
-        offset = offset_of(key[3:])
-        tasks = stretch.owned.get(offset, ((1 << count) - 1) << offset)
-        if tasks & wanted:
-            yield Owner(offset, tasks, queue)
-            wanted &= ~tasks
+        owner = _owner(stretch, key, value)
+        if owner is not None and owner.tasks & wanted:
+            yield owner
+            wanted &= ~owner.tasks
             if not wanted:
                 return
+
+
+def _owner(stretch: Stretch, key: bytes, value: bytes) -> Owner | None:
+    """What a task row holds; None if it is damaged: its tasks wait for the repair."""
+    try:
+        count, queue = task_head(value)
+    except BadRequest:
+        return None
+    offset = offset_of(key[3:])
+    tasks = stretch.owned.get(offset) if stretch.owned else None
+    return Owner(offset, ((1 << count) - 1) << offset if tasks is None else tasks, queue)
 
 
 def groups(stretch: Stretch, tasks: int) -> dict[Alike, int]:
