@@ -212,16 +212,17 @@ class Heads:
             if heads.keys and (wait_s := self._limits.wait_s(queue)) is not None:
                 self._wake_later(wait_s, queue)
             return None
-        keys = dict(heads.keys)
+        keys = heads.keys
         while keys:
             partition = min(keys, key=keys.__getitem__)
             window = heads.windows.get(partition)
             leader = self._leaders.get(partition)
             head = window.head(self._free) if window and leader else None
             if window is None or leader is None or head is None:
-                del keys[partition], heads.keys[partition]
+                heads.keys.pop(partition)
+                keys.pop(partition, None)
             elif not self._serves(leader):
-                del keys[partition]
+                keys = {other: key for other, key in keys.items() if other != partition}
             elif head[0].sort_key > keys[partition]:
                 keys[partition] = heads.keys[partition] = head[0].sort_key
             else:
@@ -234,7 +235,7 @@ class Heads:
             heads = self._queues.get(queue)
             for partition, window in sorted(heads.windows.items()) if heads else ():
                 leader = self._leaders.get(partition)
-                if leader is not None and not leader.has_majority() and window.head(self._free):
+                if leader is not None and not self._serves(leader) and window.head(self._free):
                     return Unavailable(f"partition {partition} has no majority of its nodes: no claims there")
         return None
 

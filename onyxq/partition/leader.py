@@ -219,16 +219,16 @@ class PartitionLeader:
     def has_majority(self) -> bool:
         """Whether a majority of the members is in the ring and answers, as far as is known."""
         host = self._host
-        nodes = host.replica.nodes
+        nodes, members = host.replica.nodes, self.placed.members
         up = {host.node_id}
-        for node in self.placed.members:
-            if node not in nodes or not nodes[node].peer:
+        for node in members:
+            if (found := nodes.get(node)) is None or not found.peer:
                 continue
             if not host.sender(node).down:
                 up.add(node)
             elif (event := self._behind.get(node)) is not None:
                 event.set()  # it may be back: have its follower look
-        return majority(self.placed.members, up)
+        return majority(members, up)
 
     def _heard_error(self, node: str, error: OnyxqError) -> None:
         if isinstance(error, StaleEpoch):

@@ -37,7 +37,9 @@ class Vote:
         self.acks: set[str] = set()
         self.errors: dict[str, OnyxqError] = {}
         self._leader = leader
-        self._cohorts = (tuple(members), tuple(target))
+        self._cohorts = tuple({tuple(members): None, tuple(target): None})
+        """Those of which a majority must have it; mostly both are the same."""
+        self._won = False
         self._decided = trio.Event()
         self._wanted = 0
         self._enough: trio.Event | None = None
@@ -61,10 +63,14 @@ class Vote:
     @property
     def won(self) -> bool:
         """The leader and majorities of members and target have it."""
-        return self._leader in self.acks and all(majority(cohort, self.acks) for cohort in self._cohorts)
+        if not self._won:
+            self._won = self._leader in self.acks and all(majority(cohort, self.acks) for cohort in self._cohorts)
+        return self._won
 
     @property
     def _lost(self) -> bool:
+        if not self.errors:
+            return False
         # As long as the leader does not know it could take what is stored here a moment later for absent.
         hopeful = {node for cohort in self._cohorts for node in cohort} - self.errors.keys()
         out_of_reach = not all(majority(cohort, hopeful) for cohort in self._cohorts)
