@@ -35,6 +35,7 @@ _HEAD = struct.Struct("<II")
 _CRC = struct.Struct("<I")
 _ORDER = struct.Struct(">QI")
 _ALONE = bytes(12)
+_OUTCOMES = range(len(OUTCOMES))
 
 Detail: TypeAlias = QueueKey | History | tuple[int, int] | None
 
@@ -103,7 +104,7 @@ def _check_task(key: bytes, value: bytes) -> tuple[int, QueueKey]:
 
 def _check_completion(key: bytes, body: bytes) -> tuple[int, tuple[int, int]]:
     token, count, outcome, mark = completion_head(body)
-    if key[23:] != _ORDER.pack(token, count) or outcome not in range(len(OUTCOMES)):
+    if key[23:] != _ORDER.pack(token, count) or outcome not in _OUTCOMES:
         raise ValueError("key and body disagree")
     _check_mark(mark)
     return count, (token, outcome)

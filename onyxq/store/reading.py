@@ -135,8 +135,10 @@ class StoreReads(FindingReads):
         stretch = self._stretch(stretch_id)
         if not stretch.known >> offset & 1:
             return None
-        low = task_id[6:8] + TASK + stretch_id
-        for key, value in self._tables.rows.descend(task_id[6:8] + TASK + task_id):
+        low, start = task_id[6:8] + TASK + stretch_id, task_id[6:8] + TASK + task_id
+        if (alone := self._tables.rows.get(start)) is not None and _covers(TASK, start, alone, task_id):
+            return TaskId(start[3:]), self._unseal(start, alone)  # without a cursor
+        for key, value in self._tables.rows.descend(start):
             if key < low:
                 break
             if _covers(TASK, key, value, task_id):

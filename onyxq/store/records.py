@@ -94,7 +94,7 @@ def unpack_counts(key: bytes, value: bytes) -> tuple[tuple[int, ...], str]:
 
 def pack_mask(bits: int) -> bytes:
     """A mask's bytes."""
-    return bits.to_bytes((bits.bit_length() + 7) >> 3, "little")
+    return bits.to_bytes((bits.bit_length() + 7) >> 3, "little") if bits else b""
 
 
 def unpack_mask(value: bytes) -> int:

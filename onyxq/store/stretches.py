@@ -73,7 +73,10 @@ class Stretch:
         """The same record, to be changed."""
         out = Stretch(self.key)
         out.known, out.done = self.known, self.done.copy()
-        out.moved, out.owned = self.moved.copy(), self.owned.copy()
+        if self.moved:
+            out.moved = self.moved.copy()
+        if self.owned:
+            out.owned = self.owned.copy()
         out.ruled, out.resolved, out.granted = self.ruled, self.resolved, self.granted
         return out
 
@@ -95,7 +98,7 @@ class Stretch:
     def pack(self) -> bytes:
         """The record's bytes; equal facts give equal bytes."""
         first, second, third, stopped = self.done
-        masks = [mask.to_bytes((mask.bit_length() + 7) >> 3, "little") for mask in (self.known, first, second, third)]
+        masks = (pack_mask(self.known), pack_mask(first), pack_mask(second), pack_mask(third))
         moved = [(*state, pack_mask(bits)) for state, bits in sorted(self.moved.items())] if self.moved else ()
         owned = [(offset, pack_mask(bits)) for offset, bits in sorted(self.owned.items())] if self.owned else ()
         more: tuple[bytes, ...] = ()
@@ -131,7 +134,10 @@ class Remembered:
     def find(self, table: Table, stretch_id: bytes) -> Stretch | None:
         """The record of a stretch, if it is here and still what the table has."""
         known = self._records.get(stretch_id)
-        return known[1] if known is not None and known[0] == table.get(known[1].key) else None
+        if known is None:
+            return None
+        stored = table.get(known[1].key)
+        return known[1] if stored is not None and known[0] == bytes(stored) else None
 
     def put(self, stretch_id: bytes, stored: bytes, record: Stretch) -> None:
         """Keep a record that nobody changes any more, and what is stored of it."""
