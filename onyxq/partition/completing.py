@@ -91,7 +91,7 @@ class Completing:
     async def turn(self, runs: Sequence[Run]) -> None:
         """Return once no completion of these tasks is being written: whether it was must be known for another."""
         finishing = self._host.granter.finishing
-        while any(finishing.get(stretch_of(run.first), 0) & mask_of(*run) for run in runs):
+        while finishing and any(finishing.get(stretch_of(run.first), 0) & mask_of(*run) for run in runs):
             await self._finished.wait()
 
     @contextmanager
@@ -259,8 +259,8 @@ def _mark(masks: dict[bytes, int], runs: Iterable[Run], *, on: bool) -> None:
     """Set, or clear, the tasks of some runs in masks of stretches."""
     for run in runs:
         stretch = stretch_of(run.first)
-        bits = masks.get(stretch, 0)
-        bits = bits | mask_of(*run) if on else bits & ~mask_of(*run)
+        bits, mask = masks.get(stretch, 0), mask_of(*run)
+        bits = bits | mask if on else bits & ~mask
         if bits:
             masks[stretch] = bits
         else:

@@ -197,8 +197,10 @@ class Granter:
 
     def is_undecided(self, run: Run) -> bool:
         """Whether any of these tasks may have been granted just when the log was lost."""
+        runs = self._undecided.get(int.from_bytes(run.first[6:8], "big"))
+        if not runs:
+            return False
         mask, stretch = mask_of(*run), stretch_of(run.first)
-        runs = self._undecided.get(int.from_bytes(run.first[6:8], "big"), ())
         return any(stretch_of(one.first) == stretch and mask_of(*one) & mask for one in runs)
 
     def unblock(self, runs: Iterable[Run], *, readd: bool) -> None:

@@ -83,6 +83,8 @@ class Outlet:
 
     def _sent(self, size: int) -> None:
         self.sent_at = anyio.current_time()
+        full = self.unsent >= UNSENT_BYTES_MAX
         self.unsent -= size
-        self._progress.set()
-        self._progress = anyio.Event()
+        if full:  # somebody may wait for room
+            self._progress.set()
+            self._progress = anyio.Event()
