@@ -68,14 +68,15 @@ class Completing:
                 taken, refusals = self._standing.standing(Run(first, count), token)
                 self._updating.check_sequence(first, count, token, seq)
                 refused[place] += refusals
-                for run in runs_of(stretch_of(first), taken):
+                stretch = stretch_of(first)
+                for run in runs_of(stretch, taken):
                     part = results[offset_of(run.first) - offset_of(first) :][: run.count] if results else []
                     finish = Finish(run, token, facts.COMPLETED, part)
                     work.setdefault(leader.partition, []).append((place, finish))
                 rest = mask_of(first, count) & ~taken
                 for part_first, part_count, _ in refusals:
                     rest &= ~mask_of(part_first, part_count)
-                for run in runs_of(stretch_of(first), rest):
+                for run in runs_of(stretch, rest):
                     part = results[offset_of(run.first) - offset_of(first) :][: run.count] if results else []
                     if holds_other(self._host.store, run, part):
                         other = AlreadyFinished(f"task {run.first.hex()} was completed with another result")

@@ -46,15 +46,15 @@ class Standing:
         A lapsed token stands while nobody newer was granted. Tasks that this very token
         completed already are neither: their repeat is stored again.
         """
-        mask = mask_of(*run)
+        mask, stretch = mask_of(*run), stretch_of(run.first)
         store = self._host.store
         held = held_bits(self._host.replica, run, token) & ~self._host.granter.is_blocked(run)
-        finished = store.finished_bits(stretch_of(run.first)) & mask
+        finished = store.finished_bits(stretch) & mask
         stands = held & ~finished | overtaken_bits(store, run, token, held & finished)
         refused: list[Refused] = []
         rest = mask & ~stands
-        for part in runs_of(stretch_of(run.first), rest):
-            for task_id in (id_at(stretch_of(part.first), offset_of(part.first) + i) for i in range(part.count)):
+        for part in runs_of(stretch, rest):
+            for task_id in (id_at(stretch, offset_of(part.first) + i) for i in range(part.count)):
                 error = self._why_not(task_id, token)
                 if error is None and not finished & mask_of(task_id, 1):
                     stands |= mask_of(task_id, 1)

@@ -62,6 +62,8 @@ class RuledReads:
         """The unfinished pieces among the tasks of a mask that are in ``ready`` or ``due``."""
         record = self._stretch(stretch)
         wanted = mask & ~record.finished
+        if not wanted:
+            return []
         out = [piece for owner in owners(self._tables, record, wanted) for piece in self._pieces(record, owner, wanted)]
         return sorted(out, key=lambda piece: piece.first)
 
