@@ -1,0 +1,48 @@
+"""Records of stretches that a store remembers: they stand for what is stored, and only for that."""
+
+from __future__ import annotations
+
+from onyxq.ids import stretch_of
+from onyxq.store.memory import MemoryTable
+from onyxq.store.records import stretch_key
+from onyxq.store.stretches import Remembered, State, Stretch
+from tests.conformance.store_world import first_id
+
+
+def full_record() -> Stretch:
+    """One with something in every field."""
+    record = Stretch(stretch_key(stretch_of(first_id())))
+    record.known, record.done = 0b111111, [1, 2, 4, 8]
+    record.moved = {State(70, 0, 5_000, 2, 60, 1, 65): 0b110000}
+    record.owned = {4: 0b110000}
+    record.ruled, record.resolved, record.granted = 0b1000, 0b1100, 0b1001
+    return record
+
+
+def test_a_record_is_found_only_while_its_bytes_are_what_is_stored() -> None:
+    """Not before they are written, and not once others are: a transaction may fail, a file be damaged."""
+    table, remembered, record = MemoryTable(), Remembered(), full_record()
+    name = stretch_of(first_id())
+    remembered.put(name, record.pack(), record)
+    assert remembered.find(table, name) is None
+    table.put(record.key, record.pack())
+    assert remembered.find(table, name) is record
+    assert remembered.find(table, stretch_of(first_id(9 * 1024))) is None
+    damaged = bytearray(record.pack())
+    damaged[3] ^= 1
+    table.put(record.key, bytes(damaged))
+    assert remembered.find(table, name) is None
+
+
+def test_a_copy_is_equal_and_its_changes_are_its_own() -> None:
+    """Whoever changes a record changes a copy: readers go on with what is stored."""
+    record = full_record()
+    packed = record.pack()
+    copy = record.copy()
+    assert copy.pack() == packed
+    copy.known |= 1 << 9
+    copy.done[0] |= 1 << 9
+    copy.moved.clear()
+    copy.owned[9] = 1 << 9
+    copy.ruled = copy.resolved = copy.granted = 0
+    assert record.pack() == packed
