@@ -26,6 +26,9 @@ COUNTER_MAX = (1 << 32) - 1
 
 _COUNTER = struct.Struct(">I")
 _PREFIX = struct.Struct(">QQ")
+_STRETCH_ENDS = tuple(bytes((byte & 0xFC, 0)) for byte in range(256))
+"""The last two bytes of a stretch by the last but one of an id in it: its lower two bits and the last byte are
+the offset. Looked up, and taken byte by byte, because every layer asks for stretch and offset all the time."""
 
 
 class Run(NamedTuple):
@@ -62,22 +65,22 @@ def with_counter(task_id: bytes, counter: int) -> TaskId:
 
 def offset_of(task_id: bytes) -> int:
     """Place of the id in its stretch, 0 to 1,023."""
-    return counter_of(task_id) & (STRETCH_TASKS - 1)
+    return (task_id[18] & 3) << 8 | task_id[19]
 
 
 def stretch_of(task_id: bytes) -> TaskId:
     """First id of the stretch that holds ``task_id``."""
-    return with_counter(task_id, counter_of(task_id) & ~(STRETCH_TASKS - 1))
+    return TaskId(task_id[:18] + _STRETCH_ENDS[task_id[18]])
 
 
 def id_at(stretch: bytes, offset: int) -> TaskId:
     """The id at ``offset`` of a stretch."""
-    return with_counter(stretch, counter_of(stretch) + offset)
+    return TaskId(stretch[:16] + _COUNTER.pack(int.from_bytes(stretch[16:], "big") + offset))
 
 
 def mask_of(first: bytes, count: int) -> int:
     """Bit mask, relative to the stretch, of a run that lies in one stretch."""
-    return ((1 << count) - 1) << offset_of(first)
+    return ((1 << count) - 1) << ((first[18] & 3) << 8 | first[19])
 
 
 def spans(bits: int) -> Iterator[tuple[int, int]]:
