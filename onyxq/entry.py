@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -141,6 +141,10 @@ class Entries(Mapping[str, Entry]):
     def __len__(self) -> int:
         return len(self._by_name)
 
+    def named(self, name: str) -> Entry | None:
+        """The entry of that name; faster than ``get`` of mappings."""
+        return self._by_name.get(name)
+
     def of(self, args: Any) -> Entry | None:
         """The entry of which these are the arguments."""
         found = self._by_args.get(type(args))
@@ -217,10 +221,7 @@ def encode_args(args: Any) -> list[Any]:
 
 def decode_args(args: type, values: Any) -> Any:
     """``args`` built from what `encode_args` gave; raises `Malformed`."""
-    readers = _readers(args)
-    if not isinstance(values, (list, tuple)) or len(values) != len(readers):
-        raise Malformed(f"{len(readers)} arguments expected")
-    return args(*[read(value, name) for (name, read), value in zip(readers, values, strict=True)])
+    return _args_reader(args)(values, "")
 
 
 def named_args(args: Any, given: Mapping[str, Any]) -> Any:
@@ -246,6 +247,54 @@ def plain_map(value: Any) -> dict[Any, Any]:
 
 
 @cache
+def _args_reader(args: Any) -> Reader:
+    """The function that builds ``args`` from a list of them; it says itself how they are named."""
+    readers = _readers(args)
+
+    def read(values: Any, _: str) -> Any:
+        if not isinstance(values, (list, tuple)) or len(values) != len(readers):
+            raise Malformed(f"{len(readers)} arguments expected")
+        return args(*[read(value, name) for (name, read), value in zip(readers, values, strict=True)])
+
+    named = tuple((lambda value, _, name=name, read=read: read(value, name)) for name, read in readers)
+    return _quick(tuple(kind for _, kind in _fields(args)), named, lambda parts: args(*parts), read)
+
+
+def _quick(
+    kinds: tuple[Any, ...], readers: tuple[Reader, ...], make: Callable[[list[Any]], Any], thorough: Reader
+) -> Reader:
+    """What ``thorough`` does with a list of parts of these kinds; faster where they are as msgpack gives them.
+
+    Plain parts are compared by their types all at once; only others have ``readers`` called.
+    """
+    plain = tuple(map(_plain, kinds))
+    types = tuple(list if kind is None else kind for kind in plain)
+    numbers = tuple(at for at, kind in enumerate(plain) if kind is int)
+    others = tuple((at, read) for at, (kind, read) in enumerate(zip(plain, readers, strict=True)) if kind is None)
+
+    def read(value: Any, name: str) -> Any:
+        if type(value) is not list or tuple(map(type, value)) != types:
+            return thorough(value, name)
+        for at in numbers:
+            if not INT_MIN <= value[at] <= INT_MAX:
+                return thorough(value, name)
+        if others:
+            value = value.copy()
+            for at, read_other in others:
+                value[at] = read_other(value[at], name)
+        return make(value)
+
+    return read
+
+
+def _plain(kind: Any) -> type | None:
+    """The type that values of this kind have; None if that alone does not tell that they fit."""
+    while isinstance(kind, typing.NewType):
+        kind = kind.__supertype__
+    return kind if kind in (int, str, bytes, bool) else None
+
+
+@cache
 def _reader(kind: Any) -> Reader:
     """The function that checks a value from the log, of the argument ``name``, against a type."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
@@ -258,7 +307,7 @@ def _reader(kind: Any) -> Reader:
         return _map_reader(*arguments)
     if isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields"):
         named: Any = kind
-        return _tuple_reader(tuple(typing.get_type_hints(kind).values()), named._make)
+        return _tuple_reader(tuple(typing.get_type_hints(kind).values()), partial(tuple.__new__, named))
     if kind is Any:
         return lambda value, name: value
     return _int_reader if kind is int else _plain_reader(kind)
@@ -302,7 +351,7 @@ def _tuple_reader(kinds: tuple[Any, ...], make: Callable[[list[Any]], Any]) -> R
             raise Malformed(f"{name}: {len(readers)} items expected")
         return make([item(part, name) for item, part in zip(readers, value, strict=True)])
 
-    return read
+    return _quick(kinds, readers, make, read)
 
 
 def _map_reader(key_kind: Any, item_kind: Any) -> Reader:
