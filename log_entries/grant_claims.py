@@ -54,7 +54,8 @@ def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]
     changes: dict[bytes, Pieces] = {}
     given = 0
     for stretch, masks in wanted.items():
-        pieces = present.get(stretch, ()) if present is not None else ()
+        # Mostly there are none; a map answers `in` at once, and `get` by way of an exception.
+        pieces = present[stretch] if present is not None and stretch in present else ()
         taken = claimed_bits(pieces)
         fresh: list[ClaimPiece] = []
         for (_, worker, lease_ms), bits in masks.items():

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
 from onyxq.entry import Stamp
-from onyxq.ids import ID_BYTES, STRETCH_TASKS, Run, spans
+from onyxq.ids import ID_BYTES, STRETCH_TASKS, Run, offset_of, spans, stretch_of
 from onyxq.replica import HELD_MS, ClaimPiece, Replica, with_pieces
 
 LEASE_MS_MAX = 24 * 60 * 60 * 1000
@@ -62,11 +62,10 @@ def gather(partition: int, wanted: Iterable[tuple[Kind, Sequence[Run]]]) -> dict
         for first, count in runs:
             if len(first) != ID_BYTES or first[6:8] != prefix:
                 return None
-            counter = int.from_bytes(first[16:], "big")
-            offset = counter & (STRETCH_TASKS - 1)
+            offset = offset_of(first)
             if not 1 <= count <= STRETCH_TASKS - offset:
                 return None
-            masks = out.setdefault(first[:16] + (counter - offset).to_bytes(4, "big"), {})
+            masks = out.setdefault(stretch_of(first), {})
             masks[kind] = masks.get(kind, 0) | ((1 << count) - 1) << offset
     return out or None
 
@@ -131,8 +130,11 @@ def split(
 
 def merged(pieces: Iterable[ClaimPiece]) -> Pieces:
     """Disjoint pieces sorted, neighbours with the same token, worker and deadline as one."""
+    given = sorted(pieces)
+    if len(given) < 2:
+        return tuple(given)
     out: list[ClaimPiece] = []
-    for piece in sorted(pieces):
+    for piece in given:
         if out:
             offset, count, *alike = out[-1]
             if offset + count == piece[0] and alike == list(piece[2:]):

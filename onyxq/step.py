@@ -25,7 +25,7 @@ from onyxq.entry import Entries, Entry, Form, Malformed, Stamp, Verdict, decode_
 from onyxq.errors import ExtensionFailed, OlderThanCluster
 from onyxq.log.codec import RawEntry, RecordContent, decode_record
 from onyxq.log.interface import Record
-from onyxq.replica import LOG_TIME_STEP_MAX_MS, Replica
+from onyxq.replica import LOG_TIME_STEP_MAX_MS, Replica, altered
 
 CREATE, PREPARE = "create_cluster", "prepare_join_cluster"
 JOINING_ENTRIES = frozenset(
@@ -95,7 +95,7 @@ def step(
     `ExtensionFailed` for a bug in an extension, and nothing else.
     """
     assert record.position > replica.position, "records are stepped in the order of the log"
-    replica = evolve(
+    replica = altered(
         replica,
         position=record.position,
         grown_records=replica.grown_records + 1,
@@ -189,7 +189,7 @@ def _advance(replica: Replica, record: Record, content: RecordContent) -> Replic
     else:
         passed_ms = max(0, rise_ms if rise_ms <= said_ms + CLOCK_TOLERANCE_MS else said_ms)
         counted_ms = passed_ms if passed_ms <= LOG_TIME_STEP_MAX_MS else 0
-    return evolve(
+    return altered(
         replica,
         log_time_ms=replica.log_time_ms + counted_ms,
         ctime_ms=record.ctime_ms,
@@ -213,7 +213,7 @@ def _with_skew(replica: Replica, record: Record, content: RecordContent) -> Repl
 
 def _apply(replica: Replica, raw: RawEntry, stamp: Stamp, entries: Entries) -> tuple[Replica, Outcome]:
     """Apply one entry of a record that counts."""
-    entry = entries.get(raw.name)
+    entry = entries.named(raw.name)
     creating = replica.cluster is None and raw.name == CREATE
     if not creating and raw.version > replica.enabled.get(raw.name, 0):
         return replica, Outcome(stamp.index, raw.name, raw.args, NOT_ENABLED, raw.version)
