@@ -1,174 +1,35 @@
-"""The ZooKeeper client as the log needs it: kazoo, plus what its 2.11 does not have.
+"""A ZooKeeper session as the log's code in trio uses it: calls, their answers, and its state.
 
-* Persistent watches (ZooKeeper 3.6's ``addWatch``): the log's reader keeps one on the
-  segment instead of setting a watch anew for every record.
-* A session that expired stays expired. kazoo opens another session by itself, and a call
-  made at that moment would be carried out in it; the log may only be written in the
-  session that owns the pulse.
-* A server that stopped answering is noticed under load too. kazoo counts every request
-  it sends as a sign of life of the server.
-* A session outlives a connection that is taken and then ignored, as ZooKeeper does with
-  some while it starts. kazoo waits there as long as the session lives, if there is one server.
-* An answer that is missing among others, as when a session moves between servers, breaks the
-  connection. kazoo's thread ends by it, and the session with nobody told.
-
-All five hook into kazoo's internals, so the package admits one minor version of kazoo;
-``tests/conformance`` checks them against real servers.  `Link` is the bridge to trio:
-kazoo's threads post what happened and touch nothing else.
+kazoo's threads post what happened and touch nothing else; how they work is changed in
+`kazoo_connection`.
 """
 
 from __future__ import annotations
 
-import logging
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import trio
-from kazoo.client import KazooClient
 from kazoo.exceptions import (
     AuthFailedError,
     ConnectionClosedError,
-    ConnectionDropped,
     ConnectionLoss,
     KazooException,
     OperationTimeoutError,
     SessionExpiredError,
 )
-from kazoo.handlers.threading import AsyncResult, SequentialThreadingHandler
-from kazoo.protocol.connection import ConnectionHandler
-from kazoo.protocol.serialization import Connect, Watch, int_struct, write_string
-from kazoo.protocol.states import KazooState, KeeperState
-from kazoo.retry import KazooRetry
+from kazoo.protocol.states import KazooState
 
 from onyxq.errors import LogUnavailable
 from onyxq.log.interface import SessionLost
+from onyxq.log.kazoo_connection import RECONNECT_FIRST_S, SessionClient
 
-RECONNECT_FIRST_S, RECONNECT_MAX_S = 0.05, 0.5
-RECONNECT_TRIES = 3
-"""How many servers, or how often the same one, may leave a reconnecting session without an answer."""
 CLOSE_TIMEOUT_S = 3.0
 
 BROKEN = (ConnectionLoss, OperationTimeoutError)
 """The connection broke: the call may or may not have been carried out."""
 _ENDED = (SessionExpiredError, ConnectionClosedError, AuthFailedError)
-
-_ADD_WATCH = 106
-_PERSISTENT = 0
-
-
-class _AddWatch:
-    """The request ``addWatch(path, PERSISTENT)``, in the form kazoo sends requests."""
-
-    type = _ADD_WATCH
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def serialize(self) -> bytes:
-        return bytes(write_string(self.path) + int_struct.pack(_PERSISTENT))
-
-    @staticmethod
-    def deserialize(data: bytes, offset: int) -> bool:
-        return True
-
-
-class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no types
-    """Reports events of persistently watched paths, and drops a server that does not answer in time."""
-
-    client: SessionClient
-    _heard = 0.0
-
-    def _connect(self, host: str, hostip: str, port: int) -> Any:
-        result = super()._connect(host, hostip, port)
-        self._heard = time.monotonic()
-        return result
-
-    def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
-        if isinstance(request, Connect) and request.session_id:
-            timeout = min(timeout, self.client._session_timeout / 1000 / RECONNECT_TRIES)
-        return super()._invoke(timeout, request, xid)
-
-    def _read_socket(self, read_timeout: float) -> Any:
-        result = super()._read_socket(read_timeout)
-        self._heard = time.monotonic()
-        return result
-
-    def _read_response(self, header: Any, buffer: bytes, offset: int) -> Any:
-        pending = self.client._pending
-        if not pending or pending[0][2] != header.xid:
-            raise ConnectionDropped(f"answer {header.xid} is not the one that is due")
-        return super()._read_response(header, buffer, offset)
-
-    def _send_request(self, read_timeout: float, connect_timeout: float) -> None:
-        if self.client._pending and time.monotonic() - self._heard > read_timeout:
-            raise self.handler.timeout_exception("calls are not answered")
-        super()._send_request(read_timeout, connect_timeout)
-
-    def _read_watch_event(self, buffer: bytes, offset: int) -> None:
-        event, _ = Watch.deserialize(buffer, offset)
-        callback = self.client.persistent.get(event.path)
-        if callback is not None:
-            callback()
-        super()._read_watch_event(buffer, offset)
-
-
-class _DirectResult(AsyncResult):  # type: ignore[misc]  # kazoo has no types
-    """Calls back in the connection's thread: the callbacks here only post to trio, so the
-    thread that kazoo keeps for callbacks would add nothing but its delay."""
-
-    def _do_callbacks(self) -> None:
-        for callback in self._callbacks:
-            callback(self)
-
-
-class _DirectHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
-    def async_result(self) -> _DirectResult:
-        return _DirectResult(self)
-
-
-class SessionClient(KazooClient):  # type: ignore[misc]  # kazoo has no types
-    """One ZooKeeper session: reconnects until it is told that the session expired."""
-
-    def __init__(self, hosts: str, *, session_timeout_ms: int) -> None:
-        self.persistent: dict[str, Callable[[], None]] = {}
-        super().__init__(
-            hosts=hosts,
-            timeout=session_timeout_ms / 1000,
-            handler=_DirectHandler(),
-            connection_retry=KazooRetry(max_tries=-1, delay=RECONNECT_FIRST_S, max_delay=RECONNECT_MAX_S),
-            logger=logging.getLogger("onyxq.log.kazoo"),
-        )
-        self._connection = _Connection(self, self._conn_retry.copy(), logger=self.logger)
-
-    def watch_persistently(self, path: str, callback: Callable[[], None]) -> Any:
-        """Have ``callback`` called, in kazoo's thread, at every change of ``path`` or its children.
-
-        Holds for the present connection: repeat it after a reconnect. Returns kazoo's asynchronous result.
-        """
-        full = self.chroot + path
-        self.persistent[full] = callback
-        result = self.handler.async_result()
-        self._call(_AddWatch(full), result)
-        return result
-
-    def unwatch(self, path: str) -> None:
-        """Call nobody any more at changes of ``path``; the server goes on telling of them."""
-        self.persistent.pop(self.chroot + path, None)
-
-    def finish(self) -> None:
-        """Close session and connection and end kazoo's threads; blocks."""
-        if not self._stopped.is_set():
-            self.stop()
-        else:
-            self._safe_close()
-        self.close()
-
-    def _session_callback(self, state: str) -> None:
-        if state == KeeperState.EXPIRED_SESSION:
-            self._stopped.set()  # before anything else: from here on kazoo connects no more
-        super()._session_callback(state)
 
 
 class Reply:
@@ -216,7 +77,12 @@ def exists(path: str) -> Start:
 
 def get(path: str) -> Start:
     """The call that gives a znode's data and stat."""
-    return lambda client: client.get_async(path)
+    return lambda client: client.get_record(path)
+
+
+def append(path: str, data: bytes) -> Start:
+    """The call that creates a znode whose name is ``path`` and a sequence number; gives its path and stat."""
+    return lambda client: client.create_record(path, data)
 
 
 def replace(path: str, data: bytes, *, version: int = -1) -> Start:

@@ -29,7 +29,7 @@ from onyxq.log.interface import (
     segment_of,
     segment_start,
 )
-from onyxq.log.kazoo_client import BROKEN, Link, create, delete, exists, get, replace, sync
+from onyxq.log.kazoo_client import BROKEN, Link, append, create, delete, exists, get, replace, sync
 from onyxq.log.zookeeper_origin import Origins, position_of
 from onyxq.log.zookeeper_reader import Layout, Reader
 from onyxq.log.zookeeper_segments import Segments
@@ -157,9 +157,7 @@ class ZookeeperSession:
         record = None
         self._reader.depart()
         try:
-            created, stat = await self._link.call_patiently(
-                lambda client: client.create_async(path, data, sequence=True, include_data=True)
-            )
+            created, stat = await self._link.call_patiently(append(path, data))
             if self._segments.may_be_behind(int(created[-10:])) and await self._segments.is_behind(segment, stat):
                 await self._segments.look()
                 return None

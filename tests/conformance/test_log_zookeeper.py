@@ -16,7 +16,8 @@ from attrs import define, field
 
 from onyxq.errors import Corrupt, LogUnavailable
 from onyxq.log.interface import SEGMENT_RECORDS, AppendUnknown, Record, SessionLost
-from onyxq.log.kazoo_client import RECONNECT_FIRST_S, SessionClient
+from onyxq.log.kazoo_client import append, get
+from onyxq.log.kazoo_connection import RECONNECT_FIRST_S, SessionClient
 from onyxq.log.zookeeper import ZookeeperBackend, ZookeeperSession
 from onyxq.log.zookeeper_reader import END
 from onyxq.log.zookeeper_server import ZookeeperServer
@@ -319,6 +320,24 @@ async def test_an_expired_session_is_lost_everywhere_and_for_good(zookeeper: Zoo
     with pytest.raises(SessionLost):
         await session.append(b"zombie")
     assert await other.tail() == -1
+
+
+@bounded
+async def test_what_a_connection_does_not_take_at_once_arrives_whole_and_in_order(
+    zookeeper: ZookeeperServer, opened: Opener
+) -> None:
+    """Whoever makes a request never waits until it is written: the server stands still meanwhile."""
+    session = await opened()
+    link, directory = session._link, session._layout.segment(0)
+    records = [bytes([number]) * 400_000 for number in range(24)]
+    with frozen(zookeeper):
+        replies = [link.start(append(f"{directory}/e-", data)) for data in records]
+        assert link.client._connection._behind
+    assert [(await reply.wait())[0] for reply in replies] == [
+        f"{directory}/e-{number:010d}" for number in range(len(records))
+    ]
+    found = [link.start(get(session._layout.record(number))) for number in range(len(records))]
+    assert [(await reply.wait())[0] for reply in found] == records
 
 
 @bounded

@@ -61,6 +61,7 @@ ONLY_IN = {
         f"onyxq/log/{name}.py"
         for name in (
             "kazoo_client",
+            "kazoo_connection",
             "zookeeper",
             "zookeeper_origin",
             "zookeeper_pulses",

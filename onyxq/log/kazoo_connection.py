@@ -1,0 +1,291 @@
+"""A kazoo client whose messages cost few system calls and few changes of thread.
+
+A peer reads every record of the log, so what kazoo does for a message is done thousands of
+times a minute.  As it comes, kazoo makes a selector for each wait, waits before each part of
+a message, and has a byte wake its thread for each request.  Here its thread waits with
+``poll``, takes all messages that came with one read, and writes only what could not be
+written at once where the request was made.
+
+* A session that expired stays expired. kazoo opens another session by itself, and a call
+  made at that moment would be carried out in it; the log may only be written in the
+  session that owns the pulse.
+* A session outlives a connection that is taken and then ignored, as ZooKeeper does with
+  some while it starts. kazoo waits there as long as the session lives, if there is one server.
+* An answer that is missing among others, as when a session moves between servers, breaks the
+  connection. kazoo's thread ends by it, and the session with nobody told.
+* Persistent watches (ZooKeeper 3.6's ``addWatch``) are kazoo's to send, but not to know.
+
+All hook into kazoo's internals, so the package admits one minor version of kazoo;
+``tests/conformance`` checks them against real servers.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import ConnectionDropped
+from kazoo.handlers.threading import AsyncResult, SequentialThreadingHandler
+from kazoo.protocol.connection import PING_XID, ConnectionHandler
+from kazoo.protocol.serialization import Connect, Create2, GetData, Watch, int_int_struct, int_struct, write_string
+from kazoo.protocol.states import KeeperState
+from kazoo.retry import KazooRetry
+from kazoo.security import OPEN_ACL_UNSAFE
+
+RECONNECT_FIRST_S, RECONNECT_MAX_S = 0.05, 0.5
+RECONNECT_TRIES = 3
+"""How many servers, or how often the same one, may leave a reconnecting session without an answer."""
+RECEIVE_BYTES = 64 * 1024
+
+_ADD_WATCH = 106
+_PERSISTENT = 0
+_SEQUENCE = 2
+_XID_MAX = (1 << 31) - 1
+
+
+class _AddWatch:
+    """The request ``addWatch(path, PERSISTENT)``, in the form kazoo sends requests."""
+
+    type = _ADD_WATCH
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def serialize(self) -> bytes:
+        return bytes(write_string(self.path) + int_struct.pack(_PERSISTENT))
+
+    @staticmethod
+    def deserialize(data: bytes, offset: int) -> bool:
+        return True
+
+
+def _framed(xid: int, request: Any) -> bytes:
+    body = request.serialize()
+    return b"".join((int_struct.pack(len(body) + 8), int_int_struct.pack(xid, request.type), body))
+
+
+class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no types
+    """Reports events of persistently watched paths, and drops a server that does not answer in time.
+
+    Whoever makes a request writes it to the socket, in his thread.  What the socket does not
+    take is left to kazoo's thread, and so is all that comes behind it until that is written.
+    """
+
+    client: SessionClient
+    _xid: int
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._lock = threading.RLock()
+        """Held, never for long, to number and write requests and while the state of the client changes."""
+        self._unsent = b""
+        self._behind = False
+        """Whether kazoo's thread has to write something before anybody else may write."""
+        self._received = b""
+        self._taken = 0
+        """How much of what was received was taken from it."""
+
+    def _connect(self, host: str, hostip: str, port: int) -> Any:
+        with self._lock:
+            self._unsent, self._behind = b"", False
+        self._received, self._taken = b"", 0
+        return super()._connect(host, hostip, port)
+
+    def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
+        if isinstance(request, Connect) and request.session_id:
+            timeout = min(timeout, self.client._session_timeout / 1000 / RECONNECT_TRIES)
+        return super()._invoke(timeout, request, xid)
+
+    # --- reading
+
+    def _read_socket(self, read_timeout: float) -> Any:
+        """Take all messages that are here; what is here of another stays until its rest comes."""
+        with self._socket_error_handling():
+            try:
+                data = self._socket.recv(RECEIVE_BYTES)
+            except BlockingIOError:
+                return None
+        if not data:
+            raise ConnectionDropped("socket connection broken")
+        self._received = self._received[self._taken :] + data
+        self._taken = 0
+        response = None
+        while response is None and self._has_message():
+            response = super()._read_socket(read_timeout)
+        return response
+
+    def _has_message(self) -> bool:
+        have = len(self._received) - self._taken
+        return have >= 4 and have - 4 >= int_struct.unpack_from(self._received, self._taken)[0]
+
+    def _read(self, length: int, timeout: float) -> bytes:
+        if self._taken == len(self._received):  # as long as the connection is being made
+            read: bytes = super()._read(length, timeout)
+            return read
+        start = self._taken
+        self._taken += length
+        return self._received[start : self._taken]
+
+    def _read_response(self, header: Any, buffer: bytes, offset: int) -> Any:
+        pending = self.client._pending
+        if not pending or pending[0][2] != header.xid:
+            raise ConnectionDropped(f"answer {header.xid} is not the one that is due")
+        return super()._read_response(header, buffer, offset)
+
+    def _read_watch_event(self, buffer: bytes, offset: int) -> None:
+        event, _ = Watch.deserialize(buffer, offset)
+        callback = self.client.persistent.get(event.path)
+        if callback is not None:
+            callback()
+        else:
+            super()._read_watch_event(buffer, offset)
+
+    # --- writing
+
+    def send(self, request: Any, result: Any) -> bool:
+        """Write a request now, in the caller's thread, as far as that can be done without waiting.
+
+        False if it must go the way of kazoo's queue instead.
+        """
+        client = self.client
+        with self._lock:
+            if self._behind or client._queue or not client._live.is_set():
+                return False
+            data = self._numbered(request, result)
+            try:
+                sent = self._socket.send(data)
+            except OSError:  # full, or broken: then kazoo's thread will see it
+                sent = 0
+            if sent < len(data):
+                self._unsent, self._behind = data[sent:], True
+                self._wake()
+        return True
+
+    def _numbered(self, request: Any, result: Any) -> bytes:
+        xid: int = self._xid % _XID_MAX + 1
+        data = _framed(xid, request)
+        self._xid = xid
+        self.client._pending.append((request, result, xid))
+        return data
+
+    def _wake(self) -> None:
+        if self._write_sock is not None:
+            self._write_sock.send(b"\0")
+
+    def _submit(self, request: Any, timeout: float, xid: int | None = None) -> None:
+        if xid is None or xid != PING_XID:
+            super()._submit(request, timeout, xid)
+            return
+        with self._lock:
+            self._unsent += _framed(xid, request)
+        self._write_waiting(timeout)
+
+    def _send_request(self, read_timeout: float, connect_timeout: float) -> None:
+        self._read_sock.recv(RECEIVE_BYTES)
+        self._write_waiting(connect_timeout)
+
+    def _write_waiting(self, timeout: float) -> None:
+        while data := self._waiting():
+            self._write(data, timeout)
+
+    def _waiting(self) -> bytes:
+        """What is to be written by kazoo's thread; nobody else writes until there is nothing."""
+        queue = self.client._queue
+        with self._lock:
+            parts = [self._unsent]
+            self._unsent = b""
+            while queue:
+                parts.append(self._numbered(*queue[0]))
+                queue.popleft()
+            data = b"".join(parts)
+            self._behind = bool(data)
+        return data
+
+
+class _DirectResult(AsyncResult):  # type: ignore[misc]  # kazoo has no types
+    """Calls back in the connection's thread: the callbacks here only post to trio, so the
+    thread that kazoo keeps for callbacks would add nothing but its delay."""
+
+    def _do_callbacks(self) -> None:
+        for callback in self._callbacks:
+            callback(self)
+
+
+class _DirectHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
+    def async_result(self) -> _DirectResult:
+        return _DirectResult(self)
+
+    def select(self, readers: Any, writers: Any, others: Any, timeout: float | None = None) -> Any:
+        """One system call; a socket that is broken is ready for anything."""
+        poller = select.poll()
+        for sockets, event in ((readers, select.POLLIN), (writers, select.POLLOUT)):
+            for one in sockets:
+                poller.register(one, event)
+        found = {number for number, _ in poller.poll(None if timeout is None else timeout * 1000)}
+        ready = [[one for one in sockets if one.fileno() in found] for sockets in (readers, writers)]
+        return (*ready, [])
+
+
+class SessionClient(KazooClient):  # type: ignore[misc]  # kazoo has no types
+    """One ZooKeeper session: reconnects until it is told that the session expired."""
+
+    def __init__(self, hosts: str, *, session_timeout_ms: int) -> None:
+        self.persistent: dict[str, Callable[[], None]] = {}
+        super().__init__(
+            hosts=hosts,
+            timeout=session_timeout_ms / 1000,
+            handler=_DirectHandler(),
+            connection_retry=KazooRetry(max_tries=-1, delay=RECONNECT_FIRST_S, max_delay=RECONNECT_MAX_S),
+            logger=logging.getLogger("onyxq.log.kazoo"),
+        )
+        self._connection = _Connection(self, self._conn_retry.copy(), logger=self.logger)
+
+    def watch_persistently(self, path: str, callback: Callable[[], None]) -> Any:
+        """Have ``callback`` called, in kazoo's thread, at every change of ``path`` or its children.
+
+        Holds for the present connection: repeat it after a reconnect. Returns kazoo's asynchronous result.
+        """
+        full = self.chroot + path
+        self.persistent[full] = callback
+        return self._ask(_AddWatch(full))
+
+    def unwatch(self, path: str) -> None:
+        """Call nobody any more at changes of ``path``; the server goes on telling of them."""
+        self.persistent.pop(self.chroot + path, None)
+
+    def get_record(self, path: str) -> Any:
+        """As ``get_async``, for a path that is known to be in order."""
+        return self._ask(GetData(self.chroot + path, None))
+
+    def create_record(self, path: str, data: bytes) -> Any:
+        """As ``create_async`` of a sequential znode with its stat, for a path that is known to be in order.
+
+        The path in the answer is the server's.
+        """
+        return self._ask(Create2(self.chroot + path, data, OPEN_ACL_UNSAFE, _SEQUENCE))
+
+    def finish(self) -> None:
+        """Close session and connection and end kazoo's threads; blocks."""
+        if not self._stopped.is_set():
+            self.stop()
+        else:
+            self._safe_close()
+        self.close()
+
+    def _ask(self, request: Any) -> Any:
+        result = self.handler.async_result()
+        self._call(request, result)
+        return result
+
+    def _call(self, request: Any, async_object: Any) -> Any:
+        return None if self._connection.send(request, async_object) else super()._call(request, async_object)
+
+    def _session_callback(self, state: str) -> None:
+        if state == KeeperState.EXPIRED_SESSION:
+            self._stopped.set()  # before anything else: from here on kazoo connects no more
+        with self._connection._lock:
+            super()._session_callback(state)
