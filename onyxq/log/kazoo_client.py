@@ -164,12 +164,22 @@ class Link:
             await self._changed.wait()
         self.check()
 
-    def start(self, make: Start) -> Reply:
-        """Send a call now. Calls of one connection are carried out in the order they were sent."""
+    def start(self, make: Start, first: Callable[[Any], None] | None = None) -> Reply:
+        """Send a call now. Calls of one connection are carried out in the order they were sent.
+
+        ``first`` is given its value before anybody who waits for it runs.
+        """
         self.check()
         reply = Reply()
         self._flying.add(reply)
-        self.then(make, lambda value, error: self._settle(reply, value, error))
+
+        def answered(value: Any, error: BaseException | None) -> None:
+            if first is not None and error is None:
+                first(value)
+            self._flying.discard(reply)
+            reply.settle(value, error)
+
+        self.then(make, answered)
         return reply
 
     def then(self, make: Start, done: Callable[[Any, BaseException | None], None]) -> None:
@@ -186,9 +196,9 @@ class Link:
         """One call; raises kazoo's errors, with the end of the session as `SessionLost`."""
         return await self.start(make).wait()
 
-    async def call_patiently(self, make: Start) -> Any:
+    async def call_patiently(self, make: Start, first: Callable[[Any], None] | None = None) -> Any:
         """As `call`, but a server silent for `patience_s` is a broken connection: then `suspected`."""
-        reply = self.start(make)
+        reply = self.start(make, first)
         sent = trio.current_time()
         while (deadline := max(sent, self._heard) + self.patience_s) > trio.current_time():
             with trio.move_on_at(deadline):
@@ -242,10 +252,6 @@ class Link:
             self.suspected = False
             self._heard = trio.current_time()
         done(value, error)
-
-    def _settle(self, reply: Reply, value: Any, error: BaseException | None) -> None:
-        self._flying.discard(reply)
-        reply.settle(value, error)
 
     def _on_state(self, state: str) -> None:
         if self.lost.is_set():

@@ -93,6 +93,26 @@ class _PulseWatch:
     event: trio.Event = field(factory=trio.Event)
 
 
+class _Flight:
+    """An append on its way, as the reader knows of it.
+
+    The reader has the record as soon as the answer is here, not when the task that appends goes on: under load
+    that is later by all that other tasks have to do, and who waits for the record's verdicts waits for it.
+    """
+
+    def __init__(self, reader: Reader) -> None:
+        self.record: Record | None = None
+        self._reader = reader
+        self._over = False
+        reader.depart()
+
+    def end(self, record: Record | None) -> None:
+        """It came back, with the record if that is known to have landed; only the first time counts."""
+        if not self._over:
+            self._over, self.record = True, record
+            self._reader.arrive(record)
+
+
 class ZookeeperSession:
     """One ZooKeeper session; see `LogSession`."""
 
@@ -154,15 +174,21 @@ class ZookeeperSession:
     async def _append(self, segment: int, data: bytes) -> Record | None:
         """Create the record in a segment; None if it closed before: then `Segments.present` has gone on."""
         path = f"{self._layout.segment(segment)}/e-"
-        record = None
-        self._reader.depart()
+        flight = _Flight(self._reader)
+
+        def landed(answer: Any) -> None:
+            created, stat = answer
+            if not self._segments.may_be_behind(int(created[-10:])):
+                flight.end(Record(self._layout.position(segment, created), stat.ctime, data))
+
         try:
-            created, stat = await self._link.call_patiently(append(path, data))
-            if self._segments.may_be_behind(int(created[-10:])) and await self._segments.is_behind(segment, stat):
-                await self._segments.look()
-                return None
-            record = Record(self._layout.position(segment, created), stat.ctime, data)
-            return record
+            created, stat = await self._link.call_patiently(append(path, data), landed)
+            if flight.record is None:
+                if await self._segments.is_behind(segment, stat):
+                    await self._segments.look()
+                    return None
+                flight.end(Record(self._layout.position(segment, created), stat.ctime, data))
+            return flight.record
         except NoNodeError:  # it is closed, and trimmed altogether
             if not await self._segments.look():
                 raise LogUnavailable(f"the log of {self._layout.root} is gone") from None
@@ -172,7 +198,7 @@ class ZookeeperSession:
         except KazooException as error:
             raise LogUnavailable(f"ZooKeeper refuses the record: {error!r}") from None
         finally:
-            self._reader.arrive(record)
+            flight.end(None)
 
     async def read(self, position: int) -> Record | Trimmed:
         """See `LogSession.read`; one at a time."""
