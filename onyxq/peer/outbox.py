@@ -88,9 +88,11 @@ class Outbox:
         submission = _Submission(packed, done)
         queue = self._lazy if lazy else self._waiting
         queue.extend((submission, entry) for entry in packed)
-        if lazy and self._lazy_since is None:
+        if not lazy:
+            self._wake.set()
+        elif self._lazy_since is None:  # later ones go with the first, whose time is known
             self._lazy_since = trio.current_time()
-        self._wake.set()
+            self._wake.set()
 
     def submit_empty(self) -> None:
         """Let log time advance: an empty record, unless another goes out anyway."""
