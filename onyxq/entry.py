@@ -256,21 +256,24 @@ def _args_reader(args: Any) -> Reader:
             raise Malformed(f"{len(readers)} arguments expected")
         return args(*[read(value, name) for (name, read), value in zip(readers, values, strict=True)])
 
-    named = tuple((lambda value, _, name=name, read=read: read(value, name)) for name, read in readers)
-    return _quick(tuple(kind for _, kind in _fields(args)), named, lambda parts: args(*parts), read)
+    return _quick(tuple(kind for _, kind in _fields(args)), readers, lambda parts: args(*parts), read)
 
 
 def _quick(
-    kinds: tuple[Any, ...], readers: tuple[Reader, ...], make: Callable[[list[Any]], Any], thorough: Reader
+    kinds: tuple[Any, ...],
+    readers: tuple[tuple[str, Reader], ...],
+    make: Callable[[list[Any]], Any],
+    thorough: Reader,
 ) -> Reader:
     """What ``thorough`` does with a list of parts of these kinds; faster where they are as msgpack gives them.
 
-    Plain parts are compared by their types all at once; only others have ``readers`` called.
+    Plain parts are compared by their types all at once; only others have their reader called, with its own
+    name if it has one.
     """
     plain = tuple(map(_plain, kinds))
     types = tuple(list if kind is None else kind for kind in plain)
     numbers = tuple(at for at, kind in enumerate(plain) if kind is int)
-    others = tuple((at, read) for at, (kind, read) in enumerate(zip(plain, readers, strict=True)) if kind is None)
+    others = tuple((at, *readers[at]) for at, kind in enumerate(plain) if kind is None)
 
     def read(value: Any, name: str) -> Any:
         if type(value) is not list or tuple(map(type, value)) != types:
@@ -280,8 +283,8 @@ def _quick(
                 return thorough(value, name)
         if others:
             value = value.copy()
-            for at, read_other in others:
-                value[at] = read_other(value[at], name)
+            for at, own_name, read_other in others:
+                value[at] = read_other(value[at], own_name or name)
         return make(value)
 
     return read
@@ -351,7 +354,7 @@ def _tuple_reader(kinds: tuple[Any, ...], make: Callable[[list[Any]], Any]) -> R
             raise Malformed(f"{name}: {len(readers)} items expected")
         return make([item(part, name) for item, part in zip(readers, value, strict=True)])
 
-    return _quick(kinds, readers, make, read)
+    return _quick(kinds, tuple(("", reader) for reader in readers), make, read)
 
 
 def _map_reader(key_kind: Any, item_kind: Any) -> Reader:

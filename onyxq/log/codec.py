@@ -78,7 +78,7 @@ def decode_record(data: bytes) -> RecordContent | None:
         return None
     if not (0 < number < NUMBER_MAX and 0 <= wall_ms < TIME_MAX_MS and all(map(_is_entry, entries))):
         return None
-    return RecordContent(cluster_id, peer, number, wall_ms, tuple([RawEntry(*entry) for entry in entries]))
+    return RecordContent(cluster_id, peer, number, wall_ms, tuple(map(RawEntry._make, entries)))
 
 
 def _is_entry(item: Any) -> bool:
