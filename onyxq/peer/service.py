@@ -38,6 +38,7 @@ from onyxq.peer.routing import Router, passing_map, passing_parts
 from onyxq.peer.settings import Settings
 from onyxq.peer.transaction_arguments import asked_parts
 from onyxq.peer.transactions import Transactions
+from onyxq.replica import live_nodes, unserved
 from onyxq.wire.server import Request
 
 HEAD_TIMEOUT_MS_MAX = 10_000
@@ -404,10 +405,12 @@ class Service:
     async def _routes(self, args: dict[str, Any]) -> dict[str, Any]:
         check.only(args, ())
         replica = self.node.replica
+        # New tasks go where a leader is named: not to where one lives whose majority is gone, or takes over.
+        away = set(unserved(replica, live_nodes(replica)))
         leaders = {}
         for number, placed in replica.partitions.items():
             peer = replica.peers.get(placed.leader)
-            if peer is not None:
+            if peer is not None and number not in away:
                 leaders[number] = peer.address
         return {
             "cluster": self.node.cluster_name,
