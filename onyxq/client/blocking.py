@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
+from threading import Thread
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -58,9 +60,35 @@ class Client:
     def open(self) -> Client:
         """Start the background thread; ``with`` does it by itself."""
         if self._portal is None:
-            self._portal = self._stack.enter_context(start_blocking_portal(self._backend))
-            self._stack.enter_context(self._portal.wrap_async_context_manager(self._client))
+            try:
+                self._portal = self._started()
+                self._stack.enter_context(self._portal.wrap_async_context_manager(self._client))
+            except BaseException:
+                self.close()
+                raise
         return self
+
+    def _started(self) -> BlockingPortal:
+        """The portal, begun by another thread: whoever is interrupted as he begins one waits for ever for its end."""
+        stack, opening = self._stack, Future[BlockingPortal]()
+
+        def start() -> None:
+            try:
+                portal = stack.enter_context(start_blocking_portal(self._backend))
+            except BaseException as error:
+                opening.set_exception(error)
+            else:
+                if opening.set_running_or_notify_cancel():
+                    opening.set_result(portal)
+                else:
+                    stack.close()
+
+        try:
+            Thread(target=start, daemon=True).start()
+            return opening.result()
+        except BaseException:
+            opening.cancel()  # it is closed there; or else by the caller
+            raise
 
     def close(self) -> None:
         """End the connections and the background thread; calls in other threads fail."""

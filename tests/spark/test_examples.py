@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -89,9 +88,6 @@ def test_an_example_that_is_interrupted_leaves_nothing(tmp_path: Path) -> None:
         assert process.stdout is not None
         while "submitted" not in (line := process.stdout.readline()):
             assert line, "it ended before it submitted its job"
-        while not list(tmp_path.glob("*/**/host.pid")):
-            assert process.poll() is None, "it ended before Spark was started"
-            time.sleep(0.1)
         assert left_in(tmp_path)
         process.send_signal(signal.SIGINT)
         assert process.wait(END_S_MAX) == 128 + signal.SIGINT
