@@ -75,12 +75,12 @@ def stretch_of(task_id: bytes) -> TaskId:
 
 def id_at(stretch: bytes, offset: int) -> TaskId:
     """The id at ``offset`` of a stretch."""
-    return TaskId(stretch[:16] + _COUNTER.pack(int.from_bytes(stretch[16:], "big") + offset))
+    return with_counter(stretch, counter_of(stretch) + offset)
 
 
 def mask_of(first: bytes, count: int) -> int:
     """Bit mask, relative to the stretch, of a run that lies in one stretch."""
-    return ((1 << count) - 1) << ((first[18] & 3) << 8 | first[19])
+    return ((1 << count) - 1) << offset_of(first)
 
 
 def spans(bits: int) -> Iterator[tuple[int, int]]:

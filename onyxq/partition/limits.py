@@ -51,7 +51,7 @@ class Limits:
     def room(self, queue: str) -> int | None:
         """How many more tasks of a queue may be granted; None: any number."""
         replica = self._host.replica
-        if not replica.queues or queue not in replica.queues:
+        if queue not in replica.queues:
             return None
         left = queues.room(replica, queue, since_ms=self._since_ms())
         return left if left is None else max(0, left - self._asked.get(queue, 0))
@@ -68,7 +68,7 @@ class Limits:
     def limited(self, queue: str) -> bool:
         """Whether grants of the queue are counted."""
         replica = self._host.replica
-        return bool(replica.queues) and queue in replica.queues and queues.is_limited(replica.queues[queue])
+        return queue in replica.queues and queues.is_limited(replica.queues[queue])
 
     def ask(self, queue: str, count: int) -> None:
         """Tasks of a limited queue are about to be granted; negative: the log has said what became of it."""

@@ -14,6 +14,7 @@ import trio
 
 from onyxq.errors import OnyxqError, StoreFailed, Unavailable, from_map
 from onyxq.facts import Row
+from onyxq.replica import majority
 
 SENDER_FLIGHTS = 2
 """Messages in flight per destination."""
@@ -63,7 +64,7 @@ class Vote:
     def won(self) -> bool:
         """The leader and majorities of members and target have it."""
         if not self._won:
-            self._won = self._leader in self.acks and all(_most(cohort, self.acks) for cohort in self._cohorts)
+            self._won = self._leader in self.acks and all(majority(cohort, self.acks) for cohort in self._cohorts)
         return self._won
 
     @property
@@ -72,7 +73,7 @@ class Vote:
             return False
         # As long as the leader does not know it could take what is stored here a moment later for absent.
         hopeful = {node for cohort in self._cohorts for node in cohort} - self.errors.keys()
-        out_of_reach = not all(_most(cohort, hopeful) for cohort in self._cohorts)
+        out_of_reach = not all(majority(cohort, hopeful) for cohort in self._cohorts)
         return self._leader in self.errors or (self._leader in self.acks and out_of_reach)
 
     async def wait(self, timeout_s: float) -> bool:
@@ -93,11 +94,6 @@ class Vote:
             with trio.move_on_after(timeout_s):
                 await self._enough.wait()
         return len(self.acks)
-
-
-def _most(cohort: frozenset[str], have: set[str]) -> bool:
-    """Whether more than half of a cohort have it; true for an empty one."""
-    return 2 * len(cohort & have) > len(cohort) or not cohort
 
 
 class _Waiting(NamedTuple):

@@ -324,7 +324,9 @@ class Applier:
     def _finish(self, stretch: Stretch, done: list[int]) -> None:
         """Let other tasks of a stretch be finished; all that were must still be."""
         before, finished = stretch.done, stretch.finished
-        changed = before[0] ^ done[0] | before[1] ^ done[1] | before[2] ^ done[2] | before[3] ^ done[3]
+        changed = 0
+        for was, now in zip(before, done, strict=True):
+            changed |= was ^ now
         if not changed:
             return
         ruled = self._ruled.retract(stretch, changed) if changed & stretch.ruled else ()

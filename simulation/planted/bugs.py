@@ -142,8 +142,8 @@ PLANTED: tuple[Planted, ...] = (
     Planted(
         "leader acks before its own store has it",
         "onyxq/partition/replication.py",
-        "self._won = self._leader in self.acks and all(_most(cohort, self.acks) for cohort in self._cohorts)",
-        "self._won = all(_most(cohort, self.acks) for cohort in self._cohorts)",
+        "self._won = self._leader in self.acks and all(majority(cohort, self.acks) for cohort in self._cohorts)",
+        "self._won = all(majority(cohort, self.acks) for cohort in self._cohorts)",
         "the leader does not know of a completion and grants the task again",
         "own_disk",
         quick=6,

@@ -95,7 +95,7 @@ RULE_BUGS: tuple[Planted, ...] = (
     Planted(
         "grants of limited queues are not counted",
         "onyxq/partition/limits.py",
-        "return bool(replica.queues) and queue in replica.queues and queues.is_limited(replica.queues[queue])",
+        "return queue in replica.queues and queues.is_limited(replica.queues[queue])",
         "return False",
         "limits do not hold",
         "limits_under_fire",
