@@ -132,6 +132,7 @@ class Repair:
             over = not self._after or left <= 0 or self._took_s >= SLICE_S / part
         self._slices += max(1 / part, self._took_s / SLICE_S)
         metrics.scrub_progress.set(round(progress(self._after, len(self._host.replica.partitions)), 4))
+        metrics.damaged_rows.set(len(self._host.store.damaged))
         if not self._after:
             metrics.scrub_rounds.add()
             self._scrub_at_s = trio.current_time() + max(SCRUB_PAUSE_S, REST * self._slices * SLICE_S)

@@ -19,15 +19,17 @@ from onyxq.store.auditing import PHASES, WORK, progress
 from onyxq.store.heads import task_head
 from onyxq.store.interface import Piece
 from onyxq.store.memory import MemoryStore
+from simulation.disk import SimulatedDisk
 from tests.conformance.store_world import NOW_MS, first_id, put, tasks
 
 
 class Host:
     """A node with a store and nobody else."""
 
-    def __init__(self, store: MemoryStore) -> None:
+    def __init__(self) -> None:
         self.node_id = "n"
-        self.store = store
+        self.disk = SimulatedDisk()
+        self.store = MemoryStore(self.disk, now_ms=lambda: NOW_MS)
         self.replica = EMPTY
         self.metrics = Metrics()
         self.quiet = True
@@ -48,7 +50,7 @@ def in_a_host(monkeypatch: pytest.MonkeyPatch, check: Callable[[Host], Any]) -> 
     monkeypatch.setattr(repair, "SCRUB_BYTES", 1)
 
     async def main() -> None:
-        host = Host(MemoryStore(now_ms=lambda: NOW_MS))
+        host = Host()
         await put(host.store, *(tasks(first_id(maker=number), 1) for number in range(200)))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(Repair(host).run)
@@ -133,7 +135,7 @@ def test_a_stretch_of_many_rows_is_not_looked_at_for_each_of_its_entries(monkeyp
 
 def test_pauses_are_as_long_as_what_was_looked_at_took() -> None:
     """A thing that is larger than a slice does not make scrubbing a larger part of the node's work."""
-    host = Host(MemoryStore(now_ms=lambda: NOW_MS))
+    host = Host()
     scrubbing = Repair(host)
     scrubbing._after = b"somewhere"
     for host.quiet, least in ((True, QUIET_PAUSE_S), (False, BUSY_PAUSE_S)):
@@ -141,3 +143,23 @@ def test_pauses_are_as_long_as_what_was_looked_at_took() -> None:
         assert scrubbing._pause_s() == least
         scrubbing._took_s = 20 * SLICE_S
         assert scrubbing._pause_s() >= 20 * least
+
+
+def test_a_round_that_is_over_has_told_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who sees a round counted sees the damage it found too, before any of it is repaired."""
+
+    async def check(host: Host) -> None:
+        monkeypatch.setattr(repair, "SCRUB_BYTES", 1 << 30)
+        assert host.disk.rot(host.disk.row_keys()[-1])
+        told: list[tuple[object, object]] = []
+        count = host.metrics.scrub_rounds.add
+
+        def counted(*labels: str, n: int = 1) -> None:
+            told.append((host.metrics.damaged_rows.value(), len(host.store.damaged)))
+            count(*labels, n=n)
+
+        monkeypatch.setattr(host.metrics.scrub_rounds, "add", counted)
+        await round_s(host)
+        assert told == [(1, 1)]
+
+    in_a_host(monkeypatch, check)
