@@ -147,7 +147,9 @@ COMMANDS: tuple[Command, ...] = (
         "worker start shop.tasks:app --queues mail,orders --concurrency 8",
         option("app", metavar="MODULE:APP", help="where the App object is"),
         option("--queues", metavar="Q,...", help="only these queues (default: those of its tasks)"),
-        option("--concurrency", type=int, default=1, metavar="N", help="tasks at the same time (default 1)"),
+        option(
+            "--concurrency", default="1", metavar="N", help="tasks at the same time: 8, or 2-16 as needed (default 1)"
+        ),
         talks=True,
     ),
     _shown("ring show", "members of the ring, whom each watches, and who is joining"),

@@ -14,8 +14,7 @@ def start(context: Context) -> None:
     ``--connect`` (or its setting) wins over the address that the application names.
     """
     args = context.args
-    if args.concurrency < 1:
-        raise BadRequest(f"concurrency must be at least 1, not {args.concurrency}", field="concurrency")
+    least, most = bounds(args.concurrency)
     queues = [name.strip() for name in args.queues.split(",") if name.strip()] if args.queues else None
 
     from onyxq.worker import contextual_logs, load_app, run_worker
@@ -25,6 +24,19 @@ def start(context: Context) -> None:
     logging.basicConfig(level=logging.WARNING, format=FORMAT)
     app = load_app(args.app)
     app.address, app.token = context.given("connect") or app.address, context.text("token") or app.token
-    worker = app.worker(queues, args.concurrency)
+    worker = app.worker(queues, least, concurrency_max=most)
     context.out.note(f"working for {args.app}; SIGTERM finishes what runs and ends")
     run_worker(worker, app.address, token=app.token)
+
+
+def bounds(text: str) -> tuple[int, int]:
+    """``8`` or ``2-16``: the least and the most tasks at the same time; raises `BadRequest`."""
+    least, dash, most = text.partition("-")
+    try:
+        found = int(least), int(most if dash else least)
+    except ValueError:
+        found = (0, 0)
+    if not 1 <= found[0] <= found[1]:
+        problem = f"concurrency is a number of at least 1, or two of them as in 2-16, not {text!r}"
+        raise BadRequest(problem, field="concurrency")
+    return found

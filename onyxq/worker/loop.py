@@ -19,6 +19,7 @@ from onyxq.errors import BadRequest, OnyxqError, Overloaded, TimedOut, Unavailab
 from onyxq.worker.attempts import Attempt, current_attempt, current_claim, current_client, describe
 from onyxq.worker.pace import PATIENCE_S, Pace
 from onyxq.worker.renewing import RENEWALS_PER_LEASE, Renewals
+from onyxq.worker.scaling import LOOK_EVERY_S, Scaling
 
 GATHER_S = 0.02
 """A free slot waits so long for others: asking for one at a time would cost a grant per task."""
@@ -51,10 +52,11 @@ class _Job:
 class Worker:
     """Runs ``body(claim)`` for tasks of some queues, ``concurrency`` at a time.
 
-    What the body returns is the task's result; what it raises is the error of a failed
-    attempt.  ``ahead``: the most claims held beyond those that run; by default ten per slot,
-    and never more than are begun within half a second.  ``drain_ms``: for how long a worker
-    that was told to stop lets run what runs.
+    With ``concurrency_max`` it is more, up to so many, while all are busy (`Scaling`).  What
+    the body returns is the task's result; what it raises is the error of a failed attempt.
+    ``ahead``: the most claims held beyond those that run; by default ten per slot, and never
+    more than are begun within half a second.  ``drain_ms``: for how long a worker that was
+    told to stop lets run what runs.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Worker:
         *,
         queues: Sequence[str],
         concurrency: int = 10,
+        concurrency_max: int | None = None,
         ahead: int | None = None,
         lease_ms: int = 30_000,
         wait_ms: int = 10_000,
@@ -71,9 +74,12 @@ class Worker:
     ) -> None:
         if concurrency < 1:
             raise BadRequest(f"concurrency must be at least 1, not {concurrency}", field="concurrency")
+        if concurrency_max is not None and concurrency_max < concurrency:
+            problem = f"concurrency_max must be at least concurrency, {concurrency}, not {concurrency_max}"
+            raise BadRequest(problem, field="concurrency_max")
         self._body = body
         self._queues = list(queues)
-        self._concurrency = concurrency
+        self._scaling = Scaling(concurrency, concurrency_max or concurrency)
         self._pace = Pace(concurrency, limit=ahead)
         self._lease_ms = lease_ms
         self._wait_ms = wait_ms
@@ -126,6 +132,7 @@ class Worker:
                 group.start_soon(Renewals(self._standing, self._lost, lease_ms=self._lease_ms).run, client)
                 group.start_soon(self._hand_back, client)
                 group.start_soon(self._set_up, client)
+                group.start_soon(self._scale, client, group)
                 await self._claim(client, group)
                 await self._drain()
                 group.cancel_scope.cancel()
@@ -147,7 +154,20 @@ class Worker:
 
     def _slots(self) -> int:
         """How many tasks may run at the same time."""
-        return self._concurrency
+        return self._scaling.slots
+
+    async def _scale(self, client: AsyncClient, group: TaskGroup) -> None:
+        self._scaling.look(anyio.current_time())
+        while self._scaling.least < self._scaling.most:
+            await anyio.sleep(LOOK_EVERY_S)
+            if self._scaling.look(anyio.current_time()):
+                self._pace.slots = self._scaling.slots
+                self._begin(client, group)
+                self._wake()
+                await self._resized()
+
+    async def _resized(self) -> None:
+        """The number of slots has changed."""
 
     def _give_up(self, error: OnyxqError) -> None:
         """No retry can mend this: stop, and raise it at the end."""
@@ -219,7 +239,7 @@ class Worker:
         whole = self._slots() + ahead
         room = whole - running - len(self._waiting)
         # Outcomes that nobody takes must not pile up.
-        held = 2 * self._concurrency + self._pace.limit - len(self._jobs)
+        held = 2 * self._scaling.slots + self._pace.limit - len(self._jobs)
         return min(room, held, CLAIM_TASKS_MAX), min(whole, CLAIM_TASKS_MAX)
 
     async def _change(self) -> None:
@@ -295,6 +315,7 @@ class Worker:
             job.since = now
             self._begun_at += now
             group.start_soon(self._work, client, group, job)
+        self._scaling.runs(len(self._running), now)
         if late:
             group.start_soon(self._release, client, late)
 

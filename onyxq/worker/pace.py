@@ -22,9 +22,14 @@ class Pace:
 
     def __init__(self, slots: int, *, limit: int | None = None) -> None:
         self.slots = slots
-        self.limit = min(AHEAD_PER_SLOT * slots if limit is None else limit, AHEAD_MAX)
+        self._limit = limit
         self._mean_s: float | None = None
         self._stalled = False
+
+    @property
+    def limit(self) -> int:
+        """The most to hold beyond those that run."""
+        return min(AHEAD_PER_SLOT * self.slots if self._limit is None else self._limit, AHEAD_MAX)
 
     def took(self, seconds: float) -> None:
         """A task ran for so long."""

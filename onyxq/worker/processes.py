@@ -159,11 +159,15 @@ class Processes:
             raise FailedThere(text, trace)
         return None if result is None else bytes(result)
 
+    async def keep(self, idle: int) -> None:
+        """End the processes that are idle, down to so many."""
+        async with anyio.create_task_group() as group:
+            while len(self._idle) > max(idle, 0):
+                group.start_soon(self._end, self._idle.pop(0))
+
     async def close(self) -> None:
         """End the processes, which are idle by now."""
-        async with anyio.create_task_group() as group:
-            while self._idle:
-                group.start_soon(self._end, self._idle.pop())
+        await self.keep(0)
 
     async def _start(self) -> _Child:
         child = await self._threads.run(lambda: _Child(self._threads, self._address, self._token))

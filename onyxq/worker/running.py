@@ -75,7 +75,10 @@ class AppWorker(Worker):
             raise failure
 
     def _slots(self) -> int:
-        return self._concurrency - self._threads.left
+        return super()._slots() - self._threads.left
+
+    async def _resized(self) -> None:
+        await self._processes.keep(self._slots() - self.running)
 
     # --- running
 
