@@ -161,9 +161,10 @@ class Processes:
 
     async def keep(self, idle: int) -> None:
         """End the processes that are idle, down to so many."""
-        async with anyio.create_task_group() as group:
-            while len(self._idle) > max(idle, 0):
-                group.start_soon(self._end, self._idle.pop(0))
+        with anyio.CancelScope(shield=True):
+            async with anyio.create_task_group() as group:
+                while len(self._idle) > max(idle, 0):
+                    group.start_soon(self._end, self._idle.pop(0))
 
     async def close(self) -> None:
         """End the processes, which are idle by now."""

@@ -69,8 +69,7 @@ class AppWorker(Worker):
             except OnyxqError as error:
                 failure = error
             finally:
-                with anyio.CancelScope(shield=True):
-                    await self._processes.close()
+                await self._processes.close()
         if failure is not None:
             raise failure
 
