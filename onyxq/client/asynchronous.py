@@ -29,6 +29,7 @@ from onyxq.client.transactions import AsyncTransaction, Committed, Committer, Ga
 from onyxq.client.values import Task, TaskUpdate, as_id
 from onyxq.errors import BadRequest, BatchRefused, OnyxqError, Refused, TimedOut, from_map
 from onyxq.ids import TaskId
+from onyxq.tracing import enqueuing
 from onyxq.wire.background import Background
 from onyxq.wire.network import Network
 from onyxq.wire.protocol import Hello
@@ -130,12 +131,13 @@ class AsyncClient(Managing, Batching, Jobs):
         See `enqueue_many`.  ``unique_key``: if there is an unfinished or remembered task of that key in
         the queue, that one's id comes back; before it is first claimed, it gets the new payload.
         """
-        policy = Policy(
-            queue, priority, retries, backoff_ms, format, w, ordering_key, unique_key,
-            tuple_of(depends), on_dependency_failed, expires_ms,
-        )  # fmt: skip
-        when, until = When.of(delay_ms, at_ms), self._until(timeout_ms)
-        return await self._enqueuer.one(policy, payload, until=until, when=when, id=id)
+        with enqueuing(queue, 1) as trace:
+            policy = Policy(
+                queue, priority, retries, backoff_ms, format, w, ordering_key, unique_key,
+                tuple_of(depends), on_dependency_failed, expires_ms, trace,
+            )  # fmt: skip
+            when, until = When.of(delay_ms, at_ms), self._until(timeout_ms)
+            return await self._enqueuer.one(policy, payload, until=until, when=when, id=id)
 
     async def enqueue_many(
         self,
@@ -170,19 +172,21 @@ class AsyncClient(Managing, Batching, Jobs):
         a repeated call is the same tasks.  ``w``: how many nodes must have stored them (None: a
         majority).  If it raises, some of the tasks may be stored.
         """
-        policy = Policy(
-            queue, priority, retries, backoff_ms, format, w, None, None,
-            tuple_of(depends), on_dependency_failed, expires_ms,
-        )  # fmt: skip
-        when, until, payloads = When.of(delay_ms, at_ms), self._until(timeout_ms), list(payloads)
-        if ordering_key is not None or unique_key is not None:
-            policies = with_keys(policy, len(payloads), ordering_key, unique_key)
-            return await self._enqueuer.keyed(policies, payloads, until=until, when=when, ids=ids)
-        if len(payloads) == 1:
-            # A batch of one task is as good as a single task: it goes with others that come now.
-            given = None if ids is None else _only(ids)
-            return [await self._enqueuer.one(policy, payloads[0], until=until, when=when, id=given)]
-        return await self._enqueuer.many(policy, payloads, until=until, when=when, ids=ids)
+        payloads = list(payloads)
+        with enqueuing(queue, len(payloads)) as trace:
+            policy = Policy(
+                queue, priority, retries, backoff_ms, format, w, None, None,
+                tuple_of(depends), on_dependency_failed, expires_ms, trace,
+            )  # fmt: skip
+            when, until = When.of(delay_ms, at_ms), self._until(timeout_ms)
+            if ordering_key is not None or unique_key is not None:
+                policies = with_keys(policy, len(payloads), ordering_key, unique_key)
+                return await self._enqueuer.keyed(policies, payloads, until=until, when=when, ids=ids)
+            if len(payloads) == 1:
+                # A batch of one task is as good as a single task: it goes with others that come now.
+                given = None if ids is None else _only(ids)
+                return [await self._enqueuer.one(policy, payloads[0], until=until, when=when, id=given)]
+            return await self._enqueuer.many(policy, payloads, until=until, when=when, ids=ids)
 
     # flows
     def chain(self, *parts: Part) -> Flow[Coroutine[Any, Any, Enqueued]]:

@@ -130,6 +130,11 @@ class Claim:
         return None if retries is None else int(retries)
 
     @property
+    def trace(self) -> str | None:
+        """W3C ``traceparent`` of the span that enqueued it; None: it is not traced."""
+        return self.run.header.get("trace")
+
+    @property
     def ordering_key(self) -> str | None:
         """The key whose tasks are worked on one after the other; None: none."""
         return self.run.header.get("ordering_key")

@@ -19,6 +19,7 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 from onyxq.client.policy import DEFAULTS, DEPENDS_MAX, Policy, When, tuple_of
 from onyxq.errors import BadRequest
 from onyxq.ids import TaskId
+from onyxq.tracing import carried
 
 R = TypeVar("R")
 
@@ -45,7 +46,7 @@ class Step:
         self.payload = payload
         self.when = When.of(options.pop("delay_ms", 0), options.pop("at_ms", None))
         """When it is due at the earliest."""
-        self.options = {**options, "depends": tuple_of(options.get("depends", ()))}
+        self.options = {"trace": carried(), **options, "depends": tuple_of(options.get("depends", ()))}
         self.policy(()).check()
 
     def policy(self, follows: Sequence[bytes]) -> Policy:

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from onyxq.client.values import as_id
 from onyxq.errors import BadRequest
+from onyxq.tracing import check_traceparent
 
 NAME_CHARACTERS_MAX = 200
 DEPENDS_MAX = 100
@@ -42,6 +43,7 @@ DEFAULTS: dict[str, Any] = {
     "depends": (),
     "on_dependency_failed": "fail",
     "expires_ms": None,
+    "trace": None,
 }
 _HEADER = tuple(sorted(DEFAULTS.items()))
 
@@ -60,6 +62,8 @@ class Policy(NamedTuple):
     depends: Sequence[bytes | str] = ()
     on_dependency_failed: str = "fail"
     expires_ms: int | None = None
+    trace: str | None = None
+    """W3C ``traceparent`` of who enqueues them."""
 
     def header(self) -> dict[str, Any]:
         """The header of their runs: what differs from the defaults, sorted by name."""
@@ -103,6 +107,8 @@ class Policy(NamedTuple):
             raise BadRequest(f"on_dependency_failed is one of {', '.join(FATES)}", field="on_dependency_failed")
         if self.expires_ms is not None and (type(self.expires_ms) is not int or not 0 < self.expires_ms <= TIME_MS_MAX):
             raise BadRequest("expires_ms is a time in milliseconds since the epoch", field="expires_ms")
+        if self.trace is not None:
+            check_traceparent(self.trace)
 
 
 _NONE = list(Policy("")[6:])

@@ -27,6 +27,7 @@ from onyxq.client.values import as_id
 from onyxq.errors import BadRequest, Conflict, StaleToken
 from onyxq.facts import pack_task, partition_of_keys
 from onyxq.ids import TaskId, counter_of, partition_of
+from onyxq.tracing import carried
 
 NAME_CHARACTERS_MAX = 200
 WAIT_MS = 10_000
@@ -304,7 +305,7 @@ def policy_of(queue: str, options: Mapping[str, Any]) -> Policy:
     unknown = sorted(options.keys() - set(Policy._fields) | options.keys() & {"queue", "w"})
     if unknown:
         raise BadRequest(f"a task of a transaction has no option {unknown[0]!r}", field=unknown[0])
-    policy = Policy(queue, **options)
+    policy = Policy(queue, **{"trace": carried(), **options})
     policy.check()
     return policy
 

@@ -35,6 +35,7 @@ HEADER = (
     "priority",
     "queue",
     "retries",
+    "trace",
     "unique_key",
 )
 """Members of a task that go into the header of its run as they are."""

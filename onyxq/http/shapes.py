@@ -147,6 +147,8 @@ class Text:
     minimum: int = 1
     maximum: int = 200
     name: bool = True
+    pattern: str = ""
+    """Of the whole string, if it is not empty."""
 
     def check(self, value: Any) -> str:
         """The string itself."""
@@ -156,6 +158,8 @@ class Text:
             raise Invalid(f"must have {self.minimum} to {self.maximum} characters, not {len(value)}")
         if self.name and _CONTROL.search(value):
             raise Invalid("must not contain control characters")
+        if self.pattern and not re.fullmatch(self.pattern, value):
+            raise Invalid(f"must match {self.pattern}")
         try:
             value.encode()
         except UnicodeEncodeError:
@@ -164,7 +168,8 @@ class Text:
 
     def schema(self) -> Schema:
         """The JSON schema of the value."""
-        return {"type": "string", "minLength": self.minimum, "maxLength": self.maximum}
+        bounds = {"type": "string", "minLength": self.minimum, "maxLength": self.maximum}
+        return bounds | {"pattern": f"^(?:{self.pattern})$"} if self.pattern else bounds
 
 
 @frozen

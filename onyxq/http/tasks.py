@@ -7,6 +7,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from onyxq import tracing
 from onyxq.errors import BadRequest, OnyxqError, Unavailable, from_map
 from onyxq.facts import partition_of_keys
 from onyxq.http.endpoint import Call, Endpoint
@@ -90,6 +91,9 @@ NEW_TASK = Object(
         ),
         "on_dependency_failed": Field(
             Choice(FATES), doc="What becomes of the task if one that it depends on fails or is cancelled; default fail."
+        ),
+        "trace": Field(
+            Text(pattern=tracing.TRACEPARENT.pattern), doc="W3C traceparent of who enqueues it; attempts follow on it."
         ),
         "callback": Field(Later("object")),
     },
@@ -236,9 +240,18 @@ def _keyed(call: Call) -> Keyed | None:
 
 
 async def _grouped(call: Call, keyed: Keyed | None) -> list[Group]:
-    tasks, now_ms = call.body["tasks"], keyed.at_ms if keyed else call.kit.now_ms()
+    tasks, now_ms = _traced(call), keyed.at_ms if keyed else call.kit.now_ms()
     graces = {queue: await _grace_ms(call, queue) for queue in sorted(past_queues(tasks, now_ms))}
     return await group_tasks(tasks, partitions=await call.partitions(), now_ms=now_ms, graces=graces)
+
+
+def _traced(call: Call) -> list[dict[str, Any]]:
+    """The tasks of a request, which belong to the request's trace unless they name another."""
+    tasks: list[dict[str, Any]] = call.body["tasks"]
+    trace = call.headers.get("traceparent")
+    if not tracing.is_traceparent(trace) or not tracing.sampled(trace):
+        return tasks
+    return [{"trace": trace, **task} for task in tasks]
 
 
 async def _grace_ms(call: Call, queue: str) -> int:

@@ -17,6 +17,7 @@ import trio
 from attrs import define, field
 
 from log_entries import grant_claims, grant_limited_claims
+from onyxq import tracing
 from onyxq.entry import APPLIED
 from onyxq.errors import Corrupt, LogUnavailable, OnyxqError, Unavailable
 from onyxq.facts import Data, data_row, task_header
@@ -350,7 +351,7 @@ class Granter:
             grant_claims.Grant(request.worker, lease_ms, tuple(runs))
             for (request, lease_ms), runs in by_request.items()
         )
-        epoch = self._leaders[partition].epoch
+        epoch, began_ns = self._leaders[partition].epoch, tracing.clock()
         entry: grant_claims.Args | grant_limited_claims.Args = grant_claims.Args(partition, epoch, grants)
         if queue:
             entry = grant_limited_claims.Args(partition, epoch, queue, grants)
@@ -358,6 +359,8 @@ class Granter:
         def decided(token: int, verdicts: Sequence[str] | None) -> None:
             if verdicts is None and outbox.closed:
                 self._keep_undecided(partition, [pick.run for pick in picks])
+            if began_ns and verdicts is not None and verdicts[0] == APPLIED:
+                tracing.granted(began_ns, token, ((pick.run.first, task_header(pick.body)[0]) for pick in picks))
             self._granted(partition, queue, picks, token, verdicts)
 
         try:

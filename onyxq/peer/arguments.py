@@ -24,6 +24,7 @@ from onyxq.ids import (
     partition_of,
     stretch_of,
 )
+from onyxq.tracing import is_traceparent
 
 QUEUE_CHARS_MAX = 200
 WORKER_CHARS_MAX = 200
@@ -63,6 +64,7 @@ HEADER: dict[str, Callable[[Any], bool]] = {
     "priority": lambda value: type(value) is int and PRIORITY[0] <= value <= PRIORITY[1],
     "queue": _is_queue,
     "retries": lambda value: value is None or (type(value) is int and 0 <= value <= 1_000_000),
+    "trace": is_traceparent,
     "unique_key": _is_queue,
 }
 """What a task run's header may say."""

@@ -22,6 +22,7 @@ from typing import Any
 from onyxq.client import BlockingTransaction, Claim, Committed
 from onyxq.client.claims import ClaimedRun
 from onyxq.errors import BadRequest, from_map
+from onyxq.tracing import within
 from onyxq.worker.arguments import Arguments
 from onyxq.worker.attempts import Attempt, TaskCancelled, current_attempt, current_claim, describe, pack
 from onyxq.worker.contexts import BlockingContext, current_blocking
@@ -211,7 +212,8 @@ def _run(work: Work, address: str | Sequence[str], token: str | None) -> _Outcom
         function = _find(work, address, token)
         arguments = Arguments(function, work.name)
         args, kwargs = arguments.read(work.args, work.kwargs)
-        return arguments.result(function(*args, **kwargs)), None, ""
+        with within(work.trace):
+            return arguments.result(function(*args, **kwargs)), None, ""
     except (Exception, SystemExit) as error:
         return None, describe(error), traceback.format_exc()
 

@@ -16,6 +16,7 @@ from anyio.abc import TaskGroup
 
 from onyxq.client import AsyncClient, Claim, ClaimBatch
 from onyxq.errors import BadRequest, OnyxqError, Overloaded, TimedOut, Unavailable
+from onyxq.tracing import attempting
 from onyxq.worker.attempts import Attempt, current_attempt, current_claim, current_client, describe
 from onyxq.worker.pace import PATIENCE_S, Pace
 from onyxq.worker.renewing import RENEWALS_PER_LEASE, Renewals
@@ -340,7 +341,14 @@ class Worker:
     async def _run(self, job: _Job) -> None:
         # Whatever user code raises is the outcome of the attempt.
         try:
-            job.result = await self._body(job.claim)
+            with attempting(
+                job.claim.trace,
+                queue=job.claim.queue,
+                task_id=job.claim.id,
+                token=job.claim.token,
+                attempt=job.claim.attempts + 1,
+            ):
+                job.result = await self._body(job.claim)
         except (Exception, SystemExit) as error:
             job.problem = error
         except anyio.get_cancelled_exc_class() as error:

@@ -51,6 +51,8 @@ class Work(NamedTuple):
     depends: tuple[bytes, ...]
     args: list[Any]
     kwargs: dict[str, Any]
+    trace: str | None
+    """The span of the attempt, in the worker."""
 
 
 class ProcessEnded(Exception):

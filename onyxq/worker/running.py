@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 from attrs import frozen
 
+from onyxq import tracing
 from onyxq.client import AsyncClient, Claim
 from onyxq.errors import BadRequest, OnyxqError, Overloaded, TimedOut
 from onyxq.worker import periodic
@@ -84,6 +85,7 @@ class AppWorker(Worker):
     async def _call(self, claim: Claim) -> bytes | None:
         call = self._read(claim)
         current_attempt.get().name = call.task.name
+        tracing.name_attempt(call.task.name)
         current_bridge.set(self._threads.call)
         function = call.task.function
         if inspect.iscoroutinefunction(function):
@@ -152,6 +154,7 @@ class AppWorker(Worker):
             depends=claim.depends,
             args=call.args,
             kwargs=call.kwargs,
+            trace=tracing.carried(),
         )
         return await self._processes.run(work, current_attempt.get(), current_client.get())
 
