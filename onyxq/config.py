@@ -13,12 +13,16 @@ from typing import Any, TypeAlias
 
 from attrs import frozen
 
+from onyxq.access.files import check_private
 from onyxq.errors import BadRequest
 
 Kind: TypeAlias = type[str] | type[int] | type[bool]
 
 FILE_NAME = "onyxq.toml"
-SECRET = ("token",)
+SECRET = ("token", "tokens", "peer_secret")
+"""Settings that are never shown."""
+PRIVATE = ("tokens", "peer_secret")
+"""Of these the ones that must not be in a file that everybody may read."""
 _ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -39,6 +43,9 @@ class Known:
 SETTINGS: Mapping[str, Known] = {
     "connect": Known("127.0.0.1:7400", "HOST:PORT of any peer"),
     "token": Known(None, "credential sent to the peer"),
+    "access": Known(None, "file of the tokens that are asked for, and the peers' secret"),
+    "tokens": Known(None, "the same tokens in one line, TOKEN=ROLE+ROLE:PREFIX with spaces between them"),
+    "peer_secret": Known(None, "what peers show each other; needed beside tokens"),
     "cluster": Known("main", "name of the cluster"),
     "zookeeper": Known(None, "HOST:PORT,... of ZooKeeper; the embedded log without"),
     "data": Known("onyxq-data", "data directory of the node"),
@@ -117,6 +124,8 @@ def load(environment: Mapping[str, str], file: str | None = None) -> Config:
         content = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise BadRequest(f"{path}: {error}", field="config") from None
+    if any(name in content for name in PRIVATE):
+        check_private(str(path), field="config")
     for name in content:
         if name not in SETTINGS:
             raise BadRequest(f"{path}: there is no setting {name!r}{did_you_mean(name, SETTINGS)}", field=name)

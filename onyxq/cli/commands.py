@@ -9,7 +9,7 @@ from onyxq.cli.commands_job import JOB_COMMANDS
 from onyxq.cli.commands_queue import QUEUE_COMMANDS
 from onyxq.cli.commands_task import ARCHIVES, TASK_COMMANDS
 from onyxq.cli.parser import Command, Option, option, setting
-from onyxq.config import SETTINGS
+from onyxq.config import SECRET, SETTINGS
 
 NOUNS = {
     "peer": "start, list and drain peers",
@@ -30,7 +30,8 @@ NOUNS = {
     "config": "settings and where they came from",
 }
 
-PEER_SETTINGS = tuple(name for name in SETTINGS if name not in ("connect", "token"))
+PEER_SETTINGS = tuple(name for name in SETTINGS if name not in ("connect", *SECRET))
+"""Those that have a flag; secrets have none, as everybody on the machine sees a command's arguments."""
 SPARK_SETTINGS = ("spark", "slots", "tags", "spark_master", "spark_conf", "spark_warm", "checkpoints")
 ZOOKEEPER_NEEDED = setting("zookeeper", required=False, help="HOST:PORT,... of ZooKeeper; needed")
 PARTITIONS = option(

@@ -8,11 +8,16 @@ from __future__ import annotations
 import gc
 import os
 import re
+import secrets
 import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attrs import evolve
+
+from onyxq.access.files import load_access
+from onyxq.access.grants import Access
 from onyxq.cli.context import Context
 from onyxq.cli.output import log_to_stderr
 from onyxq.errors import BadRequest, first_cause
@@ -53,6 +58,7 @@ def peer_start(context: Context) -> None:
         purge_bucket_ms=context.number("purge_bucket_ms"),
         purge_margin_ms=context.number("purge_margin_ms"),
         task_archive=context.text("task_archive") or None,
+        access=_access(context, alone=not context.text("zookeeper")),
     )
 
     _check_spark(context)
@@ -77,8 +83,25 @@ def dev(context: Context) -> None:
         shown = {"ready": True, "peers": [_shown(peer) for peer in found]}
         context.out.line(shown, "\n".join(f"ready {_words(peer)}" for peer in found))
 
-    spark = _spark(context)
-    _run(context, lambda stop: run_dev(peers, data, listen=listen, http=http, ready=ready, stop=stop, spark=spark))
+    spark, access = _spark(context), _access(context, alone=True)
+    _run(
+        context,
+        lambda stop: run_dev(peers, data, listen=listen, http=http, ready=ready, stop=stop, spark=spark, access=access),
+    )
+
+
+def _access(context: Context, *, alone: bool) -> Access:
+    """The credentials to ask for; ``alone``: no other process is in the cluster. Raises `BadRequest`."""
+    access = load_access(context.text("access"), tokens=context.text("tokens"), peer_secret=context.text("peer_secret"))
+    if not access or access.peer_secret:
+        return access
+    if not alone:
+        raise BadRequest(
+            "there are tokens and no peer_secret: anybody could pass for a peer",
+            field="peer_secret",
+            hint="Give every peer the same secret, in its access file or as ONYXQ_PEER_SECRET.",
+        )
+    return evolve(access, peer_secret=secrets.token_hex(32))
 
 
 def _spark(context: Context) -> dict[str, Any]:

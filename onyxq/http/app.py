@@ -7,11 +7,10 @@ answered as a problem document.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,13 +20,15 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from onyxq.errors import BadRequest, Forbidden, NotFound, OnyxqError, Overloaded, Unauthorized
+from onyxq.access.checking import Guarded
+from onyxq.access.grants import OPEN, Access, Grants, digest_of
+from onyxq.errors import Forbidden, NotFound, OnyxqError, Overloaded, Unauthorized
 from onyxq.http import claims, cluster, dead, extensions, history, jobs, periodic, queues, tasks, transactions
 from onyxq.http.bodies import Body, Budget, Disconnected, check_media, path_segments, query_pairs
-from onyxq.http.endpoint import PATH_FIELDS, ROLES, Api, Call, Endpoint, Kit
+from onyxq.http.endpoint import PATH_FIELDS, Api, Call, Endpoint, Kit
 from onyxq.http.keys import Keys
 from onyxq.http.openapi import openapi
-from onyxq.http.problems import MethodNotAllowed, check_role, problem
+from onyxq.http.problems import MethodNotAllowed, problem
 from onyxq.http.shapes import Invalid
 from onyxq.http.values import decode_json
 from onyxq.ids import IdMaker
@@ -66,6 +67,16 @@ class Arrival:
         return path_segments(self.scope.get("raw_path") or self.scope["path"].encode())
 
 
+@frozen
+class Caller:
+    """Who makes a request."""
+
+    owner: str = ""
+    """Names the credential, without telling it."""
+    grants: Grants | None = None
+    """What it may do; None: no credential was asked for."""
+
+
 @define
 class Gate:
     """A bound on requests in progress."""
@@ -88,22 +99,22 @@ class Gate:
 def create_app(
     api: Api,
     *,
-    tokens: Mapping[str, str] | None = None,
+    access: Access | None = None,
     endpoints: Sequence[Endpoint] = ENDPOINTS,
     now_ms: Callable[[], int] | None = None,
     random_64: Callable[[], int] | None = None,
 ) -> App:
     """The application in front of a node.
 
-    ``tokens`` maps bearer tokens to the roles ``read``, ``write`` or ``admin``; without any,
-    none is asked for.  ``now_ms`` (wall clock, ms since the epoch) and ``random_64`` are for
-    tests.
+    ``access``: the bearer tokens there are; without any, none is asked for.  ``now_ms`` (wall
+    clock, ms since the epoch) and ``random_64`` are for tests.
     """
-    unknown = sorted(set((tokens or {}).values()) - set(ROLES))
-    if unknown:
-        raise BadRequest(f"unknown role {unknown[0]}; roles are {', '.join(ROLES)}", field="tokens")
     return App(
-        api, tokens=tokens or {}, endpoints=endpoints, now_ms=now_ms or _now_ms, random_64=random_64 or _random_64
+        api,
+        access=access or OPEN,
+        endpoints=endpoints,
+        now_ms=now_ms or _now_ms,
+        random_64=random_64 or _random_64,
     )
 
 
@@ -114,12 +125,12 @@ class App:
         self,
         api: Api,
         *,
-        tokens: Mapping[str, str],
+        access: Access,
         endpoints: Sequence[Endpoint],
         now_ms: Callable[[], int],
         random_64: Callable[[], int],
     ) -> None:
-        self._roles = {_digest(token): role for token, role in tokens.items()}
+        self._access = access
         self._endpoints = tuple(endpoints)
         self._document: dict[str, Any] | None = None
         self.kit = Kit(api, now_ms, IdMaker(now_ms, random_64), Keys(), self.document)
@@ -129,7 +140,7 @@ class App:
     def document(self) -> dict[str, Any]:
         """The OpenAPI document."""
         if self._document is None:
-            self._document = openapi(self._endpoints, with_tokens=bool(self._roles))
+            self._document = openapi(self._endpoints, with_tokens=bool(self._access))
         return self._document
 
     def close(self) -> None:
@@ -178,30 +189,32 @@ class App:
         endpoint = next((endpoint for endpoint in candidates if endpoint.method == wanted), None)
         if endpoint is None:
             raise MethodNotAllowed(f"{method[:20]} is not possible here", allow=allow)
-        owner = self._authorize(endpoint, arrival.headers)
+        caller = self._authorize(endpoint, arrival.headers)
         if endpoint.vital:
-            return await self._handle(endpoint, arrival, owner=owner)
+            return await self._handle(endpoint, arrival, caller)
         with (self._waiting if endpoint.waits else self._gate).entered():
-            return await self._handle(endpoint, arrival, owner=owner)
+            return await self._handle(endpoint, arrival, caller)
 
-    def _authorize(self, endpoint: Endpoint, headers: Headers) -> str:
-        """A name for the credential; raises `Unauthorized` or `Forbidden`."""
-        if not self._roles:
+    def _authorize(self, endpoint: Endpoint, headers: Headers) -> Caller:
+        """Who asks; raises `Unauthorized` or `Forbidden`."""
+        if not self._access:
             _check_origin(endpoint, headers)
-            return ""
-        if endpoint.role is None:
-            return ""
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not token.strip():
+            return Caller()
+        if not endpoint.roles:
+            return Caller()
+        scheme, _, text = headers.get("authorization", "").partition(" ")
+        token = text.strip()
+        if scheme.lower() != "bearer" or not token:
             raise Unauthorized("a bearer token is needed", field="Authorization")
-        digest = _digest(token.strip())
-        role = self._roles.get(digest)
-        if role is None:
-            raise Unauthorized("the token is not known", field="Authorization")
-        check_role(ROLES, have=role, need=endpoint.role)
-        return digest
+        try:
+            grants = self._access.of_token(token)
+        except Unauthorized as error:
+            raise Unauthorized(error.message, field="Authorization") from None
+        if not any(grants.has(role) for role in endpoint.roles):
+            raise Forbidden(f"this needs the role {' or '.join(endpoint.roles)}", field="Authorization")
+        return Caller(digest_of(token).hex(), grants)
 
-    async def _handle(self, endpoint: Endpoint, arrival: Arrival, *, owner: str) -> Response:
+    async def _handle(self, endpoint: Endpoint, arrival: Arrival, caller: Caller) -> Response:
         path = _path_values(endpoint, arrival.segments())
         query = _checked(endpoint.query.check_query, query_pairs(arrival.scope["query_string"]), "the query")
         raw, value = b"", {}
@@ -214,11 +227,12 @@ class App:
             await arrival.body.read()  # the message that says so; behind it comes the disconnect only
         call = Call(
             kit=self.kit,
+            api=self.kit.api if caller.grants is None else Guarded(self.kit.api, caller.grants),
             path=path,
             query=query,
             body=value,
             raw=raw,
-            owner=owner,
+            owner=caller.owner,
             headers=arrival.headers,
             is_head=arrival.scope["method"] == "HEAD",
             receive=arrival.receive,
@@ -270,11 +284,6 @@ def _now_ms() -> int:
 
 def _random_64() -> int:
     return secrets.randbits(64)
-
-
-def _digest(token: str) -> str:
-    # Looked up by digest, so that the time taken tells nothing about tokens.
-    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _matches(endpoint: Endpoint, segments: list[str]) -> bool:

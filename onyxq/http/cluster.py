@@ -47,7 +47,7 @@ def _shows(method: str) -> Callable[[Call], Awaitable[Response]]:
 async def get_log(call: Call) -> Response:
     """Records of the log with their verdicts."""
     wanted = {"from": call.query.get("from"), "limit": call.query["limit"]}
-    return answer(await call.kit.api.call("log", wanted))
+    return answer(await call.api.call("log", wanted))
 
 
 async def post_gc(call: Call) -> Response:
@@ -119,6 +119,7 @@ def _view(name: str, summary: str, schema: str) -> Endpoint:
         method="GET",
         path=f"/v1/{name}",
         name=f"get_{name}",
+        role=("read", "produce", "consume"),
         tag="cluster",
         summary=summary,
         handle=_shows(name),
@@ -174,7 +175,7 @@ ENDPOINTS = (
         tag="cluster",
         summary="Snapshot the replica and trim the log",
         handle=post_gc,
-        role="admin",
+        role="operate",
         body=NOTHING,
         body_required=False,
         answer=ref("GcReport"),

@@ -88,7 +88,7 @@ def _change(verb: str, summary: str, doc: str) -> Endpoint:
         summary=summary,
         doc=doc + " With ids each has a result of its own: one that is no dead letter does not spoil the others.",
         handle=_changes(f"dead.{verb}"),
-        role="write",
+        role="operate",
         body=CHOICE,
         answer=ref("DeadResults"),
     )

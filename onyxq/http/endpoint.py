@@ -18,9 +18,6 @@ from onyxq.http.keys import Keys
 from onyxq.http.shapes import NOTHING, Field, HexId, Object, Schema, Text
 from onyxq.ids import IdMaker
 
-ROLES: Mapping[str, int] = {"read": 0, "write": 1, "admin": 2}
-"""Roles of tokens; each includes the ones before it."""
-
 PATH_FIELDS: Mapping[str, Field] = {
     "id": Field(HexId(), required=True, doc="Id of the task."),
     "queue": Field(Text(), required=True, doc="Name of the queue, percent-encoded."),
@@ -32,6 +29,10 @@ PATH_FIELDS: Mapping[str, Field] = {
     "extension": Field(Text(), required=True, doc="Name of the extension."),
 }
 """Parameters that paths may have, by name."""
+
+
+ENDPOINT_ROLES: Mapping[str, tuple[str, ...]] = {"write": ("consume", "produce")}
+"""Words for several roles of which an endpoint needs one."""
 
 
 class Api(Protocol):
@@ -67,6 +68,8 @@ class Call:
     """One request after its validation."""
 
     kit: Kit
+    api: Api
+    """The node's service as the caller may use it."""
     path: Mapping[str, Any]
     query: Mapping[str, Any]
     body: Mapping[str, Any]
@@ -87,7 +90,7 @@ class Call:
 
     async def ask(self, method: str, **args: Any) -> Any:
         """The result of a method of the node; raises `OnyxqError`."""
-        return await self.kit.api.call(method, args)
+        return await self.api.call(method, args)
 
 
 Handler: TypeAlias = Callable[[Call], Awaitable[Response]]
@@ -106,8 +109,12 @@ class Endpoint:
     doc: str = ""
     tag: str
     handle: Handler
-    role: str | None = "read"
-    """Role that a token needs; None: nothing is asked."""
+    role: str | tuple[str, ...] | None = "read"
+    """Role that a token needs, or several of which it needs one; None: nothing is asked.
+
+    Without it a request is refused at once.  On which queues it is needed is the matter of the
+    operations that the handler calls: see `onyxq.access.table`.
+    """
     query: Object = NOTHING
     body: Object | None = None
     body_required: bool = True
@@ -122,6 +129,12 @@ class Endpoint:
     """Whether it may wait for long: such requests are counted on their own."""
     vital: bool = False
     """Answered under overload too."""
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Roles of which a token needs one; none: nothing is asked."""
+        named = (self.role,) if isinstance(self.role, str) else self.role or ()
+        return tuple(role for name in named for role in ENDPOINT_ROLES.get(name, (name,)))
 
     @property
     def segments(self) -> tuple[str, ...]:

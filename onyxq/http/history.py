@@ -39,7 +39,7 @@ async def get_replica(call: Call) -> Response:
 
 async def get_raw_log(call: Call) -> Response:
     """Records as stored."""
-    found = await call.kit.api.call("log.raw", {name: call.query[name] for name in ("from", "limit", "wait_ms")})
+    found = await call.api.call("log.raw", {name: call.query[name] for name in ("from", "limit", "wait_ms")})
     if "records" in found:
         records = [
             {"position": position, "at_ms": at_ms, "data_base64": _text(data)}
@@ -52,7 +52,7 @@ async def get_raw_log(call: Call) -> Response:
 async def get_origin(call: Call) -> Response:
     """A part of the origin."""
     wanted = {name: call.query[name] for name in ("part", "position") if call.query.get(name) is not None}
-    found = dict(await call.kit.api.call("origin", wanted))
+    found = dict(await call.api.call("origin", wanted))
     data = found.pop("data")
     return answer({**found, "data_base64": _text(data)})
 

@@ -116,7 +116,7 @@ def _operation(endpoint: Endpoint, with_tokens: bool) -> dict[str, Any]:
     if endpoint.body is not None:
         content = {"application/json": {"schema": endpoint.body.schema()}}
         operation["requestBody"] = {"required": endpoint.body_required, "content": content}
-    if with_tokens and endpoint.role:
+    if with_tokens and endpoint.roles:
         operation["security"] = [{_SCHEME: []}]
     return operation
 
@@ -132,7 +132,7 @@ def _responses(endpoint: Endpoint, with_tokens: bool) -> dict[str, Any]:
         statuses.update(_COMMON_ERRORS["body"])
     if endpoint.path not in ("/livez", "/docs", "/openapi.json"):
         statuses.update((429, 503))
-    if with_tokens and endpoint.role:
+    if with_tokens and endpoint.roles:
         statuses.update((401, 403))
     problem = {"$ref": "#/components/responses/Problem"}
     return {str(endpoint.status): done, **{str(status): problem for status in sorted(statuses)}, "default": problem}

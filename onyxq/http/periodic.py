@@ -104,7 +104,7 @@ ENDPOINTS = (
         doc="It becomes as the body says, what is missing is as by default; a body of `paused` alone pauses or resumes "
         "one that is there. Each time falls due once for the whole cluster, whichever peers come and go.",
         handle=put_periodic,
-        role="write",
+        role="operate",
         body=PERIODIC,
         answer=ref("Periodic"),
         errors=(404,),
@@ -116,7 +116,7 @@ ENDPOINTS = (
         tag="periodic tasks",
         summary="End a periodic task",
         handle=delete_periodic,
-        role="write",
+        role="operate",
         status=204,
         errors=(404,),
     ),

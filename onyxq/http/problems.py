@@ -13,7 +13,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from onyxq.errors import BadRequest, Forbidden, OnyxqError, Unauthorized, Unavailable
+from onyxq.errors import BadRequest, OnyxqError, Unauthorized, Unavailable
 
 PROBLEM_TYPE = "application/problem+json"
 RETRY_AFTER_S = 1
@@ -95,9 +95,3 @@ def renamed(place: str | None, starts: Sequence[int], name: str) -> str | None:
     if not found or int(found[1]) >= len(starts):
         return place
     return f"{name}[{starts[int(found[1])]}]{found[2]}" if name else found[2].removeprefix(".")
-
-
-def check_role(roles: Mapping[str, int], *, have: str, need: str) -> None:
-    """Raise `Forbidden` unless the role is at least the one that is needed."""
-    if roles[have] < roles[need]:
-        raise Forbidden(f"this needs the role {need}; the token has {have}")

@@ -100,6 +100,7 @@ ENDPOINTS = (
         method="GET",
         path="/v1/queues/{queue}",
         name="get_queue",
+        role=("read", "produce", "consume"),
         tag="queues",
         summary="One queue",
         handle=get_queue,
@@ -116,7 +117,7 @@ ENDPOINTS = (
         "where it is no limit. A queue needs no creation. Whoever waits for tasks of a queue that is resumed, or "
         "whose limit is raised, is woken.",
         handle=put_queue,
-        role="admin",
+        role="operate",
         body=SETTINGS,
         answer=ref("Queue"),
     ),

@@ -177,7 +177,7 @@ ENDPOINTS = (
         "to be seen. Without Idempotency-Key a repeated request is another transaction; then only the claims keep "
         "it from happening twice.",
         handle=post_transaction,
-        role="write",
+        role=("consume", "produce"),
         body=TRANSACTION,
         answer=ref("Transacted"),
         headers={KEY: _KEY},

@@ -25,6 +25,8 @@ import trio
 from anyio.abc import ByteStream, TaskStatus
 from attrs import field, frozen
 
+from onyxq.access.grants import OPEN, Access
+from onyxq.access.wire import Caller
 from onyxq.archive import Archive
 from onyxq.entry import Entries
 from onyxq.errors import BadRequest, LogUnavailable, StoreFailed, first_cause
@@ -100,6 +102,8 @@ class PeerConfig:
     """Nothing younger is purged, and no id that is younger refused."""
     record_archive: str | None = None
     """Directory in which the records that this node's peer trims become a table."""
+    access: Access = OPEN
+    """The credentials that it asks for."""
     task_archive: str | None = None
     """Directory in which tasks are archived before they are purged, where their queue asks for it."""
 
@@ -167,6 +171,7 @@ class RunningNode:
                     entries=self._entries,
                     sync_bytes_per_s=self.config.sync_bytes_per_s,
                     purging=_plan(self.config),
+                    credential=self.config.access.peer_secret,
                 )
                 service = self.service = Service(
                     node, random_64=lambda: self._random.getrandbits(64), backend=self._backend
@@ -201,8 +206,20 @@ class RunningNode:
     async def _serve_wire(
         self, node: Node, service: Service, *, task_status: TaskStatus[str] = trio.TASK_STATUS_IGNORED
     ) -> None:
+        access = self.config.access
+
         async def handler(stream: ByteStream) -> None:
-            await serve(stream, hello=node.welcome, dispatch=service.dispatch)
+            if not access:
+                await serve(stream, hello=node.welcome, dispatch=service.dispatch)
+                return
+            caller = Caller(
+                access,
+                welcome=node.welcome,
+                dispatch=service.dispatch,
+                ask=service.call,
+                start_soon=node.start_soon,
+            )
+            await serve(stream, hello=caller.welcome, dispatch=caller.dispatch)
 
         await self._network.serve(self.config.listen, handler, task_status=task_status)
 
@@ -211,7 +228,7 @@ class RunningNode:
     ) -> None:
         assert self.config.http
         await serve_http(
-            create_app(service, now_ms=service.node.wall_ms),
+            create_app(service, access=self.config.access, now_ms=service.node.wall_ms),
             self.config.http,
             task_status=task_status,
             shutdown=self.stop,
@@ -396,6 +413,7 @@ class LocalCluster:
         archive: str | None = None,
         spark: Mapping[str, Any] | None = None,
         launch_host: Launch = launch,
+        access: Access = OPEN,
     ) -> None:
         self.nodes: list[RunningNode] = []
         self._peers = peers
@@ -406,6 +424,7 @@ class LocalCluster:
         self._archive = archive
         self._spark = spark or {}
         self._launch_host = launch_host
+        self._access = access
         self._stack = contextlib.AsyncExitStack()
         self._nursery: trio.Nursery | None = None
         self._ended: dict[int, trio.Event] = {}
@@ -448,6 +467,7 @@ class LocalCluster:
                 partitions=self._partitions,
                 archive=self._archive,
                 replicas=min(3, self._peers),
+                access=self._access,
                 **self._spark,
             )
             check_config(config)
@@ -487,12 +507,14 @@ async def run_dev(
     ready: Callable[[list[PeerAddresses]], None],
     stop: trio.Event,
     spark: Mapping[str, Any] | None = None,
+    access: Access = OPEN,
 ) -> None:
     """A whole cluster in this process on the embedded log until ``stop``; raises `BadRequest`.
 
     ``spark``: what of `PeerConfig` is about jobs, for every peer.
+    ``access``: the credentials that they ask for.
     """
-    async with LocalCluster(peers=peers, data=data, listen=listen, http=http, spark=spark) as cluster:
+    async with LocalCluster(peers=peers, data=data, listen=listen, http=http, spark=spark, access=access) as cluster:
         ready([node.addresses for node in cluster.nodes if node.addresses is not None])
         await stop.wait()
 

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 import trio
+from attrs import evolve
 
 from log_entries import release_claims
 from log_entries.registry import ENTRIES
@@ -78,7 +79,10 @@ class Stepped(NamedTuple):
 
 
 class Node:
-    """See the module's first paragraph. ``nursery`` runs its background work."""
+    """See the module's first paragraph. ``nursery`` runs its background work.
+
+    ``credential``: what it shows other nodes.
+    """
 
     def __init__(
         self,
@@ -94,6 +98,7 @@ class Node:
         entries: Entries = ENTRIES,
         sync_bytes_per_s: int = BYTES_PER_S,
         purging: Plan | None = None,
+        credential: str | None = None,
     ) -> None:
         self.node_id = node_id
         self.entries = entries
@@ -127,6 +132,7 @@ class Node:
         """Calls a function that takes long beside the event loop (in simulations: on it)."""
         self.addresses: dict[str, str] = {}
         """Last known address of every node."""
+        self._credential = credential
         self._nursery = nursery
         self._network = network
         self._links: dict[str, Link] = {}
@@ -407,7 +413,7 @@ class Node:
                 node=node,
                 network=self._network,
                 nursery=self._nursery,
-                hello=self.hello,
+                hello=lambda: evolve(self.hello(), credential=self._credential),
                 address=lambda: self.addresses.get(node, ""),
             )
         return await link.call(method, args, timeout_s=timeout_s)

@@ -15,6 +15,7 @@ import anyio
 import httpx
 from attrs import define, field
 
+from onyxq.access.grants import Access, Token
 from onyxq.errors import AlreadyFinished, Conflict, JobConflict, NotFound, OnyxqError, SequenceGap, StaleToken
 from onyxq.facts import pack_task, unpack_task
 from onyxq.http import App, create_app
@@ -392,9 +393,14 @@ def on_trio(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
     return run
 
 
+def access_of(tokens: Mapping[str, str]) -> Access:
+    """Tokens with one role each."""
+    return Access(tuple(Token.of(text, text, [role]) for text, role in tokens.items()))
+
+
 def app_of(service: FakeService, tokens: Mapping[str, str] | None = None) -> App:
     """The application in front of a service, on the service's clock."""
-    return create_app(service, tokens=tokens, now_ms=lambda: service.now_ms, random_64=lambda: 42)
+    return create_app(service, access=access_of(tokens or {}), now_ms=lambda: service.now_ms, random_64=lambda: 42)
 
 
 @asynccontextmanager

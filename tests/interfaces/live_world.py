@@ -19,6 +19,7 @@ import httpx
 import msgpack
 import trio
 
+from onyxq.access.grants import OPEN, Access
 from onyxq.facts import pack_task
 from onyxq.ids import TaskId, make_id
 from onyxq.jobs.hosts import Launch
@@ -41,7 +42,7 @@ def fresh_id(partition: int = 1, *, ms: int = 1_700_000_000_000) -> TaskId:
 
 @contextmanager
 def running(
-    *, peers: int = 1, http: bool = False, slots: int = 0, launch_host: Launch = launch
+    *, peers: int = 1, http: bool = False, slots: int = 0, launch_host: Launch = launch, access: Access = OPEN
 ) -> Iterator[LocalCluster]:
     """A cluster that runs in a thread of its own; raises what made it fail.
 
@@ -56,7 +57,9 @@ def running(
     async def main() -> None:
         stop = trio.Event()
         chosen = "127.0.0.1:0" if http else None
-        async with LocalCluster(peers=peers, http=chosen, spark=spark, launch_host=launch_host) as cluster:
+        async with LocalCluster(
+            peers=peers, http=chosen, spark=spark, launch_host=launch_host, access=access
+        ) as cluster:
             said.append(cluster)
             stops.append((trio.lowlevel.current_trio_token(), stop))
             up.set()

@@ -1,0 +1,134 @@
+"""Roles, and tokens that give them, each on the queues of a prefix or on all.
+
+A token is known here by the SHA-256 of its text only: whoever reads the configuration or a
+memory dump learns no token.  A role is written ``ROLE``, or ``ROLE:PREFIX`` where it holds
+for the queues whose names begin with the prefix.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Iterable, Mapping
+
+from attrs import field, frozen
+
+from onyxq.errors import BadRequest, Unauthorized
+
+ROLES: Mapping[str, tuple[str, ...]] = {
+    "read": ("read",),
+    "produce": ("produce",),
+    "consume": ("consume",),
+    "operate": ("operate", "read"),
+    "admin": ("admin", "operate", "consume", "produce", "read"),
+}
+"""What each role of a token may be used as."""
+ALIASES: Mapping[str, tuple[str, ...]] = {"write": ("consume", "produce", "read")}
+"""Words for several roles at a time."""
+TOKEN_CHARS_MIN = 16
+"""Shorter tokens could be guessed."""
+
+_DIGEST = re.compile(r"sha256:([0-9a-fA-F]{64})")
+
+
+@frozen
+class Grants:
+    """What a caller may do: for each role the prefixes of the queues on which it has it."""
+
+    name: str
+    """What its token is called, for logs; no secret."""
+    prefixes: Mapping[str, tuple[str, ...]]
+    """Role -> prefixes; the empty one means every queue."""
+
+    def has(self, role: str) -> bool:
+        """Whether it has the role, on whatever queues."""
+        return role in self.prefixes
+
+    def everywhere(self, role: str) -> bool:
+        """Whether it has the role on every queue."""
+        return "" in self.prefixes.get(role, ())
+
+    def on(self, role: str, queue: str) -> bool:
+        """Whether it has the role on a queue."""
+        return queue.startswith(self.prefixes.get(role, ()))
+
+
+def grants_of(name: str, roles: Iterable[str]) -> Grants:
+    """What a list of ``ROLE`` and ``ROLE:PREFIX`` gives; raises `BadRequest`."""
+    found: dict[str, set[str]] = {}
+    for one in roles:
+        role, colon, prefix = one.partition(":")
+        known = {**ROLES, **ALIASES}.get(role)
+        if known is None:
+            raise BadRequest(f"unknown role {role!r}; roles are {', '.join(ROLES)}", field="tokens")
+        if colon and not prefix:
+            raise BadRequest(f"{one!r} has no prefix behind the colon", field="tokens")
+        for implied in known:
+            found.setdefault(implied, set()).add(prefix)
+    if not found:
+        raise BadRequest(f"token {name!r} has no role; roles are {', '.join(ROLES)}", field="tokens")
+    return Grants(name, {role: tuple(sorted(prefixes)) for role, prefixes in sorted(found.items())})
+
+
+ALL = grants_of("", ("admin",))
+"""May do everything."""
+
+
+@frozen
+class Token:
+    """A token as it is configured."""
+
+    digest: bytes = field(repr=False)
+    grants: Grants
+
+    @classmethod
+    def of(cls, text: str, name: str, roles: Iterable[str]) -> Token:
+        """The token of a text, or of its digest as ``sha256:HEX``; raises `BadRequest`."""
+        hashed = _DIGEST.fullmatch(text)
+        digest = bytes.fromhex(hashed[1]) if hashed else digest_of(text)
+        return cls(digest, grants_of(name, roles))
+
+
+def digest_of(text: str) -> bytes:
+    """What a token is known by."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+
+@frozen
+class Access:
+    """The credentials that a node asks for; without any, none is asked for."""
+
+    tokens: tuple[Token, ...] = ()
+    peer_secret: str | None = field(default=None, repr=False)
+    """What peers show each other."""
+
+    def __bool__(self) -> bool:
+        return bool(self.tokens or self.peer_secret)
+
+    def of_token(self, text: str | None) -> Grants:
+        """What a token gives; raises `Unauthorized`.
+
+        Every token is compared, each in constant time: how long it takes tells nothing.
+        """
+        if not text:
+            raise Unauthorized("a token is needed", field="token")
+        digest, found = digest_of(text), None
+        for token in self.tokens:
+            if hmac.compare_digest(token.digest, digest):
+                found = token.grants
+        if found is None:
+            raise Unauthorized("the token is not known", field="token")
+        return found
+
+    def check_peer(self, credential: str | None) -> None:
+        """Raise `Unauthorized` unless it is the secret that the peers share."""
+        secret = self.peer_secret or ""
+        if not secret or not hmac.compare_digest(digest_of(secret), digest_of(credential or "")):
+            raise Unauthorized(
+                "the peers' secret is needed", field="credential", hint="Give every peer the same peer_secret."
+            )
+
+
+OPEN = Access()
+"""Asks for no credential."""

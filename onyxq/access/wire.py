@@ -1,0 +1,60 @@
+"""One connection of the TCP port as its caller may use it.
+
+The credential is in the caller's hello, and judged once; each request is checked before it is
+dispatched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from onyxq.access.checking import Ask, look_up, unmet
+from onyxq.access.grants import ALL, Access, Grants
+from onyxq.access.table import Need
+from onyxq.errors import OnyxqError
+from onyxq.wire.protocol import Hello
+from onyxq.wire.server import Dispatch, Request, Welcome
+
+
+class Caller:
+    """Whoever is at the other end of a connection."""
+
+    def __init__(
+        self, access: Access, *, welcome: Welcome, dispatch: Dispatch, ask: Ask, start_soon: Callable[..., Any]
+    ) -> None:
+        self._access = access
+        self._welcome = welcome
+        self._dispatch = dispatch
+        self._ask = ask
+        self._start_soon = start_soon
+        self._grants: Grants | None = None
+
+    def welcome(self, theirs: Hello) -> Hello:
+        """This side's hello; raises `Unauthorized`, or another reason to refuse."""
+        if theirs.role == "peer":
+            self._access.check_peer(theirs.credential)
+            self._grants = ALL
+        else:
+            self._grants = self._access.of_token(theirs.credential)
+        return self._welcome(theirs)
+
+    def dispatch(self, request: Request) -> None:
+        """Serve a request if the caller may make it; raises `Forbidden`, or as its dispatching does."""
+        assert self._grants is not None
+        if self._grants is ALL:
+            self._dispatch(request)
+            return
+        needs = unmet(self._grants, request.method, request.args)
+        if needs:
+            self._start_soon(self._look_up, self._grants, needs, request)
+        else:
+            self._dispatch(request)
+
+    async def _look_up(self, grants: Grants, needs: Sequence[Need], request: Request) -> None:
+        try:
+            await look_up(grants, needs, self._ask)
+            if request.open:
+                self._dispatch(request)
+        except OnyxqError as error:
+            request.fail(error)

@@ -1,0 +1,125 @@
+"""Where tokens and the peers' secret come from, and what is wrong with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onyxq.access.files import load_access
+from onyxq.access.grants import digest_of
+from onyxq.cli.main import run
+from onyxq.config import SECRET, load
+from onyxq.errors import BadRequest, Unauthorized
+
+GOOD = "a token of some length"
+HASHED = digest_of(GOOD).hex()
+
+
+def written(directory: Path, text: str, *, mode: int = 0o600) -> str:
+    """A file with this text."""
+    path = directory / "access.toml"
+    path.write_text(text, "utf-8")
+    path.chmod(mode)
+    return str(path)
+
+
+@pytest.mark.parametrize("key", [f'token = "{GOOD}"', f'sha256 = "{HASHED}"', f'sha256 = "{HASHED.upper()}"'])
+def test_a_file_gives_tokens_their_roles(tmp_path: Path, key: str) -> None:
+    """By the token or by its digest; a role may be for a prefix."""
+    text = (
+        f'peer_secret = "what peers show each other"\n[[tokens]]\n{key}\nroles = ["produce:a.", "produce:b.", "read"]'
+    )
+    access = load_access(written(tmp_path, text))
+    grants = access.of_token(GOOD)
+    assert grants.everywhere("read") and not grants.everywhere("produce") and not grants.has("consume")
+    assert [grants.on("produce", queue) for queue in ("a.x", "b.", "c", "a", "")] == [True, True, False, False, False]
+    with pytest.raises(Unauthorized):
+        access.of_token(GOOD + " ")
+    access.check_peer("what peers show each other")
+    with pytest.raises(Unauthorized):
+        access.check_peer(GOOD)
+
+
+def test_a_line_gives_tokens_their_roles() -> None:
+    """The setting, for environments without files."""
+    access = load_access(tokens=f"sha256:{HASHED}=read+consume:a. another-token-here=admin")
+    assert access.of_token(GOOD).prefixes == {"consume": ("a.",), "read": ("",)}
+    assert access.of_token("another-token-here").everywhere("consume")
+    assert not load_access()
+
+
+def test_no_secret_is_shown_by_what_holds_it(tmp_path: Path) -> None:
+    """Neither tokens, nor their digests, nor the peers' secret."""
+    access = load_access(written(tmp_path, f'peer_secret = "{GOOD}!"\n[[tokens]]\ntoken="{GOOD}"\nroles=["read"]'))
+    shown = repr(access)
+    assert GOOD not in shown and HASHED not in shown and repr(digest_of(GOOD)) not in shown
+
+
+TOKEN = f'[[tokens]]\ntoken = "{GOOD}"\nroles = ["read"]\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("tokens = 1", "access"),
+        ("colour = 1", "access"),
+        ("[[tokens]]\nroles = ['read']", "access"),
+        (TOKEN + f'sha256 = "{HASHED}"', "access"),
+        (TOKEN + "colour = 1", "access"),
+        (f'[[tokens]]\ntoken = "{GOOD}"', "access"),
+        (f'[[tokens]]\ntoken = "{GOOD}"\nroles = []', "tokens"),
+        (f'[[tokens]]\ntoken = "{GOOD}"\nroles = ["root"]', "tokens"),
+        (f'[[tokens]]\ntoken = "{GOOD}"\nroles = ["read:"]', "tokens"),
+        ('[[tokens]]\ntoken = "short"\nroles = ["read"]', "tokens"),
+        ('[[tokens]]\nsha256 = "abc"\nroles = ["read"]', "tokens"),
+        ("[[tokens]]\ntoken = 5\nroles = ['read']", "access"),
+        (TOKEN + TOKEN, "tokens"),
+        (f'peer_secret = "short"\n{TOKEN}', "peer_secret"),
+        ('peer_secret = "long enough for that"', "tokens"),
+        ("no toml", "access"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named(tmp_path: Path, text: str, field: str) -> None:
+    """A slip must not become an open door, and no message repeats a secret."""
+    with pytest.raises(BadRequest) as raised:
+        load_access(written(tmp_path, text))
+    assert raised.value.field == field and GOOD not in raised.value.message
+
+
+@pytest.mark.parametrize("tokens", ["short=read", GOOD, f"{GOOD.replace(' ', '-')}=", "sha256:12=read", "=read"])
+def test_what_is_wrong_in_a_line_is_named(tokens: str) -> None:
+    """By its place, without repeating it."""
+    with pytest.raises(BadRequest) as raised:
+        load_access(tokens=tokens)
+    assert raised.value.field == "tokens" and tokens not in raised.value.message
+
+
+def test_secrets_are_not_read_from_files_of_everybody(tmp_path: Path) -> None:
+    """Neither the access file nor the settings file may be readable by others."""
+    with pytest.raises(BadRequest, match="everybody"):
+        load_access(written(tmp_path, TOKEN, mode=0o644))
+    with pytest.raises(BadRequest, match="No such file"):
+        load_access(str(tmp_path / "none.toml"))
+    for text, mode, fine in (
+        ('peer_secret = "s"', 0o644, False),
+        ('peer_secret = "s"', 0o640, True),
+        ("", 0o644, True),
+    ):
+        path = written(tmp_path, text, mode=mode)
+        if fine:
+            load({}, path)
+        else:
+            with pytest.raises(BadRequest, match="everybody"):
+                load({}, path)
+
+
+def test_every_secret_setting_is_hidden(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``config show`` and its JSON."""
+    lines: list[Any] = [f'{name} = "do not show this"' for name in SECRET]
+    path = written(tmp_path, "\n".join(lines))
+    for more in ([], ["--json"]):
+        assert run(["config", "show", "--config", path, *more]) == 0
+        shown = capsys.readouterr().out
+        assert "do not show" not in shown and shown.count("(hidden)") == len(SECRET)

@@ -1,0 +1,304 @@
+"""Every operation and every route of a real node, with too small a credential: nothing is told, nothing changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from onyxq.access.grants import Access, Token
+from onyxq.access.table import RULES
+from onyxq.facts import pack_task
+from onyxq.http.app import ENDPOINTS
+from onyxq.http.endpoint import Endpoint
+from onyxq.peer.daemon import LocalCluster
+from tests.interfaces.http_world import JOB
+from tests.interfaces.live_world import ANSWER_S_MAX, PATIENCE_MS, Wire, claim_of, fresh_id, running
+
+pytestmark = pytest.mark.slow
+
+SECRET = "what the peers share"
+ROLES = ("read", "produce", "consume", "operate", "admin")
+OURS, THEIRS = "ours.q", "theirs.q"
+PREFIXED = "a token for ours only"
+PAYLOAD = b"their secret"
+TASK, HELD, NEW = fresh_id(), fresh_id(), fresh_id()
+
+LOOKS, ANY = "read operate", "read produce consume operate"
+
+# operation: roles that may do it (admin may do everything), and arguments that mean the queue of others
+OPERATIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "cancel": ("produce operate", {"ids": [TASK]}),
+    "claim": ("consume", claim_of(THEIRS)),
+    "cluster": (ANY, {}),
+    "complete": ("consume", {"items": [[HELD, 1, 1, None, []]]}),
+    "count": (LOOKS, {"queue": THEIRS}),
+    "dead": (LOOKS, {"queue": THEIRS}),
+    "dead.discard": ("operate", {"ids": [TASK]}),
+    "dead.requeue": ("operate", {"queue": THEIRS}),
+    "enqueue": ("produce", {"runs": [[NEW, pack_task({"queue": THEIRS}, [b"x"])]]}),
+    "extension": (LOOKS, {"name": "no-such"}),
+    "fail": ("consume", {"items": [[HELD, 1, 1, "", None]]}),
+    "gc": ("operate", {"no": 1}),
+    "get": ("read consume operate", {"id": TASK}),
+    "health": (ANY, {}),
+    "ids": ("produce", {"count": 1}),
+    "job.get": (LOOKS, {"id": "no-such"}),
+    "job.kill": ("operate", {"id": "no-such"}),
+    "job.list": (LOOKS, {}),
+    "job.seal": ("operate", {"id": "no-such", "input": "in"}),
+    "job.submit": ("", {"body": b""}),
+    "job.wait": (LOOKS, {"id": "no-such"}),
+    "jobs.commit": ("", {"name": "a", "prepared": []}),
+    "jobs.prepare": ("", {"name": "a", "enqueue": [[NEW, pack_task({"queue": THEIRS}, [b"x"])]]}),
+    "leave": ("", {"peer": "no-such"}),
+    "list": (LOOKS, {"queue": THEIRS}),
+    "log": (LOOKS, {"from": None, "limit": 1}),
+    "log.raw": (LOOKS, {"from": 0, "limit": 1}),
+    "metrics": (LOOKS, {}),
+    "origin": (LOOKS, {}),
+    "partition": (ANY, {"partition": 1}),
+    "partition.force": ("", {"partition": -1}),
+    "partitions": (ANY, {}),
+    "peers": (ANY, {}),
+    "periodic.get": (LOOKS, {"name": "theirs"}),
+    "periodic.list": (LOOKS, {}),
+    "periodic.pause": ("operate", {"name": "theirs"}),
+    "periodic.remove": ("operate", {"name": "theirs", "no": 1}),
+    "periodic.set": ("operate", {"name": "theirs", "queue": OURS, "schedule": "never"}),
+    "queue.get": (ANY, {"queue": THEIRS}),
+    "queue.set": ("operate", {"queue": THEIRS, "settings": {"no": 1}}),
+    "queues": (LOOKS, {}),
+    "release": ("consume", {"items": [[HELD, 1, 1]]}),
+    "renew": ("consume", {"items": [[HELD, 1, 1, 30_000]]}),
+    "replica": (LOOKS, {}),
+    "ring": (ANY, {}),
+    "routes": (ANY, {}),
+    "submit": ("produce", {"entry": "no-such", "args": {}}),
+    "task_history": (LOOKS, {"id": TASK}),
+    "task_log": ("read consume operate", {"id": TASK}),
+    "tasks.bodies": ("read consume operate", {"runs": [[TASK, 1]]}),
+    "transact": ("consume", {"name": "a", "complete": [[HELD, 1, 1, []]]}),
+    "update": ("consume", {"items": [[HELD, 1, 0, b"x"]]}),
+}
+TELL_NO_QUEUE = {"cluster", "health", "ids", "partition", "partitions", "peers", "ring", "routes"}
+"""What a token for some queues may do too: it is about none."""
+
+OPEN_ROUTES = {"livez", "readyz", "openapi", "docs"}
+"""Names of endpoints that ask for no token."""
+TELL_NO_QUEUE_OVER_HTTP = {"get_ids", "get_cluster", "get_ring", "get_partitions", "get_peers", "status_page"}
+
+BODIES: dict[str, dict[str, Any]] = {
+    "enqueue": {"tasks": [{"queue": THEIRS, "data": 1}]},
+    "claim": {"queues": [THEIRS]},
+    "update_claim": {"id": HELD.hex(), "token": 1, "seq": 0, "data": 1},
+    "transact": {"complete": [{"id": HELD.hex(), "token": 1}]},
+    "set_queue": {"paused": True},
+    "set_periodic": {"queue": THEIRS, "schedule": "@daily"},
+    "requeue_dead": {"queue": THEIRS},
+    "discard_dead": {"ids": [TASK.hex()]},
+    "seal_input": {"input": "in"},
+    "submit_job": JOB,
+    "renew_claims": {"claims": [{"id": HELD.hex(), "token": 1, "lease_ms": 5_000}]},
+    "fail_claims": {"claims": [{"id": HELD.hex(), "token": 1, "error": "e"}]},
+}
+HELD_CLAIM = {"claims": [{"id": HELD.hex(), "token": 1}]}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    """One node that asks for credentials, with a queue of ours and one of theirs."""
+    tokens = [Token.of(f"token to {role}", role, [role]) for role in ROLES]
+    tokens.append(Token.of(PREFIXED, "ours", ["admin:ours."]))
+    with running(http=True, access=Access(tuple(tokens), SECRET)) as cluster:
+        with greeted(cluster, "token to admin") as wire:
+            for first, queue in ((TASK, THEIRS), (HELD, THEIRS), (fresh_id(), OURS)):
+                wire.call("enqueue", {"runs": [[first, pack_task({"queue": queue}, [PAYLOAD])]]})
+            for name, queue in (("theirs", THEIRS), ("ours", OURS)):
+                wire.call("periodic.set", {"name": name, "queue": queue, "schedule": "0 0 1 1 *"})
+            assert len(wire.call("claim", claim_of(THEIRS, wait_ms=PATIENCE_MS))["claims"]) == 1
+        yield cluster
+
+
+def greeted(cluster: LocalCluster, token: str | None, **hello: Any) -> Wire:
+    """A connection with a credential."""
+    return Wire(cluster.addresses[0], hello={"role": "client", "credential": token} | hello)
+
+
+def forbidden(answered: tuple[Any, dict[str, Any] | None]) -> bool:
+    """Whether a call was refused for want of a role."""
+    return answered[1] is not None and answered[1]["code"] == "forbidden"
+
+
+def state(cluster: LocalCluster) -> Any:
+    """Everything that is theirs."""
+    with greeted(cluster, "token to admin") as wire:
+        return [
+            wire.call("list", {"queue": THEIRS}),
+            wire.call("count", {"queue": None}),
+            wire.call("queue.get", {"queue": THEIRS})["settings"],
+            wire.call("periodic.list", {}),
+            len(wire.call("peers", {})["peers"]),
+        ]
+
+
+def test_the_walk_knows_every_operation(cluster: LocalCluster) -> None:
+    """A new one must be given its roles, in the table and in this test."""
+    service = cluster.nodes[0].service
+    assert service is not None
+    there = {*service._methods, "claim"}
+    assert there == set(RULES) == set(OPERATIONS)
+
+
+@pytest.mark.parametrize("credential", [None, "", "wrong", "token to reach", SECRET])
+@pytest.mark.parametrize("role", ["client", "peer", "admin"])
+def test_without_a_known_credential_nobody_gets_past_the_hello(
+    cluster: LocalCluster, credential: str | None, role: str
+) -> None:
+    """Whatever a caller says that it is; the peers' secret is no token, and a token no peers' secret."""
+    if (credential, role) == (SECRET, "peer"):
+        credential = "token to admin"
+    with greeted(cluster, credential, role=role, cluster_id="c", node="n") as wire:
+        assert wire.greeting[:2] == [0, 1] and wire.greeting[2]["code"] == "unauthorized"
+        wire.send([1, "cluster", {}])
+        assert wire.goodbye() == []
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_each_role_does_its_own_and_nothing_else(cluster: LocalCluster, operation: str) -> None:
+    """What is refused is refused before anything is done."""
+    allowed, args = OPERATIONS[operation]
+    for role in ROLES:
+        if role in (*allowed.split(), "admin"):
+            continue
+        with greeted(cluster, f"token to {role}") as wire:
+            assert forbidden(wire.answer(operation, args)), f"{role} may {operation}"
+
+
+def test_each_role_may_do_its_own(cluster: LocalCluster) -> None:
+    """The arguments are such that little happens."""
+    for role in ROLES:
+        with greeted(cluster, f"token to {role}") as wire:
+            for operation, (allowed, args) in OPERATIONS.items():
+                if role in (*allowed.split(), "admin") and operation not in ("cancel", "enqueue", "claim"):
+                    assert not forbidden(wire.answer(operation, args)), f"{role} may not {operation}"
+
+
+@pytest.mark.parametrize("operation", sorted(set(OPERATIONS) - TELL_NO_QUEUE))
+def test_a_token_for_some_queues_does_nothing_to_others(cluster: LocalCluster, operation: str) -> None:
+    """Though it has every role on its own."""
+    before = state(cluster)
+    with greeted(cluster, PREFIXED) as wire:
+        assert forbidden(wire.answer(operation, OPERATIONS[operation][1]))
+        assert forbidden(wire.answer(operation, {})) or operation not in ("list", "count", "dead", "dead.requeue")
+    assert state(cluster) == before
+
+
+def test_a_token_for_some_queues_serves_its_own(cluster: LocalCluster) -> None:
+    """A task's whole life, a periodic task, and a transaction that takes from the queue and gives to it."""
+    first, second = fresh_id(), fresh_id()
+    with greeted(cluster, PREFIXED) as wire:
+        for operation in TELL_NO_QUEUE:
+            assert not forbidden(wire.answer(operation, OPERATIONS[operation][1])), operation
+        wire.call("enqueue", {"runs": [[first, pack_task({"queue": "ours.life"}, [b"x"])]]})
+        ((token, *_),) = wire.call("claim", claim_of("ours.life", wait_ms=PATIENCE_MS))["claims"]
+        wire.call("update", {"items": [[first, token, 0, b"half"]]})
+        wire.call(
+            "transact",
+            {
+                "name": "life",
+                "complete": [[first, 1, token, []]],
+                "enqueue": [[second, pack_task({"queue": "ours.more"}, [b"y"])]],
+            },
+        )
+        assert wire.call("get", {"id": first})["state"] == "completed"
+        assert wire.call("periodic.get", {"name": "ours"})["queue"] == OURS
+        wire.call("periodic.pause", {"name": "ours", "paused": True})
+        theirs = [[NEW, pack_task({"queue": THEIRS}, [b"x"])]]
+        assert forbidden(wire.answer("transact", {"name": "b", "complete": [], "enqueue": theirs}))
+        assert forbidden(wire.answer("claim", claim_of("ours.life", THEIRS)))
+
+
+def test_tasks_that_are_not_there_are_not_found(cluster: LocalCluster) -> None:
+    """A token for some queues learns of ids that there are none of, as everybody does."""
+    with greeted(cluster, PREFIXED) as wire:
+        assert wire.error("get", {"id": fresh_id()})["code"] == "not_found"
+        assert wire.error("complete", {"items": [[HELD, 0, 1, None, []]]})["code"] == "bad_request"
+
+
+def test_what_only_peers_may_call_needs_their_secret(cluster: LocalCluster) -> None:
+    """No token is enough; the secret is."""
+    service = cluster.nodes[0].service
+    assert service is not None
+    with greeted(cluster, "token to admin") as wire:
+        for method in service.peer_methods:
+            assert forbidden(wire.answer(method, {})), method
+        cluster_id = wire.call("routes", {})["cluster_id"]
+        assert SECRET not in repr(wire.greeting)
+    with greeted(cluster, SECRET, role="peer", cluster_id=cluster_id, node="n") as wire:
+        assert wire.call("cohort.hours", {"partition": 1}) is not None
+
+
+# --- HTTP
+
+
+def requested(cluster: LocalCluster, endpoint: Endpoint, token: str | None, *, valid: bool = True) -> httpx.Response:
+    """The answer of a route to a request that means the queue of others."""
+    parts = {
+        "{id}": TASK.hex(),
+        "{queue}": THEIRS,
+        "{peer}": "no-such",
+        "{partition}": "1",
+        "{name}": "theirs",
+        "{job}": "no-such",
+        "{entry}": "no-such",
+        "{extension}": "no-such",
+    }
+    path = "/".join(parts.get(part, part) for part in endpoint.path.split("/"))
+    if endpoint.name in ("list_tasks", "list_dead"):
+        path += f"?queue={THEIRS}"
+    given: dict[str, Any] = BODIES.get(endpoint.name, HELD_CLAIM if "/claims/" in path else {})
+    headers = {"authorization": f"Bearer {token}"} if token is not None else {}
+    url = f"http://{cluster.http_addresses[0]}{path}"
+    body = {"json": given} if endpoint.body is not None else {}
+    with httpx.Client(timeout=ANSWER_S_MAX, trust_env=False) as client:
+        return client.request(endpoint.method, url, headers=headers, **body)
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: endpoint.name)
+def test_no_route_answers_without_the_right_token(cluster: LocalCluster, endpoint: Endpoint) -> None:
+    """401 without one, or with one that is not known; 403 with the wrong role, or for other queues."""
+    before = state(cluster)
+    if endpoint.name in OPEN_ROUTES:
+        answer = requested(cluster, endpoint, None)
+        assert answer.status_code in (200, 503) and THEIRS not in answer.text
+        return
+    for token in (None, "wrong", SECRET):
+        answer = requested(cluster, endpoint, token)
+        assert answer.status_code == 401 and answer.json()["code"] == "unauthorized"
+        assert answer.headers["www-authenticate"].startswith("Bearer")
+    for role in ROLES:
+        implied = {"operate": {"operate", "read"}, "admin": set(ROLES)}.get(role, {role})
+        if not implied & set(endpoint.roles):
+            assert requested(cluster, endpoint, f"token to {role}").status_code == 403, role
+    answer = requested(cluster, endpoint, PREFIXED)
+    if endpoint.name in TELL_NO_QUEUE_OVER_HTTP:
+        assert answer.status_code == 200 and THEIRS not in answer.text
+    else:
+        assert answer.status_code == 403, answer.text
+    assert PAYLOAD.decode() not in answer.text and state(cluster) == before
+
+
+def test_every_method_of_every_path_is_a_route_of_the_walk(cluster: LocalCluster) -> None:
+    """Nothing is served beside the table of endpoints, except for what each path allows."""
+    with httpx.Client(base_url=f"http://{cluster.http_addresses[0]}", timeout=ANSWER_S_MAX, trust_env=False) as client:
+        for path in sorted({endpoint.path for endpoint in ENDPOINTS}):
+            allowed = client.options(path).headers["allow"].split(", ")
+            there = {endpoint.method for endpoint in ENDPOINTS if endpoint.path == path}
+            assert set(allowed) - {"OPTIONS", "HEAD"} >= there
+            for method in allowed:
+                if method == "HEAD":
+                    name = next(one.name for one in ENDPOINTS if one.path == path and one.method == "GET")
+                    assert client.head(path).status_code == 401 or name in OPEN_ROUTES
