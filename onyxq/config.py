@@ -46,6 +46,7 @@ SETTINGS: Mapping[str, Known] = {
     "access": Known(None, "file of the tokens that are asked for, and the peers' secret"),
     "tokens": Known(None, "the same tokens in one line, TOKEN=ROLE+ROLE:PREFIX with spaces between them"),
     "peer_secret": Known(None, "what peers show each other; needed beside tokens"),
+    "allow_anyone": Known(None, "listen for other machines although nobody is asked for a credential", bool),
     "cluster": Known("main", "name of the cluster"),
     "zookeeper": Known(None, "HOST:PORT,... of ZooKeeper; the embedded log without"),
     "data": Known("onyxq-data", "data directory of the node"),

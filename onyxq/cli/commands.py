@@ -88,6 +88,8 @@ COMMANDS: tuple[Command, ...] = (
         setting("data", help="directory to keep (default: one that goes when it stops)"),
         setting("listen"),
         setting("http"),
+        setting("access"),
+        setting("allow_anyone"),
         *map(setting, SPARK_SETTINGS),
     ),
     _own(

@@ -59,6 +59,7 @@ def peer_start(context: Context) -> None:
         purge_margin_ms=context.number("purge_margin_ms"),
         task_archive=context.text("task_archive") or None,
         access=_access(context, alone=not context.text("zookeeper")),
+        allow_anyone=context.switched_on("allow_anyone"),
     )
 
     _check_spark(context)
@@ -86,13 +87,31 @@ def dev(context: Context) -> None:
     spark, access = _spark(context), _access(context, alone=True)
     _run(
         context,
-        lambda stop: run_dev(peers, data, listen=listen, http=http, ready=ready, stop=stop, spark=spark, access=access),
+        lambda stop: run_dev(
+            peers,
+            data,
+            listen=listen,
+            http=http,
+            ready=ready,
+            stop=stop,
+            spark=spark,
+            access=access,
+            allow_anyone=context.switched_on("allow_anyone"),
+        ),
     )
 
 
 def _access(context: Context, *, alone: bool) -> Access:
     """The credentials to ask for; ``alone``: no other process is in the cluster. Raises `BadRequest`."""
     access = load_access(context.text("access"), tokens=context.text("tokens"), peer_secret=context.text("peer_secret"))
+    if access and context.switched_on("spark"):
+        if not context.text("token"):
+            raise BadRequest(
+                "jobs need a token to read and write queues with",
+                field="token",
+                hint="Set ONYXQ_TOKEN to one with the roles produce, consume and read on every queue.",
+            )
+        os.environ["ONYXQ_TOKEN"] = context.text("token")  # the Spark host, a process of its own, finds it there
     if not access or access.peer_secret:
         return access
     if not alone:

@@ -26,6 +26,7 @@ from anyio.abc import ByteStream, TaskStatus
 from attrs import field, frozen
 
 from onyxq.access.grants import OPEN, Access
+from onyxq.access.listening import check_listening
 from onyxq.access.wire import Caller
 from onyxq.archive import Archive
 from onyxq.entry import Entries
@@ -104,6 +105,8 @@ class PeerConfig:
     """Directory in which the records that this node's peer trims become a table."""
     access: Access = OPEN
     """The credentials that it asks for."""
+    allow_anyone: bool = False
+    """It may listen for other machines without asking for credentials."""
     task_archive: str | None = None
     """Directory in which tasks are archived before they are purged, where their queue asks for it."""
 
@@ -346,6 +349,9 @@ def check_config(config: PeerConfig) -> None:
         value = getattr(config, name)
         if not low <= value <= high:
             raise BadRequest(f"{name} must be {low} to {high}, not {value}", field=name)
+    for name, address in (("listen", config.listen), ("http", config.http)):
+        if address:
+            check_listening(address, field=name, asks=bool(config.access), allow_anyone=config.allow_anyone)
     if config.record_archive:
         pyarrow()  # without it nothing could ever be trimmed
 
@@ -414,6 +420,7 @@ class LocalCluster:
         spark: Mapping[str, Any] | None = None,
         launch_host: Launch = launch,
         access: Access = OPEN,
+        allow_anyone: bool = False,
     ) -> None:
         self.nodes: list[RunningNode] = []
         self._peers = peers
@@ -425,6 +432,7 @@ class LocalCluster:
         self._spark = spark or {}
         self._launch_host = launch_host
         self._access = access
+        self._allow_anyone = allow_anyone
         self._stack = contextlib.AsyncExitStack()
         self._nursery: trio.Nursery | None = None
         self._ended: dict[int, trio.Event] = {}
@@ -468,6 +476,7 @@ class LocalCluster:
                 archive=self._archive,
                 replicas=min(3, self._peers),
                 access=self._access,
+                allow_anyone=self._allow_anyone,
                 **self._spark,
             )
             check_config(config)
@@ -508,13 +517,16 @@ async def run_dev(
     stop: trio.Event,
     spark: Mapping[str, Any] | None = None,
     access: Access = OPEN,
+    allow_anyone: bool = False,
 ) -> None:
     """A whole cluster in this process on the embedded log until ``stop``; raises `BadRequest`.
 
     ``spark``: what of `PeerConfig` is about jobs, for every peer.
-    ``access``: the credentials that they ask for.
+    ``access``: the credentials that they ask for; ``allow_anyone``: as `PeerConfig` has it.
     """
-    async with LocalCluster(peers=peers, data=data, listen=listen, http=http, spark=spark, access=access) as cluster:
+    async with LocalCluster(
+        peers=peers, data=data, listen=listen, http=http, spark=spark, access=access, allow_anyone=allow_anyone
+    ) as cluster:
         ready([node.addresses for node in cluster.nodes if node.addresses is not None])
         await stop.wait()
 

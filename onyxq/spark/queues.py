@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 
 from onyxq.errors import OnyxqError, Unavailable
 
@@ -19,7 +20,9 @@ def is_done(connect: str | None, queue: str) -> bool:
     if connect is None:
         raise Unavailable("a job that reads a queue needs a peer to connect to", field="connect")
     try:
-        counts = connection(connect, "", TIMEOUT_MS).call(lambda client: client.count(queue))
+        counts = connection(connect, os.environ.get("ONYXQ_TOKEN", ""), TIMEOUT_MS).call(
+            lambda client: client.count(queue)
+        )
     except OnyxqError as error:
         _log.warning("queue %s: %s", queue, error.message)
         return False
