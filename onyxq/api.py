@@ -216,8 +216,10 @@ async def subscribe_async(
 ) -> AsyncIterator[AsyncIterator[Event]]:
     """As `subscribe`, on trio and asyncio::
 
-    async with api.subscribe_async(start) as events:
-        async for position, entry, verdict, diff in events: ...
+        async with api.subscribe_async(start) as events:
+            async for position, entry, verdict, diff in events: ...
+
+    Leaving the block ends it.
     """
     pauses = _Pauses()
     addresses = await anyio.to_thread.run_sync(peers, connect, zookeeper, cluster)

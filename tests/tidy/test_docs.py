@@ -13,7 +13,7 @@ from onyxq.cli.parser import build
 from onyxq.config import SETTINGS
 from tests.tidy.rules import ROOT
 
-DOCUMENTS = sorted([*ROOT.glob("*.rst"), *ROOT.glob("docs/*.rst")])
+DOCUMENTS = sorted([*ROOT.glob("*.rst"), *ROOT.glob("docs/**/*.rst")])
 _LINK = re.compile(r"`[^`<\n]+(?:\n[^`<\n]+)?<([^>\n]+)>`_")
 _COMMAND = re.compile(r"``onyxq ([a-z ]+)")
 

@@ -1,0 +1,283 @@
+"""Reference pages that the code itself prints while the site is made, so that they are never out of date.
+
+Each function returns reStructuredText; each is a directive of that name, ``.. onyxq-metrics::`` for example.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+from onyxq import api, errors, metrics
+from onyxq.cli.commands import COMMANDS, NOUNS
+from onyxq.cli.parser import Command
+from onyxq.config import SETTINGS
+from onyxq.http.app import ENDPOINTS
+from onyxq.http.endpoint import Endpoint
+from onyxq.http.openapi import openapi
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A table with a line of heads; a cell is a text of its own."""
+    out = [".. list-table::", "   :header-rows: 1", ""]
+    for row in (head, *rows):
+        for place, cell in enumerate(row):
+            first, *rest = (cell or "\\ ").splitlines()
+            out.append(f"   {'*' if place == 0 else ' '} - {first}")
+            out.extend(f"       {line}".rstrip() for line in rest)
+    return [*out, ""]
+
+
+def section(title: str, line: str = "-") -> list[str]:
+    """A heading."""
+    return [title, line * len(title), ""]
+
+
+def literal(text: str) -> str:
+    """Text as code; nothing for nothing."""
+    return f"``{text}``" if text else ""
+
+
+def plain(text: str) -> str:
+    """Text of which nothing is markup, but for what stands between backticks: that is code."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:
+        parts = [text.replace("`", "'")]
+    escaped = (
+        re.sub(r"([\\*|_])", r"\\\1", part) if place % 2 == 0 else literal(part) for place, part in enumerate(parts)
+    )
+    return "".join(escaped)
+
+
+# --- settings, commands -------------------------------------------------------
+
+
+def settings_page() -> list[str]:
+    """Every setting of `onyxq.config`."""
+    kinds = {str: "text", int: "number", bool: "on or off"}
+    return table(
+        ("setting", "flag", "environment", "kind", "default", "meaning"),
+        [
+            (
+                literal(name),
+                literal("--" + name.replace("_", "-")),
+                literal(f"ONYXQ_{name.upper()}"),
+                kinds[known.kind],
+                literal("" if known.default is None else str(known.default)),
+                plain(known.about),
+            )
+            for name, known in SETTINGS.items()
+        ],
+    )
+
+
+def commands_page() -> list[str]:
+    """Every command of the command line with its options."""
+    out: list[str] = []
+    for noun in ("", *NOUNS):
+        found = [command for command in COMMANDS if command.name.rpartition(" ")[0] == noun]
+        if found:
+            out += section(f"onyxq {noun}".strip(), "-")
+            out += [f"{NOUNS[noun].capitalize()}.", ""] if noun else []
+            for command in found:
+                out += _command(command)
+    return out
+
+
+def _command(command: Command) -> list[str]:
+    out = section(f"onyxq {command.name}", "~")
+    out += [plain(command.about[0].upper() + command.about[1:]) + ".", ""]
+    for flags, details in command.options:
+        if details.get("help") != argparse.SUPPRESS:
+            out += [_usage(flags, details), f"   {plain(details.get('help') or 'needed')}", ""]
+    common = "``--connect``, ``--token``, ``--json``, ``--config``" if command.talks else "``--json``, ``--config``"
+    return [*out, f"Also {common}. For example::", "", f"    {command.example}", ""]
+
+
+def _usage(flags: tuple[str, ...], details: dict[str, Any]) -> str:
+    if not flags[0].startswith("-"):
+        return literal(details.get("metavar") or flags[0].upper())
+    valued = details.get("action") is None
+    value = details.get("metavar") or flags[-1].lstrip("-").replace("-", "_").upper()
+    return ", ".join(literal(f"{flag} {value}" if valued else flag) for flag in flags)
+
+
+# --- HTTP ---------------------------------------------------------------------
+
+
+def http_page() -> list[str]:
+    """Every operation of the OpenAPI document."""
+    document = openapi(ENDPOINTS, with_tokens=True)
+    out: list[str] = []
+    for tag in document["tags"]:
+        out += [*section(tag["name"].capitalize()), plain(tag["description"]), ""]
+        for endpoint in ENDPOINTS:
+            if endpoint.tag == tag["name"]:
+                operation = document["paths"][endpoint.path][endpoint.method.lower()]
+                out += _operation(endpoint, operation, document["components"]["schemas"])
+    return out
+
+
+def _operation(endpoint: Endpoint, operation: dict[str, Any], schemas: dict[str, Any]) -> list[str]:
+    out = section(f"{endpoint.method} {endpoint.path}", "~")
+    out += [plain(operation["summary"]), "", plain(operation.get("description", "")), ""]
+    rows = [
+        (
+            literal(one["name"]),
+            one["in"],
+            _kind(one["schema"]),
+            _needed(one["required"]),
+            plain(one.get("description", "")),
+        )
+        for one in operation.get("parameters", ())
+    ]
+    body = operation.get("requestBody")
+    if body:
+        rows += _members("body", body["content"]["application/json"]["schema"], schemas)
+    if rows:
+        out += table(("field", "in", "kind", "needed", "meaning"), rows)
+    answers = [f"{status}" for status in operation["responses"] if status != "default"]
+    out += [f":Role: {endpoint.role or 'none is asked for'}", f":Statuses: {', '.join(answers)}"]
+    answer = endpoint.answer or {}
+    return [*out, *([f":Answer: {_kind(answer)}"] if answer else []), ""]
+
+
+def _members(place: str, schema: dict[str, Any], schemas: dict[str, Any]) -> list[tuple[str, ...]]:
+    shape = schemas[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+    needed = shape.get("required", ())
+    return [
+        (literal(name), place, _kind(one), _needed(name in needed), plain(one.get("description", "")))
+        for name, one in shape.get("properties", {}).items()
+    ]
+
+
+def _needed(needed: bool) -> str:
+    return "yes" if needed else ""
+
+
+def _kind(schema: dict[str, Any]) -> str:
+    if "$ref" in schema:
+        return schema["$ref"].rpartition("/")[2]
+    for several in ("oneOf", "anyOf"):
+        if several in schema:
+            return " or ".join(dict.fromkeys(map(_kind, schema[several])))
+    if "enum" in schema:
+        return "one of " + ", ".join(literal(str(one)) for one in schema["enum"])
+    kind = schema.get("type", "any")
+    if kind == "array":
+        return f"list of {_kind(schema.get('items', {}))}"
+    words = " or ".join(kind) if isinstance(kind, list) else kind
+    low, high = schema.get("minimum"), schema.get("maximum")
+    return f"{words} {low} … {high}" if low is not None and high is not None else str(words)
+
+
+def schemas_page() -> list[str]:
+    """What the OpenAPI document calls by name."""
+    out: list[str] = []
+    schemas = openapi(ENDPOINTS, with_tokens=True)["components"]["schemas"]
+    for name, schema in schemas.items():
+        rows = [row[:1] + row[2:] for row in _members("", schema, schemas)]
+        out += [*section(name, "~"), plain(schema.get("description", "")), ""]
+        out += table(("member", "kind", "always there", "meaning"), rows) if rows else [_kind(schema), ""]
+    return out
+
+
+# --- metrics, errors, Python --------------------------------------------------
+
+
+def metrics_page() -> list[str]:
+    """Every metric of `onyxq.metrics`."""
+    known = [one for one in vars(metrics.Metrics()).values() if hasattr(one, "render")]
+    return table(
+        ("metric", "type", "labels", "meaning"),
+        [
+            (
+                literal(one.name),
+                type(one).__name__.lower(),
+                ", ".join(literal(label) for label in getattr(one, "labels", ())),
+                plain(one.doc),
+            )
+            for one in known
+        ],
+    )
+
+
+def errors_page() -> list[str]:
+    """Every error of `onyxq.errors`."""
+    return table(
+        ("code", "class", "HTTP", "exit", "meaning, and what to do"),
+        [
+            (
+                literal(code),
+                literal(kind.__name__),
+                str(kind.status),
+                str(kind.exit_code),
+                f"{(kind.__doc__ or '').strip()}\n\n*{plain(kind.hint)}*",
+            )
+            for code, kind in errors.BY_CODE.items()
+        ],
+    )
+
+
+def python_page() -> list[str]:
+    """All public names: those of ``onyxq``, then what belongs to them."""
+    out = [*section("onyxq.api"), ".. automodule:: onyxq.api", "   :members:", ""]
+    told = {id(api), *(id(getattr(api, name)) for name in api.__all__)}
+    for module in PUBLIC:
+        out += section(module)
+        names = importlib.import_module(module).__all__
+        for name in names:
+            thing = getattr(importlib.import_module(module), name)
+            if id(thing) not in told and not name.startswith("_"):
+                told.add(id(thing))
+                out += [f".. {_autodoc(thing)}:: {module}.{name}", *_members_shown(thing), ""]
+    return out
+
+
+PUBLIC = ("onyxq", "onyxq.client", "onyxq.worker", "onyxq.testing")
+
+
+def _autodoc(thing: Any) -> str:
+    if isinstance(thing, type):
+        return "autoexception" if issubclass(thing, BaseException) else "autoclass"
+    return "autofunction" if callable(thing) else "autodata"
+
+
+def _members_shown(thing: Any) -> list[str]:
+    if not isinstance(thing, type):
+        return []
+    return ["   :members:", *([] if issubclass(thing, BaseException) else ["   :inherited-members:"])]
+
+
+PAGES: dict[str, Callable[[], list[str]]] = {
+    "onyxq-settings": settings_page,
+    "onyxq-commands": commands_page,
+    "onyxq-http": http_page,
+    "onyxq-schemas": schemas_page,
+    "onyxq-metrics": metrics_page,
+    "onyxq-errors": errors_page,
+    "onyxq-python": python_page,
+}
+
+
+class Printed(SphinxDirective):
+    """Puts in the text that the function of the directive's name returns."""
+
+    def run(self) -> list[nodes.Node]:
+        """The nodes in the directive's place."""
+        text = "\n".join(PAGES[self.name]())
+        return self.parse_text_to_nodes(text, allow_section_headings=True)
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register with Sphinx."""
+    for name in PAGES:
+        app.add_directive(name, Printed)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,63 @@
+"""The site is made without a warning, and holds what the code says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import onyxq
+from onyxq.cli.commands import COMMANDS
+from onyxq.config import SETTINGS
+from onyxq.errors import BY_CODE
+from onyxq.http.app import ENDPOINTS
+from onyxq.metrics import Metrics
+from tests.tidy.rules import ROOT
+
+SECONDS_MAX = 300
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pages, made as a user makes them."""
+    made = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-d", str(made / "doctrees")]
+    ended = subprocess.run(
+        [*command, str(ROOT / "docs"), str(made / "pages")],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return made / "pages"
+
+
+@pytest.mark.slow
+def test_every_page_is_made_and_none_has_a_warning(site: Path) -> None:
+    """A page that nothing leads to, a link that leads nowhere and text that is malformed are warnings."""
+    pages = {path.relative_to(site).with_suffix("").as_posix() for path in site.rglob("*.html")}
+    sources = {path.relative_to(ROOT / "docs").with_suffix("").as_posix() for path in (ROOT / "docs").rglob("*.rst")}
+    assert sources <= pages
+
+
+@pytest.mark.slow
+def test_the_reference_has_all_that_the_code_has(site: Path) -> None:
+    """Names of Python, commands, settings, operations of HTTP, metrics, errors."""
+    metrics = [one.name for one in vars(Metrics()).values() if hasattr(one, "render")]
+    titles = {
+        "commands": [f"onyxq {command.name}" for command in COMMANDS],
+        "http": [f"{endpoint.method} {endpoint.path}" for endpoint in ENDPOINTS],
+    }
+    cells = {"settings": list(SETTINGS), "metrics": metrics, "errors": list(BY_CODE)}
+    shown = {
+        **{page: [f">{title}<a" for title in of_page] for page, of_page in titles.items()},
+        **{page: [f'<span class="pre">{cell}</span>' for cell in of_page] for page, of_page in cells.items()},
+        "python": [f'id="onyxq.{name}"' for name in onyxq.__all__ if name != "api" and not name.startswith("_")],
+    }
+    for page, wanted in shown.items():
+        text = (site / f"reference/{page}.html").read_text("utf-8")
+        missing = [one for one in wanted if one not in text]
+        assert wanted and not missing, f"{page}: {missing}"
