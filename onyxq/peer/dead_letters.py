@@ -34,6 +34,8 @@ class DeadLetters:
     async def page(self, args: dict[str, Any]) -> dict[str, Any]:
         """A page of dead letters in id order: ``{"tasks": as get answers, "after"}``."""
         check.only(args, ("queue", "after", "limit", "error"))
+        if args.get("error") is not None:
+            check.text(args["error"], "error", WHERE_CHARS_MAX)
         wanted = _wanted(
             args.get("queue"), args.get("error"), args.get("after"), args.get("limit", 100), check.LIMIT_MAX
         )
