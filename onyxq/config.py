@@ -19,9 +19,9 @@ from onyxq.errors import BadRequest
 Kind: TypeAlias = type[str] | type[int] | type[bool]
 
 FILE_NAME = "onyxq.toml"
-SECRET = ("token", "tokens", "peer_secret")
+SECRET = ("token", "tokens", "peer_secret", "zookeeper_auth")
 """Settings that are never shown."""
-PRIVATE = ("tokens", "peer_secret")
+PRIVATE = ("tokens", "peer_secret", "zookeeper_auth")
 """Of these the ones that must not be in a file that everybody may read."""
 _ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
@@ -49,6 +49,10 @@ SETTINGS: Mapping[str, Known] = {
     "allow_anyone": Known(None, "listen for other machines although nobody is asked for a credential", bool),
     "cluster": Known("main", "name of the cluster"),
     "zookeeper": Known(None, "HOST:PORT,... of ZooKeeper; the embedded log without"),
+    "zookeeper_auth": Known(None, "digest:USER:PASSWORD or sasl:USER:PASSWORD; znodes then belong to it alone"),
+    "zookeeper_ca": Known(None, "file of the authorities for ZooKeeper's certificate; TLS with it"),
+    "zookeeper_cert": Known(None, "file of the certificate shown to ZooKeeper"),
+    "zookeeper_key": Known(None, "file of its key"),
     "data": Known("onyxq-data", "data directory of the node"),
     "archive": Known(None, "directory that keeps what a collection trims; nothing is kept without"),
     "record_archive": Known(None, "directory of Parquet files for what a collection trims, by day"),

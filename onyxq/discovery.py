@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+
+from onyxq.access.credentials import ZookeeperCredentials
 from onyxq.client.asynchronous import ADDRESS
 from onyxq.errors import BadRequest
 
@@ -9,7 +12,8 @@ from onyxq.errors import BadRequest
 def peers(connect: str | None, zookeeper: str | None, cluster: str) -> list[str]:
     """Addresses of peers, to be tried in turn; blocking where ZooKeeper is asked.
 
-    ``connect``: one or several ``HOST:PORT``, with commas between them.  Raises
+    ``connect``: one or several ``HOST:PORT``, with commas between them.  What ZooKeeper is shown
+    comes from ``ONYXQ_ZOOKEEPER_AUTH`` and its neighbours.  Raises
     `BadRequest` if both are given, and what `onyxq.log.zookeeper_pulses.addresses` raises.
     """
     if zookeeper is None:
@@ -18,4 +22,5 @@ def peers(connect: str | None, zookeeper: str | None, cluster: str) -> list[str]
         raise BadRequest("give either connect or zookeeper", field="zookeeper")
     from onyxq.log.zookeeper_pulses import addresses  # kazoo is loaded by those who need it
 
-    return addresses(zookeeper, cluster)
+    shown = {name: os.environ.get(f"ONYXQ_ZOOKEEPER_{name.upper()}", "") for name in ("auth", "ca", "cert", "key")}
+    return addresses(zookeeper, cluster, ZookeeperCredentials(**shown))

@@ -33,7 +33,7 @@ def create(context: Context) -> None:
     from onyxq.cli.daemons import run_in_trio
     from onyxq.log.zookeeper import ZookeeperBackend
 
-    backend = ZookeeperBackend(hosts, args.name)
+    backend = ZookeeperBackend(hosts, args.name, credentials=context.zookeeper_credentials())
     wanted = uuid.uuid4().hex
 
     async def body() -> None:
@@ -61,8 +61,27 @@ def destroy(context: Context) -> None:
     from onyxq.cli.daemons import run_in_trio
     from onyxq.log.zookeeper import ZookeeperBackend
 
-    run_in_trio(ZookeeperBackend(hosts, args.name).destroy)
+    run_in_trio(ZookeeperBackend(hosts, args.name, credentials=context.zookeeper_credentials()).destroy)
     context.out.result({"name": args.name, "destroyed": True}, f"destroyed {args.name}")
+
+
+def protect(context: Context) -> None:
+    """Have a cluster's znodes belong to ``zookeeper_auth`` alone."""
+    hosts, credentials = _hosts(context), context.zookeeper_credentials()
+    if not credentials.auth:
+        raise BadRequest("zookeeper_auth must say whom the znodes are to belong to", field="zookeeper_auth")
+
+    from onyxq.cli.daemons import run_in_trio
+    from onyxq.log.zookeeper import ZookeeperBackend
+
+    found = []
+
+    async def body() -> None:
+        found.append(await ZookeeperBackend(hosts, context.args.name, credentials=credentials).protect())
+
+    run_in_trio(body)
+    said = {"name": context.args.name, "znodes": found[0]}
+    context.out.result(said, f"{found[0]} znodes of {context.args.name} belong to zookeeper_auth")
 
 
 async def _create(session: LogSession, name: str, cluster_id: str, *, partitions: int, replicas: int) -> None:

@@ -122,6 +122,14 @@ COMMANDS: tuple[Command, ...] = (
     ),
     _shown("cluster show", "name, settings and health of the cluster"),
     _own(
+        "cluster protect",
+        "clusters:protect",
+        "have a stopped cluster's znodes belong to zookeeper_auth alone",
+        "cluster protect main --zookeeper 127.0.0.1:2181",
+        option("name", metavar="NAME"),
+        ZOOKEEPER_NEEDED,
+    ),
+    _own(
         "cluster destroy",
         "clusters:destroy",
         "delete a cluster's log from ZooKeeper, for good",

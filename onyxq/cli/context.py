@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
+from onyxq.access.credentials import ZookeeperCredentials
 from onyxq.cli.output import Output
 from onyxq.config import Config
 from onyxq.errors import BadRequest
@@ -47,6 +48,15 @@ class Context:
         """A setting that somebody made, None where only the default is left."""
         value = self.config.given(name, getattr(self.args, name, None))
         return None if value is None else str(value)
+
+    def zookeeper_credentials(self) -> ZookeeperCredentials:
+        """What ZooKeeper is shown."""
+        return ZookeeperCredentials(
+            auth=self.text("zookeeper_auth"),
+            ca=self.text("zookeeper_ca"),
+            cert=self.text("zookeeper_cert"),
+            key=self.text("zookeeper_key"),
+        )
 
     @contextmanager
     def client(self) -> Iterator[Client]:

@@ -42,6 +42,7 @@ def peer_start(context: Context) -> None:
     config = PeerConfig(
         cluster=context.text("cluster"),
         zookeeper=context.text("zookeeper") or None,
+        zookeeper_credentials=context.zookeeper_credentials(),
         data=context.text("data"),
         archive=context.text("archive") or None,
         record_archive=context.text("record_archive") or None,

@@ -7,7 +7,7 @@ kazoo's threads post what happened and touch nothing else; how they work is chan
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import trio
@@ -60,9 +60,9 @@ Start = Callable[[SessionClient], Any]
 """Makes one asynchronous kazoo call and returns kazoo's result object."""
 
 
-def create(path: str, data: bytes = b"") -> Start:
-    """The call that creates a plain znode."""
-    return lambda client: client.create_async(path, data)
+def create(path: str, data: bytes = b"", *, acl: Sequence[Any] | None = None) -> Start:
+    """The call that creates a plain znode; ``acl``: if not the one of all that the session makes."""
+    return lambda client: client.create_async(path, data, acl)
 
 
 def delete(path: str) -> Start:
@@ -90,6 +90,16 @@ def replace(path: str, data: bytes, *, version: int = -1) -> Start:
     return lambda client: client.set_async(path, data, version)
 
 
+def children(path: str) -> Start:
+    """The call that gives the names of a znode's children."""
+    return lambda client: client.get_children_async(path)
+
+
+def give(path: str, acl: Sequence[Any]) -> Start:
+    """The call that says who may use a znode."""
+    return lambda client: client.set_acls_async(path, list(acl))
+
+
 def sync(path: str) -> Start:
     """The call after which reads see all that was written before it."""
     return lambda client: client.sync_async(path)
@@ -98,8 +108,8 @@ def sync(path: str) -> Start:
 class Link:
     """A ZooKeeper session as seen from trio; all attributes belong to the trio thread."""
 
-    def __init__(self, hosts: str, *, session_timeout_ms: int) -> None:
-        self.client = SessionClient(hosts, session_timeout_ms=session_timeout_ms)
+    def __init__(self, hosts: str, *, session_timeout_ms: int, options: Mapping[str, Any] | None = None) -> None:
+        self.client = SessionClient(hosts, session_timeout_ms=session_timeout_ms, **(options or {}))
         self.connected = False
         self.suspected = False
         """The server left a call unanswered for `patience_s` and was not heard of since."""

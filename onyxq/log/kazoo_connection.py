@@ -23,6 +23,8 @@ from __future__ import annotations
 
 import logging
 import select
+import socket
+import ssl
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -91,7 +93,8 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
 
     def _connect(self, host: str, hostip: str, port: int) -> Any:
         with self._lock:
-            self._unsent, self._behind = b"", False
+            # What is asked for before the credentials were shown would be refused: it goes kazoo's way, behind them.
+            self._unsent, self._behind = b"", bool(self.client.auth_data or self.sasl_options)
         self._received, self._taken = b"", 0
         return super()._connect(host, hostip, port)
 
@@ -106,8 +109,8 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
         """Take all messages that are here; what is here of another stays until its rest comes."""
         with self._socket_error_handling():
             try:
-                data = self._socket.recv(RECEIVE_BYTES)
-            except BlockingIOError:
+                data = self._receive()
+            except (BlockingIOError, ssl.SSLWantReadError):
                 return None
         if not data:
             raise ConnectionDropped("socket connection broken")
@@ -117,6 +120,14 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
         while response is None and self._has_message():
             response = super()._read_socket(read_timeout)
         return response
+
+    def _receive(self) -> bytes:
+        if not self.client.use_ssl:
+            data: bytes = self._socket.recv(RECEIVE_BYTES)
+            return data
+        with self._lock:  # TLS has one state for both directions, and another thread may be writing
+            data = self._socket.recv(RECEIVE_BYTES)
+            return data
 
     def _has_message(self) -> bool:
         have = len(self._received) - self._taken
@@ -216,6 +227,21 @@ class _DirectResult(AsyncResult):  # type: ignore[misc]  # kazoo has no types
 
 
 class _DirectHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
+    def create_connection(self, *args: Any, **kwargs: Any) -> Any:
+        """As kazoo has it; but a socket whose TLS fails is closed, and the server must be whom its name says."""
+        if not kwargs["use_ssl"]:
+            return super().create_connection(*args, **kwargs)
+        context = ssl.create_default_context(cafile=kwargs["ca"])
+        if kwargs["certfile"]:
+            context.load_cert_chain(kwargs["certfile"], kwargs["keyfile"])
+        plain = socket.create_connection(kwargs["address"], kwargs["timeout"])
+        try:
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return context.wrap_socket(plain, server_hostname=kwargs["hostname"])
+        except BaseException:
+            plain.close()
+            raise
+
     def async_result(self) -> _DirectResult:
         return _DirectResult(self)
 
@@ -231,9 +257,12 @@ class _DirectHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo
 
 
 class SessionClient(KazooClient):  # type: ignore[misc]  # kazoo has no types
-    """One ZooKeeper session: reconnects until it is told that the session expired."""
+    """One ZooKeeper session: reconnects until it is told that the session expired.
 
-    def __init__(self, hosts: str, *, session_timeout_ms: int) -> None:
+    ``options``: credentials and TLS, as kazoo has them.
+    """
+
+    def __init__(self, hosts: str, *, session_timeout_ms: int, **options: Any) -> None:
         self.persistent: dict[str, Callable[[], None]] = {}
         super().__init__(
             hosts=hosts,
@@ -241,8 +270,10 @@ class SessionClient(KazooClient):  # type: ignore[misc]  # kazoo has no types
             handler=_DirectHandler(),
             connection_retry=KazooRetry(max_tries=-1, delay=RECONNECT_FIRST_S, max_delay=RECONNECT_MAX_S),
             logger=logging.getLogger("onyxq.log.kazoo"),
+            **options,
         )
-        self._connection = _Connection(self, self._conn_retry.copy(), logger=self.logger)
+        sasl = options.get("sasl_options")
+        self._connection = _Connection(self, self._conn_retry.copy(), logger=self.logger, sasl_options=sasl)
 
     def watch_persistently(self, path: str, callback: Callable[[], None]) -> Any:
         """Have ``callback`` called, in kazoo's thread, at every change of ``path`` or its children.
@@ -266,7 +297,7 @@ class SessionClient(KazooClient):  # type: ignore[misc]  # kazoo has no types
 
         The path in the answer is the server's.
         """
-        return self._ask(Create2(self.chroot + path, data, OPEN_ACL_UNSAFE, _SEQUENCE))
+        return self._ask(Create2(self.chroot + path, data, self.default_acl or OPEN_ACL_UNSAFE, _SEQUENCE))
 
     def finish(self) -> None:
         """Close session and connection and end kazoo's threads; blocks."""

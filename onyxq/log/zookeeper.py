@@ -17,6 +17,7 @@ from attrs import define, field
 from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
 from kazoo.protocol.states import EventType
 
+from onyxq.access.credentials import ANONYMOUS, ZookeeperCredentials
 from onyxq.entry import RECORD_BYTES_MAX
 from onyxq.errors import BadRequest, LogUnavailable, TooLarge
 from onyxq.log.interface import (
@@ -29,7 +30,8 @@ from onyxq.log.interface import (
     segment_of,
     segment_start,
 )
-from onyxq.log.kazoo_client import BROKEN, Link, append, create, delete, exists, get, replace, sync
+from onyxq.log.kazoo_client import BROKEN, Link, append, children, create, delete, exists, get, give, replace, sync
+from onyxq.log.zookeeper_access import NOTHING, REFUSED, Shown, shown
 from onyxq.log.zookeeper_origin import Origins, position_of
 from onyxq.log.zookeeper_reader import Layout, Reader
 from onyxq.log.zookeeper_segments import Segments
@@ -50,6 +52,7 @@ class ZookeeperBackend:
         session_timeout_ms: int = SESSION_TIMEOUT_MS,
         open_timeout_s: float = OPEN_TIMEOUT_S,
         segment_records: int = SEGMENT_RECORDS,
+        credentials: ZookeeperCredentials = ANONYMOUS,
     ) -> None:
         if not cluster or "/" in cluster or cluster in (".", ".."):
             raise BadRequest(f"{cluster!r} cannot be a cluster's name", field="cluster")
@@ -58,6 +61,7 @@ class ZookeeperBackend:
         self._session_timeout_ms = session_timeout_ms
         self._open_timeout_s = open_timeout_s
         self._segment_records = segment_records
+        self._shown = shown(credentials)
 
     @property
     def durable(self) -> bool:
@@ -65,9 +69,21 @@ class ZookeeperBackend:
         return True
 
     async def session(self) -> ZookeeperSession:
-        """A new ZooKeeper session; raises `LogUnavailable` if there is none in time."""
-        link = Link(self.hosts, session_timeout_ms=self._session_timeout_ms)
-        session = ZookeeperSession(link, Layout(self.cluster), segment_records=self._segment_records)
+        """A new ZooKeeper session; raises `LogUnavailable` if there is none in time.
+
+        Raises `BadRequest` if the cluster belongs to another credential, or to everybody and one is shown.
+        """
+        session = await self._session()
+        try:
+            await session.check_owner()
+        except BaseException:
+            await session.aclose()
+            raise
+        return session
+
+    async def _session(self) -> ZookeeperSession:
+        link = Link(self.hosts, session_timeout_ms=self._session_timeout_ms, options=self._shown.options)
+        session = ZookeeperSession(link, Layout(self.cluster), segment_records=self._segment_records, shown=self._shown)
         try:
             await link.open(timeout_s=self._open_timeout_s)
             await session.prepare()
@@ -75,6 +91,14 @@ class ZookeeperBackend:
             await link.close()
             raise
         return session
+
+    async def protect(self) -> int:
+        """Have all znodes of a cluster, which were everybody's, belong to the credential; how many those are."""
+        session = await self._session()
+        try:
+            return await session.protect()
+        finally:
+            await session.aclose()
 
     async def destroy(self) -> None:
         """Delete the cluster's log, origin, pulses and all else below its directory."""
@@ -116,8 +140,16 @@ class _Flight:
 class ZookeeperSession:
     """One ZooKeeper session; see `LogSession`."""
 
-    def __init__(self, link: Link, layout: Layout, *, segment_records: int = SEGMENT_RECORDS) -> None:
+    def __init__(
+        self,
+        link: Link,
+        layout: Layout,
+        *,
+        segment_records: int = SEGMENT_RECORDS,
+        shown: Shown = NOTHING,
+    ) -> None:
         self._link = link
+        self._shown = shown
         self._layout = layout
         self._reader = Reader(link, layout, origin_position=position_of)
         self._origins = Origins(link, layout)
@@ -146,12 +178,35 @@ class ZookeeperSession:
         root = layout.root.rpartition("/")[0]
         for path in (root, layout.root, layout.log, layout.pulses, layout.origins):
             try:
-                await self._link.insist(create(path))
+                await self._link.insist(create(path, acl=self._shown.root_acl if path == root else None))
             except NodeExistsError:
                 continue
+            except REFUSED:
+                raise BadRequest(
+                    f"{path} in ZooKeeper belongs to another credential than this", field="zookeeper_auth"
+                ) from None
             except NoNodeError:
                 raise LogUnavailable(f"the parent of {path} does not exist in ZooKeeper") from None
         await self._segments.open()
+
+    async def check_owner(self) -> None:
+        """Raise `BadRequest` if the cluster is everybody's although a credential is shown."""
+        acl, _ = await self._link.insist(lambda client: client.get_acls_async(self._layout.log))
+        if self._shown.owned and list(acl) != list(self._shown.acl):
+            raise BadRequest(
+                f"the znodes of {self._layout.root} in ZooKeeper do not belong to zookeeper_auth alone",
+                field="zookeeper_auth",
+                hint="Stop the cluster's peers, and run: onyxq cluster protect NAME --zookeeper HOSTS",
+            )
+
+    async def protect(self) -> int:
+        """Give every znode from the cluster's root on the session's own access list; how many there are."""
+        found = [self._layout.root]
+        for path in found:
+            found += [f"{path}/{child}" for child in sorted(await self._link.insist(children(path)))]
+        for path in found:
+            await self._link.insist(give(path, self._shown.acl))
+        return len(found)
 
     # --- records --------------------------------------------------------------------
 

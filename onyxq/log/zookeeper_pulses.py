@@ -6,21 +6,27 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException, NoNodeError
 from kazoo.handlers.threading import KazooTimeoutError
 
-from onyxq.errors import LogUnavailable, NotFound
+from onyxq.access.credentials import ANONYMOUS, ZookeeperCredentials
+from onyxq.errors import Forbidden, LogUnavailable, NotFound
+from onyxq.log.zookeeper_access import REFUSED, shown
 from onyxq.log.zookeeper_reader import Layout
 
 CONNECT_TIMEOUT_S = 10.0
 
 
-def addresses(hosts: str, cluster: str) -> list[str]:
+def addresses(hosts: str, cluster: str, credentials: ZookeeperCredentials = ANONYMOUS) -> list[str]:
     """``HOST:PORT`` of the cluster's peers that live, sorted by peer; changes nothing in ZooKeeper.
 
     Raises `LogUnavailable` if ZooKeeper does not answer, `NotFound` if no peer lives.
     """
-    client = KazooClient(hosts, timeout=CONNECT_TIMEOUT_S, read_only=True)
+    client = KazooClient(hosts, timeout=CONNECT_TIMEOUT_S, read_only=True, **shown(credentials).options)
     try:
         client.start(timeout=CONNECT_TIMEOUT_S)
         found = _pulses(client, Layout(cluster).pulses)
+    except REFUSED:
+        raise Forbidden(
+            f"ZooKeeper shows cluster {cluster!r} to other credentials only", field="zookeeper_auth"
+        ) from None
     except (KazooTimeoutError, KazooException) as error:
         raise LogUnavailable(f"ZooKeeper at {hosts} does not answer: {error!r}", field="zookeeper") from None
     finally:

@@ -18,7 +18,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 
@@ -98,20 +98,31 @@ class ZookeeperServer:
     """One server, or an ensemble of three, on 127.0.0.1; use it with ``with`` or ``async with``.
 
     ``port`` is the first server's client port (0: a free one), the others get free ones.
+    ``java`` and ``settings``: more options of Java, and lines of the configuration.
     Start it from a thread that lives as long as the servers shall: the kernel's
     parent-death signal is sent when the *thread* that started them ends.
     """
 
-    def __init__(self, data_dir: str | os.PathLike[str], *, servers: int = 1, port: int = 0) -> None:
+    def __init__(
+        self,
+        data_dir: str | os.PathLike[str],
+        *,
+        servers: int = 1,
+        port: int = 0,
+        java: Sequence[str] = (),
+        settings: Sequence[str] = (),
+    ) -> None:
         if servers not in (1, 3):
             raise ValueError("an ensemble has 1 or 3 servers")
         self._dir = Path(data_dir)
+        self._settings = list(settings)
         self._command = [
             find_java(),
             f"-Xmx{HEAP_MIB}m",
             "-XX:+UseSerialGC",
             "-Dlog4j2.level=WARN",
             "-Dzookeeper.admin.enableServer=false",
+            *java,
             "-cp",
             os.pathsep.join(find_jars()),
             _MAIN,
@@ -275,6 +286,7 @@ class ZookeeperServer:
             "4lw.commands.whitelist=srvr,ruok",
             "autopurge.snapRetainCount=3",
             "autopurge.purgeInterval=1",
+            *self._settings,
         ]
         if self._peer_ports:
             lines += ["initLimit=20", "syncLimit=10"]

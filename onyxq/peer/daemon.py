@@ -25,6 +25,7 @@ import trio
 from anyio.abc import ByteStream, TaskStatus
 from attrs import field, frozen
 
+from onyxq.access.credentials import ANONYMOUS, ZookeeperCredentials
 from onyxq.access.grants import OPEN, Access
 from onyxq.access.listening import check_listening
 from onyxq.access.wire import Caller
@@ -70,6 +71,7 @@ class PeerConfig:
     data: str
     cluster: str = "main"
     zookeeper: str | None = None
+    zookeeper_credentials: ZookeeperCredentials = ANONYMOUS
     listen: str = "127.0.0.1:7400"
     http: str | None = "127.0.0.1:7480"
     archive: str | None = None
@@ -391,7 +393,12 @@ async def _backend_of(config: PeerConfig, given: LogBackend | None) -> AsyncIter
     elif config.zookeeper is not None:
         from onyxq.log.zookeeper import ZookeeperBackend
 
-        yield ZookeeperBackend(config.zookeeper, config.cluster, session_timeout_ms=config.session_timeout_ms)
+        yield ZookeeperBackend(
+            config.zookeeper,
+            config.cluster,
+            session_timeout_ms=config.session_timeout_ms,
+            credentials=config.zookeeper_credentials,
+        )
     else:
         embedded = EmbeddedBackend.open(str(Path(config.data) / "log"))
         try:

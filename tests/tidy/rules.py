@@ -63,6 +63,7 @@ ONLY_IN = {
             "kazoo_client",
             "kazoo_connection",
             "zookeeper",
+            "zookeeper_access",
             "zookeeper_origin",
             "zookeeper_pulses",
             "zookeeper_reader",
