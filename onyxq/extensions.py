@@ -35,6 +35,10 @@ GROUP = "onyxq.entries"
 NAME_CHARACTERS_MAX = 100
 _NAME = re.compile(r"[a-z][a-z0-9_]*\.[a-z][a-z0-9_]*")
 NOTHING: PMap[Any, Any] = pmap()
+SHIPPED = tuple(
+    EntryPoint(f"taskstore.{name}", f"onyxq.taskstore.{name}", GROUP) for name in ("claim", "set_limits", "update")
+)
+"""Entries of extensions that come with OnyxQ."""
 
 
 class Context(Protocol):
@@ -93,7 +97,7 @@ def installed() -> Entries:
 
     Looked up once in a process.
     """
-    return with_extensions(entry_points(group=GROUP))
+    return with_extensions([*SHIPPED, *entry_points(group=GROUP)])
 
 
 def with_extensions(points: Iterable[EntryPoint]) -> Entries:

@@ -23,8 +23,8 @@ from starlette.types import Message, Receive, Scope, Send
 from onyxq.access.checking import Guarded
 from onyxq.access.grants import OPEN, Access, Grants, digest_of
 from onyxq.errors import Forbidden, NotFound, OnyxqError, Overloaded, Unauthorized
-from onyxq.http import claims, cluster, dead, extensions, history, jobs, periodic, queues, tasks, transactions
-from onyxq.http.bodies import Body, Budget, Disconnected, check_media, path_segments, query_pairs
+from onyxq.http import claims, cluster, dead, extensions, history, jobs, periodic, queues, tasks, taskstore, transactions
+from onyxq.http.bodies import Body, Budget, Disconnected, check_media, form_text, path_segments, query_pairs
 from onyxq.http.endpoint import PATH_FIELDS, Api, Call, Endpoint, Kit
 from onyxq.http.keys import Keys
 from onyxq.http.openapi import openapi
@@ -44,6 +44,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *cluster.ENDPOINTS,
     *history.ENDPOINTS,
     *extensions.ENDPOINTS,
+    *taskstore.ENDPOINTS,
 )
 
 REQUESTS_MAX = 1_024
@@ -221,6 +222,8 @@ class App:
         if endpoint.body is not None:
             check_media(arrival.headers)
             raw = await arrival.body.read()
+            if endpoint.form_field:
+                raw = form_text(raw, endpoint.form_field) or str(query.get(endpoint.form_field, "")).encode()
             given = decode_json(raw) if raw or endpoint.body_required else {}
             value = _checked(endpoint.body.check, given, "the body")
         elif arrival.body.complete:
@@ -289,9 +292,17 @@ def _random_64() -> int:
 def _matches(endpoint: Endpoint, segments: list[str]) -> bool:
     parts = endpoint.segments
     if len(parts) != len(segments):
-        return False
+        if not endpoint.has_tail or len(parts) > len(segments):
+            return False
+        segments = _with_tail(parts, segments)
     pairs = zip(parts, segments, strict=True)
     return all(part == segment or (part.startswith("{") and segment != "") for part, segment in pairs)
+
+
+def _with_tail(parts: tuple[str, ...], segments: list[str]) -> list[str]:
+    """The segments with all that the last parameter takes as one."""
+    last = len(parts) - 1
+    return [*segments[:last], "/".join(segments[last:])]
 
 
 def _allow(candidates: Sequence[Endpoint]) -> str:
@@ -311,6 +322,8 @@ def _check_origin(endpoint: Endpoint, headers: Headers) -> None:
 
 
 def _path_values(endpoint: Endpoint, segments: list[str]) -> dict[str, Any]:
+    if endpoint.has_tail:
+        segments = _with_tail(endpoint.segments, segments)
     values = {part[1:-1]: text for part, text in zip(endpoint.segments, segments, strict=True) if part.startswith("{")}
     out = {}
     for name, text in values.items():

@@ -144,6 +144,17 @@ def query_pairs(query: bytes) -> list[tuple[str, str]]:
         raise BadRequest("the query is malformed", hint="Write it as name=value&name=value.") from None
 
 
+def form_text(body: bytes, field: str) -> bytes:
+    """What a form has in a field; the body as it is if that is no such form. Raises `BadRequest`."""
+    if not body.startswith(f"{field}=".encode()):
+        return body
+    try:
+        found = parse_qsl(body.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=QUERY_PARTS_MAX)
+    except ValueError:
+        raise BadRequest("the form is malformed", hint=f"Write it as {field}=JSON, percent-encoded.") from None
+    return dict(reversed(found))[field].encode()
+
+
 def path_segments(raw_path: bytes) -> list[str]:
     """Decoded parts of a path; an escaped slash stays within its part. Raises `BadRequest`."""
     try:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive
 
 from onyxq.http.keys import Keys
-from onyxq.http.shapes import NOTHING, Field, HexId, Object, Schema, Text
+from onyxq.http.shapes import NOTHING, Digits, DigitsList, Field, HexId, Object, Schema, Text
 from onyxq.ids import IdMaker
 
 PATH_FIELDS: Mapping[str, Field] = {
@@ -27,6 +27,9 @@ PATH_FIELDS: Mapping[str, Field] = {
     "job": Field(Text(1, 120), required=True, doc="Id of the job."),
     "entry": Field(Text(), required=True, doc="Name of an extension's entry."),
     "extension": Field(Text(), required=True, doc="Name of the extension."),
+    "number": Field(Digits(), required=True, doc="Id of a task of the task store."),
+    "numbers": Field(DigitsList(), required=True, doc="Ids of tasks of the task store, with commas between them."),
+    "group": Field(Text(name=False), required=True, doc="Name of the group; it may have slashes."),
 }
 """Parameters that paths may have, by name."""
 
@@ -118,6 +121,10 @@ class Endpoint:
     query: Object = NOTHING
     body: Object | None = None
     body_required: bool = True
+    form_field: str = ""
+    """Field of a form, or of the query, in which the JSON may come instead of being the body."""
+    has_tail: bool = False
+    """Whether the path's last parameter takes all that follows, slashes included."""
     status: int = 200
     answer: Schema | None = None
     """JSON schema of the answer; None: no body."""

@@ -27,6 +27,7 @@ _TAGS = {
     "jobs": "Data pipelines that run on Spark.",
     "cluster": "What the replica says, and operations on the cluster.",
     "extensions": "Entries and states of what is installed beside OnyxQ.",
+    "task store": "Small tasks that are updated and claimed atomically, in groups.",
     "health": "For probes and monitoring.",
     "pages": "For people.",
 }

@@ -209,6 +209,34 @@ class HexId:
 
 
 @frozen
+class Digits:
+    """An integer in decimal digits, as a path has it."""
+
+    def check(self, value: Any) -> int:
+        """The integer."""
+        if type(value) is not str or not _INTEGER.fullmatch(value) or not 0 <= int(value) <= INTEGER_MAX:
+            raise Invalid("must be a number in decimal digits")
+        return int(value)
+
+    def schema(self) -> Schema:
+        """The JSON schema of the value."""
+        return Integer().schema()
+
+
+@frozen
+class DigitsList:
+    """Integers in decimal digits with commas between them."""
+
+    def check(self, value: Any) -> list[int]:
+        """The integers."""
+        return [Digits().check(part) for part in str(value).split(",")]
+
+    def schema(self) -> Schema:
+        """The JSON schema of the value."""
+        return {"type": "string", "pattern": "^[0-9]+(,[0-9]+)*$", "examples": ["1"]}
+
+
+@frozen
 class Base64:
     """Bytes as standard base64 with padding."""
 

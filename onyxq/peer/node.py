@@ -312,6 +312,12 @@ class Node:
         """The time for all that is stored; see `RingClock`."""
         return self.clock.wall_ms()
 
+    def cluster_ms(self) -> int:
+        """The time of `Replica.clock_ms`, with what passed since the last record."""
+        peer = self.replica.peers.get(self.peer_id)
+        now_ms = self.clock.own.wall_ms() - peer.clock_skew_ms if peer is not None else 0
+        return max(self.replica.clock_ms, now_ms)
+
     async def settled(self) -> None:
         """Return once what the log said of claims so far, and what was answered for, can be read from the store.
 
@@ -471,12 +477,17 @@ class Node:
 
     async def verdicts(self, entries: Sequence[Any]) -> tuple[int, Sequence[str]]:
         """Submit entries; position and verdicts. Raises `LogUnavailable`."""
+        position, verdicts, _ = await self.stepped(entries)
+        return position, verdicts
+
+    async def stepped(self, entries: Sequence[Any]) -> tuple[int, Sequence[str], Replica]:
+        """Submit entries; position, verdicts, and the replica just behind their record. Raises `LogUnavailable`."""
         outbox = self.outbox_now()
         done = trio.Event()
-        found: list[tuple[int, Sequence[str] | None]] = []
+        found: list[tuple[int, Sequence[str] | None, Replica]] = []
 
         def heard(position: int, verdicts: Sequence[str] | None) -> None:
-            found.append((position, verdicts))
+            found.append((position, verdicts, self.replica))
             done.set()
 
         outbox.submit(entries, heard)
@@ -484,7 +495,7 @@ class Node:
             await done.wait()
         if not found or found[0][1] is None:
             raise LogUnavailable("the log did not answer in time; the entry may still take effect")
-        return found[0][0], found[0][1]
+        return found[0][0], found[0][1], found[0][2]
 
     async def propose(self, entry: Any) -> str:
         """Submit an entry that the replica asks for, once; its verdict."""

@@ -36,6 +36,7 @@ from onyxq.peer.peer import Peer
 from onyxq.peer.reading import Reading, named
 from onyxq.peer.routing import Router, passing_map, passing_parts
 from onyxq.peer.settings import Settings
+from onyxq.peer.taskstore import TaskStore
 from onyxq.peer.transaction_arguments import asked_parts
 from onyxq.peer.transactions import Transactions
 from onyxq.replica import live_nodes, unserved
@@ -67,6 +68,7 @@ class Service:
         self.transactions = Transactions(node)
         batches, bulk = JobBatches(node, self.transactions), BulkReading(node)
         extending, settings, jobs = Extending(node), Settings(node, self._reading), Jobs(node)
+        store = TaskStore(node, random_64)
         node.enqueue, node.ask = enqueueing.enqueue, self.call
         self.log_view = LogView(node, backend)
         self.claiming = Claiming(node, self._give_back)
@@ -120,6 +122,11 @@ class Service:
             "leave": self.operating.leave,
             "submit": extending.submit,
             "extension": extending.extension,
+            "taskstore.update": store.update,
+            "taskstore.claim": store.claim,
+            "taskstore.tasks": store.tasks,
+            "taskstore.group": store.group,
+            "taskstore.groups": store.groups,
             "health": self._health,
             "metrics": self._metrics,
         }

@@ -361,6 +361,15 @@ class FakeService:
     def _extension(self, args: dict[str, Any]) -> dict[str, Any]:
         return {"position": max(12, args.get("seen", 0)), "state": {"db": ["one", 7, b"\xff"]}}
 
+    def _taskstore_groups(self, args: dict[str, Any]) -> dict[str, Any]:
+        return {"groups": ["map"]}
+
+    def _taskstore_group(self, args: dict[str, Any]) -> dict[str, Any]:
+        return {"tasks": [[7, args["group"], NOW_MS, 1, "data"]]}
+
+    def _taskstore_tasks(self, args: dict[str, Any]) -> dict[str, Any]:
+        return {"tasks": [[7, "map", NOW_MS, 1, "data"] if number == 7 else None for number in args["ids"]]}
+
     def _replica(self, args: dict[str, Any]) -> dict[str, Any]:
         return {"position": 9, "digest": "0" * 32, "log_time_ms": 1}
 

@@ -130,6 +130,7 @@ def test_head_is_answered_where_get_is(path: str) -> None:
             await client.put("/v1/periodic/p", json={"queue": "a", "schedule": "every 60s"})
             await client.post("/v1/jobs", json=JOB)
             named = {"id": ID, "queue": "a", "extension": "lock", "name": "p", "job": "j"}
+            named |= {"group": "map", "number": 7, "numbers": "7,8"}
             url = path.format(**named)
             got, head = await client.get(url), await client.head(url)
             assert (head.status_code, head.content) == (got.status_code, b"") == (200, b"")

@@ -47,6 +47,7 @@ PURE = (
             "jobs/lifetime",
             "jobs/placing",
             "jobs/sharing",
+            "taskstore/*",
             "invariants_jobs",
         )
     ),

@@ -1,0 +1,34 @@
+"""Sets how many bytes one task of the task store may have, and all of them together; submitted by operators."""
+
+from __future__ import annotations
+
+from attrs import evolve, frozen
+
+from onyxq.entry import APPLIED, ENTRY_BYTES_MAX, Stamp, Verdict
+from onyxq.replica import Replica
+from onyxq.taskstore import state
+
+VERSION = 1
+SUBMIT = True
+
+TASK_BYTES_LIMIT = ENTRY_BYTES_MAX - (16 << 10)
+"""A task must fit in one entry."""
+BYTES_LIMIT = 1 << 30
+
+
+@frozen
+class Args:
+    """``task_bytes_max``: of one task's data; ``bytes_max``: of all tasks."""
+
+    task_bytes_max: int
+    bytes_max: int
+
+
+def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
+    """From now on; what is there already stays."""
+    if not 0 < args.task_bytes_max <= TASK_BYTES_LIMIT:
+        return replica, f"task_bytes_max must be 1 to {TASK_BYTES_LIMIT}"
+    if not args.task_bytes_max <= args.bytes_max <= BYTES_LIMIT:
+        return replica, f"bytes_max must be task_bytes_max to {BYTES_LIMIT}"
+    store = evolve(state.read(replica), limits=(args.task_bytes_max, args.bytes_max))
+    return state.kept(replica, store), APPLIED

@@ -1,0 +1,222 @@
+"""The task store over HTTP, on a cluster that runs: what TaskStore's clients send and expect."""
+
+from __future__ import annotations
+
+import json
+import urllib.parse
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.interfaces.http_world import check_problem
+from tests.interfaces.live_world import running
+
+_serial = count(1)
+_MINUTE = 60_000
+
+
+@pytest.fixture(scope="module")
+def http() -> Iterator[httpx.Client]:
+    """A client of a cluster of one peer."""
+    with running(http=True) as cluster:
+        base = f"http://{cluster.http_addresses[0]}/taskstore"
+        with httpx.Client(base_url=base, timeout=30, trust_env=False) as client:
+            yield client
+
+
+@pytest.fixture
+def group() -> str:
+    """A group that no other test uses."""
+    return f"group-{next(_serial)}"
+
+
+def update(http: httpx.Client, client: int = 1, **body: Any) -> Any:
+    """An update that is answered with 200."""
+    answer = http.post("/update", json={"clientid": client, **body})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def claim(http: httpx.Client, group: str, client: int = 1, duration: int = _MINUTE, **body: Any) -> Any:
+    """A claim that is answered with 200."""
+    answer = http.post("/claim", json={"clientid": client, "group": group, "duration": duration, **body})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def added(http: httpx.Client, group: str, *data: str, client: int = 1) -> list[int]:
+    """Ids of new tasks that are available."""
+    done = update(http, client, adds=[{"group": group, "data": one} for one in data])
+    assert done["Error"] is None
+    return [task["id"] for task in done["Tasks"]]
+
+
+def refused(done: Any) -> dict[str, Any]:
+    """What of the five lists is not empty."""
+    assert done["Tasks"] is None and set(done["Error"]) == {*LISTS, "Messages"}
+    return {name: done["Error"][name] for name in LISTS if done["Error"][name]}
+
+
+LISTS = ("Changes", "Deletes", "Depends", "Owned", "Bugs")
+
+
+def test_new_tasks_come_back_with_ids_that_rise(http: httpx.Client, group: str) -> None:
+    """In the order in which they were given; then they can be read by id, together, and by group."""
+    first, second = added(http, group, "a", "b")
+    assert second == first + 1
+    seen = http.get(f"/task/{first}").json()
+    assert seen == {
+        "id": first,
+        "group": group,
+        "data": "a",
+        "timespec": seen["timespec"],
+        "duration": seen["timespec"],
+        "ownerid": 1,
+    }
+    assert [one and one["data"] for one in http.get(f"/tasks/{second},7,{first}").json()] == ["b", None, "a"]
+    assert [one["id"] for one in http.get(f"/group/{group}").json()] == [first, second]
+    assert group in http.get("/groups").json() and group in http.get("/group").json()
+
+
+def test_a_missing_task_is_404(http: httpx.Client) -> None:
+    """As a problem; an id that is none is 400."""
+    check_problem(http.get("/task/7"), 404, code="not_found", field="id")
+    check_problem(http.get("/task/seven"), 400, code="bad_request", field="number")
+    check_problem(http.get("/tasks/1,,2"), 400, code="bad_request", field="numbers")
+
+
+def test_an_update_answers_adds_then_updates(http: httpx.Client, group: str) -> None:
+    """The changed task has a new id and the old one is gone; the group stays."""
+    (old,) = added(http, group, "a")
+    done = update(http, updates=[{"id": old, "data": "b"}], adds=[{"group": group, "data": "c"}])
+    assert [(task["data"], task["group"]) for task in done["Tasks"]] == [("c", group), ("b", group)]
+    assert old < done["Tasks"][0]["id"] < done["Tasks"][1]["id"]
+    assert http.get(f"/task/{old}").status_code == 404
+
+
+def test_an_update_without_fields_clears_data_and_sets_the_time_to_now(http: httpx.Client, group: str) -> None:
+    """Its owner gives the task back to all."""
+    (old,) = added(http, group, "a")
+    held = claim(http, group)["Tasks"][0]
+    assert held["id"] > old and http.get(f"/group/{group}").json() == []
+    (new,) = update(http, updates=[{"id": held["id"]}])["Tasks"]
+    assert new["data"] == "" and new["timespec"] < held["timespec"]
+    assert [one["id"] for one in http.get(f"/group/{group}").json()] == [new["id"]]
+
+
+def test_deletes_only_answer_an_empty_list(http: httpx.Client, group: str) -> None:
+    """Groups go with their last task."""
+    numbers = added(http, group, "a", "b")
+    assert update(http, deletes=numbers) == {"Tasks": [], "Error": None}
+    assert group not in http.get("/groups").json()
+
+
+def test_all_that_is_wrong_is_told_and_nothing_changes(http: httpx.Client, group: str) -> None:
+    """In the five lists, with status 200."""
+    (kept,) = added(http, group, "a", client=1)
+    held = claim(http, group, client=2)["Tasks"][0]["id"]
+    body = {"adds": [{"group": group}], "updates": [{"id": kept}], "deletes": [4, held], "depends": [5]}
+    assert refused(update(http, **body)) == {"Changes": [kept], "Deletes": [4], "Depends": [5], "Owned": [held]}
+    done = update(http, adds=[{"data": "x"}], deletes=[4])
+    assert refused(done) == {"Deletes": [4], "Bugs": [None]} and "group" in done["Error"]["Messages"][0]
+    assert refused(update(http, depends=[held])) == {"Bugs": [None]}
+    assert [one["id"] for one in http.get(f"/group/{group}?owned=1").json()] == [held]
+
+
+def test_a_claim_takes_what_is_available(http: httpx.Client, group: str) -> None:
+    """Under a new id, until the lease is over; then nothing is left, which is no error."""
+    (old,) = added(http, group, "a")
+    (mine,) = claim(http, group, client=9)["Tasks"]
+    assert mine["id"] > old and (mine["data"], mine["ownerid"]) == ("a", 9)
+    assert claim(http, group, client=8) == {"Tasks": None, "Error": None}
+    assert refused(claim(http, group, client=8, depends=[old])) == {"Depends": [old]}
+    assert refused(update(http, 8, deletes=[mine["id"]])) == {"Owned": [mine["id"]]}
+    assert update(http, 9, deletes=[mine["id"]]) == {"Tasks": [], "Error": None}
+
+
+def test_times_are_absolute_or_from_now(http: httpx.Client, group: str) -> None:
+    """Under either name; only what is available is listed, or all with ``owned``."""
+    far = 4_000_000_000_000
+    sent = [{"timespec": far}, {"duration": far + 1}, {"timespec": -_MINUTE}, {"Duration": 1}]
+    done = update(http, adds=[{"group": group, **one} for one in sent])
+    times = [task["timespec"] for task in done["Tasks"]]
+    assert times[:2] == [far, far + 1] and times[3] == 1 and 1 < times[2] < far
+    listed = [one["timespec"] for one in http.get(f"/group/{group}").json()]
+    assert listed == [1]
+    for word in ("1", "yes", "true", "True"):
+        assert len(http.get(f"/group/{group}?owned={word}").json()) == 4
+    assert len(http.get(f"/group/{group}?owned=1&limit=3").json()) == 3
+    assert len(http.get(f"/group/{group}?owned=no&limit=0").json()) == 1
+    check_problem(http.get(f"/group/{group}?owned=maybe"), 400, code="bad_request", field="owned")
+
+
+def test_bodies_come_without_a_type_as_forms_and_in_any_case(http: httpx.Client, group: str) -> None:
+    """As TaskStore's own client and server disagree about them."""
+    told = json.dumps(
+        {"ClientID": 3, "Adds": [{"Group": group, "Data": "a", "ID": 0}], "Updates": None, "Deletes": None}
+    )
+    plain = http.build_request("POST", "/update", content=told)
+    assert "content-type" not in plain.headers
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    sent = [
+        http.send(plain),
+        http.post("/update", data={"update": told}),
+        http.post("/update", content=told, headers=form),
+        http.post(f"/update?update={urllib.parse.quote(told)}"),
+    ]
+    assert [(one.status_code, one.json()["Error"]) for one in sent] == [(200, None)] * 4
+    assert len(http.get(f"/group/{group}").json()) == 4
+    taken = http.post("/claim", data={"claim": json.dumps({"clientid": 3, "group": group, "duration": 1})})
+    assert taken.json()["Tasks"][0]["data"] == "a"
+
+
+def test_names_of_groups_may_have_slashes(http: httpx.Client, group: str) -> None:
+    """Escaped or not."""
+    name = f"{group}/map/1"
+    added(http, name, "a")
+    for path in (name, urllib.parse.quote(name, safe="")):
+        assert [one["data"] for one in http.get(f"/group/{path}").json()] == ["a"]
+
+
+def test_of_two_requests_for_one_task_one_is_served(http: httpx.Client, group: str) -> None:
+    """An id is gone once anybody changed it."""
+    (number,) = added(http, group, "a")
+    assert update(http, updates=[{"id": number, "data": "b"}])["Error"] is None
+    assert refused(update(http, updates=[{"id": number, "data": "c"}])) == {"Changes": [number]}
+    twice = [{"id": number}, {"id": number}]
+    assert refused(update(http, updates=twice)) == {"Changes": [number, number], "Bugs": [None]}
+
+
+BAD: list[tuple[str, Any, str | None]] = [
+    ("/update", {"adds": []}, "clientid"),
+    ("/update", {"clientid": -1}, "clientid"),
+    ("/update", {"clientid": True}, "clientid"),
+    ("/update", {"clientid": 1, "adds": 1}, "adds"),
+    ("/update", {"clientid": 1, "adds": [{"group": "g", "timspec": 1}]}, "adds[0].timspec"),
+    ("/update", {"clientid": 1, "adds": [{"group": "g", "data": 1}]}, "adds[0].data"),
+    ("/update", {"clientid": 1, "adds": [{"group": "g", "timespec": 1, "duration": 2}]}, "adds[0].duration"),
+    ("/update", {"clientid": 1, "updates": [{}]}, "updates[0].id"),
+    ("/update", {"clientid": 1, "deletes": ["1"]}, "deletes[0]"),
+    ("/update", [1], None),
+    ("/claim", {"clientid": 1}, "group"),
+    ("/claim", {"clientid": 1, "group": "g", "duration": 1.5}, "duration"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "field"), BAD)
+def test_malformed_requests_are_refused(http: httpx.Client, path: str, body: Any, field: str | None) -> None:
+    """With 400 and the field's name."""
+    check_problem(http.post(path, json=body), 400, code="bad_request", field=field)
+
+
+def test_sizes_are_bounded(http: httpx.Client, group: str) -> None:
+    """A task too large is 413; other methods are 405."""
+    large = {"clientid": 1, "adds": [{"group": group, "data": "ü" * 32_769}]}
+    check_problem(http.post("/update", json=large), 413, code="too_large", field="adds[0].data")
+    assert added(http, group, "ü" * 32_768)
+    many = {"clientid": 1, "adds": [{"group": group, "data": "x" * 60_000}] * 6}
+    check_problem(http.post("/update", json=many), 413, code="too_large")
+    assert http.get("/update").status_code == 405
