@@ -90,6 +90,8 @@ COMMANDS: tuple[Command, ...] = (
         setting("http"),
         setting("access"),
         setting("allow_anyone"),
+        setting("taskstore"),
+        setting("taskstore_unit"),
         *map(setting, SPARK_SETTINGS),
     ),
     _own(

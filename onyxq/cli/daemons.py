@@ -49,6 +49,7 @@ def peer_start(context: Context) -> None:
         listen=_address(context, "listen"),
         http=None if http in ("", OFF) else _address(context, "http"),
         zone=context.text("zone"),
+        **_taskstore(context),
         **_spark(context),
         session_timeout_ms=context.number("session_timeout_ms"),
         absent_after_ms=context.number("absent_after_ms"),
@@ -85,7 +86,7 @@ def dev(context: Context) -> None:
         shown = {"ready": True, "peers": [_shown(peer) for peer in found]}
         context.out.line(shown, "\n".join(f"ready {_words(peer)}" for peer in found))
 
-    spark, access = _spark(context), _access(context, alone=True)
+    spark, access, first = _spark(context), _access(context, alone=True), _taskstore(context)
     _run(
         context,
         lambda stop: run_dev(
@@ -96,6 +97,7 @@ def dev(context: Context) -> None:
             ready=ready,
             stop=stop,
             spark=spark,
+            first=first,
             access=access,
             allow_anyone=context.switched_on("allow_anyone"),
         ),
@@ -122,6 +124,15 @@ def _access(context: Context, *, alone: bool) -> Access:
             hint="Give every peer the same secret, in its access file or as ONYXQ_PEER_SECRET.",
         )
     return evolve(access, peer_secret=secrets.token_hex(32))
+
+
+def _taskstore(context: Context) -> dict[str, Any]:
+    """The settings of `PeerConfig` that are about the task store's own port."""
+    given = context.text("taskstore")
+    return {
+        "taskstore": _address(context, "taskstore") if given not in ("", OFF) else None,
+        "taskstore_unit": context.text("taskstore_unit"),
+    }
 
 
 def _spark(context: Context) -> dict[str, Any]:
@@ -252,8 +263,10 @@ def _address(context: Context, name: str) -> str:
 
 
 def _shown(peer: PeerAddresses) -> dict[str, Any]:
-    return {"ready": True, "peer": peer.peer, "node": peer.node, "listen": peer.address, "http": peer.http}
+    shown = {"ready": True, "peer": peer.peer, "node": peer.node, "listen": peer.address, "http": peer.http}
+    return {**shown, "taskstore": peer.taskstore} if peer.taskstore else shown
 
 
 def _words(peer: PeerAddresses) -> str:
-    return f"peer={peer.peer} node={peer.node} listen={peer.address} http={peer.http or OFF}"
+    words = f"peer={peer.peer} node={peer.node} listen={peer.address} http={peer.http or OFF}"
+    return f"{words} taskstore={peer.taskstore}" if peer.taskstore else words

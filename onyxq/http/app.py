@@ -23,7 +23,19 @@ from starlette.types import Message, Receive, Scope, Send
 from onyxq.access.checking import Guarded
 from onyxq.access.grants import OPEN, Access, Grants, digest_of
 from onyxq.errors import Forbidden, NotFound, OnyxqError, Overloaded, Unauthorized
-from onyxq.http import claims, cluster, dead, extensions, history, jobs, periodic, queues, tasks, taskstore, transactions
+from onyxq.http import (
+    claims,
+    cluster,
+    dead,
+    extensions,
+    history,
+    jobs,
+    periodic,
+    queues,
+    tasks,
+    taskstore,
+    transactions,
+)
 from onyxq.http.bodies import Body, Budget, Disconnected, check_media, form_text, path_segments, query_pairs
 from onyxq.http.endpoint import PATH_FIELDS, Api, Call, Endpoint, Kit
 from onyxq.http.keys import Keys

@@ -33,6 +33,7 @@ from onyxq.archive import Archive
 from onyxq.entry import Entries
 from onyxq.errors import BadRequest, LogUnavailable, StoreFailed, first_cause
 from onyxq.extensions import installed
+from onyxq.http import taskstore
 from onyxq.http.app import create_app
 from onyxq.http.server import serve_http
 from onyxq.ids import PARTITIONS_MAX
@@ -74,6 +75,10 @@ class PeerConfig:
     zookeeper_credentials: ZookeeperCredentials = ANONYMOUS
     listen: str = "127.0.0.1:7400"
     http: str | None = "127.0.0.1:7480"
+    taskstore: str | None = None
+    """Where the task store is served at the root, besides under ``/taskstore``."""
+    taskstore_unit: str = "ms"
+    """Unit of times there."""
     archive: str | None = None
     """Directory that keeps what this node's peer trims."""
     zone: str = ""
@@ -121,6 +126,7 @@ class PeerAddresses:
     node: str
     address: str
     http: str
+    taskstore: str = ""
 
 
 class RunningNode:
@@ -157,6 +163,8 @@ class RunningNode:
         self._entries = installed() if entries is None else entries
         self._launch_host = launch_host
         self._peer: Peer | None = None
+        self._taskstore = ""
+        """Where the task store is served at the root."""
 
     async def run(self) -> None:
         """Serve until stopped; raises what a new peer would not cure."""
@@ -194,6 +202,8 @@ class RunningNode:
                     node.driving = Driving(node, _spark(self.config), self._launch_host)
                     nursery.start_soon(node.driving.run, address)
                 http = await nursery.start(self._serve_http, service) if self.config.http else ""
+                if self.config.taskstore:
+                    self._taskstore = await nursery.start(self._serve_taskstore, service)
                 await self._peers(node, service, address, http)
                 nursery.cancel_scope.cancel()
         finally:
@@ -239,6 +249,18 @@ class RunningNode:
             shutdown=self.stop,
         )
 
+    async def _serve_taskstore(
+        self, service: Service, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        assert self.config.taskstore
+        endpoints = taskstore.endpoints("", unit=self.config.taskstore_unit)
+        await serve_http(
+            create_app(service, access=self.config.access, endpoints=endpoints, now_ms=service.node.wall_ms),
+            self.config.taskstore,
+            task_status=task_status,
+            shutdown=self.stop,
+        )
+
     async def _peers(self, node: Node, service: Service, address: str, http: str) -> None:
         while not (self.stop.is_set() or service.operating.leave_wanted.is_set()):
             peer_id = f"{node.node_id}-{self._random.getrandbits(32):08x}"
@@ -261,7 +283,7 @@ class RunningNode:
                 ),
                 new_cluster_id=lambda: f"{self._random.getrandbits(64):016x}",
             )
-            self.addresses = PeerAddresses(peer=peer_id, node=node.node_id, address=address, http=http)
+            self.addresses = PeerAddresses(peer_id, node.node_id, address, http, self._taskstore)
             try:
                 await self._one_peer(peer, service)
             except* (SessionLost, LogUnavailable, StoreFailed, Evicted) as group:
@@ -351,9 +373,12 @@ def check_config(config: PeerConfig) -> None:
         value = getattr(config, name)
         if not low <= value <= high:
             raise BadRequest(f"{name} must be {low} to {high}, not {value}", field=name)
-    for name, address in (("listen", config.listen), ("http", config.http)):
+    for name, address in (("listen", config.listen), ("http", config.http), ("taskstore", config.taskstore)):
         if address:
             check_listening(address, field=name, asks=bool(config.access), allow_anyone=config.allow_anyone)
+    if config.taskstore_unit not in taskstore.UNITS:
+        known = " or ".join(taskstore.UNITS)
+        raise BadRequest(f"taskstore_unit must be {known}, not {config.taskstore_unit!r}", field="taskstore_unit")
     if config.record_archive:
         pyarrow()  # without it nothing could ever be trimmed
 
@@ -413,6 +438,7 @@ class LocalCluster:
 
     ``data``: directory of the log and of one data directory per node; without it a
     temporary one, deleted in the end.  ``spark``: what of `PeerConfig` is about jobs.
+    ``first``: other settings of `PeerConfig`, of the first node alone.
     """
 
     def __init__(
@@ -425,6 +451,8 @@ class LocalCluster:
         partitions: int = 64,
         archive: str | None = None,
         spark: Mapping[str, Any] | None = None,
+        first: Mapping[str, Any] | None = None,
+        network: Network | None = None,
         launch_host: Launch = launch,
         access: Access = OPEN,
         allow_anyone: bool = False,
@@ -437,6 +465,8 @@ class LocalCluster:
         self._partitions = partitions
         self._archive = archive
         self._spark = spark or {}
+        self._first = first or {}
+        self._network = network
         self._launch_host = launch_host
         self._access = access
         self._allow_anyone = allow_anyone
@@ -485,10 +515,11 @@ class LocalCluster:
                 access=self._access,
                 allow_anyone=self._allow_anyone,
                 **self._spark,
+                **(self._first if number == 0 else {}),
             )
             check_config(config)
             Path(config.data).mkdir(parents=True, exist_ok=True)
-            node = RunningNode(config, backend, launch_host=self._launch_host)
+            node = RunningNode(config, backend, network=self._network, launch_host=self._launch_host)
             self.nodes.append(node)
             self._ended[number] = trio.Event()
             self._nursery.start_soon(self._run, number)
@@ -523,16 +554,24 @@ async def run_dev(
     ready: Callable[[list[PeerAddresses]], None],
     stop: trio.Event,
     spark: Mapping[str, Any] | None = None,
+    first: Mapping[str, Any] | None = None,
     access: Access = OPEN,
     allow_anyone: bool = False,
 ) -> None:
     """A whole cluster in this process on the embedded log until ``stop``; raises `BadRequest`.
 
-    ``spark``: what of `PeerConfig` is about jobs, for every peer.
+    ``spark``: what of `PeerConfig` is about jobs, for every peer; ``first``: other settings, of the first one.
     ``access``: the credentials that they ask for; ``allow_anyone``: as `PeerConfig` has it.
     """
     async with LocalCluster(
-        peers=peers, data=data, listen=listen, http=http, spark=spark, access=access, allow_anyone=allow_anyone
+        peers=peers,
+        data=data,
+        listen=listen,
+        http=http,
+        spark=spark,
+        first=first,
+        access=access,
+        allow_anyone=allow_anyone,
     ) as cluster:
         ready([node.addresses for node in cluster.nodes if node.addresses is not None])
         await stop.wait()

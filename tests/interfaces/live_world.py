@@ -42,11 +42,18 @@ def fresh_id(partition: int = 1, *, ms: int = 1_700_000_000_000) -> TaskId:
 
 @contextmanager
 def running(
-    *, peers: int = 1, http: bool = False, slots: int = 0, launch_host: Launch = launch, access: Access = OPEN
+    *,
+    peers: int = 1,
+    http: bool = False,
+    slots: int = 0,
+    launch_host: Launch = launch,
+    access: Access = OPEN,
+    first: Any = None,
 ) -> Iterator[LocalCluster]:
     """A cluster that runs in a thread of its own; raises what made it fail.
 
-    ``slots``: each peer hosts Spark, as ``launch_host`` does it, and offers so many.
+    ``slots``: each peer hosts Spark, as ``launch_host`` does it, and offers so many.  ``first``: other
+    settings of the first peer.
     """
     spark = {"spark": True, "slots": slots} if slots else {}
     up = threading.Event()
@@ -58,7 +65,7 @@ def running(
         stop = trio.Event()
         chosen = "127.0.0.1:0" if http else None
         async with LocalCluster(
-            peers=peers, http=chosen, spark=spark, launch_host=launch_host, access=access
+            peers=peers, http=chosen, spark=spark, launch_host=launch_host, access=access, first=first
         ) as cluster:
             said.append(cluster)
             stops.append((trio.lowlevel.current_trio_token(), stop))

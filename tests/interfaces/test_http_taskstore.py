@@ -11,6 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
+from onyxq.errors import BadRequest
+from onyxq.peer.daemon import PeerConfig, check_config
 from tests.interfaces.http_world import check_problem
 from tests.interfaces.live_world import running
 
@@ -220,3 +222,30 @@ def test_sizes_are_bounded(http: httpx.Client, group: str) -> None:
     many = {"clientid": 1, "adds": [{"group": group, "data": "x" * 60_000}] * 6}
     check_problem(http.post("/update", json=many), 413, code="too_large")
     assert http.get("/update").status_code == 405
+
+
+def test_a_port_of_its_own_has_it_at_the_root_in_nanoseconds() -> None:
+    """Times are in the port's unit, nothing else is served there, and both ports have the same tasks."""
+    with running(http=True, first={"taskstore": "127.0.0.1:0", "taskstore_unit": "ns"}) as cluster:
+        addresses = cluster.nodes[0].addresses
+        assert addresses is not None
+        with httpx.Client(timeout=30, trust_env=False) as client:
+            own, other = f"http://{addresses.taskstore}", f"http://{addresses.http}/taskstore"
+            sent = {"clientid": 1, "adds": [{"group": "g", "duration": 1_000_001}]}
+            (task,) = client.post(f"{own}/update", json=sent).json()["Tasks"]
+            assert task["timespec"] == task["duration"] == 2_000_000, "rounded up to a millisecond"
+            assert client.get(f"{other}/task/{task['id']}").json()["timespec"] == 2
+            lease = {"clientid": 1, "group": "g", "duration": _MINUTE * 1_000_000}
+            (held,) = client.post(f"{own}/claim", json=lease).json()["Tasks"]
+            assert client.get(f"{other}/group/g?owned=1").json()[0]["timespec"] * 1_000_000 == held["timespec"]
+            later = {"clientid": 1, "updates": [{"id": held["id"], "timespec": -2 * _MINUTE * 1_000_000}]}
+            (renewed,) = client.post(f"{own}/update", json=later).json()["Tasks"]
+            assert 0 < renewed["timespec"] - held["timespec"] < 2 * _MINUTE * 1_000_000
+            assert client.get(f"{own}/groups").json() == ["g"]
+            assert client.get(f"{own}/v1/cluster").status_code == 404
+
+
+def test_an_unknown_unit_is_refused() -> None:
+    """By the setting's name."""
+    with pytest.raises(BadRequest, match="taskstore_unit must be ms or ns"):
+        check_config(PeerConfig(data="", taskstore_unit="s"))
