@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from onyxq import api
     from onyxq.app import App
     from onyxq.client import OF_QUEUE, AsyncClient, Client, Step
+    from onyxq.embedded import open
     from onyxq.jobs.model import (
         Aggregation,
         And,
@@ -58,6 +59,7 @@ __all__ = [
     "api",
     "blocking_context",
     "context",
+    "open",
 ]
 
 _JOBS = (
@@ -67,6 +69,7 @@ _HOMES = {
     "App": "onyxq.app",
     **dict.fromkeys(("AsyncClient", "Client", "OF_QUEUE", "Step"), "onyxq.client"),
     **dict.fromkeys(_JOBS, "onyxq.jobs.model"),
+    "open": "onyxq.embedded",
     **dict.fromkeys(("blocking_context", "context"), "onyxq.worker"),
 }
 

@@ -262,6 +262,21 @@ class BatchRefused(Conflict):
         self.refused = refused
 
 
+class StoreRefused(Conflict):
+    """A request to the task store changed nothing: what it rests on is not so. The lists name ids, ``bugs`` faults of the request."""
+
+    code, hint = "store_refused", "Look at the tasks that are named, and decide anew."
+
+    def __init__(self, refused: dict[str, list[Any]]) -> None:
+        said = [f"{name}: {', '.join(map(str, found))}" for name, found in refused.items() if found]
+        super().__init__(f"the task store refused: {'; '.join(said)}")
+        self.changes: list[int] = refused["changes"]
+        self.deletes: list[int] = refused["deletes"]
+        self.depends: list[int] = refused["depends"]
+        self.owned: list[int] = refused["owned"]
+        self.bugs: list[str] = refused["bugs"]
+
+
 def first_cause(error: BaseException) -> BaseException:
     """Of errors that tasks raised together the first one, which is what went wrong."""
     while isinstance(error, BaseExceptionGroup):

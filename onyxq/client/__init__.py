@@ -8,11 +8,13 @@ from onyxq.client.claims import Claim, ClaimBatch
 from onyxq.client.flows import Enqueued, Flow, Step
 from onyxq.client.jobs import JobOutcome
 from onyxq.client.policy import OF_QUEUE
+from onyxq.client.taskstore import AsyncTaskStore, StoredTask, TaskStore
 from onyxq.client.transactions import AsyncTransaction, BlockingTransaction, Committed
 from onyxq.client.values import ClaimRecord, Page, Submitted, Task, TaskUpdate
 
 __all__ = [
     "AsyncClient",
+    "AsyncTaskStore",
     "AsyncTransaction",
     "BlockingTransaction",
     "Claim",
@@ -26,7 +28,9 @@ __all__ = [
     "OF_QUEUE",
     "Page",
     "Step",
+    "StoredTask",
     "Submitted",
     "Task",
+    "TaskStore",
     "TaskUpdate",
 ]

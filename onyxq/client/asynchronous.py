@@ -25,6 +25,7 @@ from onyxq.client.jobs import Jobs
 from onyxq.client.managing import Managing
 from onyxq.client.policy import OF_QUEUE, Policy, Retries, When, tuple_of, with_keys
 from onyxq.client.pool import Pool
+from onyxq.client.taskstore import AsyncTaskStore
 from onyxq.client.transactions import AsyncTransaction, Committed, Committer, Gathered, gather
 from onyxq.client.values import Task, TaskUpdate, as_id
 from onyxq.errors import BadRequest, BatchRefused, OnyxqError, Refused, TimedOut, from_map
@@ -421,6 +422,10 @@ class AsyncClient(Managing, Batching, Jobs):
         wait_ms = int(self._seconds(timeout_ms) * 1000) if method in SLOW else int(args.get("wait_ms") or 0)
         until = self._until(timeout_ms) + wait_ms / 1000
         return await self._pool.call(method, args, until=until, wait_ms=wait_ms, retry_until=0.0)
+
+    def task_store(self, client_id: int | None = None) -> AsyncTaskStore:
+        """The task store as one client of it sees it; ``client_id``: its number, by default a random one."""
+        return AsyncTaskStore(self._ask, self._random_64() >> 1 if client_id is None else client_id)
 
     async def _ask(self, method: str, args: dict[str, Any] | None = None, *, timeout_ms: int | None = None) -> Any:
         args = args or {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import AbstractAsyncContextManager, ExitStack
 from threading import Thread
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -15,6 +15,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from onyxq.client.asynchronous import ADDRESS, TIMEOUT_MS, AsyncClient
 from onyxq.client.flows import Enqueued, Flow, Part, chain, group
 from onyxq.client.managing import PAGE_TASKS
+from onyxq.client.taskstore import TaskStore
 from onyxq.client.transactions import BlockingTransaction, Committed, Gathered
 from onyxq.client.values import Task
 from onyxq.errors import Unavailable
@@ -62,11 +63,15 @@ class Client:
         if self._portal is None:
             try:
                 self._portal = self._started()
-                self._stack.enter_context(self._portal.wrap_async_context_manager(self._client))
+                self._stack.enter_context(self._portal.wrap_async_context_manager(self._entered()))
             except BaseException:
                 self.close()
                 raise
         return self
+
+    def _entered(self) -> AbstractAsyncContextManager[Any]:
+        """What is open as long as this client is."""
+        return self._client
 
     def _started(self) -> BlockingPortal:
         """The portal, begun by another thread: whoever is interrupted as he begins one waits for ever for its end."""
@@ -188,6 +193,12 @@ class Client:
     peers = _blocking(AsyncClient.peers)
     health = _blocking(AsyncClient.health)
     log = _blocking(AsyncClient.log)
+
+    def task_store(self, client_id: int | None = None) -> TaskStore:
+        """See `AsyncClient.task_store`."""
+        portal, client = self._opened()
+        return TaskStore(portal, client.task_store(client_id))
+
     submit_entry = _blocking(AsyncClient.submit_entry)
     extension = _blocking(AsyncClient.extension)
     gc = _blocking(AsyncClient.gc)

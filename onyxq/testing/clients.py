@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import random
+import zlib
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -20,6 +21,7 @@ import trio
 from anyio.abc import ByteStream
 
 from onyxq.client import AsyncClient, Client
+from onyxq.client.taskstore import AsyncTaskStore
 from onyxq.errors import OnyxqError, ProtocolError
 from onyxq.wire.network import Network
 from onyxq.wire.protocol import Decoder
@@ -225,6 +227,19 @@ class AwaitedClient(AsyncClient):
     def random_name(self) -> str:
         """See `AsyncClient.random_name`."""
         return self._machine.random_name()
+
+    def task_store(self, client_id: int | None = None) -> AsyncTaskStore:
+        """See `AsyncClient.task_store`."""
+
+        async def ask(method: str, args: dict[str, Any]) -> Any:
+            async def inside() -> Any:
+                client = await self._machine.client()
+                with self._machine.calling():
+                    return await client._ask(method, args)
+
+            return await told_there(self._elsewhere(inside))
+
+        return AsyncTaskStore(ask, zlib.crc32(self.random_name().encode()) if client_id is None else client_id)
 
 
 def _awaited(name: str, method: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,121 @@
+"""A cluster of one node in the process that uses it: queues and the task store without a server."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import anyio
+import pytest
+from anyio.abc import ByteStream
+
+import onyxq
+from onyxq.client import StoredTask
+from onyxq.errors import BadRequest, OnyxqError, StoreRefused, Unavailable
+from onyxq.testing import Cluster
+from onyxq.wire.memory import MemoryNetwork
+from tests.interfaces.http_world import on_trio
+
+
+def test_queues_and_the_task_store_are_there_again_when_it_is_opened_again(tmp_path: Path) -> None:
+    """All that was answered is kept, ids go on rising, and the claim of a task still stands."""
+    path = tmp_path / "kept"
+    with onyxq.open(path) as opened:
+        task = opened.enqueue("mail", b"hello")
+        (claim,) = opened.claim(["mail"], max=1)
+        opened.complete([claim])
+        store = opened.task_store(5)
+        added = store.update(adds=[("g", "a"), ("g", "b", 9), ("h", "c")])
+        held = store.claim("g", 600_000)
+        assert held is not None and held.id > max(one.id for one in added)
+    with onyxq.open(path) as again:
+        assert again.get(task).state == "completed"
+        store = again.task_store(6)
+        assert store.groups() == ["g", "h"]
+        assert {one.id for one in store.group("g", owned=True)} - {one.id for one in added} == {held.id}
+        (new,) = store.update(adds=[("g", "d")])
+        assert new.id > held.id and new == store.tasks([new.id])[0]
+        with pytest.raises(StoreRefused) as refused:
+            store.update(deletes=[held.id, 1], depends=[2], changes=[(added[2].id, "z", -5)])
+        error = refused.value
+        assert (error.owned, error.deletes, error.depends, error.changes) == ([held.id], [1], [2], [])
+
+
+def test_threads_share_it(tmp_path: Path) -> None:
+    """Each task is claimed by one of them."""
+    taken: list[StoredTask | None] = []
+    with onyxq.open(str(tmp_path)) as opened:
+        opened.task_store().update(adds=[("g", str(number)) for number in range(20)])
+
+        def take() -> None:
+            store = opened.task_store()
+            taken.extend(store.claim("g", 600_000) for _ in range(6))
+
+        threads = [threading.Thread(target=take) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    found = [one.data for one in taken if one]
+    assert sorted(map(int, found)) == list(range(20)) and taken.count(None) == 4
+
+
+def test_one_at_a_time_has_it_open(tmp_path: Path) -> None:
+    """Another is told who has it; when it is closed its calls say so."""
+    with onyxq.open(tmp_path) as opened:
+        with pytest.raises(OnyxqError, match="in use"):
+            onyxq.open(tmp_path)
+        assert opened.task_store().groups() == []
+    with pytest.raises(Unavailable, match="not open"):
+        opened.enqueue("mail", b"x")
+
+
+def test_what_is_wrong_is_named(tmp_path: Path) -> None:
+    """As of any client."""
+    with onyxq.open(tmp_path) as opened:
+        store = opened.task_store()
+        with pytest.raises(BadRequest) as wrong:
+            store.update(adds=[("g", "x" * 65_537)])
+        assert wrong.value.field == "adds[0].data"
+        with pytest.raises(StoreRefused, match="nothing is to be added"):
+            store.update()
+        with pytest.raises(StoreRefused, match="its group must have 1 to 200 characters"):
+            store.update(adds=[("", "x")])
+
+
+def test_the_task_store_of_a_cluster_under_test(onyxq_cluster: Cluster) -> None:
+    """A lease ends by the cluster's clock, and a peer that is killed takes nothing along."""
+    one, other = (onyxq_cluster.client().task_store() for _ in range(2))
+    assert one.client_id != other.client_id
+    one.update(adds=[("g", "a")])
+    held = one.claim("g", 5_000)
+    assert held is not None and other.claim("g", 5_000) is None
+    onyxq_cluster.kill_peer()
+    onyxq_cluster.advance(20)
+    again = other.claim("g", 5_000)
+    assert again is not None and again.id > held.id and again.data == "a"
+    with pytest.raises(StoreRefused):
+        one.update(deletes=[held.id])
+
+
+@on_trio
+async def test_connections_in_memory_end_as_others_do() -> None:
+    """Bytes arrive in order and in the pieces that are asked for; an end is seen on the other side."""
+    network, got = MemoryNetwork(), []
+
+    async def echo(stream: ByteStream) -> None:
+        got.append(await stream.receive(3))
+        got.append(await stream.receive(100))
+        await stream.send(b"back")
+
+    async with anyio.create_task_group() as group:
+        address = await group.start(network.serve, "memory:0", echo)
+        stream = await network.connect(address, timeout_ms=1)
+        await stream.send(b"hello")
+        assert await stream.receive() == b"back" and got == [b"hel", b"lo"]
+        with pytest.raises(anyio.EndOfStream):
+            await stream.receive()
+        await stream.aclose()
+        group.cancel_scope.cancel()
+    with pytest.raises(Unavailable, match="nobody serves"):
+        await network.connect(address, timeout_ms=1)
