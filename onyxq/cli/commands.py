@@ -163,6 +163,9 @@ COMMANDS: tuple[Command, ...] = (
         option(
             "--concurrency", default="1", metavar="N", help="tasks at the same time: 8, or 2-16 as needed (default 1)"
         ),
+        option(
+            "--lease", default="30s", metavar="TIME", help="silence after which its tasks go elsewhere (default 30s)"
+        ),
         talks=True,
     ),
     _shown("ring show", "members of the ring, whom each watches, and who is joining"),

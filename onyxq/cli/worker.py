@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 
-from onyxq.cli.context import Context
+from onyxq.cli.context import Context, milliseconds
 from onyxq.errors import BadRequest
+
+LEASE_MS = (1_000, 86_400_000)
 
 
 def start(context: Context) -> None:
@@ -15,6 +17,9 @@ def start(context: Context) -> None:
     """
     args = context.args
     least, most = bounds(args.concurrency)
+    lease_ms = milliseconds(args.lease, field="lease")
+    if not LEASE_MS[0] <= lease_ms <= LEASE_MS[1]:
+        raise BadRequest(f"a lease is 1s to 24h, not {args.lease}", field="lease")
     queues = [name.strip() for name in args.queues.split(",") if name.strip()] if args.queues else None
 
     from onyxq.worker import contextual_logs, load_app, run_worker
@@ -24,7 +29,7 @@ def start(context: Context) -> None:
     logging.basicConfig(level=logging.WARNING, format=FORMAT)
     app = load_app(args.app)
     app.address, app.token = context.given("connect") or app.address, context.text("token") or app.token
-    worker = app.worker(queues, least, concurrency_max=most)
+    worker = app.worker(queues, least, concurrency_max=most, lease_ms=lease_ms)
     context.out.note(f"working for {args.app}; SIGTERM finishes what runs and ends")
     run_worker(worker, app.address, token=app.token)
 
