@@ -42,7 +42,13 @@ class Embedded(Client):
 
     @asynccontextmanager
     async def _serving(self) -> AsyncIterator[AsyncClient]:
-        cluster = LocalCluster(peers=1, data=self._path, listen=f"{HOST}:0", network=self._network)
+        cluster = LocalCluster(
+            peers=1,
+            data=self._path,
+            listen=f"{HOST}:0",
+            network=self._network,
+            allow_anyone=True,  # nobody else can reach it
+        )
         async with cluster, self._client as client:
             yield client
 

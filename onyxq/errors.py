@@ -107,6 +107,12 @@ class AlreadyFinished(Conflict):
     code, hint = "already_finished", "Nothing is left to do for this task."
 
 
+class StoreFull(Conflict):
+    """The task store holds as much as it may."""
+
+    code, hint = "store_full", "Delete tasks, or have an operator raise the limit."
+
+
 class Unauthorized(OnyxqError):
     """No credential, or an unknown one."""
 
@@ -263,7 +269,10 @@ class BatchRefused(Conflict):
 
 
 class StoreRefused(Conflict):
-    """A request to the task store changed nothing: what it rests on is not so. The lists name ids, ``bugs`` faults of the request."""
+    """A request to the task store changed nothing: what it rests on is not so.
+
+    The lists name ids; ``bugs`` tells faults of the request itself.
+    """
 
     code, hint = "store_refused", "Look at the tasks that are named, and decide anew."
 

@@ -135,6 +135,13 @@ def _transact(args: dict[str, Any]) -> Sequence[Need]:
     return needs or (Need(("consume", "produce")),)
 
 
+def _update_store(args: dict[str, Any]) -> Sequence[Need]:
+    needs = [Need(("produce",), every=True)] if args.get("adds") else []
+    if args.get("changes") or args.get("deletes") or not needs:
+        needs.append(Need(("consume",), every=True))
+    return needs
+
+
 def _batches(args: dict[str, Any]) -> Sequence[Need]:
     return (Need(("consume",), every=True), Need(("produce",), every=True))
 
@@ -192,6 +199,12 @@ RULES: Mapping[str, Rule] = {
     "task_history": _on_task("read"),
     "task_log": _on_task("read", "consume"),
     "tasks.bodies": _on_items("read", "consume", name="runs"),
+    "taskstore.claim": _everywhere("consume"),
+    "taskstore.group": _everywhere("read"),
+    "taskstore.groups": _everywhere("read"),
+    "taskstore.set_limits": _everywhere("operate"),
+    "taskstore.tasks": _everywhere("read"),
+    "taskstore.update": Rule((), _update_store),
     "transact": Rule((), _transact),
     "update": _on_updates("consume"),
 }

@@ -53,7 +53,7 @@ class AsyncTaskStore:
         deletes: Iterable[int] = (),
         depends: Iterable[int] = (),
     ) -> list[StoredTask]:
-        """Do all of it or nothing: the new tasks, adds first. Raises `StoreRefused`, `BadRequest`, `Overloaded`."""
+        """Do all of it or nothing: the new tasks, adds first. Raises `StoreRefused`, `BadRequest`, `StoreFull`."""
         args = {
             "client": self.client_id,
             "adds": [[group, data, *(at or (0,))] for group, data, *at in adds],
@@ -85,6 +85,10 @@ class AsyncTaskStore:
         """Names of groups that have tasks."""
         found: list[str] = (await self._ask("taskstore.groups", {}))["groups"]
         return found
+
+    async def set_limits(self, *, task_bytes_max: int, bytes_max: int) -> None:
+        """How many bytes one task's data may have, and all tasks together; for operators."""
+        await self._ask("taskstore.set_limits", {"task_bytes_max": task_bytes_max, "bytes_max": bytes_max})
 
 
 class TaskStore:
@@ -125,6 +129,10 @@ class TaskStore:
     def groups(self) -> list[str]:
         """See `AsyncTaskStore.groups`."""
         return self._call(self._store.groups)
+
+    def set_limits(self, *, task_bytes_max: int, bytes_max: int) -> None:
+        """See `AsyncTaskStore.set_limits`."""
+        self._call(lambda: self._store.set_limits(task_bytes_max=task_bytes_max, bytes_max=bytes_max))
 
 
 def _tasks(answer: dict[str, Any]) -> list[StoredTask]:

@@ -304,7 +304,7 @@ def endpoints(prefix: str = PREFIX, *, unit: str = "ms") -> tuple[Endpoint, ...]
             summary="Take a task of a group at random",
             doc="`Tasks` is null if nothing is available.",
             handle=partial(post_claim, unit=per_ms),
-            role="write",
+            role="consume",
             query=form("claim"),
             body=CLAIM,
             form_field="claim",

@@ -127,6 +127,7 @@ class Service:
             "taskstore.tasks": store.tasks,
             "taskstore.group": store.group,
             "taskstore.groups": store.groups,
+            "taskstore.set_limits": store.set_limits,
             "health": self._health,
             "metrics": self._metrics,
         }

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 from onyxq.entry import INT_MAX, INT_MIN
-from onyxq.errors import BadRequest, LogUnavailable, Overloaded, TooLarge, Unknown
+from onyxq.errors import BadRequest, LogUnavailable, StoreFull, TooLarge, Unknown
 from onyxq.peer import arguments as check
 from onyxq.peer.node import Node
 from onyxq.taskstore import claim as claim_entry
-from onyxq.taskstore import state
+from onyxq.taskstore import set_limits, state
 from onyxq.taskstore import update as update_entry
 from onyxq.taskstore.state import Numbered, Refusal
 
@@ -95,6 +95,15 @@ class TaskStore:
             found.append(_shown((number, task)))
         return {"tasks": found}
 
+    async def set_limits(self, args: dict[str, Any]) -> dict[str, Any]:
+        """How many bytes one task may have, and all together, from now on."""
+        check.only(args, ("task_bytes_max", "bytes_max"))
+        task_bytes_max = check.integer(args.get("task_bytes_max"), "task_bytes_max", 1, set_limits.TASK_BYTES_LIMIT)
+        bytes_max = check.integer(args.get("bytes_max"), "bytes_max", task_bytes_max, set_limits.BYTES_LIMIT)
+        self._node.outbox_now()
+        _, (verdict,) = await self._node.verdicts([set_limits.Args(task_bytes_max, bytes_max)])
+        return {"verdict": verdict}
+
     async def groups(self, args: dict[str, Any]) -> dict[str, Any]:
         """Names of groups that have tasks."""
         check.only(args, ())
@@ -119,7 +128,7 @@ class TaskStore:
         told = Refusal(*refusal)
         full = next((bug for bug in told.bugs if bug.startswith(state.FULL)), None)
         if full:
-            raise Overloaded(full, hint="Delete tasks, or raise the limit with the entry taskstore.set_limits.")
+            raise StoreFull(full)
         return {"refused": {name: list(found) for name, found in zip(told._fields, told, strict=True)}}
 
 

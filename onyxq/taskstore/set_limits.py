@@ -1,4 +1,4 @@
-"""Sets how many bytes one task of the task store may have, and all of them together; submitted by operators."""
+"""Sets how many bytes one task of the task store may have, and all together; submitted by peers for operators."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from onyxq.replica import Replica
 from onyxq.taskstore import state
 
 VERSION = 1
-SUBMIT = True
 
 TASK_BYTES_LIMIT = ENTRY_BYTES_MAX - (16 << 10)
 """A task must fit in one entry."""

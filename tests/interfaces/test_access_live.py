@@ -77,6 +77,12 @@ OPERATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "ring": (ANY, {}),
     "routes": (ANY, {}),
     "submit": ("produce", {"entry": "no-such", "args": {}}),
+    "taskstore.claim": ("consume", {"client": 1, "group": "g"}),
+    "taskstore.group": (LOOKS, {"group": "g"}),
+    "taskstore.groups": (LOOKS, {}),
+    "taskstore.set_limits": ("operate", {"task_bytes_max": 0}),
+    "taskstore.tasks": (LOOKS, {"ids": [1]}),
+    "taskstore.update": ("consume", {"client": 1, "changes": [[1, "", 0]]}),
     "task_history": (LOOKS, {"id": TASK}),
     "task_log": ("read consume operate", {"id": TASK}),
     "tasks.bodies": ("read consume operate", {"runs": [[TASK, 1]]}),
@@ -101,6 +107,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "discard_dead": {"ids": [TASK.hex()]},
     "seal_input": {"input": "in"},
     "submit_job": JOB,
+    "taskstore_claim": {"clientid": 1, "group": "g"},
+    "taskstore_update": {"clientid": 1, "adds": [{"group": "g"}], "deletes": [1]},
     "renew_claims": {"claims": [{"id": HELD.hex(), "token": 1, "lease_ms": 5_000}]},
     "fail_claims": {"claims": [{"id": HELD.hex(), "token": 1, "error": "e"}]},
 }
@@ -118,7 +126,8 @@ def cluster() -> Iterator[LocalCluster]:
                 wire.call("enqueue", {"runs": [[first, pack_task({"queue": queue}, [PAYLOAD])]]})
             for name, queue in (("theirs", THEIRS), ("ours", OURS)):
                 wire.call("periodic.set", {"name": name, "queue": queue, "schedule": "0 0 1 1 *"})
-            assert len(wire.call("claim", claim_of(THEIRS, wait_ms=PATIENCE_MS))["claims"]) == 1
+            lasting = claim_of(THEIRS, wait_ms=PATIENCE_MS, lease_ms=3_600_000)  # none runs out during the walk
+            assert len(wire.call("claim", lasting)["claims"]) == 1
         yield cluster
 
 
@@ -255,6 +264,9 @@ def requested(cluster: LocalCluster, endpoint: Endpoint, token: str | None, *, v
         "{job}": "no-such",
         "{entry}": "no-such",
         "{extension}": "no-such",
+        "{group}": "g",
+        "{number}": "1",
+        "{numbers}": "1,2",
     }
     path = "/".join(parts.get(part, part) for part in endpoint.path.split("/"))
     if endpoint.name in ("list_tasks", "list_dead"):

@@ -11,7 +11,7 @@ from anyio.abc import ByteStream
 
 import onyxq
 from onyxq.client import StoredTask
-from onyxq.errors import BadRequest, OnyxqError, StoreRefused, Unavailable
+from onyxq.errors import BadRequest, OnyxqError, StoreFull, StoreRefused, Unavailable
 from onyxq.testing import Cluster
 from onyxq.wire.memory import MemoryNetwork
 from tests.interfaces.http_world import on_trio
@@ -81,6 +81,14 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
             store.update()
         with pytest.raises(StoreRefused, match="its group must have 1 to 200 characters"):
             store.update(adds=[("", "x")])
+        store.set_limits(task_bytes_max=3, bytes_max=300)
+        store.update(adds=[("g", "xyz")])
+        with pytest.raises(BadRequest, match=r"adds\[0\].data has 4 bytes; a task may have 3"):
+            store.update(adds=[("g", "four")])
+        with pytest.raises(StoreFull, match="it would hold 392 bytes of 300"):
+            store.update(adds=[("g", "x"), ("g", "y")])
+        with pytest.raises(BadRequest, match="bytes_max must be 3"):
+            store.set_limits(task_bytes_max=3, bytes_max=2)
 
 
 def test_the_task_store_of_a_cluster_under_test(onyxq_cluster: Cluster) -> None:
