@@ -72,6 +72,12 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "job": "", "version": -1, "batch": 0, "offsets": b"", "prepared": [], "name": "page commits", "complete": [],
         "keep_ms": 60_000,
     },
+    "taskstore.update": {
+        "client": 1, "adds": [["g", "x", 0]], "changes": [[5, "x", 0]], "deletes": [6], "depends": [7],
+    },
+    "taskstore.claim": {"client": 1, "group": "g", "duration_ms": 1_000, "depends": [7]},
+    "taskstore.tasks": {"ids": [5]},
+    "taskstore.group": {"group": "g", "limit": 1, "owned": True},
     "partition": {"partition": 1},
     "partition.force": {"partition": 1, "by": "me"},
     "leave": {"peer": "nobody", "permanent": False},
