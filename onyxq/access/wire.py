@@ -12,18 +12,26 @@ from typing import Any
 from onyxq.access.checking import Ask, look_up, unmet
 from onyxq.access.grants import ALL, Access, Grants
 from onyxq.access.table import Need
-from onyxq.errors import OnyxqError
+from onyxq.errors import OnyxqError, Unauthorized
 from onyxq.wire.protocol import Hello
 from onyxq.wire.server import Dispatch, Request, Welcome
 
 
 class Caller:
-    """Whoever is at the other end of a connection."""
+    """Whoever is at the other end of a connection; ``certified``: with a certificate, or none is asked for."""
 
     def __init__(
-        self, access: Access, *, welcome: Welcome, dispatch: Dispatch, ask: Ask, start_soon: Callable[..., Any]
+        self,
+        access: Access,
+        *,
+        certified: bool,
+        welcome: Welcome,
+        dispatch: Dispatch,
+        ask: Ask,
+        start_soon: Callable[..., Any],
     ) -> None:
         self._access = access
+        self._certified = certified
         self._welcome = welcome
         self._dispatch = dispatch
         self._ask = ask
@@ -32,7 +40,11 @@ class Caller:
 
     def welcome(self, theirs: Hello) -> Hello:
         """This side's hello; raises `Unauthorized`, or another reason to refuse."""
-        if theirs.role == "peer":
+        if theirs.role == "peer" and not self._certified:
+            raise Unauthorized("a peer must show a certificate", field="tls_cert", hint="Give it tls_cert and tls_key.")
+        if not self._access:
+            self._grants = ALL
+        elif theirs.role == "peer":
             self._access.check_peer(theirs.credential)
             self._grants = ALL
         else:

@@ -8,7 +8,7 @@ from onyxq.cli.commands_history import HISTORY_COMMANDS
 from onyxq.cli.commands_job import JOB_COMMANDS
 from onyxq.cli.commands_queue import QUEUE_COMMANDS
 from onyxq.cli.commands_task import ARCHIVES, TASK_COMMANDS
-from onyxq.cli.parser import Command, Option, option, setting
+from onyxq.cli.parser import TLS_SETTINGS, Command, Option, option, setting
 from onyxq.config import SECRET, SETTINGS
 
 NOUNS = {
@@ -92,6 +92,7 @@ COMMANDS: tuple[Command, ...] = (
         setting("allow_anyone"),
         setting("taskstore"),
         setting("taskstore_unit"),
+        *map(setting, TLS_SETTINGS),
         *map(setting, SPARK_SETTINGS),
     ),
     _own(

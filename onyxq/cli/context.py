@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
+from onyxq.access.certificates import Certificates
 from onyxq.access.credentials import ZookeeperCredentials
 from onyxq.cli.output import Output
 from onyxq.config import Config
@@ -58,12 +59,16 @@ class Context:
             key=self.text("zookeeper_key"),
         )
 
+    def certificates(self) -> Certificates:
+        """For TLS."""
+        return Certificates(self.text("tls_ca"), self.text("tls_cert"), self.text("tls_key"))
+
     @contextmanager
     def client(self) -> Iterator[Client]:
         """A connection with the peer that the settings name; raises `Unavailable`."""
         from onyxq.client import Client
 
-        with Client(self.text("connect"), token=self.text("token") or None) as client:
+        with Client(self.text("connect"), token=self.text("token") or None, tls=self.certificates()) as client:
             yield client
 
     def call(self, method: str, arguments: dict[str, Any] | None = None) -> Any:

@@ -62,6 +62,7 @@ def peer_start(context: Context) -> None:
         task_archive=context.text("task_archive") or None,
         access=_access(context, alone=not context.text("zookeeper")),
         allow_anyone=context.switched_on("allow_anyone"),
+        certificates=context.certificates(),
     )
 
     _check_spark(context)
@@ -100,12 +101,15 @@ def dev(context: Context) -> None:
             first=first,
             access=access,
             allow_anyone=context.switched_on("allow_anyone"),
+            certificates=context.certificates(),
         ),
     )
 
 
 def _access(context: Context, *, alone: bool) -> Access:
     """The credentials to ask for; ``alone``: no other process is in the cluster. Raises `BadRequest`."""
+    if context.switched_on("spark"):
+        os.environ |= context.certificates().to_environment()
     access = load_access(context.text("access"), tokens=context.text("tokens"), peer_secret=context.text("peer_secret"))
     if access and context.switched_on("spark"):
         if not context.text("token"):

@@ -30,6 +30,10 @@ def option(*flags: str, **details: Any) -> Option:
     return flags, details
 
 
+TLS_SETTINGS = ("tls_ca", "tls_cert", "tls_key")
+"""Those that every command has which talks to a peer."""
+
+
 def setting(name: str, **details: Any) -> Option:
     """The flag of a setting: its default comes from elsewhere, see `onyxq.config`."""
     known = SETTINGS[name]
@@ -143,6 +147,9 @@ def _add(verbs: Any, verb: str, command: Command) -> None:
         taken = any("--token" in flags for flags, _ in command.options)
         flags, details = setting("token", dest="token")
         common.add_argument(*(() if taken else flags), "--auth-token", **details)
+        for flags, details in (setting(name, metavar="FILE") for name in TLS_SETTINGS):
+            if not any(flags == known for known, _ in command.options):
+                common.add_argument(*flags, **details)
     common.add_argument("--json", action="store_true", help="JSON instead of tables; one line per item of a stream")
     common.add_argument("--config", metavar="FILE", help="settings file (default onyxq.toml, or ONYXQ_CONFIG)")
     parser.set_defaults(command=command, parser=parser)

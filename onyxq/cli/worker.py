@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 
 from onyxq.cli.context import Context, milliseconds
 from onyxq.errors import BadRequest
@@ -31,6 +32,7 @@ def start(context: Context) -> None:
     app.address, app.token = context.given("connect") or app.address, context.text("token") or app.token
     worker = app.worker(queues, least, concurrency_max=most, lease_ms=lease_ms)
     context.out.note(f"working for {args.app}; SIGTERM finishes what runs and ends")
+    os.environ |= context.certificates().to_environment()  # for the processes that it starts
     run_worker(worker, app.address, token=app.token)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
+from onyxq.access.certificates import Certificates
 from onyxq.client.batches import Batching
 from onyxq.client.claims import Claim, ClaimBatch, Claims
 from onyxq.client.enqueuing import Enqueuer
@@ -64,7 +65,8 @@ class AsyncClient(Managing, Batching, Jobs):
     """A connection with a cluster: ``async with AsyncClient("HOST:PORT") as client``.
 
     Give one address or several of the same cluster; the client finds the other peers.
-    Many tasks may use it at once.  ``network``, ``now_ms`` and ``random_64`` are for
+    Many tasks may use it at once.  ``tls``: the authorities that are trusted, if peers speak TLS;
+    without it, what ``ONYXQ_TLS_CA`` and its neighbours name.  ``network``, ``now_ms`` and ``random_64`` are for
     simulations.
     """
 
@@ -73,6 +75,7 @@ class AsyncClient(Managing, Batching, Jobs):
         address: str | Sequence[str] = ADDRESS,
         *,
         token: str | None = None,
+        tls: Certificates | None = None,
         timeout_ms: int = TIMEOUT_MS,
         network: Network | None = None,
         now_ms: Callable[[], int] | None = None,
@@ -85,7 +88,7 @@ class AsyncClient(Managing, Batching, Jobs):
         self._timeout_ms = timeout_ms
         self._leases: dict[frozenset[str], int] = {}
         """The shortest lease that was last given by queues whose own leases were asked for."""
-        self._network = network or TcpNetwork()
+        self._network = network or _network(Certificates.from_environment() if tls is None else tls)
         self._now_ms = now_ms or _wall_ms
         self._random_64 = random_64 or _random_64
 
@@ -482,6 +485,10 @@ def _kept(claims: Claims) -> Claims:
     if not all(isinstance(claim, Claim) for claim in kept):
         raise BadRequest("claims are what claim() gave, or Claim.of(id, token)", field="claims")
     return kept
+
+
+def _network(tls: Certificates) -> Network:
+    return TcpNetwork(connecting=tls.connecting() if tls else None)
 
 
 def _wall_ms() -> int:

@@ -12,6 +12,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
+from onyxq.access.certificates import Certificates
 from onyxq.client.asynchronous import ADDRESS, TIMEOUT_MS, AsyncClient
 from onyxq.client.flows import Enqueued, Flow, Part, chain, group
 from onyxq.client.managing import PAGE_TASKS
@@ -49,11 +50,12 @@ class Client:
         address: str | Sequence[str] = ADDRESS,
         *,
         token: str | None = None,
+        tls: Certificates | None = None,
         timeout_ms: int = TIMEOUT_MS,
         network: Network | None = None,
         backend: str = "asyncio",
     ) -> None:
-        self._client = AsyncClient(address, token=token, timeout_ms=timeout_ms, network=network)
+        self._client = AsyncClient(address, token=token, tls=tls, timeout_ms=timeout_ms, network=network)
         self._backend = backend
         self._portal: BlockingPortal | None = None
         self._stack = ExitStack()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import ssl
 from functools import partial
 from typing import Any, cast
 
@@ -137,7 +138,8 @@ def _config() -> Config:
 class HttpServer:
     """The connections of one listener."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, context: ssl.SSLContext | None = None) -> None:
+        self._tls = context
         self._config = _config()
         self._app = wrap_app(cast(ASGIFramework, app), self._config.wsgi_max_body_size, "asgi")
         self._context = WorkerContext(None)
@@ -152,7 +154,10 @@ class HttpServer:
         self._streams.add(stream)
         try:
             with stream.scope:
-                await TCPServer(self._app, self._config, self._context, ConnectionState({}), cast(Any, stream))
+                served: Any = stream
+                if self._tls is not None:
+                    served = trio.SSLStream(stream, self._tls, server_side=True, https_compatible=True)
+                await TCPServer(self._app, self._config, self._context, ConnectionState({}), served)
         except Exception:
             _log.exception("a connection failed")
         finally:
@@ -183,15 +188,16 @@ async def serve_http(
     *,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
     shutdown: trio.Event,
+    context: ssl.SSLContext | None = None,
 ) -> None:
-    """Serve until ``shutdown`` is set; reports the bound ``HOST:PORT``.
+    """Serve until ``shutdown`` is set; reports the bound ``HOST:PORT``.  ``context``: of TLS, if it is spoken.
 
     Then requests that wait are answered, others have 5 s to finish, and all connections
     are closed.  Being cancelled closes them at once.  Raises `Unavailable` if the address
     cannot be had.
     """
     listener = await listen(address)
-    server = HttpServer(app)
+    server = HttpServer(app, context)
     stopping = trio.Event()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_cut_at_end, server, stopping)

@@ -23,8 +23,10 @@ from typing import Any
 
 import trio
 from anyio.abc import ByteStream, TaskStatus
+from anyio.streams.tls import TLSAttribute
 from attrs import field, frozen
 
+from onyxq.access.certificates import PLAIN, Certificates
 from onyxq.access.credentials import ANONYMOUS, ZookeeperCredentials
 from onyxq.access.grants import OPEN, Access
 from onyxq.access.listening import check_listening
@@ -112,6 +114,8 @@ class PeerConfig:
     """Directory in which the records that this node's peer trims become a table."""
     access: Access = OPEN
     """The credentials that it asks for."""
+    certificates: Certificates = PLAIN
+    """For TLS on both ports, and to other peers."""
     allow_anyone: bool = False
     """It may listen for other machines without asking for credentials."""
     task_archive: str | None = None
@@ -153,7 +157,7 @@ class RunningNode:
         self.service: Service | None = None
         self.node: Node | None = None
         self._backend = backend
-        self._network: Network = network or TcpNetwork()
+        self._network: Network = network or _network(config.certificates)
         self._clock = RingClock(clock or SystemClock())
         self._open_store = open_store or (
             lambda path, its_clock: LmdbStore.open_or_begin_anew(path, now_ms=its_clock.wall_ms)
@@ -221,14 +225,15 @@ class RunningNode:
     async def _serve_wire(
         self, node: Node, service: Service, *, task_status: TaskStatus[str] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        access = self.config.access
+        access, encrypted = self.config.access, bool(self.config.certificates)
 
         async def handler(stream: ByteStream) -> None:
-            if not access:
+            if not access and not encrypted:
                 await serve(stream, hello=node.welcome, dispatch=service.dispatch)
                 return
             caller = Caller(
                 access,
+                certified=not encrypted or stream.extra(TLSAttribute.peer_certificate_binary, None) is not None,
                 welcome=node.welcome,
                 dispatch=service.dispatch,
                 ask=service.call,
@@ -247,6 +252,7 @@ class RunningNode:
             self.config.http,
             task_status=task_status,
             shutdown=self.stop,
+            context=self.config.certificates.serving() if self.config.certificates else None,
         )
 
     async def _serve_taskstore(
@@ -259,6 +265,7 @@ class RunningNode:
             self.config.taskstore,
             task_status=task_status,
             shutdown=self.stop,
+            context=self.config.certificates.serving() if self.config.certificates else None,
         )
 
     async def _peers(self, node: Node, service: Service, address: str, http: str) -> None:
@@ -337,6 +344,12 @@ class RunningNode:
         service.operating.leave_wanted.set()
 
 
+def _network(certificates: Certificates) -> Network:
+    if not certificates:
+        return TcpNetwork()
+    return TcpNetwork(connecting=certificates.connecting(), serving=certificates.serving_peers())
+
+
 def _plan(config: PeerConfig) -> Plan:
     directory = Path(config.task_archive) if config.task_archive else None
     return Plan(config.purge_bucket_ms, config.purge_margin_ms, directory)
@@ -373,6 +386,7 @@ def check_config(config: PeerConfig) -> None:
         value = getattr(config, name)
         if not low <= value <= high:
             raise BadRequest(f"{name} must be {low} to {high}, not {value}", field=name)
+    config.certificates.check_complete()
     for name, address in (("listen", config.listen), ("http", config.http), ("taskstore", config.taskstore)):
         if address:
             check_listening(address, field=name, asks=bool(config.access), allow_anyone=config.allow_anyone)
@@ -456,6 +470,7 @@ class LocalCluster:
         launch_host: Launch = launch,
         access: Access = OPEN,
         allow_anyone: bool = False,
+        certificates: Certificates = PLAIN,
     ) -> None:
         self.nodes: list[RunningNode] = []
         self._peers = peers
@@ -470,6 +485,7 @@ class LocalCluster:
         self._launch_host = launch_host
         self._access = access
         self._allow_anyone = allow_anyone
+        self._certificates = certificates
         self._stack = contextlib.AsyncExitStack()
         self._nursery: trio.Nursery | None = None
         self._ended: dict[int, trio.Event] = {}
@@ -514,6 +530,7 @@ class LocalCluster:
                 replicas=min(3, self._peers),
                 access=self._access,
                 allow_anyone=self._allow_anyone,
+                certificates=self._certificates,
                 **self._spark,
                 **(self._first if number == 0 else {}),
             )
@@ -557,6 +574,7 @@ async def run_dev(
     first: Mapping[str, Any] | None = None,
     access: Access = OPEN,
     allow_anyone: bool = False,
+    certificates: Certificates = PLAIN,
 ) -> None:
     """A whole cluster in this process on the embedded log until ``stop``; raises `BadRequest`.
 
@@ -572,6 +590,7 @@ async def run_dev(
         first=first,
         access=access,
         allow_anyone=allow_anyone,
+        certificates=certificates,
     ) as cluster:
         ready([node.addresses for node in cluster.nodes if node.addresses is not None])
         await stop.wait()

@@ -5,19 +5,24 @@ from __future__ import annotations
 import errno
 import logging
 import socket
+import ssl
 from collections.abc import Awaitable, Callable
 
 import anyio
 from anyio.abc import ByteStream, SocketAttribute, SocketListener, SocketStream, TaskStatus
+from anyio.streams.tls import TLSStream
 
 from onyxq.errors import BadRequest, Unavailable
 
 BACKLOG = 1024
+HANDSHAKE_TIMEOUT_S = 5.0
 ACCEPT_PAUSE_S = 0.1
 """Pause after an accept failed because descriptors or memory ran out."""
 _PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED, errno.EPROTO)
 
 log = logging.getLogger(__name__)
+
+Handler = Callable[[ByteStream], Awaitable[None]]
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -34,23 +39,34 @@ def join_address(host: str, port: int) -> str:
 
 
 class TcpNetwork:
-    """`onyxq.wire.network.Network` over TCP."""
+    """`onyxq.wire.network.Network` over TCP; with TLS where a context for that side is given."""
+
+    def __init__(self, *, connecting: ssl.SSLContext | None = None, serving: ssl.SSLContext | None = None) -> None:
+        self._connecting = connecting
+        self._serving = serving
 
     async def connect(self, address: str, *, timeout_ms: int) -> ByteStream:
         """A stream to ``HOST:PORT``; raises `Unavailable` and, for no address, `BadRequest`."""
         host, port = split_address(address)
         try:
             with anyio.fail_after(timeout_ms / 1000):
-                stream = await anyio.connect_tcp(host, port)
-        except (OSError, anyio.ConnectionFailed) as error:
+                stream = await self._connect(host, port)
+        except (OSError, anyio.ConnectionFailed, anyio.BrokenResourceError, anyio.EndOfStream) as error:
             raise Unavailable(f"cannot connect to {address}: {error or 'no answer in time'}") from None
         _tune(stream)
         return stream
 
+    async def _connect(self, host: str, port: int) -> SocketStream | TLSStream:
+        if self._connecting is None:
+            return await anyio.connect_tcp(host, port)
+        return await anyio.connect_tcp(
+            host, port, ssl_context=self._connecting, tls_hostname=host, tls_standard_compatible=False
+        )
+
     async def serve(
         self,
         address: str,
-        handler: Callable[[ByteStream], Awaitable[None]],
+        handler: Handler,
         *,
         task_status: TaskStatus[str] = anyio.TASK_STATUS_IGNORED,
     ) -> None:
@@ -65,10 +81,28 @@ class TcpNetwork:
             async with anyio.create_task_group() as group:
                 for listener in bound.listeners:
                     assert isinstance(listener, SocketListener)
-                    group.start_soon(_accept, listener, handler)
+                    group.start_soon(_accept, listener, self._handler(handler))
+
+    def _handler(self, handler: Handler) -> Handler:
+        context = self._serving
+        if context is None:
+            return handler
+
+        async def encrypted(stream: ByteStream) -> None:
+            try:
+                with anyio.fail_after(HANDSHAKE_TIMEOUT_S):
+                    wrapped = await TLSStream.wrap(
+                        stream, server_side=True, ssl_context=context, standard_compatible=False
+                    )
+            except (TimeoutError, ssl.SSLError) as error:
+                log.info("a connection did not become one with TLS: %r", error)
+                return
+            await handler(wrapped)
+
+        return encrypted
 
 
-async def _accept(listener: SocketListener, handler: Callable[[ByteStream], Awaitable[None]]) -> None:
+async def _accept(listener: SocketListener, handler: Handler) -> None:
     async with anyio.create_task_group() as group:
         while True:
             try:
@@ -83,7 +117,7 @@ async def _accept(listener: SocketListener, handler: Callable[[ByteStream], Awai
             group.start_soon(_handle, stream, handler)
 
 
-async def _handle(stream: SocketStream, handler: Callable[[ByteStream], Awaitable[None]]) -> None:
+async def _handle(stream: SocketStream, handler: Handler) -> None:
     try:
         _tune(stream)
         await handler(stream)
@@ -94,7 +128,7 @@ async def _handle(stream: SocketStream, handler: Callable[[ByteStream], Awaitabl
             await anyio.aclose_forcefully(stream)
 
 
-def _tune(stream: SocketStream) -> None:
+def _tune(stream: SocketStream | TLSStream) -> None:
     raw = stream.extra(SocketAttribute.raw_socket)
     raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

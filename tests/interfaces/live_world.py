@@ -19,6 +19,7 @@ import httpx
 import msgpack
 import trio
 
+from onyxq.access.certificates import PLAIN, Certificates
 from onyxq.access.grants import OPEN, Access
 from onyxq.facts import pack_task
 from onyxq.ids import TaskId, make_id
@@ -49,6 +50,7 @@ def running(
     launch_host: Launch = launch,
     access: Access = OPEN,
     first: Any = None,
+    certificates: Certificates = PLAIN,
 ) -> Iterator[LocalCluster]:
     """A cluster that runs in a thread of its own; raises what made it fail.
 
@@ -65,7 +67,13 @@ def running(
         stop = trio.Event()
         chosen = "127.0.0.1:0" if http else None
         async with LocalCluster(
-            peers=peers, http=chosen, spark=spark, launch_host=launch_host, access=access, first=first
+            peers=peers,
+            http=chosen,
+            spark=spark,
+            launch_host=launch_host,
+            access=access,
+            first=first,
+            certificates=certificates,
         ) as cluster:
             said.append(cluster)
             stops.append((trio.lowlevel.current_trio_token(), stop))
