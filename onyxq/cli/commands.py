@@ -96,6 +96,14 @@ COMMANDS: tuple[Command, ...] = (
         *map(setting, SPARK_SETTINGS),
     ),
     _own(
+        "doctor",
+        "doctor:doctor",
+        "check ZooKeeper, clocks, versions, disk, ports and Java; exit code 1 if something is wrong",
+        "doctor --zookeeper zk1:2181,zk2:2181,zk3:2181 --data /var/lib/onyxq",
+        *map(setting, ("zookeeper", "data", "listen", "http", "spark")),
+        talks=True,
+    ),
+    _own(
         "peer start",
         "daemons:peer_start",
         "run one peer until SIGTERM, which drains it and leaves",

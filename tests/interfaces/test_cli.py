@@ -26,7 +26,7 @@ HELP_RUNS_MAX = 20
 SOME_ID = "00" * 20
 
 PROMISED = """
-    demo; dev; simulate; peer start; peer list; peer leave; cluster create; cluster show; cluster destroy;
+    demo; dev; doctor; simulate; peer start; peer list; peer leave; cluster create; cluster show; cluster destroy;
     cluster protect;
     zookeeper start; task enqueue; task get; task log; task list; task count; task claim; task complete;
     task fail; task renew; task cancel; queue list; queue show; queue pause; queue resume; queue set;
