@@ -79,6 +79,10 @@ SETTINGS: Mapping[str, Known] = {
     "purge_bucket_ms": Known(3_600_000, "time of ids that is purged together, once all finished in it may go"),
     "purge_margin_ms": Known(600_000, "age below which no task is purged, and no new id refused"),
     "task_archive": Known(None, "directory of Parquet files for purged tasks of queues that are archived"),
+    "timer_targets": Known(
+        "", "where callbacks may go: public, loopback, any, addresses, networks, with commas between them"
+    ),
+    "timer_timeout_ms": Known(10_000, "how long the receiver of a callback may take"),
     "sync_bytes_per_s": Known(64 << 20, "bytes a second at which copies are made, at most, each way"),
 }
 """Every setting. ``--data`` of ``onyxq dev`` has no default: a directory that goes when it stops."""

@@ -218,6 +218,13 @@ class Metrics:
             "counts and digests that were put right: rows, entries.",
             "what",
         )
+        self.timer_deliveries = Counter(
+            "onyxq_timer_deliveries_total", "Callbacks of timers: delivered, failed.", "transport", "outcome"
+        )
+        self.timer_delivery_seconds = Histogram("onyxq_timer_delivery_seconds", "Time that a callback took.")
+        self.timer_late_seconds = Histogram(
+            "onyxq_timer_late_seconds", "Time from when a timer was due until its first callback began."
+        )
         self.build_info = Gauge("onyxq_build_info", "Always 1; the label tells the version.", "version")
         self.build_info.set(1, version)
         self._all: list[Metric] = [item for item in vars(self).values() if hasattr(item, "render")]

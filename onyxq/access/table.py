@@ -15,6 +15,7 @@ from attrs import frozen
 from onyxq.errors import BadRequest
 from onyxq.facts import unpack_task
 from onyxq.ids import ID_BYTES, STRETCH_TASKS, offset_of
+from onyxq.timers.model import QUEUE as TIMERS
 
 Run: TypeAlias = tuple[bytes, int]
 
@@ -61,6 +62,11 @@ def _on_queue(*roles: str) -> Rule:
         return (Need(roles, every=True) if queue is None else Need(roles, queues=(_text(queue, "queue"),)),)
 
     return Rule(roles, find)
+
+
+def _on_timers(*roles: str) -> Rule:
+    need = (Need(roles, queues=(TIMERS,)),)
+    return Rule(roles, lambda args: need)
 
 
 def _on_queues(*roles: str) -> Rule:
@@ -205,6 +211,10 @@ RULES: Mapping[str, Rule] = {
     "taskstore.set_limits": _everywhere("operate"),
     "taskstore.tasks": _everywhere("read"),
     "taskstore.update": Rule((), _update_store),
+    "timer.cancel": _on_timers("produce", "operate"),
+    "timer.get": _on_timers("read", "produce"),
+    "timer.list": _on_timers("read"),
+    "timer.set": _on_timers("produce"),
     "transact": Rule((), _transact),
     "update": _on_updates("consume"),
 }

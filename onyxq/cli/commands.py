@@ -8,6 +8,7 @@ from onyxq.cli.commands_history import HISTORY_COMMANDS
 from onyxq.cli.commands_job import JOB_COMMANDS
 from onyxq.cli.commands_queue import QUEUE_COMMANDS
 from onyxq.cli.commands_task import ARCHIVES, TASK_COMMANDS
+from onyxq.cli.commands_timer import TIMER_COMMANDS
 from onyxq.cli.parser import TLS_SETTINGS, Command, Option, option, setting
 from onyxq.config import SECRET, SETTINGS
 
@@ -19,6 +20,7 @@ NOUNS = {
     "queue": "look at queues, pause them, set their limits",
     "dead": "tasks that failed for good: look, requeue, discard",
     "periodic": "tasks that are enqueued again and again",
+    "timer": "callbacks that are made once a time has come",
     "job": "data pipelines that run on Spark",
     "ring": "who watches whom",
     "partition": "where partitions live and who leads them",
@@ -33,6 +35,7 @@ NOUNS = {
 PEER_SETTINGS = tuple(name for name in SETTINGS if name not in ("connect", *SECRET))
 """Those that have a flag; secrets have none, as everybody on the machine sees a command's arguments."""
 SPARK_SETTINGS = ("spark", "slots", "tags", "spark_master", "spark_conf", "spark_warm", "checkpoints")
+TIMER_SETTINGS = ("timer_targets", "timer_timeout_ms")
 ZOOKEEPER_NEEDED = setting("zookeeper", required=False, help="HOST:PORT,... of ZooKeeper; needed")
 PARTITIONS = option(
     "--partitions", type=int, default=64, metavar="N", help="partitions of the cluster, for good (default 64)"
@@ -93,7 +96,7 @@ COMMANDS: tuple[Command, ...] = (
         setting("taskstore"),
         setting("taskstore_unit"),
         *map(setting, TLS_SETTINGS),
-        *map(setting, SPARK_SETTINGS),
+        *map(setting, (*SPARK_SETTINGS, *TIMER_SETTINGS)),
     ),
     _own(
         "doctor",
@@ -160,6 +163,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     *TASK_COMMANDS,
     *QUEUE_COMMANDS,
+    *TIMER_COMMANDS,
     *JOB_COMMANDS,
     *HISTORY_COMMANDS,
     _own(

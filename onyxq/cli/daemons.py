@@ -63,6 +63,7 @@ def peer_start(context: Context) -> None:
         access=_access(context, alone=not context.text("zookeeper")),
         allow_anyone=context.switched_on("allow_anyone"),
         certificates=context.certificates(),
+        **_timers(context),
     )
 
     _check_spark(context)
@@ -91,14 +92,15 @@ def dev(context: Context) -> None:
     _run(
         context,
         lambda stop: run_dev(
-            peers,
-            data,
+            peers=peers,
+            data=data,
             listen=listen,
             http=http,
             ready=ready,
             stop=stop,
             spark=spark,
             first=first,
+            timers=_timers(context),
             access=access,
             allow_anyone=context.switched_on("allow_anyone"),
             certificates=context.certificates(),
@@ -137,6 +139,12 @@ def _taskstore(context: Context) -> dict[str, Any]:
         "taskstore": _address(context, "taskstore") if given not in ("", OFF) else None,
         "taskstore_unit": context.text("taskstore_unit"),
     }
+
+
+def _timers(context: Context) -> dict[str, Any]:
+    """The settings of `PeerConfig` that are about callbacks."""
+    names = ("timer_targets", "timer_timeout_ms")
+    return {names[0]: context.text(names[0]), names[1]: context.number(names[1])}
 
 
 def _spark(context: Context) -> dict[str, Any]:

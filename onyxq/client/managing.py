@@ -1,4 +1,4 @@
-"""What a client asks of the cluster beside tasks and claims: queues, dead letters, periodic tasks, views."""
+"""What a client asks of the cluster beside tasks and claims: queues, dead letters, periodic tasks, timers, views."""
 
 from __future__ import annotations
 
@@ -158,6 +158,42 @@ class Managing:
     async def resume_periodic(self, name: str) -> dict[str, Any]:
         """Go on with the next time from now."""
         return await self._map("periodic.pause", {"name": name, "paused": False})
+
+    # timers
+    async def set_timer(
+        self,
+        timer: str,
+        timeout_ms: int,
+        uri: str,
+        data: str | Mapping[str, Any] | None = None,
+        *,
+        transport: str = "http",
+        method: str = "POST",
+        replace: bool = False,
+    ) -> None:
+        """Have a callback made ``timeout_ms`` from now; with ``replace`` that of a timer that has not fired anew.
+
+        Raises `Conflict` if there is one of that id that has not fired, with ``replace`` `NotFound` if there
+        is none; `BadRequest` naming the field.
+        """
+        callback = {"transport": transport, "uri": uri, "method": method}
+        said = {"timeout": timeout_ms, "data": dict(data) if isinstance(data, Mapping) else data, "callback": callback}
+        await self._ask("timer.set", {"id": timer, "replace": replace, **said})
+
+    async def timer(self, timer: str) -> dict[str, Any]:
+        """One timer, also one that has fired, until it is purged; raises `NotFound`."""
+        return await self._map("timer.get", {"id": timer})
+
+    async def timers(
+        self, *, state: str | None = None, after: bytes | None = None, limit: int = 100
+    ) -> tuple[Sequence[dict[str, Any]], bytes | None]:
+        """Timers as they fall due, and what to give as ``after`` for the next ones, None at the end."""
+        page = await self._map("timer.list", {"state": state, "after": after, "limit": limit})
+        return page["timers"], page["after"]
+
+    async def cancel_timer(self, timer: str) -> None:
+        """Cancel a timer; raises `NotFound` if there is none that has not fired."""
+        await self._ask("timer.cancel", {"id": timer})
 
     # the cluster
     async def cluster(self) -> dict[str, Any]:

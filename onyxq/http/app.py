@@ -34,6 +34,7 @@ from onyxq.http import (
     queues,
     tasks,
     taskstore,
+    timers,
     transactions,
 )
 from onyxq.http.bodies import Body, Budget, Disconnected, check_media, form_text, path_segments, query_pairs
@@ -52,6 +53,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *queues.ENDPOINTS,
     *dead.ENDPOINTS,
     *periodic.ENDPOINTS,
+    *timers.ENDPOINTS,
     *jobs.ENDPOINTS,
     *cluster.ENDPOINTS,
     *history.ENDPOINTS,
@@ -180,7 +182,9 @@ class App:
             except Disconnected:
                 return
             except OnyxqError as error:
-                response = problem(error)
+                response = timers.explained(
+                    problem(error), error, method=scope["method"], path=scope["path"], headers=headers
+                )
             except Exception:
                 _log.exception("a request to %s failed", scope["path"])
                 response = problem(OnyxqError("something unexpected happened here"))

@@ -23,6 +23,7 @@ PATH_FIELDS: Mapping[str, Field] = {
     "queue": Field(Text(), required=True, doc="Name of the queue, percent-encoded."),
     "peer": Field(Text(), required=True, doc="Id of the peer."),
     "partition": Field(Text(), required=True, doc="Number of the partition."),
+    "timer": Field(Text(), required=True, doc="Id of the timer, percent-encoded."),
     "name": Field(Text(), required=True, doc="Name of the periodic task."),
     "job": Field(Text(1, 120), required=True, doc="Id of the job."),
     "entry": Field(Text(), required=True, doc="Name of an extension's entry."),

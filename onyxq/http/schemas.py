@@ -41,6 +41,22 @@ _CLAIM_OF_TASK = _object(
     {"token": _COUNT, "worker": _TEXT},
     {"start_ms": _or_null(_MS), "end_ms": _or_null(_MS), "outcome": {"type": ["string", "null"]}},
 )
+_TIMER = _object(
+    {
+        "id": _TEXT,
+        "timeout": _or_null(_COUNT),
+        "data": {"type": ["string", "object", "null"]},
+        "callback": {"type": ["object", "null"]},
+        "state": {
+            "type": "string",
+            "enum": ["scheduled", "waiting", "ready", "claimed", "fired", "failed", "cancelled"],
+        },
+        "at_ms": _MS,
+        "attempts": _COUNT,
+        "error": {"type": ["string", "null"], "description": "Of the last attempt that failed."},
+        "task": _ID,
+    }
+)
 _TASK = _object(
     {
         "id": _ID,
@@ -220,6 +236,8 @@ SCHEMAS: Mapping[str, Schema] = {
     "DeadResults": _object({"count": _COUNT}, {"results": _list(ref("ClaimResult"))}),
     "Periodic": _PERIODIC,
     "PeriodicList": _object({"periodic": _list(ref("Periodic"))}),
+    "Timer": _TIMER,
+    "Timers": _object({"timers": _list(ref("Timer")), "after": _or_null(_ID)}),
     "Job": _JOB,
     "Jobs": _object({"position": _POSITION, "jobs": _list(ref("Job"))}),
     "SubmittedJob": _object(

@@ -57,7 +57,7 @@ class Cancelling:
 
     def _again(self, leader: PartitionLeader, task_id: TaskId) -> Finish | None:
         """The repeat of a cancel that counts; None if there is none."""
-        again = self._completing.cancelled(leader, task_id) if self._finished(task_id) else None
+        again = self._completing.cancelled(leader, task_id) if self.finished(task_id) else None
         if again is not None:
             self._check_transactions(task_id)
         return again
@@ -69,7 +69,7 @@ class Cancelling:
         token, results = self._means(task_id, claimed=claimed)
         return Finish(Run(task_id, 1), token, facts.CANCELLED, results)
 
-    def _finished(self, task_id: TaskId) -> int:
+    def finished(self, task_id: TaskId) -> int:
         """Whether a task is finished, and not by a completion that is older than who holds it."""
         store, run = self._host.store, Run(task_id, 1)
         finished = store.finished_bits(stretch_of(task_id)) & mask_of(*run)
@@ -104,7 +104,7 @@ class Cancelling:
         """The token to cancel a task under, and the results; raises why it cannot be cancelled."""
         store, replica = self._host.store, self._host.replica
         claim = claim_of(replica, task_id)
-        if self._finished(task_id) or (claim is not None and claimed and claim[4] == HELD_MS):
+        if self.finished(task_id) or (claim is not None and claimed and claim[4] == HELD_MS):
             raise AlreadyFinished(f"task {task_id.hex()} is finished already")
         if claim is not None and not claimed:
             raise Conflict(

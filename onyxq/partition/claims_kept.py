@@ -66,6 +66,15 @@ class ClaimsKept:
 
     async def fail(self, items: Sequence[tuple[TaskId, int, int, str, int | None]]) -> list[list[Refused]]:
         """Retry, or give up, ``(first, count, token, error, retry_in_ms)`` items."""
+        return await self._fail(items, counted=True)
+
+    async def postpone(self, items: Sequence[tuple[TaskId, int, int, str, int | None]]) -> list[list[Refused]]:
+        """The same of what was not begun: it counts as no attempt, and nothing is given up."""
+        return await self._fail(items, counted=False)
+
+    async def _fail(
+        self, items: Sequence[tuple[TaskId, int, int, str, int | None]], *, counted: bool
+    ) -> list[list[Refused]]:
         unsure = await unsure_partitions(self._host, ((first, token) for first, _, token, *_ in items))
         await self._completing.turn([Run(first, count) for first, count, *_ in items])
         refused: list[list[Refused]] = [[] for _ in items]
@@ -76,7 +85,7 @@ class ClaimsKept:
             planned = retries.setdefault(leader.partition, [])
             try:
                 for run in runs:
-                    self._plan_failure(run, token, error, retry_in_ms, place, dead, planned)
+                    self._plan_failure(run, token, error, retry_in_ms, place, dead, planned, counted=counted)
             except OnyxqError as problem:
                 refused[place].append([first, count, problem.to_map()])
         await self._completing.finish_all(dead, refused)
@@ -130,14 +139,16 @@ class ClaimsKept:
         place: int,
         dead: dict[int, list[tuple[int, Finish]]],
         retries: list[release_claims.Release],
+        *,
+        counted: bool,
     ) -> None:
         for piece in self._host.granter.pieces(run, token):
             row = self._host.store.task_row(piece.row_first)
             header = facts.task_header(row[1])[0] if row else {}
-            attempts = piece.attempts + 1
+            attempts = piece.attempts + counted
             policy = policy_of(self._host.replica, header)
             for part in runs_of(stretch_of(run.first), piece.bits):
-                if policy.retries is not None and attempts - piece.base > policy.retries:
+                if counted and policy.retries is not None and attempts - piece.base > policy.retries:
                     note = error.encode()[: 64 * 1024]
                     dead.setdefault(partition_of(run.first), []).append(
                         (

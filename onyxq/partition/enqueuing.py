@@ -46,11 +46,11 @@ class _Asked(NamedTuple):
 class Enqueuing:
     """Stores task runs in the partitions that a node leads."""
 
-    def __init__(self, host: OperationsHost, standing: Standing, dependencies: Dependencies) -> None:
+    def __init__(self, host: OperationsHost, standing: Standing, dependencies: Dependencies, keyed: Keyed) -> None:
         self._host = host
         self._standing = standing
         self._dependencies = dependencies
-        self._keyed = Keyed(host)
+        self._keyed = keyed
 
     async def enqueue(self, runs: Sequence[Sequence[Any]], wanted: int | None) -> list[Ack]:
         """Store task runs ``(first, body[, at_ms])``; see `Ack`."""

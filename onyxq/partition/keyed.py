@@ -9,7 +9,8 @@ them it would wait for what waits for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import trio
@@ -125,6 +126,16 @@ class Keyed:
         except BaseException:
             self._unlock(digest)
             raise
+
+    @asynccontextmanager
+    async def turn(self, header: dict[str, Any]) -> AsyncIterator[None]:
+        """Nothing else about the unique key of a task happens meanwhile."""
+        digest = facts.key_digest(header["queue"], header[UNIQUE_KEY])
+        await self._locks.setdefault(digest, trio.Semaphore(1)).acquire()
+        try:
+            yield
+        finally:
+            self._unlock(digest)
 
     def stands(self, started: Started, first: TaskId, header: dict[str, Any]) -> Started:
         """The same write of a task that stands for its unique key, `unique` having said so."""

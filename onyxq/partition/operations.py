@@ -19,10 +19,12 @@ from onyxq.partition.deadlines import Deadlines
 from onyxq.partition.depended import Depended
 from onyxq.partition.dependencies import Dependencies
 from onyxq.partition.enqueuing import Enqueuing
+from onyxq.partition.keyed import Keyed
 from onyxq.partition.leader import PartitionLeader
 from onyxq.partition.making_visible import TransactingHost
 from onyxq.partition.purging import Purging, PurgingHost
 from onyxq.partition.standing import Standing
+from onyxq.partition.timers import Timers
 from onyxq.partition.transacting import Transacting
 from onyxq.partition.updating import Updating
 
@@ -45,13 +47,17 @@ class Operations:
         self._deadlines = Deadlines(host, self.completing)
         kept = ClaimsKept(host, self.standing, self.completing)
         self.leader = self.standing.leader
-        self.enqueue = Enqueuing(host, self.standing, self.dependencies).enqueue
+        keyed = Keyed(host)
+        self.enqueue = Enqueuing(host, self.standing, self.dependencies, keyed).enqueue
         self.transacting = Transacting(host, standing=self.standing, completing=self.completing, enqueue=self.enqueue)
         self.complete = self.completing.complete
         self.update = updating.update
         self.fail, self.release, self.renew = kept.fail, kept.release, kept.renew
         self.renewed = kept.renewed
-        self.cancel = Cancelling(host, self.standing, self.completing).cancel
+        self.postpone = kept.postpone
+        cancelling = Cancelling(host, self.standing, self.completing)
+        self.cancel = cancelling.cancel
+        self.timers = Timers(host, self.standing, keyed=keyed, completing=self.completing, cancelling=cancelling)
 
     async def run(self) -> None:
         """What goes on without being asked for, until cancelled."""

@@ -57,6 +57,10 @@ from onyxq.purged import MARGIN_MS
 from onyxq.replica import Settings
 from onyxq.store.interface import Batch, Store
 from onyxq.store.lmdb_store import LmdbStore
+from onyxq.timers.delivering import Delivering, delivering
+from onyxq.timers.targets import targets
+from onyxq.timers.transports import Deliver
+from onyxq.timers.transports import installed as installed_transports
 from onyxq.wire.network import Network
 from onyxq.wire.server import serve
 from onyxq.wire.tcp import TcpNetwork
@@ -120,6 +124,10 @@ class PeerConfig:
     """It may listen for other machines without asking for credentials."""
     task_archive: str | None = None
     """Directory in which tasks are archived before they are purged, where their queue asks for it."""
+    timer_targets: str = ""
+    """Where callbacks may go; see `onyxq.timers.targets`."""
+    timer_timeout_ms: int = 10_000
+    """How long the receiver of a callback may take."""
 
 
 @frozen
@@ -148,7 +156,9 @@ class RunningNode:
         offload: Callable[..., Awaitable[Any]] = trio.to_thread.run_sync,
         entries: Entries | None = None,
         launch_host: Launch = launch,
+        transports: Mapping[str, Deliver] | None = None,
     ) -> None:
+        """``transports``: those of timers besides HTTP and TCP; None: this node makes no callbacks."""
         self.config = config
         self.stop = trio.Event()
         """Set it: the node drains, leaves and ends."""
@@ -166,6 +176,8 @@ class RunningNode:
         self._offload = offload
         self._entries = installed() if entries is None else entries
         self._launch_host = launch_host
+        self._transports = transports
+        self._delivering: Delivering | None = None
         self._peer: Peer | None = None
         self._taskstore = ""
         """Where the task store is served at the root."""
@@ -205,6 +217,16 @@ class RunningNode:
                 if self.config.spark:
                     node.driving = Driving(node, _spark(self.config), self._launch_host)
                     nursery.start_soon(node.driving.run, address)
+                if self._transports is not None:
+                    self._delivering = delivering(
+                        node,
+                        service.timers,
+                        self._transports,
+                        allowed=self.config.timer_targets,
+                        listens=(self.config.listen, self.config.http, self.config.taskstore),
+                        timeout_ms=self.config.timer_timeout_ms,
+                    )
+                    nursery.start_soon(self._delivering.run)
                 http = await nursery.start(self._serve_http, service) if self.config.http else ""
                 if self.config.taskstore:
                     self._taskstore = await nursery.start(self._serve_taskstore, service)
@@ -328,6 +350,8 @@ class RunningNode:
             nursery.start_soon(first, self.stop)
             nursery.start_soon(first, service.operating.leave_wanted)
             nursery.start_soon(self._retire_when_told, peer, service)
+        if self._delivering is not None:
+            await self._delivering.drain()
         await service.claiming.drain()
         await peer.leave()
         with trio.move_on_after(2.0):
@@ -381,6 +405,7 @@ def check_config(config: PeerConfig) -> None:
         "sync_bytes_per_s": (1 << 20, 1 << 40),
         "purge_bucket_ms": (1_000, 7 * 86_400_000),
         "purge_margin_ms": (2 * MARGIN_MS, 30 * 86_400_000),
+        "timer_timeout_ms": (100, 3_600_000),
     }
     for name, (low, high) in limits.items():
         value = getattr(config, name)
@@ -393,6 +418,7 @@ def check_config(config: PeerConfig) -> None:
     if config.taskstore_unit not in taskstore.UNITS:
         known = " or ".join(taskstore.UNITS)
         raise BadRequest(f"taskstore_unit must be {known}, not {config.taskstore_unit!r}", field="taskstore_unit")
+    targets(config.timer_targets, listens=())
     if config.record_archive:
         pyarrow()  # without it nothing could ever be trimmed
 
@@ -407,7 +433,7 @@ async def run_peer(
     check_config(config)
     Path(config.data).mkdir(parents=True, exist_ok=True)
     async with _backend_of(config, backend) as chosen:
-        running = RunningNode(config, chosen)
+        running = RunningNode(config, chosen, transports=installed_transports())
 
         async def announce() -> None:
             await running.ready.wait()
@@ -451,8 +477,8 @@ class LocalCluster:
     """Several nodes in this process on one embedded log; use ``async with``.
 
     ``data``: directory of the log and of one data directory per node; without it a
-    temporary one, deleted in the end.  ``spark``: what of `PeerConfig` is about jobs.
-    ``first``: other settings of `PeerConfig`, of the first node alone.
+    temporary one, deleted in the end.  ``spark``: what of `PeerConfig` is about jobs, ``timers``:
+    what of it is about callbacks.  ``first``: other settings of `PeerConfig`, of the first node alone.
     """
 
     def __init__(
@@ -471,6 +497,7 @@ class LocalCluster:
         access: Access = OPEN,
         allow_anyone: bool = False,
         certificates: Certificates = PLAIN,
+        timers: Mapping[str, Any] | None = None,
     ) -> None:
         self.nodes: list[RunningNode] = []
         self._peers = peers
@@ -482,6 +509,7 @@ class LocalCluster:
         self._spark = spark or {}
         self._first = first or {}
         self._network = network
+        self._timers = timers or {}
         self._launch_host = launch_host
         self._access = access
         self._allow_anyone = allow_anyone
@@ -532,11 +560,18 @@ class LocalCluster:
                 allow_anyone=self._allow_anyone,
                 certificates=self._certificates,
                 **self._spark,
+                **self._timers,
                 **(self._first if number == 0 else {}),
             )
             check_config(config)
             Path(config.data).mkdir(parents=True, exist_ok=True)
-            node = RunningNode(config, backend, network=self._network, launch_host=self._launch_host)
+            node = RunningNode(
+                config,
+                backend,
+                network=self._network,
+                launch_host=self._launch_host,
+                transports=installed_transports(),
+            )
             self.nodes.append(node)
             self._ended[number] = trio.Event()
             self._nursery.start_soon(self._run, number)
@@ -562,36 +597,12 @@ class LocalCluster:
         await self._stack.__aexit__(*exc)  # type: ignore[arg-type]
 
 
-async def run_dev(
-    peers: int,
-    data: str | None,
-    *,
-    listen: str,
-    http: str,
-    ready: Callable[[list[PeerAddresses]], None],
-    stop: trio.Event,
-    spark: Mapping[str, Any] | None = None,
-    first: Mapping[str, Any] | None = None,
-    access: Access = OPEN,
-    allow_anyone: bool = False,
-    certificates: Certificates = PLAIN,
-) -> None:
+async def run_dev(*, ready: Callable[[list[PeerAddresses]], None], stop: trio.Event, **how: Any) -> None:
     """A whole cluster in this process on the embedded log until ``stop``; raises `BadRequest`.
 
-    ``spark``: what of `PeerConfig` is about jobs, for every peer; ``first``: other settings, of the first one.
-    ``access``: the credentials that they ask for; ``allow_anyone``: as `PeerConfig` has it.
+    ``how``: as `LocalCluster` has it.
     """
-    async with LocalCluster(
-        peers=peers,
-        data=data,
-        listen=listen,
-        http=http,
-        spark=spark,
-        first=first,
-        access=access,
-        allow_anyone=allow_anyone,
-        certificates=certificates,
-    ) as cluster:
+    async with LocalCluster(**how) as cluster:
         ready([node.addresses for node in cluster.nodes if node.addresses is not None])
         await stop.wait()
 

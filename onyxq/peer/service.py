@@ -37,6 +37,7 @@ from onyxq.peer.reading import Reading, named
 from onyxq.peer.routing import Router, passing_map, passing_parts
 from onyxq.peer.settings import Settings
 from onyxq.peer.taskstore import TaskStore
+from onyxq.peer.timers import Timers
 from onyxq.peer.transaction_arguments import asked_parts
 from onyxq.peer.transactions import Transactions
 from onyxq.replica import live_nodes, unserved
@@ -69,6 +70,7 @@ class Service:
         batches, bulk = JobBatches(node, self.transactions), BulkReading(node)
         extending, settings, jobs = Extending(node), Settings(node, self._reading), Jobs(node)
         store = TaskStore(node, random_64)
+        self.timers = Timers(node, self._router, self._reading, listing=listing, ids=self._ids)
         node.enqueue, node.ask = enqueueing.enqueue, self.call
         self.log_view = LogView(node, backend)
         self.claiming = Claiming(node, self._give_back)
@@ -112,6 +114,10 @@ class Service:
             "periodic.list": settings.list_periodic,
             "periodic.remove": settings.remove_periodic,
             "periodic.pause": settings.pause_periodic,
+            "timer.set": self.timers.set,
+            "timer.get": self.timers.get,
+            "timer.cancel": self.timers.cancel,
+            "timer.list": self.timers.list,
             "job.submit": jobs.submit,
             "job.kill": jobs.kill,
             "job.seal": jobs.seal,
@@ -145,6 +151,9 @@ class Service:
             "lead.outcomes": self._lead(check.outcomes, lambda asked: dependencies.outcomes(*asked)),
             "lead.finished": self._lead(check.task_ids, dependencies.heard),
             "lead.depended": lambda a: node.operations.depended.depended(check.stretches(a)),
+            "lead.timer.set": self.timers.lead_set,
+            "lead.timer.find": self.timers.lead_find,
+            "lead.timer.cancel": self.timers.lead_cancel,
             "lead.prepare": self._lead(asked_parts, node.operations.transacting.prepare),
             "lead.claim": self._lead_claim,
             "lead.head": self._lead_head,

@@ -63,6 +63,7 @@ class FakeService:
         self.settings: dict[str, dict[str, Any]] = {}
         self.periodic: dict[str, dict[str, Any]] = {}
         self.jobs: dict[str, dict[str, Any]] = {}
+        self.timers: dict[str, dict[str, Any]] = {}
         self.led = list(range(PARTITIONS))
         self.metrics = Metrics(version="test")
         self.claiming = anyio.Event()
@@ -296,6 +297,30 @@ class FakeService:
     def _periodic_pause(self, args: dict[str, Any]) -> dict[str, Any]:
         self._periodic_get(args)["paused"] = args["paused"]
         return self.periodic[args["name"]]
+
+    def _timer_set(self, args: dict[str, Any]) -> dict[str, Any]:
+        said = {name: args[name] for name in ("id", "timeout", "data", "callback")}
+        more = {
+            "state": "scheduled",
+            "at_ms": NOW_MS + said["timeout"],
+            "attempts": 0,
+            "error": None,
+            "task": bytes(20),
+        }
+        self.timers[args["id"]] = said | more
+        return {"id": args["id"], "task": bytes(20)}
+
+    def _timer_get(self, args: dict[str, Any]) -> dict[str, Any]:
+        if args["id"] not in self.timers:
+            raise NotFound("there is no such timer", field="id")
+        return self.timers[args["id"]]
+
+    def _timer_list(self, args: dict[str, Any]) -> dict[str, Any]:
+        return {"timers": [self.timers[name] for name in sorted(self.timers)], "after": None}
+
+    def _timer_cancel(self, args: dict[str, Any]) -> dict[str, Any]:
+        self._timer_get(args)["state"] = "cancelled"
+        return {"id": args["id"], "task": bytes(20)}
 
     def _job_submit(self, args: dict[str, Any]) -> dict[str, Any]:
         said, digest = decode(args["body"]), digest_of(args["body"])

@@ -51,11 +51,12 @@ def running(
     access: Access = OPEN,
     first: Any = None,
     certificates: Certificates = PLAIN,
+    timers: dict[str, Any] | None = None,
 ) -> Iterator[LocalCluster]:
     """A cluster that runs in a thread of its own; raises what made it fail.
 
     ``slots``: each peer hosts Spark, as ``launch_host`` does it, and offers so many.  ``first``: other
-    settings of the first peer.
+    settings of the first peer.  ``timers``: settings of all that are about callbacks.
     """
     spark = {"spark": True, "slots": slots} if slots else {}
     up = threading.Event()
@@ -74,6 +75,7 @@ def running(
             access=access,
             first=first,
             certificates=certificates,
+            timers=timers,
         ) as cluster:
             said.append(cluster)
             stops.append((trio.lowlevel.current_trio_token(), stop))

@@ -32,6 +32,7 @@ PROMISED = """
     task fail; task renew; task cancel; queue list; queue show; queue pause; queue resume; queue set;
     dead list; dead show; dead requeue; dead discard; periodic list; periodic show; periodic add;
     periodic remove; periodic pause; periodic resume;
+    timer add; timer show; timer list; timer replace; timer cancel;
     job submit; job list; job show; job wait; job seal; job kill;
     archive log; history check; history stats;
     ring show; partition list; partition show; partition force;

@@ -129,7 +129,9 @@ def test_head_is_answered_where_get_is(path: str) -> None:
             await client.post("/v1/tasks", json={"tasks": [{"id": ID, "queue": "a"}]})
             await client.put("/v1/periodic/p", json={"queue": "a", "schedule": "every 60s"})
             await client.post("/v1/jobs", json=JOB)
-            named = {"id": ID, "queue": "a", "extension": "lock", "name": "p", "job": "j"}
+            callback = {"transport": "http", "uri": "http://a.example", "method": "post"}
+            await client.post("/timer", json={"timeout": 1, "callback": callback}, headers={"x-timer-id": "t"})
+            named = {"id": ID, "queue": "a", "extension": "lock", "name": "p", "job": "j", "timer": "t"}
             named |= {"group": "map", "number": 7, "numbers": "7,8"}
             url = path.format(**named)
             got, head = await client.get(url), await client.head(url)

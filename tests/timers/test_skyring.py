@@ -1,0 +1,434 @@
+"""Skyring's behaviour over HTTP, and what goes beyond it, on a cluster that runs, with receivers that do."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import httpx
+import pytest
+
+from onyxq import Client
+from onyxq.errors import Conflict
+from onyxq.timers.model import QUEUE, Callback, Timer, pack
+from tests.interfaces.live_world import running
+from tests.timers.receivers import Receiver, http_receiver, tcp_receiver, wall_ms
+
+pytestmark = pytest.mark.slow
+
+LATER_MS = 3_600_000
+BACKOFF_MS = 20
+RETRIES = 3
+NOWHERE = {"transport": "http", "uri": "http://127.0.0.1:9/", "method": "post"}
+"""Of timers that do not fall due while a test runs."""
+_serial = count(1)
+
+
+@pytest.fixture(scope="module")
+def http() -> Iterator[httpx.Client]:
+    """HTTP to the first of two peers, whose timers are retried soon, and not often."""
+    with running(peers=2, http=True) as cluster:
+        with httpx.Client(base_url=f"http://{cluster.http_addresses[0]}", timeout=30, trust_env=False) as client:
+            settings = {"backoff_ms": BACKOFF_MS, "retries": RETRIES}
+            assert client.put(f"/v1/queues/{QUEUE}", json=settings).is_success
+            client.headers["x-peer"] = cluster.addresses[0]
+            yield client
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    """One that takes all."""
+    with http_receiver() as found:
+        yield found
+
+
+def fresh() -> str:
+    """An id that no other test uses."""
+    return f"timer-{next(_serial)}"
+
+
+def to(receiver: Receiver, method: str = "post") -> dict[str, str]:
+    """A callback to a receiver."""
+    return {"transport": receiver.uri.partition(":")[0], "uri": receiver.uri, "method": method}
+
+
+def set_timer(http: httpx.Client, timer: str, timeout: int, callback: dict[str, str], data: Any = None) -> None:
+    """A timer that is set, without doubt."""
+    body = {"timeout": timeout, "data": data, "callback": callback}
+    answer = http.post("/timer", json=body, headers={"x-timer-id": timer})
+    assert (answer.status_code, answer.content) == (201, b""), answer.text
+    assert answer.headers["location"] == f"/timer/{timer}"
+
+
+def state_of(http: httpx.Client, timer: str) -> str:
+    """A timer's state."""
+    return str(http.get(f"/timer/{timer}").json()["state"])
+
+
+def until_state(http: httpx.Client, timer: str, state: str) -> dict[str, Any]:
+    """The timer once it is in a state; the test's own time limit ends the wait."""
+    deadline = wall_ms() + 60_000
+    while (found := http.get(f"/timer/{timer}").json())["state"] != state:
+        assert wall_ms() < deadline, found
+    return dict(found)
+
+
+def check_reason(answer: httpx.Response, status: int, word: str) -> None:
+    """An error is told twice: in the problem document and in Skyring's header."""
+    assert answer.status_code == status, answer.text
+    assert answer.json()["status"] == status
+    assert word in answer.headers["x-skyring-reason"]
+
+
+# --- setting
+
+
+def test_an_id_is_made_where_none_is_given(http: httpx.Client) -> None:
+    """And named in the location."""
+    body = {"timeout": LATER_MS, "callback": NOWHERE}
+    answer = http.post("/timer", json=body)
+    made = answer.headers["location"].removeprefix("/timer/")
+    assert (answer.status_code, answer.content, uuid.UUID(made).version) == (201, b"", 4)
+    found = http.get(answer.headers["location"]).json()
+    expected = {"id": made, "data": None, "state": "scheduled", "attempts": 0, **body}
+    assert {name: found[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize("timer", ["a b", "grüße/☕", "x" * 200, "50%", "a?b#c"])
+def test_ids_may_be_any_text(http: httpx.Client, timer: str) -> None:
+    """The location is escaped."""
+    body = {"timeout": LATER_MS, "callback": NOWHERE}
+    answer = http.post("/timer", json=body, headers={"x-timer-id": timer.encode()})
+    assert answer.status_code == 201, answer.text
+    assert http.get(answer.headers["location"]).json()["id"] == timer
+    assert http.delete(answer.headers["location"]).status_code == 202
+
+
+BAD_BODIES: list[tuple[str, Any]] = [
+    ("timeout", {"callback": NOWHERE}),
+    *(("timeout", {"timeout": bad, "callback": NOWHERE}) for bad in (0, -1, True, "1000", [5], 1.5, 2**48, None)),
+    *(("data", {"timeout": 1, "data": bad, "callback": NOWHERE}) for bad in (True, 7, [1], 1.5)),
+    ("callback", {"timeout": 1}),
+    *(("callback", {"timeout": 1, "callback": bad}) for bad in ("http", [], 7)),
+    *(("callback.transport", {"timeout": 1, "callback": {**NOWHERE, "transport": bad}}) for bad in (7, "", "zmq")),
+    *(("callback.method", {"timeout": 1, "callback": {**NOWHERE, "method": bad}}) for bad in (None, 7, "BREW")),
+    *(
+        ("callback.uri", {"timeout": 1, "callback": {**NOWHERE, "uri": bad}})
+        for bad in (
+            None,
+            7,
+            "",
+            "a",
+            "ftp://a",
+            "http://",
+            "http://a:b@127.0.0.1/",
+            "http://127.0.0.1:0/",
+            "http://a b/",
+        )
+    ),
+    ("callback.uri", {"timeout": 1, "callback": {"transport": "tcp", "uri": "tcp://127.0.0.1", "method": "-"}}),
+    ("callback.uri", {"timeout": 1, "callback": {**NOWHERE, "uri": "http://10.1.2.3/"}}),
+    ("callback.uri", {"timeout": 1, "callback": {**NOWHERE, "uri": "http://169.254.169.254/latest"}}),
+    ("callback.more", {"timeout": 1, "callback": {**NOWHERE, "more": 1}}),
+    ("retry", {"timeout": 1, "callback": NOWHERE, "retry": 1}),
+]
+
+
+@pytest.mark.parametrize(("field", "body"), BAD_BODIES)
+def test_a_body_that_is_wrong_is_refused(http: httpx.Client, field: str, body: Any) -> None:
+    """By POST and by PUT, naming the field; nothing is set, and what is there stays as it is."""
+    timer, there = fresh(), fresh()
+    answer = http.post("/timer", json=body, headers={"x-timer-id": timer})
+    check_reason(answer, 400, field)
+    assert (answer.json()["field"], answer.headers["location"]) == (field, f"/timer/{timer}")
+    assert http.get(f"/timer/{timer}").status_code == 404
+    set_timer(http, there, LATER_MS, NOWHERE, "old")
+    before = http.get(f"/timer/{there}").json()
+    answer = http.put(f"/timer/{there}", json=body)
+    check_reason(answer, 400, field)
+    assert answer.headers["location"] == f"/timer/{there}"
+    assert http.get(f"/timer/{there}").json() == before
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"', b"\xff"])
+def test_what_is_no_json_object_is_refused(http: httpx.Client, body: bytes) -> None:
+    """With a reason."""
+    check_reason(http.post("/timer", content=body), 400, "")
+    check_reason(http.put("/timer/x", content=body), 400, "")
+
+
+def test_data_has_a_bound(http: httpx.Client) -> None:
+    """Of a mebibyte, which is told."""
+    body = {"timeout": 1, "data": "x" * (1 << 20), "callback": NOWHERE}
+    check_reason(http.post("/timer", json=body), 413, "data")
+
+
+@pytest.mark.parametrize("timer", ["x" * 201, "a\x7f"])
+def test_an_id_that_is_none_is_refused(http: httpx.Client, timer: str) -> None:
+    """Too long, or with control characters."""
+    body = {"timeout": 1, "callback": NOWHERE}
+    check_reason(http.post("/timer", json=body, headers={"x-timer-id": timer.encode()}), 400, "id")
+
+
+def test_an_id_that_is_taken_is_a_conflict(http: httpx.Client) -> None:
+    """And what is there stays."""
+    timer = fresh()
+    set_timer(http, timer, LATER_MS, NOWHERE, "first")
+    body = {"timeout": 1, "data": "second", "callback": NOWHERE}
+    check_reason(http.post("/timer", json=body, headers={"x-timer-id": timer}), 409, timer)
+    assert http.get(f"/timer/{timer}").json()["data"] == "first"
+
+
+def test_what_is_unknown_is_not_found(http: httpx.Client) -> None:
+    """By any method."""
+    timer = fresh()
+    body = {"timeout": 1, "callback": NOWHERE}
+    check_reason(http.put(f"/timer/{timer}", json=body), 404, timer)
+    check_reason(http.delete(f"/timer/{timer}"), 404, timer)
+    check_reason(http.get(f"/timer/{timer}"), 404, timer)
+    check_reason(http.patch(f"/timer/{timer}", json=body), 405, "PATCH")
+    assert http.get(f"/timer/{timer}").status_code == 404
+
+
+# --- delivering
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "body"),
+    [
+        ({"a": [1, "ü"]}, "application/json", '{"a":[1,"ü"]}'.encode()),
+        ({}, "application/json", b"{}"),
+        ("a=1&b=2", "application/x-www-form-urlencoded", b"a=1&b=2"),
+        (None, None, b""),
+    ],
+)
+def test_data_is_sent_as_skyring_sends_it(
+    http: httpx.Client, receiver: Receiver, data: Any, kind: str | None, body: bytes
+) -> None:
+    """An object as JSON, a string as form data, nothing as nothing; never early, with key and attempt."""
+    timer, set_at_ms = fresh(), wall_ms()
+    callback = to(receiver, "put")
+    set_timer(http, timer, 50, {**callback, "uri": callback["uri"] + "?q=%20x"}, data)
+    (request,) = receiver.until(1)
+    assert (request.method, request.path, request.body) == ("PUT", "/hook?q=%20x", body)
+    assert request.headers.get("content-type") == kind
+    assert request.at_ms >= set_at_ms + 50
+    task = http.get(f"/timer/{timer}").json()["task"]
+    told = [request.headers[name] for name in ("x-timer-id", "x-timer-attempt", "idempotency-key")]
+    assert told == [timer, "1", task]
+    assert until_state(http, timer, "fired")["attempts"] == 0
+
+
+def test_tcp_sends_a_line(http: httpx.Client) -> None:
+    """Of JSON with the key and the attempt, or the data alone."""
+    with tcp_receiver() as receiver:
+        told, plain = fresh(), fresh()
+        set_timer(http, told, 1, to(receiver, "any"), {"a": 1})
+        (request,) = receiver.until(1)
+        task = until_state(http, told, "fired")["task"]
+        assert request.body.endswith(b"\n")
+        assert json.loads(request.body) == {
+            "timer": told, "idempotency_key": task, "attempt": 1, "data": {"a": 1}
+        }  # fmt: skip
+        set_timer(http, plain, 1, to(receiver, "plain"), "hello")
+        assert receiver.until(2)[1].body == b"hello\n"
+
+
+def test_a_failed_attempt_is_repeated_with_the_same_key(http: httpx.Client) -> None:
+    """An error and a redirect are failures; the attempt is counted."""
+    answers = iter((500, 302, 204))
+    with http_receiver(lambda request: next(answers)) as receiver:
+        timer = fresh()
+        set_timer(http, timer, 1, to(receiver))
+        requests = receiver.until(3)
+        assert [request.headers["x-timer-attempt"] for request in requests] == ["1", "2", "3"]
+        assert len({request.headers["idempotency-key"] for request in requests}) == 1
+        assert until_state(http, timer, "fired")["attempts"] == 2
+
+
+def test_a_timer_that_nobody_takes_becomes_a_dead_letter(http: httpx.Client) -> None:
+    """With all attempts made, and comes again under the same key when it is requeued."""
+    answers = iter((*(503,) * (RETRIES + 1), 200))
+    with http_receiver(lambda request: next(answers)) as receiver:
+        timer = fresh()
+        set_timer(http, timer, 1, to(receiver))
+        found = until_state(http, timer, "failed")
+        assert "503" in found["error"]
+        check_reason(http.put(f"/timer/{timer}", json={"timeout": 1, "callback": NOWHERE}), 404, "")
+        check_reason(http.delete(f"/timer/{timer}"), 404, "failed")
+        dead = http.get("/v1/dead", params={"queue": QUEUE}).json()["tasks"]
+        assert found["task"] in [one["id"] for one in dead]
+        assert http.post("/v1/dead/requeue", json={"ids": [found["task"]]}).json()["count"] == 1
+        requests = receiver.until(RETRIES + 2)
+        assert {request.headers["idempotency-key"] for request in requests} == {found["task"]}
+        until_state(http, timer, "fired")
+
+
+def test_a_receiver_that_is_not_there_fails_the_attempt(http: httpx.Client) -> None:
+    """And the error says so."""
+    with http_receiver() as receiver:
+        gone = to(receiver)
+    timer = fresh()
+    set_timer(http, timer, 1, gone)
+    assert "cannot be reached" in until_state(http, timer, "failed")["error"]
+
+
+# --- replacing and cancelling
+
+
+def test_put_replaces_the_time_the_data_and_the_callback(http: httpx.Client, receiver: Receiver) -> None:
+    """Earlier or later than before; the old one is never delivered."""
+    with http_receiver() as other:
+        sooner, later, last = fresh(), fresh(), fresh()
+        set_timer(http, sooner, LATER_MS, to(other), "old")
+        set_timer(http, later, 2_000, to(other), "old")
+        body = {"timeout": 1, "data": {"new": True}, "callback": to(receiver)}
+        answer = http.put(f"/timer/{sooner}", json=body)
+        assert (answer.status_code, answer.content, answer.headers["location"]) == (200, b"", f"/timer/{sooner}")
+        answer = http.put(f"/timer/{later}", json={**body, "timeout": LATER_MS})
+        assert answer.status_code == 200
+        assert receiver.until(1)[0].body == b'{"new":true}'
+        set_timer(http, last, 2_500, to(receiver))
+        receiver.until(2)
+        assert other.requests == []
+        assert [state_of(http, one) for one in (sooner, later)] == ["fired", "scheduled"]
+
+
+def test_put_while_an_attempt_is_under_way_ends_the_old_one(http: httpx.Client, receiver: Receiver) -> None:
+    """That attempt is the last of the old timer, whose failure is not repeated; the new one has a key of its own."""
+    timer = fresh()
+    with http_receiver(lambda request: None) as hanging:
+        set_timer(http, timer, 1, to(hanging), "old")
+        (old,) = hanging.until(1)
+        answer = http.put(f"/timer/{timer}", json={"timeout": 1, "data": "new", "callback": to(receiver)})
+        assert answer.status_code == 200
+        (new,) = receiver.until(1)
+        assert (new.body, new.headers["x-timer-attempt"]) == (b"new", "1")
+        assert new.headers["idempotency-key"] != old.headers["idempotency-key"]
+        until_state(http, timer, "fired")
+    last = fresh()
+    set_timer(http, last, 500, to(receiver))
+    receiver.until(2)
+    assert len(hanging.requests) == 1
+
+
+def test_what_was_cancelled_is_not_delivered(http: httpx.Client, receiver: Receiver) -> None:
+    """And is no timer any more: the id is free."""
+    timer, last = fresh(), fresh()
+    set_timer(http, timer, 1_500, to(receiver), "old")
+    answer = http.delete(f"/timer/{timer}")
+    assert (answer.status_code, answer.content, answer.headers["location"]) == (202, b"", f"/timer/{timer}")
+    assert state_of(http, timer) == "cancelled"
+    check_reason(http.delete(f"/timer/{timer}"), 404, "cancelled")
+    check_reason(http.put(f"/timer/{timer}", json={"timeout": 1, "callback": to(receiver)}), 404, "")
+    set_timer(http, last, 2_000, to(receiver), "last")
+    assert [request.body for request in receiver.until(1)] == [b"last"]
+    set_timer(http, timer, 1, to(receiver), "anew")
+    assert receiver.until(2)[1].body == b"anew"
+
+
+def test_a_timer_that_has_fired_is_over(http: httpx.Client, receiver: Receiver) -> None:
+    """It can be looked at, not changed, and its id used again."""
+    timer = fresh()
+    set_timer(http, timer, 1, to(receiver))
+    until_state(http, timer, "fired")
+    check_reason(http.delete(f"/timer/{timer}"), 404, "fired")
+    check_reason(http.put(f"/timer/{timer}", json={"timeout": 1, "callback": to(receiver)}), 404, "")
+    set_timer(http, timer, 1, to(receiver))
+    keys = {request.headers["idempotency-key"] for request in receiver.until(2)}
+    assert len(keys) == 2
+
+
+def test_a_cancel_during_an_attempt_is_the_last_of_it(http: httpx.Client, receiver: Receiver) -> None:
+    """What is under way ends as it may, and is not repeated."""
+    timer, last = fresh(), fresh()
+    with http_receiver(lambda request: None) as hanging:
+        set_timer(http, timer, 1, to(hanging))
+        hanging.until(1)
+        assert http.delete(f"/timer/{timer}").status_code == 202
+        assert state_of(http, timer) == "cancelled"
+    set_timer(http, last, 500, to(receiver))
+    receiver.until(1)
+    assert (len(hanging.requests), state_of(http, timer)) == (1, "cancelled")
+
+
+# --- looking
+
+
+def test_pages_are_in_the_order_of_due_times() -> None:
+    """Those in one state if wanted; a replaced one stands at its new place, once."""
+    with running(http=True) as cluster, httpx.Client(base_url=f"http://{cluster.http_addresses[0]}") as http:
+        for number in (3, 1, 2, 0):
+            set_timer(http, f"t{number}", LATER_MS + 1_000 * number, NOWHERE)
+        body = {"timeout": LATER_MS + 9_000, "callback": NOWHERE}
+        assert http.put("/timer/t1", json=body).status_code == 200
+        assert http.delete("/timer/t2").status_code == 202
+        found, after = [], None
+        while True:
+            params = {"limit": 2} | ({"after": after} if after else {})
+            page = http.get("/timer", params=params).json()
+            found += [timer["id"] for timer in page["timers"]]
+            after = page["after"]
+            if after is None:
+                break
+        assert found == ["t0", "t2", "t3", "t1"]
+        states = {state: http.get("/timer", params={"state": state}).json() for state in ("scheduled", "cancelled")}
+        assert [timer["id"] for timer in states["scheduled"]["timers"]] == ["t0", "t3", "t1"]
+        assert [timer["id"] for timer in states["cancelled"]["timers"]] == ["t2"]
+        for bad in ({"state": "completed"}, {"limit": 0}, {"limit": 1_001}, {"after": "x"}, {"more": 1}):
+            check_reason(http.get("/timer", params=bad), 400, next(iter(bad)))
+
+
+# --- many, and targets
+
+
+def test_a_receiver_that_never_answers_delays_no_other(receiver: Receiver) -> None:
+    """However many timers it has: few wait for it at a time, and the others come in between."""
+    many = 200
+    with running(http=True, timers={"timer_timeout_ms": 120_000}) as cluster:
+        with httpx.Client(base_url=f"http://{cluster.http_addresses[0]}", timeout=30) as http:
+            with http_receiver(lambda request: None) as hanging:
+                for number in range(many):
+                    set_timer(http, f"hanging-{number}", 1, to(hanging))
+                hanging.until(32)
+                set_timer(http, "quick", 1, to(receiver))
+                receiver.until(1)
+                assert len(hanging.requests) == 32
+
+
+def test_targets_are_judged_when_set_and_when_connected(receiver: Receiver) -> None:
+    """A timer that got around the first look fails at the second; its receiver hears nothing."""
+    with running(http=True, timers={"timer_targets": "10.0.0.0/8"}) as cluster:
+        with httpx.Client(base_url=f"http://{cluster.http_addresses[0]}", timeout=30) as http:
+            assert http.put(f"/v1/queues/{QUEUE}", json={"retries": 0}).is_success
+            port = receiver.uri.split(":")[2]
+            for uri in (receiver.uri, f"http://localhost:{port}", f"http://[::ffff:127.0.0.1]:{port}"):
+                body = {"timeout": 1, "callback": {**NOWHERE, "uri": uri}}
+                check_reason(http.post("/timer", json=body), 400, "callback.uri")
+            payload = pack(Timer("around", 1, None, Callback("http", receiver.uri, "POST")))
+            with Client(cluster.addresses[0]) as client:
+                client.enqueue(QUEUE, payload, unique_key="around")
+                client.enqueue(QUEUE, b"no timer", unique_key="other")
+            assert "must not go to 127.0.0.1" in until_state(http, "around", "failed")["error"]
+            assert "no timer" in until_state(http, "other", "failed")["error"]
+            assert receiver.requests == []
+
+
+def test_clients_set_timers_too(http: httpx.Client, receiver: Receiver) -> None:
+    """The same ones."""
+    timer = fresh()
+    with Client(http.headers["x-peer"]) as client:
+        client.set_timer(timer, LATER_MS, receiver.uri, {"a": 1})
+        client.set_timer(timer, 1, receiver.uri, "b", method="PUT", replace=True)
+        (request,) = receiver.until(1)
+        assert (request.method, request.body) == ("PUT", b"b")
+        with pytest.raises(Conflict):
+            client.set_timer(other := fresh(), LATER_MS, receiver.uri)
+            client.set_timer(other, LATER_MS, receiver.uri)
+        client.cancel_timer(other)
+        assert client.timer(other)["state"] == "cancelled"
+        timers, after = client.timers(limit=1)
+        assert len(timers) == 1 and after is not None
