@@ -38,7 +38,7 @@ LANE_RUNS_MAX = 32
 LANE_HOLDS_MAX = 128
 """Of one place, those that wait for their turn with them; the rest is put off."""
 PUT_OFF_MS = 5_000
-LEASE_MARGIN_S = 15.0
+LEASE_MARGIN_S = 10.0
 """A lease is so much longer than an attempt may take."""
 OUTCOME_TRIES = 5
 DRAIN_S = 3.0

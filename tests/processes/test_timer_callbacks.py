@@ -1,0 +1,173 @@
+"""Callbacks of timers from real peers: a node is killed and another one added in the middle.
+
+Each timer is delivered, none before its time, and again only where the killed node was at it, under
+the same key.  The clock of this machine is that of all.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+
+import httpx
+import pytest
+import trio
+from attrs import define, field, frozen
+
+from onyxq.timers.model import QUEUE
+from tests.processes.cluster import Cluster, bounded
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+TIMERS = int(os.environ.get("ONYXQ_TEST_TIMERS", "300"))
+"""A release has 10,000."""
+SECONDS = int(os.environ.get("ONYXQ_TEST_SECONDS", str(max(4, TIMERS // 400))))
+"""Over which they fall due."""
+SET_PER_S = 40
+"""So many are set in a second even on a busy machine."""
+FIRST = max(48, TIMERS // 20)
+"""Of which it is told how fast they can be set."""
+LATEST_MS = 1_000 * (5 + SECONDS)
+SETTERS = 16
+ANSWER_S = 0.05
+"""How long the receiver takes, so that some attempts are under way at any moment."""
+TIMEOUT_MS = 2_000
+NAMES = ("a", "b", "c")
+
+
+@frozen
+class Attempt:
+    """One callback as it came."""
+
+    timer: str
+    key: str
+    number: int
+    at_ms: int
+
+
+@define
+class Receiver:
+    """A small server of HTTP that takes everything, after a moment."""
+
+    attempts: list[Attempt] = field(factory=list)
+    timers: set[str] = field(factory=set)
+    _changed: trio.Event = field(factory=trio.Event)
+
+    async def serve(self, stream: trio.SocketStream) -> None:
+        """One connection, which has one request."""
+        head = b""
+        try:
+            while b"\r\n\r\n" not in head:
+                if not (some := await stream.receive_some()):
+                    return
+                head += some
+            self._note(head)
+            with trio.move_on_after(ANSWER_S):
+                await stream.receive_some()  # ends at once where the sender is gone
+            await stream.send_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        except trio.BrokenResourceError:
+            return  # the sender died; the attempt was written down
+        finally:
+            await trio.aclose_forcefully(stream)
+
+    def _note(self, head: bytes) -> None:
+        lines = head.partition(b"\r\n\r\n")[0].decode().split("\r\n")[1:]
+        said = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        attempt = Attempt(said["x-timer-id"], said["idempotency-key"], int(said["x-timer-attempt"]), wall_ms())
+        self.attempts.append(attempt)
+        self.timers.add(attempt.timer)
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def until(self, timers: int) -> None:
+        """Return once so many different timers have come."""
+        while len(self.timers) < timers:
+            await self._changed.wait()
+
+
+def wall_ms() -> int:
+    """Now."""
+    return time.time_ns() // 1_000_000
+
+
+async def set_all(addresses: Sequence[str], uri: str) -> dict[str, int]:
+    """Timers that all peers were asked for; the time before which each must not come.
+
+    How fast they can be set tells from the first ones when the first is to be due.
+    """
+    begun_s, begin_ms = trio.current_time(), 0
+    not_before: dict[str, int] = {}
+
+    async def work(numbers: range, place: int) -> None:
+        base = f"http://{addresses[place % len(addresses)]}"
+        async with httpx.AsyncClient(base_url=base, timeout=60, trust_env=False) as http:
+            for number in numbers:
+                now_ms = wall_ms()
+                timeout = begin_ms + 1_000 * SECONDS * number // TIMERS - now_ms if begin_ms else LATEST_MS
+                callback = {"transport": "http", "method": "post", "uri": uri}
+                body = {"timeout": max(1, timeout), "data": {"number": number}, "callback": callback}
+                answer = await http.post("/timer", json=body, headers={"x-timer-id": f"t{number}"})
+                assert answer.status_code == 201, answer.text
+                not_before[f"t{number}"] = now_ms + max(1, timeout)
+
+    for first, last in ((0, FIRST), (FIRST, TIMERS)):
+        async with trio.open_nursery() as nursery:
+            for place in range(SETTERS):
+                nursery.start_soon(work, range(first + place, last, SETTERS), place)
+        each_ms = 1_000 * (trio.current_time() - begun_s) / FIRST
+        begin_ms = wall_ms() + 1_000 + int(1.5 * each_ms * (TIMERS - FIRST))
+    return not_before
+
+
+@bounded(150 + TIMERS / SET_PER_S + 4 * SECONDS)
+async def test_every_timer_is_delivered_though_nodes_come_and_go(cluster: Cluster) -> None:
+    """Once, but for those that the killed node had begun; those come again under the same key."""
+    cluster.more_options("--timer-timeout-ms", str(TIMEOUT_MS))
+    await cluster.start(*NAMES)
+    await cluster.whole(*NAMES)
+    receiver = Receiver()
+    async with trio.open_nursery() as nursery:
+        serve = partial(trio.serve_tcp, receiver.serve, 0, host="127.0.0.1", backlog=1_024)
+        (listener,) = await nursery.start(serve)
+        uri = f"http://127.0.0.1:{listener.socket.getsockname()[1]}/"
+        not_before = await set_all([peer.http for peer in cluster.serving], uri)
+        await receiver.until(TIMERS // 2)
+        victim = cluster["a"]
+        victim.kill()
+        killed_ms = wall_ms() + 100  # what it had sent may still be read
+        await cluster.start("d")
+        await receiver.until(TIMERS)
+        await all_fired(cluster)
+        nursery.cancel_scope.cancel()
+    early = [one for one in receiver.attempts if one.at_ms < not_before[one.timer]]
+    late_ms = sorted({one.timer: one.at_ms - not_before[one.timer] for one in reversed(receiver.attempts)}.values())
+    again = {timer for timer, count in Counter(one.timer for one in receiver.attempts).items() if count > 1}
+    print(
+        f"\n{TIMERS} timers over {SECONDS} s: {len(receiver.timers)} came, {len(early)} early, {len(again)} again; "
+        f"late ms: p50 {late_ms[TIMERS // 2]}, p99 {late_ms[TIMERS * 99 // 100]}, max {late_ms[-1]}"
+    )
+    assert receiver.timers == not_before.keys()
+    assert not early
+    repeats = {one.timer: one.key for one in receiver.attempts if one.number > 1}
+    assert again <= repeats.keys(), "what comes again says so"
+    for timer, key in repeats.items():
+        mine = [one for one in receiver.attempts if one.timer == timer]
+        assert {one.key for one in mine} == {key}
+        assert len({one.number for one in mine}) == len(mine)
+        assert mine[0].number > 1 or mine[0].at_ms <= killed_ms
+        claims = (await cluster.see(cluster["b"], f"/v1/tasks/{key}"))["claims"]
+        assert (claims[0]["worker"], claims[0]["outcome"]) == (f"timers/{victim.node}", "expired")
+
+
+async def all_fired(cluster: Cluster) -> None:
+    """Return once nothing is left to deliver, and nothing has failed."""
+
+    async def look() -> bool:
+        depth = (await cluster.see(cluster["b"], f"/v1/queues/{QUEUE}"))["depth"]
+        assert depth["failed"] == 0
+        return bool(depth["completed"] == TIMERS)
+
+    await cluster.until("every timer has fired", look, seconds=90)

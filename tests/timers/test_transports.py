@@ -1,0 +1,76 @@
+"""Transports that others bring."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+
+import pytest
+import trio
+
+from onyxq.errors import BadExtension, BadRequest
+from onyxq.timers.model import Callback
+from onyxq.timers.targets import Targets
+from onyxq.timers.transports import Delivery, Transports, loaded
+
+GROUP = "onyxq.transports"
+HERE = "tests.timers.test_transports"
+DELIVERY = Delivery("t", "key", 1, "anything", "any", {"a": 1})
+delivered: list[Delivery] = []
+
+
+async def deliver(delivery: Delivery) -> int:
+    """What a distribution might bring."""
+    delivered.append(delivery)
+    return 7
+
+
+def not_async(delivery: Delivery) -> None:
+    """What it must not bring."""
+
+
+def points(**named: str) -> list[EntryPoint]:
+    """Entry points of a distribution."""
+    return [EntryPoint(name, value, GROUP) for name, value in named.items()]
+
+
+def test_a_transport_of_an_entry_point_is_used() -> None:
+    """Beside those that are there."""
+    transports = Transports(Targets(), loaded(points(mine=f"{HERE}:deliver")))
+    callback = Callback("mine", "anything", "any")
+
+    async def main() -> None:
+        await transports.check(callback)
+        assert await transports["mine"].deliver(DELIVERY) == 7
+
+    trio.run(main)
+    assert [one.data for one in delivered] == [{"a": 1}]
+    assert transports.lane(callback) == "mine"
+    with pytest.raises(BadRequest, match="http, mine, tcp"):
+        transports["other"]
+
+
+@pytest.mark.parametrize(
+    ("named", "what"),
+    [
+        ({"http": f"{HERE}:deliver"}, "already"),
+        ({"mine": f"{HERE}:not_async"}, "async"),
+        ({"mine": f"{HERE}:nothing"}, "cannot be loaded"),
+        ({"mine": "no.such.module:deliver"}, "cannot be loaded"),
+    ],
+)
+def test_a_transport_that_cannot_be_is_refused_at_the_start(named: dict[str, str], what: str) -> None:
+    """Naming the entry point."""
+    with pytest.raises(BadExtension, match=what) as caught:
+        loaded(points(**named))
+    assert next(iter(named)) in caught.value.message
+
+
+def test_callbacks_to_one_place_share_a_lane() -> None:
+    """Whatever their paths."""
+    transports = Transports(Targets())
+    lanes = [
+        transports.lane(Callback("http", uri, "POST"))
+        for uri in ("http://a.example/x", "http://a.example:80/y", "http://b.example/x", "https://a.example")
+    ]
+    assert lanes == ["a.example:80", "a.example:80", "b.example:80", "a.example:443"]
+    assert transports.lane(Callback("tcp", "tcp://a.example:80", "-")) == "a.example:80"
