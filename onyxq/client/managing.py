@@ -24,6 +24,10 @@ class Managing:
         found: dict[str, Any] = await self._ask(method, args, timeout_ms=timeout_ms)
         return found
 
+    def random_name(self) -> str:
+        """A name that nobody else gives."""
+        raise NotImplementedError
+
     # tasks
     async def count(self, queue: str | None = None) -> dict[str, dict[str, int]]:
         """Tasks by state, per queue."""
@@ -178,7 +182,7 @@ class Managing:
         """
         callback = {"transport": transport, "uri": uri, "method": method}
         said = {"timeout": timeout_ms, "data": dict(data) if isinstance(data, Mapping) else data, "callback": callback}
-        await self._ask("timer.set", {"id": timer, "replace": replace, **said})
+        await self._ask("timer.set", {"id": timer, "replace": replace, "request": self.random_name(), **said})
 
     async def timer(self, timer: str) -> dict[str, Any]:
         """One timer, also one that has fired, until it is purged; raises `NotFound`."""

@@ -23,7 +23,7 @@ from onyxq.http.values import answer
 from onyxq.timers.model import ID_CHARS_MAX, URI_CHARS_MAX
 
 PATH = "/timer"
-ID_HEADER, REASON_HEADER = "x-timer-id", "x-skyring-reason"
+ID_HEADER, REASON_HEADER, REQUEST_HEADER = "x-timer-id", "x-skyring-reason", "idempotency-key"
 REASON_CHARS_MAX = 500
 STATES = ("scheduled", "ready", "claimed", "fired", "failed", "cancelled")
 
@@ -70,6 +70,7 @@ LIST_QUERY = Object(
         "limit": Field(Integer(1, PAGE_MAX), doc=f"Default {PAGE_DEFAULT}."),
     },
 )
+_REQUEST = Field(Text(), doc="Names the request: repeated under the same name it has no other effect.")
 _ID = Field(Text(1, ID_CHARS_MAX), doc="The timer's id; one is made without.")
 
 
@@ -117,7 +118,9 @@ def _given(headers: Mapping[str, str]) -> str:
 
 def _said(call: Call) -> dict[str, Any]:
     body = call.body
-    return {"timeout": body["timeout"], "data": body.get("data"), "callback": body["callback"]}
+    said = {"timeout": body["timeout"], "data": body.get("data"), "callback": body["callback"]}
+    request = call.headers.get(REQUEST_HEADER)
+    return said | {"request": request} if request else said
 
 
 def location(timer: str) -> dict[str, str]:
@@ -152,7 +155,7 @@ ENDPOINTS = (
         handle=post_timer,
         role="produce",
         body=TIMER,
-        headers={"x-timer-id": _ID},
+        headers={"x-timer-id": _ID, "Idempotency-Key": _REQUEST},
         status=201,
         errors=(409,),
     ),
@@ -189,6 +192,7 @@ ENDPOINTS = (
         handle=put_timer,
         role="produce",
         body=TIMER,
+        headers={"Idempotency-Key": _REQUEST},
         errors=(404,),
     ),
     Endpoint(

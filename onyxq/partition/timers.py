@@ -23,6 +23,7 @@ from onyxq.partition.host import OperationsHost
 from onyxq.partition.keyed import Keyed
 from onyxq.partition.leader import PartitionLeader
 from onyxq.partition.standing import Standing
+from onyxq.timers.model import request_of
 
 CANCELLED, REPLACED, FINISHED = "cancelled", "replaced", "finished"
 """What became of a cancel."""
@@ -55,7 +56,7 @@ class Timers:
         """Have a new task stand for the id that its header names; how many nodes have it.
 
         Raises `Conflict` if one that is not finished stands already, or with ``replace``
-        `NotFound` if none does.  The same task again is stored once.
+        `NotFound` if none does.  The same task again, or another one of the same request, is stored once.
         """
         header = facts.task_header(body)[0]
         leader = self._standing.leader(partition_of(first))
@@ -73,6 +74,8 @@ class Timers:
         if store.known_bits(stretch_of(first)) & mask_of(first, 1) and (known := store.task_row(first)) is not None:
             return facts.task_row(*known)  # a repeat: it may be here only, and its ack must be honest
         standing = store.unique(leader.partition, header["queue"], header[UNIQUE_KEY])
+        if standing is not None and (row := store.task_row(standing)) is not None and _alike(row[1], body):
+            return facts.task_row(*row)
         lives = standing is not None and await self._lives(standing)
         if lives and not replace:
             raise Conflict(
@@ -113,3 +116,9 @@ class Timers:
         if error is not None:
             raise error
         return CANCELLED
+
+
+def _alike(known: bytes, body: bytes) -> bool:
+    """Whether two tasks were made for the same request."""
+    request = request_of(facts.unpack_task(body).payload(0))
+    return bool(request) and request_of(facts.unpack_task(known).payload(0)) == request

@@ -39,11 +39,12 @@ class Timers:
     # --- as clients call them
 
     async def set(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Set a timer, or with ``replace`` one that is there anew; its task.
+        """Set a timer, or with ``replace`` one that is there anew.
 
-        Raises `BadRequest` naming the field, `Conflict`, `NotFound`, `Unavailable`.
+        ``request`` names the request, which may then be repeated without another effect.  Raises
+        `BadRequest` naming the field, `Conflict`, `NotFound`, `Unavailable`.
         """
-        check.only(args, ("id", "timeout", "data", "callback", "replace"))
+        check.only(args, ("id", "timeout", "data", "callback", "replace", "request"))
         replace = args.get("replace", False)
         if type(replace) is not bool:
             raise BadRequest("replace must be true or false", field="replace")
@@ -54,6 +55,7 @@ class Timers:
             data=args.get("data"),
             callback=args.get("callback"),
             longest_ms=check.TIME_MS_MAX - now_ms,
+            request=args.get("request", ""),
         )
         payload = model.pack(timer)
         if self.transports is not None:
@@ -68,7 +70,7 @@ class Timers:
         )
         if isinstance(found, dict):
             raise from_map(found)
-        return {"id": timer.id, "task": first}
+        return {"id": timer.id}
 
     async def get(self, args: dict[str, Any]) -> dict[str, Any]:
         """A timer, also one that has fired, until it is purged; raises `NotFound`, `Unavailable`."""
@@ -85,7 +87,7 @@ class Timers:
                 raise _gone(timer, view["state"])
             became = await self._cancel(TaskId(view["id"]))
             if became == leading.CANCELLED:
-                return {"id": timer, "task": view["id"]}
+                return {"id": timer}
             if became == leading.FINISHED:
                 raise _gone(timer, "completed")
         raise Conflict(f"timer {timer!r} is being replaced again and again", field="id")

@@ -37,6 +37,8 @@ class Timer:
     """Milliseconds from when it was set."""
     data: Any
     callback: Callback
+    request: str = ""
+    """Names the request that set it, so that a repeat of it is told from another one."""
 
 
 def timer_id(value: Any) -> str:
@@ -48,7 +50,7 @@ def timer_id(value: Any) -> str:
     return value
 
 
-def checked(timer: Any, *, timeout: Any, data: Any, callback: Any, longest_ms: int) -> Timer:
+def checked(timer: Any, *, timeout: Any, data: Any, callback: Any, longest_ms: int, request: Any = "") -> Timer:
     """The timer that is asked for; raises `BadRequest` naming the field."""
     if type(timeout) is not int:
         raise BadRequest("timeout must be an integer: milliseconds from now", field="timeout")
@@ -56,7 +58,9 @@ def checked(timer: Any, *, timeout: Any, data: Any, callback: Any, longest_ms: i
         raise BadRequest(f"timeout must be 1 to {longest_ms} ms, not {timeout}", field="timeout")
     if data is not None and not isinstance(data, (str, dict)):
         raise BadRequest("data must be null, a string or an object", field="data")
-    return Timer(timer_id(timer), timeout, data, _callback(callback))
+    if not isinstance(request, str) or len(request) > WORD_CHARS_MAX or not _printable(request):
+        raise BadRequest(f"request must be a string of at most {WORD_CHARS_MAX} characters", field="request")
+    return Timer(timer_id(timer), timeout, data, _callback(callback), request)
 
 
 def _callback(value: Any) -> Callback:
@@ -87,6 +91,8 @@ def pack(timer: Timer) -> bytes:
     """The payload of the timer's task, JSON; raises `BadRequest`, `TooLarge`."""
     callback = {name: getattr(timer.callback, name) for name in CALLBACK}
     said = {"id": timer.id, "timeout": timer.timeout, "data": timer.data, "callback": callback}
+    if timer.request:
+        said["request"] = timer.request
     packed = as_json(said)
     if len(packed) > DATA_BYTES_MAX:
         raise TooLarge(f"data is over {DATA_BYTES_MAX} bytes", field="data")
@@ -98,9 +104,18 @@ def unpack(payload: bytes) -> Timer:
     try:
         said = json.loads(payload)
         timer, timeout, data, callback = said["id"], said["timeout"], said["data"], said["callback"]
+        request = said.get("request", "")
     except (ValueError, TypeError, KeyError, RecursionError):
         raise BadRequest("the task's payload is no timer", field="data") from None
-    return checked(timer, timeout=timeout, data=data, callback=callback, longest_ms=1 << 48)
+    return checked(timer, timeout=timeout, data=data, callback=callback, longest_ms=1 << 48, request=request)
+
+
+def request_of(payload: bytes) -> str:
+    """The request that set a timer; empty where that is not told."""
+    try:
+        return unpack(payload).request
+    except BadRequest:
+        return ""
 
 
 def as_json(value: Any) -> bytes:

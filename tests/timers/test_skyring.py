@@ -182,6 +182,22 @@ def test_an_id_that_is_taken_is_a_conflict(http: httpx.Client) -> None:
     assert http.get(f"/timer/{timer}").json()["data"] == "first"
 
 
+def test_a_named_request_may_be_repeated(http: httpx.Client) -> None:
+    """By POST and by PUT; under another name it is another request."""
+    timer = fresh()
+    body = {"timeout": LATER_MS, "data": "first", "callback": NOWHERE}
+    headers = {"x-timer-id": timer, "idempotency-key": "one"}
+    answers = [http.post("/timer", json=body, headers=headers) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [201, 201]
+    check_reason(http.post("/timer", json=body, headers={**headers, "idempotency-key": "two"}), 409, timer)
+    tasks = []
+    for name in ("three", "three", "four"):
+        answer = http.put(f"/timer/{timer}", json={**body, "data": "second"}, headers={"idempotency-key": name})
+        assert answer.status_code == 200
+        tasks.append(http.get(f"/timer/{timer}").json()["task"])
+    assert tasks[0] == tasks[1] != tasks[2]
+
+
 def test_what_is_unknown_is_not_found(http: httpx.Client) -> None:
     """By any method."""
     timer = fresh()

@@ -1,0 +1,177 @@
+"""Timers on a whole cluster: what is set, replaced and cancelled under faults is what fires."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+from attrs import define, field
+
+from onyxq.errors import Conflict, NotFound, OnyxqError
+from onyxq.timers.model import QUEUE, unpack
+from simulation.clients import RecordingClient
+from simulation.world import Options, World, simulate
+
+OPTIONS = Options(partitions=4, clock_offset_ms=0)
+LATER_MS = 3_600_000
+CALLBACK = {"transport": "http", "uri": "http://a.example/", "method": "POST"}
+TIMERS = 6
+STEPS = 12
+TRIES = 200
+PAUSE_S = 0.3
+
+
+@define
+class Owner:
+    """Whoever changes one timer, one request after the other, and knows what must stand."""
+
+    world: World
+    client: RecordingClient
+    timer: str
+    stands: int | None = None
+    """The number in the data of what stands now, None if nothing does."""
+    number: int = 0
+
+    async def _ask(self, method: str, args: dict[str, Any]) -> Any:
+        """The answer that stays; the same request is repeated until there is one."""
+        for _ in range(TRIES):
+            try:
+                return await self.client.client.call(method, args)
+            except OnyxqError as error:
+                if error.status not in (503, 504):
+                    raise
+                await trio.sleep(PAUSE_S)
+        raise AssertionError(f"{method} of {self.timer}: no answer that stays")
+
+    async def set(self, *, replace: bool, timeout: int = LATER_MS) -> None:
+        """Set or replace; the answer must be what follows from what stands."""
+        self.number += 1
+        data = {"number": self.number}
+        said = {"timeout": timeout, "data": data, "callback": CALLBACK, "request": f"{self.timer}/{self.number}"}
+        asked = {"id": self.timer, "replace": replace, **said}
+        wrong = (NotFound if self.stands is None else None) if replace else (None if self.stands is None else Conflict)
+        if wrong is None:
+            await self._ask("timer.set", asked)
+            self.stands = self.number
+        else:
+            with pytest.raises(wrong):
+                await self._ask("timer.set", asked)
+
+    async def cancel(self) -> None:
+        """Cancel; a repeat whose first answer was lost may find nothing."""
+        try:
+            await self._ask("timer.cancel", {"id": self.timer})
+        except NotFound:
+            assert self.stands is None or (await self.state())[0] == "cancelled"
+        self.stands = None
+
+    async def state(self) -> tuple[str, int]:
+        """State and number of what is there."""
+        found = await self._ask("timer.get", {"id": self.timer})
+        return found["state"], found["data"]["number"]
+
+    async def look(self) -> None:
+        """What is read is what stands."""
+        if self.stands is None:
+            try:
+                assert (await self.state())[0] == "cancelled"
+            except NotFound:
+                assert self.number == 0 or self.stands is None
+        else:
+            assert await self.state() == ("scheduled", self.stands)
+
+    async def live(self) -> None:
+        """A random program, and in the end a timer that falls due, or none."""
+        random = self.world.random
+        for _ in range(STEPS):
+            what = random.randrange(5)
+            if what < 2:
+                await self.set(replace=what == 1)
+            elif what == 2:
+                await self.cancel()
+            else:
+                await self.look()
+            await trio.sleep(random.random())
+        if self.stands is not None:
+            await self.set(replace=True, timeout=1_000 + random.randrange(3_000))
+
+
+@define
+class Fired:
+    """What a worker got of the timers."""
+
+    data: dict[str, list[int]] = field(factory=dict)
+
+    async def work(self, world: World) -> None:
+        """Take what falls due until cancelled, and complete it."""
+        async with world.client() as client:
+            while True:
+                try:
+                    for claim in await client.claim(QUEUE, lease_ms=20_000, wait_ms=1_000):
+                        timer = unpack(claim.data)
+                        self.data.setdefault(timer.id, []).append(timer.data["number"])
+                        await client.complete(claim)
+                except OnyxqError:
+                    await trio.sleep(PAUSE_S)
+
+
+async def crash(world: World) -> None:
+    """Kill one node after the other, and bring each back."""
+    while True:
+        await trio.sleep(1 + 2 * world.random.random())
+        node = world.random.choice(world.nodes)
+        await world.crash_node(node)
+        await trio.sleep(2 * world.random.random())
+        await world.bring_back(node)
+
+
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_what_was_set_last_fires_and_nothing_else(seed: int) -> None:
+    """Though leaders are killed: every answer follows from the ones before, and each timer that is left fires as it
+    was set last."""
+
+    async def workload(world: World) -> None:
+        fired, owners = Fired(), []
+        async with trio.open_nursery() as background:
+            background.start_soon(fired.work, world)
+            async with trio.open_nursery() as crashing, world.client() as client:
+                crashing.start_soon(crash, world)
+                async with trio.open_nursery() as living:
+                    for number in range(TIMERS):
+                        owner = Owner(world, client, f"timer-{number}")
+                        owners.append(owner)
+                        living.start_soon(owner.live)
+                crashing.cancel_scope.cancel()
+            for node in world.nodes:
+                if node.running is None:
+                    world.start_node(node)
+            left = {owner.timer: {owner.stands} for owner in owners if owner.stands is not None}
+            await world.until(lambda: len(fired.data) >= len(left), "every timer that is left has fired")
+            assert {timer: set(numbers) for timer, numbers in fired.data.items()} == left
+            background.cancel_scope.cancel()
+
+    simulate(workload, seed=seed, options=OPTIONS)
+
+
+def test_a_repeated_request_sets_nothing_twice() -> None:
+    """Neither a new timer nor a replacement; another request is judged by what stands."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            ask = client.client.call
+            said = {"id": "t", "timeout": LATER_MS, "data": "one", "callback": CALLBACK, "request": "first"}
+            await ask("timer.set", said)
+            first = await ask("timer.get", {"id": "t"})
+            await ask("timer.set", said)
+            assert await ask("timer.get", {"id": "t"}) == first
+            with pytest.raises(Conflict):
+                await ask("timer.set", {**said, "request": "other"})
+            again = {**said, "data": "two", "replace": True, "request": "second"}
+            await ask("timer.set", again)
+            second = await ask("timer.get", {"id": "t"})
+            await ask("timer.set", again)
+            assert await ask("timer.get", {"id": "t"}) == second
+            assert (second["data"], second["task"] == first["task"]) == ("two", False)
+
+    simulate(workload, seed=1, options=OPTIONS)
