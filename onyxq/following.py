@@ -202,6 +202,22 @@ def ask(talk: Talk[T], call: Callable[[str, dict[str, Any]], Any]) -> T:
         return found
 
 
+async def ask_async(talk: Talk[T], call: Callable[[str, dict[str, Any]], Awaitable[Any]]) -> T:
+    """As `ask`, for an asynchronous ``call``."""
+    try:
+        question = next(talk)
+        while True:
+            try:
+                answer = await call(question.method, question.args)
+            except OnyxqError as error:
+                question = talk.throw(error)
+            else:
+                question = talk.send(answer)
+    except StopIteration as done:
+        found: T = done.value
+        return found
+
+
 def drive(following: Generator[Any, Any, None], call: Callable[[str, dict[str, Any]], Any]) -> Iterator[Any]:
     """What is found on the way, with the questions answered by ``call``."""
     try:

@@ -82,6 +82,13 @@ class Counter:
         """The present sum of a series."""
         return self._values.get(labels, 0)
 
+    def sums(self, place: int) -> dict[str, Number]:
+        """The sums over all series with the same value of one label, by that value."""
+        out: dict[str, Number] = {}
+        for labels, value in self._values.items():
+            out[labels[place]] = out.get(labels[place], 0) + value
+        return out
+
     def render(self) -> Iterator[str]:
         """Its lines of Prometheus text."""
         yield from _head(self.name, "counter", self.doc)
@@ -136,6 +143,16 @@ class Histogram:
         value = max(value, 0)
         self._counts[bisect_left(self._bounds, value)] += n
         self._sum += value * n
+
+    @property
+    def bounds(self) -> tuple[float, ...]:
+        """Upper bounds of the buckets; one more bucket has what lies beyond."""
+        return self._bounds
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How many values each bucket has."""
+        return tuple(self._counts)
 
     @property
     def count(self) -> int:

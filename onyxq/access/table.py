@@ -196,6 +196,8 @@ RULES: Mapping[str, Rule] = {
     "queue.get": _on_queue(*_ANY),
     "queue.set": _on_queue("operate"),
     "queues": _everywhere("read"),
+    "queues.page": _everywhere("read"),
+    "rates": _everywhere("read"),
     "release": _on_items("consume"),
     "renew": _on_items("consume"),
     "replica": _everywhere("read"),
@@ -217,6 +219,7 @@ RULES: Mapping[str, Rule] = {
     "timer.set": _on_timers("produce"),
     "transact": Rule((), _transact),
     "update": _on_updates("consume"),
+    "workers": _everywhere("read"),
 }
 """What every operation needs; any role that is higher has these too (`onyxq.access.grants`)."""
 

@@ -1,5 +1,1 @@
-"""The HTTP interface of a node: an ASGI application and its server."""
-
-from onyxq.http.app import App, create_app
-
-__all__ = ["App", "create_app"]
+"""The HTTP interface of a node: an ASGI application (`onyxq.http.app`) and its server."""

@@ -20,8 +20,10 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from onyxq import dashboard
 from onyxq.access.checking import Guarded
 from onyxq.access.grants import OPEN, Access, Grants, digest_of
+from onyxq.dashboard.session import refused, with_session
 from onyxq.errors import Forbidden, NotFound, OnyxqError, Overloaded, Unauthorized
 from onyxq.http import (
     claims,
@@ -37,7 +39,16 @@ from onyxq.http import (
     timers,
     transactions,
 )
-from onyxq.http.bodies import Body, Budget, Disconnected, check_media, form_text, path_segments, query_pairs
+from onyxq.http.bodies import (
+    Body,
+    Budget,
+    Disconnected,
+    check_media,
+    form_fields,
+    form_text,
+    path_segments,
+    query_pairs,
+)
 from onyxq.http.endpoint import PATH_FIELDS, Api, Call, Endpoint, Kit
 from onyxq.http.keys import Keys
 from onyxq.http.openapi import openapi
@@ -59,6 +70,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *history.ENDPOINTS,
     *extensions.ENDPOINTS,
     *taskstore.ENDPOINTS,
+    *dashboard.ENDPOINTS,
 )
 
 REQUESTS_MAX = 1_024
@@ -80,6 +92,12 @@ class Arrival:
     def segments(self) -> list[str]:
         """Decoded parts of the path; raises `BadRequest`."""
         return path_segments(self.scope.get("raw_path") or self.scope["path"].encode())
+
+    def address(self) -> str:
+        """Path and query as they came."""
+        path, query = self.scope.get("raw_path") or self.scope["path"].encode(), self.scope["query_string"]
+        address: bytes = path + (b"?" + query if query else b"")
+        return address.decode("ascii", "replace")
 
 
 @frozen
@@ -206,7 +224,15 @@ class App:
         endpoint = next((endpoint for endpoint in candidates if endpoint.method == wanted), None)
         if endpoint is None:
             raise MethodNotAllowed(f"{method[:20]} is not possible here", allow=allow)
-        caller = self._authorize(endpoint, arrival.headers)
+        try:
+            return await self._admit(endpoint, arrival)
+        except OnyxqError as error:
+            if endpoint.page:
+                return refused(error, arrival.headers, arrival.address())
+            raise
+
+    async def _admit(self, endpoint: Endpoint, arrival: Arrival) -> Response:
+        caller = self._authorize(endpoint, with_session(endpoint, arrival.headers))
         if endpoint.vital:
             return await self._handle(endpoint, arrival, caller)
         with (self._waiting if endpoint.waits else self._gate).entered():
@@ -235,7 +261,9 @@ class App:
         path = _path_values(endpoint, arrival.segments())
         query = _checked(endpoint.query.check_query, query_pairs(arrival.scope["query_string"]), "the query")
         raw, value = b"", {}
-        if endpoint.body is not None:
+        if endpoint.page and endpoint.method == "POST":
+            value = form_fields(arrival.headers, await arrival.body.read())
+        elif endpoint.body is not None:
             check_media(arrival.headers)
             raw = await arrival.body.read()
             if endpoint.form_field:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from urllib.parse import parse_qsl, unquote_to_bytes
+from urllib.parse import parse_qs, parse_qsl, unquote_to_bytes
 
 import anyio
 from attrs import define
@@ -21,6 +21,8 @@ BODY_TIME_MAX_S = 120.0
 DRAIN_BYTES_MAX = 64 * 1024 * 1024
 DRAIN_TIME_MAX_S = 5.0
 QUERY_PARTS_MAX = 100
+FORM_FIELDS_MAX = 2_000
+FORM = "application/x-www-form-urlencoded"
 
 _MEDIA = ("application/json", "application/x-www-form-urlencoded", "application/octet-stream", "text/plain")
 
@@ -129,6 +131,16 @@ def check_media(headers: Mapping[str, str]) -> None:
         raise UnsupportedMedia("the charset is not UTF-8", field="Content-Type")
     if headers.get("content-encoding", "identity").lower() != "identity":
         raise UnsupportedMedia("compressed bodies are not taken", field="Content-Encoding")
+
+
+def form_fields(headers: Mapping[str, str], body: bytes) -> dict[str, list[str]]:
+    """The fields of a form with all their values; raises `BadRequest`."""
+    if headers.get("content-type", FORM).partition(";")[0].strip().lower() != FORM:
+        raise UnsupportedMedia("the content type is not that of a form", field="Content-Type", hint=f"Send {FORM}.")
+    try:
+        return parse_qs(body.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=FORM_FIELDS_MAX)
+    except ValueError:
+        raise BadRequest("the form is malformed, or has too many fields") from None
 
 
 def query_pairs(query: bytes) -> list[tuple[str, str]]:

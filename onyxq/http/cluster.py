@@ -7,13 +7,12 @@ from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
-from onyxq.errors import NotFound, OnyxqError, Unavailable
+from onyxq.errors import NotFound, Unavailable
 from onyxq.http.endpoint import Call, Endpoint
 from onyxq.http.pages import docs_page
 from onyxq.http.problems import problem
 from onyxq.http.schemas import ref
 from onyxq.http.shapes import NOTHING, Boolean, Field, Integer, Object
-from onyxq.http.status import status_page
 from onyxq.http.values import answer, plain
 from onyxq.metrics import CONTENT_TYPE
 
@@ -97,17 +96,6 @@ async def get_openapi(call: Call) -> Response:
 async def get_docs(call: Call) -> Response:
     """The OpenAPI document as a page."""
     return _page(docs_page(call.kit.document()))
-
-
-async def get_status(call: Call) -> Response:
-    """A page with what the replica says."""
-    found: dict[str, Any] = {}
-    for method in ("health", "queues", "job.list", "cluster", "peers", "ring", "partitions"):
-        try:
-            found[method] = plain(await call.ask(method, **({"progress": True} if method == "job.list" else {})))
-        except OnyxqError as error:
-            found[method] = error
-    return _page(status_page(found))
 
 
 def _page(text: str) -> Response:
@@ -231,16 +219,6 @@ ENDPOINTS = (
         summary="This document as a page",
         handle=get_docs,
         role=None,
-        answer={"type": "string"},
-        media=HTML,
-    ),
-    Endpoint(
-        method="GET",
-        path="/",
-        name="status_page",
-        tag="pages",
-        summary="A page with what the replica says",
-        handle=get_status,
         answer={"type": "string"},
         media=HTML,
     ),

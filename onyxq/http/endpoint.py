@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive
 
 from onyxq.http.keys import Keys
+from onyxq.http.past import Past
 from onyxq.http.shapes import NOTHING, Digits, DigitsList, Field, HexId, Object, Schema, Text
 from onyxq.ids import IdMaker
 
@@ -31,6 +32,7 @@ PATH_FIELDS: Mapping[str, Field] = {
     "number": Field(Digits(), required=True, doc="Id of a task of the task store."),
     "numbers": Field(DigitsList(), required=True, doc="Ids of tasks of the task store, with commas between them."),
     "group": Field(Text(name=False), required=True, doc="Name of the group; it may have slashes."),
+    "file": Field(Text(), required=True, doc="Name of a file that pages use."),
 }
 """Parameters that paths may have, by name."""
 
@@ -63,6 +65,8 @@ class Kit:
     """partition -> time in ms until which new tasks go elsewhere."""
     partitions: int = 0
     """Number of partitions, once known."""
+    past: Past = field(factory=Past)
+    """The replica as it was, for those who look at the log."""
     turn: int = 0
     """Rises with each run of new tasks, to spread them over partitions."""
 
@@ -137,6 +141,8 @@ class Endpoint:
     """Whether it may wait for long: such requests are counted on their own."""
     vital: bool = False
     """Answered under overload too."""
+    page: bool = False
+    """For browsers: its body is a form's, a session's cookie counts, and errors are pages."""
 
     @property
     def roles(self) -> tuple[str, ...]:

@@ -40,11 +40,13 @@ def openapi(endpoints: Sequence[Endpoint], *, with_tokens: bool) -> dict[str, An
     paths: dict[str, dict[str, Any]] = {}
     inputs: dict[str, Schema] = {}
     for endpoint in endpoints:
+        if endpoint.page:
+            continue  # for people with browsers
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, with_tokens)
         if endpoint.body is not None:
             _collect(endpoint.body, inputs)
     schemes = {_SCHEME: {"type": "http", "scheme": "bearer"}}
-    used = {endpoint.tag for endpoint in endpoints}
+    used = {endpoint.tag for endpoint in endpoints if not endpoint.page}
     known = {**_TAGS, **dict.fromkeys(sorted(used - set(_TAGS)), "")}
     return {
         "openapi": "3.1.0",

@@ -174,7 +174,7 @@ class Reading:
     async def count(self, args: dict[str, Any]) -> dict[str, Any]:
         """Tasks by queue and state."""
         queue = queue_arg(args)
-        totals, _ = await self._depths(queue)
+        totals, _ = await self.depths(queue)
         if queue is not None:
             totals.setdefault(queue, [0] * len(COUNT_NAMES))
         return {"counts": {name: named(counts) for name, counts in sorted(totals.items())}}
@@ -182,15 +182,15 @@ class Reading:
     async def queues(self, args: dict[str, Any]) -> dict[str, Any]:
         """Every queue that has tasks or settings: depth, age of what is ready first, settings."""
         check.only(args, ())
-        totals, oldest = await self._depths(None)
+        totals, oldest = await self.depths()
         names = sorted(totals.keys() | self._node.replica.queues.keys())
         return {"queues": [self._queue(name, totals, oldest) for name in names]}
 
     async def queue(self, name: str) -> dict[str, Any]:
         """The same of one queue, whether there is anything of it or not."""
-        return self._queue(name, *await self._depths(name))
+        return self._queue(name, *await self.depths(name))
 
-    async def _depths(self, queue: str | None) -> tuple[dict[str, list[int]], dict[str, int]]:
+    async def depths(self, queue: str | None = None) -> tuple[dict[str, list[int]], dict[str, int]]:
         """Counts per queue, and the due time of what is ready first where something is."""
         totals: dict[str, list[int]] = {}
         oldest: dict[str, int] = {}
@@ -212,16 +212,21 @@ class Reading:
 
     async def lead_counts(self, args: dict[str, Any]) -> dict[str, Any]:
         """Counts, and the due time of what is ready first, per queue in the partitions led from here."""
+        queue = queue_arg(args)
         await self._node.settled()
-        return {
-            name: [counts, self._node.granter.heads.oldest_due_ms(name)]
-            for name, counts in self.local_counts(queue_arg(args)).items()
-        }
-
-    def local_counts(self, queue: str | None) -> dict[str, list[int]]:
-        """Counts per queue, in the order of COUNT_NAMES."""
         totals: dict[str, list[int]] = {}
         for partition in self.led():
+            for name, counts in self.local_counts(queue, [partition]).items():
+                old = totals.get(name)
+                totals[name] = counts if old is None else [a + b for a, b in zip(old, counts, strict=True)]
+            await trio.lowlevel.checkpoint()
+        heads = self._node.granter.heads
+        return {name: [counts, heads.oldest_due_ms(name)] for name, counts in totals.items()}
+
+    def local_counts(self, queue: str | None, partitions: Sequence[int] | None = None) -> dict[str, list[int]]:
+        """Counts per queue, in the order of COUNT_NAMES, in some of the partitions led from here or in all."""
+        totals: dict[str, list[int]] = {}
+        for partition in self.led() if partitions is None else partitions:
             for name, counts in self._node.store.counts(partition).items():
                 if queue in (None, name):
                     old = totals.setdefault(name, [0] * len(COUNT_NAMES))

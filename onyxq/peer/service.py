@@ -36,6 +36,7 @@ from onyxq.peer.peer import Peer
 from onyxq.peer.reading import Reading, named
 from onyxq.peer.routing import Router, passing_map, passing_parts
 from onyxq.peer.settings import Settings
+from onyxq.peer.summaries import Summaries
 from onyxq.peer.taskstore import TaskStore
 from onyxq.peer.timers import Timers
 from onyxq.peer.transaction_arguments import asked_parts
@@ -71,6 +72,7 @@ class Service:
         extending, settings, jobs = Extending(node), Settings(node, self._reading), Jobs(node)
         store = TaskStore(node, random_64)
         self.timers = Timers(node, self._router, self._reading, listing=listing, ids=self._ids)
+        summaries = Summaries(node, self._reading)
         node.enqueue, node.ask = enqueueing.enqueue, self.call
         self.log_view = LogView(node, backend)
         self.claiming = Claiming(node, self._give_back)
@@ -92,6 +94,9 @@ class Service:
             "list": listing.page,
             "count": self._reading.count,
             "queues": self._reading.queues,
+            "queues.page": summaries.queues,
+            "workers": summaries.workers,
+            "rates": summaries.rates,
             "task_history": self._reading.task_history,
             "log": self._reading.log,
             "log.raw": self.log_view.raw,
@@ -161,6 +166,7 @@ class Service:
             "lead.bodies": bulk.lead_read,
             "lead.list": listing.lead_list,
             "lead.counts": self._reading.lead_counts,
+            "lead.rates": summaries.lead_rates,
             "lead.offer": self._lead_offer,
             "cohort.write": lambda a: node.cohort.write(a["writes"], early=a.get("early", False)),
             "cohort.reach": self._cohort_reach,

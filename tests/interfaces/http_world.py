@@ -18,7 +18,7 @@ from attrs import define, field
 from onyxq.access.grants import Access, Token
 from onyxq.errors import AlreadyFinished, Conflict, JobConflict, NotFound, OnyxqError, SequenceGap, StaleToken
 from onyxq.facts import pack_task, unpack_task
-from onyxq.http import App, create_app
+from onyxq.http.app import App, create_app
 from onyxq.ids import IdMaker, ids_of, ms_of, partition_of
 from onyxq.jobs.encoding import decode
 from onyxq.jobs.encoding import digest as digest_of
@@ -236,6 +236,16 @@ class FakeService:
         settings = {**queue_settings(Queue()), **self.settings.get(name, {})}
         return {"queue": name, "depth": self._depth(name), "oldest_ready_ms": None, "settings": settings}
 
+    def _queues_page(self, args: dict[str, Any]) -> dict[str, Any]:
+        found = [{**one, "unfinished": 0, "paused": False} for one in self._queues({})["queues"]]
+        return {"counted_ms_ago": 0, "queues": found, "found": len(found), "all": len(found), "sums": self._depth("")}
+
+    def _workers(self, args: dict[str, Any]) -> dict[str, Any]:
+        return {"position": 9, "all": 0, "workers": []}
+
+    def _rates(self, args: dict[str, Any]) -> dict[str, Any]:
+        return {"events": {}, "waited": [], "ran": [], "bounds_s": [], "nodes": ["n1"], "silent": []}
+
     def _queue_get(self, args: dict[str, Any]) -> dict[str, Any]:
         return {**self._queue(args["queue"]), "running": 0, "position": 9}
 
@@ -355,6 +365,9 @@ class FakeService:
             "position": 9,
             "settings": {"partitions": PARTITIONS},
             "members": ["p1"],
+            "peers": 1,
+            "under_replicated": 0,
+            "not_ready": 0,
         }
 
     def _ring(self, args: dict[str, Any]) -> dict[str, Any]:

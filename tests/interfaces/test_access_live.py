@@ -11,7 +11,7 @@ import pytest
 from onyxq.access.grants import Access, Token
 from onyxq.access.table import RULES
 from onyxq.facts import pack_task
-from onyxq.http.app import ENDPOINTS
+from onyxq.http.app import ENDPOINTS as ALL
 from onyxq.http.endpoint import Endpoint
 from onyxq.peer.daemon import LocalCluster
 from tests.interfaces.http_world import JOB
@@ -19,6 +19,8 @@ from tests.interfaces.live_world import ANSWER_S_MAX, PATIENCE_MS, Wire, claim_o
 
 pytestmark = pytest.mark.slow
 
+ENDPOINTS = tuple(one for one in ALL if not one.page)
+"""Those for programs; tests/dashboard has the others."""
 SECRET = "what the peers share"
 ROLES = ("read", "produce", "consume", "operate", "admin")
 OURS, THEIRS = "ours.q", "theirs.q"
@@ -71,6 +73,8 @@ OPERATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "queue.get": (ANY, {"queue": THEIRS}),
     "queue.set": ("operate", {"queue": THEIRS, "settings": {"no": 1}}),
     "queues": (LOOKS, {}),
+    "queues.page": (LOOKS, {}),
+    "rates": (LOOKS, {}),
     "release": ("consume", {"items": [[HELD, 1, 1]]}),
     "renew": ("consume", {"items": [[HELD, 1, 1, 30_000]]}),
     "replica": (LOOKS, {}),
@@ -88,13 +92,14 @@ OPERATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "tasks.bodies": ("read consume operate", {"runs": [[TASK, 1]]}),
     "transact": ("consume", {"name": "a", "complete": [[HELD, 1, 1, []]]}),
     "update": ("consume", {"items": [[HELD, 1, 0, b"x"]]}),
+    "workers": (LOOKS, {}),
 }
 TELL_NO_QUEUE = {"cluster", "health", "ids", "partition", "partitions", "peers", "ring", "routes"}
 """What a token for some queues may do too: it is about none."""
 
 OPEN_ROUTES = {"livez", "readyz", "openapi", "docs"}
 """Names of endpoints that ask for no token."""
-TELL_NO_QUEUE_OVER_HTTP = {"get_ids", "get_cluster", "get_ring", "get_partitions", "get_peers", "status_page"}
+TELL_NO_QUEUE_OVER_HTTP = {"get_ids", "get_cluster", "get_ring", "get_partitions", "get_peers"}
 
 BODIES: dict[str, dict[str, Any]] = {
     "enqueue": {"tasks": [{"queue": THEIRS, "data": 1}]},

@@ -10,12 +10,12 @@ import pytest
 
 from onyxq.access.grants import Token
 from onyxq.errors import BadRequest, LogUnavailable
-from onyxq.http import create_app
-from onyxq.http.app import ENDPOINTS
+from onyxq.http.app import ENDPOINTS, create_app
 from onyxq.http.endpoint import Endpoint
 from onyxq.ids import make_id
 from tests.interfaces.http_world import JOB, NOW_MS, FakeService, access_of, check_problem, client_of, on_trio, world
 
+SAME_SITE = {"origin": "http://peer"}
 TOKENS = {"r-token": "read", "w-token": "write", "a-token": "admin"}
 ID = make_id(NOW_MS, 1, 2, 3).hex()
 
@@ -119,7 +119,7 @@ async def test_an_unknown_path_is_not_found() -> None:
             check_problem(await client.get(f"http://peer{path}"), 404, code="not_found")
 
 
-@pytest.mark.parametrize("path", [endpoint.path for endpoint in ENDPOINTS if endpoint.method == "GET"])
+@pytest.mark.parametrize("path", [one.path for one in ENDPOINTS if one.method == "GET" and not one.page])
 def test_head_is_answered_where_get_is(path: str) -> None:
     """The same headers and no body."""
 
@@ -186,7 +186,7 @@ def test_roles_include_the_lesser_ones(token: str) -> None:
                 if not endpoint.roles:
                     continue
                 service.calls.clear()
-                answer = await client.request(endpoint.method, url_of(endpoint), content=b"")
+                answer = await client.request(endpoint.method, url_of(endpoint), content=b"", headers=SAME_SITE)
                 may = TOKENS[token] == "admin" or bool(given[TOKENS[token]] & set(endpoint.roles))
                 assert (answer.status_code != 403) == may, endpoint.name
                 assert may or service.calls == []
@@ -236,7 +236,7 @@ async def test_the_document_names_every_promised_path() -> None:
         post /v1/claims/release; post /v1/claims/update; get /v1/queues; get /v1/queues/{queue}; get /v1/cluster;
         get /v1/ring; get /v1/partitions; get /v1/peers; post /v1/peers/{peer}/leave; get /v1/log; post /v1/gc;
         post /v1/jobs; get /v1/jobs; get /v1/jobs/{job}; delete /v1/jobs/{job}; post /v1/jobs/{job}/seal;
-        get /livez; get /readyz; get /metrics; get /openapi.json; get /docs; get /
+        get /livez; get /readyz; get /metrics; get /openapi.json; get /docs
     """
     async with world() as (_, client):
         document = (await client.get("/openapi.json")).json()
@@ -274,18 +274,13 @@ def _references(value: Any) -> list[str]:
 
 
 @on_trio
-async def test_the_pages_fetch_nothing_from_elsewhere() -> None:
-    """No scripts, no foreign addresses; what the replica says is escaped."""
-    async with world() as (service, client):
-        service.broken["ring"] = LogUnavailable("no <log>")
-        for path in ("/docs", "/"):
-            answer = await client.get(path)
-            assert answer.headers["content-type"].startswith("text/html")
-            assert "default-src 'none'" in answer.headers["content-security-policy"]
-            assert not re.search(r"<script|src=|https?://|@import", answer.text)
-        assert 'href="docs"' in answer.text
-        assert "&lt;n1&gt;" in answer.text
-        assert "no &lt;log&gt;" in answer.text
+async def test_the_documentation_fetches_nothing_from_elsewhere() -> None:
+    """No scripts, no foreign addresses."""
+    async with world() as (_, client):
+        answer = await client.get("/docs")
+        assert answer.headers["content-type"].startswith("text/html")
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        assert not re.search(r"<script|src=|https?://|@import", answer.text)
 
 
 @on_trio

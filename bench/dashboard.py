@@ -1,0 +1,112 @@
+"""Milliseconds that the pages of the dashboard take, with many queues and tasks.
+
+One peer with a log of its own, as a process; pages are asked for one after the other over one connection.
+Run it from the project's root: ``python -m bench.dashboard --queues 10000 --tasks 1000000``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+from bench.common import emit, machine, percentiles, progress
+from onyxq.client import Client
+
+FAILED_QUEUES = 20
+"""Queues of which a task fails for good, so that there are dead letters."""
+FAILED = 20
+PAYLOAD = json.dumps({"to": "somebody@example.com", "text": "x" * 100}).encode()
+
+
+def main() -> None:
+    """Measure and print the JSON document."""
+    options = _options()
+    with _peer() as (address, base):
+        started = time.perf_counter()
+        sample = _fill(address, queues=options.queues, tasks=options.tasks)
+        progress(f"filled in {time.perf_counter() - started:.0f} s")
+        with httpx.Client(base_url=base, timeout=60, trust_env=False) as http:
+            pages = {path: _page(http, path, options.times) for path in _paths(http, sample)}
+    settings = {"queues": options.queues, "tasks": options.tasks, "times": options.times, "peers": 1}
+    worst = max(pages, key=lambda path: pages[path]["p50_ms"])
+    emit({"benchmark": "dashboard", "machine": machine(), "settings": settings, "worst": worst, "pages": pages})
+
+
+def _options() -> argparse.Namespace:
+    made = argparse.ArgumentParser(description="Milliseconds that the pages of the dashboard take.")
+    made.add_argument("--queues", type=int, default=10_000)
+    made.add_argument("--tasks", type=int, default=1_000_000, help="of all queues together")
+    made.add_argument("--times", type=int, default=10, help="how often each page is asked for")
+    return made.parse_args()
+
+
+@contextmanager
+def _peer() -> Iterator[tuple[str, str]]:
+    """A peer's address and where its pages are."""
+    data = tempfile.mkdtemp(prefix="onyxq-bench-")
+    command = [sys.executable, "-m", "onyxq.cli.main", "peer", "start", "--json", "--data", data]
+    command += ["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        said = json.loads(process.stdout.readline())
+        yield said["listen"], f"http://{said['http']}"
+    finally:
+        process.terminate()
+        process.wait()
+        shutil.rmtree(data)
+
+
+def _fill(address: str, *, queues: int, tasks: int) -> str:
+    """Enqueue, claim some, have some fail; the id of a task that was claimed."""
+    each = max(1, tasks // queues)
+    with Client(address) as client:
+        for number in range(queues):
+            client.enqueue_many(f"queue-{number:05}", [PAYLOAD] * each, retries=0)
+            if number % 1_000 == 999:
+                progress(f"{number + 1} queues")
+        claimed = ""
+        for number in range(FAILED_QUEUES):
+            claims = client.claim(f"queue-{number:05}", max=2 * FAILED, lease_ms=600_000, wait_ms=10_000)
+            client.fail(claims[: len(claims) // 2], "it broke")
+            claimed = claims[-1].id.hex()
+    return claimed
+
+
+def _paths(http: httpx.Client, sample: str) -> list[str]:
+    return [
+        "/",
+        "/v1/queues",
+        "/v1/tasks?limit=50",
+        "/v1/tasks?limit=50&queue=queue-07777&state=ready",
+        "/v1/dead?limit=50",
+        f"/v1/tasks/{sample}",
+    ]
+
+
+def _page(http: httpx.Client, path: str, times: int) -> dict[str, Any]:
+    """How long it takes, and how large it is."""
+    progress(path)
+    took = []
+    size = 0
+    for _ in range(times):
+        started = time.perf_counter()
+        answer = http.get(path)
+        took.append(time.perf_counter() - started)
+        answer.raise_for_status()
+        size = len(answer.content)
+    return {**percentiles(took), "bytes": size}
+
+
+if __name__ == "__main__":
+    main()

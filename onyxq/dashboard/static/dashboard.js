@@ -1,0 +1,129 @@
+// What pages do beside htmx: questions before what cannot be undone, ticks, the slider, and the overview's curves.
+(function () {
+  "use strict";
+
+  document.addEventListener("submit", function (event) {
+    var by = event.submitter;
+    var asked = (by && by.getAttribute("data-confirm")) || event.target.getAttribute("data-confirm");
+    if (asked && !window.confirm(asked)) event.preventDefault();
+  });
+
+  document.querySelectorAll("[data-tick-all]").forEach(function (button) {
+    button.hidden = false;
+    button.addEventListener("click", function () {
+      var boxes = Array.from(button.form.querySelectorAll("input[name=id]"));
+      var every = boxes.every(function (box) { return box.checked; });
+      boxes.forEach(function (box) { box.checked = !every; });
+    });
+  });
+
+  var slide = document.getElementById("slide");
+  if (slide) {
+    slide.addEventListener("input", function () { document.getElementById("slide-now").textContent = slide.value; });
+  }
+
+  // A part that somebody works in is not replaced under his hands.
+  document.addEventListener("htmx:beforeSwap", function (event) {
+    var part = event.detail.target;
+    if (part.id === "live" && part.contains(document.activeElement)) event.detail.shouldSwap = false;
+  });
+
+  // --- curves -----------------------------------------------------------------------
+
+  var EVERY_MS = 2000, POINTS = 300, EVENTS = ["enqueued", "claimed", "completed", "failed"];
+  var charts = document.getElementById("charts");
+  if (!charts || !window.uPlot) return;
+  var last = null, plots = [], rates = [[], [], [], [], []], latency = [[], [], []];
+
+  function colour(name) { return getComputedStyle(document.documentElement).getPropertyValue(name).trim(); }
+
+  // A minute at least, so that the first points do not fill the picture.
+  function span(plot, low, high) {
+    var now = high || Date.now() / 1000;
+    return [Math.min(low || now, now - 60), now];
+  }
+
+  function plot(place, names, data) {
+    var axis = { stroke: colour("--dim"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line"), width: 1 } };
+    var series = [{ label: "time" }].concat(names.map(function (name, index) {
+      return { label: name, stroke: colour("--series-" + (index + 1)), width: 2, dash: [[], [8, 3], [3, 3], [10, 3, 2, 3]][index], points: { show: false } };
+    }));
+    var options = { width: place.clientWidth || 300, height: 220, series: series, axes: [axis, Object.assign({ size: 58 }, axis)],
+      scales: { x: { range: span }, y: { range: function (plot, low, high) { return [0, (high || 1) * 1.1]; } } }, cursor: { drag: { x: false, y: false } } };
+    place.textContent = "";
+    return new window.uPlot(options, data, place);
+  }
+
+  function draw() {
+    plots = [
+      plot(document.getElementById("chart-rates"), EVENTS, rates),
+      plot(document.getElementById("chart-latency"), ["waited", "ran"], latency),
+    ];
+  }
+
+  // The value below which 95 of 100 lie, of buckets that grew between two samples; within a bucket evenly spread.
+  function p95(now, before, bounds) {
+    var grown = now.map(function (count, index) { return Math.max(0, count - before[index]); });
+    var left = 0.95 * grown.reduce(function (sum, count) { return sum + count; }, 0);
+    if (left <= 0) return null;
+    for (var index = 0; index < bounds.length; index++) {
+      if (left <= grown[index]) {
+        var low = index ? bounds[index - 1] : 0;
+        return low + (bounds[index] - low) * left / grown[index];
+      }
+      left -= grown[index];
+    }
+    return bounds[bounds.length - 1];
+  }
+
+  function keep(data, row) {
+    row.forEach(function (value, index) {
+      data[index].push(value);
+      if (data[index].length > POINTS) data[index].shift();
+    });
+  }
+
+  function say(selector, text) {
+    var cell = document.querySelector(selector);
+    if (cell) cell.textContent = text;
+  }
+
+  function seconds(value) {
+    if (value === null) return "–";
+    return value < 1 ? (value * 1000).toPrecision(3) + " ms" : value.toPrecision(3) + " s";
+  }
+
+  function take(now) {
+    // Where the nodes that answer are others, or one began anew, sums cannot be compared.
+    var same = last && String(last.nodes) === String(now.nodes) && EVENTS.every(function (name) { return now.events[name] >= last.events[name]; });
+    var apart = last ? (now.at_ms - last.at_ms) / 1000 : 0;
+    if (same && apart > 0) {
+      var row = EVENTS.map(function (name) { return (now.events[name] - last.events[name]) / apart; });
+      var waited = p95(now.waited, last.waited, now.bounds_s), ran = p95(now.ran, last.ran, now.bounds_s);
+      keep(rates, [now.at_ms / 1000].concat(row));
+      keep(latency, [now.at_ms / 1000, waited, ran]);
+      EVENTS.forEach(function (name, index) { say("[data-rate=" + name + "]", row[index].toFixed(row[index] < 10 ? 1 : 0)); });
+      say("[data-latency=waited]", seconds(waited));
+      say("[data-latency=ran]", seconds(ran));
+      say("#rates-note", "All nodes together, since this page was opened." + (now.silent.length ? " Without " + now.silent.join(", ") + ", which do not answer." : ""));
+      plots[0].setData(rates);
+      plots[1].setData(latency);
+    }
+    last = now;
+  }
+
+  function ask() {
+    if (document.hidden) return;
+    fetch(charts.getAttribute("data-source"), { headers: { accept: "application/json" } })
+      .then(function (answer) { if (!answer.ok) throw new Error(String(answer.status)); return answer.json(); })
+      .then(take)
+      .catch(function () { last = null; say("#rates-note", "The peer does not answer; asking again."); });
+  }
+
+  draw();
+  ask();
+  window.setInterval(ask, EVERY_MS);
+  document.addEventListener("onyxq-theme", draw);
+  var wide = charts.clientWidth;
+  window.addEventListener("resize", function () { if (charts.clientWidth !== wide) { wide = charts.clientWidth; draw(); } });
+})();

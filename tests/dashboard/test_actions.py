@@ -1,0 +1,159 @@
+"""Buttons: each does what the HTTP interface would, and what is wrong with a form is told on a page."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from onyxq.dashboard.actions import ACTIONS
+from onyxq.dashboard.rendering import DONE
+from onyxq.errors import Conflict
+from onyxq.facts import pack_task
+from onyxq.ids import make_id
+from tests.interfaces.http_world import JOB, NOW_MS, FakeService, client_of, on_trio
+
+IDS = [make_id(NOW_MS, 3, 7, number) for number in range(3)]
+SITE = {"origin": "http://peer"}
+
+
+async def do(service: FakeService, action: str, form: dict[str, Any]) -> Any:
+    """Send a form."""
+    async with client_of(service) as client:
+        return await client.post(f"/ui/do/{action}", data=form, headers=SITE)
+
+
+async def with_dead() -> FakeService:
+    """Three dead letters of the queue ``a&b``."""
+    service = FakeService()
+    await service.call("enqueue", {"runs": [[one, pack_task({"queue": "a&b"}, [b"1"])] for one in IDS], "w": None})
+    for task in service.tasks.values():
+        task.state, task.error = "failed", "no <way>"
+    return service
+
+
+@on_trio
+async def test_a_queue_is_paused_and_resumed() -> None:
+    """With who and why; the way leads back to the queue, which says what was done."""
+    service = FakeService()
+    answer = await do(service, "pause", {"queue": "a&b", "by": "ann", "why": "it floods"})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/ui/queue?name=a%26b&did=pause")
+    asked = {"queue": "a&b", "settings": {"paused": True}, "by": "ann", "why": "it floods"}
+    assert service.asked("queue.set") == [asked]
+    async with client_of(service) as client:
+        page = (await client.get(answer.headers["location"])).text
+        assert "The queue is paused." in page and "Paused by ann: it floods" in page
+    await do(service, "resume", {"queue": "a&b"})
+    assert service.asked("queue.set")[1]["settings"] == {"paused": False}
+
+
+@on_trio
+async def test_only_changed_settings_are_set() -> None:
+    """What another changed meanwhile stays; an empty field is the default."""
+    service = FakeService()
+    form = {"queue": "a", "lease_ms": "5000", "was-lease_ms": "30000", "rate": "2.5", "was-rate": "0"}
+    form |= {"retries": "25", "was-retries": "25", "grace_ms": "", "was-grace_ms": "5", "archive": "true"}
+    await do(service, "queue", form | {"was-archive": "false", "on_dead": "stops", "was-on_dead": "goes on"})
+    (asked,) = service.asked("queue.set")
+    assert asked["settings"] == {"lease_ms": 5000, "rate": 2.5, "grace_ms": None, "archive": True, "on_dead": "stops"}
+    answer = await do(service, "queue", {"queue": "a", "lease_ms": "soon"})
+    assert answer.status_code == 400 and "lease_ms" in answer.text and len(service.asked("queue.set")) == 1
+
+
+@on_trio
+async def test_ticked_dead_letters_are_requeued() -> None:
+    """Those and no others."""
+    service = await with_dead()
+    answer = await do(service, "requeue", {"id": [one.hex() for one in IDS[:2]], "queue": "a&b", "which": "ticked"})
+    assert answer.headers["location"] == "/ui/dead?queue=a%26b&did=requeue&count=2"
+    assert [task.state for task in service.tasks.values()] == ["ready", "ready", "failed"]
+    async with client_of(service) as client:
+        assert "2 dead letters run again." in (await client.get(answer.headers["location"])).text
+
+
+@on_trio
+async def test_all_that_a_filter_finds_are_discarded() -> None:
+    """Without a filter, all."""
+    service = await with_dead()
+    await do(service, "discard", {"which": "all", "queue": "a&b", "where": "way"})
+    assert service.asked("dead.discard") == [{"queue": "a&b", "where": "way"}]
+    assert {task.state for task in service.tasks.values()} == {"cancelled"}
+    await do(service, "discard", {"which": "all", "queue": "", "where": ""})
+    assert service.asked("dead.discard")[1] == {"queue": None, "where": None}
+
+
+@on_trio
+async def test_no_tick_changes_nothing() -> None:
+    """Least of all everything."""
+    service = await with_dead()
+    answer = await do(service, "discard", {"which": "ticked", "queue": "", "where": ""})
+    assert answer.status_code == 400 and "no dead letter is ticked" in answer.text
+    assert service.asked("dead.discard") == []
+
+
+@on_trio
+async def test_the_other_buttons_do_what_they_say() -> None:
+    """Each calls the method of its operation."""
+    service = await with_dead()
+    service.tasks[IDS[0]].state = "ready"
+    await service.call("periodic.set", {"name": "p/..", "queue": "a", "schedule": "every 60s", "data": b"1"})
+    async with client_of(service) as client:
+        await client.post("/v1/jobs", json=JOB)
+    for action, form, method, args in (
+        ("cancel", {"id": IDS[0].hex()}, "cancel", {"ids": [IDS[0]], "claimed": True}),
+        ("periodic-pause", {"name": "p/.."}, "periodic.pause", {"name": "p/..", "paused": True}),
+        ("periodic-resume", {"name": "p/.."}, "periodic.pause", {"name": "p/..", "paused": False}),
+        ("periodic-remove", {"name": "p/.."}, "periodic.remove", {"name": "p/.."}),
+        ("seal", {"job": JOB["id"], "input": "in"}, "job.seal", {"id": JOB["id"], "input": "in"}),
+        ("kill", {"job": JOB["id"]}, "job.kill", {"id": JOB["id"]}),
+        ("gc", {}, "gc", {}),
+        ("leave", {"peer": "p1", "permanent": "yes"}, "leave", {"peer": "p1", "permanent": True}),
+    ):
+        answer = await do(service, action, form)
+        assert answer.status_code == 303, (action, answer.text)
+        assert service.asked(method)[-1] == args, action
+
+
+@on_trio
+async def test_what_goes_wrong_is_a_page() -> None:
+    """With the problem's words, as text, and its status."""
+    service = FakeService()
+    service.broken["gc"] = Conflict("not <now>", hint="Wait.")
+    answer = await do(service, "gc", {})
+    assert answer.status_code == 409 and "not &lt;now&gt;" in answer.text and "Wait." in answer.text
+    for form, field in (({}, "queue"), ({"queue": ["a", "b"]}, "queue"), ({"queue": "a\x07"}, "queue")):
+        answer = await do(service, "pause", form)
+        assert answer.status_code == 400 and f"({field})" in answer.text
+    async with client_of(service) as client:
+        for content, kind in ((b"{}", "application/json"), (b"a=%ff", "application/x-www-form-urlencoded")):
+            answer = await client.post("/ui/do/gc", content=content, headers={**SITE, "content-type": kind})
+            assert answer.status_code in (400, 415) and "text/html" in answer.headers["content-type"]
+    assert service.asked("queue.set") == []
+
+
+@on_trio
+async def test_a_link_cannot_put_words_into_a_page() -> None:
+    """It names an action, and the page knows what that did."""
+    async with client_of(FakeService()) as client:
+        assert "run again" in (await client.get("/ui/dead?did=requeue&count=3")).text
+        assert 'role="status"' not in (await client.get("/ui/dead?did=you+are+hacked")).text
+
+
+def test_what_was_done_is_written_down(caplog: pytest.LogCaptureFixture) -> None:
+    """With the fields of the form, in the peer's log of events."""
+
+    @on_trio
+    async def done() -> None:
+        await do(FakeService(), "pause", {"queue": "a", "by": "ann", "why": "so"})
+
+    with caplog.at_level(logging.INFO, "onyxq.dashboard"):
+        done()
+    (said,) = [one.getMessage() for one in caplog.records if one.name == "onyxq.dashboard"]
+    assert said == "pause by nobody in particular: {'queue': ['a'], 'by': ['ann'], 'why': ['so']}"
+
+
+def test_every_action_says_what_it_did() -> None:
+    """The page behind it has a sentence for each, and each has the role of its operation."""
+    assert {action.name for action in ACTIONS} == set(DONE)
+    assert all(action.operation.roles and "read" not in action.operation.roles for action in ACTIONS)

@@ -1,0 +1,189 @@
+"""Every page against a real node: it answers, is sound HTML for everybody, and shows texts as texts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import html5lib
+import httpx
+import pytest
+
+from tests.dashboard.pages_world import HOSTILE, Filled
+
+HTML = "{http://www.w3.org/1999/xhtml}"
+NAMES = tuple(Filled("", "", "", "").pages())
+DIGEST = re.compile(r"[0-9a-f]{32}")
+FILES = re.compile(r"/ui/static/[A-Za-z.-]+")
+
+
+@pytest.fixture(scope="module")
+def http(world: Filled) -> Iterator[httpx.Client]:
+    """A client of the node."""
+    with httpx.Client(base_url=world.base, timeout=60, trust_env=False) as client:
+        yield client
+
+
+def parsed(text: str) -> Any:
+    """The page's tree; whatever is wrong with its HTML raises."""
+    return html5lib.HTMLParser(strict=True).parse(text)
+
+
+def texts(tree: Any) -> str:
+    """All text of a page."""
+    return " ".join(tree.itertext())
+
+
+def found(tree: Any, name: str) -> list[Any]:
+    """All elements of a name."""
+    return list(tree.iter(HTML + name))
+
+
+def digest_of(tree: Any) -> str:
+    """The digest that the page of the log shows."""
+    (found_one,) = [one.text for one in found(tree, "code") if DIGEST.fullmatch(one.text or "")]
+    return str(found_one)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_is_sound(name: str, world: Filled, http: httpx.Client) -> None:
+    """Well-formed, with its landmarks, one heading of the first rank, and a name for every field and button."""
+    answer = http.get(world.pages()[name])
+    assert answer.status_code == (400 if name == "error" else 200), answer.text
+    tree = parsed(answer.text)
+    assert tree.get("lang") == "en" and found(tree, "title")[0].text.strip()
+    assert len(found(tree, "main")) == len(found(tree, "h1")) == 1
+    ids = [one.get("id") for one in tree.iter() if one.get("id")]
+    assert len(ids) == len(set(ids))
+    labelled = {one.get("for") for one in found(tree, "label")}
+    inside = {id(field) for label in found(tree, "label") for field in label.iter()}
+    for kind in ("input", "select", "textarea"):
+        for field in found(tree, kind):
+            named = field.get("id") in labelled or id(field) in inside or field.get("aria-label")
+            assert named or field.get("type") == "hidden", field.attrib
+    for one in found(tree, "button") + found(tree, "a"):
+        assert one.get("aria-label") or "".join(one.itertext()).strip(), one.attrib
+    for one in found(tree, "th"):
+        assert one.get("scope"), one.text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_runs_nothing_of_its_own_text(name: str, world: Filled, http: httpx.Client) -> None:
+    """Scripts and styles are files of this peer, the headers forbid all others, and no text became markup."""
+    answer = http.get(world.pages()[name])
+    policy = answer.headers["content-security-policy"]
+    assert "script-src 'self'" in policy and "unsafe" not in policy and "default-src 'none'" in policy
+    assert answer.headers["x-content-type-options"] == "nosniff" and answer.headers["cache-control"] == "no-store"
+    tree = parsed(answer.text)
+    assert not found(tree, "style") and not found(tree, "b") and not found(tree, "i") and not found(tree, "iframe")
+    for script in found(tree, "script"):
+        assert script.get("src", "").startswith("/ui/static/") and not script.text
+    for one in tree.iter():
+        assert not any(key.startswith("on") or key == "style" for key in one.attrib), one.attrib
+        for key in ("href", "src", "action", "formaction"):
+            assert one.get(key, "/").startswith(("/", "#", "http://www.w3.org")), one.get(key)
+
+
+def test_hostile_names_are_shown_as_they_are(world: Filled, http: httpx.Client) -> None:
+    """In the list, on the page that the list leads to, and in the list of their tasks."""
+    tree = parsed(http.get("/ui/queues").text)
+    links = {one.text: one.get("href") for one in found(tree, "a") if one.get("href", "").startswith("/ui/queue?")}
+    for name in HOSTILE:
+        page = parsed(http.get(links[name]).text)
+        assert found(page, "h1")[0].text == name
+        tasks = next(one.get("href") for one in found(page, "a") if one.text == "Its tasks")
+        listed = parsed(http.get(tasks).text)
+        assert len(found(listed, "tbody")[0]) == 2 and "<script>alert('data')</script>" in texts(listed)
+
+
+def test_a_filter_finds_queues_by_a_part_of_their_name(http: httpx.Client) -> None:
+    """Nothing else is listed, and one that finds nothing says so."""
+    tree = parsed(http.get("/ui/queues", params={"like": "<script", "order": "unfinished", "skip": 0}).text)
+    assert len(found(tree, "tbody")[0]) == 1
+    assert "No queue has a name" in texts(parsed(http.get("/ui/queues?like=nothing&order=").text))
+
+
+def test_tasks_are_filtered(world: Filled, http: httpx.Client) -> None:
+    """By queue and state; an id leads to its task; a bad one is told."""
+    tree = parsed(http.get("/ui/tasks?queue=mail&state=failed&id=").text)
+    assert len(found(tree, "tbody")[0]) == 5
+    assert http.get("/ui/tasks", params={"id": world.dead.upper()}).headers["location"] == f"/ui/tasks/{world.dead}"
+    answer = http.get("/ui/tasks?id=12")
+    assert answer.status_code == 400 and "40 hexadecimal digits" in answer.text
+    assert http.get(f"/ui/tasks/{'0' * 40}").status_code == 404
+
+
+def test_a_long_list_has_parts(world: Filled, http: httpx.Client) -> None:
+    """All parts together have each task once."""
+    path, seen = "/ui/tasks", []
+    while path:
+        tree = parsed(http.get(path).text)
+        seen += [one.get("href") for one in found(tree, "a") if one.get("class") == "id"]
+        path = next((one.get("href") for one in found(tree, "a") if one.get("rel") == "next"), "")
+    assert len(seen) == len(set(seen)) == 2 * len(HOSTILE) + 22
+
+
+def test_the_story_has_every_entry_that_names_the_task(world: Filled, http: httpx.Client) -> None:
+    """From the log: who granted it to whom, and how it failed."""
+    told = texts(parsed(http.get(f"/ui/tasks/{world.dead}/story").text))
+    assert "grants it to worker worker <1>" in " ".join(told.split())
+    assert "This is every entry of the log that names the task." in told
+    assert "<script>alert('error')</script>" in told
+
+
+def test_who_works_is_listed(http: httpx.Client) -> None:
+    """With how many tasks each has."""
+    tree = parsed(http.get("/ui/workers").text)
+    (row,) = found(tree, "tbody")[0]
+    assert [cell.text for cell in row][:2] == ["worker <1>", "2"]
+
+
+def test_the_log_is_shown_at_any_position(http: httpx.Client) -> None:
+    """The replica as it was then: before the peer had joined there was none."""
+    early = parsed(http.get("/ui/log?at=0").text)
+    late = parsed(http.get("/ui/log").text)
+    (slide,) = [one for one in found(late, "input") if one.get("type") == "range"]
+    assert slide.get("min") == "0" and slide.get("value") == slide.get("max")
+    assert "The replica at 0" in texts(early) and f"The replica at {slide.get('max')}" in texts(late)
+    digests = [digest_of(tree) for tree in (early, late)]
+    assert len(set(digests)) == 2
+    known = http.get("/v1/replica").json()
+    if known["position"] == int(slide.get("max")):
+        assert digests[1] == known["digest"]
+    assert http.get("/ui/log?at=999999999").status_code == 200
+
+
+def test_the_log_is_the_same_whichever_way_one_comes(http: httpx.Client) -> None:
+    """A position's digest does not depend on which positions were looked at before."""
+
+    def digest(at: int) -> str:
+        return digest_of(parsed(http.get(f"/ui/log?at={at}").text))
+
+    up = [digest(at) for at in range(8)]
+    assert [digest(at) for at in reversed(range(8))] == up[::-1]
+
+
+def test_the_ring_is_drawn(world: Filled, http: httpx.Client) -> None:
+    """A circle for each peer."""
+    tree = parsed(http.get("/ui/cluster").text)
+    circles = [one for one in tree.iter() if str(one.tag).endswith("}circle")]
+    assert len(circles) == 1 and len(found(tree, "tbody")[-1]) == 64
+
+
+def test_files_come_from_the_peer_and_are_kept(http: httpx.Client) -> None:
+    """Everything that pages name is there, and is not sent twice."""
+    for path in sorted(set(FILES.findall(http.get("/").text))):
+        answer = http.get(path)
+        assert answer.status_code == 200 and answer.headers["x-content-type-options"] == "nosniff", path
+        again = http.get(path, headers={"if-none-match": answer.headers["etag"]})
+        assert (again.status_code, again.content) == (304, b"")
+    assert http.get("/ui/static/..%2f__init__.py").status_code == 404
+
+
+def test_rates_only_grow(http: httpx.Client) -> None:
+    """They count what happened, at all nodes that answer."""
+    first = http.get("/ui/rates").json()
+    assert first["events"]["enqueued"] >= 38 and first["silent"] == [] and len(first["nodes"]) == 1
+    assert len(first["waited"]) == len(first["bounds_s"]) + 1
+    assert http.get("/ui/rates").json()["events"]["enqueued"] >= first["events"]["enqueued"]

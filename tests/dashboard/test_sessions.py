@@ -1,0 +1,166 @@
+"""The way in: a cookie is as good as the token in it, for pages only, and other sites cannot use it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+
+from onyxq.access.grants import Access, Token
+from onyxq.dashboard import ENDPOINTS
+from onyxq.http.app import create_app
+from tests.interfaces.http_world import FakeService, app_of, on_trio
+
+TOKENS = {"r-token": "read", "a-token": "admin"}
+SITE = {"origin": "http://peer"}
+
+
+@asynccontextmanager
+async def browser(tokens: dict[str, str] | None = TOKENS) -> AsyncIterator[tuple[FakeService, httpx.AsyncClient]]:
+    """A client that keeps cookies."""
+    service = FakeService()
+    transport = httpx.ASGITransport(app_of(service, tokens), raise_app_exceptions=True)
+    async with httpx.AsyncClient(transport=transport, base_url="http://peer") as client:
+        yield service, client
+
+
+async def enter(client: httpx.AsyncClient, token: str, there: str = "/ui/dead") -> httpx.Response:
+    """Sign in."""
+    return await client.post("/ui/login", data={"token": token, "next": there}, headers=SITE)
+
+
+@on_trio
+async def test_a_page_without_a_session_leads_to_the_login() -> None:
+    """And from there to where one wanted to go."""
+    async with browser() as (service, client):
+        answer = await client.get("/ui/dead?queue=a%26b")
+        assert answer.status_code == 303
+        assert answer.headers["location"] == "/ui/login?next=%2Fui%2Fdead%3Fqueue%3Da%2526b"
+        login = await client.get(answer.headers["location"])
+        assert 'value="/ui/dead?queue=a%26b"' in login.text
+        assert service.calls == []
+        assert (await client.get("/ui/dead", headers={"hx-request": "true"})).headers["hx-redirect"].startswith("/ui/")
+
+
+@on_trio
+async def test_a_session_shows_pages() -> None:
+    """The cookie is out of reach for scripts and other sites, and no longer there after signing out."""
+    async with browser() as (_, client):
+        answer = await enter(client, "r-token")
+        assert (answer.status_code, answer.headers["location"]) == (303, "/ui/dead")
+        cookie = answer.headers["set-cookie"]
+        assert "HttpOnly" in cookie and "SameSite=Strict" in cookie and "Path=/" in cookie and "Secure" not in cookie
+        page = await client.get("/ui/dead")
+        assert page.status_code == 200 and "Sign out" in page.text
+        await client.post("/ui/logout", headers=SITE)
+        assert (await client.get("/ui/dead")).status_code == 303
+
+
+@on_trio
+async def test_over_tls_the_cookie_stays_there() -> None:
+    """It is marked so that browsers never send it in the clear."""
+    async with browser() as (_, client):
+        answer = await client.post("https://peer/ui/login", data={"token": "t"}, headers={"origin": "https://peer"})
+        assert answer.headers["set-cookie"].endswith("; Secure")
+
+
+@on_trio
+async def test_a_wrong_token_is_told() -> None:
+    """The way leads back to the login, which says so."""
+    async with browser() as (_, client):
+        await enter(client, "nope ünknown;\"'")
+        back = await client.get("/ui/dead")
+        assert back.status_code == 303 and "The token is not known" in (await client.get(back.headers["location"])).text
+
+
+@on_trio
+async def test_the_cookie_is_no_credential_for_programs() -> None:
+    """What scripts of this or another site could send to the interface needs the token itself."""
+    async with browser() as (_, client):
+        await enter(client, "a-token")
+        assert (await client.get("/v1/cluster")).status_code == 401
+        assert (await client.post("/v1/gc", headers=SITE)).status_code == 401
+
+
+@pytest.mark.parametrize("there", ["//evil.example", "https://evil.example", "/\\evil.example", "javascript:x", ""])
+def test_the_login_leads_nowhere_else(there: str) -> None:
+    """Only to pages of this peer."""
+
+    @on_trio
+    async def asked() -> None:
+        async with browser() as (_, client):
+            assert (await enter(client, "r-token", there)).headers["location"] == "/"
+
+    asked()
+
+
+@on_trio
+async def test_a_session_has_the_role_of_its_token() -> None:
+    """Who may only read is refused before anything is done."""
+    async with browser() as (service, client):
+        await enter(client, "r-token")
+        answer = await client.post("/ui/do/gc", headers=SITE)
+        assert answer.status_code == 403 and "the role operate" in answer.text and service.asked("gc") == []
+        await enter(client, "a-token")
+        assert (await client.post("/ui/do/gc", headers=SITE)).status_code == 303 and service.asked("gc") == [{}]
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", None])
+@pytest.mark.parametrize("tokens", [TOKENS, None])
+def test_other_sites_do_nothing(origin: str | None, tokens: dict[str, str] | None) -> None:
+    """No form is taken that a page of this peer did not send, with and without tokens."""
+
+    @on_trio
+    async def asked() -> None:
+        async with browser(tokens) as (service, client):
+            await enter(client, "a-token")
+            headers = {"origin": origin} if origin else {}
+            for endpoint in ENDPOINTS:
+                if endpoint.method == "POST":
+                    answer = await client.post(endpoint.path, data={"queue": "a"}, headers=headers)
+                    assert answer.status_code == 403, endpoint.path
+            assert service.calls == []
+
+    asked()
+
+
+@on_trio
+async def test_a_token_for_some_queues_shows_these() -> None:
+    """And nothing of others, nor what is about all of them."""
+    service = FakeService()
+    access = Access((Token.of("a token for ours", "ours", ["operate:ours."]),))
+    app = create_app(service, access=access, now_ms=lambda: service.now_ms)
+    headers = {"authorization": "Bearer a token for ours", **SITE}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://peer", headers=headers) as client:
+        for path in ("/ui/queue?name=ours.q", "/ui/tasks?queue=ours.q", "/ui/dead?queue=ours.q", "/"):
+            assert (await client.get(path)).status_code == 200, path
+        for path in (
+            "/ui/queue?name=theirs",
+            "/ui/tasks?queue=theirs",
+            "/ui/dead",
+            "/ui/tasks",
+            "/ui/queues",
+            "/ui/log",
+        ):
+            assert (await client.get(path)).status_code == 403, path
+        service.calls.clear()
+        assert (await client.post("/ui/do/pause", data={"queue": "theirs"})).status_code == 403
+        assert (await client.post("/ui/do/discard", data={"which": "all"})).status_code == 403
+        assert service.calls == []
+        assert (await client.post("/ui/do/pause", data={"queue": "ours.q"})).status_code == 303
+
+
+@on_trio
+async def test_every_page_asks_for_the_token() -> None:
+    """But for the login and the files that it needs."""
+    async with browser() as (service, client):
+        free = {"/ui/login", "/ui/logout", "/ui/static/{file}"}
+        for endpoint in ENDPOINTS:
+            if endpoint.path in free:
+                continue
+            assert endpoint.roles, endpoint.path
+            answer = await client.request(endpoint.method, endpoint.path.replace("{id}", "0" * 40), headers=SITE)
+            assert answer.status_code == 303 and answer.headers["location"].startswith("/ui/login"), endpoint.path
+        assert service.calls == []
