@@ -24,7 +24,7 @@ POLICY = (
 HEADERS: Mapping[str, str] = {
     "cache-control": "no-store",
     "content-security-policy": POLICY,
-    "referrer-policy": "no-referrer",
+    "referrer-policy": "same-origin",  # with less, browsers would not name the origin of forms
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }

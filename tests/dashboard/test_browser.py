@@ -1,0 +1,152 @@
+"""The pages in a real browser: nothing is complained of, axe finds nothing serious, buttons and keys work."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from onyxq.client import Client
+from tests.dashboard.browser import Tab, browser
+from tests.dashboard.pages_world import HOSTILE, MARKUP, Filled
+
+LOOKS: dict[str, dict[str, Any]] = {
+    "light": {"color_scheme": "light", "viewport": {"width": 1280, "height": 900}},
+    "dark": {"color_scheme": "dark", "viewport": {"width": 1280, "height": 900}},
+    "phone": {"color_scheme": "light", "viewport": {"width": 360, "height": 740}},
+}
+ALL_LOOKS = bool(os.environ.get("ONYXQ_TEST_LOOKS"))
+"""Each page is looked at in each look."""
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Any]:
+    """The browser."""
+    with browser() as found:
+        yield found
+
+
+@pytest.mark.parametrize("turn", range(3))
+def test_pages_are_fit_for_everybody(turn: int, running: Any, world: Filled) -> None:
+    """No finding of axe, no complaint of the browser, and nothing wider than the window, in light, dark, on a phone.
+
+    Each page has one of the looks, the next one another, unless all are asked for.
+    """
+    found: dict[str, Any] = {}
+    look = tuple(LOOKS)[turn]
+    for place, (name, path) in enumerate(world.pages().items()):
+        if not ALL_LOOKS and place % 3 != turn:
+            continue
+        with Tab(running, **LOOKS[look]) as tab:
+            page = tab.open(world.base + path)
+            wide = page.evaluate("document.documentElement.scrollWidth > window.innerWidth")
+            wrong = [*tab.findings(), *tab.complaints, *(["it is wider than the window"] if wide else [])]
+            if wrong:
+                found[name] = wrong
+    assert not found
+
+
+def test_hostile_texts_do_nothing(running: Any, world: Filled) -> None:
+    """No dialog opens, whatever names and payloads hold."""
+    with Tab(running) as tab:
+        opened: list[str] = []
+        tab.page.on("dialog", lambda dialog: (opened.append(dialog.message), dialog.dismiss()))
+        for path in ("/ui/queues", "/ui/tasks", f"/ui/tasks/{world.claimed}", "/ui/dead", "/ui/log"):
+            page = tab.open(world.base + path)
+            page.evaluate("document.querySelectorAll('*').forEach(one => one.dispatchEvent(new Event('mouseover')))")
+        assert MARKUP.decode() in tab.open(f"{world.base}/ui/tasks/{world.claimed}").inner_text("main")
+        assert not opened and not tab.complaints
+
+
+def test_the_theme_is_chosen_and_kept(running: Any, world: Filled) -> None:
+    """The switch goes round, and the next page has what was chosen."""
+    with Tab(running, color_scheme="light") as tab:
+        page = tab.open(world.base)
+        ground = "getComputedStyle(document.documentElement).backgroundColor"
+        light = page.evaluate(ground)
+        page.click("#theme")
+        page.click("#theme")
+        assert page.inner_text("#theme") == "Theme: dark" and page.evaluate(ground) != light
+        dark = page.evaluate(ground)
+        assert tab.open(f"{world.base}/ui/queues").evaluate(ground) == dark
+        page.click("#theme")
+        assert page.inner_text("#theme") == "Theme: system" and page.evaluate(ground) == light
+
+
+def test_the_keyboard_is_enough(running: Any, world: Filled) -> None:
+    """The first key leads past the menu; the filter is filled in and sent; what has the focus can be seen."""
+    with Tab(running) as tab:
+        page = tab.open(f"{world.base}/ui/queues")
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.className") == "skip"
+        page.keyboard.press("Enter")
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.name") == "like"
+        assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+        page.keyboard.type(HOSTILE[0])
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/ui/queues?like=*")
+        assert page.locator("tbody tr").count() == 1
+
+
+def test_dead_letters_are_ticked_and_requeued(running: Any, world: Filled) -> None:
+    """Those that were ticked run again; discarding asks first, and does nothing if one thinks better of it."""
+    with Client(world.address) as client:
+        client.enqueue_many("breaks", [b"1"] * 3, retries=0)
+        client.fail(client.claim("breaks", max=3, wait_ms=30_000), "no")
+    with Tab(running) as tab:
+        page = tab.open(f"{world.base}/ui/dead?queue=breaks")
+        page.click("[data-tick-all]")
+        assert page.locator("input[name=id]:checked").count() == 3
+        page.locator("input[name=id]").first.uncheck()
+        page.once("dialog", lambda dialog: dialog.dismiss())
+        page.click("text=Discard")
+        assert page.locator("tbody tr").count() == 3
+        page.click("text=Requeue")
+        page.wait_for_selector("[role=status]")
+        assert page.inner_text("[role=status]") == "2 dead letters run again."
+        assert page.locator("tbody tr").count() == 1
+        page.once("dialog", lambda dialog: dialog.accept())
+        page.check("input[name=id]")
+        page.click("text=Discard")
+        page.wait_for_url("**did=discard*")
+        assert page.inner_text("[role=status]") == "1 dead letters are discarded."
+    with Client(world.address) as client:
+        counts = client.count("breaks")["breaks"]
+        assert (counts["ready"], counts["cancelled"]) == (2, 1)
+
+
+def test_the_slider_moves_through_the_log(running: Any, world: Filled) -> None:
+    """A key moves it, and the replica of that position comes without the rest of the page."""
+    with Tab(running) as tab:
+        page = tab.open(f"{world.base}/ui/log")
+        page.focus("#slide")
+        page.evaluate("window.stays = true")
+        page.keyboard.press("Home")
+        page.wait_for_selector("h2:has-text('The replica at 0')")
+        assert page.inner_text("#slide-now") == "0"
+        page.keyboard.press("ArrowRight")
+        page.wait_for_selector("h2:has-text('The replica at 1')")
+        assert page.evaluate("window.stays") is True and not tab.complaints
+
+
+def test_the_curves_show_what_happens(running: Any, world: Filled) -> None:
+    """Tasks that are enqueued while the page is open are seen in its figures."""
+    with Tab(running) as tab, Client(world.address) as client:
+        page = tab.open(world.base)
+        page.wait_for_selector("[data-rate=enqueued]:text-is('0.0')")
+        client.enqueue_many("busy", [b"1"] * 500)
+        page.wait_for_selector("[data-rate=enqueued]:text-matches('[1-9]')")
+        assert page.locator("#charts canvas").count() == 2 and not tab.complaints
+
+
+def test_a_page_refreshes_itself(running: Any, world: Filled) -> None:
+    """What has changed since it was opened comes without being asked for."""
+    with Tab(running) as tab, Client(world.address) as client:
+        page = tab.open(f"{world.base}/ui/queues?like=brand-new")
+        client.enqueue("brand-new", b"1")
+        page.wait_for_selector("tbody th:has-text('brand-new')")
+        assert not tab.complaints
