@@ -66,7 +66,7 @@ def _settled(grants: Grants, need: Need) -> bool:
     if need.every:
         raise Forbidden(f"this needs the role {roles[0]} on every queue", field="token")
     _check_queues(grants, roles, need.queues)
-    return not need.tasks and need.periodic is None
+    return not need.tasks and not need.stored and need.periodic is None
 
 
 def _check_queues(grants: Grants, roles: Sequence[str], queues: Sequence[str]) -> None:
@@ -80,11 +80,17 @@ async def look_up(grants: Grants, needs: Sequence[Need], ask: Ask) -> None:
     for need in needs:
         if need.tasks:
             await _check_tasks(grants, need.roles, need.tasks, ask)
+        if need.stored:
+            found = await ask("taskstore.tasks", {"ids": list(need.stored)})
+            for number, task in zip(need.stored, found["tasks"], strict=True):
+                if task is None:  # or not known here yet: then it cannot be told whose it is
+                    raise NotFound(f"there is no task {number} in the task store", field="id")
+                _check_queues(grants, need.roles, [task[1]])
         if need.periodic is not None:
-            found = await _periodic(need.periodic, ask)
+            queue = await _periodic(need.periodic, ask)
             # One that is to be made names its queue itself.
-            if found is not None:
-                _check_queues(grants, need.roles, [found])
+            if queue is not None:
+                _check_queues(grants, need.roles, [queue])
             elif not need.queues:
                 raise NotFound(f"there is no periodic task {need.periodic[:200]!r}", field="name")
 

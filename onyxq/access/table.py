@@ -22,12 +22,14 @@ Run: TypeAlias = tuple[bytes, int]
 
 @frozen
 class Need:
-    """One of the roles on all these queues, on those of these tasks, and on that of the periodic task."""
+    """One of the roles on all these queues, on those of these tasks and of the periodic task."""
 
     roles: tuple[str, ...]
     queues: tuple[str, ...] = ()
     tasks: tuple[Run, ...] = ()
     periodic: str | None = None
+    stored: tuple[int, ...] = ()
+    """Ids of the task store's tasks, whose groups count as queues."""
     every: bool = False
     """On every queue there is."""
 
@@ -141,11 +143,33 @@ def _transact(args: dict[str, Any]) -> Sequence[Need]:
     return needs or (Need(("consume", "produce")),)
 
 
-def _update_store(args: dict[str, Any]) -> Sequence[Need]:
-    needs = [Need(("produce",), every=True)] if args.get("adds") else []
-    if args.get("changes") or args.get("deletes") or not needs:
-        needs.append(Need(("consume",), every=True))
-    return needs
+def _on_group(*roles: str) -> Rule:
+    def find(args: dict[str, Any]) -> Sequence[Need]:
+        return (Need(roles, queues=(_text(args.get("group"), "group"),)),)
+
+    return Rule(roles, find)
+
+
+def _on_stored(*roles: str) -> Rule:
+    def find(args: dict[str, Any]) -> Sequence[Need]:
+        return (Need(roles, stored=tuple(_numbers(args, "ids"))),)
+
+    return Rule(roles, find)
+
+
+def _change_store(args: dict[str, Any]) -> Sequence[Need]:
+    """New tasks are produced, present ones are consumed; those that only need to be there are read."""
+    added = [_text(item[0], f"{field}.group") for field, item in _items(args, "adds")]
+    changed = [_number(item[0], f"{field}.id") for field, item in _items(args, "changes")]
+    needs = [Need(("produce",), queues=tuple(added))] if added else []
+    if held := (*changed, *_numbers(args, "deletes"), *_numbers(args, "depends")):
+        needs.append(Need(("consume",), stored=held))
+    return needs or (Need(("consume", "produce")),)
+
+
+def _claim_store(args: dict[str, Any]) -> Sequence[Need]:
+    group = _text(args.get("group"), "group")
+    return (Need(("consume",), queues=(group,), stored=tuple(_numbers(args, "depends"))),)
 
 
 def _batches(args: dict[str, Any]) -> Sequence[Need]:
@@ -206,13 +230,13 @@ RULES: Mapping[str, Rule] = {
     "submit": _everywhere("produce"),
     "task_history": _on_task("read"),
     "task_log": _on_task("read", "consume"),
-    "tasks.bodies": _on_items("read", "consume", name="runs"),
-    "taskstore.claim": _everywhere("consume"),
-    "taskstore.group": _everywhere("read"),
+    "taskstore.claim": Rule(("consume",), _claim_store),
+    "taskstore.group": _on_group("read", "consume"),
     "taskstore.groups": _everywhere("read"),
     "taskstore.set_limits": _everywhere("operate"),
-    "taskstore.tasks": _everywhere("read"),
-    "taskstore.update": Rule((), _update_store),
+    "taskstore.tasks": _on_stored("read", "consume"),
+    "taskstore.update": Rule((), _change_store),
+    "tasks.bodies": _on_items("read", "consume", name="runs"),
     "timer.cancel": _on_timers("produce", "operate"),
     "timer.get": _on_timers("read", "produce"),
     "timer.list": _on_timers("read"),
@@ -256,6 +280,17 @@ def _items(args: dict[str, Any], name: str) -> Iterator[tuple[str, list[Any]]]:
         if not isinstance(item, list) or len(item) < 2:
             raise BadRequest(f"{name}[{place}] is malformed", field=f"{name}[{place}]")
         yield f"{name}[{place}]", item
+
+
+def _number(value: Any, field: str) -> int:
+    if type(value) is not int:
+        raise BadRequest(f"{field} must be an integer", field=field)
+    return value
+
+
+def _numbers(args: dict[str, Any], name: str) -> Iterator[int]:
+    for place, one in enumerate(_list(args, name)):
+        yield _number(one, f"{name}[{place}]")
 
 
 def _runs(args: dict[str, Any], name: str) -> Iterator[Run]:

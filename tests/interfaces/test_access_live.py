@@ -11,6 +11,7 @@ import pytest
 from onyxq.access.grants import Access, Token
 from onyxq.access.table import RULES
 from onyxq.facts import pack_task
+from onyxq.http import taskstore
 from onyxq.http.app import ENDPOINTS as ALL
 from onyxq.http.endpoint import Endpoint
 from onyxq.peer.daemon import LocalCluster
@@ -27,6 +28,8 @@ OURS, THEIRS = "ours.q", "theirs.q"
 PREFIXED = "a token for ours only"
 PAYLOAD = b"their secret"
 TASK, HELD, NEW = fresh_id(), fresh_id(), fresh_id()
+STORED: list[int] = []
+"""Id of their task in the task store."""
 
 LOOKS, ANY = "read operate", "read produce consume operate"
 
@@ -81,14 +84,14 @@ OPERATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "ring": (ANY, {}),
     "routes": (ANY, {}),
     "submit": ("produce", {"entry": "no-such", "args": {}}),
-    "taskstore.claim": ("consume", {"client": 1, "group": "g"}),
-    "taskstore.group": (LOOKS, {"group": "g"}),
-    "taskstore.groups": (LOOKS, {}),
-    "taskstore.set_limits": ("operate", {"task_bytes_max": 0}),
-    "taskstore.tasks": (LOOKS, {"ids": [1]}),
-    "taskstore.update": ("consume", {"client": 1, "changes": [[1, "", 0]]}),
     "task_history": (LOOKS, {"id": TASK}),
     "task_log": ("read consume operate", {"id": TASK}),
+    "taskstore.claim": ("consume", {"client": 1, "group": THEIRS}),
+    "taskstore.group": ("read consume operate", {"group": THEIRS}),
+    "taskstore.groups": (LOOKS, {}),
+    "taskstore.set_limits": ("operate", {"task_bytes_max": 0}),
+    "taskstore.tasks": ("read consume operate", {"ids": STORED}),
+    "taskstore.update": ("produce", {"client": 1, "adds": [[THEIRS, "x", 0]]}),
     "tasks.bodies": ("read consume operate", {"runs": [[TASK, 1]]}),
     "transact": ("consume", {"name": "a", "complete": [[HELD, 1, 1, []]]}),
     "update": ("consume", {"items": [[HELD, 1, 0, b"x"]]}),
@@ -101,6 +104,9 @@ OPEN_ROUTES = {"livez", "readyz", "openapi", "docs"}
 """Names of endpoints that ask for no token."""
 TELL_NO_QUEUE_OVER_HTTP = {"get_ids", "get_cluster", "get_ring", "get_partitions", "get_peers"}
 
+ROOT = taskstore.endpoints("")
+"""What the task store's own port serves."""
+
 BODIES: dict[str, dict[str, Any]] = {
     "enqueue": {"tasks": [{"queue": THEIRS, "data": 1}]},
     "claim": {"queues": [THEIRS]},
@@ -112,8 +118,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "discard_dead": {"ids": [TASK.hex()]},
     "seal_input": {"input": "in"},
     "submit_job": JOB,
-    "taskstore_claim": {"clientid": 1, "group": "g"},
-    "taskstore_update": {"clientid": 1, "adds": [{"group": "g"}], "deletes": [1]},
+    "taskstore_update": {"clientid": 1, "adds": [{"group": THEIRS, "data": "x"}]},
+    "taskstore_claim": {"clientid": 1, "group": THEIRS},
     "renew_claims": {"claims": [{"id": HELD.hex(), "token": 1, "lease_ms": 5_000}]},
     "fail_claims": {"claims": [{"id": HELD.hex(), "token": 1, "error": "e"}]},
 }
@@ -125,7 +131,8 @@ def cluster() -> Iterator[LocalCluster]:
     """One node that asks for credentials, with a queue of ours and one of theirs."""
     tokens = [Token.of(f"token to {role}", role, [role]) for role in ROLES]
     tokens.append(Token.of(PREFIXED, "ours", ["admin:ours."]))
-    with running(http=True, access=Access(tuple(tokens), SECRET)) as cluster:
+    first = {"taskstore": "127.0.0.1:0"}
+    with running(http=True, access=Access(tuple(tokens), SECRET), first=first) as cluster:
         with greeted(cluster, "token to admin") as wire:
             for first, queue in ((TASK, THEIRS), (HELD, THEIRS), (fresh_id(), OURS)):
                 wire.call("enqueue", {"runs": [[first, pack_task({"queue": queue}, [PAYLOAD])]]})
@@ -133,6 +140,8 @@ def cluster() -> Iterator[LocalCluster]:
                 wire.call("periodic.set", {"name": name, "queue": queue, "schedule": "0 0 1 1 *"})
             lasting = claim_of(THEIRS, wait_ms=PATIENCE_MS, lease_ms=3_600_000)  # none runs out during the walk
             assert len(wire.call("claim", lasting)["claims"]) == 1
+            added = wire.call("taskstore.update", {"client": 1, "adds": [[THEIRS, PAYLOAD.decode(), 0]]})
+            STORED[:] = [added["tasks"][0][0]]
         yield cluster
 
 
@@ -154,6 +163,7 @@ def state(cluster: LocalCluster) -> Any:
             wire.call("count", {"queue": None}),
             wire.call("queue.get", {"queue": THEIRS})["settings"],
             wire.call("periodic.list", {}),
+            wire.call("taskstore.group", {"group": THEIRS, "owned": True}),
             len(wire.call("peers", {})["peers"]),
         ]
 
@@ -230,6 +240,14 @@ def test_a_token_for_some_queues_serves_its_own(cluster: LocalCluster) -> None:
         assert wire.call("get", {"id": first})["state"] == "completed"
         assert wire.call("periodic.get", {"name": "ours"})["queue"] == OURS
         wire.call("periodic.pause", {"name": "ours", "paused": True})
+        added = wire.call("taskstore.update", {"client": 2, "adds": [["ours.store", "x", 0]]})["tasks"]
+        (claimed,) = wire.call("taskstore.claim", {"client": 2, "group": "ours.store", "duration_ms": 60_000})["tasks"]
+        assert added[0][1] == claimed[1] == "ours.store"
+        assert forbidden(wire.answer("taskstore.update", {"client": 2, "deletes": STORED}))
+        assert forbidden(wire.answer("taskstore.update", {"client": 2, "adds": [], "changes": [[STORED[0], "", 0]]}))
+        assert forbidden(wire.answer("taskstore.claim", {"client": 2, "group": "ours.store", "depends": STORED}))
+        assert wire.error("taskstore.update", {"client": 2, "deletes": [7]})["code"] == "not_found"
+        wire.call("taskstore.update", {"client": 2, "deletes": [claimed[0]]})
         theirs = [[NEW, pack_task({"queue": THEIRS}, [b"x"])]]
         assert forbidden(wire.answer("transact", {"name": "b", "complete": [], "enqueue": theirs}))
         assert forbidden(wire.answer("claim", claim_of("ours.life", THEIRS)))
@@ -269,22 +287,24 @@ def requested(cluster: LocalCluster, endpoint: Endpoint, token: str | None, *, v
         "{job}": "no-such",
         "{entry}": "no-such",
         "{extension}": "no-such",
-        "{group}": "g",
-        "{number}": "1",
-        "{numbers}": "1,2",
+        "{number}": str(STORED[0]),
+        "{numbers}": str(STORED[0]),
+        "{group}": THEIRS,
     }
     path = "/".join(parts.get(part, part) for part in endpoint.path.split("/"))
     if endpoint.name in ("list_tasks", "list_dead"):
         path += f"?queue={THEIRS}"
     given: dict[str, Any] = BODIES.get(endpoint.name, HELD_CLAIM if "/claims/" in path else {})
     headers = {"authorization": f"Bearer {token}"} if token is not None else {}
-    url = f"http://{cluster.http_addresses[0]}{path}"
+    addresses = cluster.nodes[0].addresses
+    assert addresses is not None
+    url = f"http://{addresses.taskstore if endpoint in ROOT else addresses.http}{path}"
     body = {"json": given} if endpoint.body is not None else {}
     with httpx.Client(timeout=ANSWER_S_MAX, trust_env=False) as client:
         return client.request(endpoint.method, url, headers=headers, **body)
 
 
-@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: endpoint.name)
+@pytest.mark.parametrize("endpoint", [*ENDPOINTS, *ROOT], ids=lambda endpoint: endpoint.path)
 def test_no_route_answers_without_the_right_token(cluster: LocalCluster, endpoint: Endpoint) -> None:
     """401 without one, or with one that is not known; 403 with the wrong role, or for other queues."""
     before = state(cluster)
