@@ -61,6 +61,7 @@ from onyxq.timers.delivering import Delivering, delivering
 from onyxq.timers.targets import targets
 from onyxq.timers.transports import Deliver
 from onyxq.timers.transports import installed as installed_transports
+from onyxq.wire.bounds import Bounds
 from onyxq.wire.network import Network
 from onyxq.wire.server import serve
 from onyxq.wire.tcp import TcpNetwork
@@ -247,11 +248,12 @@ class RunningNode:
     async def _serve_wire(
         self, node: Node, service: Service, *, task_status: TaskStatus[str] = trio.TASK_STATUS_IGNORED
     ) -> None:
+        bounds = Bounds()
         access, encrypted = self.config.access, bool(self.config.certificates)
 
         async def handler(stream: ByteStream) -> None:
             if not access and not encrypted:
-                await serve(stream, hello=node.welcome, dispatch=service.dispatch)
+                await serve(stream, hello=node.welcome, dispatch=service.dispatch, bounds=bounds)
                 return
             caller = Caller(
                 access,
@@ -261,7 +263,7 @@ class RunningNode:
                 ask=service.call,
                 start_soon=node.start_soon,
             )
-            await serve(stream, hello=caller.welcome, dispatch=caller.dispatch)
+            await serve(stream, hello=caller.welcome, dispatch=caller.dispatch, bounds=bounds)
 
         await self._network.serve(self.config.listen, handler, task_status=task_status)
 

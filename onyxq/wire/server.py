@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import anyio
 from anyio.abc import ByteStream
 
 from onyxq.errors import OnyxqError, ProtocolError, TimedOut
+from onyxq.wire.bounds import Bounds
 from onyxq.wire.connection import BREAKS, RECEIVE_BYTES
 from onyxq.wire.outlet import Outlet
 from onyxq.wire.protocol import (
@@ -35,6 +37,11 @@ REQUESTS_MAX = 1024
 REQUEST_BYTES_MAX = 64 * 1024 * 1024
 """Bytes of the requests in flight per connection; likewise."""
 HELLO_TIMEOUT_S = 5.0
+NEVER = -1.0
+MESSAGE_PAUSE_S = 30.0
+"""How long nothing of a message may come of which a part is here."""
+MESSAGE_TIMEOUT_S = 120.0
+"""How long it may take altogether."""
 GOODBYE_TIMEOUT_S = 1.0
 
 log = logging.getLogger(__name__)
@@ -90,7 +97,7 @@ Welcome = Callable[[Hello], Hello]
 class _Exchange:
     """State of one connection."""
 
-    def __init__(self, stream: ByteStream, dispatch: Dispatch) -> None:
+    def __init__(self, stream: ByteStream, dispatch: Dispatch, bounds: Bounds) -> None:
         self.peer = Hello()
         self.outlet = Outlet()
         self.encoder = Encoder()
@@ -99,6 +106,11 @@ class _Exchange:
         self._dispatch = dispatch
         self._requests: dict[int, Request] = {}
         self._bytes = 0
+        self._bounds = bounds
+        self._began = NEVER
+        """Monotonic second since which a part of the next message is here."""
+        self._partial = 0
+        """Bytes of it, as far as they count."""
         self._freed = anyio.Event()
         self.written = anyio.Event()
         """Set when nothing more will be sent."""
@@ -118,12 +130,37 @@ class _Exchange:
     async def read(self) -> None:
         """Take requests until the stream ends; raises what the stream raises and `ProtocolError`."""
         while True:
+            whole = False
             for message, size in self.decoder.messages():
+                whole = True
                 self._take(message, size)
                 if len(self._requests) >= REQUESTS_MAX or self._bytes >= REQUEST_BYTES_MAX:
                     await self._room()
             await self.outlet.room()
-            self.decoder.feed(await self._stream.receive(RECEIVE_BYTES))
+            if self.peer.role != "peer" and (self.decoder.waiting or self._partial):
+                self.decoder.feed(await self._receive_rest(begins=whole))
+            else:
+                self.decoder.feed(await self._stream.receive(RECEIVE_BYTES))
+
+    async def _receive_rest(self, *, begins: bool) -> bytes:
+        """More of a message of which a client sent a part; raises `TimedOut` and, for a large one, `Overloaded`."""
+        waiting = self.decoder.waiting
+        self._partial = self._bounds.hold(self._partial, waiting)
+        if not waiting:
+            self._began = NEVER
+            return await self._stream.receive(RECEIVE_BYTES)
+        if begins or self._began == NEVER:
+            self._began = anyio.current_time()
+        if self._partial:
+            self._bounds.check_room()
+        left_s = self._began + MESSAGE_TIMEOUT_S - anyio.current_time()
+        with anyio.move_on_after(min(MESSAGE_PAUSE_S, left_s)):
+            return await self._stream.receive(RECEIVE_BYTES)
+        raise TimedOut("a message did not come to its end in time", hint="Send it without long pauses.")
+
+    def forget_partial(self) -> None:
+        """Nothing more comes."""
+        self._partial = self._bounds.hold(self._partial, 0)
 
     def answer(self, number: int, size: int, status: int, result: Any) -> None:
         """Queue the answer to a request and forget the request."""
@@ -188,34 +225,41 @@ class _Exchange:
             await self._freed.wait()
 
 
-async def serve(stream: ByteStream, *, hello: Hello | Welcome, dispatch: Dispatch) -> None:
-    """Serve one connection until it ends, then close it.
+async def serve(
+    stream: ByteStream, *, hello: Hello | Welcome, dispatch: Dispatch, bounds: Bounds | None = None
+) -> None:
+    """Serve one connection until it ends, then close it; ``bounds``: those of all connections of the port.
 
     ``hello`` is this side's hello, or makes it from the caller's and may raise an
     `OnyxqError` to refuse.  Never raises for anything that the other side does.
     """
-    exchange = _Exchange(stream, dispatch)
+    bounds = bounds or Bounds()
+    exchange = _Exchange(stream, dispatch, bounds)
     try:
         async with anyio.create_task_group() as group:
             group.start_soon(_write, exchange, stream, group.cancel_scope)
-            await _read(exchange, hello)
+            await _read(exchange, hello, bounds)
             with anyio.move_on_after(GOODBYE_TIMEOUT_S):
                 await exchange.written.wait()
             group.cancel_scope.cancel()
     finally:
         exchange.withdraw_all()
+        exchange.forget_partial()
         exchange.outlet.abandon()
         with anyio.CancelScope(shield=True):
             await anyio.aclose_forcefully(stream)
 
 
-async def _read(exchange: _Exchange, hello: Hello | Welcome) -> None:
+async def _read(exchange: _Exchange, hello: Hello | Welcome, bounds: Bounds) -> None:
     try:
-        with anyio.move_on_after(HELLO_TIMEOUT_S) as scope:
-            await exchange.greet(hello)
-        if scope.cancelled_caught:
-            raise TimedOut(f"no hello came within {HELLO_TIMEOUT_S:g} s", hint="Say hello first.")
-        await exchange.read()
+        with bounds.connected():
+            with anyio.move_on_after(HELLO_TIMEOUT_S) as scope:
+                await exchange.greet(hello)
+            if scope.cancelled_caught:
+                raise TimedOut(f"no hello came within {HELLO_TIMEOUT_S:g} s", hint="Say hello first.")
+            # A peer is let in however many clients there are.
+            with nullcontext() if exchange.peer.role == "peer" else bounds.client():
+                await exchange.read()
     except BREAKS:
         exchange.outlet.end()
     except OnyxqError as error:

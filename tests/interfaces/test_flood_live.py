@@ -1,0 +1,106 @@
+"""A real node under callers who send too much and never to the end: its memory stays bounded, others are answered."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgpack
+import pytest
+
+from onyxq import Client
+from onyxq.http.bodies import BODIES_BYTES_MAX
+from onyxq.wire.bounds import PARTIAL_BYTES_MAX
+from onyxq.wire.protocol import FRAME_BYTES_MAX
+
+pytestmark = pytest.mark.slow
+
+CALLERS = 32
+MIB = 1 << 20
+SLACK_BYTES = 120 * MIB
+"""For buffers of the interpreter, the store and the sockets."""
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Process id and addresses of a node that runs in a process of its own."""
+    where = tmp_path_factory.mktemp("node")
+    command = [sys.executable, "-m", "onyxq.cli.main", "dev", "--json", "--data", str(where)]
+    with subprocess.Popen(
+        [*command, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            yield process.pid, json.loads(process.stdout.readline())["peers"][0]
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(PATIENCE_S) == 0
+        finally:
+            process.kill()
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory that a process has now."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
+
+
+def connect(stack: ExitStack, address: str) -> socket.socket:
+    """A connection that ends with the stack."""
+    host, port = address.rsplit(":", 1)
+    return stack.enter_context(socket.create_connection((host, int(port)), timeout=PATIENCE_S))
+
+
+def send(stream: socket.socket, data: bytes) -> None:
+    """As much of it as the other side takes."""
+    stream.settimeout(5.0)
+    try:
+        stream.sendall(data)
+    except (ConnectionError, TimeoutError):
+        return
+
+
+def check_serves(node: dict[str, Any]) -> None:
+    """Somebody else gets his task done over TCP, and answers over HTTP."""
+    with Client(node["listen"]) as client:
+        client.enqueue_many("other", [b"x"])
+        (claim,) = client.claim(["other"], wait_ms=20_000, worker="w")
+        client.complete(claim)
+    with httpx.Client(timeout=PATIENCE_S, trust_env=False, verify=False) as client:
+        assert client.get(f"http://{node['http']}/v1/queues").status_code == 200
+
+
+def test_memory_is_bounded_whoever_sends_what(node: tuple[int, dict[str, Any]]) -> None:
+    """Messages and bodies of almost the largest size, from many at a time, none of which ends."""
+    pid, where = node
+    check_serves(where)
+    before = resident(pid)
+    hello = msgpack.packb(["onyxq", 1, {"role": "client"}])
+    begun = struct.pack("<I", len(hello)) + hello + struct.pack("<I", FRAME_BYTES_MAX)
+    message = begun + bytes(FRAME_BYTES_MAX - MIB)
+    head = b"POST /v1/tasks HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    body = head % (16 * MIB) + bytes(15 * MIB)
+    oversized = [head % (1 << 40), begun[:-4] + b"\xff\xff\xff\xff", b"GET /" + b"a" * MIB, b"\xff" * MIB]
+    assert CALLERS * (len(message) + len(body)) > 2 * (PARTIAL_BYTES_MAX + BODIES_BYTES_MAX + SLACK_BYTES)
+    with ExitStack() as stack:
+        jobs: list[tuple[str, bytes]] = []
+        for _ in range(CALLERS):
+            jobs += [(where["listen"], message), (where["http"], body)]
+        jobs += [(where[port], data) for port in ("listen", "http") for data in oversized]
+        streams = [connect(stack, address) for address, _ in jobs]
+        streams += [connect(stack, where[port]) for port in ("listen", "http") for _ in range(50)]  # say nothing
+        with ThreadPoolExecutor(8) as pool:
+            for _ in pool.map(send, streams, [data for _, data in jobs]):
+                assert resident(pid) - before < PARTIAL_BYTES_MAX + BODIES_BYTES_MAX + SLACK_BYTES
+        check_serves(where)
+        assert resident(pid) - before < PARTIAL_BYTES_MAX + BODIES_BYTES_MAX + SLACK_BYTES
+    check_serves(where)

@@ -1,0 +1,205 @@
+"""Callers that are slow, many, or send a lot: each is cut off, and the others are answered."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+import pytest
+from anyio.abc import ByteStream
+
+from onyxq.wire import bounds as bounds_module
+from onyxq.wire.bounds import PARTIAL_BYTES_FREE, Bounds
+from onyxq.wire.protocol import Decoder, Encoder, Hello
+from onyxq.wire.server import MESSAGE_PAUSE_S, MESSAGE_TIMEOUT_S, serve
+from simulation.network import SimulatedNetwork
+from tests.interfaces.fake_service import FakeCluster, play
+
+HELLO = Encoder().encode(Hello().to_message())
+PEER = Encoder().encode(Hello(cluster_id="c1", role="peer", node="n").to_message())
+
+
+class Caller:
+    """One connection by hand."""
+
+    def __init__(self, stream: ByteStream) -> None:
+        self.stream = stream
+        self._decoder = Decoder()
+
+    async def said(self, count: int = 1) -> list[Any]:
+        """The next messages; fewer if the server closes."""
+        found: list[Any] = []
+        while len(found) < count:
+            found += [message for message, _ in self._decoder.messages()]
+            if len(found) < count:
+                try:
+                    self._decoder.feed(await self.stream.receive())
+                except (anyio.EndOfStream, anyio.BrokenResourceError):
+                    break
+        return found
+
+    async def answer(self, number: int) -> Any:
+        """The answer to one request."""
+        await self.stream.send(Encoder().encode([number, "echo", {"a": number}]))
+        return (await self.said())[0]
+
+
+Open = Callable[..., Awaitable[Caller]]
+
+
+def served(bounds: Bounds, body: Callable[[Open], Awaitable[None]]) -> None:
+    """Run a test against a server on a clock that jumps; ``Open`` connects and says hello."""
+
+    async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:
+        async def handler(stream: Any) -> None:
+            hello = Hello(cluster="main", cluster_id="c1")
+            await serve(stream, hello=hello, dispatch=lambda request: request.reply(request.args), bounds=bounds)
+
+        async with anyio.create_task_group() as group:
+            address = await group.start(
+                lambda task_status: network.host("a").serve("a:1", handler, task_status=task_status)
+            )
+
+            async def opened(hello: bytes = HELLO) -> Caller:
+                caller = Caller(await network.host("b").connect(address, timeout_ms=1000))
+                await caller.stream.send(hello)
+                return caller
+
+            await body(opened)
+            group.cancel_scope.cancel()
+
+    play(scenario)
+
+
+def part_of_a_message(size: int) -> bytes:
+    """The beginning of a frame that is a good deal longer."""
+    return (2 * size).to_bytes(4, "little") + bytes(size - 4)
+
+
+def test_a_message_that_stops_half_way_ends_its_connection() -> None:
+    """After a pause, with the reason; whoever says nothing at all may stay."""
+
+    async def body(opened: Open) -> None:
+        slow, idle = await opened(), await opened()
+        await slow.said(), await idle.said()
+        began = anyio.current_time()
+        await slow.stream.send(part_of_a_message(1_000))
+        ((number, status, error),) = await slow.said()
+        assert (number, status, error["code"]) == (0, 1, "timed_out")
+        assert MESSAGE_PAUSE_S <= anyio.current_time() - began < MESSAGE_PAUSE_S + 5
+        assert await slow.said() == []
+        await anyio.sleep(3_600)
+        assert await idle.answer(1) == [1, 0, {"a": 1}]
+
+    served(Bounds(), body)
+
+
+def test_a_message_that_drips_ends_its_connection() -> None:
+    """However short its pauses are, it must come to its end; whole messages before it give it no more time."""
+
+    async def body(opened: Open) -> None:
+        slow = await opened()
+        await slow.said()
+        assert await slow.answer(1) == [1, 0, {"a": 1}]
+        began = anyio.current_time()
+        await slow.stream.send(part_of_a_message(1_000))
+
+        async def drip() -> None:
+            try:
+                while True:
+                    await anyio.sleep(MESSAGE_PAUSE_S / 2)
+                    await slow.stream.send(b"x")
+            except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+                return
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(drip)
+            ((_, _, error),) = await slow.said()
+            group.cancel_scope.cancel()
+        assert error["code"] == "timed_out"
+        assert MESSAGE_TIMEOUT_S <= anyio.current_time() - began < MESSAGE_TIMEOUT_S + 5
+
+    served(Bounds(), body)
+
+
+def test_messages_in_pieces_arrive() -> None:
+    """What is slow and not too slow is answered, again and again on one connection."""
+
+    async def body(opened: Open) -> None:
+        bounds_seen = set()
+        caller = await opened()
+        await caller.said()
+        for number in range(1, 8):
+            frame = Encoder().encode([number, "echo", {"data": bytes(200_000)}])
+            for start in range(0, len(frame), 50_000):
+                await caller.stream.send(frame[start : start + 50_000])
+                await anyio.sleep(MESSAGE_PAUSE_S / 2)
+                bounds_seen.add(bounds.partial > 0)
+            assert (await caller.said())[0][:2] == [number, 0]
+        await anyio.sleep(1)
+        assert bounds_seen == {True, False} and bounds.partial == 0
+
+    bounds = Bounds()
+    served(bounds, body)
+
+
+def test_parts_of_large_messages_are_bounded_for_all_together() -> None:
+    """Those beyond are refused, small requests are not, and what a connection had is given back when it ends."""
+    size = 3 * PARTIAL_BYTES_FREE
+    bounds = Bounds(partial_bytes=4 * size)
+
+    async def body(opened: Open) -> None:
+        callers = [await opened() for _ in range(20)]
+        for caller in callers:
+            await caller.said()
+            await caller.stream.send(part_of_a_message(size))
+        await anyio.sleep(1)
+        assert 0 < bounds.partial <= 4 * size + 64 * 1024
+        small = await opened()
+        await small.said()
+        assert await small.answer(3) == [3, 0, {"a": 3}]
+        codes = [said[0][2]["code"] for said in [await caller.said() for caller in callers]]
+        assert codes.count("overloaded") >= 14 and set(codes) == {"overloaded", "timed_out"}
+        assert bounds.partial == 0
+
+    served(bounds, body)
+
+
+def test_clients_are_bounded_and_peers_are_not() -> None:
+    """The next one is told why; a place that is left is free again."""
+    bounds = Bounds(clients=2)
+
+    async def body(opened: Open) -> None:
+        first, second, third = await opened(), await opened(), await opened()
+        assert (await first.said())[0][0] == (await second.said())[0][0] == "onyxq"
+        assert (await third.said(2))[1][2]["code"] == "overloaded"
+        peer = await opened(PEER)
+        await peer.said()
+        assert await peer.answer(1) == [1, 0, {"a": 1}]
+        await first.stream.aclose()
+        await anyio.sleep(1)
+        fourth = await opened()
+        await fourth.said()
+        assert await fourth.answer(1) == [1, 0, {"a": 1}]
+        assert (bounds.clients, bounds.connections) == (2, 3)
+
+    served(bounds, body)
+
+
+def test_connections_that_say_nothing_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And gone after a few seconds."""
+    monkeypatch.setattr(bounds_module, "GREETINGS_MAX", 10)
+    bounds = Bounds()
+
+    async def body(opened: Open) -> None:
+        silent = [await opened(b"") for _ in range(15)]
+        await anyio.sleep(1)
+        assert bounds.connections == 10
+        codes = [(await caller.said())[0][2]["code"] for caller in silent]
+        assert codes.count("overloaded") == 5 and codes.count("timed_out") == 10
+        late = await opened()
+        await late.said()
+        assert await late.answer(1) == [1, 0, {"a": 1}]
+
+    served(bounds, body)
