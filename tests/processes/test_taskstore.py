@@ -1,0 +1,254 @@
+"""The task store on real peers that are killed: the MapReduce is exact, and all answers are the model's.
+
+``ONYXQ_TEST_PROGRAMS`` says how many programs of five requests run over HTTP, in place of the usual few.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import trio
+
+from onyxq.cli.main import run
+from onyxq.dump import read
+from onyxq.replay import traced
+from onyxq.taskstore import claim, state, update
+from onyxq.taskstore.state import Answer, Refusal
+from tests.entries.taskstore_model import Model
+from tests.processes.cluster import Cluster, PeerProcess, bounded, surroundings
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+NAMES = ("a", "b", "c")
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "taskstore_mapreduce" / "word_count.py"
+PROGRAMS = int(os.environ.get("ONYXQ_TEST_PROGRAMS", "80"))
+CLIENTS = 4
+REQUESTS = 5
+"""Of one program."""
+GROUPS = ("map", "reduce/1")
+
+
+# --- MapReduce
+
+
+@bounded(300)
+async def test_a_mapreduce_is_exact_while_workers_and_peers_are_killed(cluster: Cluster) -> None:
+    """Six of its workers are killed at random, and two of three peers, one after the other."""
+    await cluster.start(*NAMES)
+    await cluster.whole(*NAMES)
+    connect = ",".join(peer.address for peer in cluster.peers.values())
+    options = ["--connect", connect, "--kills", "6", "--seed", "7", "--pause-ms", "80", "--lease-ms", "1500"]
+    command = [sys.executable, str(EXAMPLE), str(ROOT / "docs" / "transactions.rst"), *options]
+    ended: list[subprocess.CompletedProcess[bytes]] = []
+
+    async def job() -> None:
+        ended.append(
+            await trio.run_process(
+                command, capture_stdout=True, capture_stderr=True, check=False, env=surroundings(), cwd=cluster.root
+            )
+        )
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(job)
+        for name in ("a", "b"):
+            other = cluster["c"]
+            left = await cluster.until("there is work", lambda: work_left(cluster, cluster["c"]))
+            cluster[name].kill()
+
+            async def goes_on(other: PeerProcess = other, left: int = left) -> bool:
+                return bool(ended) or await work_left(cluster, other) < left
+
+            await cluster.until("others go on with the work", goes_on)
+            assert not ended, "it is killed in the middle"
+            await cluster.start(name)
+    said = ended[0].stdout.decode() + ended[0].stderr.decode()
+    assert ended[0].returncode == 0 and "exact: yes" in said and said.count("is killed") == 6, said
+
+
+async def work_left(cluster: Cluster, peer: PeerProcess) -> int:
+    """Tasks of the job that a peer knows of, map tasks for all that they make."""
+    found = 0
+    for group in await cluster.see(peer, "/taskstore/groups"):
+        tasks = len(await cluster.see(peer, f"/taskstore/group/{group}?owned=1"))
+        found += tasks * (4 if group.endswith("/map") else 1)
+    return found
+
+
+# --- programs
+
+
+class Programs:
+    """Requests at random of several clients at a time, each marked, and their answers."""
+
+    def __init__(self, cluster: Cluster, seed: int) -> None:
+        self.cluster = cluster
+        self.random = random.Random(seed)
+        self.seen = [1]
+        self.marks = 0
+        self.asked: dict[int, Any] = {}
+        """Mark -> the answer; None where it was lost."""
+
+    async def run(self, client: int, programs: int) -> None:
+        """Programs one after the other, each at another peer."""
+        for _ in range(programs):
+            peer = self.random.choice(self.cluster.serving)
+            for _ in range(REQUESTS):
+                await self.request(peer, client)
+
+    async def request(self, peer: PeerProcess, client: int) -> None:
+        """An update or a claim, with a mark by which it is found in the log."""
+        self.marks += 1
+        mark = self.marks
+        path, body = self.update(mark) if self.random.random() < 0.5 else self.claim(mark)
+        self.asked[mark] = None
+        with contextlib.suppress(httpx.TransportError):
+            answer = await self.cluster.send(peer, "POST", f"/taskstore/{path}", {"clientid": client, **body})
+            assert answer.status_code in (200, 503), answer.text
+            if answer.status_code == 200:
+                self.asked[mark] = answer.json()
+                self.seen += [task["id"] for task in answer.json()["Tasks"] or ()]
+                return
+
+    def update(self, mark: int) -> tuple[str, Any]:
+        """It adds a task, named by the mark, and changes, deletes and rests on others."""
+        few = (0, 0, 1, 2)
+        return "update", {
+            "adds": [{"group": self.random.choice(GROUPS), "data": str(mark)}],
+            "updates": [
+                {"id": self.number(), "data": "changed", "timespec": -5} for _ in range(self.random.choice(few))
+            ],
+            "deletes": [self.number() for _ in range(self.random.choice(few))],
+            "depends": [self.number() for _ in range(self.random.choice(few[1:3]))],
+        }
+
+    def claim(self, mark: int) -> tuple[str, Any]:
+        """For as many milliseconds as the mark says."""
+        return "claim", {"group": self.random.choice(GROUPS), "duration": mark}
+
+    def number(self) -> int:
+        """Of a task that was there lately."""
+        return self.random.choice(self.seen[-12:])
+
+
+class Truth:
+    """The log, gone through with the model beside the state machine."""
+
+    def __init__(self) -> None:
+        self.model = Model()
+        self.position = 0
+        self.answers: dict[int, Answer] = {}
+        """Mark -> what the model answers at the entry's place."""
+
+    def read(self, path: Path) -> None:
+        """Go on with a dump."""
+        dump = read(path)
+        replica = dump.start
+        for record in dump.records:
+            if record.position <= replica.position:
+                continue
+            before = replica
+            done, seen = traced(replica, record)
+            for outcome, after in seen:
+                if outcome.name in ("taskstore.update", "taskstore.claim") and record.position > self.position:
+                    self.apply(outcome.args, before, after, record.position, done.replica.clock_ms)
+                before = after
+            replica = done.replica
+        self.position = replica.position
+        store = state.read(replica)
+        kept = {number: row for part in store.tasks.values() for number, row in part.items()}
+        assert kept == self.model.tasks
+
+    def apply(self, args: Any, before: Any, after: Any, position: int, now_ms: int) -> None:
+        """One entry."""
+        found = state.answer_of(after, position, args.request)
+        assert found is not None
+        made = [number for number, _ in found[0]]
+        if isinstance(args, update.Args):
+            mark, said = int(args.adds[0][1]), self.model.update(args, now_ms, made)
+        else:
+            assert isinstance(args, claim.Args)
+            was, now = state.read(before), state.read(after)
+            gone = [number for number in self.model.tasks if was.get(number) and not now.get(number)]
+            mark, said = args.duration_ms, self.model.claim(args, now_ms, made, gone[0] if gone else None)
+        assert mark not in self.answers, "a request is carried out once"
+        assert said[0] == found[0] and said[1][:4] == found[1][:4]
+        self.answers[mark] = said
+
+
+def as_answered(answer: Answer) -> Any:
+    """What HTTP says of it, without bugs."""
+    tasks, refusal = answer
+    if refusal:
+        changes, deletes, depends, owned, _ = Refusal(*refusal)
+        return [None, list(changes), list(deletes), list(depends), list(owned)]
+    return [[number, group, at_ms, owner, data] for number, (group, at_ms, owner, data) in tasks]
+
+
+def answered(answer: Any) -> Any:
+    """The same of an answer."""
+    error = answer["Error"]
+    if error is not None:
+        return [None, error["Changes"], error["Deletes"], error["Depends"], error["Owned"]]
+    found = answer["Tasks"] or []
+    return [[task["id"], task["group"], task["timespec"], task["ownerid"], task["data"]] for task in found]
+
+
+@bounded(300 + PROGRAMS / 4)
+async def test_answers_over_http_are_the_models_while_peers_die_and_the_log_is_collected(
+    cluster: Cluster, tmp_path: Path, zookeeper: Any
+) -> None:
+    """Every answer is what the model gives at the request's place in the log, before and behind a snapshot."""
+    await cluster.start(*NAMES)
+    await cluster.whole(*NAMES)
+    programs, truth = Programs(cluster, seed=3), Truth()
+    for turn, name in enumerate(("a", "b")):
+        half = PROGRAMS // 2 // CLIENTS
+        begun = programs.marks
+        async with trio.open_nursery() as nursery:
+            for client in range(1, CLIENTS + 1):
+                nursery.start_soon(programs.run, client, half)
+
+            async def some(begun: int = begun, half: int = half) -> bool:
+                return programs.marks - begun > half * CLIENTS * REQUESTS // 3
+
+            await cluster.until("requests are made", some)
+            cluster[name].kill()
+            await cluster.start(name)
+        path = tmp_path / f"{turn}.dump"
+        await dumped(cluster, path)
+        truth.read(path)
+        assert (await cluster.send(cluster["c"], "POST", "/v1/gc", {}, seconds=60)).status_code == 200
+    lost = [mark for mark, answer in programs.asked.items() if answer is None]
+    for mark, answer in programs.asked.items():
+        if answer is not None:
+            assert answered(answer) == as_answered(truth.answers[mark]), mark
+    assert set(truth.answers) <= set(programs.asked)
+    print(f"{programs.marks} requests of {PROGRAMS} programs, {len(lost)} without an answer")
+    assert len(lost) < programs.marks / 2
+    for peer in cluster.peers.values():
+        peer.kill()
+    await cluster.start(*NAMES)
+    await cluster.whole(*NAMES)
+    sent = {"clientid": 1, "adds": [{"group": "new"}]}
+    answer = await cluster.send(cluster["a"], "POST", "/taskstore/update", sent)
+    assert answer.json()["Tasks"][0]["id"] > truth.model.highest, "ids go on behind a restart of all"
+
+
+async def dumped(cluster: Cluster, path: Path) -> None:
+    """Write the log to a file."""
+
+    def body() -> int:
+        with contextlib.redirect_stdout(io.StringIO()):
+            return run(["log", "dump", str(path), "--connect", cluster["c"].address, "--json"])
+
+    assert await trio.to_thread.run_sync(body) == 0
