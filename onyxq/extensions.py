@@ -23,13 +23,12 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Protocol
 
 import attrs
-from attrs import evolve
 from pyrsistent import PMap, pmap
 
 from log_entries.registry import ENTRIES
 from onyxq.entry import Entries, Entry, Verdict, check_fields, describe
 from onyxq.errors import BadExtension
-from onyxq.replica import Replica
+from onyxq.replica import Replica, altered
 
 GROUP = "onyxq.entries"
 NAME_CHARACTERS_MAX = 100
@@ -85,7 +84,7 @@ def state_of(replica: Replica, extension: str, default: Any = NOTHING) -> Any:
 
 def with_state(replica: Replica, extension: str, state: Any) -> Replica:
     """The replica with another state of an extension."""
-    return evolve(replica, extensions=replica.extensions.set(extension, state))
+    return altered(replica, extensions=replica.extensions.set(extension, state))
 
 
 # --- finding and loading -----------------------------------------------------------

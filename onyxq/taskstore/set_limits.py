@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from onyxq.entry import APPLIED, ENTRY_BYTES_MAX, Stamp, Verdict
 from onyxq.replica import Replica
@@ -29,5 +29,5 @@ def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]
         return replica, f"task_bytes_max must be 1 to {TASK_BYTES_LIMIT}"
     if not args.task_bytes_max <= args.bytes_max <= BYTES_LIMIT:
         return replica, f"bytes_max must be task_bytes_max to {BYTES_LIMIT}"
-    store = evolve(state.read(replica), limits=(args.task_bytes_max, args.bytes_max))
+    store = state.read(replica)._replace(limits=(args.task_bytes_max, args.bytes_max))
     return state.kept(replica, store), APPLIED

@@ -1,9 +1,9 @@
 """What the task store keeps in the replica, and the steps by which its entries change it.
 
 The extension's state is a map: ``tasks`` (part of the ids -> id -> task), ``groups`` (name -> its
-tasks in the order of the times at which they are available), ``last`` (the highest id so far),
-``bytes``, ``limits``, and ``answers``: what became of the requests of the last record that had
-any, by their numbers, for whoever submitted them.
+tasks in the order of the times at which they are available), ``numbers`` (the highest id so far,
+the bytes of all tasks, and the bounds of a task's and of all tasks' bytes), and ``answers``: what
+became of the requests of the last record that had any, by their numbers, for whoever submitted them.
 
 An id is made of the position of the record, shifted, and a count: it is higher than all before,
 and no restart or snapshot brings one back.  A change or a claim makes a new task under a new id.
@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple, TypeAlias
 
-from attrs import evolve, frozen
 from pyrsistent import PMap, pmap
 
 from onyxq.entry import INT_MAX, Stamp
@@ -74,8 +73,7 @@ Answer: TypeAlias = tuple[tuple[Numbered, ...], tuple[Any, ...]]
 _NOBODY: PMap[Any, Any] = pmap()
 
 
-@frozen
-class Store:
+class Store(NamedTuple):
     """The state, apart from answers, in the course of one entry."""
 
     tasks: PMap[int, PMap[int, Row]] = _NOBODY
@@ -103,7 +101,7 @@ def read(replica: Replica) -> Store:
     state = state_of(replica, NAME)
     if not state:
         return Store()
-    return Store(state["tasks"], state["groups"], state["last"], state["bytes"], tuple(state["limits"]))
+    return Store(state["tasks"], state["groups"], *state["numbers"])
 
 
 def written(replica: Replica, store: Store, stamp: Stamp, request: int, answer: Answer) -> Replica:
@@ -128,9 +126,7 @@ def _with(replica: Replica, store: Store, answers: tuple[int, PMap[int, Answer]]
     new = {
         "tasks": store.tasks,
         "groups": store.groups,
-        "last": store.last,
-        "bytes": store.size,
-        "limits": store.limits,
+        "numbers": (store.last, store.size, store.limits),
         "answers": answers,
     }
     return with_state(replica, NAME, pmap(new))
@@ -166,27 +162,22 @@ def with_tasks(store: Store, tasks: Iterable[Row], stamp: Stamp) -> tuple[Store,
 
 def without(store: Store, number: int) -> Store:
     """The store without a task that is there."""
+    tasks, groups, last, size, limits = store
     key = number >> PART_SHIFT
-    part = store.tasks[key]
+    part = tasks[key]
     task = part[number]
-    part, rest = part.remove(number), order.removed(store.groups[task[0]], (task[1], number))
-    return evolve(
-        store,
-        tasks=store.tasks.set(key, part) if part else store.tasks.remove(key),
-        groups=store.groups.set(task[0], rest) if rest else store.groups.remove(task[0]),
-        size=store.size - size_of(task),
-    )
+    part, rest = part.remove(number), order.removed(groups[task[0]], (task[1], number))
+    tasks = tasks.set(key, part) if part else tasks.remove(key)
+    groups = groups.set(task[0], rest) if rest else groups.remove(task[0])
+    return Store(tasks, groups, last, size - size_of(task), limits)
 
 
 def _put(store: Store, number: int, task: Row) -> Store:
+    tasks, groups, _, size, limits = store
     key = number >> PART_SHIFT
-    return evolve(
-        store,
-        tasks=store.tasks.set(key, store.tasks.get(key, _NOBODY).set(number, task)),
-        groups=store.groups.set(task[0], order.added(store.groups.get(task[0], order.EMPTY), (task[1], number))),
-        last=number,
-        size=store.size + size_of(task),
-    )
+    tasks = tasks.set(key, tasks.get(key, _NOBODY).set(number, task))
+    groups = groups.set(task[0], order.added(groups.get(task[0], order.EMPTY), (task[1], number)))
+    return Store(tasks, groups, number, size + size_of(task), limits)
 
 
 def next_id(store: Store, stamp: Stamp) -> int:

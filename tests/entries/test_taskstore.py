@@ -15,7 +15,6 @@ import pytest
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyrsistent import pmap
 
 from onyxq.entry import APPLIED, Stamp, decode_args, encode_args
 from onyxq.replica import Replica
@@ -208,8 +207,7 @@ def test_the_store_is_bounded() -> None:
 
 def test_ids_go_on_where_a_record_has_more_than_its_number_can_count() -> None:
     """They are higher than all before, also behind a later record."""
-    full = pmap({**state.kept(START, state.Store()).extensions["taskstore"], "last": (START.position + 9) << 16})
-    replica = evolve(START, extensions=START.extensions.set("taskstore", full))
+    replica = state.kept(START, state.Store(last=(START.position + 9) << 16))
     stamp = Stamp(START.position + 1, 0, "peer", 0, 0)
     replica, _ = update.apply(replica, update.Args(1, 1, adds=(("g", "", 0),) * 2), stamp)
     answer = state.answer_of(replica, stamp.position, 1)
