@@ -7,7 +7,7 @@ from typing import Any
 from starlette.responses import Response
 
 from onyxq.dashboard.rendering import page
-from onyxq.dashboard.showing import shows
+from onyxq.dashboard.showing import COUNT_WAIT_MS, shows
 from onyxq.errors import OnyxqError
 from onyxq.http.endpoint import Call, Endpoint
 from onyxq.http.values import answer
@@ -19,7 +19,11 @@ async def get_overview(call: Call) -> Response:
     """The page."""
     found: dict[str, Any] = {}
     troubles: dict[str, OnyxqError] = {}
-    asked = {"cluster": {}, "health": {}, "queues.page": {"order": "unfinished", "limit": FULLEST}}
+    asked = {
+        "cluster": {},
+        "health": {},
+        "queues.page": {"order": "unfinished", "limit": FULLEST, "wait_ms": COUNT_WAIT_MS},
+    }
     for method, args in asked.items():
         try:
             found[method] = await call.ask(method, **args)

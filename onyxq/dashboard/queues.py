@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from onyxq import queues
 from onyxq.dashboard.rendering import page
-from onyxq.dashboard.showing import ROWS, filter_field, shows
+from onyxq.dashboard.showing import COUNT_WAIT_MS, ROWS, filter_field, shows
 from onyxq.http.endpoint import Call
 from onyxq.http.queues import SETTINGS
 from onyxq.http.shapes import Field, Integer, Text
@@ -20,7 +20,7 @@ ORDERS = {"name": "name", "unfinished": "most unfinished", "failed": "most faile
 async def get_queues(call: Call) -> Response:
     """Those whose names hold a text, in some order."""
     like, order, skip = call.query.get("like", ""), call.query.get("order") or "name", call.query.get("skip", 0)
-    found = await call.ask("queues.page", like=like, order=order, skip=skip, limit=ROWS)
+    found = await call.ask("queues.page", like=like, order=order, skip=skip, limit=ROWS, wait_ms=COUNT_WAIT_MS)
     return page(
         call,
         "queues.html",

@@ -9,6 +9,8 @@ from onyxq.http.shapes import Field, HexId, Integer, Object, Text
 
 ROWS = 50
 """Of a list, in one page."""
+COUNT_WAIT_MS = 40
+"""How long a page waits for the first count of all queues; then it comes without, and asks again by itself."""
 FILTER_CHARS_MAX = 1_000
 
 

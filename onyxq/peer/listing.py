@@ -101,17 +101,19 @@ class Listing:
 
     def _any(self, partition: int, queue: str | None, state: str | None) -> bool:
         """Whether there may be tasks of a queue in a state, by their counts."""
+        if queue is None and state is None:
+            return True
         store = self._node.store
-        counts = store.counts(partition)
+        counts = store.counts(partition, queue)
         if partition in store.crooked.partitions:
             return True
-        for name, numbers in counts.items():
+        for numbers in counts.values():
             found = named([*numbers, 0])
             # What has just come due counts as scheduled for a moment; what waits behind others of its key
             # and is not due yet is shown as scheduled.
             found["ready"] += found["scheduled"]
             found["scheduled"] += found["waiting"]
-            if queue in (None, name) and found["total" if state is None else state]:
+            if found["total" if state is None else state]:
                 return True
         return False
 

@@ -227,10 +227,9 @@ class Reading:
         """Counts per queue, in the order of COUNT_NAMES, in some of the partitions led from here or in all."""
         totals: dict[str, list[int]] = {}
         for partition in self.led() if partitions is None else partitions:
-            for name, counts in self._node.store.counts(partition).items():
-                if queue in (None, name):
-                    old = totals.setdefault(name, [0] * len(COUNT_NAMES))
-                    totals[name] = [a + b for a, b in zip(old, (*counts, 0), strict=True)]
+            for name, counts in self._node.store.counts(partition, queue).items():
+                old = totals.setdefault(name, [0] * len(COUNT_NAMES))
+                totals[name] = [a + b for a, b in zip(old, (*counts, 0), strict=True)]
             for name, claimed in self._claimed(partition).items():
                 if name in totals:
                     totals[name][-1] += claimed

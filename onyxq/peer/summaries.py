@@ -19,8 +19,8 @@ from onyxq.peer.reading import COUNT_NAMES, Reading, named
 
 PATIENCE_S = 0.05
 """How long an answer waits for a new count before the last one is taken."""
-FIRST_PATIENCE_S = 2.0
-"""The same where there is no last one."""
+WAIT_MS, WAIT_MS_MAX = 2_000, 60_000
+"""The same where there is no last one: by default, and at most."""
 FRESH_S = 2.0
 """A count that is not older is not repeated."""
 SHARE = 10
@@ -92,15 +92,16 @@ class Summaries:
     # --- queues
 
     async def queues(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Some of the queues; raises `BadRequest`, and `Unavailable` while nothing is counted yet."""
-        check.only(args, ("like", "order", "skip", "limit"))
+        """Some of the queues, none if nothing was counted in ``wait_ms``; raises `BadRequest`, `Unavailable`."""
+        check.only(args, ("like", "order", "skip", "limit", "wait_ms"))
         like = check.text(args.get("like", ""), "like", LIKE_CHARS_MAX)
         order = args.get("order", "name")
         if order not in ORDERS:
             raise BadRequest(f"order must be one of {', '.join(ORDERS)}", field="order")
         skip = check.integer(args.get("skip", 0), "skip", 0, 1 << 31)
         limit = check.integer(args.get("limit", 100), "limit", 1, PAGE_MAX)
-        count = await self._latest()
+        wait_ms = check.integer(args.get("wait_ms", WAIT_MS), "wait_ms", 0, WAIT_MS_MAX)
+        count = await self._latest(wait_ms / 1000)
         if count is None:
             return {"counted_ms_ago": None, "queues": [], "found": 0, "all": 0, "sums": None}
         names = [name for name in count.order(order) if like in name] if like else count.order(order)
@@ -122,15 +123,18 @@ class Summaries:
             "paused": settings is not None and settings.paused,
         }
 
-    async def _latest(self) -> Count | None:
-        """The last count, a new one if it comes soon; raises what kept the first from being made."""
+    async def _latest(self, patience_s: float) -> Count | None:
+        """The last count, a new one if it comes soon; raises what kept the first from being made.
+
+        ``patience_s``: how long the first may take.
+        """
         now, last = trio.current_time(), self._count
         if last is not None and now - last.at < max(FRESH_S, SHARE * last.took_s):
             return last
         if self._counting is None:
             self._counting = trio.Event()
             self._node.start_soon(self._counted, self._counting)
-        with trio.move_on_after(FIRST_PATIENCE_S if last is None else PATIENCE_S):
+        with trio.move_on_after(patience_s if last is None else PATIENCE_S):
             await self._counting.wait()
         if self._count is None and self._error is not None:
             raise self._error

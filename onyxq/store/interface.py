@@ -324,8 +324,8 @@ class Store(Protocol):
         """Earliest due time in ``due`` that is not before ``start_ms``."""
         ...
 
-    def counts(self, partition: int) -> dict[str, QueueCounts]:
-        """Counts per queue."""
+    def counts(self, partition: int, queue: str | None = None) -> dict[str, QueueCounts]:
+        """Counts per queue, or of one queue, if there are any."""
         ...
 
     def failed(self, partition: int, queue: str | None = None, *, after: bytes = b"", limit: int = 100) -> list[TaskId]:

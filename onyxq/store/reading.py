@@ -232,12 +232,12 @@ class StoreReads(FindingReads):
             return due_ms_of(key) if key[:2] == prefix else None
         return None
 
-    def counts(self, partition: int) -> dict[str, QueueCounts]:
-        """Counts per queue, in the order of names."""
-        prefix = partition.to_bytes(2, "big")
+    def counts(self, partition: int, queue: str | None = None) -> dict[str, QueueCounts]:
+        """Counts per queue, in the order of names; of one queue, if there are any, without looking at others."""
+        prefix = partition.to_bytes(2, "big") + (b"" if queue is None else queue_digest(queue))
         out = {}
         for key, value in self._tables.counts.ascend(prefix):
-            if key[:2] != prefix:
+            if not bytes(key).startswith(prefix):
                 break
             try:
                 numbers, name = unpack_counts(key, value)

@@ -133,6 +133,7 @@ async def test_a_task_has_one_outcome_when_marks_disagree_with_tokens(world: Wor
         await put(store, done(first_id(0), 4, token=9, mark=Mark(1, 5)))
         await put(store, done(first_id(2), 4, token=5, outcome=FAILED, mark=Mark(2, 1)))
         assert store.counts(3) == {"mail": counts(total=6, completed=2, failed=4)}
+        assert store.counts(3, "mail") == store.counts(3) and store.counts(3, "mai") == {} == store.counts(2, "mail")
 
 
 @in_trio

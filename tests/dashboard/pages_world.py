@@ -78,6 +78,7 @@ def filled(cluster: LocalCluster) -> Filled:
         asked: dict[str, Any] = {"name": "nightly <b>", "queue": "mail", "schedule": "0 3 * * *", "data": b"{}"}
         client.call("periodic.set", asked)
         client.call("job.submit", {"body": _job()})
+        assert client.call("queues.page", {"wait_ms": 30_000})["counted_ms_ago"] is not None
     return Filled(
         base=f"http://{cluster.http_addresses[0]}",
         address=address,

@@ -46,6 +46,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "list": {"queue": "page", "state": "ready", "after": ID, "limit": 1},
     "count": {"queue": "page"},
     "tasks.bodies": {"runs": [[ID, 1]]},
+    "queues.page": {"like": "a", "order": "name", "skip": 0, "limit": 1, "wait_ms": 1},
     "queue.get": {"queue": "page"},
     "queue.set": {"queue": "page", "settings": {"rate": 5}, "by": "me", "why": "so"},
     "dead": {"queue": "page", "error": "no", "after": ID, "limit": 1},

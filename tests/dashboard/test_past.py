@@ -1,0 +1,43 @@
+"""The replica at any position: kept replicas stay few and spread, and a trimmed log is told."""
+
+from __future__ import annotations
+
+import re
+
+import httpx
+from attrs import evolve
+
+from onyxq.client import Client
+from onyxq.http.past import KEPT_MAX, Past
+from onyxq.replica import EMPTY
+from tests.interfaces.live_world import running
+
+
+def test_few_replicas_are_kept_and_spread_over_the_log() -> None:
+    """Whichever way one goes; the first is never let go of."""
+    for positions in (range(4_000), reversed(range(4_000))):
+        past = Past()
+        past._keep(EMPTY)
+        for position in positions:
+            past._keep(evolve(EMPTY, position=position))
+        known = sorted(past._kept)
+        assert len(known) == KEPT_MAX and known[0] == EMPTY.position
+        assert max(high - low for low, high in zip(known, known[1:], strict=False)) <= 4 * 4_000 / KEPT_MAX
+        assert past._nearest(2_000).position <= 2_000 < known[known.index(past._nearest(2_000).position) + 1]
+
+
+def test_what_was_trimmed_is_told() -> None:
+    """The slider begins at the origin, an earlier position leads there, and a story says what it lacks."""
+    with running(http=True) as cluster, Client(cluster.addresses[0]) as client:
+        task = client.enqueue("a", b"1")
+        client.complete(client.claim("a", wait_ms=30_000))
+        with httpx.Client(base_url=f"http://{cluster.http_addresses[0]}", timeout=60, trust_env=False) as http:
+            assert "This is every entry" in http.get(f"/ui/tasks/{task.hex()}/story").text
+            origin = http.post("/v1/gc").json()["position"]
+            page = http.get("/ui/log?at=0").text
+            assert f"The replica at {origin}<" in page and f'min="{origin}"' in page
+            known = http.get("/v1/replica").json()
+            page = http.get(f"/ui/log?at={known['position']}").text
+            assert known["digest"] in re.findall(r"<code>([0-9a-f]{32})</code>", page)
+            story = http.get(f"/ui/tasks/{task.hex()}/story").text
+            assert f"Records up to {origin} are trimmed" in story and "from the store" in story

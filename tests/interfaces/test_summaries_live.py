@@ -1,0 +1,80 @@
+"""What the dashboard asks a node for: queues by the page, who holds claims, what happened so far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from onyxq.client import Client
+from onyxq.errors import BadRequest
+from tests.interfaces.live_world import running
+
+DEPTHS = {"apple": 1, "banana": 3, "cherry": 2}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    """Of a cluster of two nodes with three queues; a task of one of them failed for good, two are claimed."""
+    with running(peers=2) as cluster, Client(cluster.addresses[0]) as client:
+        for name, count in DEPTHS.items():
+            client.enqueue_many(name, [b"1"] * count, retries=0)
+        client.fail(client.claim("cherry", wait_ms=30_000), "no")
+        client.claim("banana", max=2, worker="w1", lease_ms=3_600_000, wait_ms=30_000)
+        client.pause("apple")
+        assert client.call("queues.page", {"wait_ms": 30_000})["counted_ms_ago"] is not None
+        yield client
+
+
+def names(page: dict[str, Any]) -> list[str]:
+    """The queues of a page."""
+    return [one["queue"] for one in page["queues"]]
+
+
+def test_queues_are_sorted_and_cut(client: Client) -> None:
+    """By name, by what is left to do, by what failed; the sums are those of all."""
+    page = client.call("queues.page", {})
+    assert names(page) == ["apple", "banana", "cherry"] and page["all"] == page["found"] == 3
+    assert (page["sums"]["total"], page["sums"]["failed"], page["sums"]["claimed"]) == (6, 1, 2)
+    assert [one["paused"] for one in page["queues"]] == [True, False, False]
+    assert {one["queue"]: one["depth"] for one in page["queues"]} == client.count()
+    assert names(client.call("queues.page", {"order": "unfinished", "limit": 2})) == ["banana", "apple"]
+    assert names(client.call("queues.page", {"order": "failed", "limit": 1})) == ["cherry"]
+    assert names(client.call("queues.page", {"skip": 2})) == ["cherry"]
+    assert names(client.call("queues.page", {"order": "oldest"}))[0] == "apple"
+
+
+def test_queues_are_found_by_a_part_of_their_name(client: Client) -> None:
+    """How many there are in all is still told."""
+    page = client.call("queues.page", {"like": "an"})
+    assert (names(page), page["found"], page["all"]) == (["banana"], 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("args", "field"),
+    [({"order": "best"}, "order"), ({"like": 1}, "like"), ({"skip": -1}, "skip"), ({"limit": 0}, "limit")],
+)
+def test_bad_arguments_are_named(client: Client, args: dict[str, Any], field: str) -> None:
+    """As everywhere."""
+    with pytest.raises(BadRequest) as raised:
+        client.call("queues.page", args)
+    assert raised.value.field == field
+
+
+def test_who_holds_claims_is_told(client: Client) -> None:
+    """With how many tasks, and when the first lease ends."""
+    found = client.call("workers", {})
+    (worker,) = [one for one in found["workers"] if one["worker"] == "w1"]
+    assert found["all"] == len(found["workers"]) and worker["claimed"] == 2
+    assert 0 < worker["next_deadline_in_ms"] <= 3_600_000 and worker["partitions"] >= 1
+
+
+def test_what_happened_is_summed_over_the_nodes(client: Client) -> None:
+    """Each event once, wherever it happened; as many tasks waited as were claimed."""
+    found = client.call("rates", {})
+    assert len(found["nodes"]) == 2 and found["silent"] == []
+    events = found["events"]
+    assert (events["enqueued"], events["claimed"], events["failed"]) == (6, 3, 1)
+    assert sum(found["waited"]) == 3
+    assert len(found["waited"]) == len(found["ran"]) == len(found["bounds_s"]) + 1
