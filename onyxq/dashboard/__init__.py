@@ -19,6 +19,7 @@ from onyxq.dashboard import (
     session_pages,
     settings,
     tasks,
+    timers,
     workers,
 )
 
@@ -28,6 +29,7 @@ ENDPOINTS = (
     *tasks.ENDPOINTS,
     *dead.ENDPOINTS,
     *workers.ENDPOINTS,
+    *timers.ENDPOINTS,
     *periodic.ENDPOINTS,
     *jobs.ENDPOINTS,
     *cluster.ENDPOINTS,

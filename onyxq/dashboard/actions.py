@@ -18,7 +18,7 @@ from starlette.responses import RedirectResponse, Response
 
 from onyxq.dashboard.rendering import HEADERS, link
 from onyxq.errors import BadRequest
-from onyxq.http import cluster, dead, jobs, periodic, queues, tasks
+from onyxq.http import cluster, dead, jobs, periodic, queues, tasks, timers
 from onyxq.http.endpoint import PATH_FIELDS, Call, Endpoint
 from onyxq.http.shapes import Field, Invalid, Number, Object, from_text
 from onyxq.http.values import decode_json
@@ -132,6 +132,7 @@ ACTIONS = (
     Action("periodic-pause", _SET_PERIODIC, lambda _: {"paused": True}, back=lambda _: "/ui/periodic"),
     Action("periodic-resume", _SET_PERIODIC, lambda _: {"paused": False}, back=lambda _: "/ui/periodic"),
     Action("periodic-remove", _operation(periodic.ENDPOINTS, "remove_periodic"), back=lambda _: "/ui/periodic"),
+    Action("timer-cancel", _operation(timers.ENDPOINTS, "cancel_timer"), back=lambda _: "/ui/timers"),
     Action(
         "seal", _operation(jobs.ENDPOINTS, "seal_input"), lambda form: {"input": one(form, "input")}, back=_job_page
     ),

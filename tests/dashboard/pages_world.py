@@ -50,6 +50,7 @@ class Filled:
             "story": f"/ui/tasks/{self.dead}/story",
             "dead letters": "/ui/dead",
             "workers": "/ui/workers",
+            "timers": "/ui/timers",
             "periodic": "/ui/periodic",
             "jobs": "/ui/jobs",
             "job": "/ui/job?id=words",
@@ -77,6 +78,8 @@ def filled(cluster: LocalCluster) -> Filled:
         client.pause("paused", by="eve <i>", why="too <many>")
         asked: dict[str, Any] = {"name": "nightly <b>", "queue": "mail", "schedule": "0 3 * * *", "data": b"{}"}
         client.call("periodic.set", asked)
+        callback = {"transport": "http", "method": "post", "uri": "http://127.0.0.1:9/remind"}
+        client.call("timer.set", {"id": "<i>7", "timeout": 3_600_000, "data": None, "callback": callback})
         client.call("job.submit", {"body": _job()})
         assert client.call("queues.page", {"wait_ms": 30_000})["counted_ms_ago"] is not None
     return Filled(

@@ -121,7 +121,7 @@ def test_a_long_list_has_parts(world: Filled, http: httpx.Client) -> None:
         tree = parsed(http.get(path).text)
         seen += [one.get("href") for one in found(tree, "a") if one.get("class") == "id"]
         path = next((one.get("href") for one in found(tree, "a") if one.get("rel") == "next"), "")
-    assert len(seen) == len(set(seen)) == 2 * len(HOSTILE) + 22
+    assert len(seen) == len(set(seen)) == 2 * len(HOSTILE) + 23
 
 
 def test_the_story_has_every_entry_that_names_the_task(world: Filled, http: httpx.Client) -> None:
@@ -137,6 +137,16 @@ def test_who_works_is_listed(http: httpx.Client) -> None:
     tree = parsed(http.get("/ui/workers").text)
     (row,) = found(tree, "tbody")[0]
     assert [cell.text for cell in row][:2] == ["worker <1>", "2"]
+
+
+def test_a_timer_is_listed_and_cancelled(world: Filled, http: httpx.Client) -> None:
+    """With its callback; the button does what DELETE does."""
+    tree = parsed(http.get("/ui/timers?state=scheduled").text)
+    (row,) = found(tree, "tbody")[0]
+    assert found(row, "a")[0].text == "<i>7" and "http post http://127.0.0.1:9/remind" in texts(row)
+    answer = http.post("/ui/do/timer-cancel", data={"timer": "<i>7"}, headers={"origin": world.base})
+    assert answer.headers["location"] == "/ui/timers?did=timer-cancel"
+    assert http.get("/timer/%3Ci%3E7").json()["state"] == "cancelled"
 
 
 def test_the_log_is_shown_at_any_position(http: httpx.Client) -> None:
