@@ -103,7 +103,9 @@ COMMANDS: tuple[Command, ...] = (
         "doctor:doctor",
         "check ZooKeeper, clocks, versions, disk, ports and Java; exit code 1 if something is wrong",
         "doctor --zookeeper zk1:2181,zk2:2181,zk3:2181 --data /var/lib/onyxq",
-        *map(setting, ("zookeeper", "data", "listen", "http", "spark")),
+        *map(
+            setting, ("zookeeper", "zookeeper_ca", "zookeeper_cert", "zookeeper_key", "data", "listen", "http", "spark")
+        ),
         talks=True,
     ),
     _own(

@@ -20,6 +20,7 @@ from onyxq.access.files import load_access
 from onyxq.access.grants import Access
 from onyxq.cli.context import Context
 from onyxq.cli.output import log_to_stderr
+from onyxq.cli.supervisor import READY, STOPPING, Supervisor
 from onyxq.errors import BadRequest, first_cause
 
 if TYPE_CHECKING:
@@ -70,7 +71,9 @@ def peer_start(context: Context) -> None:
 
     def ready(peer: PeerAddresses) -> None:
         context.out.line(_shown(peer), f"ready {_words(peer)}")
+        supervisor.tell(READY, f"STATUS={_words(peer)}")
 
+    supervisor = Supervisor.of(os.environ)
     _run(context, lambda stop: run_peer(config, ready=ready, stop=stop))
 
 
@@ -229,15 +232,18 @@ def _run(context: Context, serve: Callable[[trio.Event], Awaitable[Any]]) -> Non
                 if stop.is_set():
                     os._exit(128 + number)
                 context.out.note("stopping; once more to stop at once")
+                supervisor.tell(STOPPING)
                 stop.set()
 
     async def both() -> None:
         stop = trio.Event()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(stop_at_signal, stop)
+            nursery.start_soon(supervisor.keep_telling)
             await serve(stop)
             nursery.cancel_scope.cancel()
 
+    supervisor = Supervisor.of(os.environ)
     log_to_stderr()
     spare_collections()
     run_in_trio(both)

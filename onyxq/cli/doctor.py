@@ -11,6 +11,7 @@ import platform
 import re
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -168,17 +169,17 @@ def zookeeper(context: Context) -> Iterator[Finding]:
         if split is None:
             yield Finding("zookeeper", FAILED, f"{address!r} is not HOST:PORT", "Correct --zookeeper.")
             continue
-        finding, role = _server(address.strip(), split)
+        finding, role = _server(context, address.strip(), split)
         roles.append(role)
         yield finding
     if len(roles) > 1 and roles.count("follower") + roles.count("leader") <= len(roles) // 2:
         yield Finding("zookeeper quorum", FAILED, "most of the servers serve nobody", "Claims wait until they do.")
 
 
-def _server(address: str, split: tuple[str, int]) -> tuple[Finding, str]:
+def _server(context: Context, address: str, split: tuple[str, int]) -> tuple[Finding, str]:
     """What a server says to ``srvr``, the one command of its four letters that is allowed everywhere."""
     try:
-        with socket.create_connection(split, CONNECT_TIMEOUT_S) as connection:
+        with _connected(context, split) as connection:
             connection.settimeout(CONNECT_TIMEOUT_S)
             connection.sendall(b"srvr")
             said = b"".join(iter(lambda: connection.recv(4_096), b"")).decode("utf-8", "replace")
@@ -195,6 +196,21 @@ def _server(address: str, split: tuple[str, int]) -> tuple[Finding, str]:
     if (int(version[1]), int(version[2])) < ZOOKEEPER_MIN:
         return Finding("zookeeper", FAILED, found, "OnyxQ needs 3.6 or newer."), role
     return Finding("zookeeper", OK if role else FAILED, found), role
+
+
+def _connected(context: Context, address: tuple[str, int]) -> socket.socket:
+    """A connection with a server, encrypted if the settings say so; raises `OSError`."""
+    plain = socket.create_connection(address, CONNECT_TIMEOUT_S)
+    if not context.text("zookeeper_ca"):
+        return plain
+    try:
+        tls = ssl.create_default_context(cafile=context.text("zookeeper_ca"))
+        if context.text("zookeeper_cert"):
+            tls.load_cert_chain(context.text("zookeeper_cert"), context.text("zookeeper_key") or None)
+        return tls.wrap_socket(plain, server_hostname=address[0])
+    except BaseException:
+        plain.close()
+        raise
 
 
 # --- the cluster --------------------------------------------------------------

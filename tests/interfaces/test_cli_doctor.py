@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import trustme
 
 from onyxq.cli import doctor
 from onyxq.cli.main import run
@@ -46,7 +48,7 @@ def examine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
 
 
 @contextmanager
-def answering(said: bytes) -> Iterator[str]:
+def answering(said: bytes, tls: ssl.SSLContext | None = None) -> Iterator[str]:
     """A server that says the same to everybody; its address."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -56,9 +58,10 @@ def answering(said: bytes) -> Iterator[str]:
                     connection, _ = server.accept()
                 except OSError:
                     return
-                with connection:
-                    connection.recv(16)
-                    connection.sendall(said)
+                with connection, suppress(OSError):
+                    with tls.wrap_socket(connection, server_side=True) if tls else connection as spoken:
+                        spoken.recv(16)
+                        spoken.sendall(said)
 
         thread = threading.Thread(target=serve)
         thread.start()
@@ -114,6 +117,19 @@ def test_zookeeper_that_is_away_old_or_silent_is_told(examine: Any) -> None:
     assert [one["state"] for one in found["zookeeper"]] == ["failed", "warning", "failed", "failed"]
     assert "3.6" in found["zookeeper"][0]["hint"]
     assert found["zookeeper quorum"][0]["state"] == "failed"
+
+
+def test_zookeeper_behind_tls_is_asked_with_its_certificate_checked(examine: Any, tmp_path: Path) -> None:
+    """A server of another authority is none."""
+    authority, tls = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(tls)
+    for name, one in (("right", authority), ("wrong", trustme.CA())):
+        one.cert_pem.write_to_path(str(tmp_path / name))
+    with answering(b"Zookeeper version: 3.9.3-1, built on 2024\nMode: standalone\n", tls) as address:
+        _, right = examine("--zookeeper", address, "--zookeeper-ca", str(tmp_path / "right"))
+        code, wrong = examine("--zookeeper", address, "--zookeeper-ca", str(tmp_path / "wrong"))
+    assert right["zookeeper"][0]["found"].endswith("version 3.9, standalone")
+    assert (code, wrong["zookeeper"][0]["state"]) == (1, "failed")
 
 
 @pytest.mark.slow
