@@ -119,7 +119,7 @@ def http_page() -> list[str]:
     for tag in document["tags"]:
         out += [*section(tag["name"].capitalize()), plain(tag["description"]), ""]
         for endpoint in ENDPOINTS:
-            if endpoint.tag == tag["name"]:
+            if endpoint.tag == tag["name"] and not endpoint.page:
                 operation = document["paths"][endpoint.path][endpoint.method.lower()]
                 out += _operation(endpoint, operation, document["components"]["schemas"])
     return out

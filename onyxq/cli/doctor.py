@@ -246,7 +246,8 @@ def cluster(context: Context) -> Iterator[Finding]:
 
 
 def _client(context: Context, address: str) -> Client:
-    return Client(address, token=context.text("token") or None, timeout_ms=ASK_TIMEOUT_MS)
+    token = context.text("token") or None
+    return Client(address, token=token, timeout_ms=ASK_TIMEOUT_MS, tls=context.certificates())
 
 
 def _health(about: dict[str, Any]) -> Finding:

@@ -24,7 +24,7 @@ ENTRY = re.compile(r"^(``[a-z_.]+``(?:, ``[a-z_.]+``)*)\n((?:    .*\n|\n)*)", re
 ARGUMENT = re.compile(r"^    :(\w+) \(([a-z ]+?)(, needed)?\):", re.MULTILINE)
 ID = fresh_id()
 RUN = [ID, pack_task({"queue": "page"}, [b"x"])]
-OTHER = {"integer": "text", "text": 5, "bytes": "text", "list": 5, "map": 5, "boolean": "text"}
+OTHER = {"integer": "text", "text": 5, "text or map": 5, "bytes": "text", "list": 5, "map": 5, "boolean": "text"}
 """For each type of the page a value that is not of it."""
 EXAMPLES: dict[str, dict[str, Any]] = {
     "enqueue": {"runs": [RUN], "w": 1},
@@ -56,6 +56,14 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "name": "page", "queue": "page", "schedule": "every 90s", "zone": "UTC", "data": b"x", "format": "bytes",
         "priority": 0, "missed": "once", "paused": True,
     },
+    "timer.set": {
+        "id": "page", "timeout": 600_000, "data": {"a": 1}, "replace": False, "request": "page",
+        "callback": {"transport": "http", "uri": "http://127.0.0.1:9/", "method": "post"},
+    },
+    "timer.get": {"id": "page"},
+    "timer.cancel": {"id": "page"},
+    "timer.list": {"state": "ready", "after": ID, "limit": 1},
+    "queues.page": {"like": "p", "order": "name", "skip": 0, "limit": 1},
     "periodic.get": {"name": "page"},
     "periodic.pause": {"name": "page", "paused": True},
     "periodic.remove": {"name": "page"},
@@ -77,6 +85,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "client": 1, "adds": [["g", "x", 0]], "changes": [[5, "x", 0]], "deletes": [6], "depends": [7],
     },
     "taskstore.claim": {"client": 1, "group": "g", "duration_ms": 1_000, "depends": [7]},
+    "taskstore.set_limits": {"task_bytes_max": 65_536, "bytes_max": 67_108_864},
     "taskstore.tasks": {"ids": [5]},
     "taskstore.group": {"group": "g", "limit": 1, "owned": True},
     "partition": {"partition": 1},

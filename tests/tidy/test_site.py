@@ -49,7 +49,7 @@ def test_the_reference_has_all_that_the_code_has(site: Path) -> None:
     metrics = [one.name for one in vars(Metrics()).values() if hasattr(one, "render")]
     titles = {
         "commands": [f"onyxq {command.name}" for command in COMMANDS],
-        "http": [f"{endpoint.method} {endpoint.path}" for endpoint in ENDPOINTS],
+        "http": [f"{endpoint.method} {endpoint.path}" for endpoint in ENDPOINTS if not endpoint.page],
     }
     cells = {"settings": list(SETTINGS), "metrics": metrics, "errors": list(BY_CODE)}
     shown = {
