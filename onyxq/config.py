@@ -50,6 +50,7 @@ SETTINGS: Mapping[str, Known] = {
     "tls_ca": Known(None, "file of the authorities by whom others' certificates are checked; TLS with it"),
     "tls_cert": Known(None, "file of the certificate that is shown to others; a peer needs one for TLS"),
     "tls_key": Known(None, "file of its key"),
+    "allow_pickled": Known(None, "take jobs with pickled functions, though credentials are asked for", bool),
     "cluster": Known("main", "name of the cluster"),
     "zookeeper": Known(None, "HOST:PORT,... of ZooKeeper; the embedded log without"),
     "zookeeper_auth": Known(None, "digest:USER:PASSWORD or sasl:USER:PASSWORD; znodes then belong to it alone"),

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from attrs import field, frozen
 
 from onyxq.errors import BadRequest
+from onyxq.wire.tcp import TcpNetwork
 
 
 @frozen
@@ -72,6 +73,12 @@ class Certificates:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self._show(context)
         return context
+
+    def network(self, *, serves: bool = False) -> TcpNetwork:
+        """Connections with these, and those that are accepted if it ``serves``; raises `BadRequest`."""
+        if not self:
+            return TcpNetwork()
+        return TcpNetwork(connecting=self.connecting(), serving=self.serving_peers() if serves else None)
 
     def _show(self, context: ssl.SSLContext) -> None:
         with _reading("tls_cert", self.cert):

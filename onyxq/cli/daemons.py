@@ -162,6 +162,7 @@ def _spark(context: Context) -> dict[str, Any]:
         "spark_conf": spark_conf(context.text("spark_conf")),
         "spark_warm": context.switched_on("spark_warm"),
         "checkpoints": context.text("checkpoints") or None,
+        "allow_pickled": context.switched_on("allow_pickled"),
     }
 
 

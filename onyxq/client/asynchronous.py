@@ -35,7 +35,7 @@ from onyxq.tracing import enqueuing
 from onyxq.wire.background import Background
 from onyxq.wire.network import Network
 from onyxq.wire.protocol import Hello
-from onyxq.wire.tcp import TcpNetwork, split_address
+from onyxq.wire.tcp import split_address
 
 ADDRESS = "127.0.0.1:7400"
 TIMEOUT_MS = 30_000
@@ -88,7 +88,7 @@ class AsyncClient(Managing, Batching, Jobs):
         self._timeout_ms = timeout_ms
         self._leases: dict[frozenset[str], int] = {}
         """The shortest lease that was last given by queues whose own leases were asked for."""
-        self._network = network or _network(Certificates.from_environment() if tls is None else tls)
+        self._network = network or (Certificates.from_environment() if tls is None else tls).network()
         self._now_ms = now_ms or _wall_ms
         self._random_64 = random_64 or _random_64
 
@@ -485,10 +485,6 @@ def _kept(claims: Claims) -> Claims:
     if not all(isinstance(claim, Claim) for claim in kept):
         raise BadRequest("claims are what claim() gave, or Claim.of(id, token)", field="claims")
     return kept
-
-
-def _network(tls: Certificates) -> Network:
-    return TcpNetwork(connecting=tls.connecting() if tls else None)
 
 
 def _wall_ms() -> int:

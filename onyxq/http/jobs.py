@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
-
 from starlette.responses import Response
 
 from onyxq.errors import BadRequest
@@ -13,7 +10,7 @@ from onyxq.http.schemas import ref
 from onyxq.http.shapes import AnyValue, Choice, Field, Integer, Object, Text
 from onyxq.http.values import answer
 from onyxq.jobs import lifetime
-from onyxq.jobs.encoding import encode_map, from_map, to_map
+from onyxq.jobs.encoding import encode_map, from_map, pickles_in, to_map
 from onyxq.peer.arguments import WAIT_MS_MAX
 
 _DOCS = {
@@ -55,7 +52,7 @@ WAIT = Object("WaitForJob", {"wait_ms": Field(Integer(0, WAIT_MS_MAX), default=3
 async def submit_job(call: Call) -> Response:
     """Submit a job."""
     said = {name: value for name, value in call.body.items() if name != "keep_ms"}
-    for place in _pickles(said, ""):
+    for place in pickles_in(said):
         raise BadRequest(
             f"{place} is pickled: over HTTP functions come by name",
             field=place,
@@ -65,18 +62,6 @@ async def submit_job(call: Call) -> Response:
     more = {"keep_ms": call.body["keep_ms"]} if "keep_ms" in call.body else {}
     found = await call.ask("job.submit", body=encode_map(to_map(job)), **more)
     return answer(found, status=201)
-
-
-def _pickles(value: Any, path: str) -> Iterator[str]:
-    """Where functions are given as bytes."""
-    if isinstance(value, Mapping):
-        if "pickled" in value:
-            yield f"{path}.pickled".lstrip(".")
-        for key, item in value.items():
-            yield from _pickles(item, f"{path}.{key[:80]}".lstrip("."))
-    elif isinstance(value, list):
-        for place, item in enumerate(value):
-            yield from _pickles(item, f"{path}[{place}]")
 
 
 async def list_jobs(call: Call) -> Response:

@@ -132,6 +132,7 @@ def _config() -> Config:
     config.h11_max_incomplete_size = HEADER_BYTES_MAX
     config.h2_max_header_list_size = HEADER_BYTES_MAX
     config.keep_alive_timeout = IDLE_TIME_MAX_S
+    config.ssl_handshake_timeout = IDLE_TIME_MAX_S
     return config
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -248,3 +248,15 @@ _NESTED: dict[tuple[type[Any], str], Callable[[Any, str], Any]] = {
     (model.Condition, "when"): _predicate,
     (model.Window, "aggregation"): _aggregation,
 }
+
+
+def pickles_in(value: Any, path: str = "") -> Iterator[str]:
+    """Where in a job's map functions are given as bytes."""
+    if isinstance(value, Mapping):
+        if "pickled" in value:
+            yield f"{path}.pickled".lstrip(".")
+        for key, item in value.items():
+            yield from pickles_in(item, f"{path}.{key[:80]}".lstrip("."))
+    elif isinstance(value, (list, tuple)):
+        for place, item in enumerate(value):
+            yield from pickles_in(item, f"{path}[{place}]")

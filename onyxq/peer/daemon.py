@@ -64,7 +64,6 @@ from onyxq.timers.transports import installed as installed_transports
 from onyxq.wire.bounds import Bounds
 from onyxq.wire.network import Network
 from onyxq.wire.server import serve
-from onyxq.wire.tcp import TcpNetwork
 
 SESSION_RETRY_S = 1.0
 REJOIN_PAUSE_S = 0.2
@@ -121,6 +120,8 @@ class PeerConfig:
     """The credentials that it asks for."""
     certificates: Certificates = PLAIN
     """For TLS on both ports, and to other peers."""
+    allow_pickled: bool = False
+    """It takes jobs with pickled functions although it asks for credentials."""
     allow_anyone: bool = False
     """It may listen for other machines without asking for credentials."""
     task_archive: str | None = None
@@ -168,7 +169,7 @@ class RunningNode:
         self.service: Service | None = None
         self.node: Node | None = None
         self._backend = backend
-        self._network: Network = network or _network(config.certificates)
+        self._network: Network = network or config.certificates.network(serves=True)
         self._clock = RingClock(clock or SystemClock())
         self._open_store = open_store or (
             lambda path, its_clock: LmdbStore.open_or_begin_anew(path, now_ms=its_clock.wall_ms)
@@ -202,6 +203,7 @@ class RunningNode:
                     sync_bytes_per_s=self.config.sync_bytes_per_s,
                     purging=_plan(self.config),
                     credential=self.config.access.peer_secret,
+                    takes_pickles=self.config.allow_pickled or not self.config.access,
                 )
                 service = self.service = Service(
                     node, random_64=lambda: self._random.getrandbits(64), backend=self._backend
@@ -368,12 +370,6 @@ class RunningNode:
         await service.operating.retire_wanted.wait()
         await service.operating.move_away(peer.id)
         service.operating.leave_wanted.set()
-
-
-def _network(certificates: Certificates) -> Network:
-    if not certificates:
-        return TcpNetwork()
-    return TcpNetwork(connecting=certificates.connecting(), serving=certificates.serving_peers())
 
 
 def _plan(config: PeerConfig) -> Plan:

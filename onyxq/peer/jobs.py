@@ -15,7 +15,7 @@ import trio
 from log_entries import kill_job, seal_input, submit_job
 from onyxq.config import did_you_mean
 from onyxq.entry import APPLIED
-from onyxq.errors import BadRequest, Conflict, JobConflict, LogUnavailable, NotFound, OnyxqError, Unavailable
+from onyxq.errors import BadRequest, Conflict, Forbidden, JobConflict, LogUnavailable, NotFound, OnyxqError, Unavailable
 from onyxq.jobs import encoding, lifetime
 from onyxq.jobs.checking import check as check_job
 from onyxq.jobs.model import Function, Input, Job, Join, Reduce
@@ -25,6 +25,9 @@ from onyxq.peer.node import Node
 from onyxq.replica import Job as Known
 from onyxq.replica import Replica, TaskLimits
 
+BY_NAME = (
+    "Put the functions into a module that the peers that host Spark have, or start the peers with --allow-pickled."
+)
 KEEP_MS = 7 * 86_400_000
 """How long the outcome of a job is kept that says nothing of it."""
 ID_CHARS_MAX = 120
@@ -47,7 +50,8 @@ class Jobs:
         """Submit a job; its id, the digest of its bytes, and whether it was known already.
 
         ``body``: as `onyxq.jobs.encoding.encode` makes it.  Raises `BadRequest` naming the key
-        at fault, `TooLarge`, `JobConflict` for another job under the id, `Unavailable`.
+        at fault, `Forbidden` for a pickled function where none is taken, `TooLarge`, `JobConflict`
+        for another job under the id, `Unavailable`.
         """
         check.only(args, ("body", "keep_ms"))
         body = args.get("body")
@@ -56,6 +60,9 @@ class Jobs:
         keep_ms = check.integer(args.get("keep_ms", KEEP_MS), "keep_ms", 0, submit_job.KEEP_MS_MAX)
         job = encoding.decode(body)
         check_job(job)
+        if not self._node.takes_pickles:
+            for place in encoding.pickles_in(encoding.to_map(job)):
+                raise Forbidden(f"{place} is pickled: here functions come by name", field=place, hint=BY_NAME)
         entry = entry_of(job, keep_ms=keep_ms)
         position, (verdict,) = await self._node.verdicts([entry])
         if verdict == submit_job.CONFLICT:

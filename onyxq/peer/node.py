@@ -99,6 +99,7 @@ class Node:
         sync_bytes_per_s: int = BYTES_PER_S,
         purging: Plan | None = None,
         credential: str | None = None,
+        takes_pickles: bool = True,
     ) -> None:
         self.node_id = node_id
         self.entries = entries
@@ -133,6 +134,8 @@ class Node:
         self.addresses: dict[str, str] = {}
         """Last known address of every node."""
         self._credential = credential
+        self.takes_pickles = takes_pickles
+        """Whether jobs may bring functions as bytes, which Spark's processes load."""
         self._nursery = nursery
         self._network = network
         self._links: dict[str, Link] = {}

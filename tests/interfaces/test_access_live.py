@@ -14,6 +14,9 @@ from onyxq.facts import pack_task
 from onyxq.http import taskstore
 from onyxq.http.app import ENDPOINTS as ALL
 from onyxq.http.endpoint import Endpoint
+from onyxq.jobs.encoding import encode
+from onyxq.jobs.model import Function, Input, Job, Output
+from onyxq.jobs.predicates import Pickled
 from onyxq.peer.daemon import LocalCluster
 from tests.interfaces.http_world import JOB
 from tests.interfaces.live_world import ANSWER_S_MAX, PATIENCE_MS, Wire, claim_of, fresh_id, running
@@ -271,6 +274,17 @@ def test_what_only_peers_may_call_needs_their_secret(cluster: LocalCluster) -> N
         assert SECRET not in repr(wire.greeting)
     with greeted(cluster, SECRET, role="peer", cluster_id=cluster_id, node="n") as wire:
         assert wire.call("cohort.hours", {"partition": 1}) is not None
+
+
+def test_functions_are_not_brought_as_bytes_where_credentials_are_asked_for(cluster: LocalCluster) -> None:
+    """Not even by who may do everything: they come by name, or the peer was told otherwise."""
+    work = Function("work", Pickled("f", b"cos\nsystem\n."))
+    catalog = [Input("in", queue="a"), work, Output("out", queue="b")]
+    job = Job(id="pickled", workflow=[("in", "work"), ("work", "out")], catalog=catalog)
+    with greeted(cluster, "token to admin") as wire:
+        error = wire.error("job.submit", {"body": encode(job)})
+        assert error["code"] == "forbidden" and error["field"].endswith("fn.pickled")
+        assert wire.call("job.list", {})["jobs"] == []
 
 
 # --- HTTP

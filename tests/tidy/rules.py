@@ -71,6 +71,10 @@ ONLY_IN = {
             "zookeeper_segments",
         )
     ),
+    **dict.fromkeys(
+        ("pickle", "cloudpickle", "pyspark.cloudpickle", "dill", "marshal", "shelve", "jsonpickle"),
+        ("onyxq/spark/functions.py", "onyxq/spark/pickling.py"),  # what a job brings, in Spark's processes alone
+    ),
     "lmdb": ("onyxq/store/lmdb_store.py", "onyxq/log/embedded.py"),
     "simulation": ("simulation/*", "onyxq/cli/*", "onyxq/testing/*", "onyxq/testing.py"),
 }

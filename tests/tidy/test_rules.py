@@ -19,6 +19,8 @@ PLANTED = [
     (rules.some_imports_have_one_home, "onyxq/client.py", "import kazoo.client", "import msgpack"),
     (rules.some_imports_have_one_home, "onyxq/peer/loop.py", "import lmdb", "import trio"),
     (rules.some_imports_have_one_home, "onyxq/peer/loop.py", "from simulation import world", "import onyxq"),
+    (rules.some_imports_have_one_home, "onyxq/peer/jobs.py", "import pickle", "import json"),
+    (rules.some_imports_have_one_home, "onyxq/spark/host.py", "from pyspark import cloudpickle", "import pyspark"),
     (rules.imports_run_one_way, "onyxq/wire/server.py", "from onyxq.peer import loop", "import onyxq.errors"),
     (rules.imports_run_one_way, "onyxq/wire/server.py", "from ..peer import loop", "from ..errors import X"),
     (rules.pure_modules_are_exact, ENTRY, "x = hash('a')", "x = hashed('a')"),
