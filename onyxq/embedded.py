@@ -14,7 +14,7 @@ from typing import Any
 from onyxq.client.asynchronous import TIMEOUT_MS, AsyncClient
 from onyxq.client.blocking import Client
 from onyxq.errors import first_cause
-from onyxq.peer.daemon import LocalCluster
+from onyxq.peer.local_cluster import LocalCluster
 from onyxq.wire.memory import HOST, MemoryNetwork
 
 

@@ -85,7 +85,7 @@ def dev(context: Context) -> None:
     data, listen, http = context.given("data"), _address(context, "listen"), _address(context, "http")
     _check_spark(context)
 
-    from onyxq.peer.daemon import run_dev
+    from onyxq.peer.local_cluster import run_dev
 
     def ready(found: list[PeerAddresses]) -> None:
         shown = {"ready": True, "peers": [_shown(peer) for peer in found]}

@@ -23,7 +23,7 @@ from onyxq.demo.corpus import Chunk
 from onyxq.demo.worker import MAP, REDUCE, unpack_counts
 from onyxq.errors import OnyxqError, TimedOut
 from onyxq.ids import TaskId
-from onyxq.peer.daemon import LocalCluster
+from onyxq.peer.local_cluster import LocalCluster
 
 WORKERS = 2
 FAN_IN = 64

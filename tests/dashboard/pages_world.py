@@ -7,7 +7,7 @@ from typing import Any
 from attrs import frozen
 
 from onyxq.client import Client
-from onyxq.peer.daemon import LocalCluster
+from onyxq.peer.local_cluster import LocalCluster
 from tests.interfaces.http_world import JOB
 
 HOSTILE = (

@@ -15,7 +15,7 @@ from log_entries import kill_job, set_slots, submit_job
 from onyxq.client import Client
 from onyxq.entry import APPLIED
 from onyxq.partition.pending import part_of
-from onyxq.peer.daemon import LocalCluster
+from onyxq.peer.local_cluster import LocalCluster
 from onyxq.peer.node import Node
 from onyxq.replica import Job, Replica
 

@@ -25,7 +25,7 @@ from onyxq.facts import pack_task
 from onyxq.ids import TaskId, make_id
 from onyxq.jobs.hosts import Launch
 from onyxq.jobs.launching import launch
-from onyxq.peer.daemon import LocalCluster
+from onyxq.peer.local_cluster import LocalCluster
 
 START_S_MAX = 60
 ANSWER_S_MAX = 30

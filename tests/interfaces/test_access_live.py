@@ -17,7 +17,7 @@ from onyxq.http.endpoint import Endpoint
 from onyxq.jobs.encoding import encode
 from onyxq.jobs.model import Function, Input, Job, Output
 from onyxq.jobs.predicates import Pickled
-from onyxq.peer.daemon import LocalCluster
+from onyxq.peer.local_cluster import LocalCluster
 from tests.interfaces.http_world import JOB
 from tests.interfaces.live_world import ANSWER_S_MAX, PATIENCE_MS, Wire, claim_of, fresh_id, running
 
@@ -35,6 +35,8 @@ STORED: list[int] = []
 """Id of their task in the task store."""
 
 LOOKS, ANY = "read operate", "read produce consume operate"
+
+TIMER = {"timeout": 3_600_000, "callback": {"transport": "http", "method": "post", "uri": "http://127.0.0.1:9/"}}
 
 # operation: roles that may do it (admin may do everything), and arguments that mean the queue of others
 OPERATIONS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -95,6 +97,10 @@ OPERATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "taskstore.set_limits": ("operate", {"task_bytes_max": 0}),
     "taskstore.tasks": ("read consume operate", {"ids": STORED}),
     "taskstore.update": ("produce", {"client": 1, "adds": [[THEIRS, "x", 0]]}),
+    "timer.cancel": ("produce operate", {"id": "no-such"}),
+    "timer.get": ("read produce operate", {"id": "no-such"}),
+    "timer.list": (LOOKS, {}),
+    "timer.set": ("produce", {"id": "theirs", **TIMER}),
     "tasks.bodies": ("read consume operate", {"runs": [[TASK, 1]]}),
     "transact": ("consume", {"name": "a", "complete": [[HELD, 1, 1, []]]}),
     "update": ("consume", {"items": [[HELD, 1, 0, b"x"]]}),
@@ -124,6 +130,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "taskstore_update": {"clientid": 1, "adds": [{"group": THEIRS, "data": "x"}]},
     "taskstore_claim": {"clientid": 1, "group": THEIRS},
     "renew_claims": {"claims": [{"id": HELD.hex(), "token": 1, "lease_ms": 5_000}]},
+    "set_timer": TIMER,
+    "replace_timer": TIMER,
     "fail_claims": {"claims": [{"id": HELD.hex(), "token": 1, "error": "e"}]},
 }
 HELD_CLAIM = {"claims": [{"id": HELD.hex(), "token": 1}]}
@@ -304,6 +312,7 @@ def requested(cluster: LocalCluster, endpoint: Endpoint, token: str | None, *, v
         "{number}": str(STORED[0]),
         "{numbers}": str(STORED[0]),
         "{group}": THEIRS,
+        "{timer}": "no-such",
     }
     path = "/".join(parts.get(part, part) for part in endpoint.path.split("/"))
     if endpoint.name in ("list_tasks", "list_dead"):

@@ -12,7 +12,7 @@ from onyxq.client.claims import ClaimBatch
 from onyxq.errors import from_map
 from onyxq.facts import pack_task
 from onyxq.ids import TaskId, ids_of
-from onyxq.peer.daemon import LocalCluster
+from onyxq.peer.local_cluster import LocalCluster
 from tests.interfaces.claims_world import World, in_cluster, refusal
 from tests.interfaces.live_world import PATIENCE_MS, fresh_id, running
 

@@ -13,7 +13,7 @@ from onyxq.errors import AlreadyFinished, Conflict, SequenceGap, StaleToken
 from onyxq.facts import pack_task
 from onyxq.ids import TaskId, ids_of, ms_of
 from onyxq.peer import claiming
-from onyxq.peer.daemon import LocalCluster
+from onyxq.peer.local_cluster import LocalCluster
 from onyxq.peer.service import HEAD_TIMEOUT_MS_MAX
 from tests.interfaces.claims_world import World, in_cluster, refusal
 from tests.interfaces.live_world import PATIENCE_MS, Wire, claim_of, fresh_id, running

@@ -63,7 +63,6 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "timer.get": {"id": "page"},
     "timer.cancel": {"id": "page"},
     "timer.list": {"state": "ready", "after": ID, "limit": 1},
-    "queues.page": {"like": "p", "order": "name", "skip": 0, "limit": 1},
     "periodic.get": {"name": "page"},
     "periodic.pause": {"name": "page", "paused": True},
     "periodic.remove": {"name": "page"},

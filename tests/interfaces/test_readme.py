@@ -13,7 +13,7 @@ import pytest
 
 from onyxq.cli.commands import COMMANDS, NOUNS
 from onyxq.cli.parser import build
-from onyxq.peer.daemon import LocalCluster
+from onyxq.peer.local_cluster import LocalCluster
 
 README = (Path(__file__).resolve().parents[2] / "README.rst").read_text("utf-8")
 DEMO_SECONDS_MAX = 180

@@ -20,7 +20,7 @@ from onyxq.dump import read
 from onyxq.errors import BadRequest, Conflict, NotFound, Unavailable
 from onyxq.following import Event, SetReplica, ask, drive, origin, records
 from onyxq.peer import logview
-from onyxq.peer.daemon import LocalCluster
+from onyxq.peer.local_cluster import LocalCluster
 from onyxq.replay import replica_at, steps
 from onyxq.replica import EMPTY
 from tests.interfaces.timetravel_world import PATIENCE_MS, PATIENCE_S, Line, World, started

@@ -18,7 +18,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from onyxq import App, AsyncClient, Client, context, tracing
 from onyxq.client.flows import Step
 from onyxq.errors import BadRequest
-from onyxq.peer.daemon import LocalCluster
+from onyxq.peer.local_cluster import LocalCluster
 from tests.interfaces.live_world import running
 from tests.interfaces.worker_tasks import app as there
 

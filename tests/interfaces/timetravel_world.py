@@ -14,7 +14,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from onyxq import Client, api
 from onyxq.cli.main import run
-from onyxq.peer.daemon import LocalCluster
+from onyxq.peer.local_cluster import LocalCluster
 
 PATIENCE_S = 60.0
 PATIENCE_MS = 20_000

@@ -16,7 +16,7 @@ from onyxq import Client
 from onyxq.cli.commands import COMMANDS, NOUNS
 from onyxq.cli.main import run
 from onyxq.cli.parser import build
-from onyxq.peer.daemon import LocalCluster
+from onyxq.peer.local_cluster import LocalCluster
 from tests.interfaces.live_world import running
 from tests.timers.receivers import http_receiver
 
