@@ -84,6 +84,8 @@ SETTINGS: Mapping[str, Known] = {
         "", "where callbacks may go: public, loopback, any, addresses, networks, with commas between them"
     ),
     "timer_timeout_ms": Known(10_000, "how long the receiver of a callback may take"),
+    "log_format": Known("text", "what a daemon logs is lines of `text`, or of `json`"),
+    "log_level": Known("warning", "least that a daemon logs: `debug`, `info`, `warning` or `error`"),
     "sync_bytes_per_s": Known(64 << 20, "bytes a second at which copies are made, at most, each way"),
 }
 """Every setting. ``--data`` of ``onyxq dev`` has no default: a directory that goes when it stops."""

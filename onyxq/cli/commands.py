@@ -36,6 +36,7 @@ PEER_SETTINGS = tuple(name for name in SETTINGS if name not in ("connect", *SECR
 """Those that have a flag; secrets have none, as everybody on the machine sees a command's arguments."""
 SPARK_SETTINGS = ("spark", "slots", "tags", "spark_master", "spark_conf", "spark_warm", "checkpoints", "allow_pickled")
 TIMER_SETTINGS = ("timer_targets", "timer_timeout_ms")
+LOG_SETTINGS = ("log_format", "log_level")
 ZOOKEEPER_NEEDED = setting("zookeeper", required=False, help="HOST:PORT,... of ZooKeeper; needed")
 PARTITIONS = option(
     "--partitions", type=int, default=64, metavar="N", help="partitions of the cluster, for good (default 64)"
@@ -96,7 +97,7 @@ COMMANDS: tuple[Command, ...] = (
         setting("taskstore"),
         setting("taskstore_unit"),
         *map(setting, TLS_SETTINGS),
-        *map(setting, (*SPARK_SETTINGS, *TIMER_SETTINGS)),
+        *map(setting, (*SPARK_SETTINGS, *TIMER_SETTINGS, *LOG_SETTINGS)),
     ),
     _own(
         "doctor",
@@ -181,6 +182,7 @@ COMMANDS: tuple[Command, ...] = (
         option(
             "--lease", default="30s", metavar="TIME", help="silence after which its tasks go elsewhere (default 30s)"
         ),
+        *map(setting, LOG_SETTINGS),
         talks=True,
     ),
     _shown("ring show", "members of the ring, whom each watches, and who is joining"),

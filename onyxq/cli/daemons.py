@@ -18,8 +18,8 @@ from attrs import evolve
 
 from onyxq.access.files import load_access
 from onyxq.access.grants import Access
+from onyxq.cli import logs
 from onyxq.cli.context import Context
-from onyxq.cli.output import log_to_stderr
 from onyxq.cli.supervisor import READY, STOPPING, Supervisor
 from onyxq.errors import BadRequest, first_cause
 
@@ -245,7 +245,7 @@ def _run(context: Context, serve: Callable[[trio.Event], Awaitable[Any]]) -> Non
             nursery.cancel_scope.cancel()
 
     supervisor = Supervisor.of(os.environ)
-    log_to_stderr()
+    logs.set_up(context)
     spare_collections()
     run_in_trio(both)
 

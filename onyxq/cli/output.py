@@ -136,10 +136,3 @@ def layout(columns: Sequence[str], rows: Sequence[Sequence[str]], *, bold: bool 
 
 def _number(text: str) -> bool:
     return text == "-" or text.replace(".", "", 1).replace("-", "", 1).isdigit()
-
-
-def log_to_stderr() -> None:
-    """What long-running commands have to warn of, a line each, with the time."""
-    import logging
-
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import os
 
+from onyxq.cli import logs
 from onyxq.cli.context import Context, milliseconds
 from onyxq.errors import BadRequest
 
@@ -27,7 +27,7 @@ def start(context: Context) -> None:
     from onyxq.worker.logs import FORMAT
 
     contextual_logs()
-    logging.basicConfig(level=logging.WARNING, format=FORMAT)
+    logs.set_up(context, FORMAT)
     app = load_app(args.app)
     app.address, app.token = context.given("connect") or app.address, context.text("token") or app.token
     worker = app.worker(queues, least, concurrency_max=most, lease_ms=lease_ms)

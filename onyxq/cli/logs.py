@@ -1,0 +1,83 @@
+"""What long-running commands log: lines of text, or of JSON with ``log_format``, on stderr; no secrets in either."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+from onyxq.cli.context import Context
+from onyxq.config import SECRET
+from onyxq.errors import BadRequest
+
+TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+FORMATS = ("text", "json")
+LEVELS = ("debug", "info", "warning", "error")
+ABOUT_THE_TASK = ("task_id", "task_name", "task_queue", "task_attempt")
+NONE, HIDDEN = "-", "(hidden)"
+SECRET_CHARS_MIN = 6
+"""What is shorter would be found in harmless words."""
+
+
+def set_up(context: Context, text: str = TEXT) -> None:
+    """Log from now on as the settings say; ``text``: the form of a line of text. Raises `BadRequest`."""
+    form, level = _one_of(context, "log_format", FORMATS), _one_of(context, "log_level", LEVELS)
+    handler = logging.StreamHandler()
+    formatter = JsonLines() if form == "json" else logging.Formatter(text)
+    handler.setFormatter(Hiding(formatter, secrets_of(context)))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+def _one_of(context: Context, name: str, known: tuple[str, ...]) -> str:
+    value = context.text(name).lower()
+    if value not in known:
+        raise BadRequest(f"{name} is one of {', '.join(known)}, not {value!r}", field=name)
+    return value
+
+
+def secrets_of(context: Context) -> list[str]:
+    """All that the settings say and nobody else may read, and its parts: a list of tokens, a name with its password."""
+    found: set[str] = set()
+    for name in SECRET:
+        value = context.text(name)
+        found |= {value, *(one.partition("=")[0] for one in value.split()), value.rpartition(":")[2]}
+    return [one for one in found if len(one) >= SECRET_CHARS_MIN]
+
+
+class Hiding(logging.Formatter):
+    """Another formatter's lines, without secrets, whatever put them there."""
+
+    def __init__(self, inner: logging.Formatter, secrets: Iterable[str]) -> None:
+        super().__init__()
+        self._inner = inner
+        written = {one for secret in secrets for one in (secret, json.dumps(secret)[1:-1], repr(secret)[1:-1])}
+        self._secrets = sorted(written, key=len, reverse=True)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        line = self._inner.format(record)
+        for secret in self._secrets:
+            line = line.replace(secret, HIDDEN)
+        return line
+
+
+class JsonLines(logging.Formatter):
+    """One object a line: ``time``, ``level``, ``logger``, ``message``, ``error``, and which task it is about."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        said: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            "process": record.process,
+        }
+        if record.exc_info:
+            said["error"] = self.formatException(record.exc_info)
+        for name in ABOUT_THE_TASK:
+            value = getattr(record, name, NONE)
+            if value != NONE:
+                said[name] = value
+        return json.dumps(said, ensure_ascii=False, default=str)
