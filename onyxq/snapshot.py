@@ -40,6 +40,10 @@ SLICE_BYTES = 8 << 10
 """Packed bytes of a slice, a millisecond or so; the value of one key of a map is never divided."""
 SLICE_KEYS = 1_024
 """Keys of a map that are looked at in a slice."""
+SLICE_ITEMS = 256
+"""A longer tuple is packed and built item by item."""
+ITEMS_FEW = 32
+"""What has more takes long enough to be looked at one by one."""
 _CRC = struct.Struct("<I")
 
 
@@ -90,7 +94,15 @@ def canonical(replica: Replica) -> Iterator[bytes]:
 
 
 def _pack_map(packer: msgpack.Packer, value: Any) -> Iterator[bytes]:
-    """Pack a value; a map is packed key by key, and full slices are given away."""
+    """Pack a value; a map is packed key by key, a long tuple item by item, and full slices are given away."""
+    if type(value) is tuple and len(value) > SLICE_ITEMS:
+        packer.pack_array_header(len(value))
+        for item in value:
+            yield from _pack_map(packer, item)
+            if len(packer.getbuffer()) >= SLICE_BYTES:
+                yield packer.bytes()
+                packer.reset()
+        return
     if not isinstance(value, PMap):
         packer.pack(value)
         return
@@ -135,6 +147,8 @@ def unpacking(data: bytes) -> Generator[None, None, Replica]:
 
 def _build_map(kind: Any, unpacker: msgpack.Unpacker) -> Generator[None, None, Any]:
     """Build the next value; a map is built key by key. The generator returns it."""
+    if kind is Any:
+        return (yield from _build_any_in_slices(unpacker.unpack()))
     if typing.get_origin(kind) is not PMap:
         return _build(kind, unpacker.unpack())
     item_kind = typing.get_args(kind)[1]
@@ -148,6 +162,31 @@ def _build_map(kind: Any, unpacker: msgpack.Unpacker) -> Generator[None, None, A
             start = unpacker.tell()
             yield
     return built.persistent()
+
+
+def _build_any_in_slices(plain: Any) -> Generator[None, None, Any]:
+    """As `_build_any`, a slice at a time; an extension's state may be large."""
+    if isinstance(plain, dict):
+        built: Any = pmap(pre_size=2 * len(plain)).evolver()
+        for count, (key, item) in enumerate(plain.items(), start=1):
+            built[key] = (yield from _build_any_in_slices(item)) if _is_long(item) else _build_any(item)
+            if count % SLICE_KEYS == 0:
+                yield
+        yield
+        return built.persistent()
+    if isinstance(plain, list):
+        items: list[Any] = []
+        for item in plain:
+            items.append((yield from _build_any_in_slices(item)) if _is_long(item) else _build_any(item))
+            if len(items) % SLICE_ITEMS == 0 or (isinstance(item, list) and len(item) > ITEMS_FEW):
+                yield
+        return tuple(items)
+    return plain
+
+
+def _is_long(plain: Any) -> bool:
+    """Whether building it may take more than a slice."""
+    return isinstance(plain, dict) or (isinstance(plain, list) and len(plain) > SLICE_ITEMS)
 
 
 def misfits(state: Any) -> str:

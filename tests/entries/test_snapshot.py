@@ -10,7 +10,7 @@ from pyrsistent import pmap, v
 
 from onyxq.errors import Corrupt
 from onyxq.replica import EMPTY, Replica
-from onyxq.snapshot import pack, unpack
+from onyxq.snapshot import pack, packing, unpack, unpacking
 from tests.entries.generated import generated_world
 
 
@@ -70,3 +70,22 @@ def test_what_an_extension_may_not_hold_is_refused_where_it_is_packed() -> None:
     """Rather than by a reader of the origin, when it is too late."""
     with pytest.raises(TypeError):
         pack(evolve(EMPTY, extensions=pmap({"ext": v(object())})))
+
+
+def test_a_large_state_of_an_extension_is_packed_and_built_in_slices() -> None:
+    """Long tuples and maps in it are divided, and come back as they were."""
+    pairs = tuple(tuple((block, number) for number in range(200)) for block in range(300))
+    rows = pmap({part: pmap({number: ("group", number, "data") for number in range(100)}) for part in range(300)})
+    rich = evolve(EMPTY, extensions=pmap({"big": pmap({"pairs": pairs, "rows": rows, "none": None})}))
+    assert len([part for part in packing(rich) if part]) > 1
+    built = unpacking(pack(rich))
+    slices = 0
+    while True:
+        try:
+            next(built)
+            slices += 1
+        except StopIteration as done:
+            assert done.value == rich
+            break
+    assert slices > 500
+    assert pack(unpack(pack(rich))) == pack(rich)
