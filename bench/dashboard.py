@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx
 
-from bench.common import emit, machine, percentiles, progress
+from bench.common import cpu_seconds, emit, machine, percentiles, progress
 from onyxq.client import Client
 
 FAILED_QUEUES = 20
@@ -31,12 +31,12 @@ PAYLOAD = json.dumps({"to": "somebody@example.com", "text": "x" * 100}).encode()
 def main() -> None:
     """Measure and print the JSON document."""
     options = _options()
-    with _peer() as (address, base):
+    with _peer() as (pid, address, base):
         started = time.perf_counter()
         sample = _fill(address, queues=options.queues, tasks=options.tasks)
         progress(f"filled in {time.perf_counter() - started:.0f} s")
         with httpx.Client(base_url=base, timeout=60, trust_env=False) as http:
-            pages = {path: _page(http, path, options.times) for path in _paths(http, sample)}
+            pages = {path: _page(http, path, options.times, pid) for path in _paths(http, sample)}
     settings = {"queues": options.queues, "tasks": options.tasks, "times": options.times, "peers": 1}
     worst = max(pages, key=lambda path: pages[path]["p99_ms"])
     emit({"benchmark": "dashboard", "machine": machine(), "settings": settings, "worst": worst, "pages": pages})
@@ -51,8 +51,8 @@ def _options() -> argparse.Namespace:
 
 
 @contextmanager
-def _peer() -> Iterator[tuple[str, str]]:
-    """A peer's address and where its pages are."""
+def _peer() -> Iterator[tuple[int, str, str]]:
+    """A peer's process, its address and where its pages are."""
     data = tempfile.mkdtemp(prefix="onyxq-bench-")
     command = [sys.executable, "-m", "onyxq.cli.main", "peer", "start", "--json", "--data", data]
     command += ["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
@@ -60,7 +60,7 @@ def _peer() -> Iterator[tuple[str, str]]:
     try:
         assert process.stdout is not None
         said = json.loads(process.stdout.readline())
-        yield said["listen"], f"http://{said['http']}"
+        yield process.pid, said["listen"], f"http://{said['http']}"
     finally:
         process.terminate()
         process.wait()
@@ -111,21 +111,23 @@ def _paths(http: httpx.Client, sample: str) -> list[str]:
     ]
 
 
-def _page(http: httpx.Client, path: str, times: int) -> dict[str, Any]:
-    """How long it takes, and how large it is."""
+def _page(http: httpx.Client, path: str, times: int, pid: int) -> dict[str, Any]:
+    """How long it takes, the first time and then, how much processor time of the peer, and how large it is."""
     progress(path)
     took = []
     size = 0
     started = time.perf_counter()
     http.get(path).raise_for_status()
     first_ms = round((time.perf_counter() - started) * 1000, 3)
+    used_s = cpu_seconds([pid])
     for _ in range(times):
         started = time.perf_counter()
         answer = http.get(path)
         took.append(time.perf_counter() - started)
         answer.raise_for_status()
         size = len(answer.content)
-    return {"first_ms": first_ms, **percentiles(took), "bytes": size}
+    cpu_ms = round((cpu_seconds([pid]) - used_s) * 1000 / times, 1)
+    return {"first_ms": first_ms, **percentiles(took), "cpu_ms": cpu_ms, "bytes": size}
 
 
 if __name__ == "__main__":

@@ -31,6 +31,8 @@ READ_TIMEOUT_S = 5.0
 SEEN_TIMEOUT_S = 2.0
 """How long a read waits for what its reader has seen elsewhere."""
 SEEN_PAUSE_S = 0.1
+QUEUES_PER_TURN = 500
+"""Queues between two of which others get their turn."""
 COUNT_NAMES = ("total", "completed", "failed", "cancelled", "scheduled", "waiting", "claimed")
 
 
@@ -220,8 +222,12 @@ class Reading:
                 old = totals.get(name)
                 totals[name] = counts if old is None else [a + b for a, b in zip(old, counts, strict=True)]
             await trio.lowlevel.checkpoint()
-        heads = self._node.granter.heads
-        return {name: [counts, heads.oldest_due_ms(name)] for name, counts in totals.items()}
+        heads, out = self._node.granter.heads, {}
+        for place, (name, counts) in enumerate(totals.items()):
+            out[name] = [counts, heads.oldest_due_ms(name)]
+            if place % QUEUES_PER_TURN == QUEUES_PER_TURN - 1:
+                await trio.lowlevel.checkpoint()
+        return out
 
     def local_counts(self, queue: str | None, partitions: Sequence[int] | None = None) -> dict[str, list[int]]:
         """Counts per queue, in the order of COUNT_NAMES, in some of the partitions led from here or in all."""

@@ -15,7 +15,7 @@ from attrs import field, frozen
 from onyxq.errors import BadRequest, OnyxqError
 from onyxq.peer import arguments as check
 from onyxq.peer.node import Node
-from onyxq.peer.reading import COUNT_NAMES, Reading, named
+from onyxq.peer.reading import COUNT_NAMES, QUEUES_PER_TURN, Reading, named
 
 PATIENCE_S = 0.05
 """How long an answer waits for a new count before the last one is taken."""
@@ -47,6 +47,8 @@ class Count:
     """Queue -> tasks by state; the names are sorted."""
     due_ms: Mapping[str, int]
     """Queue -> since when what is ready first is due, where something is."""
+    sums: Depth
+    """Tasks by state in all queues together."""
     _orders: dict[str, list[str]] = field(factory=dict, init=False)
 
     def order(self, name: str) -> list[str]:
@@ -55,14 +57,6 @@ class Count:
             key = ORDERS[name]
             self._orders[name] = sorted(self.depths, key=lambda queue: key(self, queue))
         return self._orders[name]
-
-    def sums(self) -> Depth:
-        """Tasks by state in all queues together."""
-        total: Depth = dict.fromkeys((*COUNT_NAMES, "ready"), 0)
-        for depth in self.depths.values():
-            for state, count in depth.items():
-                total[state] += count
-        return total
 
 
 def unfinished(depth: Depth) -> int:
@@ -110,7 +104,7 @@ class Summaries:
             "queues": [self._row(count, name) for name in names[skip : skip + limit]],
             "found": len(names),
             "all": len(count.depths),
-            "sums": count.sums(),
+            "sums": count.sums,
         }
 
     def _row(self, count: Count, name: str) -> dict[str, Any]:
@@ -145,10 +139,16 @@ class Summaries:
         started = trio.current_time()
         try:
             totals, due_ms = await self._reading.depths()
-            names = sorted(totals.keys() | self._node.replica.queues.keys())
-            depths = {name: named(totals.get(name, [0] * len(COUNT_NAMES))) for name in names}
+            depths: dict[str, Depth] = {}
+            sums: Depth = dict.fromkeys((*COUNT_NAMES, "ready"), 0)
+            for place, name in enumerate(sorted(totals.keys() | self._node.replica.queues.keys())):
+                depths[name] = named(totals.get(name, [0] * len(COUNT_NAMES)))
+                for state, tasks in depths[name].items():
+                    sums[state] += tasks
+                if place % QUEUES_PER_TURN == 0:
+                    await trio.lowlevel.checkpoint()
             now = trio.current_time()
-            self._count, self._error = Count(now, now - started, depths, due_ms), None
+            self._count, self._error = Count(now, now - started, depths, due_ms, sums), None
         except OnyxqError as error:
             self._error = error
         finally:
