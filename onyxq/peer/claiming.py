@@ -135,6 +135,16 @@ class Claiming:
             while any(self._asks.values()):
                 await self._answered.wait()
 
+    def waiting(self, most: int) -> dict[str, tuple[int, list[str]]]:
+        """Workers whose claims wait here, up to ``most`` of them: how many claims, and the queues of one of them."""
+        out: dict[str, tuple[int, list[str]]] = {}
+        for one in self._claimers:
+            if one.gone or (one.worker not in out and len(out) == most):
+                continue
+            count, queues = out.get(one.worker, (0, sorted(one.queues)))
+            out[one.worker] = count + 1, queues
+        return out
+
     @property
     def watched(self) -> int:
         """How many queues somebody here waits on, or did lately."""

@@ -72,10 +72,10 @@ class Service:
         extending, settings, jobs = Extending(node), Settings(node, self._reading), Jobs(node)
         store = TaskStore(node, random_64)
         self.timers = Timers(node, self._router, self._reading, listing=listing, ids=self._ids)
-        summaries = Summaries(node, self._reading)
         node.enqueue, node.ask = enqueueing.enqueue, self.call
         self.log_view = LogView(node, backend)
         self.claiming = Claiming(node, self._give_back)
+        summaries = Summaries(node, self._reading, self.claiming)
         self._methods: dict[str, Handler] = {
             "enqueue": enqueueing.enqueue,
             "complete": self._complete,
@@ -167,6 +167,7 @@ class Service:
             "lead.list": listing.lead_list,
             "lead.counts": self._reading.lead_counts,
             "lead.rates": summaries.lead_rates,
+            "lead.waiting": summaries.lead_waiting,
             "lead.offer": self._lead_offer,
             "cohort.write": lambda a: node.cohort.write(a["writes"], early=a.get("early", False)),
             "cohort.reach": self._cohort_reach,

@@ -14,8 +14,10 @@ from attrs import field, frozen
 
 from onyxq.errors import BadRequest, OnyxqError
 from onyxq.peer import arguments as check
+from onyxq.peer.claiming import Claiming
 from onyxq.peer.node import Node
 from onyxq.peer.reading import COUNT_NAMES, QUEUES_PER_TURN, Reading, named
+from onyxq.replica import Replica
 
 PATIENCE_S = 0.05
 """How long an answer waits for a new count before the last one is taken."""
@@ -30,7 +32,10 @@ PAGE_MAX = 1_000
 WORKERS_MAX = 1_000
 """Workers that are shown."""
 PIECES_PER_TURN = 2_000
-RATES_TIMEOUT_S = 1.0
+TOLD_TIMEOUT_S = 1.0
+"""How long others may take to tell theirs."""
+QUEUES_MAX = 20
+"""Queues of one worker that are told."""
 EVENTS = ("enqueued", "claimed", "completed", "failed", "retried", "released", "expired", "cancelled")
 
 Depth: TypeAlias = dict[str, int]
@@ -73,11 +78,46 @@ ORDERS: Mapping[str, Callable[[Count, str], Any]] = {
 """How queues can be sorted."""
 
 
+@frozen
+class Held:
+    """What a worker holds."""
+
+    claimed: int = 0
+    token: int = -1
+    """The newest."""
+    deadline_ms: int = 0
+    """The earliest, in log time."""
+
+
+NOTHING = Held()
+
+
+async def held_by(replica: Replica) -> dict[str, Held]:
+    """What each worker holds."""
+    out: dict[str, Held] = {}
+    looked = 0
+    for stretches in replica.claims.values():
+        for pieces in stretches.values():
+            for _, count, token, worker, deadline_ms in pieces:
+                known = out.get(worker)
+                out[worker] = (
+                    Held(count, token, deadline_ms)
+                    if known is None
+                    else Held(known.claimed + count, max(known.token, token), min(known.deadline_ms, deadline_ms))
+                )
+            looked += len(pieces)
+            if looked >= PIECES_PER_TURN:
+                looked = 0
+                await trio.lowlevel.checkpoint()
+    return out
+
+
 class Summaries:
     """Serves ``queues.page``, ``workers`` and ``rates`` of one node."""
 
-    def __init__(self, node: Node, reading: Reading) -> None:
+    def __init__(self, node: Node, reading: Reading, claiming: Claiming) -> None:
         self._node = node
+        self._claiming = claiming
         self._reading = reading
         self._count: Count | None = None
         self._error: OnyxqError | None = None
@@ -158,52 +198,48 @@ class Summaries:
     # --- workers
 
     async def workers(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Who holds claims, and how many: ``{"workers", "all", "position"}``, those with the most first."""
+        """Who holds claims or waits for some, those with the most tasks first: ``{"workers", "all", "position"}``."""
         check.only(args, ())
         replica = self._node.replica
-        found: dict[str, list[int]] = {}
-        looked = 0
-        for number, stretches in sorted(replica.claims.items()):
-            for pieces in stretches.values():
-                for _, count, token, worker, deadline_ms in pieces:
-                    known = found.setdefault(worker, [0, token, deadline_ms, number, 0])
-                    known[0] += count
-                    known[1] = max(known[1], token)
-                    known[2] = min(known[2], deadline_ms)
-                    if known[3] != number or not known[4]:
-                        known[3:] = number, known[4] + 1
-                looked += len(pieces)
-                if looked >= PIECES_PER_TURN:
-                    looked = 0
-                    await trio.lowlevel.checkpoint()
-        most = sorted(found, key=lambda worker: (-found[worker][0], worker))
+        held = await held_by(replica)
+        told, silent = await self._everywhere("lead.waiting", self._waiting_here())
+        waits: dict[str, tuple[int, list[str]]] = {}
+        for one in told:
+            for worker, (count, queues) in one["workers"].items():
+                waits[worker] = waits.get(worker, (0, queues))[0] + count, list(queues)
+        most = sorted(held.keys() | waits.keys(), key=lambda worker: (-held.get(worker, NOTHING).claimed, worker))
         return {
             "position": replica.position,
-            "all": len(found),
+            "all": len(most),
+            "silent": silent,
             "workers": [
                 {
                     "worker": worker,
-                    "claimed": found[worker][0],
-                    "newest_token": found[worker][1],
-                    "next_deadline_in_ms": max(0, found[worker][2] - replica.log_time_ms),
-                    "partitions": found[worker][4],
+                    "claimed": (mine := held.get(worker, NOTHING)).claimed,
+                    "newest_token": mine.token if mine.claimed else None,
+                    "next_deadline_in_ms": max(0, mine.deadline_ms - replica.log_time_ms) if mine.claimed else None,
+                    "waits": waits.get(worker, (0, []))[0],
+                    "waits_for": waits.get(worker, (0, []))[1][:QUEUES_MAX],
                 }
                 for worker in most[:WORKERS_MAX]
             ],
         }
 
-    # --- rates
+    async def lead_waiting(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Who waits for tasks at this node."""
+        return self._waiting_here()
 
-    async def rates(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Sums of what happened at all nodes that answer, since each started; they grow until one restarts."""
-        check.only(args, ())
-        node = self._node
-        answers = [self._here()]
-        silent: list[str] = []
+    def _waiting_here(self) -> dict[str, Any]:
+        found = self._claiming.waiting(WORKERS_MAX)
+        return {"workers": {worker: [count, queues[:QUEUES_MAX]] for worker, (count, queues) in found.items()}}
+
+    async def _everywhere(self, method: str, here: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
+        """What this node and all others that are there answer soon, and those that do not."""
+        node, answers, silent = self._node, [here], list[str]()
 
         async def ask(other: str) -> None:
             try:
-                answers.append(await node.call(other, "lead.rates", {}, timeout_s=RATES_TIMEOUT_S))
+                answers.append(await node.call(other, method, {}, timeout_s=TOLD_TIMEOUT_S))
             except OnyxqError:
                 silent.append(other)
 
@@ -211,12 +247,20 @@ class Summaries:
             for one in sorted(node.replica.nodes.values(), key=lambda one: one.id):
                 if one.peer and one.id != node.node_id:
                     nursery.start_soon(ask, one.id)
+        return answers, sorted(silent)
+
+    # --- rates
+
+    async def rates(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Sums of what happened at all nodes that answer, since each started; they grow until one restarts."""
+        check.only(args, ())
+        answers, silent = await self._everywhere("lead.rates", self._here())
         return {
             "events": {event: sum(one["events"].get(event, 0) for one in answers) for event in EVENTS},
             **{name: _added([one[name] for one in answers]) for name in ("waited", "ran")},
             "bounds_s": answers[0]["bounds_s"],
             "nodes": sorted(one["node"] for one in answers),
-            "silent": sorted(silent),
+            "silent": silent,
         }
 
     async def lead_rates(self, args: dict[str, Any]) -> dict[str, Any]:

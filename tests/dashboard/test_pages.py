@@ -135,8 +135,8 @@ def test_the_story_has_every_entry_that_names_the_task(world: Filled, http: http
 def test_who_works_is_listed(http: httpx.Client) -> None:
     """With how many tasks each has."""
     tree = parsed(http.get("/ui/workers").text)
-    (row,) = found(tree, "tbody")[0]
-    assert [cell.text for cell in row][:2] == ["worker <1>", "2"]
+    rows = [[cell.text for cell in row] for row in found(tree, "tbody")[0]]
+    assert ["worker <1>", "2"] in [row[:2] for row in rows]
 
 
 def test_a_timer_is_listed_and_cancelled(world: Filled, http: httpx.Client) -> None:

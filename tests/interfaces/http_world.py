@@ -241,7 +241,7 @@ class FakeService:
         return {"counted_ms_ago": 0, "queues": found, "found": len(found), "all": len(found), "sums": self._depth("")}
 
     def _workers(self, args: dict[str, Any]) -> dict[str, Any]:
-        return {"position": 9, "all": 0, "workers": []}
+        return {"position": 9, "all": 0, "workers": [], "silent": []}
 
     def _rates(self, args: dict[str, Any]) -> dict[str, Any]:
         return {"events": {}, "waited": [], "ran": [], "bounds_s": [], "nodes": ["n1"], "silent": []}

@@ -9,7 +9,7 @@ import pytest
 
 from onyxq.client import Client
 from onyxq.errors import BadRequest
-from tests.interfaces.live_world import running
+from tests.interfaces.live_world import Wire, claim_of, running
 
 DEPTHS = {"apple": 1, "banana": 3, "cherry": 2}
 
@@ -67,7 +67,22 @@ def test_who_holds_claims_is_told(client: Client) -> None:
     found = client.call("workers", {})
     (worker,) = [one for one in found["workers"] if one["worker"] == "w1"]
     assert found["all"] == len(found["workers"]) and worker["claimed"] == 2
-    assert 0 < worker["next_deadline_in_ms"] <= 3_600_000 and worker["partitions"] >= 1
+    assert 0 < worker["next_deadline_in_ms"] <= 3_600_000 and worker["waits"] == 0
+
+
+def test_who_waits_is_told_wherever_he_asks(client: Client) -> None:
+    """A worker without tasks, at another node than the one that is asked, with the queues that it waits for."""
+    others = [one["address"] for one in client.peers()["peers"]]
+    wires = [Wire(address) for address in others]
+    try:
+        for wire in wires:
+            wire.send([99, "claim", claim_of("nothing", "comes", worker="idle", wait_ms=60_000)])
+            wire.call("$ping", {})
+        idle = [one for one in client.call("workers", {})["workers"] if one["worker"] == "idle"]
+        assert [(one["claimed"], one["waits"], one["waits_for"]) for one in idle] == [(0, 2, ["comes", "nothing"])]
+    finally:
+        for wire in wires:
+            wire.__exit__(None, None, None)
 
 
 def test_what_happened_is_summed_over_the_nodes(client: Client) -> None:

@@ -33,15 +33,15 @@
   var EVERY_MS = 2000, POINTS = 300, EVENTS = ["enqueued", "claimed", "completed", "failed"];
   var charts = document.getElementById("charts");
   if (!charts || !window.uPlot) return;
-  var last = null, plots = [], rates = [[], [], [], [], []], latency = [[], [], []];
+  var last = null, plots = [], now_s = Date.now() / 1000;
+  // A minute without values before the first, so that it does not fill the picture.
+  var rates = blank(5), latency = blank(3);
+
+  function blank(rows) {
+    return Array.from({ length: rows }, function (_, index) { return index ? [null, null] : [now_s - 60, now_s]; });
+  }
 
   function colour(name) { return getComputedStyle(document.documentElement).getPropertyValue(name).trim(); }
-
-  // A minute at least, so that the first points do not fill the picture.
-  function span(plot, low, high) {
-    var now = high || Date.now() / 1000;
-    return [Math.min(low || now, now - 60), now];
-  }
 
   function plot(place, names, data) {
     var axis = { stroke: colour("--dim"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line"), width: 1 } };
@@ -49,7 +49,8 @@
       return { label: name, stroke: colour("--series-" + (index + 1)), width: 2, dash: [[], [8, 3], [3, 3], [10, 3, 2, 3]][index], points: { show: false } };
     }));
     var options = { width: place.clientWidth || 300, height: 220, series: series, axes: [axis, Object.assign({ size: 58 }, axis)],
-      scales: { x: { range: span }, y: { range: function (plot, low, high) { return [0, (high || 1) * 1.1]; } } }, cursor: { drag: { x: false, y: false } } };
+      tzDate: function (at) { return window.uPlot.tzDate(new Date(at * 1000), "Etc/UTC"); },
+      scales: { y: { range: function (plot, low, high) { return [0, (high || 1) * 1.1]; } } }, cursor: { drag: { x: false, y: false } } };
     place.textContent = "";
     return new window.uPlot(options, data, place);
   }
