@@ -1,9 +1,9 @@
 """Delivering: the node that leads a due timer's partition claims it and makes the callback.
 
 Claims, retries, back-off and dead letters are those of any task.  Callbacks run beside each other;
-those to one place form a lane with a bound of its own, and a lane that holds too many puts
-the rest off, uncounted.  So a receiver that never answers keeps its own timers waiting and nobody
-else's.  What a node that dies has begun is tried again once its lease is over.
+those to one place form a lane with a bound of its own, and a lane in which it would take long until
+one's turn comes puts it off, uncounted.  So a receiver that never answers keeps its own timers
+waiting and nobody else's.  What a node that dies has begun is tried again once its lease is over.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import trio
 from attrs import define, field
 
-from onyxq.errors import BadRequest, OnyxqError, from_map
+from onyxq.errors import BadRequest, OnyxqError
 from onyxq.facts import unpack_task
 from onyxq.ids import TaskId, ids_of, mask_of, ms_of, partition_of, stretch_of
 from onyxq.partition.granter import Granted
@@ -25,6 +26,7 @@ from onyxq.peer.node import Node
 from onyxq.peer.timers import Timers
 from onyxq.timers.connecting import Failed
 from onyxq.timers.model import QUEUE, Timer, as_json, unpack
+from onyxq.timers.reporting import Reporting
 from onyxq.timers.targets import targets
 from onyxq.timers.transports import Deliver, Delivery, Transports
 
@@ -33,14 +35,17 @@ PAUSE_S = 0.25
 """After something went wrong."""
 HELD_MAX = 512
 """Claims held at one time; each may have a connection."""
-LANE_RUNS_MAX = 32
-"""Callbacks to one place at one time."""
-LANE_HOLDS_MAX = 128
-"""Of one place, those that wait for their turn with them; the rest is put off."""
+LANE_RUNS_MAX, SLOW_RUNS_MAX = 32, 8
+"""Callbacks to one place at one time, and if one takes longer than `SLOW_S`."""
+SLOW_S = 1.0
+PATIENCE_S = 2.0
+"""What would have to wait for its turn for longer is put off."""
+SWEEP_S = 0.5
+SHARE = 0.1
+"""Of the latest callback in how long they take."""
 PUT_OFF_MS = 5_000
 LEASE_MARGIN_S = 10.0
 """A lease is so much longer than an attempt may take."""
-OUTCOME_TRIES = 5
 DRAIN_S = 3.0
 """How long callbacks may take that are under way when the node stops."""
 ERROR_CHARS_MAX = 500
@@ -65,8 +70,28 @@ class _Attempt:
 class _Lane:
     """What goes to one place."""
 
-    running: int = 0
     waiting: deque[_Attempt] = field(factory=deque)
+    begun_s: dict[_Attempt, float] = field(factory=dict)
+    """When each that is under way was begun; the oldest first."""
+    took_s: float = 0.0
+    """How long they took lately."""
+
+    def takes_s(self) -> float:
+        """How long one takes, as far as is known."""
+        now = trio.current_time()
+        return max(self.took_s, now - next(iter(self.begun_s.values()), now))
+
+    def wait_s(self) -> float:
+        """How long one that comes now would wait for its turn."""
+        return len(self.waiting) * self.takes_s() / self.runs_max()
+
+    def runs_max(self) -> int:
+        """How many may be under way."""
+        return SLOW_RUNS_MAX if self.takes_s() > SLOW_S else LANE_RUNS_MAX
+
+    def has_room(self) -> bool:
+        """Whether one more may be begun."""
+        return len(self.begun_s) < self.runs_max()
 
 
 class Delivering:
@@ -81,12 +106,16 @@ class Delivering:
         self._calls: dict[_Attempt, trio.CancelScope] = {}
         """Callbacks that are under way."""
         self._held = 0
+        assert node.ask is not None
+        self._reporting = Reporting(node.ask)
         self._changed = trio.Event()
         self._draining = False
 
     async def run(self) -> None:
         """Deliver what falls due until cancelled."""
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._sweep)
+            nursery.start_soon(self._reporting.run)
             while True:
                 await self._room()
                 for granted in await self._claimed():
@@ -99,7 +128,7 @@ class Delivering:
         self._draining = True
         for lane in self._lanes.values():
             while lane.waiting:
-                self._node.start_soon(self._give_back, lane.waiting.popleft())
+                self._report("release", lane.waiting.popleft())
         with trio.move_on_after(DRAIN_S):
             await self._empty()
         for scope in self._calls.values():
@@ -110,13 +139,6 @@ class Delivering:
     async def _empty(self) -> None:
         while self._held:
             await self._changed.wait()
-
-    async def _give_back(self, attempt: _Attempt) -> None:
-        try:
-            await self._report("release", attempt.task, attempt.token, [])
-        finally:
-            self._held -= 1
-            self._wake()
 
     def _wake(self) -> None:
         self._changed.set()
@@ -158,7 +180,9 @@ class Delivering:
             try:
                 timer = unpack(payload)
             except BadRequest as error:
-                self._node.start_soon(self._failed, task_id, granted.token, error.message)
+                self._held += 1
+                item = [task_id, 1, granted.token, error.message, None]
+                self._reporting.add("fail", item, partial(self._let_go, 1))
                 continue
             found.append(_Attempt(task_id, granted.token, granted.attempts, timer, until))
         return found
@@ -168,61 +192,86 @@ class Delivering:
     async def _begin(self, attempt: _Attempt) -> None:
         name = self._transports.lane(attempt.timer.callback)
         lane = self._lanes.setdefault(name, _Lane())
-        try:
-            if lane.running + len(lane.waiting) >= LANE_HOLDS_MAX:
-                await self._put_off(attempt)
-            elif lane.running >= LANE_RUNS_MAX:
-                lane.waiting.append(attempt)
-                self._held += 1  # counted until its turn has come
-            else:
-                await self._run_lane(name, lane, attempt)
-        except OnyxqError as error:
-            log.info("timer %s is tried again once its lease is over: %s", attempt.timer.id, error.message)
-        finally:
-            self._held -= 1
-            self._wake()
+        if lane.wait_s() > PATIENCE_S:
+            await self._put_off([attempt])
+        elif lane.has_room():
+            await self._run_lane(name, lane, attempt)
+        else:
+            lane.waiting.append(attempt)
 
-    async def _run_lane(self, name: str, lane: _Lane, first: _Attempt) -> None:
-        """Deliver the first, and what has gathered behind it, one after the other."""
-        lane.running += 1
+    async def _run_lane(self, name: str, lane: _Lane, attempt: _Attempt) -> None:
+        """Deliver one, and what has gathered behind it, one after the other."""
+        while True:
+            lane.begun_s[attempt] = trio.current_time()
+            try:
+                await self._deliver(attempt)
+            finally:
+                took_s = trio.current_time() - lane.begun_s.pop(attempt)
+                lane.took_s += SHARE * (took_s - lane.took_s)
+            if not lane.waiting or not lane.has_room():
+                break
+            attempt = lane.waiting.popleft()
+        if not lane.begun_s and not lane.waiting:
+            self._lanes.pop(name, None)
+
+    def _let_go(self, count: int) -> None:
+        self._held -= count
+        self._wake()
+
+    async def _sweep(self) -> None:
+        """Put off what waits in lanes that have become slow."""
+        while True:
+            await trio.sleep(SWEEP_S)
+            late: list[_Attempt] = []
+            for lane in self._lanes.values():
+                while lane.waiting and lane.wait_s() > PATIENCE_S:
+                    late.append(lane.waiting.pop())
+            if late:
+                await self._put_off(late)
+
+    async def _put_off(self, attempts: Sequence[_Attempt]) -> None:
+        """Have timers that were not begun be due again a little later, which counts as no attempt."""
         try:
-            await self._deliver(first)
-            while lane.waiting:
-                attempt = lane.waiting.popleft()
-                try:
-                    await self._deliver(attempt)
-                finally:
-                    self._held -= 1
-                    self._wake()
+            items = [(one.task, 1, one.token, "many callbacks to its place wait", self._later_ms()) for one in attempts]
+            refused = await self._node.operations.postpone(items)
+            count = sum(map(bool, refused))
+            if count:
+                log.info("%d timers are tried again once their leases are over", count)
+        except OnyxqError as error:
+            log.info("%d timers are tried again once their leases are over: %s", len(attempts), error.message)
         finally:
-            lane.running -= 1
-            if not lane.running and not lane.waiting:
-                self._lanes.pop(name, None)
+            self._let_go(len(attempts))
+
+    def _later_ms(self) -> int:
+        return PUT_OFF_MS + int(PUT_OFF_MS * self._node.random())
 
     # --- one attempt
 
     async def _deliver(self, attempt: _Attempt) -> None:
-        if partition_of(attempt.task) not in self._node.leaders:
-            await self._report("release", attempt.task, attempt.token, [])  # it may have been replaced elsewhere
+        """Make the callback, if there is still one to be made, and have told what became of it."""
+        began = trio.current_time()
+        if partition_of(attempt.task) not in self._node.leaders or began + self._timeout_s > attempt.until:
+            # It may have been replaced elsewhere, or waited for its turn for too long.
+            self._report("release", attempt)
             return
         if not self._stands(attempt):
-            await self._report("complete", attempt.task, attempt.token, [None, [b"null"]])
+            self._report("complete", attempt, None, [b"null"])
             return
-        if trio.current_time() + self._timeout_s > attempt.until:
-            await self._put_off(attempt)  # it waited for its turn for too long
-            return
-        metrics, began = self._node.metrics, trio.current_time()
-        late_s = max(0, self._node.wall_ms() - ms_of(attempt.task)) / 1000 if not attempt.attempts else None
+        metrics = self._node.metrics
+        if not attempt.attempts:
+            metrics.timer_late_seconds.observe((self._node.wall_ms() - ms_of(attempt.task)) / 1000)
         error, status = await self._call(attempt)
         metrics.timer_deliveries.add(attempt.timer.callback.transport, "failed" if error else "delivered")
         metrics.timer_delivery_seconds.observe(trio.current_time() - began)
-        if late_s is not None:
-            metrics.timer_late_seconds.observe(late_s)
         if error:
             log.info("timer %s, attempt %d: %s", attempt.timer.id, attempt.attempts + 1, error)
-            await self._failed(attempt.task, attempt.token, error)
+            self._report("fail", attempt, error, None)
         else:
-            await self._report("complete", attempt.task, attempt.token, [None, [as_json({"status": status})]])
+            self._report("complete", attempt, None, [as_json({"status": status})])
+
+    def _report(self, method: str, attempt: _Attempt, *more: Any) -> None:
+        """Have told what became of a claim; if nobody takes it the lease runs out."""
+        self._reporting.add(method, [attempt.task, 1, attempt.token, *more], partial(self._let_go, 1))
 
     def _stands(self, attempt: _Attempt) -> bool:
         """Whether the timer was neither replaced nor cancelled since it was claimed."""
@@ -258,36 +307,6 @@ class Delivering:
             return f"{type(error).__name__}: {error}"[:ERROR_CHARS_MAX], None
         finally:
             self._calls.pop(attempt, None)
-
-    # --- outcomes
-
-    async def _failed(self, task: TaskId, token: int, error: str) -> None:
-        await self._report("fail", task, token, [error, None])
-
-    async def _put_off(self, attempt: _Attempt) -> None:
-        why = f"many callbacks to {self._transports.lane(attempt.timer.callback)} wait"
-        item = (attempt.task, 1, attempt.token, why, PUT_OFF_MS + int(PUT_OFF_MS * self._node.random()))
-        refused = await self._node.operations.postpone([item])
-        if refused[0]:
-            log.info("timer %s is tried again once its lease is over", attempt.timer.id)
-
-    async def _report(self, method: str, task: TaskId, token: int, more: list[Any]) -> None:
-        """Say what became of a claim; if that cannot be told to anybody its lease runs out."""
-        assert self._node.ask is not None
-        for _ in range(OUTCOME_TRIES):
-            try:
-                answer = await self._node.ask(method, {"items": [[task, 1, token, *more]]})
-            except OnyxqError as error:
-                problem = error
-            else:
-                parts = answer["results"][0]
-                if not parts:
-                    return
-                problem = from_map(parts[0][2])
-            if problem.status != 503:
-                break
-            await trio.sleep(PAUSE_S)
-        log.info("the outcome of timer task %s was not taken: %s", task.hex(), problem.message)
 
 
 def delivering(

@@ -15,7 +15,7 @@ from functools import partial
 import httpx
 import pytest
 import trio
-from attrs import define, field, frozen
+from attrs import define, field
 
 from onyxq.timers.model import QUEUE
 from tests.processes.cluster import Cluster, bounded
@@ -34,11 +34,11 @@ LATEST_MS = 1_000 * (5 + SECONDS)
 SETTERS = 16
 ANSWER_S = 0.05
 """How long the receiver takes, so that some attempts are under way at any moment."""
-TIMEOUT_MS = 2_000
+TIMEOUT_MS = 5_000
 NAMES = ("a", "b", "c")
 
 
-@frozen
+@define
 class Attempt:
     """One callback as it came."""
 
@@ -46,6 +46,8 @@ class Attempt:
     key: str
     number: int
     at_ms: int
+    cut_off: bool = False
+    """Its sender went away before the answer."""
 
 
 @define
@@ -58,22 +60,23 @@ class Receiver:
 
     async def serve(self, stream: trio.SocketStream) -> None:
         """One connection, which has one request."""
-        head = b""
+        head, attempt = b"", None
         try:
             while b"\r\n\r\n" not in head:
                 if not (some := await stream.receive_some()):
                     return
                 head += some
-            self._note(head)
+            attempt = self._note(head)
             with trio.move_on_after(ANSWER_S):
-                await stream.receive_some()  # ends at once where the sender is gone
+                attempt.cut_off = not await stream.receive_some()  # at once where the sender is gone
             await stream.send_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
         except trio.BrokenResourceError:
-            return  # the sender died; the attempt was written down
+            if attempt is not None:
+                attempt.cut_off = True
         finally:
             await trio.aclose_forcefully(stream)
 
-    def _note(self, head: bytes) -> None:
+    def _note(self, head: bytes) -> Attempt:
         lines = head.partition(b"\r\n\r\n")[0].decode().split("\r\n")[1:]
         said = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         attempt = Attempt(said["x-timer-id"], said["idempotency-key"], int(said["x-timer-attempt"]), wall_ms())
@@ -81,6 +84,7 @@ class Receiver:
         self.timers.add(attempt.timer)
         self._changed.set()
         self._changed = trio.Event()
+        return attempt
 
     async def until(self, timers: int) -> None:
         """Return once so many different timers have come."""
@@ -145,8 +149,10 @@ async def test_every_timer_is_delivered_though_nodes_come_and_go(cluster: Cluste
     early = [one for one in receiver.attempts if one.at_ms < not_before[one.timer]]
     late_ms = sorted({one.timer: one.at_ms - not_before[one.timer] for one in reversed(receiver.attempts)}.values())
     again = {timer for timer, count in Counter(one.timer for one in receiver.attempts).items() if count > 1}
+    cut = sum(one.cut_off for one in receiver.attempts)
     print(
-        f"\n{TIMERS} timers over {SECONDS} s: {len(receiver.timers)} came, {len(early)} early, {len(again)} again; "
+        f"\n{TIMERS} timers over {SECONDS} s: {len(receiver.timers)} came, {len(early)} early, "
+        f"{len(again)} again, {cut} cut off; "
         f"late ms: p50 {late_ms[TIMERS // 2]}, p99 {late_ms[TIMERS * 99 // 100]}, max {late_ms[-1]}"
     )
     assert receiver.timers == not_before.keys()
@@ -157,9 +163,9 @@ async def test_every_timer_is_delivered_though_nodes_come_and_go(cluster: Cluste
         mine = [one for one in receiver.attempts if one.timer == timer]
         assert {one.key for one in mine} == {key}
         assert len({one.number for one in mine}) == len(mine)
-        assert mine[0].number > 1 or mine[0].at_ms <= killed_ms
         claims = (await cluster.see(cluster["b"], f"/v1/tasks/{key}"))["claims"]
-        assert (claims[0]["worker"], claims[0]["outcome"]) == (f"timers/{victim.node}", "expired")
+        killed = (f"timers/{victim.node}", "expired") in [(claim["worker"], claim["outcome"]) for claim in claims]
+        assert all(one.cut_off or (killed and one.at_ms <= killed_ms) for one in mine[:-1])
 
 
 async def all_fired(cluster: Cluster) -> None:
