@@ -2,10 +2,10 @@
 
 Submitted by the peer that coordinates it, once every part's pending facts are kept by a
 majority of their partition.  Applies only if every token of ``claims`` and ``require`` still
-stands and log time has not passed the deadline.  The claims move into the transaction: until
-their partition has settled they can be neither expired, released, renewed nor granted.  A
-repeat of a name changes nothing while the transaction is under way or remembered, for
-``keep_ms`` of the log's clock behind its last settling.  A node may drop pending facts whose
+stands, log time has not passed the deadline and transactions are not on hold.  The claims move
+into the transaction: until their partition has settled they can be neither expired, released,
+renewed nor granted.  A repeat of a name changes nothing while the transaction is under way or
+remembered, for ``keep_ms`` of the log's clock behind its last settling.  A node may drop pending facts whose
 deadline its replica has passed in log time without knowing the transaction.
 """
 
@@ -29,6 +29,7 @@ from onyxq.transactions import (
     Part,
     answer_of,
     held,
+    on_hold,
     stale,
     well_formed,
 )
@@ -36,6 +37,8 @@ from onyxq.transactions import (
 VERSION = 1
 
 REPEAT = "repeat"
+HELD = "held"
+"""How the verdict begins while transactions wait (`log_entries.hold_transactions`)."""
 TOO_LATE = "too late"
 STALE = "stale token"
 """How the verdict begins when a claim does not stand: ``stale token 7 on <hexadecimal id>``."""
@@ -86,6 +89,8 @@ def _problem(replica: Replica, args: Args, stamp: Stamp) -> str:
         return "bad name"
     if answer_of(replica, args.name) is not None:
         return REPEAT
+    if (hold := on_hold(replica)) is not None:
+        return f"{HELD}: {hold.why}"
     if stamp.log_time_ms > args.deadline_ms:
         return TOO_LATE
     if args.deadline_ms > stamp.log_time_ms + DEADLINE_AHEAD_MS_MAX or not 0 <= args.keep_ms <= KEEP_MS_MAX:

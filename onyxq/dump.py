@@ -1,8 +1,6 @@
 """A log in one portable file: an origin and the records behind it, to replay elsewhere.
 
-The file is a magic and blocks, each ``kind (1 byte) | body length (4) | CRC-32 (4) | body``;
-the checksum covers the block's number, kind and length too, so that a block that is changed,
-missing, repeated or out of order is named.  Blocks, in this order:
+The file is made of checked blocks (`onyxq.blocks`), in this order:
 
 * ``H``: msgpack map: ``format``, ``cluster`` and ``cluster_id``, ``origin`` (its position, or null),
 * ``O``: a part of the packed origin (`onyxq.snapshot`), none if the log starts at its beginning,
@@ -15,18 +13,17 @@ Both writing and reading keep no more than a block (and the origin) in memory.
 from __future__ import annotations
 
 import os
-import struct
-import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 import msgpack
 from attrs import frozen
 
 from onyxq import snapshot
-from onyxq.errors import BadRequest, Corrupt, NotFound
+from onyxq.blocks import BlockFile, Kind, damaged, packed, read_blocks, unpacked, unpacked_map
+from onyxq.errors import BadRequest, Corrupt
 from onyxq.log.interface import Record
 from onyxq.replica import EMPTY, START_POSITION, Replica
 
@@ -34,13 +31,15 @@ MAGIC = b"ONYXQLOG"
 FORMAT = 1
 BLOCK_BYTES = 1 << 20
 """Bytes of records that are compressed together."""
-BLOCK_BYTES_MAX = 64 << 20
-"""No block is longer: a damaged length is not believed."""
 ORIGIN_PART_BYTES = 4 << 20
-COMPRESSION_LEVEL = 3
+KIND = Kind(
+    MAGIC,
+    (b"H", b"O", b"R", b"E"),
+    what="dump of a log",
+    make="onyxq log dump",
+    damaged="Records of the blocks before it can be replayed with --until; dump the log again if it is still there.",
+)
 _RECORD_OVERHEAD_BYTES = 24
-_HEAD = struct.Struct("<cII")
-_SEALED = struct.Struct("<QcI")
 
 
 @frozen
@@ -90,37 +89,25 @@ class DumpWriter:
         self._pending_bytes = 0
 
     def __enter__(self) -> DumpWriter:
-        self._part = self._path.with_name(f"{self._path.name}.{os.getpid()}.part")
-        try:
-            self._file: IO[bytes] = open(self._part, "wb")
-        except OSError as error:
-            raise BadRequest(f"{self._path} cannot be written: {error.strerror}", field="file") from None
-        self._file.write(MAGIC)
+        self._file = BlockFile(self._path, KIND).__enter__()
         header = {
             "format": FORMAT,
             "cluster": self._cluster,
             "cluster_id": self._cluster_id,
             "origin": self._start,
         }
-        self._block(b"H", msgpack.packb(header))
+        self._file.add(b"H", msgpack.packb(header))
         for start in range(0, len(self._origin), ORIGIN_PART_BYTES):
-            self._block(b"O", self._origin[start : start + ORIGIN_PART_BYTES])
+            self._file.add(b"O", self._origin[start : start + ORIGIN_PART_BYTES])
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None:
-            self._file.close()
-            self._part.unlink(missing_ok=True)
-            return
-        self._flush()
-        self._block(b"E", msgpack.packb({"records": self.records, "last": self.last}))
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        os.replace(self._part, self._path)
-        sync_directory(self._path.parent)
+        if kind is None:
+            self._flush()
+            self._file.add(b"E", msgpack.packb({"records": self.records, "last": self.last}))
+        self._file.__exit__(kind, error, trace)
 
     def add(self, record: Record) -> None:
         """Append a record, which must lie behind the last one (one that does not is left out)."""
@@ -135,13 +122,8 @@ class DumpWriter:
 
     def _flush(self) -> None:
         if self._pending:
-            self._block(b"R", zlib.compress(msgpack.packb(self._pending), COMPRESSION_LEVEL))
+            self._file.add(b"R", packed(self._pending))
             self._pending, self._pending_bytes = [], 0
-
-    def _block(self, kind: bytes, body: bytes) -> None:
-        self._file.write(_HEAD.pack(kind, len(body), _checksum(self._blocks, kind, body)))
-        self._file.write(body)
-        self._blocks += 1
 
 
 def write(path: str | os.PathLike[str], dump: Dump) -> int:
@@ -162,10 +144,10 @@ def read(path: str | os.PathLike[str]) -> Dump:
     path = Path(path)
     header: dict[str, Any] = {}
     parts: list[bytes] = []
-    for kind, body in _blocks(path):
+    for kind, body in read_blocks(path, KIND):
         if not header:
             if kind != b"H":
-                raise _damaged(path, 0, "the header is expected there")
+                raise damaged(path, KIND, 0, "the header is expected there")
             header = _header(path, body)
         elif kind == b"O":
             parts.append(body)
@@ -174,9 +156,9 @@ def read(path: str | os.PathLike[str]) -> Dump:
     try:
         origin = snapshot.unpack(b"".join(parts)) if parts else None
     except Corrupt as error:
-        raise _damaged(path, 1, error.message) from None
+        raise damaged(path, KIND, 1, error.message) from None
     if header["origin"] != (None if origin is None else origin.position):
-        raise _damaged(path, 1, "the origin does not fit the header")
+        raise damaged(path, KIND, 1, "the origin does not fit the header")
     return Dump(header["cluster"], origin, _Records(path), header["cluster_id"])
 
 
@@ -188,63 +170,19 @@ class _Records:
 
     def __iter__(self) -> Iterator[Record]:
         last, count = START_POSITION, 0
-        for number, (kind, body) in enumerate(_blocks(self.path)):
+        for number, (kind, body) in enumerate(read_blocks(self.path, KIND)):
             if kind == b"R":
                 for record in _records(self.path, number, body):
                     if record.position <= last:
-                        raise _damaged(self.path, number, f"record {record.position} is out of order")
+                        raise damaged(self.path, KIND, number, f"record {record.position} is out of order")
                     last, count = record.position, count + 1
                     yield record
-            elif kind == b"E" and _unpack(self.path, number, body).get("records") != count:
-                raise _damaged(self.path, number, f"it has {count} records and should have others")
-
-
-def sync_directory(path: Path) -> None:
-    """Make names in a directory durable."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _blocks(path: Path) -> Iterator[tuple[bytes, bytes]]:
-    """Kind and checked body of each block up to the last."""
-    with _opened(path) as file:
-        if file.read(len(MAGIC)) != MAGIC:
-            raise BadRequest(f"{path} is no dump of a log", field="file", hint="Make one with onyxq log dump.")
-        number, kind = 0, b""
-        while kind != b"E":
-            head = file.read(_HEAD.size)
-            if len(head) < _HEAD.size:
-                raise _damaged(path, number, "the file ends there")
-            kind, size, checksum = _HEAD.unpack(head)
-            body = file.read(size) if size <= BLOCK_BYTES_MAX else b""
-            if len(body) < size and size <= BLOCK_BYTES_MAX:
-                raise _damaged(path, number, "the file ends in it")
-            if checksum != _checksum(number, kind, body) or size > BLOCK_BYTES_MAX or kind not in _FOLLOWS:
-                raise _damaged(path, number, "it does not match its checksum")
-            yield kind, body
-            number += 1
-
-
-def _opened(path: Path) -> IO[bytes]:
-    try:
-        return open(path, "rb")
-    except OSError as error:
-        why = error.strerror
-    raise NotFound(f"{path} cannot be read: {why}", field="file", hint="Check the file's name.")
-
-
-_FOLLOWS = (b"H", b"O", b"R", b"E")
-
-
-def _checksum(number: int, kind: bytes, body: bytes) -> int:
-    return zlib.crc32(body, zlib.crc32(_SEALED.pack(number, kind, len(body))))
+            elif kind == b"E" and unpacked_map(self.path, KIND, number, body).get("records") != count:
+                raise damaged(self.path, KIND, number, f"it has {count} records and should have others")
 
 
 def _header(path: Path, body: bytes) -> dict[str, Any]:
-    header = _unpack(path, 0, body)
+    header = unpacked_map(path, KIND, 0, body)
     if header.get("format") != FORMAT:
         raise BadRequest(
             f"{path} has format {header.get('format')}, this program reads {FORMAT}",
@@ -256,24 +194,6 @@ def _header(path: Path, body: bytes) -> dict[str, Any]:
 
 def _records(path: Path, number: int, body: bytes) -> list[Record]:
     try:
-        return [Record(*one) for one in msgpack.unpackb(zlib.decompress(body), use_list=False)]
-    except (zlib.error, TypeError, ValueError, msgpack.UnpackException) as error:
-        raise _damaged(path, number, str(error)) from None
-
-
-def _unpack(path: Path, number: int, body: bytes) -> dict[str, Any]:
-    try:
-        found = msgpack.unpackb(body)
-    except (ValueError, msgpack.UnpackException) as error:
-        raise _damaged(path, number, str(error)) from None
-    if not isinstance(found, dict):
-        raise _damaged(path, number, "a map is expected")
-    return found
-
-
-def _damaged(path: Path, number: int, why: str) -> Corrupt:
-    return Corrupt(
-        f"{path}: block {number} is damaged: {why}",
-        field="file",
-        hint="Records of the blocks before it can be replayed with --until; dump the log again if it is still there.",
-    )
+        return [Record(*one) for one in unpacked(path, KIND, number, body)]
+    except TypeError as error:
+        raise damaged(path, KIND, number, str(error)) from None

@@ -203,6 +203,19 @@ class Transaction:
 
 
 @frozen
+class Hold:
+    """Until its end no transaction is committed: a backup reads partition after partition."""
+
+    name: str
+    why: str
+    """For people."""
+    since: int
+    """Position of the entry that began it."""
+    until_ms: int
+    """``Replica.clock_ms`` at which it is over, if nobody ends it before."""
+
+
+@frozen
 class Periodic:
     """Something that is to be enqueued over and over."""
 
@@ -321,6 +334,8 @@ class Replica:
     periodic: PMap[str, Periodic] = field(factory=pmap)
     jobs: PMap[str, Job] = field(factory=pmap)
     """Those that have not ended, and those that ended since the last ``gc``."""
+    hold: Hold | None = None
+    """The last one, unless it was ended; see `onyxq.transactions.on_hold`."""
 
     @property
     def settings(self) -> Settings:

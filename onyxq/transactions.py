@@ -15,7 +15,7 @@ from attrs import evolve
 from onyxq.claims import Pieces, change, gather, merged, split, window
 from onyxq.ids import Run, TaskId, runs_of
 from onyxq.remembering import recall, remember
-from onyxq.replica import HELD_MS, Replica, claimed_bits
+from onyxq.replica import HELD_MS, Hold, Replica, claimed_bits
 
 KIND = "transaction"
 """Under which names of settled transactions are remembered; a repeat is told the position of the
@@ -63,6 +63,12 @@ class Stale(NamedTuple):
 
     id: TaskId
     token: int
+
+
+def on_hold(replica: Replica) -> Hold | None:
+    """The hold under which nothing may be committed now; None if there is none, or it is over."""
+    found = replica.hold
+    return found if found is not None and replica.clock_ms < found.until_ms else None
 
 
 def worker_of(name: str) -> str:

@@ -267,6 +267,12 @@ def _setting(name: str, value: Any) -> str:
     return duration(value) if name.endswith("_ms") else str(value)
 
 
+def _hold(args: Args) -> str:
+    if not args["for_ms"]:
+        return f"transactions go on: the hold {args['name']} is over"
+    return f"transactions wait for up to {duration(args['for_ms'])}: {args['why']} (hold {args['name']})"
+
+
 def _set_periodic(args: Args) -> str:
     rest = ", paused" if args["paused"] else f", next at {moment(args['next_ms'])} if the schedule is new"
     return (
@@ -372,6 +378,7 @@ _SENTENCES: Mapping[str, Callable[[Args], str]] = MappingProxyType(
         "purge": _purge,
         "commit_transaction": _commit,
         "settle_transaction": _settle_transaction,
+        "hold_transactions": _hold,
         "set_periodic": _set_periodic,
         "pause_periodic": _pause_periodic,
         "remove_periodic": _remove_periodic,

@@ -179,6 +179,8 @@ def _batches(args: dict[str, Any]) -> Sequence[Need]:
 _ANY = ("read", "produce", "consume")
 
 RULES: Mapping[str, Rule] = {
+    "backup.hold": _everywhere("admin"),
+    "backup.rows": _everywhere("admin"),
     "cancel": _on_ids("produce", "operate"),
     "claim": _on_queues("consume"),
     "cluster": _anywhere(*_ANY),

@@ -14,7 +14,7 @@ from onyxq.config import SECRET, SETTINGS
 
 NOUNS = {
     "peer": "start, list and drain peers",
-    "cluster": "create, look at and destroy clusters",
+    "cluster": "create, look at, back up, restore and destroy clusters",
     "zookeeper": "a ZooKeeper for trying and testing",
     "task": "enqueue tasks, claim them, settle them, look at them",
     "queue": "look at queues, pause them, set their limits",
@@ -154,6 +154,24 @@ COMMANDS: tuple[Command, ...] = (
         option("name", metavar="NAME"),
         ZOOKEEPER_NEEDED,
         option("--yes", action="store_true", help="really do it"),
+    ),
+    _own(
+        "cluster backup",
+        "backups:backup",
+        "write all tasks, settings and the state of the log to a file, while the cluster is in use",
+        "cluster backup /backups/main-monday",
+        option("file", metavar="FILE"),
+        talks=True,
+    ),
+    _own(
+        "cluster restore",
+        "backups:restore",
+        "make a new cluster of a backup: its log, and a data directory for each of its nodes",
+        "cluster restore /backups/main-monday --zookeeper 127.0.0.1:2181 --data /var/lib/onyxq-restored",
+        option("file", metavar="FILE"),
+        setting("zookeeper", help="HOST:PORT,... of ZooKeeper; without, a cluster for onyxq dev --data DIR"),
+        option("--name", metavar="NAME", help="of the new cluster (default: that of the backup)"),
+        setting("data", help="directory, not there yet or empty, for the directories of the nodes; needed"),
     ),
     _own(
         "zookeeper start",

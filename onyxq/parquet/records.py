@@ -24,8 +24,9 @@ from typing import IO, Any
 from attrs import define, frozen
 
 from onyxq.archive import Part, best, groups
+from onyxq.blocks import sync_directory
 from onyxq.diff import plain
-from onyxq.dump import Dump, sync_directory
+from onyxq.dump import Dump
 from onyxq.errors import BadRequest
 from onyxq.parquet.layout import SUFFIX, day_of
 from onyxq.parquet.schema import VERSION, pyarrow

@@ -31,7 +31,7 @@ from onyxq.peer import batch_arguments
 from onyxq.peer.batch_arguments import Asked, Fence
 from onyxq.peer.node import Node
 from onyxq.peer.routing import RETRY_PAUSE_MAX_S, RETRY_PAUSE_S, ROUTE_TIMEOUT_S, is_passing
-from onyxq.peer.transactions import UNKNOWN_TIMEOUT_S, Transactions
+from onyxq.peer.transactions import UNKNOWN_TIMEOUT_S, Transactions, held
 from onyxq.transactions import DEADLINE_AHEAD_MS_MAX, Prepared, known_as, stale
 
 COMPLETE_AHEAD_MS = 60_000
@@ -130,6 +130,8 @@ class JobBatches:
             asked.fence.job, asked.fence.version, asked.batch, asked.offsets, (*marker, *asked.prepared, *done)
         )
         position, verdict = await self._decided(asked, args)
+        if verdict.startswith(commit_transaction.HELD):
+            raise held(verdict)
         if verdict not in (APPLIED, commit_batch.REPEAT):
             raise self._refused(asked, args, verdict)
         return await self._answer(args.transactions, position, repeat=verdict != APPLIED)

@@ -21,6 +21,7 @@ from onyxq.partition.cohort import checked_rows
 from onyxq.partition.granter import Granted
 from onyxq.peer import arguments as check
 from onyxq.peer import guarantees, views
+from onyxq.peer.backing_up import BackingUp
 from onyxq.peer.bulk_reading import BulkReading
 from onyxq.peer.claiming import WANTED_MAX, Claimer, Claiming, claim_here, pack_answer
 from onyxq.peer.dead_letters import DeadLetters
@@ -69,6 +70,7 @@ class Service:
         dependencies = node.operations.dependencies
         self.transactions = Transactions(node)
         batches, bulk = JobBatches(node, self.transactions), BulkReading(node)
+        backing_up = BackingUp(node)
         extending, settings, jobs = Extending(node), Settings(node, self._reading), Jobs(node)
         store = TaskStore(node, random_64)
         self.timers = Timers(node, self._router, self._reading, listing=listing, ids=self._ids)
@@ -130,6 +132,8 @@ class Service:
             "job.get": jobs.get,
             "job.wait": jobs.wait,
             "gc": self._gc,
+            "backup.hold": backing_up.hold,
+            "backup.rows": backing_up.rows,
             "leave": self.operating.leave,
             "submit": extending.submit,
             "extension": extending.extension,
@@ -164,6 +168,7 @@ class Service:
             "lead.head": self._lead_head,
             "lead.view": self._reading.lead_view,
             "lead.bodies": bulk.lead_read,
+            "lead.rows": backing_up.lead_rows,
             "lead.list": listing.lead_list,
             "lead.counts": self._reading.lead_counts,
             "lead.rates": summaries.lead_rates,

@@ -204,6 +204,8 @@ class Transactions:
             return
         if verdict == commit_transaction.TOO_LATE:
             raise Unavailable("the transaction took too long: its deadline had passed")
+        if verdict.startswith(commit_transaction.HELD):
+            raise held(verdict)
         if not verdict.startswith(commit_transaction.STALE):
             raise BadRequest(f"the transaction was refused: {verdict}")
         gone = stale(node.replica, (*args.claims, *args.require))
@@ -267,6 +269,11 @@ def _raise_errors(errors: Sequence[OnyxqError]) -> None:
             raise error
     if errors:
         raise errors[0]
+
+
+def held(verdict: str) -> Unavailable:
+    """The error of whoever would commit while transactions wait: nothing was done, and it may be tried again."""
+    return Unavailable(f"transactions wait, {verdict}", hint="A backup is being taken; try again in a moment.")
 
 
 def _claims(held: Any) -> tuple[Claim, ...]:

@@ -27,6 +27,7 @@ from log_entries import (
     gc,
     grant_claims,
     grant_limited_claims,
+    hold_transactions,
     kill_job,
     pause_periodic,
     purge,
@@ -59,7 +60,7 @@ ODDS = {
     "claims": 50,
     "partition": 20,
     "membership": 12,
-    "transaction": 8,
+    "transaction": 9,
     "queue": 5,
     "periodic": 4,
     "job": 9,
@@ -134,7 +135,7 @@ def _entry(replica: Replica, kind: str, random: Random) -> Any:
         node = f"n{random.randrange(NODES)}"
         peer = random.choice(sorted(replica.peers) or [""])
         choices: list[Any] = [drain_node.Args(node, random.random() < 0.5), replace_node.Args(node)]
-        choices.append(force_partition.Args(number, "ops"))
+        choices += [force_partition.Args(number, "ops"), hold_transactions.Args("ab"[number % 2], "a backup", 5_000)]
         return random.choice([*choices, set_slots.Args(peer, random.randrange(8))])
     if kind == "partition":
         modules: list[Any] = [ready_partition, ready_partition, ready_partition, settle_partition, yield_partition]
@@ -174,7 +175,7 @@ def _held(replica: Replica, number: int) -> list[tuple[int, Run]]:
 
 def _queue(replica: Replica, number: int, epoch: int, random: Random) -> Any:
     """A queue is limited, paused, resumed, or as it was."""
-    if random.random() < 0.1:
+    if random.random() < 0.25:
         kept = sorted({make_id(START_MS, number, random.randrange(8), 1024 * random.randrange(2)) for _ in range(30)})
         return purge.Args(number, epoch, START_MS + random.randrange(1, 9), tuple(kept))
     if random.random() < 0.4:

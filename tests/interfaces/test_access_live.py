@@ -40,6 +40,8 @@ TIMER = {"timeout": 3_600_000, "callback": {"transport": "http", "method": "post
 
 # operation: roles that may do it (admin may do everything), and arguments that mean the queue of others
 OPERATIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "backup.hold": ("", {"name": "a", "for_ms": -1}),
+    "backup.rows": ("", {"partition": -1, "position": 0}),
     "cancel": ("produce operate", {"ids": [TASK]}),
     "claim": ("consume", claim_of(THEIRS)),
     "cluster": (ANY, {}),

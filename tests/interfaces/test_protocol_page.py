@@ -27,6 +27,8 @@ RUN = [ID, pack_task({"queue": "page"}, [b"x"])]
 OTHER = {"integer": "text", "text": 5, "text or map": 5, "bytes": "text", "list": 5, "map": 5, "boolean": "text"}
 """For each type of the page a value that is not of it."""
 EXAMPLES: dict[str, dict[str, Any]] = {
+    "backup.hold": {"name": "b", "why": "a test", "for_ms": 0},
+    "backup.rows": {"partition": 0, "position": 0, "after": b""},
     "enqueue": {"runs": [RUN], "w": 1},
     "ids": {"count": 2},
     "claim": {"queues": ["page"], "max": 1, "lease_ms": 1_000, "wait_ms": 0, "worker": "w"},

@@ -11,7 +11,7 @@ from random import Random
 import msgpack
 import pytest
 
-from onyxq import dump, snapshot
+from onyxq import blocks, dump, snapshot
 from onyxq.dump import Dump, DumpWriter, read, write
 from onyxq.errors import BadRequest, Corrupt, NotFound, OnyxqError
 from onyxq.log.interface import Record
@@ -128,7 +128,7 @@ def split(data: bytes) -> list[bytes]:
     """The blocks of a file."""
     out, place = [], len(dump.MAGIC)
     while place < len(data):
-        size = dump._HEAD.size + int(dump._HEAD.unpack_from(data, place)[1])
+        size = blocks._HEAD.size + int(blocks._HEAD.unpack_from(data, place)[1])
         out.append(data[place : place + size])
         place += size
     return out
@@ -136,7 +136,7 @@ def split(data: bytes) -> list[bytes]:
 
 def sealed(number: int, kind: bytes, body: bytes) -> bytes:
     """A block whose checksum fits, whatever is in it."""
-    return dump._HEAD.pack(kind, len(body), dump._checksum(number, kind, body)) + body
+    return blocks._HEAD.pack(kind, len(body), blocks._checksum(number, kind, body)) + body
 
 
 HEADER = {"format": 1, "cluster": "main", "cluster_id": "c1", "origin": None}
@@ -163,7 +163,7 @@ def test_sound_blocks_of_nonsense_are_refused(what: str, file: Path) -> None:
     """By a clear error, never by another exception."""
     data = dump.MAGIC + b"".join(sealed(number, *block) for number, block in enumerate(NONSENSE[what]))
     if what == "a bomb of a length":
-        data = data[:-9] + dump._HEAD.pack(b"R", 0xFFFFFFFF, 0)
+        data = data[:-9] + blocks._HEAD.pack(b"R", 0xFFFFFFFF, 0)
     file.write_bytes(data)
     with pytest.raises(Corrupt, match="block "):
         list(read(file).records)

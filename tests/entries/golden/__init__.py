@@ -32,6 +32,7 @@ from onyxq.log.interface import Record
 from onyxq.replica import (
     EMPTY,
     Cluster,
+    Hold,
     Job,
     Node,
     Partition,
@@ -63,6 +64,7 @@ KINDS = (
     Transaction,
     Periodic,
     Job,
+    Hold,
 )
 ADVICE = (
     "Peers of other versions, and logs that exist, hold on to the meaning that is frozen here. Leave this version "

@@ -27,6 +27,7 @@ from log_entries import (
     gc,
     grant_claims,
     grant_limited_claims,
+    hold_transactions,
     kill_job,
     leave_cluster,
     notify_join_cluster,
@@ -113,6 +114,7 @@ EXAMPLES: Mapping[str, Any] = {
         b'{"n": 12}',
         (Prepared("words-7/12", 90_000, (Claim(0, 1 << 34, RUNS),), (), (Part(1, 2, b"digest"),), 9_000, b"note"),),
     ),
+    "hold_transactions": hold_transactions.Args("backup-1", "a backup", 60_000),
     "settle_transaction": settle_transaction.Args("step-7", 0, 5),
     "set_periodic": set_periodic.Args(
         "nightly", "mail", "30 4 * * mon-fri", "Europe/Berlin", b"{}", "json", -2, "all", True, START_MS + 9
@@ -394,11 +396,37 @@ def purge_log() -> list[Record]:
     return world.records
 
 
+def hold_log() -> list[Record]:
+    """Transactions that wait: refused, put off, over by itself, ended, and by another name."""
+    world = World()
+    world.submit("founder", creation(partitions=2))
+    world.join("a")
+    world.settle("a")
+
+    def hold(for_ms: int, name: str = "b1") -> hold_transactions.Args:
+        return hold_transactions.Args(name, "a backup", for_ms)
+
+    def commit(name: str) -> commit_transaction.Args:
+        return commit_transaction.Args(name, world.now.log_time_ms + 60_000, (), (), (), 1_000, b"n")
+
+    world.submit("a", commit("t1"), hold(0), hold(600_001), hold(9, name=""), evolve(hold(9), why="w" * 201))
+    world.submit("a", hold(5_000), commit("t1"), commit("t2"), hold(5_000, name="b2"))
+    world.now_ms += 4_000
+    world.submit("a", hold(5_000), commit("t2"))
+    world.now_ms += 4_000
+    world.submit("a", commit("t2"), hold(0, name="b2"))
+    world.now_ms += 2_000
+    world.submit("a", commit("t2"), hold(5_000, name="b2"), hold(0, name="b1"))
+    world.submit("a", commit("t3"), hold(0, name="b2"), commit("t3"))
+    return world.records
+
+
 SCRIPTS: Mapping[str, Callable[[], list[Record]]] = {
     "first": first_log,
     "queues": queue_log,
     "purge": purge_log,
     "jobs": job_log,
     "batches": batch_log,
+    "holds": hold_log,
 }
 """Name of a log's file -> what makes its records."""

@@ -1,0 +1,210 @@
+"""Restoring a backup: a log of a new cluster, and a data directory for each of its nodes.
+
+What comes of it is a cluster that was switched off everywhere at once: peers that are started on the
+directories do what they do after any such end.  The cluster has a new id, so it and the old one refuse
+each other, and its log begins in a later segment, so its positions, and with them its tokens, lie above
+all that the old one gave before the backup.
+
+The replica is newer than the rows.  What it claims of tasks that the backup does not have is forgotten,
+and what the records of the backup say of claims is written down as each node would have done.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from attrs import evolve, frozen
+
+from onyxq import snapshot
+from onyxq.backup.file import Backup
+from onyxq.blocks import sync_directory
+from onyxq.errors import BadRequest, Conflict, OlderThanCluster
+from onyxq.extensions import installed
+from onyxq.facts import HISTORY, Row, partition_of_key, unpack_history, unseal
+from onyxq.ids import mask_of, stretch_of
+from onyxq.log.codec import encode_record
+from onyxq.log.interface import START, LogSession, segment_of
+from onyxq.peer.history import history_rows, returned_runs
+from onyxq.placement import holders
+from onyxq.replay import steps
+from onyxq.replica import ClaimPiece, Replica, with_pieces, without
+from onyxq.store.interface import Batch, Store
+from onyxq.store.lmdb_store import LmdbStore
+
+WRITER = "restore"
+"""Who wrote the record with which the new log begins."""
+UNFINISHED = ".unfinished"
+"""What the name of a directory ends with until all of it is there."""
+ROWS_BATCH = 2_000
+
+
+@frozen
+class Restored:
+    """What was made."""
+
+    cluster: str
+    cluster_id: str
+    directories: Mapping[str, Path]
+    """Node id -> its data directory."""
+    rows: int
+    position: int
+    """Of the new log's origin."""
+
+
+async def restore(
+    backup: Backup,
+    session: LogSession,
+    *,
+    name: str,
+    directory_of: Callable[[int, str], Path],
+    progress: Callable[[str], None] = lambda _: None,
+) -> Restored:
+    """Make the directories, then the log; ``session``: of a log that is empty, and whose segments may be closed
+    after one record. ``directory_of`` gives the place for a node by its number and id.
+
+    Raises `Corrupt` for a damaged backup before anything is made, `Conflict` where something is already.
+    """
+    said = backup.check()
+    await _check_empty(session, name)
+    replica = _last_replica(backup)
+    cluster_id = secrets.token_hex(8)
+    nodes = sorted({node for placed in replica.partitions.values() for node in holders(placed)})
+    if not nodes:
+        raise BadRequest("the backup is of a cluster that no node ever joined", field="file")
+    directories = {node: directory_of(number, node) for number, node in enumerate(nodes)}
+    for directory in directories.values():
+        _check_free(directory)
+    async with _stores(directories, cluster_id) as stores:
+        rows = 0
+        for partition, page in backup.pages():
+            for node in holders(replica.partitions[partition]):
+                await stores[node].write(Batch(rows=page))
+            rows += len(page)
+            progress(f"{rows} of {said['rows']} rows")
+        await _write_history(backup, replica, stores)
+        replica = known_claims(replica, lambda number: stores[holders(replica.partitions[number])[0]])
+        position = await _begin_log(session, replica, cluster_id)
+        for store in stores.values():
+            await store.write(Batch(log_position=position))
+    for directory in directories.values():
+        _unfinished(directory).rename(directory)
+        sync_directory(directory.parent)
+    assert replica.cluster is not None
+    renamed = evolve(replica.cluster, id=cluster_id, name=name)
+    made = evolve(replica, position=position, cluster=renamed, hold=None)
+    if not await session.store_origin(position, snapshot.pack(made), expected_version=-1):
+        raise Conflict(f"somebody else began a cluster {name!r} meanwhile", field="name")
+    await session.trim(position)
+    return Restored(name, cluster_id, directories, rows, position)
+
+
+def known_claims(replica: Replica, store_of: Callable[[int], Store]) -> Replica:
+    """The replica without claims on tasks of which there is no row."""
+    for partition, stretches in sorted(replica.claims.items()):
+        store = store_of(partition)
+        changes: dict[bytes, tuple[ClaimPiece, ...]] = {}
+        for stretch, pieces in sorted(stretches.items()):
+            known = without(pieces, ~store.known_bits(stretch))
+            if known != pieces:
+                changes[stretch] = known
+        if changes:
+            replica = with_pieces(replica, partition, changes)
+    return replica
+
+
+# --- before anything is made
+
+
+async def _check_empty(session: LogSession, name: str) -> None:
+    if await session.tail() != START or await session.origin() is not None:
+        raise Conflict(
+            f"there is a cluster {name!r} already", field="name", hint="Choose another name, or destroy that one."
+        )
+
+
+def _check_free(directory: Path) -> None:
+    for place in (directory, _unfinished(directory)):
+        if place.exists() and (not place.is_dir() or any(place.iterdir())):
+            raise Conflict(f"{place} is not empty", field="data", hint="Choose another directory, or delete it.")
+
+
+def _last_replica(backup: Backup) -> Replica:
+    """The replica behind the last record; raises `OlderThanCluster`."""
+    unknown = installed().unknown(backup.origin.enabled)
+    if unknown:
+        raise OlderThanCluster(f"older than the backup: its cluster has enabled {unknown}")
+    replica = backup.origin
+    for done in steps(backup.origin, backup.records()):
+        replica = done.replica
+    return replica
+
+
+# --- stores
+
+
+def _unfinished(directory: Path) -> Path:
+    return directory.with_name(directory.name + UNFINISHED)
+
+
+@asynccontextmanager
+async def _stores(directories: Mapping[str, Path], cluster_id: str) -> AsyncIterator[dict[str, LmdbStore]]:
+    """A new store per node, which knows whose it is."""
+    async with AsyncExitStack() as stack:
+        stores: dict[str, LmdbStore] = {}
+        for node, directory in directories.items():
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            store = stores[node] = LmdbStore.open(_unfinished(directory))
+            stack.push_async_callback(store.aclose)
+            await store.write(Batch(meta=(("node_id", node.encode()), ("cluster_id", cluster_id.encode()))))
+        yield stores
+
+
+async def _write_history(backup: Backup, last: Replica, stores: Mapping[str, Store]) -> None:
+    """Write down what the backup's records say of the claims on tasks that it has."""
+    rows: list[Row] = []
+    before = backup.origin
+    for done in steps(before, backup.records()):
+        returned = returned_runs(before, done.replica, done.outcomes)
+        rows += history_rows(done.replica, done.outcomes, returned, lambda _: True)
+        before = done.replica
+        if len(rows) >= ROWS_BATCH:
+            await _keep_known(rows, last, stores)
+            rows = []
+    await _keep_known(rows, last, stores)
+
+
+async def _keep_known(rows: Sequence[Row], last: Replica, stores: Mapping[str, Store]) -> None:
+    kept: dict[str, list[Row]] = {}
+    for row in rows:
+        nodes = holders(last.partitions[partition_of_key(row.key)])
+        if _known(row, stores[nodes[0]]):
+            for node in nodes:
+                kept.setdefault(node, []).append(row)
+    for node, some in sorted(kept.items()):
+        await stores[node].write(Batch(rows=some))
+
+
+def _known(row: Row, store: Store) -> bool:
+    assert row.key[2:3] == HISTORY
+    first = row.key[3:23]
+    mask = mask_of(first, unpack_history(unseal(row.key, row.value)).count)
+    return store.known_bits(stretch_of(first)) & mask == mask
+
+
+# --- the log
+
+
+async def _begin_log(session: LogSession, replica: Replica, cluster_id: str) -> int:
+    """Write the first record of a segment behind all that the backup's log had; its position."""
+    number = 0
+    while True:
+        number += 1
+        record = encode_record(cluster_id, WRITER, number, time.time_ns() // 1_000_000, [])
+        position = await session.append(record)
+        if segment_of(position) > segment_of(replica.position):
+            return position
+        await session.rotate()

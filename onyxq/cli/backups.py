@@ -1,0 +1,87 @@
+"""``onyxq cluster backup`` and ``restore``: a whole cluster in a file, and a cluster made of such a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from onyxq.cli.context import Context
+from onyxq.errors import BadRequest
+from onyxq.following import Trimmed
+
+TRIES = 3
+
+
+def backup(context: Context) -> None:
+    """Write a backup of the cluster that a peer belongs to."""
+    from onyxq.backup.taking import Taking
+
+    with context.client() as client:
+        for left in reversed(range(TRIES)):
+            try:
+                context.out.fields(Taking(client.call, progress=context.out.progress).run(context.args.file))
+                return
+            except Trimmed:
+                # A collection overtook the backup: the log starts behind a newer origin now.
+                if not left:
+                    raise
+
+
+def restore(context: Context) -> None:
+    """Make a cluster of a backup: its log, and a data directory per node."""
+    from onyxq.backup.file import read
+    from onyxq.backup.restoring import Restored
+    from onyxq.backup.restoring import restore as restored
+    from onyxq.cli.daemons import run_in_trio
+    from onyxq.log.interface import LogBackend
+
+    data, hosts = context.given("data"), context.text("zookeeper")
+    if not data:
+        raise BadRequest("which directory is for the nodes' data?", field="data", hint="Give --data DIR.")
+    root = Path(data)
+    if root.exists() and (not root.is_dir() or any(root.iterdir())):
+        raise BadRequest(f"{root} is not an empty directory", field="data", hint="Choose another one.")
+    found = read(context.args.file)
+    name = context.args.name or found.cluster
+    made: list[Restored] = []
+
+    async def fill(backend: LogBackend) -> None:
+        session = await backend.session()
+        try:
+            made.append(
+                await restored(
+                    found,
+                    session,
+                    name=name,
+                    directory_of=lambda number, node: root / (node if hosts else f"node-{number}"),
+                    progress=context.out.progress,
+                )
+            )
+        finally:
+            await session.aclose()
+
+    async def body() -> None:
+        if hosts:
+            from onyxq.log.zookeeper import ZookeeperBackend
+
+            await fill(ZookeeperBackend(hosts, name, segment_records=1))
+            return
+        from onyxq.log.embedded import EmbeddedBackend
+
+        embedded = EmbeddedBackend.open(root / "log", segment_records=1)
+        try:
+            await fill(embedded)
+        finally:
+            await embedded.aclose()
+
+    run_in_trio(body)
+    (done,) = made
+    shown = {
+        "cluster": done.cluster,
+        "cluster_id": done.cluster_id,
+        "position": done.position,
+        "rows": done.rows,
+        "nodes": [{"node": node, "data": str(directory)} for node, directory in done.directories.items()],
+    }
+    lines = [f"restored {done.cluster} ({done.cluster_id}): {done.rows} rows, positions go on behind {done.position}"]
+    lines += [f"  node {node}: {directory}" for node, directory in done.directories.items()]
+    context.out.result(shown, "\n".join(lines))

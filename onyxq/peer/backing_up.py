@@ -1,0 +1,132 @@
+"""What a backup of the whole cluster asks of its nodes: that transactions wait, and every row there is.
+
+Rows of a partition are given page by page by its leader, whose store is complete, and only once it
+has read the log, and written down what it says, up to the position that the backup asks for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trio
+
+from log_entries import hold_transactions
+from log_entries.hold_transactions import HOLD_MS_MAX, OTHER, TEXT_CHARACTERS_MAX
+from onyxq.entry import APPLIED
+from onyxq.errors import BadRequest, Conflict, Corrupt, NotLeader, OnyxqError, Unavailable
+from onyxq.facts import sealed
+from onyxq.ids import PARTITIONS_MAX
+from onyxq.peer import arguments as check
+from onyxq.peer.node import Node
+from onyxq.peer.routing import CALL_TIMEOUT_S, RETRY_PAUSE_MAX_S, RETRY_PAUSE_S, ROUTE_TIMEOUT_S, is_passing, leader_of
+from onyxq.step import NOT_ENABLED
+from onyxq.store.interface import Store
+
+PAGE_BYTES = 1024 * 1024
+"""A page ends behind the row that reaches this."""
+PAGE_ROWS = 2_048
+PLACE_BYTES_MAX = 64
+READ_UP_TIMEOUT_S = 4.0
+_LEAF_BYTES = 5
+"""Of a place: the hour and the leaf; the key follows."""
+
+
+class BackingUp:
+    """Serves backups at one node."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    async def hold(self, args: dict[str, Any]) -> dict[str, int]:
+        """Have transactions wait, go on waiting, or (``for_ms`` 0) wait no longer; raises `Conflict`, `Unavailable`."""
+        check.only(args, ("name", "why", "for_ms"))
+        name = check.text(args.get("name"), "name", TEXT_CHARACTERS_MAX, least=1)
+        why = check.text(args.get("why", ""), "why", TEXT_CHARACTERS_MAX)
+        for_ms = check.integer(args.get("for_ms"), "for_ms", 0, HOLD_MS_MAX)
+        position, (verdict,) = await self._node.verdicts([hold_transactions.Args(name, why, for_ms)])
+        if verdict == APPLIED:
+            return {"position": position}
+        if verdict.startswith(OTHER):
+            raise Conflict(f"transactions are {verdict}", field="name", hint="Wait until that is over.")
+        if verdict == NOT_ENABLED:
+            raise Conflict("a peer of an older version is in the ring", hint="Upgrade every peer first.")
+        raise Conflict(f"transactions are not held: {verdict}", field="name")
+
+    async def rows(self, args: dict[str, Any]) -> dict[str, Any]:
+        """A page of a partition's rows behind a place: ``rows``, the next place as ``after`` (null at the end), and
+        ``position``, which the log had reached where they were read. Raises `NotLeader`, `Unavailable`."""
+        partition, *_ = self._place(args)
+        until, pause = trio.current_time() + ROUTE_TIMEOUT_S, RETRY_PAUSE_S
+        while True:
+            try:
+                return await self._ask(leader_of(self._node, partition), args)
+            except OnyxqError as error:
+                if not is_passing(error) or trio.current_time() + pause > until:
+                    raise
+            with trio.move_on_after(pause):
+                await self._node.moved()
+            await trio.sleep(pause / 4)
+            pause = min(2 * pause, RETRY_PAUSE_MAX_S)
+
+    async def _ask(self, leader: str, args: dict[str, Any]) -> dict[str, Any]:
+        if not leader:
+            raise NotLeader(f"nobody leads partition {args['partition']} now")
+        if leader == self._node.node_id:
+            return await self.lead_rows(args)
+        return dict(await self._node.call(leader, "lead.rows", args, timeout_s=CALL_TIMEOUT_S))
+
+    async def lead_rows(self, args: dict[str, Any]) -> dict[str, Any]:
+        """The same of a partition that is led from here; raises `NotLeader`."""
+        partition, position, after = self._place(args)
+        node = self._node
+        with trio.move_on_after(READ_UP_TIMEOUT_S) as waited:
+            while node.replica.position < position:
+                await node.moved()
+            await node.recorded()
+            await node.floating.landed()
+        if waited.cancelled_caught:
+            raise Unavailable("this node is behind with the log")
+        node.operations.leader(partition)
+        rows, following = page(node.store, partition, after)
+        answer = {"rows": rows, "after": following, "position": node.replica.position}
+        await node.pacer.took(sum(len(value) for _, value in rows))
+        return answer
+
+    def _place(self, args: dict[str, Any]) -> tuple[int, int, bytes]:
+        check.only(args, ("partition", "position", "after"))
+        if self._node.replica.cluster is None:
+            raise Unavailable("the cluster is not known here yet")
+        most = min(PARTITIONS_MAX, self._node.replica.settings.partitions) - 1
+        partition = check.integer(args.get("partition"), "partition", 0, most)
+        position = check.integer(args.get("position"), "position", 0, 1 << 62)
+        after = args.get("after", b"")
+        if not isinstance(after, bytes) or len(after) > PLACE_BYTES_MAX or 0 < len(after) < _LEAF_BYTES:
+            raise BadRequest("after must be the place that a page ended at", field="after")
+        return partition, position, after
+
+
+def page(store: Store, partition: int, after: bytes) -> tuple[list[list[bytes]], bytes | None]:
+    """Rows behind a place, which is an hour, a leaf and a key, and the place that they reach; raises `Corrupt`."""
+    rows: list[list[bytes]] = []
+    size, reached = 0, after
+    for hour in sorted(store.hours(partition)):
+        if hour.to_bytes(4, "big") < after[:4]:
+            continue
+        for leaf in sorted(store.leaves(partition, hour)):
+            name = hour.to_bytes(4, "big") + bytes([leaf])
+            if name < after[:_LEAF_BYTES]:
+                continue
+            for key, _ in store.keys(partition, hour, leaf):
+                if name + key <= after:
+                    continue
+                if size >= PAGE_BYTES or len(rows) >= PAGE_ROWS:
+                    return rows, reached
+                value, reached = store.get(key), name + key
+                if value is None:
+                    continue
+                if not sealed(key, value):
+                    store.damaged.add(key)
+                    raise Corrupt(f"a row of partition {partition} is damaged here and is being repaired")
+                rows.append([key, value])
+                size += len(value)
+    return rows, None
