@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
 from onyxq.backup.file import BackupWriter
-from onyxq.errors import OnyxqError, Unavailable
+from onyxq.errors import Conflict, OnyxqError, Unavailable
 from onyxq.extensions import installed
 from onyxq.following import PASSING, Trimmed, ask, replica
 from onyxq.log.interface import Record
@@ -32,6 +32,8 @@ WAIT_MS = 1_000
 PATIENCE_S = 60.0
 """How long something that should pass is waited for: a call, or the transactions under way."""
 RETRY_PAUSE_S = 0.2
+READ_TRIES = 5
+"""Of one partition, whose leaders change."""
 WHY = "a backup of the cluster"
 
 Call: TypeAlias = Callable[[str, dict[str, Any]], Any]
@@ -142,7 +144,19 @@ class Taking:
     # --- rows
 
     def _partition(self, writer: BackupWriter, partition: int, position: int) -> int:
-        """Read all rows of a partition; the position that the log had reached where they were read."""
+        """Read all rows of a partition, as they were at one moment; the position that the log had reached then.
+
+        Where its leader changes it is read again: rows that come twice do no harm.
+        """
+        for left in reversed(range(READ_TRIES)):
+            try:
+                return self._pages(writer, partition, position)
+            except Conflict:
+                if not left:
+                    raise
+        raise AssertionError("the last try returns or raises")
+
+    def _pages(self, writer: BackupWriter, partition: int, position: int) -> int:
         after: bytes | None = b""
         while after is not None:
             page = self._call("backup.rows", {"partition": partition, "position": position, "after": after})

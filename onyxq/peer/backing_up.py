@@ -13,22 +13,18 @@ import trio
 from log_entries import hold_transactions
 from log_entries.hold_transactions import HOLD_MS_MAX, OTHER, TEXT_CHARACTERS_MAX
 from onyxq.entry import APPLIED
-from onyxq.errors import BadRequest, Conflict, Corrupt, NotLeader, OnyxqError, Unavailable
-from onyxq.facts import sealed
+from onyxq.errors import BadRequest, Conflict, NotLeader, OnyxqError, Unavailable
 from onyxq.ids import PARTITIONS_MAX
 from onyxq.peer import arguments as check
 from onyxq.peer.node import Node
+from onyxq.peer.reading_all import NAME_BYTES, Reading
 from onyxq.peer.routing import CALL_TIMEOUT_S, RETRY_PAUSE_MAX_S, RETRY_PAUSE_S, ROUTE_TIMEOUT_S, is_passing, leader_of
 from onyxq.step import NOT_ENABLED
-from onyxq.store.interface import Store
 
-PAGE_BYTES = 1024 * 1024
-"""A page ends behind the row that reaches this."""
-PAGE_ROWS = 2_048
-PLACE_BYTES_MAX = 64
+PLACE_BYTES_MAX = 128
 READ_UP_TIMEOUT_S = 4.0
-_LEAF_BYTES = 5
-"""Of a place: the hour and the leaf; the key follows."""
+IDLE_S = 60.0
+"""A reading that nobody goes on with is forgotten after so long."""
 
 
 class BackingUp:
@@ -36,6 +32,8 @@ class BackingUp:
 
     def __init__(self, node: Node) -> None:
         self._node = node
+        self._readings: dict[int, tuple[int, Reading]] = {}
+        """Of partitions led from here: the epoch that it began in, and how far it is."""
 
     async def hold(self, args: dict[str, Any]) -> dict[str, int]:
         """Have transactions wait, go on waiting, or (``for_ms`` 0) wait no longer; raises `Conflict`, `Unavailable`."""
@@ -86,11 +84,36 @@ class BackingUp:
             await node.floating.landed()
         if waited.cancelled_caught:
             raise Unavailable("this node is behind with the log")
-        node.operations.leader(partition)
-        rows, following = page(node.store, partition, after)
+        reading = self._reading(partition, node.operations.leader(partition).epoch, after)
+        rows, following = reading.page(after)
         answer = {"rows": rows, "after": following, "position": node.replica.position}
+        if following is None:
+            self._forget(partition)
         await node.pacer.took(sum(len(value) for _, value in rows))
         return answer
+
+    def _reading(self, partition: int, epoch: int, after: bytes) -> Reading:
+        """The reading that a place is of, a new one for none; raises `Conflict` if that has to begin anew."""
+        now = trio.current_time()
+        for other, (_, one) in list(self._readings.items()):
+            if one.used_at < now - IDLE_S:
+                self._forget(other)
+        if not after:
+            self._forget(partition)
+            self._readings[partition] = epoch, Reading(self._node.store, partition, name=self._name())
+        began, found = self._readings.get(partition, (-1, None))
+        if found is None or began != epoch or not found.knows(after):
+            raise Conflict(f"partition {partition} must be read from the beginning", field="after")
+        found.used_at = now
+        return found
+
+    def _name(self) -> bytes:
+        return int(self._node.random() * (1 << 62)).to_bytes(NAME_BYTES, "big")
+
+    def _forget(self, partition: int) -> None:
+        _, found = self._readings.pop(partition, (0, None))
+        if found is not None:
+            found.end()
 
     def _place(self, args: dict[str, Any]) -> tuple[int, int, bytes]:
         check.only(args, ("partition", "position", "after"))
@@ -100,33 +123,6 @@ class BackingUp:
         partition = check.integer(args.get("partition"), "partition", 0, most)
         position = check.integer(args.get("position"), "position", 0, 1 << 62)
         after = args.get("after", b"")
-        if not isinstance(after, bytes) or len(after) > PLACE_BYTES_MAX or 0 < len(after) < _LEAF_BYTES:
+        if not isinstance(after, bytes) or len(after) > PLACE_BYTES_MAX:
             raise BadRequest("after must be the place that a page ended at", field="after")
         return partition, position, after
-
-
-def page(store: Store, partition: int, after: bytes) -> tuple[list[list[bytes]], bytes | None]:
-    """Rows behind a place, which is an hour, a leaf and a key, and the place that they reach; raises `Corrupt`."""
-    rows: list[list[bytes]] = []
-    size, reached = 0, after
-    for hour in sorted(store.hours(partition)):
-        if hour.to_bytes(4, "big") < after[:4]:
-            continue
-        for leaf in sorted(store.leaves(partition, hour)):
-            name = hour.to_bytes(4, "big") + bytes([leaf])
-            if name < after[:_LEAF_BYTES]:
-                continue
-            for key, _ in store.keys(partition, hour, leaf):
-                if name + key <= after:
-                    continue
-                if size >= PAGE_BYTES or len(rows) >= PAGE_ROWS:
-                    return rows, reached
-                value, reached = store.get(key), name + key
-                if value is None:
-                    continue
-                if not sealed(key, value):
-                    store.damaged.add(key)
-                    raise Corrupt(f"a row of partition {partition} is damaged here and is being repaired")
-                rows.append([key, value])
-                size += len(value)
-    return rows, None

@@ -36,7 +36,7 @@ and indexes know nothing of.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 from attrs import field, frozen
@@ -230,6 +230,11 @@ class Store(Protocol):
 
     async def aclose(self) -> None:
         """Finish what waits and release the lock."""
+        ...
+
+    def follow(self, told: Callable[[Sequence[Prepared]], None]) -> Callable[[], None]:
+        """Have ``told`` hear of the rows of every batch as soon as they can be read, of each batch by itself,
+        until the function that comes back is called."""
         ...
 
     # promises and positions

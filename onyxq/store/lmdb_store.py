@@ -344,6 +344,8 @@ class LmdbStore(StoreReads):
             elif self._map_bytes > self._map_bytes_limit:
                 self._resize(self._map_bytes_limit)
             self._renew()
+            for ticket in group:
+                self._tell(ticket.prepared.rows)
             for ticket, result in zip(group, written, strict=True):
                 _wake(ticket, result)
         self._begin()

@@ -178,6 +178,8 @@ class MemoryStore(StoreReads):
             for ticket in group:
                 ticket.outcome = applier.apply(ticket.prepared)
             applier.flush()
+            for ticket in group:
+                self._tell(ticket.prepared.rows)
 
         try:
             await self._disk.sync(self._run, apply, sum(ticket.prepared.bytes for ticket in group))

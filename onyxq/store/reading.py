@@ -8,7 +8,7 @@ iterates `StoreReads.keys`.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import msgpack
 
@@ -29,6 +29,7 @@ from onyxq.facts import (
 from onyxq.ids import STRETCH_TASKS, TaskId, counter_of, ms_of, offset_of, stretch_of
 from onyxq.purged import NOTHING, Watermark
 from onyxq.store.auditing import Audit
+from onyxq.store.checks import Prepared
 from onyxq.store.ending import ended
 from onyxq.store.finding import FindingReads
 from onyxq.store.heads import queue_digest, task_head
@@ -63,6 +64,18 @@ class StoreReads(FindingReads):
         self._records = Remembered()
         self.crooked = Crooked()
         """Entries of indexes, counts and digests that were found not to agree with the rows."""
+        self._followers: list[Callable[[Sequence[Prepared]], None]] = []
+
+    def follow(self, told: Callable[[Sequence[Prepared]], None]) -> Callable[[], None]:
+        """Have ``told`` hear of the rows of every batch as soon as they can be read, of each batch by itself,
+        until the function that comes back is called."""
+        self._followers.append(told)
+        return lambda: self._followers.remove(told)
+
+    def _tell(self, rows: Sequence[Prepared]) -> None:
+        """Rows can be read from now on."""
+        for told in list(self._followers) if rows else ():
+            told(rows)
 
     def scrub(self, after: bytes, limit_bytes: int) -> bytes:
         """Check what lies behind a place, rows first, then all that is derived from them,
