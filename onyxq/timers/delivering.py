@@ -35,6 +35,8 @@ PAUSE_S = 0.25
 """After something went wrong."""
 HELD_MAX = 512
 """Claims held at one time; each may have a connection."""
+AHEAD_MAX = 128
+"""Of these, those that wait for their turn: if the node dies they wait for the end of their leases."""
 LANE_RUNS_MAX, SLOW_RUNS_MAX = 32, 8
 """Callbacks to one place at one time, and if one takes longer than `SLOW_S`."""
 SLOW_S = 1.0
@@ -147,11 +149,16 @@ class Delivering:
     # --- claiming
 
     async def _room(self) -> None:
-        while self._held >= HELD_MAX or self._draining:
+        while self._free() <= 0 or self._draining:
             await self._changed.wait()
 
+    def _free(self) -> int:
+        """How many claims more there may be."""
+        waiting = sum(len(lane.waiting) for lane in self._lanes.values())
+        return min(HELD_MAX - self._held, AHEAD_MAX - waiting)
+
     async def _claimed(self) -> list[Granted]:
-        room = HELD_MAX - self._held
+        room = self._free()
         head = await self._node.granter.heads.wait_head(QUEUE, None, LOOK_S, wanted=room)
         if head is None or self._draining:
             return []
@@ -211,6 +218,7 @@ class Delivering:
             if not lane.waiting or not lane.has_room():
                 break
             attempt = lane.waiting.popleft()
+            self._wake()
         if not lane.begun_s and not lane.waiting:
             self._lanes.pop(name, None)
 

@@ -13,6 +13,7 @@ import pytest
 
 from onyxq import Client
 from onyxq.errors import Conflict
+from onyxq.timers.delivering import LANE_RUNS_MAX
 from onyxq.timers.model import QUEUE, Callback, Timer, pack
 from tests.interfaces.live_world import running
 from tests.timers.receivers import Receiver, http_receiver, tcp_receiver, wall_ms
@@ -409,10 +410,10 @@ def test_a_receiver_that_never_answers_delays_no_other(receiver: Receiver) -> No
             with http_receiver(lambda request: None) as hanging:
                 for number in range(many):
                     set_timer(http, f"hanging-{number}", 1, to(hanging))
-                hanging.until(32)
+                hanging.until(1)
                 set_timer(http, "quick", 1, to(receiver))
                 receiver.until(1)
-                assert len(hanging.requests) == 32
+                assert len(hanging.requests) <= LANE_RUNS_MAX
 
 
 def test_targets_are_judged_when_set_and_when_connected(receiver: Receiver) -> None:
