@@ -24,6 +24,7 @@ from simulation.scenes_cancelling import CANCELLING_SCENES
 from simulation.scenes_copies import COPY_SCENES
 from simulation.scenes_retention import RETENTION_SCENES
 from simulation.scenes_rules import RULE_SCENES
+from simulation.scenes_taskstore import TASKSTORE_SCENES
 from simulation.scenes_transactions import TRANSACTION_SCENES
 from simulation.scenes_withdrawn import WITHDRAWN_SCENES
 from simulation.scenes_workers import WORKER_SCENES
@@ -313,6 +314,7 @@ _SCENES: tuple[Scene, ...] = (
     *BATCH_SCENES.values(),
     *RETENTION_SCENES.values(),
     *WORKER_SCENES.values(),
+    *TASKSTORE_SCENES.values(),
 )
 
 _ALL: tuple[Workload, ...] = (

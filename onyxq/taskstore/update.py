@@ -59,11 +59,12 @@ def _judged(store: Store, args: Args, now_ms: int, stamp: Stamp) -> tuple[list[R
         old = found[number]
         if old is not None:
             tasks.append((old[0], state.time_of(at_ms, now_ms), args.client, data))
+    others = (number for number, task in found.items() if task and task[1] > now_ms and task[2] != args.client)
     refusal = Refusal(
         changes=tuple(number for number in changed if found[number] is None),
         deletes=tuple(number for number in args.deletes if found[number] is None),
         depends=tuple(number for number in args.depends if store.get(number) is None),
-        owned=tuple(number for number, task in found.items() if task and task[1] > now_ms and task[2] != args.client),
+        owned=tuple(others),
         bugs=tuple(_bugs(store, args, tasks, stamp)),
     )
     return tasks, refusal if any(refusal) else None

@@ -8,6 +8,7 @@ from simulation.planted.bugs_copies import COPY_BUGS
 from simulation.planted.bugs_jobs import JOB_BUGS
 from simulation.planted.bugs_retention import RETENTION_BUGS
 from simulation.planted.bugs_rules import RULE_BUGS
+from simulation.planted.bugs_taskstore import TASKSTORE_BUGS
 from simulation.planted.bugs_workers import WORKER_BUGS
 from simulation.planted.planted import Planted
 
@@ -355,6 +356,7 @@ PLANTED: tuple[Planted, ...] = (
     *CANCELLING_BUGS,
     *RETENTION_BUGS,
     *WORKER_BUGS,
+    *TASKSTORE_BUGS,
     *JOB_BUGS,
     *BATCH_BUGS,
 )

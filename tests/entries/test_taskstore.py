@@ -21,7 +21,7 @@ from onyxq.replica import Replica
 from onyxq.snapshot import pack, unpack
 from onyxq.taskstore import claim, order, set_limits, state, update
 from onyxq.testing import check_extension
-from tests.entries.taskstore_model import Model
+from simulation.stored import Model
 
 PROGRAMS = int(os.environ.get("ONYXQ_TEST_PROGRAMS", "300"))
 STEPS_MAX = 30

@@ -20,10 +20,8 @@ import trio
 
 from onyxq.cli.main import run
 from onyxq.dump import read
-from onyxq.replay import traced
-from onyxq.taskstore import claim, state, update
-from onyxq.taskstore.state import Answer, Refusal
-from tests.entries.taskstore_model import Model
+from onyxq.extensions import installed
+from simulation.stored import Truth, as_answered
 from tests.processes.cluster import Cluster, PeerProcess, bounded, surroundings
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -140,62 +138,8 @@ class Programs:
         return self.random.choice(self.seen[-12:])
 
 
-class Truth:
-    """The log, gone through with the model beside the state machine."""
-
-    def __init__(self) -> None:
-        self.model = Model()
-        self.position = 0
-        self.answers: dict[int, Answer] = {}
-        """Mark -> what the model answers at the entry's place."""
-
-    def read(self, path: Path) -> None:
-        """Go on with a dump."""
-        dump = read(path)
-        replica = dump.start
-        for record in dump.records:
-            if record.position <= replica.position:
-                continue
-            before = replica
-            done, seen = traced(replica, record)
-            for outcome, after in seen:
-                if outcome.name in ("taskstore.update", "taskstore.claim") and record.position > self.position:
-                    self.apply(outcome.args, before, after, record.position, done.replica.clock_ms)
-                before = after
-            replica = done.replica
-        self.position = replica.position
-        store = state.read(replica)
-        kept = {number: row for part in store.tasks.values() for number, row in part.items()}
-        assert kept == self.model.tasks
-
-    def apply(self, args: Any, before: Any, after: Any, position: int, now_ms: int) -> None:
-        """One entry."""
-        found = state.answer_of(after, position, args.request)
-        assert found is not None
-        made = [number for number, _ in found[0]]
-        if isinstance(args, update.Args):
-            mark, said = int(args.adds[0][1]), self.model.update(args, now_ms, made)
-        else:
-            assert isinstance(args, claim.Args)
-            was, now = state.read(before), state.read(after)
-            gone = [number for number in self.model.tasks if was.get(number) and not now.get(number)]
-            mark, said = args.duration_ms, self.model.claim(args, now_ms, made, gone[0] if gone else None)
-        assert mark not in self.answers, "a request is carried out once"
-        assert said[0] == found[0] and said[1][:4] == found[1][:4]
-        self.answers[mark] = said
-
-
-def as_answered(answer: Answer) -> Any:
-    """What HTTP says of it, without bugs."""
-    tasks, refusal = answer
-    if refusal:
-        changes, deletes, depends, owned, _ = Refusal(*refusal)
-        return [None, list(changes), list(deletes), list(depends), list(owned)]
-    return [[number, group, at_ms, owner, data] for number, (group, at_ms, owner, data) in tasks]
-
-
 def answered(answer: Any) -> Any:
-    """The same of an answer."""
+    """An answer as the model's are told."""
     error = answer["Error"]
     if error is not None:
         return [None, error["Changes"], error["Deletes"], error["Depends"], error["Owned"]]
@@ -226,12 +170,13 @@ async def test_answers_over_http_are_the_models_while_peers_die_and_the_log_is_c
             await cluster.start(name)
         path = tmp_path / f"{turn}.dump"
         await dumped(cluster, path)
-        truth.read(path)
+        dump = read(path)
+        truth.follow(dump.start, dump.records, installed())
         assert (await cluster.send(cluster["c"], "POST", "/v1/gc", {}, seconds=60)).status_code == 200
     lost = [mark for mark, answer in programs.asked.items() if answer is None]
     for mark, answer in programs.asked.items():
         if answer is not None:
-            assert answered(answer) == as_answered(truth.answers[mark]), mark
+            assert [answered(answer)] == [as_answered(one) for one in truth.answers[mark]], mark
     assert set(truth.answers) <= set(programs.asked)
     print(f"{programs.marks} requests of {PROGRAMS} programs, {len(lost)} without an answer")
     assert len(lost) < programs.marks / 2
