@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
 
 from onyxq.access.grants import Access, Token
 from onyxq.access.table import RULES
+from onyxq.dashboard.session import COOKIE
 from onyxq.facts import pack_task
 from onyxq.http import taskstore
 from onyxq.http.app import ENDPOINTS as ALL
@@ -24,7 +26,11 @@ from tests.interfaces.live_world import ANSWER_S_MAX, PATIENCE_MS, Wire, claim_o
 pytestmark = pytest.mark.slow
 
 ENDPOINTS = tuple(one for one in ALL if not one.page)
-"""Those for programs; tests/dashboard has the others."""
+"""Those for programs."""
+PAGES = tuple(one for one in ALL if one.page)
+"""Those for people."""
+OPEN_PAGES = {"login_page", "log_in", "log_out", "file"}
+"""Names of pages that ask for no token."""
 SECRET = "what the peers share"
 ROLES = ("read", "produce", "consume", "operate", "admin")
 OURS, THEIRS = "ours.q", "theirs.q"
@@ -364,3 +370,43 @@ def test_every_method_of_every_path_is_a_route_of_the_walk(cluster: LocalCluster
                 if method == "HEAD":
                     name = next(one.name for one in ENDPOINTS if one.path == path and one.method == "GET")
                     assert client.head(path).status_code == 401 or name in OPEN_ROUTES
+
+
+# --- pages
+
+
+def visited(cluster: LocalCluster, endpoint: Endpoint, token: str | None) -> httpx.Response:
+    """What a browser that has signed in gets, which means the queue of others."""
+    path = endpoint.path.replace("{id}", TASK.hex()).replace("{file}", "no-such")
+    host = cluster.http_addresses[0]
+    headers = {"origin": f"http://{host}"}
+    if token is not None:
+        headers["cookie"] = f"{COOKIE}={quote(token)}"
+    form = {"queue": THEIRS, "id": TASK.hex(), "name": "theirs"}
+    asked = {name: form[name] for name in form if name in endpoint.query.fields}
+    with httpx.Client(timeout=ANSWER_S_MAX, trust_env=False, verify=False) as client:  # there is no TLS to check
+        if endpoint.method == "GET":
+            return client.get(f"http://{host}{path}", params=asked, headers=headers)
+        return client.post(f"http://{host}{path}", data=form, headers=headers)
+
+
+@pytest.mark.parametrize("endpoint", PAGES, ids=lambda endpoint: endpoint.name)
+def test_no_page_shows_or_does_anything_without_the_right_token(cluster: LocalCluster, endpoint: Endpoint) -> None:
+    """Without one, or with one that is not known, the way in; 403 with the wrong role; nothing of others' queues."""
+    before = state(cluster)
+    if endpoint.name in OPEN_PAGES:
+        assert THEIRS not in visited(cluster, endpoint, None).text and not endpoint.roles
+        return
+    assert endpoint.roles
+    for token in (None, "wrong", SECRET):
+        answer = visited(cluster, endpoint, token)
+        assert answer.status_code == 303 and answer.headers["location"].startswith("/ui/login")
+        assert answer.text == ""
+    for role in ROLES:
+        implied = {"operate": {"operate", "read"}, "admin": set(ROLES)}.get(role, {role})
+        if not implied & set(endpoint.roles):
+            assert visited(cluster, endpoint, f"token to {role}").status_code == 403, role
+    answer = visited(cluster, endpoint, PREFIXED)
+    assert PAYLOAD.decode() not in answer.text and PAYLOAD.hex() not in answer.text
+    assert THEIRS not in answer.text.replace(f"on queue &#39;{THEIRS}&#39;", "")  # which says only what was asked for
+    assert state(cluster) == before
