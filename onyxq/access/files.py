@@ -8,6 +8,7 @@ The file is TOML::
     name = "mailers"
     sha256 = "..."                      # or token = "..."
     roles = ["consume:mail.", "read"]
+    rate = 100                          # requests a second at each peer; without, any number
 
 The setting ``tokens`` has the same in one line: ``TOKEN=ROLE+ROLE:PREFIX`` with spaces between tokens,
 where TOKEN may be ``sha256:HEX``.
@@ -23,7 +24,8 @@ from typing import Any
 from onyxq.access.grants import TOKEN_CHARS_MIN, Access, Token
 from onyxq.errors import BadRequest
 
-_KNOWN = ("name", "token", "sha256", "roles")
+_KNOWN = ("name", "token", "sha256", "roles", "rate")
+RATE_MAX = 1_000_000
 
 
 def load_access(file: str = "", *, tokens: str = "", peer_secret: str = "") -> Access:
@@ -84,8 +86,11 @@ def _listed(file: str, place: int, one: Any) -> Token:
     roles = one.get("roles")
     if not isinstance(roles, list) or not all(isinstance(role, str) for role in roles):
         raise BadRequest(f"{where} needs roles, a list of ROLE and ROLE:PREFIX", field="access")
+    rate = one.get("rate")
+    if rate is not None and (type(rate) is not int or not 1 <= rate <= RATE_MAX):
+        raise BadRequest(f"{where}: rate must be 1 to {RATE_MAX} requests a second", field="access")
     name = _text(where, one.get("name", f"token {place + 1}"), "name")
-    return _token(f"sha256:{digest}" if digest else text, name, roles, where)
+    return _token(f"sha256:{digest}" if digest else text, name, roles, where, rate)
 
 
 def _said(tokens: str) -> list[Token]:
@@ -99,13 +104,13 @@ def _said(tokens: str) -> list[Token]:
     return found
 
 
-def _token(text: str, name: str, roles: list[str], where: str) -> Token:
+def _token(text: str, name: str, roles: list[str], where: str, rate: int | None = None) -> Token:
     if text.startswith("sha256:") and len(text) != len("sha256:") + 64:
         raise BadRequest(f"{where}: a SHA-256 has 64 hex digits", field="tokens")
     if len(text) < TOKEN_CHARS_MIN:
         raise BadRequest(f"{where}: a token must have {TOKEN_CHARS_MIN} characters or more", field="tokens")
     try:
-        return Token.of(text, name, roles)
+        return Token.of(text, name, roles, rate=rate)
     except BadRequest as error:
         raise BadRequest(f"{where}: {error.message}", field="tokens") from None
 

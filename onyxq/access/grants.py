@@ -12,9 +12,9 @@ import hmac
 import re
 from collections.abc import Iterable, Mapping
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
-from onyxq.errors import BadRequest, Unauthorized
+from onyxq.errors import BadRequest, Overloaded, Unauthorized
 
 ROLES: Mapping[str, tuple[str, ...]] = {
     "read": ("read",),
@@ -32,6 +32,23 @@ TOKEN_CHARS_MIN = 16
 _DIGEST = re.compile(r"sha256:([0-9a-fA-F]{64})")
 
 
+class Pace:
+    """A bound on requests a second, over all connections of a node; one second's worth may come at once."""
+
+    def __init__(self, rate: int) -> None:
+        self._rate = rate
+        self._left = float(rate)
+        self._at = 0.0
+
+    def take(self, now_s: float) -> None:
+        """Count a request at a monotonic time; raises `Overloaded`."""
+        self._left = min(float(self._rate), self._left + (now_s - self._at) * self._rate)
+        self._at = now_s
+        if self._left < 1:
+            raise Overloaded(f"more than {self._rate} requests a second came with this token")
+        self._left -= 1
+
+
 @frozen
 class Grants:
     """What a caller may do: for each role the prefixes of the queues on which it has it."""
@@ -40,6 +57,8 @@ class Grants:
     """What its token is called, for logs; no secret."""
     prefixes: Mapping[str, tuple[str, ...]]
     """Role -> prefixes; the empty one means every queue."""
+    pace: Pace | None = field(default=None, eq=False, repr=False)
+    """How many requests a second; None: any number."""
 
     def has(self, role: str) -> bool:
         """Whether it has the role, on whatever queues."""
@@ -83,11 +102,12 @@ class Token:
     grants: Grants
 
     @classmethod
-    def of(cls, text: str, name: str, roles: Iterable[str]) -> Token:
-        """The token of a text, or of its digest as ``sha256:HEX``; raises `BadRequest`."""
+    def of(cls, text: str, name: str, roles: Iterable[str], *, rate: int | None = None) -> Token:
+        """The token of a text, or of its digest as ``sha256:HEX``; ``rate``: requests a second. Raises `BadRequest`."""
         hashed = _DIGEST.fullmatch(text)
         digest = bytes.fromhex(hashed[1]) if hashed else digest_of(text)
-        return cls(digest, grants_of(name, roles))
+        grants = grants_of(name, roles)
+        return cls(digest, grants if rate is None else evolve(grants, pace=Pace(rate)))
 
 
 def digest_of(text: str) -> bytes:

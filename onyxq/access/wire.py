@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import anyio
+
 from onyxq.access.checking import Ask, look_up, unmet
 from onyxq.access.grants import ALL, Access, Grants
 from onyxq.access.table import Need
@@ -52,11 +54,13 @@ class Caller:
         return self._welcome(theirs)
 
     def dispatch(self, request: Request) -> None:
-        """Serve a request if the caller may make it; raises `Forbidden`, or as its dispatching does."""
+        """Serve a request if the caller may make it; raises `Forbidden`, `Overloaded`, or as its dispatching does."""
         assert self._grants is not None
         if self._grants is ALL:
             self._dispatch(request)
             return
+        if self._grants.pace is not None:
+            self._grants.pace.take(anyio.current_time())
         needs = unmet(self._grants, request.method, request.args)
         if needs:
             self._start_soon(self._look_up, self._grants, needs, request)

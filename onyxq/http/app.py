@@ -239,7 +239,7 @@ class App:
             return await self._handle(endpoint, arrival, caller)
 
     def _authorize(self, endpoint: Endpoint, headers: Headers) -> Caller:
-        """Who asks; raises `Unauthorized` or `Forbidden`."""
+        """Who asks; raises `Unauthorized`, `Forbidden` or, if the token is used too often, `Overloaded`."""
         if not self._access:
             _check_origin(endpoint, headers)
             return Caller()
@@ -255,6 +255,8 @@ class App:
             raise Unauthorized(error.message, field="Authorization") from None
         if not any(grants.has(role) for role in endpoint.roles):
             raise Forbidden(f"this needs the role {' or '.join(endpoint.roles)}", field="Authorization")
+        if grants.pace is not None:
+            grants.pace.take(anyio.current_time())
         return Caller(digest_of(token).hex(), grants)
 
     async def _handle(self, endpoint: Endpoint, arrival: Arrival, caller: Caller) -> Response:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from onyxq.access.files import load_access
-from onyxq.access.grants import digest_of
+from onyxq.access.grants import Pace, digest_of
 from onyxq.cli.main import run
 from onyxq.config import SECRET, load
-from onyxq.errors import BadRequest, Unauthorized
+from onyxq.errors import BadRequest, Overloaded, Unauthorized
 
 GOOD = "a token of some length"
 HASHED = digest_of(GOOD).hex()
@@ -57,6 +57,23 @@ def test_no_secret_is_shown_by_what_holds_it(tmp_path: Path) -> None:
     assert GOOD not in shown and HASHED not in shown and repr(digest_of(GOOD)) not in shown
 
 
+def test_a_token_has_a_pace() -> None:
+    """A second's worth at once, then as many as time brings; one node counts for all connections."""
+    pace = Pace(10)
+    for _ in range(10):
+        pace.take(100.0)
+    with pytest.raises(Overloaded):
+        pace.take(100.05)
+    for _ in range(5):
+        pace.take(100.5)
+    with pytest.raises(Overloaded):
+        pace.take(100.55)
+    for _ in range(10):
+        pace.take(1_000.0)
+    with pytest.raises(Overloaded):
+        pace.take(1_000.0)
+
+
 TOKEN = f'[[tokens]]\ntoken = "{GOOD}"\nroles = ["read"]\n'
 
 
@@ -76,6 +93,8 @@ TOKEN = f'[[tokens]]\ntoken = "{GOOD}"\nroles = ["read"]\n'
         ('[[tokens]]\nsha256 = "abc"\nroles = ["read"]', "tokens"),
         ("[[tokens]]\ntoken = 5\nroles = ['read']", "access"),
         (TOKEN + TOKEN, "tokens"),
+        (TOKEN + "rate = 0", "access"),
+        (TOKEN + 'rate = "many"', "access"),
         (f'peer_secret = "short"\n{TOKEN}', "peer_secret"),
         ('peer_secret = "long enough for that"', "tokens"),
         ("no toml", "access"),

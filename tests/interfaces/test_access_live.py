@@ -35,6 +35,7 @@ SECRET = "what the peers share"
 ROLES = ("read", "produce", "consume", "operate", "admin")
 OURS, THEIRS = "ours.q", "theirs.q"
 PREFIXED = "a token for ours only"
+PACED = "a token for a few requests a second"
 PAYLOAD = b"their secret"
 TASK, HELD, NEW = fresh_id(), fresh_id(), fresh_id()
 STORED: list[int] = []
@@ -149,6 +150,7 @@ HELD_CLAIM = {"claims": [{"id": HELD.hex(), "token": 1}]}
 def cluster() -> Iterator[LocalCluster]:
     """One node that asks for credentials, with a queue of ours and one of theirs."""
     tokens = [Token.of(f"token to {role}", role, [role]) for role in ROLES]
+    tokens.append(Token.of(PACED, "paced", ["read"], rate=2))
     tokens.append(Token.of(PREFIXED, "ours", ["admin:ours."]))
     first = {"taskstore": "127.0.0.1:0"}
     with running(http=True, access=Access(tuple(tokens), SECRET), first=first) as cluster:
@@ -301,6 +303,20 @@ def test_functions_are_not_brought_as_bytes_where_credentials_are_asked_for(clus
         error = wire.error("job.submit", {"body": encode(job)})
         assert error["code"] == "forbidden" and error["field"].endswith("fn.pickled")
         assert wire.call("job.list", {})["jobs"] == []
+
+
+def test_a_token_that_is_used_too_often_is_told_so(cluster: LocalCluster) -> None:
+    """On both ports together; others go on."""
+    with greeted(cluster, PACED) as wire, greeted(cluster, "token to read") as other:
+        codes = [(wire.answer("cluster", {})[1] or {}).get("code") for _ in range(100)]
+        assert codes[:2] == [None] * 2 and codes.count("overloaded") > 20
+        headers = {"authorization": f"Bearer {PACED}"}
+        with httpx.Client(timeout=ANSWER_S_MAX, trust_env=False, verify=False) as client:
+            url = f"http://{cluster.http_addresses[0]}/v1/cluster"
+            answers = [client.get(url, headers=headers) for _ in range(100)]
+        refused = [answer for answer in answers if answer.status_code == 429]
+        assert len(refused) > 5 and refused[0].headers["retry-after"]
+        assert other.answer("cluster", {})[1] is None
 
 
 # --- HTTP
