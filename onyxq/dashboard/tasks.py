@@ -7,7 +7,7 @@ from starlette.responses import RedirectResponse, Response
 
 from onyxq.dashboard.rendering import HEADERS, page, rendered
 from onyxq.dashboard.showing import AFTER, ROWS, filter_field, shows
-from onyxq.errors import BadRequest, Forbidden, Unavailable
+from onyxq.errors import BadRequest
 from onyxq.explain import from_log, from_store, merged
 from onyxq.http.endpoint import Call
 from onyxq.http.shapes import Field, Text
@@ -50,6 +50,7 @@ async def get_task(call: Call) -> Response:
     """One task, and its story as the store has it; a short log is read as well, once the page is there."""
     task_id: bytes = call.path["id"]
     known = await call.ask("task_history", id=task_id)
+    position = int((await call.ask("health"))["position"])
     return page(
         call,
         "task.html",
@@ -60,17 +61,8 @@ async def get_task(call: Call) -> Response:
         updates=known["updates"],
         story=merged(from_store(task_id, known)),
         since=None,
-        reads_log=await _is_short(call),
+        reads_log=call.kit.past.records_to(position) <= READ_AT_ONCE,
     )
-
-
-async def _is_short(call: Call) -> bool:
-    """Whether the caller may read the log, and soon."""
-    try:
-        first, last = await call.kit.past.reach(call.api.call)
-    except (Forbidden, Unavailable):
-        return False
-    return last - first <= READ_AT_ONCE
 
 
 async def get_story(call: Call) -> Response:

@@ -21,7 +21,7 @@ from onyxq.dump import Dump
 from onyxq.following import ask_async, drive_async, origin, records
 from onyxq.log.interface import Record
 from onyxq.replay import steps
-from onyxq.replica import EMPTY, Replica
+from onyxq.replica import EMPTY, START_POSITION, Replica
 from onyxq.step import Step
 
 Call: TypeAlias = Callable[[str, dict[str, Any]], Awaitable[Any]]
@@ -75,10 +75,9 @@ class Past:
             found = await gathered(call, start.position + 1, wanted)
             return await anyio.to_thread.run_sync(self._viewed, start, found, (first, last, window))
 
-    async def reach(self, call: Call) -> tuple[int, int]:
-        """The positions between which the log reaches, without stepping anything; raises `Unavailable`."""
-        first = int((await call("origin", {"part": 0}))["position"])
-        return first, int((await call("health", {}))["position"])
+    def records_to(self, position: int) -> int:
+        """How many records there are from the origin to a position, as far as was seen here: at most so many."""
+        return position - (START_POSITION if self._origin is None else self._origin)
 
     async def dump(self, call: Call) -> Dump:
         """The whole log that there is, from its origin on; raises `Unavailable`."""

@@ -118,7 +118,10 @@
     fetch(charts.getAttribute("data-source"), { headers: { accept: "application/json" } })
       .then(function (answer) { if (!answer.ok) throw new Error(String(answer.status)); return answer.json(); })
       .then(take)
-      .catch(function () { last = null; say("#rates-note", "The peer does not answer; asking again."); });
+      .catch(function (error) {
+        last = null;
+        say("#rates-note", error.message === "403" ? "Rates need the role read on every queue." : "The peer does not answer; asking again.");
+      });
   }
 
   draw();
