@@ -66,9 +66,8 @@ async def restore(
     """Make the directories, then the log; ``session``: of a log that is empty, and whose segments may be closed
     after one record. ``directory_of`` gives the place for a node by its number and id.
 
-    Raises `Corrupt` for a damaged backup before anything is made, `Conflict` where something is already.
+    The backup is one that `Backup.check` found sound. Raises `Conflict` where something is already.
     """
-    said = backup.check()
     await _check_empty(session, name)
     replica = _last_replica(backup)
     cluster_id = secrets.token_hex(8)
@@ -84,7 +83,7 @@ async def restore(
             for node in holders(replica.partitions[partition]):
                 await stores[node].write(Batch(rows=page))
             rows += len(page)
-            progress(f"{rows} of {said['rows']} rows")
+            progress(f"{rows} rows")
         await _write_history(backup, replica, stores)
         replica = known_claims(replica, lambda number: stores[holders(replica.partitions[number])[0]])
         position = await _begin_log(session, replica, cluster_id)

@@ -41,6 +41,7 @@ def restore(context: Context) -> None:
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise BadRequest(f"{root} is not an empty directory", field="data", hint="Choose another one.")
     found = read(context.args.file)
+    found.check()  # before anything is made
     name = context.args.name or found.cluster
     made: list[Restored] = []
 

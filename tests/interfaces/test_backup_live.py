@@ -1,0 +1,259 @@
+"""Backups of a live cluster: what goes wrong on the way, what is refused, and a cluster in one process restored."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from onyxq import Client
+from onyxq.backup import taking
+from onyxq.backup.file import KIND, read
+from onyxq.backup.taking import Taking
+from onyxq.cli.main import run
+from onyxq.client import AsyncClient
+from onyxq.errors import BadRequest, Conflict, Corrupt, NotFound, OnyxqError, Unavailable
+from onyxq.peer.daemon import LocalCluster
+from tests.interfaces.live_world import running
+
+pytestmark = pytest.mark.slow
+
+_names = count(1)
+TASKS = 24
+HEAD = struct.Struct("<cII")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    """Three nodes for all tests of this module."""
+    with running(peers=3) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def client(cluster: LocalCluster) -> Iterator[Client]:
+    """A client of one of them."""
+    with Client(cluster.addresses[1]) as client:
+        yield client
+
+
+@pytest.fixture
+def queue(client: Client) -> str:
+    """A queue that no other test uses, with tasks in many partitions."""
+    name = f"q{next(_names)}"
+    for _ in range(TASKS):
+        client.enqueue(name, b"x")
+    return name
+
+
+@pytest.fixture(scope="module")
+def sound(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The bytes of a backup during which a task was claimed."""
+    file = tmp_path_factory.mktemp("sound") / "backup"
+    with Client(cluster.addresses[0]) as client:
+        client.enqueue_many("sound", [b"x"] * 10)
+        grant = Meddling(client, lambda _: client.claim(["sound"], wait_ms=10_000))
+        assert Taking(grant).run(str(file))["records"] >= 1
+    return file.read_bytes()
+
+
+class Meddling:
+    """Calls a client's methods, and something else before the pages of rows that are chosen by number."""
+
+    def __init__(self, client: Client, before: Callable[[dict[str, Any]], Any], *, page: int = 0) -> None:
+        self.hold: dict[str, Any] = {}
+        self.pages = 0
+        self._client = client
+        self._before = before
+        self._page = page
+
+    def __call__(self, method: str, args: dict[str, Any]) -> Any:
+        if method == "backup.hold":
+            self.hold = args
+        elif method == "backup.rows":
+            if self.pages == self._page:
+                self._before(args)
+            self.pages += 1
+        return self._client.call(method, args)
+
+
+class Died(BaseException):
+    """What a process meets that is killed, as far as it can be met."""
+
+
+def transact(client: Client, queue: str) -> None:
+    """Complete a task and enqueue another, in one transaction."""
+    (claim,) = client.claim([queue], wait_ms=10_000)
+    client.transact(complete=[claim], enqueue=[{"queue": queue, "data": b"next"}], timeout_ms=60_000)
+
+
+def verdicts(client: Client, since: int) -> list[tuple[str, str]]:
+    """Entries of the log behind a position, each with its verdict."""
+    records = client.call("log", {"from": since, "limit": 1_000})["records"]
+    return [(entry["entry"], entry["verdict"]) for record in records for entry in record["entries"]]
+
+
+def test_transactions_go_on_after_a_backup_that_died(
+    client: Client, queue: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They wait until its time is over, without anybody's doing; it leaves no file."""
+    monkeypatch.setattr(taking, "HOLD_MS", 4_000)
+    position = client.call("cluster", {})["position"]
+
+    def die(*_: Any) -> None:
+        raise Died
+
+    meddling = Meddling(client, die)
+
+    def call(method: str, args: dict[str, Any]) -> Any:
+        if meddling.hold and not args.get("for_ms", 1):
+            raise Died  # it could not end the hold either
+        return meddling(method, args)
+
+    with pytest.raises(Died):
+        Taking(call).run(str(tmp_path / "backup"))
+    assert list(tmp_path.iterdir()) == []
+    transact(client, queue)
+    assert ("commit_transaction", "applied") in verdicts(client, position)
+    assert Taking(client.call).run(str(tmp_path / "backup"))["rows"] > TASKS
+
+
+def test_who_commits_while_a_backup_reads_is_told_to_try_again(client: Client, queue: str, tmp_path: Path) -> None:
+    """Nothing of it is done, the claim stands, and the same transaction goes through behind the backup."""
+    (claim,) = client.claim([queue], wait_ms=10_000)
+    position = client.call("cluster", {})["position"]
+
+    def commit(_: Any) -> None:
+        with pytest.raises(OnyxqError) as refused:
+            client.transact(complete=[claim], enqueue=[{"queue": queue, "data": b"n"}], name="n", timeout_ms=1_000)
+        assert refused.value.code in ("unavailable", "timed_out")
+
+    file = tmp_path / "backup"
+    Taking(Meddling(client, commit)).run(str(file))
+    assert ("commit_transaction", "held: a backup of the cluster") in verdicts(client, position)
+    assert ("commit_transaction", "applied") not in verdicts(client, position)
+    client.transact(complete=[claim], enqueue=[{"queue": queue, "data": b"n"}], name="n")
+    assert client.get(claim.id).state == "completed"
+
+
+def test_a_backup_whose_hold_ended_too_early_fails(client: Client, queue: str, tmp_path: Path) -> None:
+    """As a transaction may be in it by halves then; what stood under the file's name stays."""
+    file = tmp_path / "backup"
+    file.write_bytes(b"an older one")
+
+    def end(_: Any) -> None:
+        client.call("backup.hold", {**meddling.hold, "for_ms": 0})
+        transact(client, queue)
+
+    meddling = Meddling(client, end, page=3)
+    with pytest.raises(Unavailable, match="for long enough"):
+        Taking(meddling).run(str(file))
+    assert file.read_bytes() == b"an older one" and list(tmp_path.iterdir()) == [file]
+
+
+def test_one_backup_at_a_time(client: Client, queue: str, tmp_path: Path) -> None:
+    """The second is refused, and does the first no harm."""
+
+    def another(_: Any) -> None:
+        with pytest.raises(Conflict, match="held already"):
+            Taking(client.call).run(str(tmp_path / "second"))
+
+    Taking(Meddling(client, another)).run(str(tmp_path / "first"))
+    assert [path.name for path in tmp_path.iterdir()] == ["first"]
+
+
+def test_a_partition_whose_reading_broke_off_is_read_again(client: Client, queue: str, tmp_path: Path) -> None:
+    """As when its leader changed: nothing is missing."""
+    spoiled: list[bytes] = []
+
+    def spoil(args: dict[str, Any]) -> None:
+        if args["after"] or not spoiled:
+            spoiled.append(args["after"])
+            args["after"] = b"no place that anybody knows"
+
+    file = tmp_path / "backup"
+    Taking(Meddling(client, spoil, page=5)).run(str(file))
+    assert spoiled
+    given = {row.key[3:23] for _, page in read(file).pages() for row in page}
+    assert {task.id for task in client.list_all(queue)} <= given
+
+
+def blocks(data: bytes) -> list[tuple[bytes, int, int]]:
+    """Kind, start and size with its head of each block of a file."""
+    out, place = [], len(KIND.magic)
+    while place < len(data):
+        kind, size, _ = HEAD.unpack_from(data, place)
+        out.append((kind, place, HEAD.size + size))
+        place += HEAD.size + size
+    return out
+
+
+@pytest.mark.parametrize("kind", [b"H", b"O", b"R", b"P", b"E"])
+def test_a_damaged_file_is_refused_by_the_block(sound: bytes, kind: bytes, tmp_path: Path) -> None:
+    """Before anything is made of it."""
+    number, (_, start, size) = next(one for one in enumerate(blocks(sound)) if one[1][0] == kind)
+    file = tmp_path / "backup"
+    file.write_bytes(sound[: start + size - 1] + bytes([sound[start + size - 1] ^ 1]) + sound[start + size :])
+    with pytest.raises(Corrupt, match=f"block {number} is damaged"):
+        read(file).check()
+    data = tmp_path / "restored"
+    assert run(["cluster", "restore", str(file), "--data", str(data)]) == Corrupt.exit_code
+    assert not data.exists()
+
+
+def test_what_is_no_whole_backup_is_refused(sound: bytes, tmp_path: Path) -> None:
+    """A part of one, one without a block, another kind of file, none at all."""
+    file, found = tmp_path / "backup", blocks(sound)
+    file.write_bytes(sound[: found[-1][1]])
+    with pytest.raises(Corrupt, match="the file ends there"):
+        read(file).check()
+    _, start, size = next(one for one in found if one[0] == b"P")
+    file.write_bytes(sound[:start] + sound[start + size :])
+    with pytest.raises(Corrupt, match="damaged"):
+        read(file).check()
+    file.write_bytes(b"something else")
+    with pytest.raises(BadRequest, match="no backup of a cluster"):
+        read(file)
+    with pytest.raises(NotFound):
+        read(tmp_path / "missing")
+
+
+def test_a_directory_that_is_in_use_is_refused(
+    sound: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing in it is touched."""
+    file, data = tmp_path / "backup", tmp_path / "data"
+    file.write_bytes(sound)
+    data.mkdir()
+    (data / "mine").touch()
+    assert run(["cluster", "restore", str(file), "--data", str(data)]) == 2
+    assert "not an empty directory" in capsys.readouterr().err
+    assert [path.name for path in data.iterdir()] == ["mine"]
+
+
+def test_a_cluster_in_one_process_comes_back(cluster: LocalCluster, client: Client, queue: str, tmp_path: Path) -> None:
+    """With the embedded log: what ``onyxq dev --data`` runs."""
+    file, data = tmp_path / "backup", tmp_path / "restored"
+    (claim,) = client.claim([queue], wait_ms=10_000, lease_ms=600_000)
+    assert run(["cluster", "backup", str(file), "--connect", cluster.addresses[2]]) == 0
+    assert run(["cluster", "restore", str(file), "--data", str(data), "--name", "other"]) == 0
+
+    async def look() -> None:
+        async with LocalCluster(peers=3, data=str(data)) as again, AsyncClient(again.addresses) as restored:
+            with trio.fail_after(60):
+                assert (await restored.cluster())["name"] == "other"
+                states: list[str] = []
+                while (
+                    len(states) < TASKS
+                ):  # partitions that move between two nodes that are asked are in neither's list
+                    states = [task.state async for task in restored.list_all(queue)]
+                assert sorted(states) == ["claimed"] + ["ready"] * (TASKS - 1)
+                (new,) = await restored.claim([queue], wait_ms=30_000)
+                assert new.token > claim.token and new.id != claim.id
+
+    trio.run(look)
