@@ -84,7 +84,7 @@ def _context() -> ssl.SSLContext:
 def _request(parts: SplitResult, delivery: Delivery) -> tuple[h11.Request, bytes]:
     kind, body = None, b""
     if isinstance(delivery.data, str):
-        kind, body = "application/x-www-form-urlencoded", delivery.data.encode("utf-8", "surrogatepass")
+        kind, body = "application/x-www-form-urlencoded", delivery.data.encode()
     elif delivery.data is not None:
         kind, body = "application/json", as_json(delivery.data)
     headers = [

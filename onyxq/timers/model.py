@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import msgpack
 from attrs import frozen
 
 from onyxq.errors import BadRequest, TooLarge
@@ -88,7 +89,14 @@ def _printable(text: str) -> bool:
 
 
 def pack(timer: Timer) -> bytes:
-    """The payload of the timer's task, JSON; raises `BadRequest`, `TooLarge`."""
+    """The payload of the timer's task, JSON; raises `BadRequest`, `TooLarge`.
+
+    What could be told over HTTP and not over the TCP port is refused too.
+    """
+    try:
+        msgpack.packb(timer.data)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise BadRequest(f"data cannot be kept: {error}"[:200], field="data") from None
     callback = {name: getattr(timer.callback, name) for name in CALLBACK}
     said = {"id": timer.id, "timeout": timer.timeout, "data": timer.data, "callback": callback}
     if timer.request:
@@ -121,9 +129,6 @@ def request_of(payload: bytes) -> str:
 def as_json(value: Any) -> bytes:
     """Compact UTF-8 JSON; raises `BadRequest`."""
     try:
-        try:
-            return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-        except UnicodeEncodeError:
-            return json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii")
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     except (ValueError, TypeError, RecursionError) as error:
         raise BadRequest(f"data is no JSON: {error}", field="data") from None

@@ -55,5 +55,5 @@ def _line(delivery: Delivery) -> bytes:
         said = {"timer": delivery.timer, "idempotency_key": delivery.key, "attempt": delivery.attempt}
         return as_json(said | {"data": delivery.data}) + b"\n"
     if isinstance(delivery.data, str):
-        return delivery.data.encode("utf-8", "surrogatepass") + b"\n"
+        return delivery.data.encode() + b"\n"
     return (b"" if delivery.data is None else as_json(delivery.data)) + b"\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -58,8 +59,10 @@ def wall_ms() -> int:
 
 
 @contextmanager
-def http_receiver(answer: Callable[[Request], int | None] | None = None) -> Iterator[Receiver]:
-    """A receiver of HTTP on a free port."""
+def http_receiver(
+    answer: Callable[[Request], int | None] | None = None, *, tls: ssl.SSLContext | None = None
+) -> Iterator[Receiver]:
+    """A receiver of HTTP on a free port, of HTTPS with ``tls``."""
     found = Receiver(answer=answer) if answer else Receiver()
 
     class Handler(BaseHTTPRequestHandler):
@@ -92,7 +95,9 @@ def http_receiver(answer: Callable[[Request], int | None] | None = None) -> Iter
             """Whoever called has given up."""
 
     server = Server(("127.0.0.1", 0), Handler)
-    found.uri = f"http://127.0.0.1:{server.server_port}/hook"
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    found.uri = f"{'http' if tls is None else 'https'}://127.0.0.1:{server.server_port}/hook"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import ssl
 import uuid
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import trio
+import trustme
 
-from onyxq import Client
+from onyxq import AsyncClient, Client
 from onyxq.errors import Conflict
+from onyxq.peer.daemon import LocalCluster
+from onyxq.timers import http_callback
 from onyxq.timers.delivering import LANE_RUNS_MAX
 from onyxq.timers.model import QUEUE, Callback, Timer, pack
 from tests.interfaces.live_world import running
@@ -33,8 +39,7 @@ def http() -> Iterator[httpx.Client]:
     """HTTP to the first of two peers, whose timers are retried soon, and not often."""
     with running(peers=2, http=True) as cluster:
         with httpx.Client(base_url=f"http://{cluster.http_addresses[0]}", timeout=30, trust_env=False) as client:
-            settings = {"backoff_ms": BACKOFF_MS, "retries": RETRIES}
-            assert client.put(f"/v1/queues/{QUEUE}", json=settings).is_success
+            set_queue(client, backoff_ms=BACKOFF_MS, retries=RETRIES)
             client.headers["x-peer"] = cluster.addresses[0]
             yield client
 
@@ -44,6 +49,13 @@ def receiver() -> Iterator[Receiver]:
     """One that takes all."""
     with http_receiver() as found:
         yield found
+
+
+def set_queue(http: httpx.Client, **settings: int) -> None:
+    """Set the queue of timers up, as soon as all partitions are served."""
+    deadline = wall_ms() + 60_000
+    while not (answer := http.put(f"/v1/queues/{QUEUE}", json=settings)).is_success:
+        assert wall_ms() < deadline and answer.status_code == 503, answer.text
 
 
 def fresh() -> str:
@@ -159,6 +171,13 @@ def test_what_is_no_json_object_is_refused(http: httpx.Client, body: bytes) -> N
     """With a reason."""
     check_reason(http.post("/timer", content=body), 400, "")
     check_reason(http.put("/timer/x", content=body), 400, "")
+
+
+@pytest.mark.parametrize("data", [b'{"a": 36893488147419103232}', b'"\\ud800"', b'{"\\udc00": 1}'])
+def test_data_that_cannot_be_told_everywhere_is_refused(http: httpx.Client, data: bytes) -> None:
+    """Beyond 64 bits, or half a surrogate pair."""
+    body = b'{"timeout": 3600000, "callback": %s, "data": %s}' % (json.dumps(NOWHERE).encode(), data)
+    check_reason(http.post("/timer", content=body), 400, "data")
 
 
 def test_data_has_a_bound(http: httpx.Client) -> None:
@@ -293,6 +312,22 @@ def test_a_receiver_that_is_not_there_fails_the_attempt(http: httpx.Client) -> N
     assert "cannot be reached" in until_state(http, timer, "failed")["error"]
 
 
+def test_https_asks_for_a_certificate_that_is_trusted(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And for the name of the host."""
+    authority = trustme.CA()
+    served = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(served)
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+    with http_receiver(tls=served) as receiver:
+        callback, unknown, known = {**NOWHERE, "uri": receiver.uri}, fresh(), fresh()
+        set_timer(http, unknown, 1, callback)
+        assert "certificate" in until_state(http, unknown, "failed")["error"]
+        monkeypatch.setattr(http_callback, "_context", lambda: trusting)
+        set_timer(http, known, 1, callback, {"a": 1})
+        assert [request.body for request in receiver.until(1)] == [b'{"a":1}']
+
+
 # --- replacing and cancelling
 
 
@@ -404,7 +439,7 @@ def test_pages_are_in_the_order_of_due_times() -> None:
 
 def test_a_receiver_that_never_answers_delays_no_other(receiver: Receiver) -> None:
     """However many timers it has: few wait for it at a time, and the others come in between."""
-    many = 200
+    many = 120
     with running(http=True, timers={"timer_timeout_ms": 120_000}) as cluster:
         with httpx.Client(base_url=f"http://{cluster.http_addresses[0]}", timeout=30) as http:
             with http_receiver(lambda request: None) as hanging:
@@ -416,11 +451,32 @@ def test_a_receiver_that_never_answers_delays_no_other(receiver: Receiver) -> No
                 assert len(hanging.requests) <= LANE_RUNS_MAX
 
 
+def test_what_is_left_of_its_time_survives_a_restart(tmp_path: Path, receiver: Receiver) -> None:
+    """Neither early nor counted anew; what fell due meanwhile comes at once."""
+
+    async def main() -> int:
+        async with LocalCluster(peers=1, data=str(tmp_path)) as cluster, AsyncClient(cluster.addresses[0]) as client:
+            set_at_ms = wall_ms()
+            await client.set_timer("soon", 1, receiver.uri, transport="http")
+            await trio.to_thread.run_sync(receiver.until, 1)
+            await client.set_timer("later", 4_000, receiver.uri)
+            await client.set_timer("never", LATER_MS, receiver.uri)
+        async with LocalCluster(peers=1, data=str(tmp_path)) as cluster, AsyncClient(cluster.addresses[0]) as client:
+            await trio.to_thread.run_sync(receiver.until, 2)
+            assert (await client.timer("never"))["state"] == "scheduled"
+        return set_at_ms
+
+    set_at_ms = trio.run(main)
+    _, later = receiver.requests
+    assert later.headers["x-timer-id"] == "later"
+    assert later.at_ms >= set_at_ms + 4_000
+
+
 def test_targets_are_judged_when_set_and_when_connected(receiver: Receiver) -> None:
     """A timer that got around the first look fails at the second; its receiver hears nothing."""
     with running(http=True, timers={"timer_targets": "10.0.0.0/8"}) as cluster:
         with httpx.Client(base_url=f"http://{cluster.http_addresses[0]}", timeout=30) as http:
-            assert http.put(f"/v1/queues/{QUEUE}", json={"retries": 0}).is_success
+            set_queue(http, retries=0)
             port = receiver.uri.split(":")[2]
             for uri in (receiver.uri, f"http://localhost:{port}", f"http://[::ffff:127.0.0.1]:{port}"):
                 body = {"timeout": 1, "callback": {**NOWHERE, "uri": uri}}
