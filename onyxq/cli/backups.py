@@ -64,7 +64,7 @@ def restore(context: Context) -> None:
         if hosts:
             from onyxq.log.zookeeper import ZookeeperBackend
 
-            await fill(ZookeeperBackend(hosts, name, segment_records=1))
+            await fill(ZookeeperBackend(hosts, name, segment_records=1, credentials=context.zookeeper_credentials()))
             return
         from onyxq.log.embedded import EmbeddedBackend
 
