@@ -10,11 +10,14 @@ import os
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
 from onyxq.errors import BadRequest
-from onyxq.wire.tcp import TcpNetwork
+
+if TYPE_CHECKING:
+    from onyxq.wire.tcp import TcpNetwork
 
 
 @frozen
@@ -76,6 +79,8 @@ class Certificates:
 
     def network(self, *, serves: bool = False) -> TcpNetwork:
         """Connections with these, and those that are accepted if it ``serves``; raises `BadRequest`."""
+        from onyxq.wire.tcp import TcpNetwork  # not for those who only read settings
+
         if not self:
             return TcpNetwork()
         return TcpNetwork(connecting=self.connecting(), serving=self.serving_peers() if serves else None)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from onyxq.access.certificates import Certificates
 from onyxq.access.credentials import ZookeeperCredentials
 from onyxq.cli.output import Output
 from onyxq.config import Config
 from onyxq.errors import BadRequest
 
 if TYPE_CHECKING:
+    from onyxq.access.certificates import Certificates
     from onyxq.client import Client
 
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -61,6 +61,8 @@ class Context:
 
     def certificates(self) -> Certificates:
         """For TLS."""
+        from onyxq.access.certificates import Certificates
+
         return Certificates(self.text("tls_ca"), self.text("tls_cert"), self.text("tls_key"))
 
     @contextmanager
