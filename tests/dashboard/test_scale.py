@@ -1,0 +1,97 @@
+"""Many queues and tasks in a real browser: lists come by the page, and at full size each page soon.
+
+``ONYXQ_TEST_QUEUES=10000`` (with a hundred tasks each) is the full size; then each page must also answer in
+``ANSWER_MS_MAX``, which wants a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from onyxq.client import Client
+from tests.dashboard.browser import Tab, browser
+from tests.interfaces.live_world import running
+
+QUEUES = int(os.environ.get("ONYXQ_TEST_QUEUES", "120"))
+FULL = QUEUES >= 10_000
+TASKS = 100 if FULL else 3
+"""Of each queue."""
+ANSWER_MS_MAX = 100
+TIMES = 9 if FULL else 1
+ROWS = 50
+TOOK_MS = (
+    "(() => { const one = performance.getEntriesByType('navigation')[0]; return one.responseEnd - one.requestStart })()"
+)
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def base() -> Iterator[str]:
+    """The address of a cluster with so many queues."""
+    with running(http=True) as cluster, Client(cluster.addresses[0]) as client:
+        for number in range(QUEUES):
+            client.enqueue_many(f"queue-{number:05}", [b'{"to": "somebody@example.com"}'] * TASKS, retries=0)
+        client.fail(client.claim("queue-00000", max=TASKS, wait_ms=30_000), "no")
+        counted: Any = None
+        while counted is None:
+            counted = client.call("queues.page", {"wait_ms": 60_000})["counted_ms_ago"]
+        yield f"http://{cluster.http_addresses[0]}"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """The browser."""
+    with browser() as found:
+        yield found
+
+
+def test_lists_come_by_the_page(chromium: Any, base: str) -> None:
+    """Never more rows than one page has, and from the first to the last queue each is there once."""
+    with Tab(chromium) as tab:
+        page = tab.open(f"{base}/ui/queues")
+        seen: list[str] = []
+        while True:
+            names = page.locator("tbody th a").all_inner_texts()
+            assert 0 < len(names) <= ROWS
+            seen += names
+            following = page.locator("a[rel=next]")
+            if not following.count() or len(seen) >= 10 * ROWS:
+                break
+            page = tab.open(base + str(following.get_attribute("href")))
+        assert seen == [f"queue-{number:05}" for number in range(min(QUEUES, 10 * ROWS))]
+        assert not tab.complaints
+
+
+def test_pages_answer_soon(chromium: Any, base: str) -> None:
+    """The median of what the browser measures, from the question to the last byte."""
+    paths = (
+        "/",
+        "/ui/queues",
+        f"/ui/queues?order=oldest&skip={QUEUES // 2}",
+        f"/ui/queue?name=queue-{QUEUES // 2:05}",
+        "/ui/tasks",
+        f"/ui/tasks?queue=queue-{QUEUES // 2:05}&state=ready",
+        "/ui/dead",
+        "/ui/workers",
+        "/ui/timers",
+        "/ui/periodic",
+        "/ui/jobs",
+        "/ui/cluster",
+        "/ui/log",
+        "/ui/settings",
+    )
+    took: dict[str, float] = {}
+    with Tab(chromium) as tab:
+        for path in paths:
+            asked = [float(tab.open(base + path).evaluate(TOOK_MS)) for _ in range(TIMES)]
+            assert min(asked) > 0 and tab.page.locator("h1").count() == 1
+            took[path] = round(statistics.median(asked), 1)
+        assert not tab.complaints
+    slow = {path: ms for path, ms in took.items() if ms >= ANSWER_MS_MAX}
+    assert not (FULL and slow), took
