@@ -16,6 +16,7 @@ import attrs
 from attrs import frozen
 from starlette.responses import RedirectResponse, Response
 
+from onyxq.access.checking import Guarded
 from onyxq.dashboard.rendering import HEADERS, link
 from onyxq.errors import BadRequest
 from onyxq.http import cluster, dead, jobs, periodic, queues, tasks, timers
@@ -26,12 +27,11 @@ from onyxq.http.values import decode_json
 Form: TypeAlias = Mapping[str, list[str]]
 """The fields of a form, with all their values."""
 Members: TypeAlias = dict[str, Any]
-OWNER_CHARS = 12
-"""Of the name of a credential that is written down."""
 
 _PAUSING = ("by", "why", "paused")
 _DECIMAL = re.compile(r"[0-9]{1,18}(\.[0-9]{1,9})?")
 _log = logging.getLogger("onyxq.dashboard")
+_log.setLevel(logging.INFO)  # what was done is written down whatever else is
 
 
 @frozen
@@ -95,7 +95,7 @@ def _number(text: str) -> float:
 
 
 def _said(form: Form) -> Members:
-    return {"by": one(form, "by", "dashboard"), "why": one(form, "why", "")}
+    return {"by": one(form, "by"), "why": one(form, "why", "")}
 
 
 def _queue_page(form: Form) -> str:
@@ -150,7 +150,8 @@ ACTIONS = (
 
 async def perform(action: Action, call: Call) -> Response:
     """Do what the form says; raises what the operation raises."""
-    form: Form = call.body
+    who = name_of(call)
+    form: Form = {**call.body, "by": [one(call.body, "by", who)]}
     operation = action.operation
     body = {} if operation.body is None else _checked(operation.body, action.body(form))
     inner = attrs.evolve(
@@ -161,8 +162,13 @@ async def perform(action: Action, call: Call) -> Response:
         raw=b"",
     )
     answer = await operation.handle(inner)
-    _log.info("%s by %s: %s", action.name, call.owner[:OWNER_CHARS] or "nobody in particular", _told(form))
+    _log.info("%s by %s: %s", action.name, who, _told(call.body))
     return RedirectResponse(_arrived(action, form, answer), status_code=303, headers=dict(HEADERS))
+
+
+def name_of(call: Call) -> str:
+    """What the caller's token is called; without tokens nobody knows who it was."""
+    return call.api.grants.name if isinstance(call.api, Guarded) else "the dashboard"
 
 
 def _path(operation: Endpoint, form: Form) -> Members:

@@ -150,6 +150,7 @@ async def test_a_token_for_some_queues_shows_these() -> None:
         assert (await client.post("/ui/do/discard", data={"which": "all"})).status_code == 403
         assert service.calls == []
         assert (await client.post("/ui/do/pause", data={"queue": "ours.q"})).status_code == 303
+        assert service.asked("queue.set")[0]["by"] == "ours"
 
 
 @on_trio
