@@ -41,6 +41,8 @@ class Kind:
     """The command that makes one."""
     damaged: str
     """What to do about one that is damaged."""
+    mode: int = 0o666
+    """Who may read and write a new one, as far as the process lets them."""
 
 
 class BlockFile:
@@ -58,7 +60,7 @@ class BlockFile:
 
     def __enter__(self) -> BlockFile:
         try:
-            self._file: IO[bytes] = open(self._part, "wb")
+            self._file: IO[bytes] = open(self._part, "wb", opener=self._open)
         except OSError as error:
             raise BadRequest(f"{self._path} cannot be written: {error.strerror}", field="file") from None
         self._file.write(self._kind.magic)
@@ -76,6 +78,9 @@ class BlockFile:
         self._file.close()
         os.replace(self._part, self._path)
         sync_directory(self._path.parent)
+
+    def _open(self, path: str, flags: int) -> int:
+        return os.open(path, flags, self._kind.mode)
 
     def add(self, kind: bytes, body: bytes) -> None:
         """Append a block."""

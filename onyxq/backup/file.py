@@ -33,6 +33,7 @@ KIND = Kind(
     what="backup of a cluster",
     make="onyxq cluster backup",
     damaged="Nothing was restored. Use another backup.",
+    mode=0o600,
 )
 ORIGIN_PART_BYTES = 4 << 20
 RECORDS_BLOCK_BYTES = 1 << 20

@@ -64,7 +64,8 @@ def restore(context: Context) -> None:
         if hosts:
             from onyxq.log.zookeeper import ZookeeperBackend
 
-            await fill(ZookeeperBackend(hosts, name, segment_records=1, credentials=context.zookeeper_credentials()))
+            credentials = context.zookeeper_credentials()
+            await fill(ZookeeperBackend(hosts, name, segment_records=1, credentials=credentials))
             return
         from onyxq.log.embedded import EmbeddedBackend
 

@@ -121,6 +121,7 @@ def test_transactions_go_on_after_a_backup_that_died(
     transact(client, queue)
     assert ("commit_transaction", "applied") in verdicts(client, position)
     assert Taking(client.call).run(str(tmp_path / "backup"))["rows"] > TASKS
+    assert (tmp_path / "backup").stat().st_mode & 0o777 == 0o600
 
 
 def test_who_commits_while_a_backup_reads_is_told_to_try_again(client: Client, queue: str, tmp_path: Path) -> None:

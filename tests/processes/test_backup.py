@@ -13,15 +13,21 @@ from typing import Any
 import pytest
 import trio
 
+from onyxq import Client
+from onyxq.backup.file import read
+from onyxq.backup.taking import Taking
 from onyxq.cli.main import run
 from onyxq.client import AsyncClient, Task
-from onyxq.errors import OnyxqError
+from onyxq.errors import BadRequest, OnyxqError
 from onyxq.log.zookeeper_server import ZookeeperServer
 from tests.processes.cluster import Cluster, bounded
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 NAMES = ("a", "b", "c")
+AUTH = "digest:ops:a secret of ZooKeeper"
+PAGES_BEFORE = 8
+"""The leader is killed when this one is asked for."""
 CHAINS = 12
 """Tasks that are completed in one step with enqueuing their successor, again and again."""
 HOPS = 30
@@ -105,9 +111,12 @@ async def in_every_state(client: AsyncClient) -> dict[str, bytes]:
 
 
 @bounded(300)
-async def test_everything_stands_as_it_did(cluster: Cluster, zookeeper: ZookeeperServer, tmp_path: Path) -> None:
+async def test_everything_stands_as_it_did(
+    cluster: Cluster, zookeeper: ZookeeperServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Tasks in every state, settings, periodic tasks; no transaction, of those that went on meanwhile, is there by
-    halves; a claim from before is completed after; tokens go on above those of before."""
+    halves; a claim from before is completed after; tokens go on above those of before. What is restored under
+    credentials for ZooKeeper belongs to them."""
     await cluster.start(*NAMES)
     await cluster.whole(*NAMES)
     file = tmp_path / "backup"
@@ -132,11 +141,12 @@ async def test_everything_stands_as_it_did(cluster: Cluster, zookeeper: Zookeepe
 
     name = f"restored-{uuid.uuid4().hex[:12]}"
     where = ["--zookeeper", zookeeper.hosts, "--name", name, "--data", str(tmp_path / "restored")]
+    monkeypatch.setenv("ONYXQ_ZOOKEEPER_AUTH", AUTH)
     restored = await command("cluster", "restore", str(file), *where)
     await command("cluster", "restore", str(file), *where[:-1], str(tmp_path / "again"), code=4)
     async with Cluster(tmp_path, zookeeper=zookeeper.hosts, name=name) as after:
         for letter, node in zip(NAMES, restored["nodes"], strict=True):
-            after.add(f"restored-{letter}", data=Path(node["data"]))
+            after.add(f"restored-{letter}", data=Path(node["data"])).surroundings["ONYXQ_ZOOKEEPER_AUTH"] = AUTH
         await after.start(*after.peers)
         await after.whole(*after.peers)
         assert {peer.node for peer in after.peers.values()} == {peer.node for peer in cluster.peers.values()}
@@ -150,6 +160,8 @@ async def test_everything_stands_as_it_did(cluster: Cluster, zookeeper: Zookeepe
             await client.call("complete", {"items": [[held.id, 1, held.claims[-1].token, None, [b"late"]]]})
             assert (await client.get(held.id)).state == "completed"
         assert (await after.see(after["restored-a"], "/v1/cluster"))["id"] == restored["cluster_id"]
+    monkeypatch.delenv("ONYXQ_ZOOKEEPER_AUTH")
+    await command("cluster", "destroy", name, "--zookeeper", zookeeper.hosts, "--yes", code=BadRequest.exit_code)
 
 
 async def as_before(cluster: Cluster, client: AsyncClient, made: dict[str, bytes], before: dict[bytes, Task]) -> None:
@@ -175,3 +187,32 @@ async def no_halves(cluster: Cluster, client: AsyncClient) -> None:
         *done, (last, state) = sorted(hops)
         assert [hop for hop, _ in done] == list(range(last)), number
         assert {one for _, one in done} <= {"completed"} and state in ("ready", "claimed"), (number, hops)
+
+
+@bounded(240)
+async def test_a_backup_outlives_a_leader(cluster: Cluster, tmp_path: Path) -> None:
+    """One that is killed after some pages: those that take over give the rest, and nothing is missing."""
+    await cluster.start(*NAMES)
+    await cluster.whole(*NAMES)
+    async with cluster.client() as client:
+        ids = [await client.enqueue("work", b"x", ordering_key=f"k{number}") for number in range(60)]
+    file = tmp_path / "backup"
+    pages = 0
+
+    def body() -> None:
+        with Client([cluster["a"].address, cluster["b"].address]) as client:
+
+            def call(method: str, args: dict[str, Any]) -> Any:
+                nonlocal pages
+                pages += method == "backup.rows"
+                if pages == PAGES_BEFORE and cluster["c"].runs:
+                    cluster["c"].kill()
+                return client.call(method, args)
+
+            Taking(call).run(str(file))
+
+    await trio.to_thread.run_sync(body)
+    assert not cluster["c"].runs
+    found = read(file)
+    assert found.check()["rows"] >= len(ids)
+    assert set(ids) <= {row.key[3:23] for _, page in found.pages() for row in page}
