@@ -18,7 +18,7 @@ from onyxq.backup.taking import Taking
 from onyxq.cli.main import run
 from onyxq.client import AsyncClient
 from onyxq.errors import BadRequest, Conflict, Corrupt, NotFound, OnyxqError, Unavailable
-from onyxq.peer.daemon import LocalCluster
+from onyxq.peer.local_cluster import LocalCluster
 from tests.interfaces.live_world import running
 
 pytestmark = pytest.mark.slow
