@@ -42,7 +42,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "name": "page", "complete": [], "update": [], "enqueue": [[fresh_id(), RUN[1]]], "require": [],
         "digest": bytes(16), "made_ms": 1, "keep_ms": 60_000,
     },
-    "get": {"id": ID, "seen_token": 0, "seen_seq": 0},
+    "get": {"id": fresh_id(), "seen_token": 0, "seen_seq": 0},
     "task_log": {"id": ID},
     "task_history": {"id": ID},
     "list": {"queue": "page", "state": "ready", "after": ID, "limit": 1},

@@ -99,6 +99,7 @@ def test_a_unit_starts_what_there_is(path: Any) -> None:
     """Commands that can be typed, and settings that exist."""
     found = unit(path)
     assert {"Unit", "Service", "Install"} == set(found.sections())
+    assert found["Unit"]["StartLimitIntervalSec"] == "0", "it would be given up while something else is away"
     service = found["Service"]
     for key in ("ExecStartPre", "ExecStart"):
         if key in service:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import shlex
+import textwrap
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from log_entries.__main__ import page
 from onyxq.cli.commands import COMMANDS, NOUNS
-from onyxq.cli.parser import build
+from onyxq.cli.parser import Parser, build
 from onyxq.config import SETTINGS
 from tests.tidy.rules import ROOT
 
 DOCUMENTS = sorted([*ROOT.glob("*.rst"), *ROOT.glob("docs/**/*.rst")])
+SOME_ID = "00" * 20
 _LINK = re.compile(r"`[^`<\n]+(?:\n[^`<\n]+)?<([^>\n]+)>`_")
 _COMMAND = re.compile(r"``onyxq ([a-z ]+)")
 
@@ -37,6 +42,31 @@ def test_commands_that_are_named_exist(document: Path) -> None:
     for said in _COMMAND.findall(document.read_text("utf-8")):
         words = said.split()
         assert " ".join(words[:2]) in names or words[0] in names, said
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_commands_that_are_shown_can_be_typed(document: Path) -> None:
+    """Every command line of an indented block parses as it stands, but for what a shell makes of it."""
+    text = document.read_text("utf-8").replace("\\\n", " ")
+    for line in re.findall(r"^ {3,}(?:\$ )?onyxq (.+)$", text, re.MULTILINE):
+        typed = shlex.split(line.replace("$first", SOME_ID).replace("$second", SOME_ID), comments=True)
+        ends = [place for place, word in enumerate(typed) if word in ("|", ">", "&", "&&", ";", "...")]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Parser, "error", _refuse)
+            assert build(COMMANDS, NOUNS).parse_args(typed[: min(ends, default=None)]).command, line
+
+
+def _refuse(_: Parser, message: str) -> NoReturn:
+    raise AssertionError(message)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_python_that_is_shown_is_python(document: Path) -> None:
+    """Every block compiles; that it does what the page says is for the page's own test."""
+    blocks = re.findall(r"\.\. code-block:: python\n((?:   .*\n|\n)+)", document.read_text("utf-8"))
+    for block in blocks:
+        code = "\n".join(line for line in textwrap.dedent(block).splitlines() if not line.startswith(":"))
+        compile(code, document.name, "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
 def test_every_setting_is_documented() -> None:
