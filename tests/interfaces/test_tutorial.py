@@ -142,7 +142,8 @@ def test_a_new_user_arrives(shell: Shell, first_terminal: tuple[str, str]) -> No
     begun = re.search(r"from (\d+) in attempt 2", shell.type("onyxq task get $second"))
     assert begun and 1 <= int(begun[1]) < 60
 
-    for address in re.findall(r"http://127\.0\.0\.1:7480(\S*?)[, ]", PAGE):
+    for address in re.findall(r"http://127\.0\.0\.1:7480(\S*?)[,;\s]", PAGE):
         answer = httpx.get(f"http://{first_terminal[1]}{address}", trust_env=False)
         assert answer.status_code == 200, address
-        assert "tasks" not in address or answer.json()["tasks"][0]["queue"] == "hello"
+        assert "/v1/tasks" not in address or answer.json()["tasks"][0]["queue"] == "hello"
+        assert address != "/ui/tasks?queue=hello" or "greet" in answer.text
