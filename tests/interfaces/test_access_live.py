@@ -274,6 +274,20 @@ def test_a_token_for_some_queues_serves_its_own(cluster: LocalCluster) -> None:
         assert forbidden(wire.answer("claim", claim_of("ours.life", THEIRS)))
 
 
+def test_the_id_of_a_task_of_others_gives_no_hold_on_it(cluster: LocalCluster) -> None:
+    """Enqueued under it into a queue of one's own, the task stays what and whose it was."""
+    before = state(cluster)
+    ours = pack_task({"queue": "ours.stolen"}, [b"mine now"])
+    with greeted(cluster, PREFIXED) as wire:
+        for first in (TASK, HELD):
+            wire.answer("enqueue", {"runs": [[first, ours]]})
+            assert forbidden(wire.answer("get", {"id": first}))
+            assert forbidden(wire.answer("cancel", {"ids": [first]}))
+        assert wire.call("claim", claim_of("ours.stolen"))["claims"] == []
+    found = state(cluster)
+    assert found[0] == before[0] and found[2:] == before[2:]
+
+
 def test_tasks_that_are_not_there_are_not_found(cluster: LocalCluster) -> None:
     """A token for some queues learns of ids that there are none of, as everybody does."""
     with greeted(cluster, PREFIXED) as wire:
