@@ -148,7 +148,7 @@ def answered(answer: Any) -> Any:
     return [[task["id"], task["group"], task["timespec"], task["ownerid"], task["data"]] for task in found]
 
 
-@bounded(300 + PROGRAMS / 4)
+@bounded(300 + PROGRAMS / 2)
 async def test_answers_over_http_are_the_models_while_peers_die_and_the_log_is_collected(
     cluster: Cluster, tmp_path: Path, zookeeper: Any
 ) -> None:
@@ -166,7 +166,7 @@ async def test_answers_over_http_are_the_models_while_peers_die_and_the_log_is_c
             async def some(begun: int = begun, half: int = half) -> bool:
                 return programs.marks - begun > half * CLIENTS * REQUESTS // 3
 
-            await cluster.until("requests are made", some)
+            await cluster.until("requests are made", some, seconds=60 + PROGRAMS / 8)
             cluster[name].kill()
             await cluster.start(name)
         path = tmp_path / f"{turn}.dump"
