@@ -114,7 +114,7 @@ class RuledReads:
     def failed(self, partition: int, queue: str | None = None, *, after: bytes = b"", limit: int = 100) -> list[TaskId]:
         """Failed tasks of a queue, or of all, in id order, behind ``after``."""
         prefix = partition.to_bytes(2, "big")
-        digests = [queue_digest(queue)] if queue is not None else list(self._queue_digests(prefix))
+        digests = [queue_digest(queue)] if queue is not None else list(self._digests_of_dead(prefix))
         out: list[TaskId] = []
         rows = (self._masks(self._tables.dead, prefix + digest, after) for digest in digests)
         for first, bits in heapq.merge(*rows):
@@ -124,11 +124,15 @@ class RuledReads:
                 out += [task for task in ids_of(*run) if task > after]
         return out[:limit]
 
-    def _queue_digests(self, prefix: bytes) -> Iterator[bytes]:
-        for key, _ in self._tables.counts.ascend(prefix):
-            if key[:2] != prefix:
+    def _digests_of_dead(self, prefix: bytes) -> Iterator[bytes]:
+        """Queues of a partition that have failed tasks, however many there are that have none."""
+        start = prefix
+        while (found := next(iter(self._tables.dead.ascend(start)), None)) is not None:
+            digest = bytes(found[0][2:18])
+            if found[0][:2] != prefix:
                 return
-            yield bytes(key[2:])
+            yield digest
+            start = prefix + digest + b"\xff" * 21  # behind every id
 
     @staticmethod
     def _masks(table: Table, prefix: bytes, after: bytes) -> Iterator[tuple[bytes, int]]:
