@@ -84,7 +84,11 @@ class BackingUp:
             await node.floating.landed()
         if waited.cancelled_caught:
             raise Unavailable("this node is behind with the log")
-        reading = self._reading(partition, node.operations.leader(partition).epoch, after)
+        epoch = node.operations.leader(partition).epoch
+        if node.epochs.get(partition, 0) > epoch:
+            # What a later leader writes here is of positions that this node has not read yet.
+            raise NotLeader(f"partition {partition} is led by another node by now")
+        reading = self._reading(partition, epoch, after)
         rows, following = reading.page(after)
         answer = {"rows": rows, "after": following, "position": node.replica.position}
         if following is None:

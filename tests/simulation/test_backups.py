@@ -1,0 +1,61 @@
+"""What a backup reads of a partition is never newer than the log that it reads behind it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from onyxq.errors import NotLeader
+from simulation.world import Options, SimulatedNode, World, simulate
+
+ONE = Options(partitions=1, clock_offset_ms=0, absent_after_ms=600_000)
+
+
+def leader(world: World) -> SimulatedNode:
+    """The node that leads the only partition, as the log says."""
+    peer = world.audit.replica.partitions[0].leader
+    return next(node for node in world.nodes if node.peer_id == peer)
+
+
+async def rows(node: SimulatedNode) -> tuple[set[bytes], int]:
+    """First ids of all rows that one node gives, and the position that it says they are of."""
+    assert node.running is not None and node.running.service is not None
+    found: set[bytes] = set()
+    after: bytes | None = b""
+    position = -1
+    while after is not None:
+        asked: dict[str, Any] = {"partition": 0, "position": 0, "after": after}
+        page = await node.running.service.call("backup.rows", asked)
+        found |= {key[3:23] for key, _ in page["rows"]}
+        after, position = page["after"], page["position"]
+    return found, position
+
+
+def test_a_leader_that_does_not_know_yet_that_it_was_deposed_gives_nothing() -> None:
+    """It has what its successor wrote to it under a position that it has not read."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            (first,) = await client.enqueue("q", [b"x"])
+            old = leader(world)
+            assert first in (await rows(old))[0]
+            peer = old.peer_id
+            world.disconnect_log(old)
+            await world.until(
+                lambda: (p := world.audit.replica.partitions[0]).ready and p.leader not in ("", peer), "a successor"
+            )
+            async with world.client(nodes=[node for node in world.nodes if node is not old]) as served:
+                (claim,) = await served.claim("q", maximum=1, lease_ms=60_000, wait_ms=20_000)
+                await served.update(claim, b"0")
+                given, position = await rows(leader(world))
+                assert first in given and position >= claim.token
+            assert old.running is not None and old.running.node is not None
+            assert old.running.node.replica.position < claim.token
+            with pytest.raises(NotLeader):
+                await rows(old)
+            world.reconnect_log(old)
+            await world.settle()
+            assert (await rows(old))[1] >= claim.token
+
+    simulate(workload, seed=1, options=ONE)
