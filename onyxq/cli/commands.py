@@ -105,7 +105,19 @@ COMMANDS: tuple[Command, ...] = (
         "check ZooKeeper, clocks, versions, disk, ports and Java; exit code 1 if something is wrong",
         "doctor --zookeeper zk1:2181,zk2:2181,zk3:2181 --data /var/lib/onyxq",
         *map(
-            setting, ("zookeeper", "zookeeper_ca", "zookeeper_cert", "zookeeper_key", "data", "listen", "http", "spark")
+            setting,
+            (
+                "zookeeper",
+                "zookeeper_ca",
+                "zookeeper_cert",
+                "zookeeper_key",
+                "data",
+                "listen",
+                "http",
+                "access",
+                "allow_anyone",
+                "spark",
+            ),
         ),
         talks=True,
     ),

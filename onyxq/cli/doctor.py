@@ -143,6 +143,30 @@ def ports(context: Context) -> Iterator[Finding]:
                 yield Finding(name, FAILED, f"{address}: {error.strerror}", "Listen on an address of this machine.")
 
 
+def credentials(context: Context) -> Iterator[Finding]:
+    """Whether a peer would start with these tokens, and where it is to listen."""
+    from onyxq.access.files import load_access
+    from onyxq.access.listening import check_listening
+
+    try:
+        access = load_access(
+            context.text("access"), tokens=context.text("tokens"), peer_secret=context.text("peer_secret")
+        )
+        for name in ("listen", "http"):
+            if _split(context.text(name)) is not None:
+                anyone = context.switched_on("allow_anyone")
+                check_listening(context.text(name), field=name, asks=bool(access), allow_anyone=anyone)
+    except OnyxqError as error:
+        yield Finding("credentials", FAILED, error.message, error.advice)
+        return
+    if access:
+        yield Finding("credentials", OK, f"{len(access.tokens)} tokens are asked for")
+    elif context.switched_on("allow_anyone"):
+        yield Finding("credentials", WARNING, "whoever reaches a port may do everything", "Configure tokens: --access.")
+    else:
+        yield Finding("credentials", OK, "nobody is asked for any, on loopback")
+
+
 def _split(address: str) -> tuple[str, int] | None:
     host, _, port = address.rpartition(":")
     return (host.strip("[]"), int(port)) if host and port.isdigit() and int(port) < 65_536 else None
@@ -286,4 +310,4 @@ def _peer(context: Context, peer: dict[str, Any]) -> tuple[str, Finding]:
     return version, Finding(check, OK, f"{address}: version {version}, {health['log_lag']} records behind the log")
 
 
-CHECKS: tuple[Check, ...] = (versions, java, disk, ports, zookeeper, cluster)
+CHECKS: tuple[Check, ...] = (versions, java, disk, ports, credentials, zookeeper, cluster)

@@ -77,7 +77,9 @@ def test_a_machine_before_its_first_peer_is_fine(examine: Any, monkeypatch: pyte
     monkeypatch.setitem(cast(dict[str, Known], SETTINGS), "connect", Known("127.0.0.1:1", ""))
     code, found = examine()
     assert code == 0
-    assert {"versions", "java", "disk", "disk sync", "listen", "http", "zookeeper", "cluster"} == set(found)
+    assert {"versions", "java", "disk", "disk sync", "listen", "http", "credentials", "zookeeper", "cluster"} == set(
+        found
+    )
     assert found["cluster"][0]["state"] == "warning"
     code, found = examine(*NOWHERE)
     assert (code, found["cluster"][0]["state"]) == (1, "failed")
@@ -92,6 +94,20 @@ def test_a_port_in_use_is_told_from_one_that_cannot_be(examine: Any) -> None:
     assert (code, found["http"][0]["state"]) == (1, "failed")
     assert examine("--http", "nowhere")[1]["http"][0]["state"] == "failed"
     assert "http" not in examine("--http", "off")[1]
+
+
+def test_a_peer_that_would_not_start_for_want_of_credentials_is_told(examine: Any, tmp_path: Path) -> None:
+    """Listening for others needs tokens, or a plain word; a file of tokens must be well-formed."""
+    everywhere = ["--listen", "0.0.0.0:0"]
+    code, found = examine(*everywhere)
+    assert (code, found["credentials"][0]["state"]) == (1, "failed")
+    assert examine(*everywhere, "--allow-anyone")[1]["credentials"][0]["state"] == "warning"
+    file = tmp_path / "access.toml"
+    file.touch(mode=0o600)
+    file.write_text('[[tokens]]\ntoken = "sixteen characters"\nroles = ["read"]\n')
+    assert examine(*everywhere, "--access", str(file))[1]["credentials"][0]["found"].startswith("1 tokens")
+    file.write_text("[[tokens]]\n")
+    assert examine("--access", str(file))[1]["credentials"][0]["state"] == "failed"
 
 
 def test_a_file_in_the_way_of_the_data_fails(examine: Any, tmp_path: Path) -> None:
