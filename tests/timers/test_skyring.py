@@ -17,7 +17,7 @@ import trustme
 
 from onyxq import AsyncClient, Client
 from onyxq.errors import Conflict
-from onyxq.peer.daemon import LocalCluster
+from onyxq.peer.local_cluster import LocalCluster
 from onyxq.timers import http_callback
 from onyxq.timers.delivering import LANE_RUNS_MAX
 from onyxq.timers.model import QUEUE, Callback, Timer, pack
