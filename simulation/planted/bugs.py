@@ -205,7 +205,7 @@ PLANTED: tuple[Planted, ...] = (
     Planted(
         "retry not counted",
         "onyxq/partition/claims_kept.py",
-        "attempts = piece.attempts + 1",
+        "attempts = piece.attempts + counted",
         "attempts = piece.attempts",
         "a task that always fails is tried for ever",
         "retries",

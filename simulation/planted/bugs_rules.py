@@ -140,8 +140,8 @@ RULE_BUGS: tuple[Planted, ...] = (
     Planted(
         "retries counted from the first life",
         "onyxq/partition/claims_kept.py",
-        "if policy.retries is not None and attempts - piece.base > policy.retries:",
-        "if policy.retries is not None and attempts > policy.retries:",
+        "if counted and policy.retries is not None and attempts - piece.base > policy.retries:",
+        "if counted and policy.retries is not None and attempts > policy.retries:",
         "a requeued dead letter dies at its first failure",
         "opened_again",
     ),
