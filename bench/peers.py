@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
 import sys
 import time
 import urllib.request
@@ -27,6 +28,8 @@ from onyxq.log.zookeeper_server import ZookeeperServer
 
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = 3
+PARTITIONS = 64
+"""Of a cluster that its first peer makes."""
 ABSENT_AFTER_MS = 2_000
 SESSION_TIMEOUT_MS = 3_000
 LOOK_EVERY_S = 0.25
@@ -92,6 +95,12 @@ class Cluster:
             time.sleep(0.02)
         raise RuntimeError(f"peer {number} does not serve: {output.read_text(errors='replace')[-800:]}")
 
+    def create(self, partitions: int) -> None:
+        """Make the cluster that peers will find, with another number of partitions than the usual."""
+        assert self.zookeeper is not None, "an embedded log begins with its first peer"
+        made = [sys.executable, "-m", "onyxq.cli.main", "cluster", "create", "main", "--partitions", str(partitions)]
+        subprocess.run([*made, "--zookeeper", self.zookeeper.hosts], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+
     def kill(self, peer: Peer) -> None:
         """SIGKILL; `start` with its number runs it again."""
         self.peers.remove(peer)
@@ -156,14 +165,21 @@ def _resident_kib(pid: int) -> tuple[int, int]:
     return own, files
 
 
-def three_peers(directory: Path | None, *, absent_after_ms: int = ABSENT_AFTER_MS) -> AbstractContextManager[Cluster]:
+def three_peers(
+    directory: Path | None, *, absent_after_ms: int = ABSENT_AFTER_MS, partitions: int = PARTITIONS
+) -> AbstractContextManager[Cluster]:
     """As `running`, three on one ZooKeeper."""
-    return running(PEERS, directory, zookeepers=1, absent_after_ms=absent_after_ms)
+    return running(PEERS, directory, zookeepers=1, absent_after_ms=absent_after_ms, partitions=partitions)
 
 
 @contextmanager
 def running(
-    peers: int, directory: Path | None, *, zookeepers: int, absent_after_ms: int = ABSENT_AFTER_MS
+    peers: int,
+    directory: Path | None,
+    *,
+    zookeepers: int,
+    absent_after_ms: int = ABSENT_AFTER_MS,
+    partitions: int = PARTITIONS,
 ) -> Iterator[Cluster]:
     """A cluster that serves, on data in a fresh directory; all gone afterwards whatever happens.
 
@@ -177,6 +193,8 @@ def running(
             zookeeper = stack.enter_context(ZookeeperServer(home / "zookeeper", servers=zookeepers))
         cluster = Cluster(home, zookeeper, absent_after_ms)
         stack.callback(cluster.servers.stop)
+        if partitions != PARTITIONS:
+            cluster.create(partitions)
         for _ in range(peers):
             cluster.start()
         yield cluster

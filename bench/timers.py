@@ -27,7 +27,7 @@ from attrs import define, field
 from bench.common import cpu_seconds, emit, machine, percentiles, progress
 from bench.drive import fresh_queue
 from bench.options import end_on_signal, guarded
-from bench.peers import SESSION_TIMEOUT_MS, Cluster, three_peers, until_whole
+from bench.peers import PARTITIONS, SESSION_TIMEOUT_MS, Cluster, three_peers, until_whole
 from onyxq.client import AsyncClient
 from onyxq.client.claims import ClaimBatch
 from onyxq.errors import BatchRefused, OnyxqError
@@ -219,7 +219,7 @@ def main() -> None:
     options = _options()
     end_on_signal()
     found: dict[str, Any] = {}
-    with three_peers(options.directory, absent_after_ms=60_000) as cluster:
+    with three_peers(options.directory, absent_after_ms=60_000, partitions=options.partitions) as cluster:
         for name, kill in (("steady", False), ("leader killed", True)):
             if name in options.modes:
                 progress(f"{name}: setting {options.timers} timers")
@@ -228,6 +228,7 @@ def main() -> None:
         "timers": options.timers,
         "seconds": options.seconds,
         "seed": options.seed,
+        "partitions": options.partitions,
         "workers": f"{options.workers} per peer, all in one process, each claims up to {CLAIM_TASKS} at a time",
         "lateness": "from the due time until a worker has the claim",
         "lease_ms": LEASE_MS,
@@ -250,6 +251,7 @@ def _options() -> argparse.Namespace:
     made.add_argument("--workers", type=int, default=4, help="per peer")
     made.add_argument("--modes", type=lambda text: text.split(","), default="steady,leader killed")
     made.add_argument("--seed", type=int, default=1, help="of the due times")
+    made.add_argument("--partitions", type=int, default=PARTITIONS)
     made.add_argument("--directory", type=Path, default=None, help="where data goes")
     return made.parse_args()
 

@@ -37,14 +37,16 @@ def context(**settings: str) -> Context:
 
 @contextmanager
 def own_logging(**settings: str) -> Iterator[logging.Logger]:
-    """Logging as the settings say, in place of pytest's, which comes back."""
-    root = logging.getLogger()
+    """Logging as the settings say, in place of pytest's and of what a worker may have set up; these come back."""
+    root, factory = logging.getLogger(), logging.getLogRecordFactory()
     handlers, level = list(root.handlers), root.level
     root.handlers[:] = []
+    logging.setLogRecordFactory(logging.LogRecord)
     try:
         logs.set_up(context(**settings))
         yield logging.getLogger("onyxq.test")
     finally:
+        logging.setLogRecordFactory(factory)
         root.handlers[:] = handlers
         root.setLevel(level)
 
