@@ -219,7 +219,7 @@ BAD_READS: list[tuple[str, Any, str, str | None]] = [
     ("backup.rows", {"partition": 64, "position": 0}, "bad_request", "partition"),
     ("backup.rows", {"partition": 0}, "bad_request", "position"),
     ("backup.rows", {"partition": 0, "position": HUGE}, "bad_request", "position"),
-    ("backup.rows", {"partition": 0, "position": 0, "after": b"abc"}, "bad_request", "after"),
+    ("backup.rows", {"partition": 0, "position": 0, "after": b"abc"}, "conflict", "after"),
     ("backup.rows", {"partition": 0, "position": 0, "after": 5}, "bad_request", "after"),
     ("leave", {}, "bad_request", "peer"),
     ("leave", {"peer": 5}, "bad_request", "peer"),
@@ -344,7 +344,8 @@ PEER_METHODS = (
     "cohort.push", "cohort.reach", "cohort.rows", "cohort.write", "job.told", "lead.bodies", "lead.cancel", "lead.rows",
     "lead.claim", "lead.complete", "lead.counts", "lead.dead", "lead.depended", "lead.discard", "lead.enqueue",
     "lead.fail", "lead.finished", "lead.head", "lead.list", "lead.offer", "lead.outcomes", "lead.prepare",
-    "lead.release", "lead.renew", "lead.requeue", "lead.told", "lead.update", "lead.view", "peer.leave",
+    "lead.rates", "lead.release", "lead.renew", "lead.requeue", "lead.timer.cancel", "lead.timer.find",
+    "lead.timer.set", "lead.told", "lead.update", "lead.view", "lead.waiting", "peer.leave",
 )  # fmt: skip
 
 VALUES = st.recursive(
