@@ -84,7 +84,6 @@ class DumpWriter:
             self.last = after
         self._path = Path(path)
         self._cluster, self._cluster_id, self._origin = cluster, cluster_id, origin
-        self._blocks = 0
         self._pending: list[tuple[int, int, bytes]] = []
         self._pending_bytes = 0
 

@@ -13,12 +13,12 @@ import trio
 from log_entries import hold_transactions
 from log_entries.hold_transactions import HOLD_MS_MAX, OTHER, TEXT_CHARACTERS_MAX
 from onyxq.entry import APPLIED
-from onyxq.errors import BadRequest, Conflict, NotLeader, OnyxqError, Unavailable
+from onyxq.errors import BadRequest, Conflict, NotLeader, Unavailable
 from onyxq.ids import PARTITIONS_MAX
 from onyxq.peer import arguments as check
 from onyxq.peer.node import Node
 from onyxq.peer.reading_all import NAME_BYTES, Reading
-from onyxq.peer.routing import CALL_TIMEOUT_S, RETRY_PAUSE_MAX_S, RETRY_PAUSE_S, ROUTE_TIMEOUT_S, is_passing, leader_of
+from onyxq.peer.routing import CALL_TIMEOUT_S, insist, leader_of
 from onyxq.step import NOT_ENABLED
 
 PLACE_BYTES_MAX = 128
@@ -54,17 +54,7 @@ class BackingUp:
         """A page of a partition's rows behind a place: ``rows``, the next place as ``after`` (null at the end), and
         ``position``, which the log had reached where they were read. Raises `NotLeader`, `Unavailable`."""
         partition, *_ = self._place(args)
-        until, pause = trio.current_time() + ROUTE_TIMEOUT_S, RETRY_PAUSE_S
-        while True:
-            try:
-                return await self._ask(leader_of(self._node, partition), args)
-            except OnyxqError as error:
-                if not is_passing(error) or trio.current_time() + pause > until:
-                    raise
-            with trio.move_on_after(pause):
-                await self._node.moved()
-            await trio.sleep(pause / 4)
-            pause = min(2 * pause, RETRY_PAUSE_MAX_S)
+        return await insist(self._node, lambda: self._ask(leader_of(self._node, partition), args))
 
     async def _ask(self, leader: str, args: dict[str, Any]) -> dict[str, Any]:
         if not leader:

@@ -30,7 +30,7 @@ from onyxq.partition.transacting import stale_token
 from onyxq.peer import batch_arguments
 from onyxq.peer.batch_arguments import Asked, Fence
 from onyxq.peer.node import Node
-from onyxq.peer.routing import RETRY_PAUSE_MAX_S, RETRY_PAUSE_S, ROUTE_TIMEOUT_S, is_passing
+from onyxq.peer.routing import insist
 from onyxq.peer.transactions import UNKNOWN_TIMEOUT_S, Transactions, held
 from onyxq.transactions import DEADLINE_AHEAD_MS_MAX, Prepared, known_as, stale
 
@@ -54,7 +54,7 @@ class JobBatches:
         """Keep a share of a batch as pending facts: ``prepared`` is to be handed to its commit. Raises `OnyxqError`."""
         fence, wanted, ahead_ms = batch_arguments.prepare(args, self._partitions())
         with self._transactions.under_way(wanted):
-            return await self._insist(lambda: self._prepare(fence, wanted, ahead_ms))
+            return await insist(self._node, lambda: self._prepare(fence, wanted, ahead_ms))
 
     async def _prepare(self, fence: Fence, wanted: Any, ahead_ms: int) -> dict[str, Any]:
         self._check_fence(fence)
@@ -67,23 +67,7 @@ class JobBatches:
         """Commit a batch, once: ``position``, ``repeat`` (it was committed before) and ``settled`` (all of it can
         be read). Raises `Superseded`, `StaleToken`, other `OnyxqError`."""
         asked = batch_arguments.commit(args, self._partitions())
-        return await self._insist(lambda: self._commit(asked))
-
-    async def _insist(self, attempt: Any) -> dict[str, Any]:
-        """Try until it succeeds, or an error does not pass, or it takes too long."""
-        until = trio.current_time() + ROUTE_TIMEOUT_S
-        pause = RETRY_PAUSE_S
-        while True:
-            try:
-                answer: dict[str, Any] = await attempt()
-                return answer
-            except OnyxqError as error:
-                if not is_passing(error) or trio.current_time() + pause > until:
-                    raise
-                with trio.move_on_after(pause):
-                    await self._node.moved()
-                await trio.sleep(pause / 4)
-                pause = min(2 * pause, RETRY_PAUSE_MAX_S)
+        return await insist(self._node, lambda: self._commit(asked))
 
     # --- fences
 

@@ -8,7 +8,7 @@ request's time is up.  All of these writes are idempotent.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import trio
 
@@ -16,6 +16,8 @@ from onyxq.errors import Corrupt, NotLeader, OnyxqError, StaleEpoch, TimedOut, U
 from onyxq.ids import partition_of
 from onyxq.peer.node import Node
 from onyxq.replica import leader_node
+
+T = TypeVar("T")
 
 ROUTE_TIMEOUT_S = 8.0
 """How long a write may look for a leader that takes it."""
@@ -39,6 +41,21 @@ def leader_of(node: Node, partition: int) -> str:
         return node.node_id
     found = leader_node(node.replica, partition)
     return found.id if found is not None else ""
+
+
+async def insist(node: Node, attempt: Callable[[], Awaitable[T]]) -> T:
+    """What an attempt gives: it is made again while its error passes, until `ROUTE_TIMEOUT_S` are over."""
+    until, pause = trio.current_time() + ROUTE_TIMEOUT_S, RETRY_PAUSE_S
+    while True:
+        try:
+            return await attempt()
+        except OnyxqError as error:
+            if not is_passing(error) or trio.current_time() + pause > until:
+                raise
+        with trio.move_on_after(pause):
+            await node.moved()
+        await trio.sleep(pause / 4)
+        pause = min(2 * pause, RETRY_PAUSE_MAX_S)
 
 
 class Router:

@@ -39,9 +39,7 @@ from onyxq.partition.transacting import REPEAT, Asked, HeldClaim, stale_token
 from onyxq.peer.node import Node
 from onyxq.peer.preparing import ToLeader
 from onyxq.peer.routing import (
-    RETRY_PAUSE_MAX_S,
-    RETRY_PAUSE_S,
-    ROUTE_TIMEOUT_S,
+    insist,
     is_passing,
     leader_of,
 )
@@ -86,21 +84,12 @@ class Transactions:
             self._under_way -= wanted.size
 
     async def _decided(self, wanted: Contents) -> dict[str, Any]:
-        until = trio.current_time() + ROUTE_TIMEOUT_S
-        pause = RETRY_PAUSE_S
-        while True:
-            known = known_as(self._node.replica, wanted.name)
-            if known is not None:
-                return await self._answer(wanted, known)
-            try:
+        async def attempt() -> tuple[int, bytes]:
+            while (known := known_as(self._node.replica, wanted.name)) is None:
                 await self._attempt(wanted)
-            except OnyxqError as error:
-                if not is_passing(error) or trio.current_time() + pause > until:
-                    raise
-                with trio.move_on_after(pause):
-                    await self._node.moved()
-                await trio.sleep(pause / 4)
-                pause = min(2 * pause, RETRY_PAUSE_MAX_S)
+            return known
+
+        return await self._answer(wanted, await insist(self._node, attempt))
 
     async def _answer(self, wanted: Contents, known: tuple[int, bytes]) -> dict[str, Any]:
         """Of a committed transaction: the answer, once it is visible or that takes too long."""
