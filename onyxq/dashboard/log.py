@@ -45,17 +45,28 @@ async def get_log(call: Call) -> Response:
 
 
 def _records(view: View) -> list[dict[str, Any]]:
-    """The newest first, each entry in words."""
-    return [
-        {
-            "position": record.position,
-            "at_ms": record.ctime_ms,
-            "peer": done.peer,
-            "problem": done.problem,
-            "entries": [brief(sentence(one.name, one.args, one.verdict), SENTENCE_CHARS_MAX) for one in done.outcomes],
-        }
-        for record, done in reversed(view.records)
-    ]
+    """The newest first, each entry in words; those without any that follow each other are told of as one."""
+    out: list[dict[str, Any]] = []
+    for record, done in reversed(view.records):
+        entries = [brief(sentence(one.name, one.args, one.verdict), SENTENCE_CHARS_MAX) for one in done.outcomes]
+        empty = not entries and not done.problem
+        if empty and out and out[-1]["empty"]:
+            out[-1] |= {"empty": out[-1]["empty"] + 1, "first": record.position, "first_at_ms": record.ctime_ms}
+            out[-1]["peers"].add(done.peer)
+            continue
+        out.append(
+            {
+                "position": record.position,
+                "at_ms": record.ctime_ms,
+                "first": record.position,
+                "first_at_ms": record.ctime_ms,
+                "empty": int(empty),
+                "peers": {done.peer},
+                "problem": done.problem,
+                "entries": entries,
+            }
+        )
+    return out
 
 
 def _summary(replica: Replica) -> dict[str, int]:

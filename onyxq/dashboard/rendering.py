@@ -142,8 +142,12 @@ def beginning(data: bytes | None) -> str:
 
 def shown(value: Any) -> str:
     """A plain value in a cell."""
-    if value is None or value in ("", []):
+    if value is None or value in ("", [], {}):
         return "–"
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {shown(item)}" for key, item in value.items())
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, (list, tuple)):

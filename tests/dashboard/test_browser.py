@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ LOOKS: dict[str, dict[str, Any]] = {
 }
 ALL_LOOKS = bool(os.environ.get("ONYXQ_TEST_LOOKS"))
 """Each page is looked at in each look."""
+PICTURES = os.environ.get("ONYXQ_TEST_PICTURES", "")
+"""Directory for a picture of each page that is looked at, for people."""
 pytestmark = pytest.mark.slow
 
 
@@ -42,6 +45,8 @@ def test_pages_are_fit_for_everybody(turn: int, running: Any, world: Filled) -> 
             continue
         with Tab(running, **LOOKS[look]) as tab:
             page = tab.open(world.base + path)
+            if PICTURES:
+                page.screenshot(path=Path(PICTURES) / f"{name.replace(' ', '-')}-{look}.png", full_page=True)
             wide = page.evaluate("document.documentElement.scrollWidth > window.innerWidth")
             wrong = [*tab.findings(), *tab.complaints, *(["it is wider than the window"] if wide else [])]
             if wrong:
@@ -74,6 +79,26 @@ def test_the_theme_is_chosen_and_kept(running: Any, world: Filled) -> None:
         assert tab.open(f"{world.base}/ui/queues").evaluate(ground) == dark
         page.click("#theme")
         assert page.inner_text("#theme") == "Theme: system" and page.evaluate(ground) == light
+
+
+def test_a_long_name_leaves_room_for_the_other_columns(running: Any, world: Filled) -> None:
+    """It is broken into lines, in each list that has names; nobody has to push the table aside to see a state."""
+    with Tab(running, **LOOKS["light"]) as tab:
+        for path in ("/", "/ui/queues", "/ui/tasks"):
+            page = tab.open(world.base + path)
+            assert page.locator("table", has_text=HOSTILE[-1]).count() == 1, path
+            assert page.evaluate(
+                "[...document.querySelectorAll('.scrolls')].every(one => one.scrollWidth <= one.clientWidth)"
+            ), path
+
+
+def test_the_present_page_is_in_sight_of_a_phone(running: Any, world: Filled) -> None:
+    """The menu, which is wider than the screen, shows where one is."""
+    with Tab(running, **LOOKS["phone"]) as tab:
+        page = tab.open(f"{world.base}/ui/settings")
+        box = page.locator("nav [aria-current]").bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= LOOKS["phone"]["viewport"]["width"]
+        assert page.evaluate("window.scrollY") == 0
 
 
 def test_the_keyboard_is_enough(running: Any, world: Filled) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -172,6 +174,31 @@ def test_the_log_is_the_same_whichever_way_one_comes(http: httpx.Client) -> None
 
     up = [digest(at) for at in range(8)]
     assert [digest(at) for at in reversed(range(8))] == up[::-1]
+
+
+def test_records_without_entries_are_told_of_as_one(http: httpx.Client) -> None:
+    """Those that follow each other, with where they begin and end; no position is left out."""
+
+    def shown() -> list[str]:
+        (steps,) = [one for one in found(parsed(http.get("/ui/log").text), "ol") if one.get("class") == "timeline"]
+        return [" ".join(step.itertext()) for step in steps]
+
+    give_up = time.monotonic() + 60
+    while not any("records without entries" in step for step in shown()):
+        assert time.monotonic() < give_up, "an idle log grows by records that carry its time"
+        time.sleep(0.2)
+    steps = shown()
+    spans = [[int(one) for one in re.findall(r"(?:^\s*|back to\s+)(\d+)\s+\d{4}-", step)] for step in steps]
+    assert all(older[0] == span[-1] - 1 for span, older in itertools.pairwise(spans))
+    for span, step in zip(spans, steps, strict=True):
+        assert len(span) == 1 or f"{span[0] - span[1] + 1} records without entries" in step
+
+
+def test_a_job_is_described(http: httpx.Client) -> None:
+    """Its times are moments, its digest is in hexadecimal, and nothing is told as the program writes it."""
+    text = texts(parsed(http.get("/ui/job?id=words").text))
+    assert re.search(r"digest\s+[0-9a-f]{32}\s", text) and re.search(r"submitted\s+\d{4}-\d\d-\d\d \d\d:", text)
+    assert "b'" not in text and "{}" not in text
 
 
 def test_the_ring_is_drawn(world: Filled, http: httpx.Client) -> None:

@@ -17,6 +17,13 @@
     });
   });
 
+  // Where the pages' names do not fit side by side, the present one is in sight.
+  var current = document.querySelector("nav [aria-current]");
+  if (current) {
+    var menu = current.closest("nav");
+    menu.scrollLeft += current.getBoundingClientRect().left - menu.clientWidth / 2 + current.offsetWidth / 2;
+  }
+
   var slide = document.getElementById("slide");
   if (slide) {
     slide.addEventListener("input", function () { document.getElementById("slide-now").textContent = slide.value; });
