@@ -62,6 +62,9 @@ SETTINGS: Mapping[str, Known] = {
     "record_archive": Known(None, "directory of Parquet files for what a collection trims, by day"),
     "listen": Known("127.0.0.1:7400", "HOST:PORT for clients and other peers"),
     "http": Known("127.0.0.1:7480", "HOST:PORT for HTTP, or `off`"),
+    "http_hosts": Known(
+        "", "names that HTTP answers to besides localhost and addresses, with commas between them; `any`: whatever name"
+    ),
     "taskstore": Known(None, "HOST:PORT at whose root the task store is served too; none without"),
     "taskstore_unit": Known("ms", "unit of times at that port: `ms` or `ns`"),
     "zone": Known("", "failure zone of the node"),

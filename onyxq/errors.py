@@ -179,6 +179,16 @@ class ClusterMismatch(OnyxqError):
     code, status, exit_code, hint = "cluster_mismatch", 421, 1, "Point it at the cluster it belongs to."
 
 
+class Misdirected(OnyxqError):
+    """The request was sent to a name that is none of this peer's."""
+
+    code, status, hint = (
+        "misdirected",
+        421,
+        "Ask by the peer's address or as localhost, name the host in its setting http_hosts, or configure tokens.",
+    )
+
+
 class ClockWrong(OnyxqError):
     """This machine's clock is over 5 s off the median of the ring."""
 

@@ -94,6 +94,7 @@ COMMANDS: tuple[Command, ...] = (
         setting("http"),
         setting("access"),
         setting("allow_anyone"),
+        setting("http_hosts"),
         setting("taskstore"),
         setting("taskstore_unit"),
         *map(setting, TLS_SETTINGS),

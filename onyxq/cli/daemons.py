@@ -63,6 +63,7 @@ def peer_start(context: Context) -> None:
         task_archive=context.text("task_archive") or None,
         access=_access(context, alone=not context.text("zookeeper")),
         allow_anyone=context.switched_on("allow_anyone"),
+        http_hosts=context.text("http_hosts"),
         certificates=context.certificates(),
         **_timers(context),
     )
@@ -106,6 +107,7 @@ def dev(context: Context) -> None:
             timers=_timers(context),
             access=access,
             allow_anyone=context.switched_on("allow_anyone"),
+            http_hosts=context.text("http_hosts"),
             certificates=context.certificates(),
         ),
     )

@@ -1,7 +1,7 @@
 """The HTTP interface as an ASGI application, for trio and asyncio.
 
 It knows the node only as an object with ``call``.  A request passes, in this order:
-path, method, origin, token, overload, query, body, handler; whatever goes wrong is
+path, method, host, origin, token, overload, query, body, handler; whatever goes wrong is
 answered as a problem document.
 """
 
@@ -23,6 +23,7 @@ from starlette.types import Message, Receive, Scope, Send
 from onyxq import dashboard
 from onyxq.access.checking import Guarded
 from onyxq.access.grants import OPEN, Access, Grants, digest_of
+from onyxq.access.hosts import EVERY, Hosts
 from onyxq.dashboard.session import refused, with_session
 from onyxq.errors import Forbidden, NotFound, OnyxqError, Overloaded, Unauthorized
 from onyxq.http import (
@@ -133,18 +134,20 @@ def create_app(
     api: Api,
     *,
     access: Access | None = None,
+    hosts: Hosts = EVERY,
     endpoints: Sequence[Endpoint] = ENDPOINTS,
     now_ms: Callable[[], int] | None = None,
     random_64: Callable[[], int] | None = None,
 ) -> App:
     """The application in front of a node.
 
-    ``access``: the bearer tokens there are; without any, none is asked for.  ``now_ms`` (wall
-    clock, ms since the epoch) and ``random_64`` are for tests.
+    ``access``: the bearer tokens there are; without any, none is asked for.  ``hosts``: the names that
+    requests may be sent to.  ``now_ms`` (wall clock, ms since the epoch) and ``random_64`` are for tests.
     """
     return App(
         api,
         access=access or OPEN,
+        hosts=hosts,
         endpoints=endpoints,
         now_ms=now_ms or _now_ms,
         random_64=random_64 or _random_64,
@@ -159,11 +162,13 @@ class App:
         api: Api,
         *,
         access: Access,
+        hosts: Hosts,
         endpoints: Sequence[Endpoint],
         now_ms: Callable[[], int],
         random_64: Callable[[], int],
     ) -> None:
         self._access = access
+        self._hosts = hosts
         self._endpoints = tuple(endpoints)
         self._document: dict[str, Any] | None = None
         self.kit = Kit(api, now_ms, IdMaker(now_ms, random_64), Keys(), self.document)
@@ -239,7 +244,9 @@ class App:
             return await self._handle(endpoint, arrival, caller)
 
     def _authorize(self, endpoint: Endpoint, headers: Headers) -> Caller:
-        """Who asks; raises `Unauthorized`, `Forbidden` or, if the token is used too often, `Overloaded`."""
+        """Who asks; raises `Misdirected`, `Unauthorized`, `Forbidden` or, for a token used too often, `Overloaded`."""
+        if endpoint.roles:
+            self._hosts.check(headers.get("host", headers.get(":authority")))
         if not self._access:
             _check_origin(endpoint, headers)
             return Caller()

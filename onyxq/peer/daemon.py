@@ -25,6 +25,7 @@ from attrs import field, frozen
 from onyxq.access.certificates import PLAIN, Certificates
 from onyxq.access.credentials import ANONYMOUS, ZookeeperCredentials
 from onyxq.access.grants import OPEN, Access
+from onyxq.access.hosts import Hosts, hosts
 from onyxq.access.listening import check_listening
 from onyxq.access.wire import Caller
 from onyxq.archive import Archive
@@ -120,6 +121,8 @@ class PeerConfig:
     """It takes jobs with pickled functions although it asks for credentials."""
     allow_anyone: bool = False
     """It may listen for other machines without asking for credentials."""
+    http_hosts: str = ""
+    """Names that HTTP answers to besides its own; see `onyxq.access.hosts`."""
     task_archive: str | None = None
     """Directory in which tasks are archived before they are purged, where their queue asks for it."""
     timer_targets: str = ""
@@ -270,7 +273,7 @@ class RunningNode:
     ) -> None:
         assert self.config.http
         await serve_http(
-            create_app(service, access=self.config.access, now_ms=service.node.wall_ms),
+            create_app(service, access=self.config.access, hosts=_hosts(self.config), now_ms=service.node.wall_ms),
             self.config.http,
             task_status=task_status,
             shutdown=self.stop,
@@ -283,7 +286,13 @@ class RunningNode:
         assert self.config.taskstore
         endpoints = taskstore.endpoints("", unit=self.config.taskstore_unit)
         await serve_http(
-            create_app(service, access=self.config.access, endpoints=endpoints, now_ms=service.node.wall_ms),
+            create_app(
+                service,
+                access=self.config.access,
+                hosts=_hosts(self.config),
+                endpoints=endpoints,
+                now_ms=service.node.wall_ms,
+            ),
             self.config.taskstore,
             task_status=task_status,
             shutdown=self.stop,
@@ -373,6 +382,11 @@ def _plan(config: PeerConfig) -> Plan:
     return Plan(config.purge_bucket_ms, config.purge_margin_ms, directory)
 
 
+def _hosts(config: PeerConfig) -> Hosts:
+    listens = [place for place in (config.listen, config.http, config.taskstore) if place]
+    return hosts(config.http_hosts, listens=listens, asks=bool(config.access))
+
+
 def _spark(config: PeerConfig) -> SparkSettings:
     return SparkSettings(
         work=str(Path(config.data) / "spark"),
@@ -413,6 +427,7 @@ def check_config(config: PeerConfig) -> None:
         known = " or ".join(taskstore.UNITS)
         raise BadRequest(f"taskstore_unit must be {known}, not {config.taskstore_unit!r}", field="taskstore_unit")
     targets(config.timer_targets, listens=())
+    _hosts(config)
     if config.record_archive:
         pyarrow()  # without it nothing could ever be trimmed
 

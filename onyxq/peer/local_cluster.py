@@ -45,6 +45,7 @@ class LocalCluster:
         launch_host: Launch = launch,
         access: Access = OPEN,
         allow_anyone: bool = False,
+        http_hosts: str = "",
         certificates: Certificates = PLAIN,
         timers: Mapping[str, Any] | None = None,
     ) -> None:
@@ -62,6 +63,7 @@ class LocalCluster:
         self._launch_host = launch_host
         self._access = access
         self._allow_anyone = allow_anyone
+        self._http_hosts = http_hosts
         self._certificates = certificates
         self._stack = contextlib.AsyncExitStack()
         self._nursery: trio.Nursery | None = None
@@ -107,6 +109,7 @@ class LocalCluster:
                 replicas=min(3, self._peers),
                 access=self._access,
                 allow_anyone=self._allow_anyone,
+                http_hosts=self._http_hosts,
                 certificates=self._certificates,
                 **self._spark,
                 **self._timers,

@@ -52,11 +52,13 @@ def running(
     first: Any = None,
     certificates: Certificates = PLAIN,
     timers: dict[str, Any] | None = None,
+    http_hosts: str = "",
 ) -> Iterator[LocalCluster]:
     """A cluster that runs in a thread of its own; raises what made it fail.
 
     ``slots``: each peer hosts Spark, as ``launch_host`` does it, and offers so many.  ``first``: other
     settings of the first peer.  ``timers``: settings of all that are about callbacks.
+    ``http_hosts``: names that HTTP answers to.
     """
     spark = {"spark": True, "slots": slots} if slots else {}
     up = threading.Event()
@@ -76,6 +78,7 @@ def running(
             first=first,
             certificates=certificates,
             timers=timers,
+            http_hosts=http_hosts,
         ) as cluster:
             said.append(cluster)
             stops.append((trio.lowlevel.current_trio_token(), stop))
