@@ -13,6 +13,7 @@ from anyio.abc import ByteStream, SocketAttribute, SocketListener, SocketStream,
 from anyio.streams.tls import TLSStream
 
 from onyxq.errors import BadRequest, Unavailable
+from onyxq.wire.bounds import connections_max
 
 BACKLOG = 1024
 HANDSHAKE_TIMEOUT_S = 5.0
@@ -44,6 +45,8 @@ class TcpNetwork:
     def __init__(self, *, connecting: ssl.SSLContext | None = None, serving: ssl.SSLContext | None = None) -> None:
         self._connecting = connecting
         self._serving = serving
+        self._handshakes = 0
+        """Accepted connections that do not speak TLS yet."""
 
     async def connect(self, address: str, *, timeout_ms: int) -> ByteStream:
         """A stream to ``HOST:PORT``; raises `Unavailable` and, for no address, `BadRequest`."""
@@ -89,6 +92,10 @@ class TcpNetwork:
             return handler
 
         async def encrypted(stream: ByteStream) -> None:
+            if self._handshakes >= connections_max():
+                log.info("a connection was refused: %d handshakes are under way", self._handshakes)
+                return
+            self._handshakes += 1
             try:
                 with anyio.fail_after(HANDSHAKE_TIMEOUT_S):
                     wrapped = await TLSStream.wrap(
@@ -97,6 +104,8 @@ class TcpNetwork:
             except (TimeoutError, ssl.SSLError) as error:
                 log.info("a connection did not become one with TLS: %r", error)
                 return
+            finally:
+                self._handshakes -= 1
             await handler(wrapped)
 
         return encrypted

@@ -1,0 +1,150 @@
+"""Callers who never come to an end of their handshake: cut off after a time, counted meanwhile, on both ports."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from typing import TypeAlias
+
+import pytest
+import trio
+import trustme
+from anyio.abc import ByteStream
+
+from onyxq.http import server
+from onyxq.http.server import parse_address, serve_http
+from onyxq.wire import tcp
+from onyxq.wire.tcp import TcpNetwork
+from tests.interfaces.http_world import FakeService, app_of, on_trio
+
+PATIENCE_S = 60.0
+CUT_S = 0.3
+"""After which a handshake is given up, where a test has it happen."""
+BEGINNING = b"\x16\x03\x01\x40\x00\x01\x00\x3f\xfc\x03\x03" + bytes(32)
+"""Of a handshake; 16 KiB would have to come."""
+ANSWER = b"hello"
+
+Port: TypeAlias = Callable[[], AbstractAsyncContextManager[str]]
+
+
+def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """Of a server at 127.0.0.1, and of a client who knows its authority."""
+    authority = trustme.CA()
+    serving, connecting = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    authority.issue_cert("127.0.0.1").configure_cert(serving)
+    authority.configure_trust(connecting)
+    return serving, connecting
+
+
+SERVING, CONNECTING = contexts()
+
+
+@asynccontextmanager
+async def http_port() -> AsyncIterator[str]:
+    """The address of HTTP over TLS."""
+    shutdown = trio.Event()
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            serve = partial(serve_http, app_of(FakeService()), "127.0.0.1:0", shutdown=shutdown, context=SERVING)
+            yield await nursery.start(serve)
+            shutdown.set()
+
+
+@asynccontextmanager
+async def wire_port() -> AsyncIterator[str]:
+    """The address of a TCP port with TLS that says something to whoever has shaken hands."""
+
+    async def handler(stream: ByteStream) -> None:
+        await stream.send(ANSWER)
+
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            yield await nursery.start(partial(TcpNetwork(serving=SERVING).serve, "127.0.0.1:0", handler))
+            nursery.cancel_scope.cancel()
+
+
+PORTS = pytest.mark.parametrize("port", [http_port, wire_port])
+
+
+async def connected(address: str) -> trio.SocketStream:
+    """A connection that says nothing of itself."""
+    return await trio.open_tcp_stream(*parse_address(address))
+
+
+async def ended(stream: trio.SocketStream) -> bool:
+    """Wait until the other side has closed; whether it said nothing before."""
+    said = b""
+    try:
+        while piece := await stream.receive_some():
+            said += piece
+    except trio.BrokenResourceError:
+        pass
+    return said == b""
+
+
+async def answered(address: str) -> bytes:
+    """What somebody is told who shakes hands and asks; nothing if he is sent away."""
+    stream = trio.SSLStream(await connected(address), CONNECTING, server_hostname="127.0.0.1", https_compatible=True)
+    try:
+        await stream.do_handshake()
+        await stream.send_all(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        return bytes(await stream.receive_some(100))
+    except trio.BrokenResourceError:
+        return b""
+    finally:
+        await trio.aclose_forcefully(stream)
+
+
+@PORTS
+def test_a_handshake_that_never_ends_is_cut_off(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether nothing comes of it, a part, or a byte now and then."""
+    monkeypatch.setattr(server, "IDLE_TIME_MAX_S", CUT_S)
+    monkeypatch.setattr(tcp, "HANDSHAKE_TIMEOUT_S", CUT_S)
+
+    async def check_dripping(stream: trio.SocketStream) -> None:
+        await stream.send_all(BEGINNING)
+        while True:  # the whole would take far longer than the test
+            with trio.move_on_after(CUT_S / 3):
+                assert await ended(stream)
+                return
+            try:
+                await stream.send_all(b"\x00")
+            except trio.BrokenResourceError:
+                return
+
+    @on_trio
+    async def play() -> None:
+        async with port() as address:
+            for size in (0, 1, 7, len(BEGINNING)):
+                async with await connected(address) as stream:
+                    await stream.send_all(BEGINNING[:size])
+                    assert await ended(stream), size
+            async with await connected(address) as slow:
+                await check_dripping(slow)
+
+    play()
+
+
+@PORTS
+def test_handshakes_count_as_connections(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the bound others are sent away at once; who ends makes room."""
+    monkeypatch.setattr(server, "CONNECTIONS_MAX", 2)
+    monkeypatch.setattr(tcp, "connections_max", lambda: 2)
+    monkeypatch.setattr(server, "IDLE_TIME_MAX_S", 10 * PATIENCE_S)
+    monkeypatch.setattr(tcp, "HANDSHAKE_TIMEOUT_S", 10 * PATIENCE_S)
+
+    @on_trio
+    async def play() -> None:
+        async with port() as address:
+            async with await connected(address):
+                async with await connected(address) as leaving:
+                    await leaving.send_all(BEGINNING)
+                    assert await answered(address) == b""
+                    assert await answered(address) == b""
+                while not (said := await answered(address)):  # until its end is noticed
+                    await trio.lowlevel.checkpoint()
+                assert said.startswith((ANSWER, b"HTTP/1.1 200"))
+
+    play()
