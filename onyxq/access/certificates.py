@@ -21,6 +21,17 @@ if TYPE_CHECKING:
 
 
 @frozen
+class Contexts:
+    """TLS as a peer speaks it, with the files as they were when they were read."""
+
+    connecting: ssl.SSLContext
+    peers: ssl.SSLContext
+    """For connections that peers may be at the other end of."""
+    callers: ssl.SSLContext
+    """For those of others only."""
+
+
+@frozen
 class Certificates:
     """Files in PEM; without any, nothing is encrypted."""
 
@@ -48,9 +59,13 @@ class Certificates:
         for name in ("ca", "cert", "key"):
             if self and not getattr(self, name):
                 raise BadRequest(f"a peer with TLS needs tls_{name} too", field=f"tls_{name}")
-        if self:
-            self.connecting()
-            self.serving_peers()
+        self.contexts()
+
+    def contexts(self) -> Contexts | None:
+        """What a peer needs, read now; None without TLS. Raises `BadRequest`."""
+        if not self:
+            return None
+        return Contexts(self.connecting(), self.serving_peers(), self.serving())
 
     def connecting(self) -> ssl.SSLContext:
         """For connections to others, whose name or address their certificate must have; raises `BadRequest`."""

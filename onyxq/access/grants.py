@@ -12,7 +12,7 @@ import hmac
 import re
 from collections.abc import Iterable, Mapping
 
-from attrs import evolve, field, frozen
+from attrs import define, evolve, field, frozen
 
 from onyxq.errors import BadRequest, Overloaded, Unauthorized
 
@@ -32,20 +32,24 @@ TOKEN_CHARS_MIN = 16
 _DIGEST = re.compile(r"sha256:([0-9a-fA-F]{64})")
 
 
+@define
 class Pace:
     """A bound on requests a second, over all connections of a node; one second's worth may come at once."""
 
-    def __init__(self, rate: int) -> None:
-        self._rate = rate
-        self._left = float(rate)
-        self._at = 0.0
+    rate: int
+    _left: float = field(init=False, eq=False, repr=False)
+    _at: float = field(init=False, eq=False, repr=False, default=0.0)
+
+    @_left.default
+    def _whole(self) -> float:
+        return float(self.rate)
 
     def take(self, now_s: float) -> None:
         """Count a request at a monotonic time; raises `Overloaded`."""
-        self._left = min(float(self._rate), self._left + (now_s - self._at) * self._rate)
+        self._left = min(float(self.rate), self._left + (now_s - self._at) * self.rate)
         self._at = now_s
         if self._left < 1:
-            raise Overloaded(f"more than {self._rate} requests a second came with this token")
+            raise Overloaded(f"more than {self.rate} requests a second came with this token")
         self._left -= 1
 
 
@@ -53,11 +57,11 @@ class Pace:
 class Grants:
     """What a caller may do: for each role the prefixes of the queues on which it has it."""
 
-    name: str
+    name: str = field(eq=False)
     """What its token is called, for logs; no secret."""
     prefixes: Mapping[str, tuple[str, ...]]
     """Role -> prefixes; the empty one means every queue."""
-    pace: Pace | None = field(default=None, eq=False, repr=False)
+    pace: Pace | None = field(default=None, repr=False)
     """How many requests a second; None: any number."""
 
     def has(self, role: str) -> bool:
@@ -109,15 +113,19 @@ class Token:
         grants = grants_of(name, roles)
         return cls(digest, grants if rate is None else evolve(grants, pace=Pace(rate)))
 
+    def at_pace(self, pace: Pace | None) -> Token:
+        """The token, with a pace that was begun if it is of its rate."""
+        return evolve(self, grants=evolve(self.grants, pace=pace)) if pace == self.grants.pace else self
+
 
 def digest_of(text: str) -> bytes:
     """What a token is known by."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
-@frozen
+@define
 class Access:
-    """The credentials that a node asks for; without any, none is asked for."""
+    """The credentials that a node asks for; without any, none is asked for.  `renew` replaces the tokens."""
 
     tokens: tuple[Token, ...] = ()
     peer_secret: str | None = field(default=None, repr=False)
@@ -133,13 +141,33 @@ class Access:
         """
         if not text:
             raise Unauthorized("a token is needed", field="token")
-        digest, found = digest_of(text), None
-        for token in self.tokens:
-            if hmac.compare_digest(token.digest, digest):
-                found = token.grants
+        found = self.of_digest(digest_of(text))
         if found is None:
             raise Unauthorized("the token is not known", field="token")
         return found
+
+    def of_digest(self, digest: bytes) -> Grants | None:
+        """What the token of a digest gives; None if there is none."""
+        found = None
+        for token in self.tokens:
+            if hmac.compare_digest(token.digest, digest):
+                found = token.grants
+        return found
+
+    def renew(self, other: Access) -> None:
+        """Ask for the other's tokens from now on; raises `BadRequest` for what is fixed for the life of a peer.
+
+        A token with the same rate as before goes on at its pace.
+        """
+        again = "Start the peer again."
+        if bool(other) != bool(self):
+            raise BadRequest("a peer that runs does not begin or cease to ask for tokens", field="tokens", hint=again)
+        if other.peer_secret not in (None, self.peer_secret):
+            raise BadRequest(
+                "a peer that runs keeps its peer_secret", field="peer_secret", hint="Stop all peers first."
+            )
+        paces = {token.digest: token.grants.pace for token in self.tokens}
+        self.tokens = tuple(token.at_pace(paces.get(token.digest)) for token in other.tokens)
 
     def check_peer(self, credential: str | None) -> None:
         """Raise `Unauthorized` unless it is the secret that the peers share."""

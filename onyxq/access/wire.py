@@ -1,7 +1,7 @@
 """One connection of the TCP port as its caller may use it.
 
-The credential is in the caller's hello, and judged once; each request is checked before it is
-dispatched.
+The credential is in the caller's hello, and judged once and whenever tokens were read again; each
+request is checked before it is dispatched.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 
 from onyxq.access.checking import Ask, look_up, unmet
-from onyxq.access.grants import ALL, Access, Grants
+from onyxq.access.grants import ALL, Access, Grants, digest_of
 from onyxq.access.table import Need
 from onyxq.errors import OnyxqError, Unauthorized
 from onyxq.wire.protocol import Hello
@@ -39,6 +39,20 @@ class Caller:
         self._ask = ask
         self._start_soon = start_soon
         self._grants: Grants | None = None
+        self._token: bytes | None = None
+        """Digest of the token that he showed, if it was one."""
+        self.scope = anyio.CancelScope()
+        """Of his connection: ended once his token is no longer what it was."""
+
+    def judge_again(self) -> None:
+        """End the connection if its token is gone, or gives something else now: requests that wait end with it."""
+        if self._token is None:
+            return
+        found = self._access.of_digest(self._token)
+        if found == self._grants:
+            self._grants = found
+        else:
+            self.scope.cancel()
 
     def welcome(self, theirs: Hello) -> Hello:
         """This side's hello; raises `Unauthorized`, or another reason to refuse."""
@@ -51,6 +65,7 @@ class Caller:
             self._grants = ALL
         else:
             self._grants = self._access.of_token(theirs.credential)
+            self._token = digest_of(theirs.credential or "")
         return self._welcome(theirs)
 
     def dispatch(self, request: Request) -> None:

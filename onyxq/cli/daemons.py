@@ -1,6 +1,7 @@
 """Commands that run until they are told to stop: ``dev``, ``peer start``, ``zookeeper start``.
 
-The first SIGTERM or SIGINT asks for an orderly end, the second ends the process at once.
+The first SIGTERM or SIGINT asks for an orderly end, the second ends the process at once.  A peer reads
+its tokens and certificates again at SIGHUP.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from attrs import evolve
 
 from onyxq.access.files import load_access
 from onyxq.access.grants import Access
+from onyxq.access.renewal import Renewal
 from onyxq.cli import logs
 from onyxq.cli.context import Context
 from onyxq.cli.supervisor import READY, STOPPING, Supervisor
@@ -75,7 +77,8 @@ def peer_start(context: Context) -> None:
         supervisor.tell(READY, f"STATUS={_words(peer)}")
 
     supervisor = Supervisor.of(os.environ)
-    _run(context, lambda stop: run_peer(config, ready=ready, stop=stop))
+    renewal = Renewal(lambda: _load_access(context))
+    _run(context, lambda stop: run_peer(config, ready=ready, stop=stop, renewal=renewal), renew=renewal.now)
 
 
 def dev(context: Context) -> None:
@@ -117,7 +120,7 @@ def _access(context: Context, *, alone: bool) -> Access:
     """The credentials to ask for; ``alone``: no other process is in the cluster. Raises `BadRequest`."""
     if context.switched_on("spark"):
         os.environ |= context.certificates().to_environment()
-    access = load_access(context.text("access"), tokens=context.text("tokens"), peer_secret=context.text("peer_secret"))
+    access = _load_access(context)
     if access and context.switched_on("spark"):
         if not context.text("token"):
             raise BadRequest(
@@ -135,6 +138,10 @@ def _access(context: Context, *, alone: bool) -> Access:
             hint="Give every peer the same secret, in its access file or as ONYXQ_PEER_SECRET.",
         )
     return evolve(access, peer_secret=secrets.token_hex(32))
+
+
+def _load_access(context: Context) -> Access:
+    return load_access(context.text("access"), tokens=context.text("tokens"), peer_secret=context.text("peer_secret"))
 
 
 def _taskstore(context: Context) -> dict[str, Any]:
@@ -225,13 +232,19 @@ def zookeeper_start(context: Context) -> None:
         _run(context, serve)
 
 
-def _run(context: Context, serve: Callable[[trio.Event], Awaitable[Any]]) -> None:
-    """Run ``serve`` until it returns; its event is set by the first signal."""
+def _run(
+    context: Context, serve: Callable[[trio.Event], Awaitable[Any]], *, renew: Callable[[], None] | None = None
+) -> None:
+    """Run ``serve`` until it returns; its event is set by the first signal.  ``renew``: what SIGHUP has done."""
     import trio
 
     async def stop_at_signal(stop: trio.Event) -> None:
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        hangup = () if renew is None else (signal.SIGHUP,)
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, *hangup) as signals:
             async for number in signals:
+                if renew is not None and number == signal.SIGHUP:
+                    renew()
+                    continue
                 if stop.is_set():
                     os._exit(128 + number)
                 context.out.note("stopping; once more to stop at once")

@@ -185,6 +185,11 @@ class App:
         """Let requests that wait answer now."""
         self.kit.closing.set()
 
+    def answer_waiting(self) -> None:
+        """Let requests that wait for tasks answer now, and others wait: who waited may no longer be known."""
+        waited, self.kit.closing = self.kit.closing, anyio.Event()
+        waited.set()
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request, as ASGI has it."""
         if scope["type"] == "lifespan":

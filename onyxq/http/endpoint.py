@@ -60,7 +60,7 @@ class Kit:
     document: Callable[[], dict[str, Any]]
     """The OpenAPI document."""
     closing: anyio.Event = field(factory=anyio.Event)
-    """Set when the server stops: whoever waits answers now."""
+    """Set when the server stops, or another one takes its place: whoever waits answers now."""
     avoided: dict[int, int] = field(factory=dict)
     """partition -> time in ms until which new tasks go elsewhere."""
     partitions: int = 0

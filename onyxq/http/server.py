@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
+from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
@@ -139,8 +140,8 @@ def _config() -> Config:
 class HttpServer:
     """The connections of one listener."""
 
-    def __init__(self, app: ASGIApp, context: ssl.SSLContext | None = None) -> None:
-        self._tls = context
+    def __init__(self, app: ASGIApp, tls: Callable[[], ssl.SSLContext] | None = None) -> None:
+        self._tls = tls
         self._config = _config()
         self._app = wrap_app(cast(ASGIFramework, app), self._config.wsgi_max_body_size, "asgi")
         self._context = WorkerContext(None)
@@ -157,7 +158,7 @@ class HttpServer:
             with stream.scope:
                 served: Any = stream
                 if self._tls is not None:
-                    served = trio.SSLStream(stream, self._tls, server_side=True, https_compatible=True)
+                    served = trio.SSLStream(stream, self._tls(), server_side=True, https_compatible=True)
                 await TCPServer(self._app, self._config, self._context, ConnectionState({}), served)
         except Exception:
             _log.exception("a connection failed")
@@ -189,16 +190,17 @@ async def serve_http(
     *,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
     shutdown: trio.Event,
-    context: ssl.SSLContext | None = None,
+    tls: Callable[[], ssl.SSLContext] | None = None,
 ) -> None:
-    """Serve until ``shutdown`` is set; reports the bound ``HOST:PORT``.  ``context``: of TLS, if it is spoken.
+    """Serve until ``shutdown`` is set; reports the bound ``HOST:PORT``.  ``tls``: the context of a new
+    connection, if TLS is spoken.
 
     Then requests that wait are answered, others have 5 s to finish, and all connections
     are closed.  Being cancelled closes them at once.  Raises `Unavailable` if the address
     cannot be had.
     """
     listener = await listen(address)
-    server = HttpServer(app, context)
+    server = HttpServer(app, tls)
     stopping = trio.Event()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_cut_at_end, server, stopping)

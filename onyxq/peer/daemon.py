@@ -12,7 +12,8 @@ import logging
 import os
 import random
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,15 @@ from onyxq.access.credentials import ANONYMOUS, ZookeeperCredentials
 from onyxq.access.grants import OPEN, Access
 from onyxq.access.hosts import Hosts, hosts
 from onyxq.access.listening import check_listening
+from onyxq.access.renewal import Renewal
 from onyxq.access.wire import Caller
 from onyxq.archive import Archive
 from onyxq.entry import Entries
 from onyxq.errors import BadRequest, LogUnavailable, StoreFailed, first_cause
 from onyxq.extensions import installed
 from onyxq.http import taskstore
-from onyxq.http.app import create_app
+from onyxq.http.app import ENDPOINTS, App, create_app
+from onyxq.http.endpoint import Endpoint
 from onyxq.http.server import serve_http
 from onyxq.ids import PARTITIONS_MAX
 from onyxq.jobs.driving import Driving, SparkSettings
@@ -61,6 +64,7 @@ from onyxq.timers.transports import installed as installed_transports
 from onyxq.wire.bounds import Bounds
 from onyxq.wire.network import Network
 from onyxq.wire.server import serve
+from onyxq.wire.tcp import TcpNetwork
 
 SESSION_RETRY_S = 1.0
 REJOIN_PAUSE_S = 0.2
@@ -180,6 +184,9 @@ class RunningNode:
         self._transports = transports
         self._delivering: Delivering | None = None
         self._peer: Peer | None = None
+        self._contexts = config.certificates.contexts()
+        self._callers: set[Caller] = set()
+        self._apps: list[App] = []
         self._taskstore = ""
         """Where the task store is served at the root."""
 
@@ -238,6 +245,22 @@ class RunningNode:
             with trio.CancelScope(shield=True):
                 await store.aclose()
 
+    def renew(self, access: Access) -> None:
+        """Ask for the tokens of ``access``, and use certificates as their files have them now; raises `BadRequest`.
+
+        If it does, nothing is changed.  Connections over TCP and waiting requests whose token is gone, or gives
+        something else, are ended; certificates are for new connections.
+        """
+        contexts = self.config.certificates.contexts()
+        self.config.access.renew(access)
+        self._contexts = contexts
+        if contexts is not None and isinstance(self._network, TcpNetwork):
+            self._network.use(connecting=contexts.connecting, serving=contexts.peers)
+        for caller in list(self._callers):
+            caller.judge_again()
+        for app in self._apps:
+            app.answer_waiting()
+
     async def _node_id(self, store: Store) -> str:
         stored = store.meta("node_id")
         if stored is not None:
@@ -264,7 +287,12 @@ class RunningNode:
                 ask=service.call,
                 start_soon=node.start_soon,
             )
-            await serve(stream, hello=caller.welcome, dispatch=caller.dispatch, bounds=bounds)
+            self._callers.add(caller)
+            try:
+                with caller.scope:
+                    await serve(stream, hello=caller.welcome, dispatch=caller.dispatch, bounds=bounds)
+            finally:
+                self._callers.discard(caller)
 
         await self._network.serve(self.config.listen, handler, task_status=task_status)
 
@@ -272,32 +300,32 @@ class RunningNode:
         self, service: Service, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED
     ) -> None:
         assert self.config.http
-        await serve_http(
-            create_app(service, access=self.config.access, hosts=_hosts(self.config), now_ms=service.node.wall_ms),
-            self.config.http,
-            task_status=task_status,
-            shutdown=self.stop,
-            context=self.config.certificates.serving() if self.config.certificates else None,
-        )
+        await self._serve_app(service, ENDPOINTS, self.config.http, task_status)
 
     async def _serve_taskstore(
         self, service: Service, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED
     ) -> None:
         assert self.config.taskstore
         endpoints = taskstore.endpoints("", unit=self.config.taskstore_unit)
-        await serve_http(
-            create_app(
-                service,
-                access=self.config.access,
-                hosts=_hosts(self.config),
-                endpoints=endpoints,
-                now_ms=service.node.wall_ms,
-            ),
-            self.config.taskstore,
-            task_status=task_status,
-            shutdown=self.stop,
-            context=self.config.certificates.serving() if self.config.certificates else None,
+        await self._serve_app(service, endpoints, self.config.taskstore, task_status)
+
+    async def _serve_app(
+        self, service: Service, endpoints: Sequence[Endpoint], address: str, task_status: trio.TaskStatus[str]
+    ) -> None:
+        app = create_app(
+            service,
+            access=self.config.access,
+            hosts=_hosts(self.config),
+            endpoints=endpoints,
+            now_ms=service.node.wall_ms,
         )
+        self._apps.append(app)
+        tls = self._callers_tls if self.config.certificates else None
+        await serve_http(app, address, task_status=task_status, shutdown=self.stop, tls=tls)
+
+    def _callers_tls(self) -> ssl.SSLContext:
+        assert self._contexts is not None
+        return self._contexts.callers
 
     async def _peers(self, node: Node, service: Service, address: str, http: str) -> None:
         while not (self.stop.is_set() or service.operating.leave_wanted.is_set()):
@@ -433,16 +461,24 @@ def check_config(config: PeerConfig) -> None:
 
 
 async def run_peer(
-    config: PeerConfig, *, ready: Callable[[PeerAddresses], None], stop: trio.Event, backend: LogBackend | None = None
+    config: PeerConfig,
+    *,
+    ready: Callable[[PeerAddresses], None],
+    stop: trio.Event,
+    backend: LogBackend | None = None,
+    renewal: Renewal | None = None,
 ) -> None:
     """Run one node until ``stop``; calls ``ready`` once it is in the ring and serves.
 
-    Raises `BadRequest` for a setting out of range.
+    ``renewal``: is given what takes tokens and certificates that were read again.  Raises `BadRequest`
+    for a setting out of range.
     """
     check_config(config)
     Path(config.data).mkdir(parents=True, exist_ok=True)
     async with _backend_of(config, backend) as chosen:
         running = RunningNode(config, chosen, transports=installed_transports())
+        if renewal is not None:
+            renewal.take = running.renew
 
         async def announce() -> None:
             await running.ready.wait()

@@ -48,6 +48,10 @@ class TcpNetwork:
         self._handshakes = 0
         """Accepted connections that do not speak TLS yet."""
 
+    def use(self, *, connecting: ssl.SSLContext, serving: ssl.SSLContext) -> None:
+        """Make connections, and take them, with other contexts from now on; those that there are go on."""
+        self._connecting, self._serving = connecting, serving
+
     async def connect(self, address: str, *, timeout_ms: int) -> ByteStream:
         """A stream to ``HOST:PORT``; raises `Unavailable` and, for no address, `BadRequest`."""
         host, port = split_address(address)
@@ -87,8 +91,7 @@ class TcpNetwork:
                     group.start_soon(_accept, listener, self._handler(handler))
 
     def _handler(self, handler: Handler) -> Handler:
-        context = self._serving
-        if context is None:
+        if self._serving is None:
             return handler
 
         async def encrypted(stream: ByteStream) -> None:
@@ -99,7 +102,7 @@ class TcpNetwork:
             try:
                 with anyio.fail_after(HANDSHAKE_TIMEOUT_S):
                     wrapped = await TLSStream.wrap(
-                        stream, server_side=True, ssl_context=context, standard_compatible=False
+                        stream, server_side=True, ssl_context=self._serving, standard_compatible=False
                     )
             except (TimeoutError, ssl.SSLError) as error:
                 log.info("a connection did not become one with TLS: %r", error)

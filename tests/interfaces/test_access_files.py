@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from onyxq.access.files import load_access
-from onyxq.access.grants import Pace, digest_of
+from onyxq.access.grants import Access, Pace, Token, digest_of
 from onyxq.cli.main import run
 from onyxq.config import SECRET, load
 from onyxq.errors import BadRequest, Overloaded, Unauthorized
@@ -142,3 +142,36 @@ def test_every_secret_setting_is_hidden(tmp_path: Path, capsys: pytest.CaptureFi
         assert run(["config", "show", "--config", path, *more]) == 0
         shown = capsys.readouterr().out
         assert "do not show" not in shown and shown.count("(hidden)") == len(SECRET)
+
+
+def test_a_token_that_stays_goes_on_at_its_pace(tmp_path: Path) -> None:
+    """Or to have the file read again would give it more than its rate; another rate begins anew."""
+
+    def read(rate: int, name: str = "x") -> Access:
+        text = f'[[tokens]]\nname = "{name}"\ntoken = "{GOOD}"\nroles = ["read"]\nrate = {rate}\n'
+        return load_access(written(tmp_path, text))
+
+    access = read(1)
+    used = access.of_token(GOOD).pace
+    assert used is not None
+    used.take(0.0)
+    access.renew(read(1, name="y"))
+    assert access.of_token(GOOD).pace is used and access.of_token(GOOD).name == "y"
+    access.renew(read(2))
+    other = access.of_token(GOOD).pace
+    assert other is not None and other.rate == 2
+
+
+@pytest.mark.parametrize(
+    ("other", "field"),
+    [
+        (Access(), "tokens"),
+        (Access((Token.of(GOOD, "t", ["read"]),), "another secret"), "peer_secret"),
+    ],
+)
+def test_what_is_fixed_for_a_peer_s_life_is_not_renewed(other: Access, field: str) -> None:
+    """Whether tokens are asked for, and the peers' secret; the tokens stay what they were."""
+    access = Access((Token.of("another-token-here", "t", ["read"]),), "the peers' secret")
+    with pytest.raises(BadRequest) as raised:
+        access.renew(other)
+    assert raised.value.field == field and access.of_token("another-token-here")

@@ -47,7 +47,7 @@ async def http_port() -> AsyncIterator[str]:
     shutdown = trio.Event()
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
-            serve = partial(serve_http, app_of(FakeService()), "127.0.0.1:0", shutdown=shutdown, context=SERVING)
+            serve = partial(serve_http, app_of(FakeService()), "127.0.0.1:0", shutdown=shutdown, tls=lambda: SERVING)
             yield await nursery.start(serve)
             shutdown.set()
 
