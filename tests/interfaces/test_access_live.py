@@ -100,7 +100,7 @@ OPERATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "submit": ("produce", {"entry": "no-such", "args": {}}),
     "task_history": (LOOKS, {"id": TASK}),
     "task_log": ("read consume operate", {"id": TASK}),
-    "taskstore.claim": ("consume", {"client": 1, "group": THEIRS}),
+    "taskstore.claim": ("consume", {"client": 1, "group": THEIRS, "depends": [1]}),
     "taskstore.group": ("read consume operate", {"group": THEIRS}),
     "taskstore.groups": (LOOKS, {}),
     "taskstore.set_limits": ("operate", {"task_bytes_max": 0}),
