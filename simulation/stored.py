@@ -7,8 +7,9 @@ update's first add has it as data, a claim as its duration in milliseconds.
 
 from __future__ import annotations
 
+import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from attrs import define, field
@@ -78,6 +79,37 @@ class Model:
 
 
 @define
+class Requests:
+    """Requests at random, each marked, about tasks that were there lately."""
+
+    random: random.Random
+    groups: Sequence[str]
+    seen: list[int] = field(factory=lambda: [1])
+    """Ids in the order in which they were answered."""
+    marks: int = 0
+
+    def next(self) -> tuple[int, str, dict[str, Any]]:
+        """A mark, ``update`` or ``claim``, and its arguments but for who asks."""
+        self.marks += 1
+        group, few = self.random.choice(self.groups), (0, 0, 1, 2)
+        if self.random.random() < 0.5:
+            return self.marks, "claim", {"group": group, "duration_ms": self.marks}
+        return (
+            self.marks,
+            "update",
+            {
+                "adds": [[group, str(self.marks), 0]],
+                "changes": [[number, "changed", -5] for number in self._numbers(few)],
+                "deletes": self._numbers(few),
+                "depends": self._numbers((0, 1)),
+            },
+        )
+
+    def _numbers(self, counts: Sequence[int]) -> list[int]:
+        return [self.random.choice(self.seen[-12:]) for _ in range(self.random.choice(counts))]
+
+
+@define
 class Truth:
     """A log, gone through with the model beside the state machine; `Broken` is raised where they differ."""
 
@@ -112,8 +144,9 @@ class Truth:
             mark, said = int(args.adds[0][1]), self.model.update(args, now_ms, made)
         else:
             assert isinstance(args, claim.Args)
-            was, now = state.read(before), state.read(after)
-            gone = [number for number in self.model.tasks if was.get(number) and not now.get(number)]
+            was, now = state.read(before).tasks, state.read(after).tasks
+            changed = [part for part in was if was[part] is not now.get(part)]
+            gone = [number for part in changed for number in was[part] if number not in now.get(part, ())]
             mark, said = args.duration_ms, self.model.claim(args, now_ms, made, gone[0] if gone else None)
         assert said[0] == found[0], f"request {mark} gives other tasks than the model: {found[0]}, not {said[0]}"
         assert said[1][:4] == found[1][:4], f"request {mark} is refused for {found[1]}, by the model for {said[1]}"

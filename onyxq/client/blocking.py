@@ -10,6 +10,7 @@ from threading import Thread
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from anyio import CancelScope
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from onyxq.access.certificates import Certificates
@@ -32,9 +33,7 @@ def _blocking(
 ) -> Callable[Concatenate[Client, P], R]:
     @functools.wraps(method)
     def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        portal, client = self._opened()
-        result: R = portal.call(functools.partial(method, client, *args, **kwargs))
-        return result
+        return self._run(functools.partial(method, self._opened(), *args, **kwargs))
 
     return call
 
@@ -59,6 +58,8 @@ class Client:
         self._backend = backend
         self._portal: BlockingPortal | None = None
         self._stack = ExitStack()
+        self._under_way: set[CancelScope] = set()
+        """One for each call of a thread."""
 
     def open(self) -> Client:
         """Start the background thread; ``with`` does it by itself."""
@@ -98,9 +99,36 @@ class Client:
             raise
 
     def close(self) -> None:
-        """End the connections and the background thread; calls in other threads fail."""
-        self._portal = None
+        """End the connections and the background thread; calls in other threads raise `Unavailable`."""
+        portal, self._portal = self._portal, None
+        if portal is not None:
+            portal.call(self._end_calls)
         self._stack.close()
+
+    def _end_calls(self) -> None:
+        for scope in self._under_way:
+            scope.cancel()
+
+    def _run(self, call: Callable[[], Coroutine[Any, Any, R]]) -> R:
+        """What a call of the asynchronous client gives; raises `Unavailable` if this one is closed before."""
+        portal = self._portal
+        try:
+            if portal is not None:
+                found: R = portal.call(self._until_closed, call)
+                return found
+        except RuntimeError:
+            if self._portal is portal:
+                raise
+        raise _not_open()
+
+    async def _until_closed(self, call: Callable[[], Coroutine[Any, Any, R]]) -> R:
+        with CancelScope() as scope:
+            self._under_way.add(scope)
+            try:
+                return await call()
+            finally:
+                self._under_way.discard(scope)
+        raise Unavailable("the client was closed while it waited for the answer")
 
     def __enter__(self) -> Client:
         return self.open()
@@ -110,10 +138,10 @@ class Client:
     ) -> None:
         self.close()
 
-    def _opened(self) -> tuple[BlockingPortal, AsyncClient]:
+    def _opened(self) -> AsyncClient:
         if self._portal is None:
-            raise Unavailable("the client is not open", hint="Use it in a with block, or call open().")
-        return self._portal, self._client
+            raise _not_open()
+        return self._client
 
     enqueue = _blocking(AsyncClient.enqueue)
     enqueue_many = _blocking(AsyncClient.enqueue_many)
@@ -144,11 +172,10 @@ class Client:
 
     def transaction(self, name: str | None = None, *, timeout_ms: int | None = None) -> BlockingTransaction:
         """See `AsyncClient.transaction`: ``with client.transaction() as tx``."""
-        portal, client = self._opened()
+        client = self._opened()
 
         def commit(gathered: Gathered) -> Committed:
-            committed: Committed = portal.call(client.commit, gathered, timeout_ms)
-            return committed
+            return self._run(functools.partial(client.commit, gathered, timeout_ms))
 
         return BlockingTransaction(commit, name=name, random_name=client.random_name)
 
@@ -202,8 +229,7 @@ class Client:
 
     def task_store(self, client_id: int | None = None) -> TaskStore:
         """See `AsyncClient.task_store`."""
-        portal, client = self._opened()
-        return TaskStore(portal, client.task_store(client_id))
+        return TaskStore(self._run, self._opened().task_store(client_id))
 
     submit_entry = _blocking(AsyncClient.submit_entry)
     extension = _blocking(AsyncClient.extension)
@@ -211,3 +237,7 @@ class Client:
     leave = _blocking(AsyncClient.leave)
     force_partition = _blocking(AsyncClient.force_partition)
     call = _blocking(AsyncClient.call)
+
+
+def _not_open() -> Unavailable:
+    return Unavailable("the client is not open", hint="Use it in a with block, or call open().")

@@ -6,10 +6,8 @@ Every client of the store is a number, its owner of tasks; by default a random o
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
-
-from anyio.from_thread import BlockingPortal
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from onyxq.errors import StoreRefused
 
@@ -91,16 +89,21 @@ class AsyncTaskStore:
         await self._ask("taskstore.set_limits", {"task_bytes_max": task_bytes_max, "bytes_max": bytes_max})
 
 
+class Run(Protocol):
+    """Runs a call in the thread that the client is in."""
+
+    def __call__(self, call: Callable[[], Coroutine[Any, Any, T]], /) -> T:
+        """What it gives; raises `Unavailable` once the client is closed."""
+        ...
+
+
 class TaskStore:
     """The calls of `AsyncTaskStore` for plain threads; see `Client.task_store`."""
 
-    def __init__(self, portal: BlockingPortal, store: AsyncTaskStore) -> None:
-        self._portal = portal
+    def __init__(self, run: Run, store: AsyncTaskStore) -> None:
+        self._run = run
         self._store = store
         self.client_id = store.client_id
-
-    def _call(self, call: Callable[[], Awaitable[T]]) -> T:
-        return self._portal.call(call)
 
     def update(
         self,
@@ -112,27 +115,27 @@ class TaskStore:
     ) -> list[StoredTask]:
         """See `AsyncTaskStore.update`."""
         given = {"adds": adds, "changes": changes, "deletes": deletes, "depends": depends}
-        return self._call(lambda: self._store.update(**given))  # type: ignore[arg-type]
+        return self._run(lambda: self._store.update(**given))  # type: ignore[arg-type]
 
     def claim(self, group: str, duration_ms: int, *, depends: Iterable[int] = ()) -> StoredTask | None:
         """See `AsyncTaskStore.claim`."""
-        return self._call(lambda: self._store.claim(group, duration_ms, depends=depends))
+        return self._run(lambda: self._store.claim(group, duration_ms, depends=depends))
 
     def tasks(self, ids: Sequence[int]) -> list[StoredTask | None]:
         """See `AsyncTaskStore.tasks`."""
-        return self._call(lambda: self._store.tasks(ids))
+        return self._run(lambda: self._store.tasks(ids))
 
     def group(self, group: str, *, limit: int = 0, owned: bool = False) -> list[StoredTask]:
         """See `AsyncTaskStore.group`."""
-        return self._call(lambda: self._store.group(group, limit=limit, owned=owned))
+        return self._run(lambda: self._store.group(group, limit=limit, owned=owned))
 
     def groups(self) -> list[str]:
         """See `AsyncTaskStore.groups`."""
-        return self._call(self._store.groups)
+        return self._run(self._store.groups)
 
     def set_limits(self, *, task_bytes_max: int, bytes_max: int) -> None:
         """See `AsyncTaskStore.set_limits`."""
-        self._call(lambda: self._store.set_limits(task_bytes_max=task_bytes_max, bytes_max=bytes_max))
+        self._run(lambda: self._store.set_limits(task_bytes_max=task_bytes_max, bytes_max=bytes_max))
 
 
 def _tasks(answer: dict[str, Any]) -> list[StoredTask]:

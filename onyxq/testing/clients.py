@@ -11,7 +11,7 @@ import functools
 import inspect
 import random
 import zlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, TypeVar
@@ -179,15 +179,6 @@ async def told_there(call: Awaitable[T]) -> T:
         raise error.with_traceback(None)  # noqa: B904  # it is the same error
 
 
-class _Portal:
-    def __init__(self, call: Callable[[Callable[[], Awaitable[Any]]], Any]) -> None:
-        self._call = call
-
-    def call(self, function: Callable[..., Awaitable[Any]], *args: Any) -> Any:
-        __tracebackhide__ = True
-        return told_here(lambda: self._call(functools.partial(function, *args)))
-
-
 class BlockingClient(Client):
     """The `Client` of plain code and of handlers that are not async."""
 
@@ -203,9 +194,15 @@ class BlockingClient(Client):
     def close(self) -> None:
         """It stays open until the test is over."""
 
-    def _opened(self) -> tuple[Any, AsyncClient]:
+    def _opened(self) -> AsyncClient:
         __tracebackhide__ = True
-        return _Portal(self._call), self._call(self._machine.client)
+        found: AsyncClient = self._call(self._machine.client)
+        return found
+
+    def _run(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        __tracebackhide__ = True
+        found: T = told_here(lambda: self._call(call))
+        return found
 
 
 class AwaitedClient(AsyncClient):

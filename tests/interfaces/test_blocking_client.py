@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+
+import pytest
+
+from onyxq.client import Client
+from onyxq.errors import Unavailable
+from tests.interfaces.live_world import running
 
 ROOT = Path(__file__).resolve().parents[2]
 INTERRUPTED = """
@@ -30,6 +40,33 @@ except KeyboardInterrupt:
             thread.join(10)
     print([thread.name for thread in threading.enumerate()])
 """
+
+
+def test_calls_of_other_threads_end_when_it_is_closed() -> None:
+    """At once and each with `Unavailable`, whatever they wait for: tasks to come, an answer, a peer that is gone."""
+    with running() as cluster:
+        client = Client(cluster.addresses[0]).open()
+        client.call("count", {})
+        calls = [partial(client.claim, ["none"], wait_ms=60_000), partial(client.wait, client.enqueue("a", b"1"))]
+        ended: list[BaseException] = []
+
+        def wait(call: Callable[[], object]) -> None:
+            with pytest.raises(Unavailable, match="closed") as found:
+                call()
+            ended.append(found.value)
+
+        threads = [threading.Thread(target=wait, args=(call,)) for call in calls]
+        for thread in threads:
+            thread.start()
+        while len(client._under_way) < len(calls):
+            client.call("count", {})
+        began = time.monotonic()
+        client.close()
+        for thread in threads:
+            thread.join()
+    assert len(ended) == len(calls) and time.monotonic() - began < 10
+    with pytest.raises(Unavailable, match="not open"):
+        client.call("count", {})
 
 
 def test_an_interrupt_while_a_client_is_opened_ends_it() -> None:

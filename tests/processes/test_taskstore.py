@@ -22,7 +22,7 @@ import trio
 from onyxq.cli.main import run
 from onyxq.dump import read
 from onyxq.extensions import installed
-from simulation.stored import Truth, as_answered
+from simulation.stored import Requests, Truth, as_answered
 from tests.processes.cluster import ASK_TIMEOUT_S, Cluster, PeerProcess, bounded, surroundings
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -116,56 +116,47 @@ async def posted(cluster: Cluster, peer: PeerProcess, path: str, body: Any) -> h
 
 
 class Programs:
-    """Requests at random of several clients at a time, each marked, and their answers."""
+    """Requests at random of several clients at a time, and their answers."""
 
     def __init__(self, cluster: Cluster, seed: int) -> None:
         self.cluster = cluster
-        self.random = random.Random(seed)
-        self.seen = [1]
-        self.marks = 0
+        self.requests = Requests(random.Random(seed), GROUPS)
         self.asked: dict[int, Any] = {}
         """Mark -> the answer; None where it was lost."""
 
     async def run(self, client: int, programs: int) -> None:
         """Programs one after the other, each at another peer."""
         for _ in range(programs):
-            peer = self.random.choice(self.cluster.serving)
+            peer = self.requests.random.choice(self.cluster.serving)
             for _ in range(REQUESTS):
                 await self.request(peer, client)
 
     async def request(self, peer: PeerProcess, client: int) -> None:
         """An update or a claim, with a mark by which it is found in the log."""
-        self.marks += 1
-        mark = self.marks
-        path, body = self.update(mark) if self.random.random() < 0.5 else self.claim(mark)
+        mark, kind, args = self.requests.next()
         self.asked[mark] = None
         with contextlib.suppress(httpx.TransportError):
-            answer = await posted(self.cluster, peer, f"/taskstore/{path}", {"clientid": client, **body})
+            body = {"clientid": client, **(as_body(args) if kind == "update" else as_claim(args))}
+            answer = await posted(self.cluster, peer, f"/taskstore/{kind}", body)
             assert answer.status_code in (200, 503), answer.text
             if answer.status_code == 200:
                 self.asked[mark] = answer.json()
-                self.seen += [task["id"] for task in answer.json()["Tasks"] or ()]
-                return
+                self.requests.seen += [task["id"] for task in answer.json()["Tasks"] or ()]
 
-    def update(self, mark: int) -> tuple[str, Any]:
-        """It adds a task, named by the mark, and changes, deletes and rests on others."""
-        few = (0, 0, 1, 2)
-        return "update", {
-            "adds": [{"group": self.random.choice(GROUPS), "data": str(mark)}],
-            "updates": [
-                {"id": self.number(), "data": "changed", "timespec": -5} for _ in range(self.random.choice(few))
-            ],
-            "deletes": [self.number() for _ in range(self.random.choice(few))],
-            "depends": [self.number() for _ in range(self.random.choice(few[1:3]))],
-        }
 
-    def claim(self, mark: int) -> tuple[str, Any]:
-        """For as many milliseconds as the mark says."""
-        return "claim", {"group": self.random.choice(GROUPS), "duration": mark}
+def as_body(args: dict[str, Any]) -> dict[str, Any]:
+    """An update as HTTP has it."""
+    return {
+        "adds": [{"group": group, "data": data} for group, data, _ in args["adds"]],
+        "updates": [{"id": number, "data": data, "timespec": at_ms} for number, data, at_ms in args["changes"]],
+        "deletes": args["deletes"],
+        "depends": args["depends"],
+    }
 
-    def number(self) -> int:
-        """Of a task that was there lately."""
-        return self.random.choice(self.seen[-12:])
+
+def as_claim(args: dict[str, Any]) -> dict[str, Any]:
+    """A claim likewise."""
+    return {"group": args["group"], "duration": args["duration_ms"]}
 
 
 def answered(answer: Any) -> Any:
@@ -187,13 +178,13 @@ async def test_answers_over_http_are_the_models_while_peers_die_and_the_log_is_c
     programs, truth = Programs(cluster, seed=3), Truth()
     for turn, name in enumerate(("a", "b")):
         half = PROGRAMS // 2 // CLIENTS
-        begun = programs.marks
+        begun = programs.requests.marks
         async with trio.open_nursery() as nursery:
             for client in range(1, CLIENTS + 1):
                 nursery.start_soon(programs.run, client, half)
 
             async def some(begun: int = begun, half: int = half) -> bool:
-                return programs.marks - begun > half * CLIENTS * REQUESTS // 3
+                return programs.requests.marks - begun > half * CLIENTS * REQUESTS // 3
 
             await cluster.until("requests are made", some, seconds=60 + PROGRAMS / 8)
             cluster[name].kill()
@@ -208,8 +199,8 @@ async def test_answers_over_http_are_the_models_while_peers_die_and_the_log_is_c
         if answer is not None:
             assert [answered(answer)] == [as_answered(one) for one in truth.answers[mark]], mark
     assert set(truth.answers) <= set(programs.asked)
-    print(f"{programs.marks} requests of {PROGRAMS} programs, {len(lost)} without an answer")
-    assert len(lost) < programs.marks / 2
+    print(f"{programs.requests.marks} requests of {PROGRAMS} programs, {len(lost)} without an answer")
+    assert len(lost) < programs.requests.marks / 2
     for peer in cluster.peers.values():
         peer.kill()
     await cluster.start(*NAMES)
