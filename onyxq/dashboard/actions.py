@@ -18,6 +18,7 @@ from starlette.responses import RedirectResponse, Response
 
 from onyxq.access.checking import Guarded
 from onyxq.dashboard.rendering import HEADERS, link
+from onyxq.dashboard.session import refused
 from onyxq.errors import BadRequest
 from onyxq.http import cluster, dead, jobs, periodic, queues, tasks, timers
 from onyxq.http.endpoint import PATH_FIELDS, Call, Endpoint
@@ -216,6 +217,7 @@ def _endpoint(action: Action) -> Endpoint:
         role=action.operation.role,
         status=303,
         page=True,
+        tell=refused,
     )
 
 

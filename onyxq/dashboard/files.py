@@ -7,6 +7,7 @@ from importlib.resources import files
 from starlette.responses import Response
 
 from onyxq import __version__
+from onyxq.dashboard.session import refused
 from onyxq.errors import NotFound
 from onyxq.http.endpoint import Call, Endpoint
 
@@ -43,5 +44,6 @@ ENDPOINTS = (
         answer={"type": "string"},
         media="text/plain",
         page=True,
+        tell=refused,
     ),
 )

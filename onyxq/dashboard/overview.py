@@ -7,6 +7,7 @@ from typing import Any
 from starlette.responses import Response
 
 from onyxq.dashboard.rendering import page
+from onyxq.dashboard.session import refused
 from onyxq.dashboard.showing import COUNT_WAIT_MS, shows
 from onyxq.errors import OnyxqError
 from onyxq.http.endpoint import Call, Endpoint
@@ -57,5 +58,6 @@ ENDPOINTS = (
         handle=get_rates,
         answer={"type": "object"},
         page=True,
+        tell=refused,
     ),
 )

@@ -5,14 +5,16 @@ It holds the token itself, so any peer knows it; it counts for pages only, never
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from urllib.parse import quote, unquote
 
 from starlette.datastructures import Headers
 from starlette.responses import RedirectResponse, Response
 
 from onyxq.dashboard.rendering import HEADERS, link, rendered
-from onyxq.errors import Forbidden, OnyxqError, Unauthorized
-from onyxq.http.endpoint import Call, Endpoint
+from onyxq.errors import Forbidden, Unauthorized
+from onyxq.http.endpoint import Call, Endpoint, Failure
+from onyxq.http.problems import error_headers
 
 COOKIE = "onyxq_session"
 TOKEN_CHARS_MAX = 1_000
@@ -50,7 +52,7 @@ def _token(headers: Headers) -> str:
     return token if token.isprintable() and token.isascii() else ""
 
 
-def _kept(headers: Headers) -> str:
+def _kept(headers: Mapping[str, str]) -> str:
     for part in headers.get("cookie", "").split(";"):
         name, _, value = part.strip().partition("=")
         if name == COOKIE:
@@ -58,15 +60,18 @@ def _kept(headers: Headers) -> str:
     return ""
 
 
-def refused(error: OnyxqError, headers: Headers, path: str) -> Response:
+def refused(failure: Failure) -> Response:
     """What a browser is told instead of the page: the way in, or what is wrong."""
+    error, headers, path = failure.error, failure.headers, failure.address
     by_script = "hx-request" in headers
     if isinstance(error, Unauthorized) and not path.startswith(LOGIN):
         there = link(LOGIN, next=path, wrong="yes" if _kept(headers) else None)
         if by_script:
             return Response(status_code=401, headers={**HEADERS, "hx-redirect": there})
         return RedirectResponse(there, status_code=303, headers=dict(HEADERS))
-    return rendered("error.html", status=error.status, error=error, title="That did not work")
+    answer = rendered("error.html", status=error.status, error=error, title="That did not work")
+    answer.headers.update(error_headers(error))
+    return answer
 
 
 async def get_login(call: Call) -> Response:

@@ -18,6 +18,7 @@ def _does(path: str, name: str, summary: str, handle: Handler) -> Endpoint:
         role=None,
         status=303,
         page=True,
+        tell=session.refused,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from onyxq.dashboard.session import refused
 from onyxq.http.endpoint import Endpoint, Handler
 from onyxq.http.shapes import Field, HexId, Integer, Object, Text
 
@@ -49,4 +50,5 @@ def shows(
         role=role,
         waits=waits,
         page=True,
+        tell=refused,
     )

@@ -24,7 +24,7 @@ from onyxq import dashboard
 from onyxq.access.checking import Guarded
 from onyxq.access.grants import OPEN, Access, Grants, digest_of
 from onyxq.access.hosts import EVERY, Hosts
-from onyxq.dashboard.session import refused, with_session
+from onyxq.dashboard.session import with_session
 from onyxq.errors import Forbidden, NotFound, OnyxqError, Overloaded, Unauthorized
 from onyxq.http import (
     claims,
@@ -50,7 +50,7 @@ from onyxq.http.bodies import (
     path_segments,
     query_pairs,
 )
-from onyxq.http.endpoint import PATH_FIELDS, Api, Call, Endpoint, Kit
+from onyxq.http.endpoint import PATH_FIELDS, Api, Call, Endpoint, Failure, Kit
 from onyxq.http.keys import Keys
 from onyxq.http.openapi import openapi
 from onyxq.http.problems import MethodNotAllowed, problem
@@ -99,6 +99,10 @@ class Arrival:
         path, query = self.scope.get("raw_path") or self.scope["path"].encode(), self.scope["query_string"]
         address: bytes = path + (b"?" + query if query else b"")
         return address.decode("ascii", "replace")
+
+    def failed(self, error: OnyxqError) -> Failure:
+        """The request as its endpoint tells of the error."""
+        return Failure(error, self.scope["method"], self.scope["path"], self.address(), self.headers)
 
 
 @frozen
@@ -210,9 +214,7 @@ class App:
             except Disconnected:
                 return
             except OnyxqError as error:
-                response = timers.explained(
-                    problem(error), error, method=scope["method"], path=scope["path"], headers=headers
-                )
+                response = problem(error)
             except Exception:
                 _log.exception("a request to %s failed", scope["path"])
                 response = problem(OnyxqError("something unexpected happened here"))
@@ -232,14 +234,12 @@ class App:
             return Response(status_code=204, headers={"allow": allow})
         wanted = "GET" if method == "HEAD" else method
         endpoint = next((endpoint for endpoint in candidates if endpoint.method == wanted), None)
-        if endpoint is None:
-            raise MethodNotAllowed(f"{method[:20]} is not possible here", allow=allow)
         try:
+            if endpoint is None:
+                raise MethodNotAllowed(f"{method[:20]} is not possible here", allow=allow)
             return await self._admit(endpoint, arrival)
         except OnyxqError as error:
-            if endpoint.page:
-                return refused(error, arrival.headers, arrival.address())
-            raise
+            return (endpoint or candidates[0]).tell(arrival.failed(error))
 
     async def _admit(self, endpoint: Endpoint, arrival: Arrival) -> Response:
         caller = self._authorize(endpoint, with_session(endpoint, arrival.headers))

@@ -14,8 +14,10 @@ from attrs import define, field, frozen
 from starlette.responses import Response
 from starlette.types import Receive
 
+from onyxq.errors import OnyxqError
 from onyxq.http.keys import Keys
 from onyxq.http.past import Past
+from onyxq.http.problems import problem
 from onyxq.http.shapes import NOTHING, Digits, DigitsList, Field, HexId, Object, Schema, Text
 from onyxq.ids import IdMaker
 
@@ -104,6 +106,27 @@ class Call:
 Handler: TypeAlias = Callable[[Call], Awaitable[Response]]
 
 
+@frozen
+class Failure:
+    """A request that an endpoint did not do, and why."""
+
+    error: OnyxqError
+    method: str
+    path: str
+    """Decoded."""
+    address: str
+    """Path and query as they came."""
+    headers: Mapping[str, str]
+
+
+Tell: TypeAlias = Callable[[Failure], Response]
+
+
+def as_problem(failure: Failure) -> Response:
+    """A problem document, as programs read it."""
+    return problem(failure.error)
+
+
 @frozen(kw_only=True)
 class Endpoint:
     """One method of one path."""
@@ -142,7 +165,9 @@ class Endpoint:
     vital: bool = False
     """Answered under overload too."""
     page: bool = False
-    """For browsers: its body is a form's, a session's cookie counts, and errors are pages."""
+    """For browsers: its body is a form's, and a session's cookie counts."""
+    tell: Tell = as_problem
+    """How its errors are told, and that of another method on its path."""
 
     @property
     def roles(self) -> tuple[str, ...]:

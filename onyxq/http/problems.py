@@ -72,10 +72,11 @@ def problem(error: OnyxqError, extra: Mapping[str, Any] | None = None) -> Respon
     """The answer for an error."""
     # ASCII escapes: a message may repeat text that is not encodable.
     body = json.dumps(problem_of(error, extra)).encode("ascii")
-    return Response(body, status_code=error.status, headers=_headers(error), media_type=PROBLEM_TYPE)
+    return Response(body, status_code=error.status, headers=error_headers(error), media_type=PROBLEM_TYPE)
 
 
-def _headers(error: OnyxqError) -> dict[str, str]:
+def error_headers(error: OnyxqError) -> dict[str, str]:
+    """Headers that go with an error, however it is told."""
     headers = {"cache-control": "no-store"}
     if error.status in (429, 503):
         headers["retry-after"] = str(RETRY_AFTER_S)

@@ -14,9 +14,9 @@ from urllib.parse import quote
 
 from starlette.responses import Response
 
-from onyxq.errors import OnyxqError
-from onyxq.http.endpoint import Call, Endpoint
+from onyxq.http.endpoint import Call, Endpoint, Failure
 from onyxq.http.listing import PAGE_DEFAULT, PAGE_MAX
+from onyxq.http.problems import problem
 from onyxq.http.schemas import ref
 from onyxq.http.shapes import MS_MAX, Choice, Field, HexId, Integer, Invalid, Object, Schema, Text, kind_of
 from onyxq.http.values import answer
@@ -128,17 +128,16 @@ def location(timer: str) -> dict[str, str]:
     return {"location": f"{PATH}/{quote(timer, safe='')}"}
 
 
-def explained(response: Response, error: OnyxqError, *, method: str, path: str, headers: Mapping[str, str]) -> Response:
+def explained(failure: Failure) -> Response:
     """A problem document with what Skyring's clients look at."""
-    if path != PATH and not path.startswith(PATH + "/"):
-        return response
+    error, path, response = failure.error, failure.path, problem(failure.error)
     place = f"{error.field}: " if error.field else ""
     reason = "".join(sign if " " <= sign <= "~" else "?" for sign in place + error.message)
     response.headers[REASON_HEADER] = reason[:REASON_CHARS_MAX]
-    given = _given(headers) if path == PATH else ""
-    if given and method == "POST":
+    given = _given(failure.headers) if path == PATH else ""
+    if given and failure.method == "POST":
         response.headers.update(location(given))
-    elif path != PATH and method in ("PUT", "DELETE"):
+    elif path != PATH and failure.method in ("PUT", "DELETE"):
         response.headers["location"] = path if path.isascii() else quote(path)
     return response
 
@@ -149,6 +148,7 @@ ENDPOINTS = (
         path=PATH,
         name="set_timer",
         tag="timers",
+        tell=explained,
         summary="Set a timer: a callback that is made once its time has come",
         doc="The id is that of the header x-timer-id, or made; `location` names it. Delivered at least once: each "
         "attempt carries an idempotency key, constant over attempts, and its number.",
@@ -164,6 +164,7 @@ ENDPOINTS = (
         path=PATH,
         name="list_timers",
         tag="timers",
+        tell=explained,
         summary="Timers in the order of their due times",
         doc="Fired, failed and cancelled ones too, until they are purged.",
         handle=list_timers,
@@ -175,6 +176,7 @@ ENDPOINTS = (
         path=PATH + "/{timer}",
         name="get_timer",
         tag="timers",
+        tell=explained,
         summary="One timer",
         handle=get_timer,
         role=("read", "produce"),
@@ -186,6 +188,7 @@ ENDPOINTS = (
         path=PATH + "/{timer}",
         name="replace_timer",
         tag="timers",
+        tell=explained,
         summary="Replace a timer that has not fired: its time, data and callback",
         doc="There is no moment with neither the old one nor the new one. An attempt at the old one that is under way "
         "may still arrive.",
@@ -200,6 +203,7 @@ ENDPOINTS = (
         path=PATH + "/{timer}",
         name="cancel_timer",
         tag="timers",
+        tell=explained,
         summary="Cancel a timer that has not fired",
         doc="An attempt that is under way may still arrive; no other one follows.",
         handle=delete_timer,

@@ -10,6 +10,8 @@ import pytest
 
 from onyxq.access.grants import Access, Token
 from onyxq.dashboard import ENDPOINTS
+from onyxq.dashboard.session import refused
+from onyxq.http.app import ENDPOINTS as ALL
 from onyxq.http.app import create_app
 from tests.interfaces.http_world import FakeService, app_of, on_trio
 
@@ -165,3 +167,17 @@ async def test_every_page_asks_for_the_token() -> None:
             answer = await client.request(endpoint.method, endpoint.path.replace("{id}", "0" * 40), headers=SITE)
             assert answer.status_code == 303 and answer.headers["location"].startswith("/ui/login"), endpoint.path
         assert service.calls == []
+
+
+def test_every_page_tells_its_errors_as_a_page() -> None:
+    """And nothing else does."""
+    assert {endpoint.name for endpoint in ALL if endpoint.tell is refused} == {one.name for one in ALL if one.page}
+
+
+@on_trio
+async def test_a_wrong_method_on_a_page_names_the_right_ones() -> None:
+    """The page that tells it says what an answer to a program would."""
+    async with browser(None) as (_, client):
+        answer = await client.put("/ui/queues")
+        assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD, OPTIONS")
+        assert "text/html" in answer.headers["content-type"]
