@@ -17,10 +17,9 @@ from onyxq.errors import NotFound
 from onyxq.http.endpoint import Call, Endpoint
 from onyxq.http.shapes import Array, Field, Integer, Invalid, Object, Schema, Text, clip, kind_of
 from onyxq.http.values import answer
+from onyxq.taskstore.state import UNITS
 
 PREFIX = "/taskstore"
-UNITS: Mapping[str, int] = {"ms": 1, "ns": 1_000_000}
-"""Units of time of a port -> how many make a millisecond."""
 _YES, _NO = ("1", "yes", "true"), ("0", "no", "false")
 _INT64 = Integer(-(1 << 63))
 

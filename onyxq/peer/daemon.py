@@ -16,7 +16,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trio
 from anyio.abc import ByteStream, TaskStatus
@@ -34,10 +34,6 @@ from onyxq.archive import Archive
 from onyxq.entry import Entries
 from onyxq.errors import BadRequest, LogUnavailable, StoreFailed, first_cause
 from onyxq.extensions import installed
-from onyxq.http import taskstore
-from onyxq.http.app import ENDPOINTS, App, create_app
-from onyxq.http.endpoint import Endpoint
-from onyxq.http.server import serve_http
 from onyxq.ids import PARTITIONS_MAX
 from onyxq.jobs.driving import Driving, SparkSettings
 from onyxq.jobs.hosts import Launch
@@ -57,10 +53,15 @@ from onyxq.purged import MARGIN_MS
 from onyxq.replica import Settings
 from onyxq.store.interface import Batch, Store
 from onyxq.store.lmdb_store import LmdbStore
+from onyxq.taskstore.state import UNITS
 from onyxq.timers.delivering import Delivering, delivering
 from onyxq.timers.targets import targets
 from onyxq.timers.transports import Deliver
 from onyxq.timers.transports import installed as installed_transports
+
+if TYPE_CHECKING:
+    from onyxq.http.app import App
+    from onyxq.http.endpoint import Endpoint
 from onyxq.wire.bounds import Bounds
 from onyxq.wire.network import Network
 from onyxq.wire.server import serve
@@ -300,18 +301,25 @@ class RunningNode:
         self, service: Service, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED
     ) -> None:
         assert self.config.http
+        from onyxq.http.app import ENDPOINTS  # a third of what a peer loads, which one without HTTP does not need
+
         await self._serve_app(service, ENDPOINTS, self.config.http, task_status)
 
     async def _serve_taskstore(
         self, service: Service, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED
     ) -> None:
         assert self.config.taskstore
+        from onyxq.http import taskstore
+
         endpoints = taskstore.endpoints("", unit=self.config.taskstore_unit)
         await self._serve_app(service, endpoints, self.config.taskstore, task_status)
 
     async def _serve_app(
         self, service: Service, endpoints: Sequence[Endpoint], address: str, task_status: trio.TaskStatus[str]
     ) -> None:
+        from onyxq.http.app import create_app
+        from onyxq.http.server import serve_http
+
         app = create_app(
             service,
             access=self.config.access,
@@ -451,8 +459,8 @@ def check_config(config: PeerConfig) -> None:
     for name, address in (("listen", config.listen), ("http", config.http), ("taskstore", config.taskstore)):
         if address:
             check_listening(address, field=name, asks=bool(config.access), allow_anyone=config.allow_anyone)
-    if config.taskstore_unit not in taskstore.UNITS:
-        known = " or ".join(taskstore.UNITS)
+    if config.taskstore_unit not in UNITS:
+        known = " or ".join(UNITS)
         raise BadRequest(f"taskstore_unit must be {known}, not {config.taskstore_unit!r}", field="taskstore_unit")
     targets(config.timer_targets, listens=())
     _hosts(config)

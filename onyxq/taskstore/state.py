@@ -11,7 +11,7 @@ and no restart or snapshot brings one back.  A change or a claim makes a new tas
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from pyrsistent import PMap, pmap
@@ -28,6 +28,8 @@ TASK_OVERHEAD_BYTES = 128
 """Counted for each task beside its group and data."""
 GROUP_CHARACTERS_MAX = 200
 TIME_MS_MAX = (1 << 48) - 1
+UNITS: Mapping[str, int] = {"ms": 1, "ns": 1_000_000}
+"""Units of time that clients may use -> how many make a millisecond."""
 ID_SHIFT = 16
 """A record has room for fewer tasks than this many bits can count; if not, ids go on behind."""
 PART_SHIFT = ID_SHIFT + 8
