@@ -58,6 +58,11 @@ def _scope() -> _Scope:
     return trio.CancelScope() if sniffio.current_async_library() == "trio" else anyio.CancelScope()
 
 
+def _forever() -> Awaitable[None]:
+    """A wait for the scope's end.  Under trio its own: anyio's is in a scope more."""
+    return trio.sleep_forever() if sniffio.current_async_library() == "trio" else anyio.sleep_forever()
+
+
 class _Pipe:
     """One direction of a stream.
 
@@ -85,7 +90,7 @@ class _Pipe:
         with _scope() as scope:
             self._waiting[scope] = None
             try:
-                await anyio.sleep_forever()
+                await _forever()
             finally:
                 del self._waiting[scope]
 
@@ -96,7 +101,7 @@ class _Pipe:
             self._waiting[scope] = None
             before, self._receiving = self._receiving, scope
             try:
-                await anyio.sleep_forever()
+                await _forever()
             finally:
                 self._receiving = before
                 del self._waiting[scope]
