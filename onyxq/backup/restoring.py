@@ -12,34 +12,33 @@ and what the records of the backup say of claims is written down as each node wo
 from __future__ import annotations
 
 import secrets
-import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TypeAlias
 
 from attrs import evolve, frozen
 
 from onyxq import snapshot
 from onyxq.backup.file import Backup
-from onyxq.blocks import sync_directory
 from onyxq.errors import BadRequest, Conflict, OlderThanCluster
 from onyxq.extensions import installed
 from onyxq.facts import HISTORY, Row, partition_of_key, unpack_history, unseal
 from onyxq.ids import mask_of, stretch_of
 from onyxq.log.codec import encode_record
 from onyxq.log.interface import START, LogSession, segment_of
+from onyxq.peer.clock import Clock, SystemClock
 from onyxq.peer.history import history_rows, returned_runs
 from onyxq.placement import holders
 from onyxq.replay import steps
 from onyxq.replica import ClaimPiece, Replica, with_pieces, without
 from onyxq.store.interface import Batch, Store
-from onyxq.store.lmdb_store import LmdbStore
 
 WRITER = "restore"
 """Who wrote the record with which the new log begins."""
-UNFINISHED = ".unfinished"
-"""What the name of a directory ends with until all of it is there."""
 ROWS_BATCH = 2_000
+
+NewStores: TypeAlias = Callable[[Sequence[str]], AbstractAsyncContextManager[Mapping[str, Store]]]
+"""Opens a new store for each of some node ids; they are there for good once they were left without an error."""
 
 
 @frozen
@@ -48,8 +47,6 @@ class Restored:
 
     cluster: str
     cluster_id: str
-    directories: Mapping[str, Path]
-    """Node id -> its data directory."""
     rows: int
     position: int
     """Of the new log's origin."""
@@ -60,24 +57,25 @@ async def restore(
     session: LogSession,
     *,
     name: str,
-    directory_of: Callable[[int, str], Path],
+    new_stores: NewStores,
+    cluster_id: str = "",
+    clock: Clock | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Restored:
-    """Make the directories, then the log; ``session``: of a log that is empty, and whose segments may be closed
-    after one record. ``directory_of`` gives the place for a node by its number and id.
+    """Make the stores, then the log; ``session``: of a log that is empty, and whose segments may be closed
+    after one record. ``cluster_id``: of the new cluster, by default a random one.
 
     The backup is one that `Backup.check` found sound. Raises `Conflict` where something is already.
     """
     await _check_empty(session, name)
     replica = _last_replica(backup)
-    cluster_id = secrets.token_hex(8)
+    cluster_id = cluster_id or secrets.token_hex(8)
     nodes = sorted({node for placed in replica.partitions.values() for node in holders(placed)})
     if not nodes:
         raise BadRequest("the backup is of a cluster that no node ever joined", field="file")
-    directories = {node: directory_of(number, node) for number, node in enumerate(nodes)}
-    for directory in directories.values():
-        _check_free(directory)
-    async with _stores(directories, cluster_id) as stores:
+    async with new_stores(nodes) as stores:
+        for node, store in stores.items():
+            await store.write(Batch(meta=(("node_id", node.encode()), ("cluster_id", cluster_id.encode()))))
         rows = 0
         for partition, page in backup.pages():
             for node in holders(replica.partitions[partition]):
@@ -86,19 +84,16 @@ async def restore(
             progress(f"{rows} rows")
         await _write_history(backup, replica, stores)
         replica = known_claims(replica, lambda number: stores[holders(replica.partitions[number])[0]])
-        position = await _begin_log(session, replica, cluster_id)
+        position = await _begin_log(session, replica, cluster_id, (clock or SystemClock()).wall_ms)
         for store in stores.values():
             await store.write(Batch(log_position=position))
-    for directory in directories.values():
-        _unfinished(directory).rename(directory)
-        sync_directory(directory.parent)
     assert replica.cluster is not None
     renamed = evolve(replica.cluster, id=cluster_id, name=name)
     made = evolve(replica, position=position, cluster=renamed, hold=None)
     if not await session.store_origin(position, snapshot.pack(made), expected_version=-1):
         raise Conflict(f"somebody else began a cluster {name!r} meanwhile", field="name")
     await session.trim(position)
-    return Restored(name, cluster_id, directories, rows, position)
+    return Restored(name, cluster_id, rows, position)
 
 
 def known_claims(replica: Replica, store_of: Callable[[int], Store]) -> Replica:
@@ -125,12 +120,6 @@ async def _check_empty(session: LogSession, name: str) -> None:
         )
 
 
-def _check_free(directory: Path) -> None:
-    for place in (directory, _unfinished(directory)):
-        if place.exists() and (not place.is_dir() or any(place.iterdir())):
-            raise Conflict(f"{place} is not empty", field="data", hint="Choose another directory, or delete it.")
-
-
 def _last_replica(backup: Backup) -> Replica:
     """The replica behind the last record; raises `OlderThanCluster`."""
     unknown = installed().unknown(backup.origin.enabled)
@@ -143,23 +132,6 @@ def _last_replica(backup: Backup) -> Replica:
 
 
 # --- stores
-
-
-def _unfinished(directory: Path) -> Path:
-    return directory.with_name(directory.name + UNFINISHED)
-
-
-@asynccontextmanager
-async def _stores(directories: Mapping[str, Path], cluster_id: str) -> AsyncIterator[dict[str, LmdbStore]]:
-    """A new store per node, which knows whose it is."""
-    async with AsyncExitStack() as stack:
-        stores: dict[str, LmdbStore] = {}
-        for node, directory in directories.items():
-            directory.parent.mkdir(parents=True, exist_ok=True)
-            store = stores[node] = LmdbStore.open(_unfinished(directory))
-            stack.push_async_callback(store.aclose)
-            await store.write(Batch(meta=(("node_id", node.encode()), ("cluster_id", cluster_id.encode()))))
-        yield stores
 
 
 async def _write_history(backup: Backup, last: Replica, stores: Mapping[str, Store]) -> None:
@@ -197,12 +169,12 @@ def _known(row: Row, store: Store) -> bool:
 # --- the log
 
 
-async def _begin_log(session: LogSession, replica: Replica, cluster_id: str) -> int:
+async def _begin_log(session: LogSession, replica: Replica, cluster_id: str, now_ms: Callable[[], int]) -> int:
     """Write the first record of a segment behind all that the backup's log had; its position."""
     number = 0
     while True:
         number += 1
-        record = encode_record(cluster_id, WRITER, number, time.time_ns() // 1_000_000, [])
+        record = encode_record(cluster_id, WRITER, number, now_ms(), [])
         position = await session.append(record)
         if segment_of(position) > segment_of(replica.position):
             return position

@@ -9,14 +9,15 @@ the hold must still be the one that was begun; then no transaction is in the fil
 from __future__ import annotations
 
 import secrets
-import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias, TypeVar
+
+import anyio
 
 from onyxq.backup.file import BackupWriter
 from onyxq.errors import Conflict, OnyxqError, Unavailable
 from onyxq.extensions import installed
-from onyxq.following import PASSING, Trimmed, ask, replica
+from onyxq.following import PASSING, Trimmed, ask_async, replica
 from onyxq.log.interface import Record
 from onyxq.replica import Replica
 from onyxq.step import step
@@ -24,7 +25,10 @@ from onyxq.transactions import on_hold
 
 HOLD_MS = 60_000
 """How long transactions wait for a backup that is heard of no more."""
-RENEW_S = 15.0
+RENEWALS = 4
+"""How often the end of the hold is put off before it would come."""
+LET_GO_S = 10.0
+"""How long ending the hold is tried."""
 FOLLOW_S = 0.5
 """The log is read at least so often while rows are."""
 LOG_PAGE_RECORDS = 1_000
@@ -36,41 +40,64 @@ READ_TRIES = 5
 """Of one partition, whose leaders change."""
 WHY = "a backup of the cluster"
 
-Call: TypeAlias = Callable[[str, dict[str, Any]], Any]
+TRIES = 3
+"""A collection of the log that overtakes a backup makes it begin anew."""
+
+Call: TypeAlias = Callable[[str, dict[str, Any]], Awaitable[Any]]
+Progress: TypeAlias = Callable[[str], None]
 T = TypeVar("T")
 
 
-class Taking:
-    """One backup; ``call`` asks a method of any peer, ``progress`` hears of rows and partitions done."""
+async def take(
+    call: Call, path: str, *, progress: Progress = lambda _: None, hold_ms: int = HOLD_MS, name: str = ""
+) -> dict[str, Any]:
+    """Write a backup to a file; what is in it. Raises `OnyxqError`, and then there is none.
 
-    def __init__(self, call: Call, *, progress: Callable[[str], None] = lambda _: None) -> None:
+    ``call`` asks a method of any peer, ``progress`` hears of rows and partitions done; ``hold_ms``: how long
+    transactions wait for a backup that is heard of no more; ``name``: of the hold, by default one of its own.
+    """
+    name = name or f"backup-{secrets.token_hex(8)}"
+    for left in reversed(range(TRIES)):
+        try:
+            return await _Taking(call, progress, hold_ms, name).run(path)
+        except Trimmed:
+            if not left:
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+class _Taking:
+    """One try."""
+
+    def __init__(self, call: Call, progress: Progress, hold_ms: int, name: str) -> None:
         self._ask = call
         self._progress = progress
-        self._name = f"backup-{secrets.token_hex(8)}"
+        self._hold_ms = hold_ms
+        self._name = name
         self._held_at = 0.0
         self._followed_at = 0.0
         self._now: Replica
 
-    def run(self, path: str) -> dict[str, Any]:
-        """Write the file; what is in it. Raises `OnyxqError`, and then there is none."""
-        began = time.monotonic()
+    async def run(self, path: str) -> dict[str, Any]:
+        """See `take`."""
+        began = anyio.current_time()
         try:
-            position = self._hold()
-            self._now = self._replica(position)
+            position = await self._hold()
+            self._now = await self._replica(position)
             since = self._held_since()
             cluster = self._now.cluster
             assert cluster is not None, "there is a log position behind its creation"
             with BackupWriter(path, cluster=cluster.name, cluster_id=cluster.id, origin=self._now) as writer:
-                self._settle(writer)
+                await self._settle(writer)
                 position = self._now.position
                 for partition in sorted(self._now.partitions):
-                    position = max(position, self._partition(writer, partition, position))
+                    position = max(position, await self._partition(writer, partition, position))
                     self._progress(f"partition {partition + 1} of {len(self._now.partitions)}, {writer.rows} rows")
-                self._read_log(writer, position)
+                await self._read_log(writer, position)
                 if self._held_since() != since or self._now.transactions:
                     raise Unavailable("transactions went on before all was read", hint="Take the backup again.")
         finally:
-            self._let_go()
+            await self._let_go()
         return {
             "file": path,
             "cluster": cluster.name,
@@ -78,14 +105,14 @@ class Taking:
             "rows": writer.rows,
             "records": writer.records,
             "position": writer.last,
-            "seconds": round(time.monotonic() - began, 3),
+            "seconds": round(anyio.current_time() - began, 3),
         }
 
     # --- the hold
 
-    def _hold(self) -> int:
-        asked_at = time.monotonic()
-        answer = self._call("backup.hold", {"name": self._name, "why": WHY, "for_ms": HOLD_MS})
+    async def _hold(self) -> int:
+        asked_at = anyio.current_time()
+        answer = await self._call("backup.hold", {"name": self._name, "why": WHY, "for_ms": self._hold_ms})
         self._held_at = asked_at
         return int(answer["position"])
 
@@ -96,88 +123,89 @@ class Taking:
             raise Unavailable("the backup could not have transactions wait for long enough", hint="Take it again.")
         return found.since
 
-    def _let_go(self) -> None:
-        try:
-            self._ask("backup.hold", {"name": self._name, "why": WHY, "for_ms": 0})
-        except OnyxqError:
-            pass  # it was not begun, or it ends by itself
+    async def _let_go(self) -> None:
+        with anyio.move_on_after(LET_GO_S, shield=True):
+            try:
+                await self._ask("backup.hold", {"name": self._name, "why": WHY, "for_ms": 0})
+            except OnyxqError:
+                pass  # it was not begun, or it ends by itself
 
-    def _settle(self, writer: BackupWriter) -> None:
+    async def _settle(self, writer: BackupWriter) -> None:
         """Follow the log until nothing that was committed before is still to be made visible."""
-        until = time.monotonic() + PATIENCE_S
+        until = anyio.current_time() + PATIENCE_S
         while self._now.transactions:
-            if time.monotonic() > until:
+            if anyio.current_time() > until:
                 raise Unavailable(f"{len(self._now.transactions)} transactions do not become visible")
-            self._follow(writer, wait_ms=WAIT_MS)
+            await self._follow(writer, wait_ms=WAIT_MS)
 
     # --- the log
 
-    def _replica(self, position: int) -> Replica:
+    async def _replica(self, position: int) -> Replica:
         """A peer's replica at a position or behind it."""
 
-        def read() -> Replica:
-            found = ask(replica(), self._ask)
+        async def read() -> Replica:
+            found = await ask_async(replica(), self._ask)
             if found.position < position:
                 raise Unavailable("the peer that answers is behind with the log")
             return found
 
-        return self._insist(read)
+        return await self._insist(read)
 
-    def _read_log(self, writer: BackupWriter, position: int) -> None:
+    async def _read_log(self, writer: BackupWriter, position: int) -> None:
         while self._now.position < position:
-            self._follow(writer, wait_ms=WAIT_MS)
+            await self._follow(writer, wait_ms=WAIT_MS)
 
-    def _follow(self, writer: BackupWriter, *, wait_ms: int = 0) -> None:
+    async def _follow(self, writer: BackupWriter, *, wait_ms: int = 0) -> None:
         """Take some more of the log, and see to the hold."""
-        if time.monotonic() - self._held_at > RENEW_S:
-            self._hold()
+        if anyio.current_time() - self._held_at > self._hold_ms / 1000 / RENEWALS:
+            await self._hold()
         start = self._now.position + 1
-        answer = self._call("log.raw", {"from": start, "limit": LOG_PAGE_RECORDS, "wait_ms": wait_ms})
+        answer = await self._call("log.raw", {"from": start, "limit": LOG_PAGE_RECORDS, "wait_ms": wait_ms})
         if "trimmed" in answer:
             raise Trimmed(start, answer["trimmed"])
         for one in answer["records"]:
             record = Record(*one)
             self._now = step(self._now, record, installed()).replica
             writer.add_record(record)
-        self._followed_at = time.monotonic()
+        self._followed_at = anyio.current_time()
 
     # --- rows
 
-    def _partition(self, writer: BackupWriter, partition: int, position: int) -> int:
+    async def _partition(self, writer: BackupWriter, partition: int, position: int) -> int:
         """Read all rows of a partition, as they were at one moment; the position that the log had reached then.
 
         Where its leader changes it is read again: rows that come twice do no harm.
         """
         for left in reversed(range(READ_TRIES)):
             try:
-                return self._pages(writer, partition, position)
+                return await self._pages(writer, partition, position)
             except Conflict:
                 if not left:
                     raise
         raise AssertionError("the last try returns or raises")
 
-    def _pages(self, writer: BackupWriter, partition: int, position: int) -> int:
+    async def _pages(self, writer: BackupWriter, partition: int, position: int) -> int:
         after: bytes | None = b""
         while after is not None:
-            page = self._call("backup.rows", {"partition": partition, "position": position, "after": after})
+            page = await self._call("backup.rows", {"partition": partition, "position": position, "after": after})
             writer.add_rows(partition, page["rows"])
             position, after = max(position, page["position"]), page["after"]
-            if time.monotonic() - self._followed_at > FOLLOW_S:
-                self._follow(writer)
+            if anyio.current_time() - self._followed_at > FOLLOW_S:
+                await self._follow(writer)
         return position
 
     # --- asking
 
-    def _call(self, method: str, args: dict[str, Any]) -> Any:
-        return self._insist(lambda: self._ask(method, args))
+    async def _call(self, method: str, args: dict[str, Any]) -> Any:
+        return await self._insist(lambda: self._ask(method, args))
 
-    def _insist(self, body: Callable[[], T]) -> T:
+    async def _insist(self, body: Callable[[], Awaitable[T]]) -> T:
         """Repeat while errors pass, for a while."""
-        until = time.monotonic() + PATIENCE_S
+        until = anyio.current_time() + PATIENCE_S
         while True:
             try:
-                return body()
+                return await body()
             except PASSING:
-                if time.monotonic() > until:
+                if anyio.current_time() > until:
                     raise
-            time.sleep(RETRY_PAUSE_S)
+            await anyio.sleep(RETRY_PAUSE_S)

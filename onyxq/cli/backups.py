@@ -6,28 +6,23 @@ from pathlib import Path
 
 from onyxq.cli.context import Context
 from onyxq.errors import BadRequest
-from onyxq.following import Trimmed
-
-TRIES = 3
 
 
 def backup(context: Context) -> None:
     """Write a backup of the cluster that a peer belongs to."""
-    from onyxq.backup.taking import Taking
+    from onyxq.backup.taking import take
+    from onyxq.cli.daemons import run_in_trio
 
-    with context.client() as client:
-        for left in reversed(range(TRIES)):
-            try:
-                context.out.fields(Taking(client.call, progress=context.out.progress).run(context.args.file))
-                return
-            except Trimmed:
-                # A collection overtook the backup: the log starts behind a newer origin now.
-                if not left:
-                    raise
+    async def body() -> None:
+        async with context.asynchronous_client() as client:
+            context.out.fields(await take(client.call, context.args.file, progress=context.out.progress))
+
+    run_in_trio(body)
 
 
 def restore(context: Context) -> None:
     """Make a cluster of a backup: its log, and a data directory per node."""
+    from onyxq.backup.directories import Directories
     from onyxq.backup.file import read
     from onyxq.backup.restoring import Restored
     from onyxq.backup.restoring import restore as restored
@@ -43,20 +38,16 @@ def restore(context: Context) -> None:
     found = read(context.args.file)
     found.check()  # before anything is made
     name = context.args.name or found.cluster
+    directories = Directories(lambda number, node: root / (node if hosts else f"node-{number}"))
     made: list[Restored] = []
 
     async def fill(backend: LogBackend) -> None:
         session = await backend.session()
         try:
-            made.append(
-                await restored(
-                    found,
-                    session,
-                    name=name,
-                    directory_of=lambda number, node: root / (node if hosts else f"node-{number}"),
-                    progress=context.out.progress,
-                )
+            restoring = restored(
+                found, session, name=name, new_stores=directories.new_stores, progress=context.out.progress
             )
+            made.append(await restoring)
         finally:
             await session.aclose()
 
@@ -82,8 +73,8 @@ def restore(context: Context) -> None:
         "cluster_id": done.cluster_id,
         "position": done.position,
         "rows": done.rows,
-        "nodes": [{"node": node, "data": str(directory)} for node, directory in done.directories.items()],
+        "nodes": [{"node": node, "data": str(directory)} for node, directory in directories.made.items()],
     }
     lines = [f"restored {done.cluster} ({done.cluster_id}): {done.rows} rows, positions go on behind {done.position}"]
-    lines += [f"  node {node}: {directory}" for node, directory in done.directories.items()]
+    lines += [f"  node {node}: {directory}" for node, directory in directories.made.items()]
     context.out.result(shown, "\n".join(lines))

@@ -18,7 +18,7 @@ from onyxq.errors import BadRequest
 
 if TYPE_CHECKING:
     from onyxq.access.certificates import Certificates
-    from onyxq.client import Client
+    from onyxq.client import AsyncClient, Client
 
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?")
@@ -72,6 +72,12 @@ class Context:
 
         with Client(self.text("connect"), token=self.text("token") or None, tls=self.certificates()) as client:
             yield client
+
+    def asynchronous_client(self) -> AsyncClient:
+        """The same connection for commands that run in an event loop, to be entered there."""
+        from onyxq.client import AsyncClient
+
+        return AsyncClient(self.text("connect"), token=self.text("token") or None, tls=self.certificates())
 
     def call(self, method: str, arguments: dict[str, Any] | None = None) -> Any:
         """One call of a method of the API on a connection of its own."""

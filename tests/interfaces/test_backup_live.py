@@ -12,9 +12,8 @@ import pytest
 import trio
 
 from onyxq import Client
-from onyxq.backup import taking
 from onyxq.backup.file import KIND, read
-from onyxq.backup.taking import Taking
+from onyxq.backup.taking import HOLD_MS, take
 from onyxq.cli.main import run
 from onyxq.client import AsyncClient
 from onyxq.errors import BadRequest, Conflict, Corrupt, NotFound, OnyxqError, Unavailable
@@ -58,7 +57,7 @@ def sound(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> by
     with Client(cluster.addresses[0]) as client:
         client.enqueue_many("sound", [b"x"] * 10)
         grant = Meddling(client, lambda _: client.claim(["sound"], wait_ms=10_000))
-        assert Taking(grant).run(str(file))["records"] >= 1
+        assert take_with(grant, file)["records"] >= 1
     return file.read_bytes()
 
 
@@ -82,6 +81,18 @@ class Meddling:
         return self._client.call(method, args)
 
 
+def take_with(call: Callable[[str, dict[str, Any]], Any], file: Path, *, hold_ms: int = HOLD_MS) -> dict[str, Any]:
+    """Take a backup with a client that blocks."""
+
+    async def asked(method: str, args: dict[str, Any]) -> Any:
+        return await trio.to_thread.run_sync(call, method, args)
+
+    async def body() -> dict[str, Any]:
+        return await take(asked, str(file), hold_ms=hold_ms)
+
+    return trio.run(body)
+
+
 class Died(BaseException):
     """What a process meets that is killed, as far as it can be met."""
 
@@ -98,11 +109,8 @@ def verdicts(client: Client, since: int) -> list[tuple[str, str]]:
     return [(entry["entry"], entry["verdict"]) for record in records for entry in record["entries"]]
 
 
-def test_transactions_go_on_after_a_backup_that_died(
-    client: Client, queue: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_transactions_go_on_after_a_backup_that_died(client: Client, queue: str, tmp_path: Path) -> None:
     """They wait until its time is over, without anybody's doing; it leaves no file."""
-    monkeypatch.setattr(taking, "HOLD_MS", 4_000)
     position = client.call("cluster", {})["position"]
 
     def die(*_: Any) -> None:
@@ -116,11 +124,11 @@ def test_transactions_go_on_after_a_backup_that_died(
         return meddling(method, args)
 
     with pytest.raises(Died):
-        Taking(call).run(str(tmp_path / "backup"))
+        take_with(call, tmp_path / "backup", hold_ms=4_000)
     assert list(tmp_path.iterdir()) == []
     transact(client, queue)
     assert ("commit_transaction", "applied") in verdicts(client, position)
-    assert Taking(client.call).run(str(tmp_path / "backup"))["rows"] > TASKS
+    assert take_with(client.call, tmp_path / "backup")["rows"] > TASKS
     assert (tmp_path / "backup").stat().st_mode & 0o777 == 0o600
 
 
@@ -136,7 +144,7 @@ def test_who_commits_while_a_backup_reads_is_told_to_try_again(client: Client, q
         assert client.get(claim.id).state == "claimed"
 
     file = tmp_path / "backup"
-    Taking(Meddling(client, commit)).run(str(file))
+    take_with(Meddling(client, commit), file)
     assert ("commit_transaction", "held: a backup of the cluster") in verdicts(client, position)
     client.transact(complete=[claim], enqueue=[{"queue": queue, "data": b"n"}], name="n")
     assert client.get(claim.id).state == "completed"
@@ -153,7 +161,7 @@ def test_a_backup_whose_hold_ended_too_early_fails(client: Client, queue: str, t
 
     meddling = Meddling(client, end, page=3)
     with pytest.raises(Unavailable, match="for long enough"):
-        Taking(meddling).run(str(file))
+        take_with(meddling, file)
     assert file.read_bytes() == b"an older one" and list(tmp_path.iterdir()) == [file]
 
 
@@ -162,9 +170,9 @@ def test_one_backup_at_a_time(client: Client, queue: str, tmp_path: Path) -> Non
 
     def another(_: Any) -> None:
         with pytest.raises(Conflict, match="held already"):
-            Taking(client.call).run(str(tmp_path / "second"))
+            take_with(client.call, tmp_path / "second")
 
-    Taking(Meddling(client, another)).run(str(tmp_path / "first"))
+    take_with(Meddling(client, another), tmp_path / "first")
     assert [path.name for path in tmp_path.iterdir()] == ["first"]
 
 
@@ -178,7 +186,7 @@ def test_a_partition_whose_reading_broke_off_is_read_again(client: Client, queue
             args["after"] = b"no place that anybody knows"
 
     file = tmp_path / "backup"
-    Taking(Meddling(client, spoil, page=5)).run(str(file))
+    take_with(Meddling(client, spoil, page=5), file)
     assert spoiled
     given = {row.key[3:23] for _, page in read(file).pages() for row in page}
     assert {task.id for task in client.list_all(queue)} <= given

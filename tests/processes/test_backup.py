@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 import trio
 
-from onyxq import Client
 from onyxq.backup.file import read
-from onyxq.backup.taking import Taking
+from onyxq.backup.taking import take
 from onyxq.cli.main import run
 from onyxq.client import AsyncClient, Task
 from onyxq.errors import BadRequest, OnyxqError
@@ -199,19 +198,16 @@ async def test_a_backup_outlives_a_leader(cluster: Cluster, tmp_path: Path) -> N
     file = tmp_path / "backup"
     pages = 0
 
-    def body() -> None:
-        with Client([cluster["a"].address, cluster["b"].address]) as client:
+    async with AsyncClient([cluster["a"].address, cluster["b"].address]) as client:
 
-            def call(method: str, args: dict[str, Any]) -> Any:
-                nonlocal pages
-                pages += method == "backup.rows"
-                if pages == PAGES_BEFORE and cluster["c"].runs:
-                    cluster["c"].kill()
-                return client.call(method, args)
+        async def call(method: str, args: dict[str, Any]) -> Any:
+            nonlocal pages
+            pages += method == "backup.rows"
+            if pages == PAGES_BEFORE and cluster["c"].runs:
+                cluster["c"].kill()
+            return await client.call(method, args)
 
-            Taking(call).run(str(file))
-
-    await trio.to_thread.run_sync(body)
+        await take(call, str(file))
     assert not cluster["c"].runs
     found = read(file)
     assert found.check()["rows"] >= len(ids)
