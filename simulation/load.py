@@ -74,7 +74,8 @@ class Mix:
 class Load:
     """Producers and workers on one queue; see the module's first paragraph."""
 
-    def __init__(self, world: World, mix: Mix | None = None) -> None:
+    def __init__(self, world: World, mix: Mix | None = None, *, first: int = 0) -> None:
+        """``first``: where the numbers begin by which payloads and results differ."""
         self.world = world
         self.mix = mix or Mix()
         self.finished = 0
@@ -84,8 +85,7 @@ class Load:
         self._makers = 0
         """Producers and operators that are not done."""
         self._random = random.Random(world.random.getrandbits(64))
-        self._enqueued = 0
-        self._moves = 0
+        self._enqueued = self._moves = first
         self._recent: list[TaskId] = []
         rules = self.mix.rules
         self._queues = [self.mix.queue, STOPS, LIMITED, TICKS] if rules is not None else [self.mix.queue]

@@ -52,12 +52,12 @@ class MovesMix:
 class Moves:
     """See the module's first paragraph."""
 
-    def __init__(self, world: World, mix: MovesMix | None = None) -> None:
+    def __init__(self, world: World, mix: MovesMix | None = None, *, first: int = 0) -> None:
+        """``first``: where the numbers begin by which payloads and results differ."""
         self.world = world
         self.mix = mix or MovesMix()
         self._random = random.Random(world.random.getrandbits(64))
-        self._made = 0
-        self._tries = 0
+        self._made = self._tries = first
         self._draining = False
         self._stopped = False
 

@@ -19,6 +19,7 @@ from simulation.load import Mix
 from simulation.load_rules import RulesMix
 from simulation.moves import MovesMix, under_moves
 from simulation.scenes import SCENES, Scene
+from simulation.scenes_backup import BACKUP_SCENES
 from simulation.scenes_batches import BATCH_SCENES
 from simulation.scenes_cancelling import CANCELLING_SCENES
 from simulation.scenes_copies import COPY_SCENES
@@ -315,6 +316,7 @@ _SCENES: tuple[Scene, ...] = (
     *RETENTION_SCENES.values(),
     *WORKER_SCENES.values(),
     *TASKSTORE_SCENES.values(),
+    *BACKUP_SCENES.values(),
 )
 
 _ALL: tuple[Workload, ...] = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from simulation.planted.bugs_backup import BACKUP_BUGS
 from simulation.planted.bugs_batches import BATCH_BUGS
 from simulation.planted.bugs_cancelling import CANCELLING_BUGS
 from simulation.planted.bugs_copies import COPY_BUGS
@@ -359,6 +360,7 @@ PLANTED: tuple[Planted, ...] = (
     *TASKSTORE_BUGS,
     *JOB_BUGS,
     *BATCH_BUGS,
+    *BACKUP_BUGS,
 )
 """Every planted bug."""
 

@@ -1,4 +1,4 @@
-"""What a backup reads of a partition is never newer than the log that it reads behind it."""
+"""Backups of simulated clusters: what is read of a partition, and what is restored, whatever breaks meanwhile."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from onyxq.errors import NotLeader
+from simulation.workloads import WORKLOADS
 from simulation.world import Options, SimulatedNode, World, simulate
 
 ONE = Options(partitions=1, clock_offset_ms=0, absent_after_ms=600_000)
@@ -59,3 +60,10 @@ def test_a_leader_that_does_not_know_yet_that_it_was_deposed_gives_nothing() -> 
             assert (await rows(old))[1] >= claim.token
 
     simulate(workload, seed=1, options=ONE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [7, 12])
+def test_what_is_restored_has_all_that_stood(seed: int) -> None:
+    """Whatever breaks while backups are taken; a try that fails leaves nothing behind."""
+    assert WORKLOADS["backups"].play(seed).applied > 30
