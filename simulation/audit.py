@@ -43,6 +43,7 @@ from simulation.checkers.leases_last import LeasesLast
 from simulation.checkers.ledger import Ledger
 from simulation.checkers.limits_kept import LimitsKept
 from simulation.checkers.linearizable import Linearizable
+from simulation.checkers.looks_whole import LooksWhole
 from simulation.checkers.made_once import MadeOnce
 from simulation.checkers.nothing_hoarded import NothingHoarded
 from simulation.checkers.nothing_lost import NothingLost
@@ -81,6 +82,7 @@ class Audit:
         self.leases_last = LeasesLast(history, backend.landed_s.__getitem__)
         self.enough_copies = EnoughCopies(history, disks)
         self.made_once = MadeOnce(history)
+        self.looks_whole = LooksWhole(history)
         self.all_or_nothing = AllOrNothing(history)
         self.batches_once = BatchesOnce(history)
         self.disks = disks
@@ -99,7 +101,7 @@ class Audit:
         )
         self.purged = PurgedStaysPurged(history, backend.probes, disks, self.true_ms)
         self.nothing_lost.purged = self.enough_copies.purged = self.unique_stands.purged = self.purged
-        self.ledger.purged = self.purged
+        self.ledger.purged = self.looks_whole.purged = self.purged
         self.code_runs_alone = CodeRunsAlone(history)
         self.checkpoints_found = CheckpointsFound(history)
         self.nothing_hoarded = NothingHoarded(history)
@@ -123,6 +125,7 @@ class Audit:
             self.copies_equal,
             self.enough_copies,
             self.made_once,
+            self.looks_whole,
             self.all_or_nothing,
             self.batches_once,
             self.keys_in_order,

@@ -23,6 +23,7 @@ from simulation.scenes_backup import BACKUP_SCENES
 from simulation.scenes_batches import BATCH_SCENES
 from simulation.scenes_cancelling import CANCELLING_SCENES
 from simulation.scenes_copies import COPY_SCENES
+from simulation.scenes_looks import LOOK_SCENES
 from simulation.scenes_retention import RETENTION_SCENES
 from simulation.scenes_rules import RULE_SCENES
 from simulation.scenes_taskstore import TASKSTORE_SCENES
@@ -317,6 +318,7 @@ _SCENES: tuple[Scene, ...] = (
     *WORKER_SCENES.values(),
     *TASKSTORE_SCENES.values(),
     *BACKUP_SCENES.values(),
+    *LOOK_SCENES.values(),
 )
 
 _ALL: tuple[Workload, ...] = (

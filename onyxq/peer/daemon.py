@@ -58,14 +58,14 @@ from onyxq.timers.delivering import Delivering, delivering
 from onyxq.timers.targets import targets
 from onyxq.timers.transports import Deliver
 from onyxq.timers.transports import installed as installed_transports
-
-if TYPE_CHECKING:
-    from onyxq.http.app import App
-    from onyxq.http.endpoint import Endpoint
 from onyxq.wire.bounds import Bounds
 from onyxq.wire.network import Network
 from onyxq.wire.server import serve
 from onyxq.wire.tcp import TcpNetwork
+
+if TYPE_CHECKING:
+    from onyxq.http.app import App
+    from onyxq.http.endpoint import Endpoint
 
 SESSION_RETRY_S = 1.0
 REJOIN_PAUSE_S = 0.2

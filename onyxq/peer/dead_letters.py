@@ -11,7 +11,7 @@ from typing import Any
 from onyxq.errors import BadRequest, Unavailable
 from onyxq.ids import PARTITIONS_MAX, TaskId
 from onyxq.peer import arguments as check
-from onyxq.peer.listing import VIEW_LOOKS, Listing, Look, Place, look
+from onyxq.peer.listing import VIEW_LOOKS, Found, Listing, Place, look, merged
 from onyxq.peer.node import Node
 from onyxq.peer.reading import Reading
 from onyxq.peer.routing import Router, passing_map
@@ -39,7 +39,7 @@ class DeadLetters:
         wanted = _wanted(
             args.get("queue"), args.get("error"), args.get("after"), args.get("limit", 100), check.LIMIT_MAX
         )
-        tasks, after = await self._listing.gather("lead.dead", wanted | {"views": True}, self.lead_dead)
+        tasks, after = await self._listing.gather("lead.dead", wanted | {"views": True}, self.look)
         return {"tasks": tasks, "after": after}
 
     async def requeue(self, args: dict[str, Any]) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class DeadLetters:
         count, left = 0, wanted["limit"]
         while left > 0:
             page = wanted | {"limit": min(left, PAGE), "views": False}
-            ids, after = await self._listing.gather("lead.dead", page, self.lead_dead)
+            ids, after = await self._listing.gather("lead.dead", page, self.look)
             results = await self._send([TaskId(one) for one in ids], method, local)
             count += sum(one is None for one in results)
             left -= len(ids)
@@ -85,12 +85,11 @@ class DeadLetters:
             failed=lambda _, error: error.to_map(),
         )
 
-    async def lead_dead(self, args: dict[str, Any]) -> Look:
-        """Look for dead letters of the partitions led from here: ids, or with ``views`` tasks."""
+    async def look(self, args: dict[str, Any], partitions: Sequence[int]) -> Found:
+        """Look for dead letters of partitions led from here: ids, or with ``views`` tasks."""
         check.only(args, ("queue", "where", "after", "limit", "views"))
         wanted = _wanted(args["queue"], args["where"], args["after"], args["limit"], CHANGED_MAX)
         where, dead = wanted["where"], self._node.operations.dead
-        await self._node.settled()
 
         def take(task_id: TaskId) -> Any:
             if where is not None and where not in dead.error_of(task_id):
@@ -99,7 +98,7 @@ class DeadLetters:
 
         cheap = where is None and not args["views"]
         return await look(
-            self._listing.merged(self._places, wanted), take, limit=wanted["limit"], cost=0 if cheap else VIEW_LOOKS
+            merged(self._places, wanted, partitions), take, limit=wanted["limit"], cost=0 if cheap else VIEW_LOOKS
         )
 
     def _places(self, partition: int, after: bytes, wanted: dict[str, Any]) -> Iterator[Place]:

@@ -1,4 +1,4 @@
-"""Lists of tasks: every leading node looks through what it leads, in id order, and the pages are merged.
+"""Lists of tasks: leaders look through their partitions in id order, and what they find is merged.
 
 However many tasks there are, an answer comes soon: a look ends after so many rows, and says
 how far it has come.  A page may therefore have fewer tasks than were asked for, or none,
@@ -8,7 +8,7 @@ and still name the id behind which to go on.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import trio
@@ -16,6 +16,7 @@ import trio
 from onyxq.errors import BadRequest
 from onyxq.ids import PARTITIONS_MAX, TaskId, ids_of, partition_of, runs_of
 from onyxq.peer import arguments as check
+from onyxq.peer.all_leaders import AllLeaders, Look
 from onyxq.peer.node import Node
 from onyxq.peer.reading import Reading, named
 from onyxq.replica import claimed_bits, pieces_of
@@ -37,32 +38,32 @@ ROWS_FIRST, ROWS_MAX = 8, 256
 Place: TypeAlias = tuple[TaskId, bool, int]
 """An id up to which a partition was looked through, whether the task there may be wanted, and how many
 rows were looked at for it."""
-Look: TypeAlias = dict[str, Any]
-"""What a leading node answers: ``found``, in id order, and ``reached``, None at the end of all it leads."""
-Local: TypeAlias = Callable[[dict[str, Any]], Awaitable[Look]]
+Found: TypeAlias = dict[str, Any]
+"""What a leading node answers: ``found``, in id order, and ``reached``, None at the end of its partitions."""
 
 
 class Listing:
     """Serves ``list`` of one node, and looks for others."""
 
-    def __init__(self, node: Node, reading: Reading) -> None:
+    def __init__(self, node: Node, reading: Reading, leaders: AllLeaders) -> None:
         self._node = node
         self._reading = reading
+        self._leaders = leaders
 
     async def page(self, args: dict[str, Any]) -> dict[str, Any]:
         """A page of tasks in id order: ``{"tasks" as get answers, "after"}``, the latter None at the end."""
-        tasks, after = await self.gather("lead.list", page_args(args), self.lead_list)
+        tasks, after = await self.gather("lead.list", page_args(args), self.look)
         return {"tasks": tasks, "after": after}
 
-    async def gather(self, method: str, wanted: dict[str, Any], local: Local) -> tuple[list[Any], TaskId | None]:
-        """What all leading nodes find behind ``after``, up to ``limit``, and the id up to which that is all."""
+    async def gather(self, method: str, wanted: dict[str, Any], look: Look) -> tuple[list[Any], TaskId | None]:
+        """What all leaders find behind ``after``, up to ``limit``, and the id up to which that is all."""
         found: list[Any] = []
         after, until = wanted["after"], trio.current_time() + PATIENCE_S
         while True:
             left = wanted["limit"] - len(found)
-            looks = await self._reading.everywhere(method, wanted | {"after": after, "limit": left}, local)
-            reached = min((look["reached"] for look in looks if look["reached"] is not None), default=None)
-            ours = (one for look in looks for one in look["found"] if reached is None or _id_of(one) <= reached)
+            parts = await self._leaders.ask(method, wanted | {"after": after, "limit": left}, look)
+            reached = min((part["reached"] for part in parts if part["reached"] is not None), default=None)
+            ours = (one for part in parts for one in part["found"] if reached is None or _id_of(one) <= reached)
             found += sorted(ours, key=_id_of)[:left]
             if len(found) == wanted["limit"]:
                 return found, _id_of(found[-1])
@@ -70,23 +71,15 @@ class Listing:
                 return found, reached
             after = reached
 
-    async def lead_list(self, args: dict[str, Any]) -> Look:
-        """Look for tasks behind ``after`` in the partitions led from here."""
+    async def look(self, args: dict[str, Any], partitions: Sequence[int]) -> Found:
+        """Look for tasks behind ``after`` in partitions led from here."""
         wanted = page_args(args)
-        await self._node.settled()
 
         def take(task_id: TaskId) -> dict[str, Any] | None:
             view = self._reading.view_here(task_id)
             return view if view is not None and wanted["state"] in (None, view["state"]) else None
 
-        return await look(self.merged(self._places, wanted), take, limit=wanted["limit"])
-
-    def merged(
-        self, places: Callable[[int, bytes, dict[str, Any]], Iterable[Place]], wanted: dict[str, Any]
-    ) -> Iterator[Place]:
-        """The places of all partitions led from here, in id order."""
-        after = wanted["after"] or b""
-        return heapq.merge(*(places(number, start_of(number, after), wanted) for number in self._reading.led()))
+        return await look(merged(self._places, wanted, partitions), take, limit=wanted["limit"])
 
     def _places(self, partition: int, after: bytes, wanted: dict[str, Any]) -> Iterable[Place]:
         queue, state = wanted["queue"], wanted["state"]
@@ -148,7 +141,15 @@ class Listing:
             yield last_of(stretch), False, 1
 
 
-async def look(places: Iterator[Place], take: Callable[[TaskId], Any], *, limit: int, cost: int = VIEW_LOOKS) -> Look:
+def merged(
+    places: Callable[[int, bytes, dict[str, Any]], Iterable[Place]], wanted: dict[str, Any], partitions: Sequence[int]
+) -> Iterator[Place]:
+    """The places of partitions led from here, in id order."""
+    after = wanted["after"] or b""
+    return heapq.merge(*(places(number, start_of(number, after), wanted) for number in partitions))
+
+
+async def look(places: Iterator[Place], take: Callable[[TaskId], Any], *, limit: int, cost: int = VIEW_LOOKS) -> Found:
     """Take up to ``limit`` of the tasks that may be wanted; ``cost``: what it takes to tell about one, in rows."""
     found: list[Any] = []
     looked = turn = 0

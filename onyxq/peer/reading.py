@@ -1,8 +1,8 @@
 """Reading: tasks and counts, put together from the nodes that know.
 
 One task is read at its partition's leader, whose store is complete; without a leader it
-is read from a majority of the members.  Counts ask every leading node, and so do lists
-(`onyxq.peer.listing`).
+is read from a majority of the members.  Counts ask the leaders of all partitions (`onyxq.peer.all_leaders`), and
+so do lists (`onyxq.peer.listing`).
 """
 
 from __future__ import annotations
@@ -18,16 +18,14 @@ from onyxq.ids import TaskId, id_at, mask_of, partition_of
 from onyxq.partition.missing import missing
 from onyxq.peer import arguments as check
 from onyxq.peer import views
+from onyxq.peer.all_leaders import READ_TIMEOUT_S, AllLeaders
 from onyxq.peer.node import Node
 from onyxq.peer.routing import is_passing, leader_of
 from onyxq.peer.taskview import history_of, placed_by_keys, task_view, updates_of
 from onyxq.placement import holders
 from onyxq.queues import settings_of
-from onyxq.replica import claim_of, majority, unserved
+from onyxq.replica import claim_of, majority
 
-LEADERS_TIMEOUT_S = 1.0
-"""How long a look at everything waits for partitions that are being taken over."""
-READ_TIMEOUT_S = 5.0
 SEEN_TIMEOUT_S = 2.0
 """How long a read waits for what its reader has seen elsewhere."""
 SEEN_PAUSE_S = 0.1
@@ -39,8 +37,9 @@ COUNT_NAMES = ("total", "completed", "failed", "cancelled", "scheduled", "waitin
 class Reading:
     """Serves the reading methods of one node."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, leaders: AllLeaders) -> None:
         self._node = node
+        self._leaders = leaders
 
     # --- one task
 
@@ -196,7 +195,7 @@ class Reading:
         """Counts per queue, and the due time of what is ready first where something is."""
         totals: dict[str, list[int]] = {}
         oldest: dict[str, int] = {}
-        for page in await self.everywhere("lead.counts", {"queue": queue}, self.lead_counts):
+        for page in await self._leaders.ask("lead.counts", {"queue": queue}, self.look):
             for name, (counts, due_ms) in page.items():
                 old = totals.setdefault(name, [0] * len(COUNT_NAMES))
                 totals[name] = [a + b for a, b in zip(old, counts, strict=True)]
@@ -212,12 +211,11 @@ class Reading:
             "settings": views.queue_settings(settings_of(self._node.replica, name)),
         }
 
-    async def lead_counts(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Counts, and the due time of what is ready first, per queue in the partitions led from here."""
+    async def look(self, args: dict[str, Any], partitions: Sequence[int]) -> dict[str, Any]:
+        """Counts, and the due time of what is ready first, per queue in some of the partitions led from here."""
         queue = queue_arg(args)
-        await self._node.settled()
         totals: dict[str, list[int]] = {}
-        for partition in self.led():
+        for partition in partitions:
             for name, counts in self.local_counts(queue, [partition]).items():
                 old = totals.get(name)
                 totals[name] = counts if old is None else [a + b for a, b in zip(old, counts, strict=True)]
@@ -229,10 +227,10 @@ class Reading:
                 await trio.lowlevel.checkpoint()
         return out
 
-    def local_counts(self, queue: str | None, partitions: Sequence[int] | None = None) -> dict[str, list[int]]:
-        """Counts per queue, in the order of COUNT_NAMES, in some of the partitions led from here or in all."""
+    def local_counts(self, queue: str | None, partitions: Sequence[int]) -> dict[str, list[int]]:
+        """Counts per queue, in the order of COUNT_NAMES, in some of the partitions led from here."""
         totals: dict[str, list[int]] = {}
-        for partition in self.led() if partitions is None else partitions:
+        for partition in partitions:
             for name, counts in self._node.store.counts(partition, queue).items():
                 old = totals.setdefault(name, [0] * len(COUNT_NAMES))
                 totals[name] = [a + b for a, b in zip(old, (*counts, 0), strict=True)]
@@ -259,37 +257,6 @@ class Reading:
                     totals[header["queue"]] = totals.get(header["queue"], 0) + covered.bit_count()
                     bits &= ~covered
         return totals
-
-    def led(self) -> list[int]:
-        """Partitions that serve from here, sorted."""
-        return [number for number, leader in sorted(self._node.leaders.items()) if leader.ready]
-
-    async def everywhere(self, method: str, args: dict[str, Any], local: Any) -> list[Any]:
-        """Answers of all leading nodes; raises `Unavailable` if a partition has no leader that serves."""
-        with trio.move_on_after(LEADERS_TIMEOUT_S):
-            while unserved(self._node.replica):
-                await self._node.changed(self._node.replica)
-        if missing := unserved(self._node.replica):
-            raise Unavailable(f"nobody serves partitions {missing[:5]} now ({len(missing)} in all)")
-        nodes = {leader_of(self._node, number) for number in self._node.replica.partitions}
-        answers: list[Any] = []
-        errors: list[OnyxqError] = []
-
-        async def ask(node_id: str) -> None:
-            try:
-                if node_id == self._node.node_id:
-                    answers.append(await local(args))
-                else:
-                    answers.append(await self._node.call(node_id, method, args, timeout_s=READ_TIMEOUT_S))
-            except OnyxqError as error:
-                errors.append(error)
-
-        async with trio.open_nursery() as nursery:
-            for node_id in sorted(nodes):
-                nursery.start_soon(ask, node_id)
-        if errors:
-            raise errors[0]
-        return answers
 
     # --- the log
 

@@ -21,6 +21,7 @@ from onyxq.partition.cohort import checked_rows
 from onyxq.partition.granter import Granted
 from onyxq.peer import arguments as check
 from onyxq.peer import guarantees, views
+from onyxq.peer.all_leaders import AllLeaders
 from onyxq.peer.backing_up import BackingUp
 from onyxq.peer.bulk_reading import BulkReading
 from onyxq.peer.claiming import WANTED_MAX, Claimer, Claiming, claim_here, pack_answer
@@ -63,8 +64,9 @@ class Service:
         self._ids = IdMaker(node.wall_ms, random_64)
         self._next_partition = random_64() % 64
         self._router = Router(node)
-        self._reading = Reading(node)
-        listing = Listing(node, self._reading)
+        self._leaders = leaders = AllLeaders(node)
+        self._reading = Reading(node, leaders)
+        listing = Listing(node, self._reading, leaders)
         enqueueing = Enqueueing(node, self._router, self._partitions)
         dead = DeadLetters(node, self._router, self._reading, listing)
         dependencies = node.operations.dependencies
@@ -154,7 +156,7 @@ class Service:
             "lead.release": self._lead(check.releases, node.operations.release),
             "lead.update": self._lead_update,
             "lead.cancel": self._lead(check.cancels, lambda asked: node.operations.cancel(asked[0], claimed=asked[1])),
-            "lead.dead": dead.lead_dead,
+            "lead.dead": leaders.serving(dead.look),
             "lead.requeue": self._lead(check.task_ids, node.operations.dead.requeue),
             "lead.discard": self._lead(check.task_ids, node.operations.dead.discard),
             "lead.outcomes": self._lead(check.outcomes, lambda asked: dependencies.outcomes(*asked)),
@@ -169,8 +171,8 @@ class Service:
             "lead.view": self._reading.lead_view,
             "lead.bodies": bulk.lead_read,
             "lead.rows": backing_up.lead_rows,
-            "lead.list": listing.lead_list,
-            "lead.counts": self._reading.lead_counts,
+            "lead.list": leaders.serving(listing.look),
+            "lead.counts": leaders.serving(self._reading.look),
             "lead.rates": summaries.lead_rates,
             "lead.waiting": summaries.lead_waiting,
             "lead.offer": self._lead_offer,
@@ -488,7 +490,7 @@ class Service:
         metrics.partition_leader.replace({(str(number),): int(one.ready) for number, one in node.leaders.items()})
         depths: dict[tuple[str, ...], float] = {}
         oldest: dict[tuple[str, ...], float] = {}
-        for queue, counts in self._reading.local_counts(None).items():
+        for queue, counts in self._reading.local_counts(None, self._leaders.led()).items():
             for state, count in named(counts).items():
                 if state != "total":
                     depths[queue, state] = count

@@ -1,0 +1,199 @@
+"""Counts and lists ask the leaders of all partitions: each partition is in the answer once, or there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import pytest
+
+from log_entries import yield_partition
+from onyxq.errors import Unavailable
+from onyxq.peer import arguments as check
+from onyxq.peer.all_leaders import AllLeaders
+from onyxq.peer.node import Node
+from simulation.scenes import leader_of
+from simulation.scenes_looks import LOOK_SCENES
+from simulation.world import Options, SimulatedNode, World, simulate
+
+EIGHT = Options(partitions=8, clock_offset_ms=0, absent_after_ms=600_000)
+TASKS = 40
+
+
+def inner(node: SimulatedNode) -> Node:
+    """What runs on a machine."""
+    assert node.running is not None and node.running.node is not None
+    return node.running.node
+
+
+def epochs(world: World, numbers: Sequence[int]) -> dict[int, int]:
+    """Of some partitions, as the log says."""
+    return {number: world.audit.replica.partitions[number].epoch for number in numbers}
+
+
+async def leading(world: World) -> tuple[SimulatedNode, AllLeaders]:
+    """The leader of partition 0, once it has read that it leads this and all others that it does."""
+    node = leader_of(world)
+    leaders = AllLeaders(inner(node))
+    places = sorted(world.audit.replica.partitions.items())
+    led = [number for number, placed in places if placed.leader == node.peer_id]
+    await world.until(lambda: leaders.led() == led, "it has read so")
+    return node, leaders
+
+
+async def fill(world: World) -> None:
+    """Enqueue to all partitions."""
+    async with world.client() as client:
+        for number in range(TASKS):
+            await client.enqueue("q", [b"%d" % number])
+
+
+async def total(node: SimulatedNode) -> int:
+    """What a node counts; raises `Unavailable`."""
+    assert node.running is not None and node.running.service is not None
+    return int((await node.running.service.call("count", {"queue": "q"}))["counts"]["q"]["total"])
+
+
+async def give_up(world: World, node: SimulatedNode, number: int) -> None:
+    """Have a leader give a partition up; return when another one serves it."""
+    before = world.audit.replica.partitions[number]
+    inner(node).outbox_now().submit([yield_partition.Args(number, before.epoch)])
+    await world.until(
+        lambda: (now := world.audit.replica.partitions[number]).ready and now.epoch > before.epoch, "it is given up"
+    )
+
+
+def test_whoever_has_not_read_of_a_move_says_that_it_cannot_tell() -> None:
+    """Neither does it answer with what it led, nor is it believed; those that have read of it count all."""
+
+    async def workload(world: World) -> None:
+        await fill(world)
+        late = leader_of(world)
+        session = late.log.session_now
+        assert session is not None
+        session.paused = True
+        await give_up(world, late, 0)
+        with pytest.raises(Unavailable, match=r"partitions \[0\b"):
+            await total(late)
+        assert [await total(node) for node in world.nodes if node is not late] == [TASKS, TASKS]
+        session.paused = False
+        world.backend.notify()
+        await world.settle()
+        assert await total(late) == TASKS
+
+    simulate(workload, seed=1, options=EIGHT)
+
+
+def test_what_is_lost_during_a_look_is_left_out_of_it() -> None:
+    """The look is repeated for what is left, and the answer says of what it is."""
+
+    async def workload(world: World) -> None:
+        node, leaders = await leading(world)
+        led, looks = leaders.led(), list[list[int]]()
+        assert 0 in led and len(led) > 1
+
+        async def look(args: dict[str, Any], partitions: Sequence[int]) -> int:
+            looks.append(list(partitions))
+            if len(looks) == 1:
+                await give_up(world, node, 0)
+                await world.until(lambda: 0 not in leaders.led(), "the node has read of it")
+            return sum(partitions)
+
+        answer = await leaders.serving(look)({"partitions": epochs(world, led)})
+        assert looks == [led, led[1:]]
+        assert (answer["answer"], answer["partitions"]) == (sum(led[1:]), led[1:])
+
+    simulate(workload, seed=2, options=EIGHT)
+
+
+def test_a_node_answers_only_for_what_it_leads_under_the_epoch_that_is_named() -> None:
+    """And says of which partitions it has promised a later one."""
+
+    async def workload(world: World) -> None:
+        _, leaders = await leading(world)
+
+        async def look(args: dict[str, Any], partitions: Sequence[int]) -> list[int]:
+            return list(partitions)
+
+        asked = leaders.serving(look)
+        everything = epochs(world, range(8))
+        led = leaders.led()
+        assert await asked({"partitions": everything}) == {"answer": led, "partitions": led, "past": []}
+        later = {number: epoch + 1 for number, epoch in everything.items()}
+        assert await asked({"partitions": later}) == {"answer": None, "partitions": [], "past": []}
+        earlier = {number: epoch - 1 for number, epoch in everything.items()}
+        assert await asked({"partitions": earlier}) == {"answer": None, "partitions": [], "past": list(range(8))}
+
+    simulate(workload, seed=3, options=EIGHT)
+
+
+def test_without_a_majority_of_a_partition_s_nodes_nobody_can_tell() -> None:
+    """A successor may have been given more by now. Who is cut off names the partitions."""
+
+    async def workload(world: World) -> None:
+        await fill(world)
+        alone = world.nodes[0]
+        world.isolate(alone)
+        with pytest.raises(Unavailable, match=r"partitions \[0, 1, 2, 3, 4\] \(8 in all\)"):
+            await total(alone)
+        world.network.heal()
+        await world.settle()
+        assert await total(alone) == TASKS
+
+    simulate(workload, seed=4, options=EIGHT)
+
+
+def test_a_node_that_does_not_know_the_cluster_yet_counts_nothing() -> None:
+    """None is not the same as nothing."""
+
+    async def workload(world: World) -> None:
+        await fill(world)
+        node = world.add_node()
+        node.log.reachable = False
+        world.start_node(node)
+        await world.until(lambda: node.running is not None and node.running.service is not None, "it serves")
+        with pytest.raises(Unavailable, match="not known here yet"):
+            await total(node)
+        node.log.reachable = True
+        await world.settle()
+        assert await total(node) == TASKS
+
+    simulate(workload, seed=5, options=EIGHT)
+
+
+def test_peers_of_an_older_version_ask_and_are_asked_without_partitions() -> None:
+    """They answer for all that they lead, and are answered so."""
+
+    async def workload(world: World) -> None:
+        await fill(world)
+        older, newer = leader_of(world), next(node for node in world.nodes if node is not leader_of(world))
+        counts, found = 0, list[bytes]()
+        for node in world.nodes:
+            assert node.running is not None and node.running.service is not None
+            methods = node.running.service.peer_methods
+            counts += (await methods["lead.counts"]({"queue": "q"}))["q"][0][0]
+            found += [task["id"] for task in (await methods["lead.list"]({"queue": "q"}))["found"]]
+        assert counts == TASKS == len(set(found)) == len(found)
+
+        assert older.running is not None and older.running.service is not None
+        methods = older.running.service.peer_methods
+        now = methods["lead.counts"]
+
+        async def before(args: dict[str, Any]) -> Any:
+            check.only(args, ("queue",))
+            return await now(args)
+
+        methods["lead.counts"] = before
+        assert await total(newer) == TASKS
+
+    simulate(workload, seed=6, options=EIGHT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "seed"), [("looked_at", 2), ("behind_the_times", 1), ("behind_the_times", 2)])
+def test_the_scenes_break_nothing(name: str, seed: int) -> None:
+    """Found by them: partitions that moved were missing, or there twice."""
+    scene = LOOK_SCENES[name]
+    world = simulate(scene.script, seed=seed, options=scene.options(Random(f"{name} {seed}")))
+    assert world.history.enqueued
