@@ -6,6 +6,9 @@ import configparser
 import json
 import re
 import shlex
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -107,6 +110,24 @@ def test_a_unit_starts_what_there_is(path: Any) -> None:
             assert program.endswith("/onyxq") and parsed(words).command
     text = path.read_text("utf-8")
     assert {name.lower() for name in re.findall(r"ONYXQ_(\w+)", text)} <= set(SETTINGS)
+
+
+def complaints(name: str, text: str, home: Path) -> list[str]:
+    """What systemd says of a unit, whose program is one that is there."""
+    path = home / name.replace("@", "@shop")
+    path.write_text(text.replace("/opt/onyxq/bin/onyxq", "/bin/true"), "utf-8")
+    command = ["systemd-analyze", "verify", "--man=no", str(path)]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stderr
+    return [line for line in told.splitlines() if path.name in line]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
+def test_systemd_understands_a_unit(path: Path, tmp_path: Path) -> None:
+    """Every key and value of it; one that is misspelt is told."""
+    text = path.read_text("utf-8")
+    assert complaints(path.name, text, tmp_path) == []
+    assert complaints(path.name, text.replace("RestartSec=2", "RestartSex=2"), tmp_path) != []
 
 
 def test_the_peer_s_unit_waits_for_readiness_and_has_a_watchdog() -> None:
