@@ -30,7 +30,7 @@ from tests.spark.standalone_world import Standalone, standalone
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
-SEGMENTS = int(os.environ.get("ONYXQ_TEST_SEGMENTS", "2000"))
+SEGMENTS = int(os.environ.get("ONYXQ_TEST_SEGMENTS", "1000"))
 """The long run that a release gets has 200,000."""
 FAULTS = {
     "driver": int(os.environ.get("ONYXQ_TEST_DRIVER_KILLS", "1")),
