@@ -166,7 +166,7 @@ class _Taking:
         for one in answer["records"]:
             record = Record(*one)
             self._now = step(self._now, record, installed()).replica
-            writer.add_record(record)
+            writer.add(record)
         self._followed_at = anyio.current_time()
 
     # --- rows

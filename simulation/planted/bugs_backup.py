@@ -92,7 +92,7 @@ BACKUP_BUGS: tuple[Planted, ...] = (
         "if kind is not None and not self._blocks:",
         "part of a cluster is restored for the whole",
         "backups",
-        more=(("onyxq/backup/file.py", "if kind is None:", "if self._file is not None:"),),
+        more=(("onyxq/log_file.py", "if kind is None:", "if self._blocks is not None:"),),
     ),
 )
 """Planted bugs about these."""

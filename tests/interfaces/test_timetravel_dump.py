@@ -11,7 +11,7 @@ from random import Random
 import msgpack
 import pytest
 
-from onyxq import blocks, dump, snapshot
+from onyxq import blocks, dump, log_file, snapshot
 from onyxq.dump import Dump, DumpWriter, read, write
 from onyxq.errors import BadRequest, Corrupt, NotFound, OnyxqError
 from onyxq.log.interface import Record
@@ -36,8 +36,8 @@ def file(tmp_path: Path) -> Path:
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of many blocks, with few records."""
-    monkeypatch.setattr(dump, "BLOCK_BYTES", 4_000)
-    monkeypatch.setattr(dump, "ORIGIN_PART_BYTES", 100)
+    monkeypatch.setattr(log_file, "RECORDS_BYTES", 4_000)
+    monkeypatch.setattr(log_file, "ORIGIN_PART_BYTES", 100)
 
 
 def middle(world: World) -> Dump:
