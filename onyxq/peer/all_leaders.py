@@ -11,7 +11,7 @@ as many have not as a write needs.  Nobody can have acknowledged anything under 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import trio
@@ -19,19 +19,20 @@ from attrs import define, field, frozen
 
 from onyxq.errors import BadRequest, OnyxqError, Unavailable, Unknown
 from onyxq.ids import PARTITIONS_MAX
-from onyxq.peer import arguments as check
 from onyxq.peer.node import Node
 from onyxq.peer.routing import RETRY_PAUSE_MAX_S, RETRY_PAUSE_S, is_passing, leader_of
 from onyxq.placement import holders
-from onyxq.replica import Partition, majority, unserved
+from onyxq.replica import Replica, majority
 
 LEADERS_TIMEOUT_S = 1.0
 """How long partitions that move, or are being taken over, are waited for since another one was answered for."""
 READ_TIMEOUT_S = 5.0
-EPOCH_MAX = 1 << 62
+EPOCHS = 1 << 62
 WORD = "partitions"
 """The argument that peers of an older version do not know: they answer for whatever they lead."""
 
+Cohort: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]
+"""Members and target."""
 Look: TypeAlias = Callable[[dict[str, Any], Sequence[int]], Awaitable[Any]]
 """What the arguments of a method ask for, of some of the partitions led from here."""
 
@@ -47,30 +48,61 @@ class Part:
     """Of which the node has promised a later epoch."""
 
 
+@frozen
+class Plan:
+    """Who is asked for what."""
+
+    partitions: frozenset[int]
+    unserved: Sequence[int]
+    """Those that nobody leads who is ready."""
+    wanted: Mapping[str, Mapping[int, int]]
+    """Node -> partitions that it holds, and perhaps leads, and their epochs."""
+    cohorts: Mapping[Cohort, frozenset[int]]
+
+
 @define
 class Round:
     """Every node is asked once."""
 
-    placed: dict[int, Partition]
-    """What is asked for, and under which epochs."""
+    plan: Plan
     told: dict[str, Part] = field(factory=dict)
     errors: list[OnyxqError] = field(factory=list)
 
     def parts(self) -> list[Part]:
         """Answers that count."""
+        stands = self._standing()
         parts = (part for _, part in sorted(self.told.items()))
-        return [part for part in parts if part.partitions and all(map(self._stands, part.partitions))]
+        return [part for part in parts if part.partitions and stands.issuperset(part.partitions)]
 
     def whole(self) -> bool:
         """Whether no more answers are needed."""
-        if sum(len(part.partitions) for part in self.told.values()) < len(self.placed):
-            return False
-        return all(map(self._stands, self.placed))
+        wanted = len(self.plan.partitions)
+        return sum(len(part.partitions) for part in self.told.values()) >= wanted and len(self._standing()) >= wanted
 
-    def _stands(self, number: int) -> bool:
-        placed = self.placed[number]
-        same = {node for node, part in self.told.items() if number not in part.past}
-        return majority(placed.members, same) and majority(placed.target, same)
+    def _standing(self) -> set[int]:
+        """Partitions of which majorities have answered, and nobody has promised a later epoch."""
+        told, stands = self.told, set[int]()
+        for (members, target), partitions in self.plan.cohorts.items():
+            if majority(members, told) and majority(target, told):
+                stands |= partitions
+        return stands.difference(*(part.past for part in told.values()))
+
+
+def planned(replica: Replica, partitions: Collection[int]) -> Plan:
+    """Ask all that hold the partitions: who leads one is among them."""
+    wanted: dict[str, dict[int, int]] = {}
+    cohorts: dict[Cohort, set[int]] = {}
+    for number in sorted(partitions):
+        placed = replica.partitions[number]
+        cohorts.setdefault((placed.members, placed.target), set()).add(number)
+        for name in holders(placed):
+            wanted.setdefault(name, {})[number] = placed.epoch
+    return Plan(
+        frozenset(partitions),
+        [number for number in sorted(partitions) if not replica.partitions[number].ready],
+        dict(sorted(wanted.items())),
+        {cohort: frozenset(numbers) for cohort, numbers in cohorts.items()},
+    )
 
 
 class AllLeaders:
@@ -78,6 +110,8 @@ class AllLeaders:
 
     def __init__(self, node: Node) -> None:
         self._node = node
+        self._planned: tuple[Any, Plan] = None, Plan(frozenset(), (), {}, {})
+        """For all partitions as they were placed last."""
 
     def led(self) -> list[int]:
         """Partitions that serve from here, sorted."""
@@ -96,9 +130,9 @@ class AllLeaders:
         left = set(node.replica.partitions)
         until, pause = trio.current_time() + LEADERS_TIMEOUT_S, RETRY_PAUSE_S
         while True:
-            await self._served(left, until)
+            plan = await self._served(left, until)
             replica = node.replica
-            asked = await self._round(method, args, look, left)
+            asked = await self._round(plan, method, args, look)
             for part in asked.parts():
                 answers.append(part.answer)
                 left.difference_update(part.partitions)
@@ -113,24 +147,29 @@ class AllLeaders:
             await trio.sleep(pause / 4)
             pause = min(2 * pause, RETRY_PAUSE_MAX_S)
 
-    async def _served(self, left: Collection[int], until: float) -> None:
-        node = self._node
+    async def _served(self, left: Collection[int], until: float) -> Plan:
+        """Whom to ask once all is served."""
         with trio.move_on_at(until):
-            while any(number in left for number in unserved(node.replica)):
-                await node.changed(node.replica)
-        if missing := [number for number in unserved(node.replica) if number in left]:
-            raise Unavailable(f"nobody serves partitions {_some(missing)} now")
+            while self._plan(left).unserved:
+                await self._node.changed(self._node.replica)
+        plan = self._plan(left)
+        if plan.unserved:
+            raise Unavailable(f"nobody serves partitions {_some(plan.unserved)} now")
+        return plan
 
-    async def _round(self, method: str, args: dict[str, Any], look: Look, left: Collection[int]) -> Round:
-        node = self._node
-        asked = Round({number: node.replica.partitions[number] for number in sorted(left)})
-        wanted: dict[str, dict[int, int]] = {}
-        for number, placed in asked.placed.items():
-            for name in {leader_of(node, number), *holders(placed)} - {""}:
-                wanted.setdefault(name, {})[number] = placed.epoch
+    def _plan(self, left: Collection[int]) -> Plan:
+        replica = self._node.replica
+        if len(left) < len(replica.partitions):
+            return planned(replica, left)
+        if self._planned[0] is not replica.partitions:
+            self._planned = replica.partitions, planned(replica, left)
+        return self._planned[1]
+
+    async def _round(self, plan: Plan, method: str, args: dict[str, Any], look: Look) -> Round:
+        node, asked = self._node, Round(plan)
         async with trio.open_nursery() as nursery:
 
-            async def ask(name: str, epochs: dict[int, int]) -> None:
+            async def ask(name: str, epochs: Mapping[int, int]) -> None:
                 try:
                     if name == node.node_id:
                         asked.told[name] = await self._look(args, epochs, look)
@@ -141,14 +180,14 @@ class AllLeaders:
                 if asked.whole():
                     nursery.cancel_scope.cancel()
 
-            for name, epochs in sorted(wanted.items()):
+            for name, epochs in plan.wanted.items():
                 nursery.start_soon(ask, name, epochs)
         lasting = [error for error in asked.errors if not (is_passing(error) or isinstance(error, Unknown))]
         if lasting and not asked.whole():
             raise lasting[0]
         return asked
 
-    async def _call(self, name: str, method: str, args: dict[str, Any], epochs: dict[int, int]) -> Part:
+    async def _call(self, name: str, method: str, args: dict[str, Any], epochs: Mapping[int, int]) -> Part:
         try:
             told = await self._node.call(name, method, args | {WORD: epochs}, timeout_s=READ_TIMEOUT_S)
         except BadRequest as error:
@@ -157,7 +196,7 @@ class AllLeaders:
             return await self._call_older(name, method, args, epochs)
         return Part(told["answer"], told[WORD], told["past"])
 
-    async def _call_older(self, name: str, method: str, args: dict[str, Any], epochs: dict[int, int]) -> Part:
+    async def _call_older(self, name: str, method: str, args: dict[str, Any], epochs: Mapping[int, int]) -> Part:
         """The same of a peer of an older version, which says neither what it leads nor what it has promised."""
         leads = [number for number in self._node.replica.partitions if leader_of(self._node, number) == name]
         if not epochs.keys() & leads:
@@ -181,7 +220,7 @@ class AllLeaders:
 
         return handler
 
-    async def _look(self, args: dict[str, Any], epochs: dict[int, int], look: Look) -> Part:
+    async def _look(self, args: dict[str, Any], epochs: Mapping[int, int], look: Look) -> Part:
         answer, leads = None, self._leads(epochs)
         if leads:
             await self._node.settled()
@@ -195,7 +234,7 @@ class AllLeaders:
         past = [number for number, epoch in epochs.items() if self._node.epochs.get(number, 0) > epoch]
         return Part(answer, leads, past)
 
-    def _leads(self, epochs: dict[int, int]) -> list[int]:
+    def _leads(self, epochs: Mapping[int, int]) -> list[int]:
         """Which of the partitions are led from here under these epochs, as far as is known here."""
         found = [(number, self._node.leaders.get(number)) for number in sorted(epochs)]
         ready = [(number, one) for number, one in found if one is not None and one.ready and not one.deposed]
@@ -204,12 +243,10 @@ class AllLeaders:
 
 def _epochs(value: Any) -> dict[int, int]:
     """Partitions and their epochs, as another node names them."""
-    if not isinstance(value, dict):
-        raise BadRequest(f"{WORD} must be a map", field=WORD)
-    return {
-        check.integer(number, WORD, 0, PARTITIONS_MAX - 1): check.integer(epoch, WORD, 0, EPOCH_MAX)
-        for number, epoch in value.items()
-    }
+    whole = isinstance(value, dict) and all(type(one) is int for pair in value.items() for one in pair)
+    if not whole or not all(0 <= number < PARTITIONS_MAX and 0 <= epoch < EPOCHS for number, epoch in value.items()):
+        raise BadRequest(f"{WORD} must be a map of partitions and their epochs", field=WORD)
+    return dict(value)
 
 
 def _some(partitions: Collection[int]) -> str:

@@ -25,8 +25,8 @@ LOOK_BUGS: tuple[Planted, ...] = (
     Planted(
         "nobody is asked for promises before an answer counts",
         "onyxq/peer/all_leaders.py",
-        "same = {node for node, part in self.told.items() if number not in part.past}",
-        "same = {*placed.members, *placed.target}",
+        "if majority(members, told) and majority(target, told):",
+        "if members and target and told:",
         "a leader that does not know that it was deposed answers without what its successor was given",
         "behind_the_times",
         quick=2,
