@@ -27,6 +27,8 @@ from onyxq.replica import Replica, majority
 LEADERS_TIMEOUT_S = 1.0
 """How long partitions that move, or are being taken over, are waited for since another one was answered for."""
 READ_TIMEOUT_S = 5.0
+LANDED_TIMEOUT_S = 1.0
+"""How long a look may wait for a disk to take what was acknowledged before."""
 EPOCHS = 1 << 62
 WORD = "partitions"
 """The argument that peers of an older version do not know: they answer for whatever they lead."""
@@ -224,6 +226,10 @@ class AllLeaders:
         answer, leads = None, self._leads(epochs)
         if leads:
             await self._node.settled()
+            with trio.move_on_after(LANDED_TIMEOUT_S) as waited:
+                await self._node.floating.landed()
+            if waited.cancelled_caught:
+                raise Unavailable("what was answered for is not on a leader's disk yet")
             leads = self._leads(epochs)
         while leads:
             answer = await look(args, leads)

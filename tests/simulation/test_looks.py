@@ -144,6 +144,30 @@ def test_without_a_majority_of_a_partition_s_nodes_nobody_can_tell() -> None:
     simulate(workload, seed=4, options=EIGHT)
 
 
+def test_what_was_answered_before_disks_had_it_is_not_left_out() -> None:
+    """While disks take nothing that cannot be told."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            await client.client.set_queue("q", durability="opportunistic")
+            await world.until(
+                lambda: all("q" in replica.queues for _, replica in world.replicas()), "all nodes have read of it"
+            )
+            await fill(world)
+            for node in world.nodes:
+                node.disk.failing = True
+            for number in range(5):
+                await client.client.enqueue("q", b"more %d" % number)
+            with pytest.raises(Unavailable, match="disk"):
+                await total(world.nodes[0])
+            for node in world.nodes:
+                node.disk.failing = False
+            await world.settle()
+            assert [await total(node) for node in world.nodes] == [TASKS + 5] * 3
+
+    simulate(workload, seed=7, options=EIGHT)
+
+
 def test_a_node_that_does_not_know_the_cluster_yet_counts_nothing() -> None:
     """None is not the same as nothing."""
 
