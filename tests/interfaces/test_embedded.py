@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from onyxq.errors import BadRequest, OnyxqError, StoreFull, StoreRefused, Unavai
 from onyxq.testing import Cluster
 from onyxq.wire.memory import MemoryNetwork
 from tests.interfaces.http_world import on_trio
+from tests.tidy.rules import ROOT
 
 
 def test_queues_and_the_task_store_are_there_again_when_it_is_opened_again(tmp_path: Path) -> None:
@@ -89,6 +92,14 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
             store.update(adds=[("g", "x"), ("g", "y")])
         with pytest.raises(BadRequest, match="bytes_max must be 3"):
             store.set_limits(task_bytes_max=3, bytes_max=2)
+
+
+def test_nothing_of_http_is_loaded_for_it(tmp_path: Path) -> None:
+    """A node that serves no HTTP, in whatever process, starts without the modules that do."""
+    code = "import sys, onyxq; onyxq.open(sys.argv[1]).close(); print([m for m in sys.modules if m in sys.argv[2:]])"
+    command = [sys.executable, "-c", code, str(tmp_path / "kept"), "starlette", "hypercorn", "jinja2", "onyxq.http.app"]
+    found = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert found.stdout == "[]\n"
 
 
 def test_the_task_store_of_a_cluster_under_test(onyxq_cluster: Cluster) -> None:
