@@ -81,7 +81,7 @@ def counting() -> Job:
         id="counting",
         workflow=[("words", "count"), ("count", "parts"), ("count", "totals")],
         catalog=[
-            Input("words", queue="words", max_rows=BATCH_ROWS),
+            Input("words", queue="words", max_rows=2 * BATCH_ROWS),
             Reduce("count"),
             Output("parts", queue="parts"),
             Output("totals", queue="totals"),
