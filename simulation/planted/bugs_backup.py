@@ -76,6 +76,7 @@ BACKUP_BUGS: tuple[Planted, ...] = (
         "made = evolve(replica, position=position, cluster=renamed)",
         "no transaction goes through for as long as the hold had left",
         "backups",
+        quick=1,
     ),
     Planted(
         "a hold never ends",
