@@ -18,7 +18,7 @@ import anyio.lowlevel
 
 from onyxq.access.certificates import Certificates
 from onyxq.client.batches import Batching
-from onyxq.client.claims import Claim, ClaimBatch, Claims
+from onyxq.client.claims import Claim, ClaimBatch, Claims, kept_claims
 from onyxq.client.enqueuing import Enqueuer
 from onyxq.client.flows import Enqueued, Flow, Part, chain, group
 from onyxq.client.holding import Holder, completion_items, extend, items_of, renewal_items
@@ -332,7 +332,7 @@ class AsyncClient(Managing, Batching, Jobs):
 
     async def renew(self, claims: Claims, lease_ms: int | None = None, *, timeout_ms: int | None = None) -> None:
         """Make the lease run for ``lease_ms`` (default: as granted) from now. Raises as `complete` does."""
-        claims = _kept(claims)
+        claims = kept_claims(claims)
         sent_at = anyio.current_time()
         refused: list[Refused] = []
         items = renewal_items(claims, lease_ms)
@@ -359,7 +359,7 @@ class AsyncClient(Managing, Batching, Jobs):
         For a single `Claim` raises `StaleToken` and the like; for several `BatchRefused`,
         which names those refused: the others are finished.
         """
-        claims = _kept(claims)
+        claims = kept_claims(claims)
         items = completion_items(claims, result, None if results is None else list(results))
         await self._holder.act("complete", claims, items, until=self._until(timeout_ms))
 
@@ -367,13 +367,13 @@ class AsyncClient(Managing, Batching, Jobs):
         self, claims: Claims, error: str, retry_in_ms: int | None = None, *, timeout_ms: int | None = None
     ) -> None:
         """Report a failed attempt: the tasks are due again later, or fail for good. Raises as `complete`."""
-        claims = _kept(claims)
+        claims = kept_claims(claims)
         items = items_of(claims, error, retry_in_ms)
         await self._holder.act("fail", claims, items, until=self._until(timeout_ms))
 
     async def release(self, claims: Claims, *, timeout_ms: int | None = None) -> None:
         """Give tasks back without counting an attempt. Raises as `complete` does."""
-        claims = _kept(claims)
+        claims = kept_claims(claims)
         await self._holder.act("release", claims, items_of(claims), until=self._until(timeout_ms))
 
     # transactions
@@ -475,16 +475,6 @@ def _only(ids: Sequence[bytes | str]) -> bytes | str:
 def _poll_ms(lease_ms: int) -> int:
     """For how long one request for claims waits: most of a lease is to be left when they come."""
     return max(POLL_MS_MIN, lease_ms // POLLS_PER_LEASE)
-
-
-def _kept(claims: Claims) -> Claims:
-    """An iterable that can be gone through more than once."""
-    if isinstance(claims, (Claim, ClaimBatch)):
-        return claims
-    kept = list(claims)
-    if not all(isinstance(claim, Claim) for claim in kept):
-        raise BadRequest("claims are what claim() gave, or Claim.of(id, token)", field="claims")
-    return kept
 
 
 def _wall_ms() -> int:

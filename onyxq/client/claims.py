@@ -15,7 +15,7 @@ from zlib import crc32
 
 import anyio
 
-from onyxq.errors import Corrupt
+from onyxq.errors import BadRequest, Corrupt
 from onyxq.facts import TaskRun, task_header, unpack_task
 from onyxq.ids import TaskId, Token, counter_of, with_counter
 
@@ -260,6 +260,16 @@ class Piece(NamedTuple):
     def item(self) -> list[Any]:
         """What every item of a request begins with: first id, count, token."""
         return [self.run.id_at(self.start), self.size, self.run.token]
+
+
+def kept_claims(claims: Claims) -> Claims:
+    """Claims that can be gone through more than once; raises `BadRequest` for what are none."""
+    if isinstance(claims, (Claim, ClaimBatch)):
+        return claims
+    kept = list(claims)
+    if not all(isinstance(claim, Claim) for claim in kept):
+        raise BadRequest("claims are what claim() gave, or Claim.of(id, token)", field="claims")
+    return kept
 
 
 def pieces_of(claims: Claims) -> list[Piece]:

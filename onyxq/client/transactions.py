@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from attrs import frozen
 
-from onyxq.client.claims import Claim, ClaimBatch, Claims
+from onyxq.client.claims import Claim, ClaimBatch, Claims, kept_claims
 from onyxq.client.enqueuing import Enqueuer, check_payloads, cut_with_ids
 from onyxq.client.holding import completion_items, items_of, merged
 from onyxq.client.policy import Policy, When
@@ -80,7 +80,7 @@ class Gathered:
     ) -> None:
         """Finish claimed tasks, with one result for all or one each."""
         self._open()
-        items = completion_items(_kept(claims), result, None if results is None else list(results))
+        items = completion_items(kept_claims(claims), result, None if results is None else list(results))
         self._complete += [[*item[:3], None, item[RESULTS]] for item in items]
 
     def update(self, claim: Claim, data: bytes) -> None:
@@ -93,7 +93,7 @@ class Gathered:
     def require(self, claims: Claims) -> None:
         """Happen only if these claims stand, and leave them as they are."""
         self._open()
-        self._require += items_of(_kept(claims))
+        self._require += items_of(kept_claims(claims))
 
     def enqueue(self, queue: str, payload: bytes, *, id: bytes | str | None = None, **options: Any) -> None:
         """Store a task; ``options`` are those of `AsyncClient.enqueue`. Nobody sees it before the commit."""
@@ -317,12 +317,3 @@ def stale_claims(error: StaleToken) -> list[tuple[bytes, int]]:
 
 def _singly(count: int) -> Iterable[tuple[int, int]]:
     return ((place, place + 1) for place in range(count))
-
-
-def _kept(claims: Claims) -> Claims:
-    if isinstance(claims, (Claim, ClaimBatch)):
-        return claims
-    kept = list(claims)
-    if not all(isinstance(claim, Claim) for claim in kept):
-        raise BadRequest("claims are what claim() gave, or Claim.of(id, token)", field="claims")
-    return kept
