@@ -9,7 +9,6 @@ disk; readers at the tail are handed records from memory.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import queue
 import struct
@@ -26,7 +25,8 @@ import trio
 from attrs import define, frozen
 
 from onyxq.entry import RECORD_BYTES_MAX
-from onyxq.errors import Conflict, Corrupt, LogUnavailable, TooLarge
+from onyxq.errors import Corrupt, LogUnavailable, TooLarge
+from onyxq.locking import lock_file
 from onyxq.log.interface import (
     SEGMENT_RECORDS,
     START,
@@ -49,6 +49,7 @@ RECENT_RECORDS_MAX = 10_000
 LOAD_RECORDS, LOAD_BYTES = 256, 4 << 20
 """What a reader that is behind takes from the disk at once."""
 TRIM_BATCH_RECORDS = 1_000
+IN_USE = "Only one process can have an embedded log open; use its address, another --data, or ZooKeeper."
 
 _NEXT, _ORIGIN, _ENDS = b"next", b"origin", b"ends"
 _HEAD = struct.Struct(">qI")
@@ -89,7 +90,7 @@ class EmbeddedBackend:
         self._path = Path(path)
         self._segment_records = segment_records
         self._path.mkdir(parents=True, exist_ok=True)
-        self._lock = _take_lock(self._path)
+        self._lock = lock_file(self._path / "lock", what=f"the log in {self._path}", hint=IN_USE)
         self._clock = clock or SteadyClock()  # a witness beside the writers' clocks
         try:
             # Sync on commit; no read-ahead: the log is read in order once, or from memory.
@@ -545,23 +546,6 @@ class EmbeddedSession:
     def _check(self) -> None:
         if self._lost.is_set():
             raise SessionLost("the session with the embedded log has ended")
-
-
-def _take_lock(path: Path) -> int:
-    """A file descriptor that holds the directory's lock; the kernel frees it with the process."""
-    descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        owner = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
-        os.close(descriptor)
-        raise Conflict(
-            f"the log in {path} is in use by process {owner}",
-            hint="Only one process can have an embedded log open; use its address, another --data, or ZooKeeper.",
-        ) from None
-    os.ftruncate(descriptor, 0)
-    os.write(descriptor, b"%d\n" % os.getpid())
-    return descriptor
 
 
 def _crc(position: int, ctime_ms: int, data: bytes) -> int:

@@ -14,7 +14,6 @@ transaction before the one being written, whose pages LMDB does not reuse.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import queue
@@ -29,7 +28,8 @@ from typing import Any, cast
 import lmdb
 import trio
 
-from onyxq.errors import Conflict, Corrupt, StoreFailed
+from onyxq.errors import Corrupt, StoreFailed
+from onyxq.locking import lock_file
 from onyxq.store.indexing import Applier, PreparedBatch, prepare_batch
 from onyxq.store.interface import Batch, Written
 from onyxq.store.purging import watermarks_in
@@ -46,6 +46,7 @@ GROUP_BYTES_MAX = 32 * 1024 * 1024
 RESERVE_BYTES_MAX = 64 * 1024 * 1024
 """At the map's limit this much (or a sixteenth of it) is left to batches that drop
 partitions: deleting needs room before it gives any."""
+IN_USE = "Stop that process, or give this one a data directory of its own."
 FORMAT = b"3"
 _FREED = "\0freed"
 
@@ -188,7 +189,7 @@ class LmdbStore(StoreReads):
         directory = Path(path)
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            lock = _lock(directory)
+            lock = lock_file(directory / "node.lock", what=f"the data directory {directory}", hint=IN_USE)
         except OSError as error:
             raise StoreFailed(f"the data directory {directory} cannot be used: {error}") from error
         env = None
@@ -433,23 +434,6 @@ def _wake(ticket: _Ticket, result: Written | StoreFailed) -> None:
 def _limit(map_bytes_max: int) -> int:
     """Map size up to which batches that drop nothing may go."""
     return map_bytes_max - min(RESERVE_BYTES_MAX, map_bytes_max // 16)
-
-
-def _lock(directory: Path) -> int:
-    """The descriptor that holds the directory's lock; raises `Conflict`."""
-    lock = os.open(directory / "node.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.read(lock, 32).decode(errors="replace").strip()
-        os.close(lock)
-        raise Conflict(
-            f"the data directory {directory} is in use by process {holder or 'unknown'}",
-            hint="Stop that process, or give this one a data directory of its own.",
-        ) from None
-    os.ftruncate(lock, 0)
-    os.write(lock, f"{os.getpid()}\n".encode())
-    return lock
 
 
 def _check_format(env: lmdb.Environment, directory: Path) -> None:
