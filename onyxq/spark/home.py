@@ -148,6 +148,15 @@ def _make(path: Path, installed: Path) -> None:
         shutil.rmtree(part)
         if not path.is_dir():
             raise
+    _forget(path.parent)
+
+
+def _forget(folder: Path) -> None:
+    """Remove the homes of installations that are gone, as those of environments that were thrown away."""
+    for home in folder.iterdir():
+        jars = home / "jars"
+        if jars.is_symlink() and not jars.exists():
+            shutil.rmtree(home, ignore_errors=True)
 
 
 def _fill(part: Path, installed: Path) -> None:

@@ -27,6 +27,17 @@ def test_a_home_has_the_installed_programs_and_no_zip(tmp_path: Path) -> None:
     assert [path.name for path in found.path.parent.iterdir()] == [found.path.name]
 
 
+def test_homes_of_what_is_gone_go_when_one_is_made(tmp_path: Path) -> None:
+    """Those of thrown away environments do; those of others that are installed stay, and so do other files."""
+    folder = tmp_path / "onyxq" / "spark"
+    for name, jars in (("gone", tmp_path / "nowhere"), ("other", tmp_path), ("strange", None)):
+        (folder / name).mkdir(parents=True)
+        if jars is not None:
+            (folder / name / "jars").symlink_to(jars)
+    found = home.find_home({"XDG_CACHE_HOME": str(tmp_path)})
+    assert {path.name for path in folder.iterdir()} == {"other", "strange", found.path.name}
+
+
 def test_a_home_of_the_users_own_is_used_as_it_is(tmp_path: Path) -> None:
     """Without an archive, which belongs to the installed jars."""
     found = home.find_home({"SPARK_HOME": str(tmp_path)})
