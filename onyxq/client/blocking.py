@@ -60,10 +60,13 @@ class Client:
         self._stack = ExitStack()
         self._under_way: set[CancelScope] = set()
         """One for each call of a thread."""
+        self._closing = False
+        """Known to the background thread: a call that comes to it now comes too late."""
 
     def open(self) -> Client:
         """Start the background thread; ``with`` does it by itself."""
         if self._portal is None:
+            self._closing = False
             try:
                 self._portal = self._started()
                 self._stack.enter_context(self._portal.wrap_async_context_manager(self._entered()))
@@ -106,6 +109,7 @@ class Client:
         self._stack.close()
 
     def _end_calls(self) -> None:
+        self._closing = True
         for scope in self._under_way:
             scope.cancel()
 
@@ -122,6 +126,8 @@ class Client:
         raise _not_open()
 
     async def _until_closed(self, call: Callable[[], Coroutine[Any, Any, R]]) -> R:
+        if self._closing:
+            raise _not_open()
         with CancelScope() as scope:
             self._under_way.add(scope)
             try:

@@ -69,6 +69,16 @@ def test_calls_of_other_threads_end_when_it_is_closed() -> None:
         client.call("count", {})
 
 
+def test_a_call_that_comes_while_it_is_closed_is_too_late() -> None:
+    """Those that wait were told already: this one would be told by nobody."""
+    with running() as cluster, Client(cluster.addresses[0]) as client:
+        portal = client._portal
+        assert portal is not None
+        portal.call(client._end_calls)
+        with pytest.raises(Unavailable, match="not open"):
+            client.claim(["none"], wait_ms=60_000)
+
+
 def test_an_interrupt_while_a_client_is_opened_ends_it() -> None:
     """The background thread is about to begin: it is ended, and waited for no longer than that takes."""
     command = [sys.executable, "-c", INTERRUPTED]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ TOGETHER = 2_000
 THREADS = 8
 REQUESTS = 5
 """Of one program."""
+CLOSED_S = 20
+"""Half a minute is what a call that nobody answers would wait for."""
 GROUPS = ("map", "reduce/1")
 
 
@@ -71,7 +74,9 @@ class Programs:
         while close and self.requests.marks < half and any(thread.is_alive() for thread in threads):
             opened.call("taskstore.groups", {})
         if close:
+            began = time.monotonic()
             opened.close()
+            assert time.monotonic() - began < CLOSED_S, "nobody is waited for"
         for thread in threads:
             thread.join()
 
