@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from attrs import frozen
 
 from onyxq.errors import BadRequest
+from onyxq.numbers import whole
 
 TEXT_CHARACTERS_MAX = 200
 NEVER_MS = (1 << 62) - 1
@@ -165,11 +166,12 @@ def _field(text: str, name: str, low: int, high: int, names: Sequence[str]) -> t
 def _number(text: str, name: str, low: int, high: int, names: Sequence[str]) -> int:
     if text in names:
         return names.index(text) + low
-    if not text.isdecimal() or not low <= int(text[:9]) <= high:
+    number = whole(text)
+    if number is None or not low <= number <= high:
         raise _wrong(
             f"{text[:40]!r} is no {name}: {low} to {high}" + (f" or {names[0]} to {names[-1]}" if names else "")
         )
-    return int(text)
+    return number
 
 
 # --- times -----------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from onyxq.access.credentials import ZookeeperCredentials
 from onyxq.cli.output import Output
 from onyxq.config import Config
 from onyxq.errors import BadRequest
+from onyxq.numbers import whole
 
 if TYPE_CHECKING:
     from onyxq.access.certificates import Certificates
@@ -107,8 +108,9 @@ def milliseconds(text: str, *, field: str) -> int:
 
 def moment(text: str, *, field: str) -> int:
     """Milliseconds since the epoch of an ISO 8601 time (local unless it has a zone) or of such a number."""
-    if text.isdigit():
-        return int(text)
+    number = whole(text)
+    if number is not None:
+        return number
     try:
         return round(datetime.fromisoformat(text).timestamp() * 1000)
     except ValueError:

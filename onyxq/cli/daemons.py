@@ -24,6 +24,7 @@ from onyxq.cli import logs
 from onyxq.cli.context import Context
 from onyxq.cli.supervisor import READY, STOPPING, Supervisor
 from onyxq.errors import BadRequest, first_cause
+from onyxq.wire.tcp import split_address
 
 if TYPE_CHECKING:
     import trio
@@ -290,9 +291,7 @@ def run_in_trio(body: Callable[[], Awaitable[None]]) -> None:
 def _address(context: Context, name: str) -> str:
     """A ``HOST:PORT`` setting; raises `BadRequest`."""
     value = context.text(name)
-    host, _, port = value.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise BadRequest(f"{name} must be HOST:PORT, not {value!r}", field=name)
+    split_address(value, field=name)
     return value
 
 

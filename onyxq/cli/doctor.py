@@ -26,13 +26,15 @@ from attrs import asdict, frozen
 from onyxq import __version__
 from onyxq.cli.context import Context
 from onyxq.client import Client
-from onyxq.errors import Incomplete, OnyxqError
+from onyxq.errors import BadRequest, Incomplete, OnyxqError
+from onyxq.wire.tcp import split_address
 
 OK, WARNING, FAILED = "ok", "warning", "failed"
 CONNECT_TIMEOUT_S = 2.0
 ASK_TIMEOUT_MS = 5_000
 JAVA_TIMEOUT_S = 20
 JAVA_MIN = 17
+
 ZOOKEEPER_MIN = (3, 6)
 FREE_WARNING, FREE_FAILED = 0.15, 0.05
 """Parts of the disk that are free."""
@@ -168,8 +170,10 @@ def credentials(context: Context) -> Iterator[Finding]:
 
 
 def _split(address: str) -> tuple[str, int] | None:
-    host, _, port = address.rpartition(":")
-    return (host.strip("[]"), int(port)) if host and port.isdigit() and int(port) < 65_536 else None
+    try:
+        return split_address(address)
+    except BadRequest:
+        return None
 
 
 def _answers(address: tuple[str, int]) -> bool:

@@ -10,6 +10,7 @@ from onyxq import queues
 from onyxq.cli.context import Context, is_duration, milliseconds
 from onyxq.config import did_you_mean
 from onyxq.errors import BadRequest, NotFound
+from onyxq.numbers import whole
 
 STATES = ("total", "ready", "claimed", "scheduled", "waiting", "completed", "failed", "cancelled")
 NONE = ("none", "null", "forever")
@@ -78,7 +79,7 @@ def _flag(name: str, value: str) -> bool:
 def _number(name: str, value: str) -> int | float | None:
     if name == "retries" and value in NONE:
         return None
-    if name.endswith("_ms") and not value.isdigit() and is_duration(value):
+    if name.endswith("_ms") and whole(value) is None and is_duration(value):
         return milliseconds(value, field=name)
     try:
         return int(value) if name not in ("rate", "key_rate") else _plain(float(value.removesuffix("/s")))

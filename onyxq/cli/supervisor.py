@@ -15,6 +15,8 @@ from contextlib import suppress
 import trio
 from attrs import frozen
 
+from onyxq.numbers import whole
+
 READY, STOPPING, ALIVE = "READY=1", "STOPPING=1", "WATCHDOG=1"
 
 
@@ -32,9 +34,8 @@ class Supervisor:
         """As systemd names itself; what is meant for another process counts for nothing."""
         address = environment.get("NOTIFY_SOCKET", "")
         mine = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
-        limit = environment.get("WATCHDOG_USEC", "")
-        watched = mine and limit.isdigit()
-        return Supervisor(address if address[:1] in ("/", "@") else "", int(limit) / 1e6 if watched else 0.0)
+        limit = whole(environment.get("WATCHDOG_USEC", "")) or 0
+        return Supervisor(address if address[:1] in ("/", "@") else "", limit / 1e6 if mine else 0.0)
 
     def tell(self, *states: str) -> None:
         """Say something; a supervisor that cannot be reached is no reason to stop."""

@@ -16,6 +16,7 @@ from onyxq.cli.output import cell
 from onyxq.errors import BadRequest, NotFound, OnyxqError, from_map
 from onyxq.facts import pack_task, partition_of_keys, unpack_task
 from onyxq.ids import TaskId, counter_of, make_id, ms_of, partition_of, with_counter
+from onyxq.numbers import whole
 
 if TYPE_CHECKING:
     from onyxq.client import Client
@@ -94,14 +95,15 @@ def _header(context: Context) -> tuple[dict[str, Any], bytes]:
 def _retries(text: str) -> int | None:
     if text in ("none", "forever"):
         return None
-    if not text.isdigit():
+    number = whole(text)
+    if number is None:
         raise BadRequest(f"retries is a number, or none for no limit, not {text!r}", field="retries")
-    return int(text)
+    return number
 
 
 def _expires_ms(text: str, now_ms: int) -> int:
     """A time, or so much from now."""
-    if is_duration(text) and not text.isdigit():
+    if is_duration(text) and whole(text) is None:
         return now_ms + milliseconds(text, field="expires")
     return moment(text, field="expires")
 

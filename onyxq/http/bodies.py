@@ -12,6 +12,7 @@ from starlette.types import Receive
 
 from onyxq.errors import BadRequest, Overloaded, TooLarge
 from onyxq.http.problems import BodyTooSlow, UnsupportedMedia
+from onyxq.numbers import whole
 
 BODY_BYTES_MAX = 16 * 1024 * 1024
 BODIES_BYTES_MAX = 64 * 1024 * 1024
@@ -110,8 +111,8 @@ class Body:
 
 
 def _length(headers: Mapping[str, str]) -> int:
-    text = headers.get("content-length", "0")
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else BODY_BYTES_MAX + 1
+    length = whole(headers.get("content-length", "0"))
+    return BODY_BYTES_MAX + 1 if length is None else length
 
 
 def _too_large(what: str) -> TooLarge:

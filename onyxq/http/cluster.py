@@ -15,6 +15,7 @@ from onyxq.http.schemas import ref
 from onyxq.http.shapes import NOTHING, Boolean, Field, Integer, Object
 from onyxq.http.values import answer, plain
 from onyxq.metrics import CONTENT_TYPE
+from onyxq.numbers import whole
 
 HTML = "text/html"
 LOG_PAGE_MAX = 1_000
@@ -62,10 +63,10 @@ async def post_leave(call: Call) -> Response:
 
 async def post_force(call: Call) -> Response:
     """Have a partition go on without the lost majority of its nodes."""
-    number = call.path["partition"]
-    if not number.isdigit() or len(number) > 5:
+    number = whole(call.path["partition"])
+    if number is None or number >= 1 << 16:
         raise NotFound("there is no such partition", field="partition")
-    return answer(await call.ask("partition.force", partition=int(number), by="HTTP"))
+    return answer(await call.ask("partition.force", partition=number, by="HTTP"))
 
 
 async def get_live(call: Call) -> Response:

@@ -22,9 +22,10 @@ from hypercorn.utils import wrap_app
 from starlette.types import ASGIApp
 from trio.abc import HalfCloseableStream
 
-from onyxq.errors import BadRequest, Unavailable
+from onyxq.errors import Unavailable
 from onyxq.http.app import App
 from onyxq.http.problems import RETRY_AFTER_S
+from onyxq.wire.tcp import split_address
 
 HEADER_BYTES_MAX = 32 * 1024
 IDLE_TIME_MAX_S = 15.0
@@ -86,18 +87,9 @@ class BoundedStream(HalfCloseableStream):
         await self._stream.aclose()
 
 
-def parse_address(address: str) -> tuple[str, int]:
-    """Host and port of ``HOST:PORT`` or ``[HOST]:PORT``; raises `BadRequest`."""
-    host, colon, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
-        raise BadRequest(f"{address!r} is no HOST:PORT", field="http")
-    return host, int(port)
-
-
 async def listen(address: str) -> trio.SocketListener:
     """A listening socket at ``HOST:PORT`` (port 0: a free one); raises `Unavailable`."""
-    host, port = parse_address(address)
+    host, port = split_address(address, field="http")
     try:
         found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, place = found[0]

@@ -138,7 +138,7 @@ def explained(failure: Failure) -> Response:
     if given and failure.method == "POST":
         response.headers.update(location(given))
     elif path != PATH and failure.method in ("PUT", "DELETE"):
-        response.headers["location"] = path if path.isascii() else quote(path)
+        response.headers.update(location(path.removeprefix(f"{PATH}/")))
     return response
 
 

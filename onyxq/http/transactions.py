@@ -23,6 +23,7 @@ from onyxq.http.shapes import AnyValue, Array, Base64, Field, HexId, Integer, In
 from onyxq.http.tasks import NEW_TASK
 from onyxq.http.values import answer, payload_of
 from onyxq.ids import Run, make_id, partition_of
+from onyxq.numbers import whole
 
 ITEMS_MAX = 1_000
 NAME_CHARACTERS_MAX = 200
@@ -155,10 +156,11 @@ def _renamed(place: str | None, groups: Sequence[Group]) -> str | None:
     if place in ("name", None):
         return KEY if place == "name" else None
     head, bracket, rest = place.partition("[")
-    number, _, tail = rest.partition("]")
-    if head != "enqueue" or not bracket or not number.isdigit() or int(number) >= len(groups):
+    digits, _, tail = rest.partition("]")
+    number = whole(digits)
+    if head != "enqueue" or not bracket or number is None or number >= len(groups):
         return place
-    return f"enqueue[{groups[int(number)].start}]{tail}"
+    return f"enqueue[{groups[number].start}]{tail}"
 
 
 def _stale(task_id: bytes, token: int, code: str, detail: str) -> dict[str, Any]:

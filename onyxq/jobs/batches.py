@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from onyxq.jobs.lifetime import UNKNOWN, absence, is_id
+from onyxq.numbers import whole
 from onyxq.replica import Replica
 
 
@@ -26,10 +27,10 @@ def share_of(name: str) -> Share | None:
     parts = name.split("/", 4)
     if len(parts) != 5 or parts[0] != "job" or not is_id(parts[1]):
         return None
-    version, batch = parts[2:4]
-    if not all(one.isascii() and one.isdigit() for one in (version, batch)):
+    version, batch = whole(parts[2]), whole(parts[3])
+    if version is None or batch is None:
         return None
-    return Share(parts[1], int(version), int(batch))
+    return Share(parts[1], version, batch)
 
 
 def is_void(replica: Replica, name: str) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple
 
 from onyxq.ids import TaskId, id_at
+from onyxq.numbers import whole
 from onyxq.replica import HELD_MS, Replica
 
 LEASE_MS = 60_000
@@ -47,8 +48,8 @@ def held(replica: Replica, jobs: Container[str]) -> dict[str, list[Held]]:
             for offset, count, token, worker, deadline_ms in pieces:
                 if worker[:4] == "job/" and deadline_ms != HELD_MS:
                     _, job, version = worker.split("/", 2) if worker.count("/") == 2 else ("", "", "")
-                    if job in jobs and version.isdigit():
-                        one = Held(int(version), id_at(stretch, offset), count, token, deadline_ms)
+                    if job in jobs and (number_of := whole(version)) is not None:
+                        one = Held(number_of, id_at(stretch, offset), count, token, deadline_ms)
                         found.setdefault(job, []).append(one)
     return found
 

@@ -13,6 +13,7 @@ from anyio.abc import ByteStream, SocketAttribute, SocketListener, SocketStream,
 from anyio.streams.tls import TLSStream
 
 from onyxq.errors import BadRequest, Unavailable
+from onyxq.numbers import whole
 from onyxq.wire.bounds import connections_max
 
 BACKLOG = 1024
@@ -26,12 +27,13 @@ log = logging.getLogger(__name__)
 Handler = Callable[[ByteStream], Awaitable[None]]
 
 
-def split_address(address: str) -> tuple[str, int]:
-    """Host and port of ``HOST:PORT`` or ``[IPV6]:PORT``; raises `BadRequest`."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise BadRequest(f"{address!r} is not HOST:PORT", field="address")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+def split_address(address: str, *, field: str = "address") -> tuple[str, int]:
+    """Host and port of ``HOST:PORT`` or ``[IPV6]:PORT``; raises `BadRequest` that names ``field``."""
+    host, _, digits = address.rpartition(":")
+    host, port = host.removeprefix("[").removesuffix("]"), whole(digits)
+    if not host or port is None or port >= 1 << 16:
+        raise BadRequest(f"{field} must be HOST:PORT, not {address!r}", field=field)
+    return host, port
 
 
 def join_address(host: str, port: int) -> str:

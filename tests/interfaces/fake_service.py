@@ -234,6 +234,8 @@ def partitions_of(args: dict[str, Any]) -> list[int]:
 
 
 Scenario = Callable[[FakeCluster, SimulatedNetwork], Any]
+SCENARIO_S = 1_000_000.0
+"""A scenario that waits so long waits for what never comes."""
 
 
 def play(scenario: Scenario, *, backend: str = "trio", network: SimulatedNetwork | None = None) -> None:
@@ -241,9 +243,10 @@ def play(scenario: Scenario, *, backend: str = "trio", network: SimulatedNetwork
 
     async def main() -> None:
         world = network or SimulatedNetwork()
-        async with anyio.create_task_group() as group:
-            await scenario(FakeCluster(group), world)
-            group.cancel_scope.cancel()
+        with anyio.fail_after(SCENARIO_S):  # without any deadline a clock that jumps would stand still for ever
+            async with anyio.create_task_group() as group:
+                await scenario(FakeCluster(group), world)
+                group.cancel_scope.cancel()
 
     if backend == "trio":
         trio.run(main, clock=MockClock(autojump_threshold=0))

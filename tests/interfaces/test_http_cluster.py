@@ -77,6 +77,16 @@ async def test_livez_asks_nobody() -> None:
 
 
 @on_trio
+async def test_a_partition_is_named_by_its_number() -> None:
+    """By digits as programs write them; anything else is the name of none."""
+    async with world() as (service, client):
+        for name in ("²", "１", "-1", "+1", "1.0", "x", "65536", "9" * 200):
+            answer = await client.post(f"/v1/partitions/{quote(name)}/force", json={})
+            check_problem(answer, 404, code="not_found", field="partition")
+        assert service.calls == []
+
+
+@on_trio
 async def test_readyz_gives_reasons() -> None:
     """200 with the lag, or 503 with why not."""
     async with world() as (service, client):

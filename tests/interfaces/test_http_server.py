@@ -14,7 +14,8 @@ import trio
 
 from onyxq.errors import BadRequest, Unavailable
 from onyxq.http import server
-from onyxq.http.server import parse_address, serve_http
+from onyxq.http.server import serve_http
+from onyxq.wire.tcp import split_address
 from tests.interfaces.http_world import FakeService, app_of, check_problem, on_trio
 
 PATIENCE_S = 60.0
@@ -33,7 +34,7 @@ async def serving(service: FakeService) -> AsyncIterator[tuple[str, trio.Event]]
 
 async def connected(address: str) -> trio.SocketStream:
     """A plain connection to the server."""
-    host, port = parse_address(address)
+    host, port = split_address(address)
     return await trio.open_tcp_stream(host, port)
 
 
@@ -155,7 +156,7 @@ async def test_a_stop_answers_waiting_clients_and_frees_the_port() -> None:
         await polling.aclose()
     with socket.socket() as free:
         free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        free.bind(parse_address(address))
+        free.bind(split_address(address))
 
 
 @on_trio
@@ -244,9 +245,9 @@ async def test_an_address_in_use_is_a_clear_error() -> None:
 def test_a_malformed_address_is_refused(address: str) -> None:
     """HOST:PORT is needed."""
     with pytest.raises(BadRequest):
-        parse_address(address)
+        split_address(address)
 
 
 def test_addresses_of_ipv6_are_in_brackets() -> None:
     """As in URLs."""
-    assert parse_address("[::1]:7480") == ("::1", 7480)
+    assert split_address("[::1]:7480") == ("::1", 7480)

@@ -14,9 +14,9 @@ import trustme
 from anyio.abc import ByteStream
 
 from onyxq.http import server
-from onyxq.http.server import parse_address, serve_http
+from onyxq.http.server import serve_http
 from onyxq.wire import tcp
-from onyxq.wire.tcp import TcpNetwork
+from onyxq.wire.tcp import TcpNetwork, split_address
 from tests.interfaces.http_world import FakeService, app_of, on_trio
 
 PATIENCE_S = 60.0
@@ -70,7 +70,7 @@ PORTS = pytest.mark.parametrize("port", [http_port, wire_port])
 
 async def connected(address: str) -> trio.SocketStream:
     """A connection that says nothing of itself."""
-    return await trio.open_tcp_stream(*parse_address(address))
+    return await trio.open_tcp_stream(*split_address(address))
 
 
 async def ended(stream: trio.SocketStream) -> bool:

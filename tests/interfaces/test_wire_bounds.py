@@ -171,8 +171,10 @@ def test_clients_are_bounded_and_peers_are_not() -> None:
     bounds = Bounds(clients=2)
 
     async def body(opened: Open) -> None:
-        first, second, third = await opened(), await opened(), await opened()
+        first, second = await opened(), await opened()
         assert (await first.said())[0][0] == (await second.said())[0][0] == "onyxq"
+        assert await first.answer(1) == await second.answer(1) == [1, 0, {"a": 1}]
+        third = await opened()
         assert (await third.said(2))[1][2]["code"] == "overloaded"
         peer = await opened(PEER)
         await peer.said()

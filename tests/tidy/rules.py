@@ -41,6 +41,7 @@ PURE = (
             "purity",
             "remembering",
             "queues",
+            "numbers",
             "transactions",
             "jobs/allocation",
             "jobs/batches",

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -118,6 +119,16 @@ def test_ids_may_be_any_text(http: httpx.Client, timer: str) -> None:
     assert answer.status_code == 201, answer.text
     assert http.get(answer.headers["location"]).json()["id"] == timer
     assert http.delete(answer.headers["location"]).status_code == 202
+
+
+@pytest.mark.parametrize("timer", ["R\x0c\x1b\x7f", "a\r\nx-made-up: 1", "grüße/☕", "50%", "\x00"])
+def test_an_error_names_any_id_escaped(http: httpx.Client, timer: str) -> None:
+    """No id ends a header, or the connection."""
+    path = f"/timer/{quote(timer, safe='')}"
+    for answer in (http.delete(path), http.put(path, json={"timeout": LATER_MS, "callback": NOWHERE})):
+        check_reason(answer, 404 if timer.isprintable() else 400, "timer" if not timer.isprintable() else "")
+        assert answer.headers["location"] == path
+        assert "x-made-up" not in answer.headers
 
 
 BAD_BODIES: list[tuple[str, Any]] = [

@@ -1,0 +1,30 @@
+"""What jobs hold: known by the names of workers, which anybody may choose."""
+
+from __future__ import annotations
+
+import pytest
+from pyrsistent import pmap
+
+from onyxq.ids import make_id, stretch_of
+from onyxq.jobs.holding import held, worker_name
+from onyxq.replica import Replica
+
+STRETCH = stretch_of(make_id(1_000, 3, 7, 0))
+
+
+def claimed_by(worker: str) -> Replica:
+    """A replica in which a worker has one claim, of ten tasks."""
+    pieces = ((5, 10, 77, worker, 9_000),)
+    return Replica(claims=pmap({3: pmap({STRETCH: pieces})}))
+
+
+def test_what_a_job_claimed_is_found_by_its_name() -> None:
+    """With the version that claimed it."""
+    (one,) = held(claimed_by(worker_name("j", 4)), {"j"})["j"]
+    assert (one.version, one.count, one.token, one.deadline_ms) == (4, 10, 77, 9_000)
+
+
+@pytest.mark.parametrize("version", ["²", "１", "", "-1", "x", "4/4", "9" * 5_000])
+def test_workers_with_the_name_of_a_job_hold_nothing_for_it(version: str) -> None:
+    """Every peer looks at them with every change: one that it could not read would end it."""
+    assert held(claimed_by(f"job/j/{version}"), {"j"}) == {}
