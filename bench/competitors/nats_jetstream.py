@@ -35,6 +35,8 @@ class JetStreamLane:
         self._stream = stream
         self._subject = subject
         self._subscription = subscription
+        self._more: list[Any] = []
+        """What a fetch gave beyond what was asked for: a server may answer one that was given up."""
 
     async def enqueue(self, payloads: Sequence[bytes]) -> None:
         """Publish all at once and wait for every acknowledgement."""
@@ -47,10 +49,12 @@ class JetStreamLane:
         """One fetch."""
         from nats.errors import TimeoutError as NothingCame
 
+        messages = self._more
         try:
-            messages = await self._subscription.fetch(count, timeout=max(0.05, wait_s))
+            messages = messages or await self._subscription.fetch(count, timeout=max(0.05, wait_s))
         except NothingCame:
-            messages = []
+            pass
+        messages, self._more = messages[:count], messages[count:]
         return Batch([message.data for message in messages], messages)
 
     async def complete(self, receipt: Any) -> None:

@@ -1,0 +1,310 @@
+"""The page of figures, made from the documents that the benchmarks printed.
+
+    python -m bench.page > docs/performance.rst
+
+Reads every document in ``bench/figures`` as it was printed; nothing on the page is written by hand
+but the sentences around the tables.  A figure that misses its goal is marked, a measurement that
+failed or was left out says why.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from attrs import frozen
+
+FIGURES = Path(__file__).parent / "figures"
+MISSED = "**missed**"
+REACHED = "reached"
+
+Map: TypeAlias = Mapping[str, Any]
+Rows: TypeAlias = Iterable[Sequence[str]]
+
+INTRO = """
+Figures
+=======
+
+What the programs in ``bench/`` measured. This page is printed by ``python -m bench.page`` from the documents in
+``bench/figures``, which are what those programs printed; `bench/README.rst <../bench/README.rst>`_ says what each
+measures and how. Servers, peers and clients share the machine that is named: a system of three servers pays for all
+three on it, so figures of one column compare, and none of them is what several machines would do.
+
+Each figure is the median of as many measurements as the document's settings say (mostly three); where a span
+follows, it is the lowest and the highest of them.
+"""
+
+
+@frozen
+class Section:
+    """What the page has of one benchmark."""
+
+    benchmark: str
+    title: str
+    command: str
+    text: str
+    tables: Callable[[Map], Iterator[str]]
+
+
+def page(documents: Mapping[str, Map]) -> str:
+    """The whole page; ``documents`` by benchmark."""
+    parts = [INTRO.strip()]
+    for section in SECTIONS:
+        document = documents[section.benchmark]
+        about = f"``{section.command}`` on {_machine(document['machine'])}."
+        tables = "\n\n".join(section.tables(document))
+        parts += [f"{section.title}\n{'-' * len(section.title)}", section.text.strip(), about, tables]
+    return "\n\n".join(parts) + "\n"
+
+
+def stored() -> dict[str, Map]:
+    """The documents that are kept, by benchmark; of two of one benchmark, the later by name has what both measured."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted(FIGURES.glob("*.json")):
+        document = json.loads(path.read_text("utf-8"))
+        known = found.setdefault(document["benchmark"], document)
+        if "systems" in known:
+            known["systems"] = {**known["systems"], **document["systems"]}
+    return dict(found)
+
+
+# --- pieces
+
+
+def _machine(said: Map) -> str:
+    return f"{said['cores']} cores ({said['processor']}), {said['memory_mib'] / 1024:.0f} GiB, Python {said['python']}"
+
+
+def _table(head: Sequence[str], rows: Rows) -> str:
+    """A simple table; its first column must not be empty."""
+    cells = [list(head), *([cell or "\\ " for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    rule = "  ".join("=" * width for width in widths)
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    return "\n".join([rule, lines[0], rule, *lines[1:], rule])
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _ms(value: float) -> str:
+    return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.2f}"
+
+
+def _goal(reached: bool) -> str:
+    return REACHED if reached else MISSED
+
+
+def _said(found: Map, *names: str, shown: Callable[[float], str] = _count) -> list[str]:
+    """So many cells of one measurement, the first with its span; why there are none, in the first."""
+    for why in ("error", "skipped"):
+        if why in found:
+            return [f"{why}: {found[why]}", *[""] * (len(names) - 1)]
+    cells = [shown(found[name]) for name in names]
+    span = found.get("spread", {}).get(names[0])
+    if span:
+        cells[0] += f" ({shown(span[0])} to {shown(span[1])})"
+    return cells
+
+
+# --- tables
+
+
+def _lifecycle(document: Map) -> Iterator[str]:
+    modes = document["settings"]["modes"].split(",")
+    rows = []
+    for name, found in document["systems"].items():
+        cells = (_said(found["modes"][mode], "tasks_per_second") if "modes" in found else [""] for mode in modes)
+        rows.append([f"``{name}``", *(cell for [cell] in cells)])
+    yield _table(["tasks per second", *(f"``{mode}``" for mode in modes)], rows)
+
+
+def _latency(document: Map) -> Iterator[str]:
+    names = ("p50_ms", "p99_ms", "max_ms")
+    rows = [[f"``{name}``", *_said(found, *names, shown=_ms)] for name, found in document["systems"].items()]
+    yield _table(["from enqueue to handler", "median", "99 %", "slowest"], rows)
+
+
+def _transactions(document: Map) -> Iterator[str]:
+    rows = [
+        [f"``{name}``", lanes, *_said(one, "per_second"), *_said(one, "p50_ms", "p99_ms", shown=_ms)]
+        for name, found in document["systems"].items()
+        for lanes, one in found["modes"]["one part"].items()
+    ]
+    yield _table(["system", "in flight", "transactions per second", "median", "99 %"], rows)
+
+
+def _taskstore(document: Map) -> Iterator[str]:
+    rows = [
+        [f"``{name}``", kind, f"``{mode}``", *_said(one, "per_second"), *_said(one, "p50_ms", "p99_ms", shown=_ms)]
+        for name, found in document["systems"].items()
+        for kind in ("updates", "claims")
+        for mode, one in found.get(kind, {}).items()
+    ]
+    yield _table(["system", "calls", "mode", "tasks per second", "median", "99 %"], rows)
+
+
+def _ordering(document: Map) -> Iterator[str]:
+    poison = document["poison"]
+    yield f"Drained: {_said(document['throughput'], 'tasks_per_second')[0]} tasks per second through all keys."
+    rows = [
+        [title, *_said(poison[name], "p50_ms", "p99_ms", "max_ms", shown=_ms)]
+        for name, title in (("without", "without a stuck key"), ("with", "with one"))
+    ]
+    yield _table(["lateness of the other keys", "median", "99 %", "slowest"], rows)
+    yield (
+        f"99 %, with a stuck key beside without: {_ratio(poison['p99_ratio'])} times; goal at most "
+        f"{poison['goal_p99_ratio']}: {_goal(poison['reached'])}."
+    )
+
+
+def _timers(document: Map) -> Iterator[str]:
+    rows = []
+    for name, found in document["modes"].items():
+        wanted = ("p50_ms", "p99_ms", "max_ms")
+        goals = [
+            f"{title} {_ms(found[goal])}: {_goal(found[name] <= found[goal])}"
+            for title, name, goal in (
+                ("median", "p50_ms", "goal_p50_ms"),
+                ("99 %", "p99_ms", "goal_p99_ms"),
+                ("slowest", "max_ms", "goal_max_ms"),
+            )
+            if goal in found
+        ]
+        rows.append([name, *_said(found, *wanted, shown=_ms), "; ".join(goals)])
+    yield _table(["lateness", "median", "99 %", "slowest", "goals"], rows)
+
+
+def _sync(document: Map) -> Iterator[str]:
+    rows = [
+        [title, _count(one["tasks_per_s"]), f"{one['mb_per_s']:.3g} MB/s", f"{one['seconds']:.1f} s"]
+        for title, one in (("idle", document["idle"]), ("under load", document["loaded"]))
+    ]
+    yield _table(["a wiped node is filled", "tasks per second", "data", "in"], rows)
+    yield (
+        f"Meanwhile clients did {100 * document['load_kept']:.0f} % of what they did before; goal at least "
+        f"{100 * document['goal_load_kept']:.0f} %: {_goal(document['reached'])}."
+    )
+
+
+def _backlog(document: Map) -> Iterator[str]:
+    goals = document["settings"]["goals"]
+    for name, found in document["systems"].items():
+        yield f"``{name}``:"
+        small, large = found["small"], found["large"]
+        rows = [
+            [
+                kind,
+                _ms(small["claims"][kind]["p99_ms"]),
+                _ms(large["claims"][kind]["p99_ms"]),
+                _ratio(ratio["p99_ms"]),
+                _goal(ratio["p99_ms"] <= goals["claim_p99_ratio"]),
+            ]
+            for kind, ratio in found["claim_ratio"].items()
+        ]
+        few, many = _count(document["settings"]["small"]), _count(document["settings"]["tasks"])
+        head = ["claims, 99 %", f"{few} tasks", f"{many} tasks", "ratio", f"at most {goals['claim_p99_ratio']}"]
+        yield _table(head, rows)
+        yield _table(["measured with " + many + " tasks", "figure", "goal"], _of_backlog(found, goals))
+
+
+def _of_backlog(found: Map, goals: Map) -> Iterator[Sequence[str]]:
+    own = max(found["large"]["memory_mib_after"]["own"])
+    yield "memory of a peer beyond the map", f"{own:.0f} MiB", _within(own, goals["own_mib"], "MiB")
+    lists = found["large"]["lists"]
+    yield "counts of all queues", _ms(lists["count"]["p50_ms"]), ""
+    yield "a page of 100 tasks", _ms(lists["page"]["p50_ms"]), ""
+    restart = found["restart"]
+    if "one_s" in restart:
+        one_s = restart["one_s"]
+        yield "a killed peer serves again after", f"{one_s} s", _within(one_s, goals["restart_s"], "s")
+    yield "all peers killed: first claim after", f"{restart['first_claim_s']} s", ""
+    if "tasks_per_s" in found.get("scrub", {}):
+        yield "stores are looked through at", f"{_count(found['scrub']['tasks_per_s'])} tasks/s", ""
+    if "refill" in found:
+        refill = found["refill"]
+        yield "a wiped node is filled in", f"{refill['idle']['seconds']:.1f} s", ""
+        yield "the same under load in", f"{refill['loaded']['seconds']:.1f} s", ""
+        kept = f"at least {100 * goals['load_kept']:.0f} %: {_goal(refill['load_kept'] >= goals['load_kept'])}"
+        yield "what clients keep of their speed meanwhile", f"{100 * refill['load_kept']:.0f} %", kept
+
+
+def _within(value: float, most: float, unit: str) -> str:
+    return f"at most {most} {unit}: {_goal(value <= most)}"
+
+
+SECTIONS = (
+    Section(
+        "lifecycle",
+        "Enqueue, claim, complete",
+        "python -m bench.lifecycle",
+        "How many tasks a second go through all three. ``1x64``: singly, with 64 in flight; ``100x4`` and ``1000x4``: "
+        "in batches, by four\nlanes. Every system that can, syncs every write; only OnyxQ with three peers and "
+        "JetStream keep three copies, and\nJetStream does not sync them.",
+        _lifecycle,
+    ),
+    Section(
+        "latency",
+        "From enqueue to the handler",
+        "python -m bench.latency",
+        "100 tasks a second, eight workers that wait.",
+        _latency,
+    ),
+    Section(
+        "transactions",
+        "Transactions",
+        "python -m bench.transactions",
+        "Each completes a claimed task and enqueues another. The goal is 1,000 a second, with many in flight.",
+        _transactions,
+    ),
+    Section(
+        "taskstore",
+        "The task store",
+        "python -m bench.taskstore",
+        "``BATCHxLANES``: one request changes, or claims, so many tasks atomically, with so many requests in flight. "
+        "The goal is\n2,000 updates a second, batched.",
+        _taskstore,
+    ),
+    Section(
+        "timers",
+        "Timers",
+        "python -m bench.timers",
+        "50,000 delayed tasks whose times are spread over a minute: from the due time, by the leaders' clock, until a "
+        "worker has the\nclaim; none came early, none was lost. At this rate the three peers, ZooKeeper and the client "
+        "keep both cores busy,\nand much of the median is waiting for them.",
+        _timers,
+    ),
+    Section(
+        "ordering",
+        "Ordering keys",
+        "python -m bench.ordering",
+        "100 keys, and one more whose first task fails for ever before 5,000 others.",
+        _ordering,
+    ),
+    Section(
+        "backlog",
+        "Large backlogs",
+        "python -m bench.backlog",
+        "The same cluster with few tasks and with many.",
+        _backlog,
+    ),
+    Section(
+        "sync",
+        "Refilling a node",
+        "python -m bench.sync",
+        "A node's store is removed, and it is started again.",
+        _sync,
+    ),
+)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page(stored()))
