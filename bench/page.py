@@ -34,7 +34,7 @@ measures and how. Servers, peers and clients share the machine that is named: a 
 three on it, so figures of one column compare, and none of them is what several machines would do.
 
 Each figure is the median of as many measurements as the document's settings say (mostly three); where a span
-follows, it is the lowest and the highest of them.
+follows, it is the lowest and the highest of them. A goal that was missed is marked **missed**.
 """
 
 
@@ -246,9 +246,9 @@ SECTIONS = (
         "lifecycle",
         "Enqueue, claim, complete",
         "python -m bench.lifecycle",
-        "How many tasks a second go through all three. ``1x64``: singly, with 64 in flight; ``100x4`` and ``1000x4``: "
-        "in batches, by four\nlanes. Every system that can, syncs every write; only OnyxQ with three peers and "
-        "JetStream keep three copies, and\nJetStream does not sync them.",
+        "How many tasks a second go through all three. ``1x64``: singly, with 64 in flight; ``100x4`` and ``1000x4``:\n"
+        "in batches, by four lanes. Every system that can, syncs every write; only OnyxQ with three peers and\n"
+        "JetStream keep three copies, and JetStream does not sync them.",
         _lifecycle,
     ),
     Section(
@@ -269,17 +269,17 @@ SECTIONS = (
         "taskstore",
         "The task store",
         "python -m bench.taskstore",
-        "``BATCHxLANES``: one request changes, or claims, so many tasks atomically, with so many requests in flight. "
-        "The goal is\n2,000 updates a second, batched.",
+        "``BATCHxLANES``: one request changes, or claims, so many tasks atomically, with so many requests in flight.\n"
+        "The goal is 2,000 updates a second, batched.",
         _taskstore,
     ),
     Section(
         "timers",
         "Timers",
         "python -m bench.timers",
-        "50,000 delayed tasks whose times are spread over a minute: from the due time, by the leaders' clock, until a "
-        "worker has the\nclaim; none came early, none was lost. At this rate the three peers, ZooKeeper and the client "
-        "keep both cores busy,\nand much of the median is waiting for them.",
+        "50,000 delayed tasks whose times are spread over a minute: from the due time, by the leaders' clock, until a\n"
+        "worker has the claim; none came early, none was lost. At this rate the three peers, ZooKeeper and the client\n"
+        "keep both cores busy, and much of the median is waiting for them.",
         _timers,
     ),
     Section(

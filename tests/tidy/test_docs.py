@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shlex
 import textwrap
@@ -11,6 +12,7 @@ from typing import NoReturn
 
 import pytest
 
+from bench import page as figures
 from log_entries.__main__ import page
 from onyxq.cli.commands import COMMANDS, NOUNS
 from onyxq.cli.parser import Parser, build
@@ -26,6 +28,21 @@ _COMMAND = re.compile(r"``onyxq ([a-z ]+)")
 def test_the_entries_page_is_fresh() -> None:
     """``docs/entries.rst`` is what ``python -m log_entries`` prints."""
     assert (ROOT / "docs/entries.rst").read_text("utf-8") == page(), "python -m log_entries > docs/entries.rst"
+
+
+def test_the_page_of_figures_is_fresh() -> None:
+    """``docs/performance.rst`` is what ``python -m bench.page`` makes of the documents of measurements."""
+    text = (ROOT / "docs/performance.rst").read_text("utf-8")
+    assert text == figures.page(figures.stored()), "python -m bench.page > docs/performance.rst"
+
+
+def test_a_failed_measurement_is_told_on_the_page_of_figures() -> None:
+    """It is neither left out nor the end of the page."""
+    documents = {name: json.loads(json.dumps(found)) for name, found in figures.stored().items()}
+    systems = documents["lifecycle"]["systems"]
+    for mode in next(iter(systems.values()))["modes"]:
+        next(iter(systems.values()))["modes"][mode] = {"error": "LostTasks: 3 tasks"}
+    assert "error: LostTasks: 3 tasks" in figures.page(documents)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
