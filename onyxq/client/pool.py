@@ -172,6 +172,7 @@ class Pool:
     async def _find_peer(self, search: _Search) -> None:
         try:
             search.found = self._coordinator = await self._any_peer()
+            self._spawner.start_soon(self._refresh_behind, search.found)
             self.refresh_soon()
         except OnyxqError as error:
             search.error = error
@@ -221,24 +222,32 @@ class Pool:
             self._take_routes(await self.call("routes", {}, until=until))
         return self.routes
 
+    async def _refresh_behind(self, coordinator: Connection) -> None:
+        """Peers may come back elsewhere: who asks for nothing for a while learns it in time, from one that is left."""
+        await coordinator.closed.wait()
+        self.refresh_soon()
+
     def refresh_soon(self) -> None:
         """Have the routes looked up again."""
         self._wanted.set()
 
     async def keep_routes(self) -> None:
         """Look the routes up when asked to and now and then; runs until cancelled."""
+        pause_s = ROUTES_PAUSE_S
         while True:
             with anyio.move_on_after(ROUTES_EVERY_S):
                 await self._wanted.wait()
             self._wanted = anyio.Event()
-            connection = self._coordinator
-            if connection is None or connection.closed.is_set():
-                continue
+            if not self._open:
+                continue  # nothing was asked for yet
             try:
+                connection = await self.coordinator(anyio.current_time() + ATTEMPT_TIMEOUT_MS / 1000)
                 self._take_routes(await self._ask_routes(connection))
+                pause_s = ROUTES_PAUSE_S
             except OnyxqError:
                 self._wanted.set()
-            await anyio.sleep(ROUTES_PAUSE_S)
+                pause_s = min(2 * pause_s, ROUTES_EVERY_S)
+            await anyio.sleep(pause_s)
 
     async def _ask_routes(self, connection: Connection) -> dict[str, Any]:
         answer: dict[str, Any] = await connection.call("routes", {}, timeout_ms=ATTEMPT_TIMEOUT_MS)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from onyxq.client import Claim, Client
 from onyxq.client.enqueuing import cut_payloads, cut_with_ids
+from onyxq.client.pool import ROUTES_EVERY_S
 from onyxq.errors import (
     BadRequest,
     Corrupt,
@@ -275,6 +276,27 @@ def test_a_client_given_one_peer_survives_its_death(backend: str) -> None:
         assert second.methods("enqueue") == ["enqueue"]
 
     play(scenario, backend=backend)
+
+
+def test_a_client_that_asks_for_nothing_follows_peers_that_come_back_elsewhere() -> None:
+    """Each is started again at another address, one after the other: at the end none is where the client began."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        for name in "abc":
+            await cluster.start(network.host(name), f"{name}:1")
+        async with client_of(network) as client:
+            await client.enqueue("mail", b"1")
+            for name in "abc":
+                old = next(peer for peer in cluster.peers if peer.address == f"{name}:1")
+                old.stop()
+                network.cut(name)
+                cluster.peers.remove(old)
+                await cluster.start(network.host(f"{name}2"), f"{name}2:1")
+                await anyio.sleep(2 * ROUTES_EVERY_S)
+            await client.enqueue("mail", b"2")
+        assert sum(len(peer.methods("enqueue")) for peer in cluster.peers) == 1
+
+    play(scenario)
 
 
 @BACKENDS
