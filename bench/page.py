@@ -66,8 +66,9 @@ def stored() -> dict[str, Map]:
     for path in sorted(FIGURES.glob("*.json")):
         document = json.loads(path.read_text("utf-8"))
         known = found.setdefault(document["benchmark"], document)
-        if "systems" in known:
-            known["systems"] = {**known["systems"], **document["systems"]}
+        for name in ("systems", "modes"):
+            if name in known:
+                known[name] = {**known[name], **document[name]}
     return dict(found)
 
 

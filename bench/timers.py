@@ -1,12 +1,13 @@
 """How late timers fire: delayed tasks with random due times, from the due time to a worker that has the claim.
 
-    python -m bench.timers [--timers 50000] [--seconds 60] [--modes "steady,leader killed"]
+    python -m bench.timers [--timers 50000] [--seconds 60] [--modes "steady,leader killed"] [--peers 3]
 
 Three peers on one ZooKeeper and the client share one machine and so one clock: it is the
-leaders' clock, too.  All timers are set before the first is due.  Workers, some on each peer,
-claim what falls due and complete it behind that; a timer that comes before its time, or does not
-come at all, makes the measurement an error.  Two measurements: without faults, and with the
-peer that leads most killed (SIGKILL) in the middle, and started again.  Prints one JSON document.
+leaders' clock, too.  ``--peers 1 --modes steady`` shows what they cost each other there.  All
+timers are set before the first is due.  Workers, some on each peer, claim what falls due and
+complete it behind that; a timer that comes before its time, or does not come at all, makes the
+measurement an error.  Two measurements: without faults, and with the peer that leads most killed
+(SIGKILL) in the middle, and started again.  Prints one JSON document.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from attrs import define, field
 from bench.common import cpu_seconds, emit, machine, percentiles, progress
 from bench.drive import fresh_queue
 from bench.options import end_on_signal, guarded
-from bench.peers import PARTITIONS, SESSION_TIMEOUT_MS, Cluster, three_peers, until_whole
+from bench.peers import PARTITIONS, PEERS, SESSION_TIMEOUT_MS, Cluster, running, until_whole
 from onyxq.client import AsyncClient
 from onyxq.client.claims import ClaimBatch
 from onyxq.errors import BatchRefused, OnyxqError
@@ -166,7 +167,7 @@ async def fire(cluster: Cluster, options: argparse.Namespace, *, kill: bool) -> 
         fresh_queue(), options.timers, begin_ms=begin_ms, seconds=options.seconds, rng=random.Random(options.seed)
     )
     async with AsyncClient(cluster.addresses) as client:
-        await until_whole(client)
+        await until_whole(client, len(cluster.peers))
         await timers.set_all(client)
         ahead_s = timers.due_ms[0] / 1000 - time.time()
         if ahead_s < 0:
@@ -219,15 +220,20 @@ def main() -> None:
     options = _options()
     end_on_signal()
     found: dict[str, Any] = {}
-    with three_peers(options.directory, absent_after_ms=60_000, partitions=options.partitions) as cluster:
+    partitions = options.partitions
+    with running(
+        options.peers, options.directory, zookeepers=1, absent_after_ms=60_000, partitions=partitions
+    ) as cluster:
         for name, kill in (("steady", False), ("leader killed", True)):
             if name in options.modes:
                 progress(f"{name}: setting {options.timers} timers")
-                found[name] = guarded(_measuring(cluster, options, kill))
+                title = name if options.peers == PEERS else f"{name}, peers: {options.peers}"
+                found[title] = guarded(_measuring(cluster, options, kill))
     settings = {
         "timers": options.timers,
         "seconds": options.seconds,
         "seed": options.seed,
+        "peers": options.peers,
         "partitions": options.partitions,
         "workers": f"{options.workers} per peer, all in one process, each claims up to {CLAIM_TASKS} at a time",
         "lateness": "from the due time until a worker has the claim",
@@ -248,6 +254,7 @@ def _options() -> argparse.Namespace:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--timers", type=int, default=50_000)
     made.add_argument("--seconds", type=float, default=60.0, help="window in which they are due")
+    made.add_argument("--peers", type=int, default=PEERS, help="one alone has nobody to take over from it")
     made.add_argument("--workers", type=int, default=4, help="per peer")
     made.add_argument("--modes", type=lambda text: text.split(","), default="steady,leader killed")
     made.add_argument("--seed", type=int, default=1, help="of the due times")
