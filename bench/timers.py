@@ -1,11 +1,11 @@
-"""How late timers fire: delayed tasks with random due times, from the due time to a worker that has the claim.
+"""How late timers fire: delayed tasks with random due times, from the due time to a worker that may begin them.
 
     python -m bench.timers [--timers 50000] [--seconds 60] [--modes "steady,leader killed"] [--peers 3]
 
 Three peers on one ZooKeeper and the client share one machine and so one clock: it is the
 leaders' clock, too.  ``--peers 1 --modes steady`` shows what they cost each other there.  All
-timers are set before the first is due.  Workers, some on each peer, claim what falls due and
-complete it behind that; a timer that comes before its time, or does not come at all, makes the
+timers are set before the first is due.  Workers, some on each peer, claim what falls due, a moment
+ahead as workers do (``--ahead-ms 0``: once it is due), begin it when it is, and complete it behind that; a timer that comes before its time, or does not come at all, makes the
 measurement an error.  Two measurements: without faults, and with the peer that leads most killed
 (SIGKILL) in the middle, and started again.  Prints one JSON document.
 """
@@ -17,6 +17,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from bench.drive import fresh_queue
 from bench.options import end_on_signal, guarded
 from bench.peers import PARTITIONS, PEERS, SESSION_TIMEOUT_MS, Cluster, running, until_whole
 from onyxq.client import AsyncClient
-from onyxq.client.claims import ClaimBatch
+from onyxq.client.claims import Claim, ClaimBatch
 from onyxq.errors import BatchRefused, OnyxqError
 from onyxq.ids import TaskId, ms_of
 
@@ -43,6 +44,8 @@ SET_PER_S = 1_000
 LEASE_MS = 2_000
 """A claim whose answer dies with a peer comes back after its lease: short, where lateness counts."""
 CLAIM_TASKS = 64
+AHEAD_MS = 500
+"""As the loop of workers does."""
 CLAIM_WAIT_MS = 10_000
 PATIENCE_S = 60.0
 AGAIN_S = 0.05
@@ -67,7 +70,7 @@ class Timers:
     set: dict[TaskId, int] = field(factory=dict)
     """When each acknowledged timer is due."""
     late_ms: dict[TaskId, float] = field(factory=dict)
-    """From the due time until a worker had the claim for the first time."""
+    """From the due time until a worker had the claim and could begin for the first time."""
     again: int = 0
     """Claims of timers that a worker had had before: answers or completions lost with a peer."""
     over: anyio.Event = field(factory=anyio.Event)
@@ -93,21 +96,32 @@ class Timers:
             for _ in range(setters):
                 group.start_soon(setter)
 
-    async def worker(self, client: AsyncClient, name: str, completing: TaskGroup) -> None:
-        """Claim for ever; what was claimed is completed behind that."""
+    async def worker(self, client: AsyncClient, name: str, completing: TaskGroup, *, ahead_ms: int) -> None:
+        """Claim for ever; what was claimed is begun and completed beside that."""
         while True:
             try:
                 claims = await client.claim(
-                    [self.queue], max=CLAIM_TASKS, lease_ms=LEASE_MS, wait_ms=CLAIM_WAIT_MS, worker=name
+                    [self.queue],
+                    max=CLAIM_TASKS,
+                    lease_ms=LEASE_MS,
+                    wait_ms=CLAIM_WAIT_MS,
+                    worker=name,
+                    ahead_ms=ahead_ms,
                 )
             except OnyxqError:
                 await anyio.sleep(AGAIN_S)
                 continue
             if claims:
-                self.took(claims, wall_ms())
-                completing.start_soon(self._complete, client, claims)
+                completing.start_soon(self._work, client, claims)
 
-    def took(self, claims: ClaimBatch, now_ms: float) -> None:
+    async def _work(self, client: AsyncClient, claims: ClaimBatch) -> None:
+        """Begin each once it is due, and complete them together."""
+        for run in sorted(claims.runs, key=lambda run: run.due):
+            await anyio.sleep_until(run.due)
+            self.took([claim for claim in claims if claim.run is run], wall_ms())
+        await self._complete(client, claims)
+
+    def took(self, claims: Sequence[Claim], now_ms: float) -> None:
         """A worker has these."""
         for claim in claims:
             if claim.id in self.late_ms:
@@ -176,7 +190,8 @@ async def fire(cluster: Cluster, options: argparse.Namespace, *, kill: bool) -> 
         cpu_s = cpu_seconds(peer.pid for peer in cluster.peers)
         async with anyio.create_task_group() as workers:
             for place in range(len(cluster.peers)):
-                workers.start_soon(work, cluster.addresses, timers, place, options.workers)
+                begin = partial(work, ahead_ms=options.ahead_ms)
+                workers.start_soon(begin, cluster.addresses, timers, place, options.workers)
             if kill:
                 await anyio.sleep(ahead_s + options.seconds / 2)
                 await _kill_and_restart(cluster, client)
@@ -198,12 +213,13 @@ def _reached(found: dict[str, Any], kill: bool) -> dict[str, Any]:
     return {"goal_p50_ms": GOAL_P50_MS, "goal_p99_ms": GOAL_P99_MS, "reached": reached}
 
 
-async def work(addresses: Sequence[str], timers: Timers, place: int, count: int) -> None:
+async def work(addresses: Sequence[str], timers: Timers, place: int, count: int, *, ahead_ms: int = AHEAD_MS) -> None:
     """So many workers on one client, which begins with the peer of its place; until the timers are over."""
     async with AsyncClient([*addresses[place:], *addresses[:place]]) as client:
         async with anyio.create_task_group() as completing, anyio.create_task_group() as group:
             for number in range(count):
-                group.start_soon(timers.worker, client, f"worker-{place}-{number}", completing)
+                begin = partial(timers.worker, ahead_ms=ahead_ms)
+                group.start_soon(begin, client, f"worker-{place}-{number}", completing)
             await timers.over.wait()
             group.cancel_scope.cancel()
 
@@ -236,7 +252,8 @@ def main() -> None:
         "peers": options.peers,
         "partitions": options.partitions,
         "workers": f"{options.workers} per peer, all in one process, each claims up to {CLAIM_TASKS} at a time",
-        "lateness": "from the due time until a worker has the claim",
+        "lateness": "from the due time until a worker has the claim and may begin",
+        "ahead_ms": options.ahead_ms,
         "lease_ms": LEASE_MS,
         "session_timeout_ms": SESSION_TIMEOUT_MS,
     }
@@ -256,6 +273,7 @@ def _options() -> argparse.Namespace:
     made.add_argument("--seconds", type=float, default=60.0, help="window in which they are due")
     made.add_argument("--peers", type=int, default=PEERS, help="one alone has nobody to take over from it")
     made.add_argument("--workers", type=int, default=4, help="per peer")
+    made.add_argument("--ahead-ms", type=int, default=AHEAD_MS, help="how long before they are due workers claim them")
     made.add_argument("--modes", type=lambda text: text.split(","), default="steady,leader killed")
     made.add_argument("--seed", type=int, default=1, help="of the due times")
     made.add_argument("--partitions", type=int, default=PARTITIONS)

@@ -107,6 +107,7 @@ class RecordingClient:
         maximum: int = 1,
         lease_ms: int = 10_000,
         wait_ms: int = 0,
+        ahead_ms: int = 0,
         timeout_ms: int | None = None,
     ) -> ClaimBatch:
         """Claim; raises `OnyxqError`."""
@@ -114,7 +115,13 @@ class RecordingClient:
         try:
             claims = await self._noting(
                 self.client.claim(
-                    queues, max=maximum, lease_ms=lease_ms, wait_ms=wait_ms, worker=self.name, timeout_ms=timeout_ms
+                    queues,
+                    max=maximum,
+                    lease_ms=lease_ms,
+                    wait_ms=wait_ms,
+                    worker=self.name,
+                    ahead_ms=ahead_ms,
+                    timeout_ms=timeout_ms,
                 )
             )
         except BaseException:
@@ -125,7 +132,10 @@ class RecordingClient:
             granted = Operation(CLAIM, self.name, claim.token, invoked_s, now_s, OK, "", lease_ms, claim.attempts)
             self._history.begin(granted, claim.id)
             self._history.heard.setdefault(claim.id, {})[claim.token] = Heard(self.name, now_s, claim.expires)
-            self._audit.claimed(claim, sent_s=claim.expires - lease_ms / 1000)
+            ahead_s = max(0.0, claim.due - now_s)
+            if ahead_s:
+                self._audit.probes.reached("a task was claimed before it was due")
+            self._audit.claimed(claim, sent_s=claim.expires - lease_ms / 1000 - ahead_s)
         return claims
 
     async def complete(self, claim: Claim, result: bytes | None = None, *, timeout_ms: int | None = None) -> None:

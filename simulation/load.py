@@ -29,6 +29,8 @@ from simulation.world import World
 STUCK_S = 45.0
 """Simulated seconds without any progress after which a cluster without faults counts as stuck."""
 CALL_TIMEOUT_MS = 15_000
+AHEAD_MS = 500
+"""How long before they are due every second worker claims tasks."""
 REPEATED = 0.5
 """How often a unique key is sent once more."""
 ALL_QUEUES = 0.15
@@ -98,8 +100,8 @@ class Load:
         self._makers = len(makers)
         for make in makers:
             nursery.start_soon(self._make, make)
-        for _ in range(self.mix.workers):
-            nursery.start_soon(self._work)
+        for number in range(self.mix.workers):
+            nursery.start_soon(self._work, AHEAD_MS if number % 2 else 0)
 
     async def _make(self, make: Callable[[], Awaitable[None]]) -> None:
         await make()
@@ -146,7 +148,7 @@ class Load:
         self._enqueued += count
         return [b"task %d" % (self._enqueued - number) for number in range(count, 0, -1)]
 
-    async def _work(self) -> None:
+    async def _work(self, ahead_ms: int) -> None:
         async with self.world.client() as client:
             while not self._stopped:
                 lease_ms = CALM_LEASE_MS if self._draining else self._random.randint(*self.mix.lease_ms)
@@ -158,6 +160,7 @@ class Load:
                         maximum=maximum,
                         lease_ms=lease_ms,
                         wait_ms=wait_ms,
+                        ahead_ms=ahead_ms,
                         timeout_ms=CALL_TIMEOUT_MS,
                     )
                 except OnyxqError:
@@ -180,6 +183,10 @@ class Load:
     async def _handle(self, client: RecordingClient, claim: Claim, lease_ms: int) -> None:
         mix, draw = self.mix, self._random.random
         calm = self._draining
+        if claim.due and claim.token % 4 == 0:
+            await client.release(claim, timeout_ms=CALL_TIMEOUT_MS)
+            return
+        await trio.sleep(max(0.0, claim.due - trio.current_time()))
         if not calm and draw() < mix.near:
             await trio.sleep(max(0.0, claim.expires - trio.current_time() + self._random.uniform(-0.3, 1.5)))
             if draw() < 0.5:

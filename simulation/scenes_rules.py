@@ -65,14 +65,16 @@ async def work(
         await trio.sleep(pause_s)
 
 
-async def finished(client: RecordingClient, within_s: float = 120.0, *, discard: bool = False) -> None:
+async def finished(
+    client: RecordingClient, within_s: float = 120.0, *, discard: bool = False, queue: str = "q"
+) -> None:
     """Return once every task is finished; `TooSlowError` if that takes too long. ``discard``: have dead letters go."""
     with trio.fail_after(within_s):
         while True:
             try:
                 for task in (await client.client.dead("q")).tasks if discard else ():
                     await client.discard(task.id)
-                counts = (await client.client.count("q")).get("q")
+                counts = (await client.client.count(queue)).get(queue)
                 if counts is None or counts["total"] == counts["completed"] + counts["failed"] + counts["cancelled"]:
                     return
             except OnyxqError:

@@ -51,10 +51,10 @@ class _Noted:
         self.renew, self.release = recording.renew, recording.release
 
     async def claim(
-        self, queues: Sequence[str], *, max: int, lease_ms: int, wait_ms: int, worker: str | None
+        self, queues: Sequence[str], *, max: int, lease_ms: int, wait_ms: int, worker: str | None, ahead_ms: int
     ) -> ClaimBatch:
         """See `AsyncClient.claim`."""
-        return await self._recording.claim(queues, maximum=max, lease_ms=lease_ms, wait_ms=wait_ms)
+        return await self._recording.claim(queues, maximum=max, lease_ms=lease_ms, wait_ms=wait_ms, ahead_ms=ahead_ms)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._recording.client, name)

@@ -19,6 +19,7 @@ from simulation.load import Mix
 from simulation.load_rules import RulesMix
 from simulation.moves import MovesMix, under_moves
 from simulation.scenes import SCENES, Scene
+from simulation.scenes_ahead import AHEAD_SCENES
 from simulation.scenes_backup import BACKUP_SCENES
 from simulation.scenes_batches import BATCH_SCENES
 from simulation.scenes_cancelling import CANCELLING_SCENES
@@ -312,6 +313,7 @@ _SCENES: tuple[Scene, ...] = (
     *RULE_SCENES.values(),
     *CANCELLING_SCENES.values(),
     *WITHDRAWN_SCENES.values(),
+    *AHEAD_SCENES.values(),
     *TRANSACTION_SCENES.values(),
     *BATCH_SCENES.values(),
     *RETENTION_SCENES.values(),

@@ -42,6 +42,7 @@ STANDARD = (
     "a task was cancelled that a worker held",
     "a completion was taken under a lapsed token",
     "a lapsed claim was renewed",
+    "a task was claimed before it was due",
     "a takeover during a takeover",
     "a takeover without its first leader",
     "a target changed before its copies had arrived",

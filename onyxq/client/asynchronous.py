@@ -282,10 +282,15 @@ class AsyncClient(Managing, Batching, Jobs):
         wait_ms: int = 0,
         worker: str | None = None,
         *,
+        ahead_ms: int = 0,
         timeout_ms: int | None = None,
     ) -> ClaimBatch:
         """Claim up to ``max`` (1,000) tasks for ``lease_ms`` (default: as their queues say), waiting ``wait_ms``
         for the first.
+
+        With ``ahead_ms`` (up to 1,000) it may be, while nothing is ready, tasks that fall due within so many
+        milliseconds: `Claim.due` says when, and whoever asks for them begins none before that.  So nobody
+        waits for the grant once a task is due.
 
         Empty if there was none in time.  Raises `Unavailable` if claims could not be
         granted when the waiting was over.
@@ -303,7 +308,8 @@ class AsyncClient(Managing, Batching, Jobs):
             left_ms = int((wait_until - sent_at) * 1000)
             now_wait_ms = min(left_ms, poll_ms) if left_ms > 0 else 0
             said = worker or self._worker
-            return {"queues": names, "max": max, "lease_ms": lease_ms, "wait_ms": now_wait_ms, "worker": said}
+            asked = {"queues": names, "max": max, "lease_ms": lease_ms, "wait_ms": now_wait_ms, "worker": said}
+            return {**asked, "ahead_ms": ahead_ms} if ahead_ms else asked
 
         while True:
             answer = await self._pool.call(
@@ -315,7 +321,7 @@ class AsyncClient(Managing, Batching, Jobs):
                 late=self._give_back,
             )
             if answer["claims"] or clock() >= wait_until:
-                batch = ClaimBatch.of(answer, sent_at=sent_at, lease_ms=lease_ms)
+                batch = ClaimBatch.of(answer, sent_at=sent_at, lease_ms=lease_ms, now=clock())
                 if lease_ms is None and batch:
                     if len(self._leases) >= LEASES_KNOWN_MAX:
                         self._leases.clear()

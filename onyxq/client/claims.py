@@ -26,7 +26,19 @@ LEASE_MS_MIN = 1_000
 class ClaimedRun:
     """Tasks with consecutive ids that were granted together."""
 
-    __slots__ = ("_header", "_offsets", "_run", "attempts", "body", "count", "expires", "first", "lease_ms", "token")
+    __slots__ = (
+        "_header",
+        "_offsets",
+        "_run",
+        "attempts",
+        "body",
+        "count",
+        "due",
+        "expires",
+        "first",
+        "lease_ms",
+        "token",
+    )
 
     def __init__(
         self,
@@ -38,6 +50,7 @@ class ClaimedRun:
         body: bytes = b"",
         expires: float = 0.0,
         lease_ms: int = 30_000,
+        due: float = 0.0,
     ) -> None:
         self.token = Token(token)
         self.attempts = attempts
@@ -47,6 +60,8 @@ class ClaimedRun:
         self.expires = expires
         """Monotonic second (of the event loop's clock) up to which the lease surely runs."""
         self.lease_ms = lease_ms
+        self.due = due
+        """Monotonic second before which its tasks are not to be begun, if they were claimed ahead; else 0."""
         self._header: dict[str, Any] | None = None
         self._run: TaskRun | None = None
         self._offsets: list[int] = []
@@ -104,6 +119,12 @@ class Claim:
     def token(self) -> Token:
         """Fencing token: higher for every later claim of the task."""
         return self.run.token
+
+    @property
+    def due(self) -> float:
+        """Monotonic second (of the event loop's clock) before which it is not to be begun; 0 unless it was
+        claimed ahead."""
+        return self.run.due
 
     @property
     def queue(self) -> str:
@@ -181,12 +202,14 @@ class ClaimBatch(Sequence[Claim]):
         self._claims: dict[int, Claim] = {}
 
     @staticmethod
-    def of(answer: dict[str, Any], *, sent_at: float, lease_ms: int | None = None) -> ClaimBatch:
+    def of(answer: dict[str, Any], *, sent_at: float, lease_ms: int | None = None, now: float = 0.0) -> ClaimBatch:
         """The batch in the answer to a claim request that was sent at ``sent_at`` (monotonic second).
 
-        ``lease_ms``: as it was asked for; without, the answer tells it of each run.
+        ``lease_ms``: as it was asked for; without, the answer tells it of each run.  ``now``: when the
+        answer came, from which on what was claimed ahead is waited for.
         """
         runs = answer["claims"]
+        due_in_ms = answer.get("due_in_ms") or [0] * len(runs)
         leases = answer.get("leases") if lease_ms is None else [lease_ms] * len(runs)
         return ClaimBatch(
             ClaimedRun(
@@ -195,10 +218,13 @@ class ClaimBatch(Sequence[Claim]):
                 count=task_count(body),
                 attempts=attempts,
                 body=body,
-                expires=sent_at + lease / 1000,
+                expires=sent_at + (lease + ahead) / 1000,
                 lease_ms=lease,
+                due=now + ahead / 1000 if ahead else 0.0,
             )
-            for (token, _, attempts, first, body), lease in zip(runs, leases or [LEASE_MS_MIN] * len(runs), strict=True)
+            for (token, _, attempts, first, body), lease, ahead in zip(
+                runs, leases or [LEASE_MS_MIN] * len(runs), due_in_ms, strict=True
+            )
         )
 
     def __len__(self) -> int:

@@ -18,6 +18,7 @@ from attrs import define, field
 
 from log_entries import grant_claims, grant_limited_claims
 from onyxq import tracing
+from onyxq.claims import LEASE_MS_MAX
 from onyxq.entry import APPLIED
 from onyxq.errors import Corrupt, LogUnavailable, OnyxqError, Unavailable
 from onyxq.facts import Data, data_row, task_header
@@ -51,6 +52,8 @@ class Granted(NamedTuple):
     first: bytes
     body: bytes
     lease_ms: int = 0
+    due_in_ms: int = 0
+    """How long it is not to be begun yet: it was claimed ahead."""
 
 
 Reply = Callable[[list[Granted], OnyxqError | None], bool]
@@ -67,6 +70,8 @@ class ClaimRequest:
     """0: as the queue says."""
     worker: str
     reply: Reply
+    ahead_ms: int = 0
+    """If nothing is ready: so long before they are due it may have tasks."""
     granted: list[Granted] = field(factory=list)
     entries: int = 0
     """Entries whose verdict is awaited."""
@@ -78,6 +83,8 @@ class _Pick(NamedTuple):
     piece: Piece
     body: bytes
     lease_ms: int
+    ahead_ms: int = 0
+    """Its lease is so much longer, as it is not due yet."""
 
 
 class GranterHost(Protocol):
@@ -135,6 +142,7 @@ class Granter:
             free=self.available.free,
             limits=self.limits,
             wake_later=self._wakes.after,
+            wall_ms=host.wall_ms,
         )
         self._bodies = Bodies(host.store, self._data_stands)
         self._requests: deque[ClaimRequest] = deque()
@@ -186,6 +194,14 @@ class Granter:
     def add(self, pieces: Iterable[Piece]) -> None:
         """Pieces became ready in the store."""
         self.heads.add(pieces)
+
+    def add_ahead(self, pieces: Iterable[Piece]) -> None:
+        """Pieces fall due in a moment; they are added once more then."""
+        self.heads.add_ahead(pieces)
+
+    def add_due(self, pieces: Iterable[Piece]) -> None:
+        """Pieces fell due; some of them may have been claimed ahead."""
+        self.heads.add(piece for piece in pieces if piece.key or self.available.free(piece))
 
     def restart_windows(self, partition: int) -> None:
         """Look at everything that the store holds of a partition again."""
@@ -346,7 +362,7 @@ class Granter:
         """Ask the log for the claims; ``queue``: of all of them, if it has limits."""
         by_request: dict[tuple[ClaimRequest, int], list[Run]] = {}
         for pick in picks:
-            by_request.setdefault((pick.request, pick.lease_ms), []).append(pick.run)
+            by_request.setdefault((pick.request, min(pick.lease_ms + pick.ahead_ms, LEASE_MS_MAX)), []).append(pick.run)
         grants = tuple(
             grant_claims.Grant(request.worker, lease_ms, tuple(runs))
             for (request, lease_ms), runs in by_request.items()
@@ -380,9 +396,11 @@ class Granter:
         for pick in picks:
             if won:
                 self._note_claimed(pick, now_ms)
-                expires_ms = now_ms + pick.lease_ms
+                expires_ms = now_ms + pick.lease_ms + pick.ahead_ms
+                # The clock was perhaps set back meanwhile: no longer than the lease is longer.
+                due_in_ms = min(max(0, pick.piece.due_ms - now_ms), pick.ahead_ms)
                 pick.request.granted.append(
-                    Granted(token, expires_ms, pick.piece.attempts, pick.run.first, pick.body, pick.lease_ms)
+                    Granted(token, expires_ms, pick.piece.attempts, pick.run.first, pick.body, pick.lease_ms, due_in_ms)
                 )
         for request in {pick.request: None for pick in picks}:
             request.entries -= 1
@@ -427,19 +445,36 @@ class Granter:
             taken = self._take(request, window, piece, bits, left)
             left -= sum(pick.run.count for pick in taken)
             found += taken
-        return found
+        return found or self._pick_ahead(request)
 
-    def _take(self, request: ClaimRequest, window: Window, piece: Piece, bits: int, left: int) -> list[_Pick]:
+    def _pick_ahead(self, request: ClaimRequest) -> list[_Pick]:
+        """Tasks that fall due in a moment, if the request may have such; no more than half as many as it asks for,
+        so that it has room for what becomes ready meanwhile."""
+        if not request.ahead_ms:
+            return []
+        found: list[_Pick] = []
+        now_ms, left = self._host.wall_ms(), max(1, request.maximum // 2)
+        while left > 0 and (best := self.heads.best_ahead(request.queues)) is not None:
+            if best[0].due_ms > now_ms + request.ahead_ms:
+                break
+            taken = self._take(request, None, *best, left)
+            left -= sum(pick.run.count for pick in taken)
+            found += taken
+        longest_ms = max((pick.piece.due_ms - now_ms for pick in found), default=0)
+        return [pick._replace(ahead_ms=max(1, longest_ms)) for pick in found]
+
+    def _take(self, request: ClaimRequest, window: Window | None, piece: Piece, bits: int, left: int) -> list[_Pick]:
+        """Tasks of a piece, which is the head of ``window``, if it is not one of those to come."""
         room = self.limits.room(piece.queue)
         try:
             most = left if room is None else min(left, room)
             found = self._bodies.of(piece, bits, most=most, now_ms=self._host.wall_ms())
         except Corrupt as error:
-            window.pop()
-            self._host.corrupt(window.partition, error)
+            self._drop(window, piece)
+            self._host.corrupt(int.from_bytes(piece.first[6:8], "big"), error)
             return []
         if not found:
-            window.pop()
+            self._drop(window, piece)
         lease_ms = request.lease_ms or settings_of(self._host.replica, piece.queue).lease_ms
         picks = [_Pick(request, run, piece, body, lease_ms) for run, body in found]
         self.block(pick.run for pick in picks)
@@ -448,6 +483,13 @@ class Granter:
         if piece.key and picks:
             self.available.granting(piece)
         return picks
+
+    def _drop(self, window: Window | None, piece: Piece) -> None:
+        """Look at a piece no more, or not before it is due."""
+        if window is not None:
+            window.pop()
+        else:
+            self.heads.drop_ahead(piece)
 
     # --- data of unique tasks
 

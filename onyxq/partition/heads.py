@@ -3,10 +3,14 @@
 Windows are hints about the order (`onyxq.partition.window`); whether a task may be had is
 asked of `onyxq.partition.available` when it is looked at.  Coordinators of claims wait here
 for a better head than they know of.
+
+What falls due in a moment stands beside the windows: it is a head only for those who claim
+ahead, and only where nothing is ready.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -25,11 +29,18 @@ TOLD_S = 0.005
 """How long those who were told of a task may take to claim it before others are told."""
 
 Head = tuple[int, int, int]
-"""(-priority, due time, about how many ready tasks) of the best ready task."""
+"""(-priority, due time, about how many ready tasks) of the best ready task; see also `is_ahead`."""
+AHEAD = 1 << 32
+"""Is added to the first part of a head that is not due yet: it comes behind all that is ready."""
 Wanted = Callable[[], int]
 """How many tasks the claimers of a coordinator could take now."""
 Best = tuple[Window, Piece, int]
 """The best ready task's window and piece, and the mask of the tasks that may be had."""
+
+
+def is_ahead(head: Head) -> bool:
+    """Whether the head is not due yet."""
+    return head[0] >= AHEAD >> 1
 
 
 class _QueueHeads:
@@ -38,6 +49,8 @@ class _QueueHeads:
     def __init__(self) -> None:
         self.windows: dict[int, Window] = {}
         self.keys: dict[int, SortKey] = {}
+        self.ahead: list[tuple[int, int, Piece]] = []
+        """Pieces that fall due in a moment, as a heap by that time."""
         self.changed = trio.Event()
         self.waiting = 0
         """Coordinators that wait for a better head."""
@@ -66,7 +79,10 @@ class Heads:
         free: Callable[[Piece], int],
         limits: Limits,
         wake_later: Callable[[float, str], None],
+        wall_ms: Callable[[], int] = lambda: 0,
     ) -> None:
+        self._wall_ms = wall_ms
+        self._ahead_count = 0
         self._store = store
         self._leaders = leaders
         self._free = free
@@ -99,6 +115,21 @@ class Heads:
                 self._window(piece.queue, partition).add(piece)
                 self._queues[piece.queue].note(piece.sort_key, partition)
 
+    def add_ahead(self, pieces: Iterable[Piece]) -> None:
+        """Pieces fall due in a moment; they are added once more then."""
+        now_ms = self._wall_ms()
+        for piece in pieces:
+            partition = int.from_bytes(piece.first[6:8], "big")
+            # What is behind others of its key may not be had then; what came before may end meanwhile.
+            if piece.key or partition not in self._leaders:
+                continue
+            heads = self._queues.setdefault(piece.queue, _QueueHeads())
+            while heads.ahead and heads.ahead[0][0] <= now_ms:
+                heapq.heappop(heads.ahead)
+            self._ahead_count += 1
+            heapq.heappush(heads.ahead, (piece.due_ms, self._ahead_count, piece))
+            heads.changed.set()
+
     def wake(self, queue: str) -> None:
         """More of a queue may be had than before: who waits for it looks again."""
         if queue in self._queues:
@@ -106,11 +137,14 @@ class Heads:
 
     # --- as coordinators ask for them
 
-    def head(self, queue: str) -> Head | None:
-        """The best ready task of a queue here."""
+    def head(self, queue: str, *, ahead: bool = False) -> Head | None:
+        """The best ready task of a queue here; if there is none, ``ahead``: the first that falls due in a moment."""
         best = self.best(queue)
         if best is None:
-            return None
+            found = self.best_ahead([queue]) if ahead else None
+            if found is None:
+                return None
+            return (AHEAD - found[0].priority, found[0].due_ms, min(len(self._queues[queue].ahead), ESTIMATE_MAX))
         room = self._limits.room(queue)
         heads, piece, about = self._queues[queue], best[1], 0
         for partition in heads.keys:
@@ -130,24 +164,33 @@ class Heads:
         return min(found, default=None)
 
     async def wait_head(
-        self, queue: str, known: tuple[int, int] | None, timeout_s: float, *, wanted: int | Wanted = 1
+        self,
+        queue: str,
+        known: tuple[int, int] | None,
+        timeout_s: float,
+        *,
+        wanted: int | Wanted = 1,
+        ahead: bool = False,
     ) -> Head | None:
         """The head once there is one better than ``known`` (any, if None), or at the time's end.
 
         Of those who wait no more are told of a head than can take its tasks, for a moment: the others would
         claim in vain. ``wanted``: how many tasks that is; a function is this node's own coordinator, told first.
+        ``ahead``: as of `head`.
         """
         heads = self._queues.setdefault(queue, _QueueHeads())
         heads.waiting += 1
         near = [wanted] if callable(wanted) else []
         heads.near += near
         try:
-            head = self.head(queue)
+            head = self.head(queue, ahead=ahead)
             with trio.move_on_after(timeout_s):
                 while not _better(head, known):
                     head = await self._head_after_change(heads, queue, known, wanted)
+                    if head is not None and is_ahead(head) and not ahead:
+                        head = None
                 return head
-            return self.head(queue)
+            return self.head(queue, ahead=ahead)
         finally:
             heads.waiting -= 1
             for one in near:
@@ -164,7 +207,7 @@ class Heads:
         await changed.wait()
         # All who waited are woken together: one looks, and as many as can take its tasks are told at once.
         if heads.looked is None or heads.looked[0] is not changed:
-            heads.looked, heads.told = (changed, self.head(queue)), sum(near() for near in heads.near)
+            heads.looked, heads.told = (changed, self.head(queue, ahead=True)), sum(near() for near in heads.near)
         head = heads.looked[1]
         if head is None or callable(wanted) or not _better(head, known):
             return head
@@ -172,7 +215,7 @@ class Heads:
             heads.told += max(1, wanted)
             return head
         await trio.sleep(TOLD_S)
-        return self.head(queue)
+        return self.head(queue, ahead=True)
 
     @property
     def known_queues(self) -> int:
@@ -227,6 +270,29 @@ class Heads:
                 keys[partition] = heads.keys[partition] = head[0].sort_key
             else:
                 return (window, *head)
+        return None
+
+    def best_ahead(self, queues: Sequence[str]) -> tuple[Piece, int] | None:
+        """The first piece that falls due in a moment, and its free tasks; none of queues with limits, or paused."""
+        found = [one for one in map(self._best_ahead, queues) if one is not None]
+        return min(found, key=lambda one: one[0].due_ms, default=None)
+
+    def drop_ahead(self, piece: Piece) -> None:
+        """Look at a piece no more before it is due; it is the first of its queue."""
+        heapq.heappop(self._queues[piece.queue].ahead)
+
+    def _best_ahead(self, queue: str) -> tuple[Piece, int] | None:
+        heads = self._queues.get(queue)
+        if heads is None or not heads.ahead or self._limits.room(queue) is not None:
+            return None
+        now_ms = self._wall_ms()
+        while heads.ahead:
+            due_ms, _, piece = heads.ahead[0]
+            leader = self._leaders.get(int.from_bytes(piece.first[6:8], "big"))
+            bits = self._free(piece) if due_ms > now_ms and leader is not None and self._serves(leader) else 0
+            if bits:
+                return piece, bits
+            heapq.heappop(heads.ahead)
         return None
 
     def why_nothing(self, queues: Sequence[str]) -> OnyxqError | None:

@@ -5,9 +5,12 @@ no search.  They are read from the store's due index piece by piece, some time a
 written with a due time before the point read up to is pushed straight in.  Memory is bounded:
 where much is due at a time less of it is read ahead.
 
-Where timers come thick and fast, those of the same few milliseconds are offered together, at
-moments that all nodes share: what it takes to claim and complete a task is mostly the same for
-many at once.  One that comes alone is offered right when it is due.
+A claim takes a while: a coordinator hears of the task, asks for it, and the log decides.  So
+what falls due is offered twice: a moment ahead to those who claim ahead and begin it once it is
+due, and then, unless it was claimed, to all when it is due.  Where timers come thick and fast,
+those of some milliseconds are offered together, at moments that all nodes share: what it takes to
+claim and complete a task is mostly the same for many at once.  One that comes alone, and that
+nobody claimed ahead, is offered right when it is due.
 
 Behind that, a few times a second, the store moves what fell due and is not done yet from its
 due index to the ready one, where it may wait in any number.  A task that is missed here, for
@@ -34,6 +37,10 @@ PIECES_MAX = 50_000
 """Pieces in memory from which on nothing more is read ahead."""
 TOGETHER_MS = 24
 """Pieces that fall due so soon after others were offered wait for the next whole multiple of this."""
+ROUND_MS = 192
+"""What falls due between two whole multiples of this is offered ahead together,"""
+SOON_MS = 192
+"""so long before the first of them: a claim takes less, also where processors are busy."""
 PROMOTE_EVERY_MS = 500
 """Partitions are promoted together, at whole multiples of this."""
 FAILED_PAUSE_MS = 1_000
@@ -87,14 +94,20 @@ class Upcoming:
         *,
         wall_ms: Callable[[], int],
         offer: Callable[[Sequence[Piece]], None],
+        offer_soon: Callable[[Sequence[Piece]], None] = lambda pieces: None,
         pieces_max: int = PIECES_MAX,
     ) -> None:
         self._store = store
         self._wall_ms = wall_ms
         self._offer = offer
         """Takes pieces that are due."""
+        self._offer_soon = offer_soon
+        """Takes pieces that will be due in a moment; they are offered once more then."""
         self._pieces_max = pieces_max
         self._pieces: list[tuple[int, int, Piece]] = []
+        """Neither due nor offered ahead."""
+        self._soon: list[tuple[int, int, Piece]] = []
+        """Offered ahead, not due yet."""
         self._count = 0
         self._read_to: dict[int, int] = {}
         """Of each partition led: due time before which all is in memory, or was offered."""
@@ -131,7 +144,7 @@ class Upcoming:
             self._promote_at(partition, _promotion_ms(piece.due_ms))
             if piece.due_ms >= read_to_ms:
                 self._look_at(partition, max(piece.due_ms - AHEAD_MS, read_to_ms - AHEAD_MS // 2))
-            elif len(self._pieces) < self._pieces_max:
+            elif self._room > 0:
                 self._push(piece)
             else:
                 self._read_to[partition] = piece.due_ms
@@ -145,25 +158,41 @@ class Upcoming:
                 now_ms = self._wall_ms()
                 for partition in self._looks.take(now_ms):
                     self._look(partition, now_ms)
+                self._offer_ahead(now_ms)
                 self._offer_due(now_ms)
                 self._sooner = trio.Event()
                 await self._wait(self._next_ms(), self._sooner)
 
     # --- offering
 
+    @property
+    def _room(self) -> int:
+        """How many pieces more may be in memory."""
+        return self._pieces_max - len(self._pieces) - len(self._soon)
+
+    def _offer_ahead(self, now_ms: int) -> None:
+        soon = []
+        while self._pieces and _soon_ms(self._pieces[0][0]) <= now_ms:
+            one = heapq.heappop(self._pieces)
+            heapq.heappush(self._soon, one)
+            if one[0] > now_ms:
+                soon.append(one[2])
+        if soon:
+            self._offer_soon(soon)
+
     def _offer_due(self, now_ms: int) -> None:
         due = []
-        if self._pieces and now_ms < self._offer_ms():
+        if self._soon and now_ms < self._offer_ms():
             return
-        while self._pieces and self._pieces[0][0] <= now_ms:
-            due.append(heapq.heappop(self._pieces)[2])
+        while self._soon and self._soon[0][0] <= now_ms:
+            due.append(heapq.heappop(self._soon)[2])
         if due:
             self._offered_ms = now_ms
             self._offer(due)
 
     def _offer_ms(self) -> int:
         """When the next pieces are offered."""
-        due_ms = self._pieces[0][0]
+        due_ms = self._soon[0][0]
         if 0 <= due_ms - self._offered_ms < TOGETHER_MS:
             return _multiple(due_ms, TOGETHER_MS)
         return due_ms
@@ -171,7 +200,7 @@ class Upcoming:
     def _look(self, partition: int, now_ms: int) -> None:
         """Read on in a partition's due index."""
         start_ms, end_ms = self._read_to[partition], now_ms + AHEAD_MS
-        limit = min(LOOK_PIECES_MAX, self._pieces_max - len(self._pieces))
+        limit = min(LOOK_PIECES_MAX, self._room)
         if limit <= 0:
             self._looks.put(partition, now_ms + AHEAD_MS // 4)
             return
@@ -198,10 +227,12 @@ class Upcoming:
             self._sooner.set()
 
     def _next_ms(self) -> int | None:
-        look_ms = self._looks.next_ms()
-        if not self._pieces:
-            return look_ms
-        return self._offer_ms() if look_ms is None else min(look_ms, self._offer_ms())
+        times = [] if (look_ms := self._looks.next_ms()) is None else [look_ms]
+        if self._pieces:
+            times.append(_soon_ms(self._pieces[0][0]))
+        if self._soon:
+            times.append(self._offer_ms())
+        return min(times, default=None)
 
     # --- promoting
 
@@ -241,6 +272,11 @@ class Upcoming:
 def _promotion_ms(due_ms: int) -> int:
     """When what is due at a time is promoted: together with what is due about then."""
     return _multiple(due_ms, PROMOTE_EVERY_MS)
+
+
+def _soon_ms(due_ms: int) -> int:
+    """When what is due at a time is offered ahead."""
+    return _multiple(due_ms, ROUND_MS) - ROUND_MS - SOON_MS
 
 
 def _multiple(at_ms: int, every_ms: int) -> int:

@@ -32,6 +32,8 @@ ERROR_CHARS_MAX = 64 * 1024
 CLAIM_TASKS_MAX = 1_000
 LEASE_MS = (1_000, 86_400_000)
 WAIT_MS_MAX = 600_000
+AHEAD_MS_MAX = 1_000
+"""So long before it is due a task may be claimed, at most."""
 LIMIT_MAX = 1_000
 ITEMS_MAX = 20_000
 PRIORITY = (-(1 << 31), (1 << 31) - 1)
@@ -330,6 +332,9 @@ def claim_terms(queue_names: Any, most: Any, lease_ms: Any, worker: Any) -> tupl
     )
 
 
-def claims(args: dict[str, Any]) -> list[tuple[list[str], int, int, str]]:
-    """What the claimers of another node ask for together."""
-    return [claim_terms(*item) for item in items(args, 4, "requests")]
+def claims(args: dict[str, Any]) -> list[tuple[list[str], int, int, str, int]]:
+    """What the claimers of another node ask for together, and how long each would hold a task that is not due yet."""
+    return [
+        (*claim_terms(*item[:4]), integer(item[4], "ahead_ms", 0, AHEAD_MS_MAX) if item[4:] else 0)
+        for item in items(args, 4, "requests", most=5)
+    ]

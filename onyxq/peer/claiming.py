@@ -5,7 +5,8 @@ that leads partitions: "tell me when your best ready task is better than what I 
 The answer is the present state, so nothing is missed across reconnections, elections or
 lost messages; the question is repeated each second, less often where there has been
 nothing for a while.  A claimer asks the node with the best head first: exact when quiet,
-approximate under load.
+approximate under load.  Tasks that fall due in a moment are such a head, too, for claimers that
+claim ahead.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from attrs import define, field
 from onyxq.errors import LogUnavailable, OnyxqError, Unavailable, from_map
 from onyxq.ids import Run, TaskId, partition_of
 from onyxq.partition.granter import ClaimRequest, Granted
-from onyxq.partition.heads import Head
+from onyxq.partition.heads import Head, is_ahead
 from onyxq.peer.node import Node
 from onyxq.replica import leader_node, live_nodes, unserved
 
@@ -62,14 +63,19 @@ class Claimer:
     deadline: float
     reply: Callable[[list[Granted]], None]
     fail: Callable[[OnyxqError], None]
+    ahead_ms: int = 0
+    """If nothing is ready: so long before they are due it takes tasks."""
     gone: bool = False
     asking: bool = False
+    asks_ahead: bool = False
+    """Whether what it is asking for is not due yet."""
     asked: set[str] = field(factory=set)
     trouble: OnyxqError | None = None
 
 
-Asked = tuple[list[str], int, int | None, str]
-"""(queues, most tasks, lease in ms or None for the queue's, worker) of one claimer."""
+Asked = tuple[list[str], int, int | None, str, int]
+"""(queues, most tasks, lease in ms or None for the queue's, worker) of one claimer, and how many milliseconds
+ahead it claims if nothing is ready."""
 
 
 class _Watched:
@@ -238,7 +244,7 @@ class Claiming:
                 self._wake.set()
             return known is None
         self._wake.set()
-        if known is not None and head[:2] >= known[:2]:
+        if known is not None and head[:2] >= known[:2] and not is_ahead(head):
             # Nobody here is in need of more: ask again when somebody is, or later.
             with trio.move_on_after(POLL_S) as asking:
                 watched.asking[node_id] = asking
@@ -249,12 +255,13 @@ class Claiming:
         if node_id == self._node.node_id:
             known = (better_than[0], better_than[1]) if better_than is not None else None
             heads = self._node.granter.heads
-            return await heads.wait_head(queue, known, timeout_s, wanted=lambda: self._wanted(queue))
+            return await heads.wait_head(queue, known, timeout_s, wanted=lambda: self._wanted(queue), ahead=True)
         args = {
             "queue": queue,
             "known": better_than,
             "timeout_ms": int(timeout_s * 1000),
             "wanted": self._wanted(queue),
+            "ahead": True,
         }
         found = await self._node.call(node_id, "lead.head", args, timeout_s=timeout_s + 2.0)
         return tuple(found) if found is not None else None
@@ -370,20 +377,26 @@ class Claiming:
         for queue in claimer.queues:
             watched = self._queues.get(queue)
             for node_id, head in watched.heads.items() if watched else ():
-                if watched and head is not None and (best is None or head[:2] < best[0][:2]):
+                if not watched or head is None or (is_ahead(head) and not claimer.ahead_ms):
+                    continue
+                if best is None or head[:2] < best[0][:2]:
                     best = (head, node_id, watched)
         if best is None:
             return None
         head, node_id, watched = best
         if self._asks.get(node_id, 0) >= ASKS_MAX:
             return BUSY
+        claimer.asks_ahead = is_ahead(head)
         left = head[2] - claimer.maximum
         # What is asked for now is no longer offered to the next claimer.
         watched.heads[node_id] = (head[0], head[1], left) if left > 0 else None
         return node_id
 
     async def _ask_node(self, group: list[Claimer], node_id: str) -> None:
-        requests: list[Asked] = [(list(one.queues), one.maximum, one.lease_ms or None, one.worker) for one in group]
+        requests: list[Asked] = [
+            (list(one.queues), one.maximum, one.lease_ms or None, one.worker, one.ahead_ms if one.asks_ahead else 0)
+            for one in group
+        ]
         queues = sorted({queue for one in group for queue in one.queues})
         try:
             answers, heads = await self._claim_at(requests, node_id)
@@ -424,14 +437,18 @@ class Claiming:
     ) -> tuple[list[list[Granted] | OnyxqError], dict[str, Head | None]]:
         if node_id == self._node.node_id:
             return await claim_here(self._node, requests)
-        answer = await self._node.call(node_id, "lead.claim", {"requests": requests}, timeout_s=ASK_TIMEOUT_S)
+        # Nodes that know nothing of claims ahead tell of no such heads, and take four parts.
+        items = [one if one[4] else one[:4] for one in requests]
+        answer = await self._node.call(node_id, "lead.claim", {"requests": items}, timeout_s=ASK_TIMEOUT_S)
         heads = {queue: tuple(head) if head is not None else None for queue, head in answer["heads"].items()}
         return [unpack_answer(one) for one in answer["claims"]], heads
 
 
 def pack_answer(answer: list[Granted] | OnyxqError) -> Any:
     """What one request got, as it travels."""
-    return answer.to_map() if isinstance(answer, OnyxqError) else [list(one) for one in answer]
+    if isinstance(answer, OnyxqError):
+        return answer.to_map()
+    return [list(one if one.due_in_ms else one[:6]) for one in answer]
 
 
 def unpack_answer(packed: Any) -> list[Granted] | OnyxqError:
@@ -457,8 +474,8 @@ async def claim_here(
 
         return reply
 
-    for place, (queues, maximum, lease_ms, worker) in enumerate(requests):
-        node.granter.submit(ClaimRequest(queues, maximum, lease_ms or 0, worker, replier(place)))
+    for place, (queues, maximum, lease_ms, worker, ahead_ms) in enumerate(requests):
+        node.granter.submit(ClaimRequest(queues, maximum, lease_ms or 0, worker, replier(place), ahead_ms))
     try:
         with trio.move_on_after(ASK_TIMEOUT_S - 1.0 if requests else 0.0):
             await done.wait()
@@ -470,7 +487,9 @@ async def claim_here(
     finally:
         waiting = False
     late = LogUnavailable("the log did not answer in time")
-    heads = {queue: node.granter.heads.head(queue) for queue in sorted({queue for one in requests for queue in one[0]})}
+    ahead = any(one[4] for one in requests)
+    queues_asked = sorted({queue for one in requests for queue in one[0]})
+    heads = {queue: node.granter.heads.head(queue, ahead=ahead) for queue in queues_asked}
     return [answers.get(place, late) for place in range(len(requests))], heads
 
 

@@ -154,7 +154,9 @@ class Node:
         """How old tasks are purged."""
         self.cohort = Cohort(self)
         self.granter = Granter(self)
-        self.upcoming = Upcoming(store, wall_ms=self.wall_ms, offer=self.granter.add)
+        self.upcoming = Upcoming(
+            store, wall_ms=self.wall_ms, offer=self.granter.add_due, offer_soon=self.granter.add_ahead
+        )
         self.operations = Operations(self)
         self.expiry = Expiry(self, self.operations.completing, self.operations.renewed)
         self.repair = Repair(self)

@@ -327,7 +327,8 @@ class Service:
     def _claimer(
         self, args: dict[str, Any], reply: Callable[[Any], None], fail: Callable[[OnyxqError], None]
     ) -> Claimer:
-        check.only(args, ("queues", "max", "lease_ms", "wait_ms", "worker"))
+        check.only(args, ("queues", "max", "lease_ms", "wait_ms", "worker", "ahead_ms"))
+        ahead_ms = check.integer(args.get("ahead_ms", 0), "ahead_ms", 0, check.AHEAD_MS_MAX)
         wait_ms = check.integer(args.get("wait_ms", 0), "wait_ms", 0, check.WAIT_MS_MAX)
         worker = args.get("worker")
         queues, maximum, lease_ms, worker = check.claim_terms(
@@ -339,6 +340,7 @@ class Service:
             lease_ms=lease_ms,
             worker=worker,
             deadline=trio.current_time() + wait_ms / 1000,
+            ahead_ms=ahead_ms,
             reply=lambda granted: reply(_claims(granted, told=not lease_ms)),
             fail=fail,
         )
@@ -392,7 +394,8 @@ class Service:
             priority, due_ms = (check.integer(one, "known", -(1 << 63), 1 << 63) for one in known)
             known = (priority, due_ms)
         wanted = check.integer(args.get("wanted", 1), "wanted", 0, WANTED_MAX)
-        return await self.node.granter.heads.wait_head(queue, known, timeout_ms / 1000, wanted=wanted)
+        ahead = args.get("ahead") is True
+        return await self.node.granter.heads.wait_head(queue, known, timeout_ms / 1000, wanted=wanted, ahead=ahead)
 
     # --- the cohort
 
@@ -519,6 +522,8 @@ class Service:
 def _claims(granted: Sequence[Granted], *, told: bool) -> dict[str, Any]:
     """The answer to a claim; ``told``: with the leases, as whoever claimed named none."""
     answer: dict[str, Any] = {"claims": [list(one[:5]) for one in granted]}
+    if any(one.due_in_ms for one in granted):
+        answer["due_in_ms"] = [one.due_in_ms for one in granted]
     return {**answer, "leases": [one.lease_ms for one in granted]} if told else answer
 
 

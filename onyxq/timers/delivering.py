@@ -165,7 +165,7 @@ class Delivering:
         if not self._node.can_submit():
             await trio.sleep(PAUSE_S)
             return []
-        asked = [([QUEUE], room, self._lease_ms, f"timers/{self._node.node_id}")]
+        asked = [([QUEUE], room, self._lease_ms, f"timers/{self._node.node_id}", 0)]
         (answer,), _ = await claim_here(self._node, asked)
         if isinstance(answer, OnyxqError):
             log.info("timers wait: %s", answer.message)

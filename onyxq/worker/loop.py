@@ -1,8 +1,9 @@
 """The loop of a worker: claim, work, complete (design: claims).
 
-It claims in batches with a long poll, as far ahead as its slots will begin soon; renews all
-that it holds together; stops work whose claim no longer stands; and on the way out finishes
-what it can and gives the rest back.  Works on trio and on asyncio.
+It claims in batches with a long poll, as far ahead as its slots will begin soon, and what falls
+due in a moment, which it begins then; renews all that it holds together; stops work whose claim
+no longer stands; and on the way out finishes what it can and gives the rest back.  Works on trio
+and on asyncio.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ PAUSE_FIRST_S, PAUSE_MAX_S = 0.1, 5.0
 """Pauses between claims that failed."""
 RELEASE_TIMEOUT_MS = 5_000
 CLAIM_TASKS_MAX = 1_000
+AHEAD_MS = 500
+"""Tasks are claimed so long before they are due, at most."""
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +92,8 @@ class Worker:
         self._jobs: dict[Claim, _Job] = {}
         """All that is held: waiting for a slot, running, or being reported."""
         self._waiting: deque[_Job] = deque()
+        self._early: dict[Claim, _Job] = {}
+        """Claimed ahead: not due yet."""
         self._running: dict[Claim, _Job] = {}
         self._begun_at = 0.0
         """The sum of the times at which those that run were begun."""
@@ -202,16 +207,40 @@ class Worker:
         for claim in batch:
             job = self._jobs[claim] = _Job(Attempt(claim, random_name=client.random_name), now)
             job.attempt.on_lost = self._lost
-            self._waiting.append(job)
+            if claim.due > now:
+                self._early[claim] = job
+            else:
+                self._waiting.append(job)
+        if any(claim.due for claim in batch):
+            early = (self._early[claim] for claim in batch if claim in self._early)
+            group.start_soon(self._await_due, client, group, sorted(early, key=lambda job: job.claim.due))
         self._begin(client, group)
         self._wake()
+
+    async def _await_due(self, client: AsyncClient, group: TaskGroup, early: Sequence[_Job]) -> None:
+        """Begin what was claimed ahead when it is due; once it is to stop, all of it is given back."""
+        for job in early:
+            with anyio.move_on_at(job.claim.due):
+                await self._stopped.wait()
+            if self._early.pop(job.claim, None) is not None:
+                job.since = anyio.current_time()
+                self._waiting.append(job)
+                self._begin(client, group)
+                self._wake()
 
     async def _ask(self, client: AsyncClient, room: int) -> ClaimBatch | None:
         """Claim; None if it is to be asked anew."""
         try:
             with anyio.CancelScope() as self._asking:
+                # Slots must be left for what becomes ready meanwhile.
+                ahead_ms = AHEAD_MS if room > 1 and len(self._early) <= self._slots() // 2 else 0
                 return await client.claim(
-                    self._queues, max=room, lease_ms=self._lease_ms, wait_ms=self._wait_ms, worker=self._name
+                    self._queues,
+                    max=room,
+                    lease_ms=self._lease_ms,
+                    wait_ms=self._wait_ms,
+                    worker=self._name,
+                    ahead_ms=ahead_ms,
                 )
         finally:
             self._asking = None
@@ -238,7 +267,7 @@ class Worker:
         running = len(self._running)
         ahead = self._pace.ahead(anyio.current_time() - self._begun_at / running if running else 0.0)
         whole = self._slots() + ahead
-        room = whole - running - len(self._waiting)
+        room = whole - running - len(self._waiting) - len(self._early)
         # Outcomes that nobody takes must not pile up.
         held = 2 * self._scaling.slots + self._pace.limit - len(self._jobs)
         return min(room, held, CLAIM_TASKS_MAX), min(whole, CLAIM_TASKS_MAX)
@@ -397,8 +426,9 @@ class Worker:
         job = self._jobs.get(claim)
         if job is None or job.attempt.committing or job.attempt.ended:
             return
-        if job in self._waiting:
-            self._waiting.remove(job)
+        if job in self._waiting or claim in self._early:
+            if self._early.pop(claim, None) is None:
+                self._waiting.remove(job)
             del self._jobs[claim]
             self._wake()
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from simulation.planted.bugs_ahead import AHEAD_BUGS
 from simulation.planted.bugs_backup import BACKUP_BUGS
 from simulation.planted.bugs_batches import BATCH_BUGS
 from simulation.planted.bugs_cancelling import CANCELLING_BUGS
@@ -353,6 +354,7 @@ PLANTED: tuple[Planted, ...] = (
         "when a partition's nodes have gone one by one, so has what was to be committed",
         "handed_over",
     ),
+    *AHEAD_BUGS,
     *COPY_BUGS,
     *RULE_BUGS,
     *CANCELLING_BUGS,
