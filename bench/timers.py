@@ -4,8 +4,9 @@
 
 Three peers on one ZooKeeper and the client share one machine and so one clock: it is the
 leaders' clock, too.  ``--peers 1 --modes steady`` shows what they cost each other there.  All
-timers are set before the first is due.  Workers, some on each peer, claim what falls due, a moment
-ahead as workers do (``--ahead-ms 0``: once it is due), begin it when it is, and complete it behind that; a timer that comes before its time, or does not come at all, makes the
+timers are set before the first is due.  Workers, some on each peer, claim what falls due, a
+moment ahead as workers do (``--ahead-ms 0``: once it is due), begin it when it is, and complete
+it behind that; a timer that comes before its time, or does not come at all, makes the
 measurement an error.  Two measurements: without faults, and with the peer that leads most killed
 (SIGKILL) in the middle, and started again.  Prints one JSON document.
 """
@@ -16,7 +17,7 @@ import argparse
 import os
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,9 @@ from bench.drive import fresh_queue
 from bench.options import end_on_signal, guarded
 from bench.peers import PARTITIONS, PEERS, SESSION_TIMEOUT_MS, Cluster, running, until_whole
 from onyxq.client import AsyncClient
-from onyxq.client.claims import Claim, ClaimBatch
+from onyxq.client.claims import ClaimBatch
 from onyxq.errors import BatchRefused, OnyxqError
-from onyxq.ids import TaskId, ms_of
+from onyxq.ids import TaskId, ids_of, ms_of
 
 GOAL_P50_MS, GOAL_P99_MS = 20.0, 250.0
 GOAL_KILLED_MS = SESSION_TIMEOUT_MS + 2_000
@@ -118,16 +119,16 @@ class Timers:
         """Begin each once it is due, and complete them together."""
         for run in sorted(claims.runs, key=lambda run: run.due):
             await anyio.sleep_until(run.due)
-            self.took([claim for claim in claims if claim.run is run], wall_ms())
+            self.took(ids_of(run.first, run.count), wall_ms())
         await self._complete(client, claims)
 
-    def took(self, claims: Sequence[Claim], now_ms: float) -> None:
-        """A worker has these."""
-        for claim in claims:
-            if claim.id in self.late_ms:
+    def took(self, ids: Iterable[TaskId], now_ms: float) -> None:
+        """A worker begins these."""
+        for task_id in ids:
+            if task_id in self.late_ms:
                 self.again += 1
             else:
-                self.late_ms[claim.id] = now_ms - ms_of(claim.id)
+                self.late_ms[task_id] = now_ms - ms_of(task_id)
         self.more.set()
         self.more = anyio.Event()
         if len(self.late_ms) >= len(self.due_ms):

@@ -195,7 +195,7 @@ class Heads:
             heads.waiting -= 1
             for one in near:
                 heads.near.remove(one)
-            if not heads.waiting and not heads.windows:
+            if not heads.waiting and not heads.windows and self._best_ahead(queue) is None:
                 self._queues.pop(queue, None)  # a name that has no tasks here
 
     async def _head_after_change(

@@ -59,8 +59,8 @@ class Worker:
     With ``concurrency_max`` it is more, up to so many, while all are busy (`Scaling`).  What
     the body returns is the task's result; what it raises is the error of a failed attempt.
     ``ahead``: the most claims held beyond those that run; by default ten per slot, and never
-    more than are begun within half a second.  ``drain_ms``: for how long a worker that was
-    told to stop lets run what runs.
+    more than are begun within half a second; 0: what is not due yet is not claimed either.
+    ``drain_ms``: for how long a worker that was told to stop lets run what runs.
     """
 
     def __init__(
@@ -233,14 +233,14 @@ class Worker:
         try:
             with anyio.CancelScope() as self._asking:
                 # Slots must be left for what becomes ready meanwhile.
-                ahead_ms = AHEAD_MS if room > 1 and len(self._early) <= self._slots() // 2 else 0
+                timers = self._pace.limit and room > 1 and 2 * len(self._early) < self._slots()
                 return await client.claim(
                     self._queues,
                     max=room,
                     lease_ms=self._lease_ms,
                     wait_ms=self._wait_ms,
                     worker=self._name,
-                    ahead_ms=ahead_ms,
+                    ahead_ms=AHEAD_MS if timers else 0,
                 )
         finally:
             self._asking = None

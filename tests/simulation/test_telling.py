@@ -10,7 +10,7 @@ import trio.lowlevel
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from onyxq.ids import make_id
-from onyxq.partition.heads import TOLD_S, Head, Heads
+from onyxq.partition.heads import TOLD_S, Head, Heads, is_ahead
 from onyxq.partition.leader import PartitionLeader
 from onyxq.partition.limits import Limits
 from onyxq.replica import EMPTY, Replica
@@ -52,9 +52,15 @@ class Node:
             free=self.free,
             limits=Limits(Host()),
             wake_later=lambda seconds, queue: None,
+            wall_ms=self.wall_ms,
         )
         self.told: dict[str, tuple[float, Head | None]] = {}
         self._made = 0
+        self._begun_s = trio.current_time()
+
+    def wall_ms(self) -> int:
+        """The simulated wall clock."""
+        return NOW_MS + int((trio.current_time() - self._begun_s) * 1000)
 
     def free(self, piece: Piece) -> int:
         """What nobody claimed."""
@@ -69,6 +75,16 @@ class Node:
         written = await self.store.write(Batch(rows=tuple(tasks(one, 1) for one in ids)))
         self.heads.add(written.pieces)
         return ids
+
+    def add_ahead(self, *due_in_ms: int, priority: int = 0, key: bytes = b"") -> list[Piece]:
+        """Tasks fall due in so many milliseconds."""
+        pieces = []
+        for in_ms in due_in_ms:
+            self._made += 1
+            first = make_id(self.wall_ms() + in_ms, PARTITION, self._made, 0)
+            pieces.append(Piece(QUEUE, priority, self.wall_ms() + in_ms, first, 1, 0, first, 0, key))
+        self.heads.add_ahead(pieces)
+        return pieces
 
     async def warm(self) -> None:
         """Have all that is in the store read once: how many tasks there are is known exactly from then on."""
@@ -161,3 +177,72 @@ async def test_others_are_told_at_once_where_no_worker_of_the_node_waits() -> No
             await trio.sleep(TOLD_S / 4)
         assert node.told["a"][0] - begun_s < TOLD_S / 2
         nursery.cancel_scope.cancel()
+
+
+# --- what is not due yet
+
+
+@on_simulated_time
+async def test_what_falls_due_in_a_moment_is_a_head_for_those_who_claim_ahead() -> None:
+    """Where nothing is ready, however high its priority; no longer once it is taken, or due."""
+    node = Node()
+    await node.warm()
+    later, sooner = node.add_ahead(200, 100, priority=9)
+    assert node.heads.head(QUEUE) is None
+    head = node.heads.head(QUEUE, ahead=True)
+    assert head is not None and is_ahead(head) and head[1:] == (sooner.due_ms, 2)
+    (ready,) = await node.add(1)
+    head = node.heads.head(QUEUE, ahead=True)
+    assert head is not None and not is_ahead(head)
+    node.taken.update([ready, sooner.first])
+    assert node.heads.best_ahead([QUEUE, "other"]) == (later, 1)
+    await trio.sleep(0.2)
+    assert node.heads.best_ahead([QUEUE]) is None
+    assert node.heads.head(QUEUE, ahead=True) is None
+
+
+@on_simulated_time
+async def test_it_stays_a_head_of_a_queue_that_had_no_tasks_before() -> None:
+    """When whoever was told of it claims it."""
+    node = Node()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: node.heads.wait_head(QUEUE, None, WAIT_S, ahead=True))
+        await wait_all_tasks_blocked()
+        (piece,) = node.add_ahead(100)
+    assert node.heads.best_ahead([QUEUE]) == (piece, 1)
+
+
+@on_simulated_time
+async def test_what_another_task_may_overtake_is_not_had_ahead() -> None:
+    """One of its key may be enqueued that is due before it."""
+    node = Node()
+    await node.warm()
+    node.add_ahead(100, key=b"k" * 16)
+    assert node.heads.head(QUEUE, ahead=True) is None
+
+
+@on_simulated_time
+async def test_only_those_who_claim_ahead_are_told_of_it() -> None:
+    """The others hear of it when it is ready, or of what is ready before."""
+    node = Node()
+    await node.warm()
+    told: dict[str, Head | None] = {}
+
+    async def wait(name: str, known: tuple[int, int] | None, *, ahead: bool) -> None:
+        told[name] = await node.heads.wait_head(QUEUE, known, WAIT_S, wanted=1, ahead=ahead)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: wait("ahead", None, ahead=True))
+        nursery.start_soon(lambda: wait("plain", None, ahead=False))
+        await wait_all_tasks_blocked()
+        (piece,) = node.add_ahead(100)
+        await trio.sleep(10 * TOLD_S)
+        head = told.get("ahead")
+        assert told.keys() == {"ahead"} and head is not None and is_ahead(head)
+        nursery.start_soon(lambda: wait("knows", head[:2], ahead=True))
+        await trio.sleep(10 * TOLD_S)
+        assert told.keys() == {"ahead"}
+        node.taken.add(piece.first)
+        await node.add(2)
+        await trio.sleep(10 * TOLD_S)
+        assert told.keys() == {"ahead", "plain", "knows"}

@@ -10,7 +10,7 @@ import trio
 from trio.testing import MockClock
 
 from onyxq.ids import make_id
-from onyxq.partition.upcoming import LOOK_PIECES_MAX, PROMOTE_EVERY_MS, TOGETHER_MS, Upcoming
+from onyxq.partition.upcoming import LOOK_PIECES_MAX, PROMOTE_EVERY_MS, ROUND_MS, SOON_MS, TOGETHER_MS, Upcoming
 from onyxq.store.indexing import PROMOTE_PIECES_MAX
 from onyxq.store.interface import Batch, Piece
 from onyxq.store.memory import MemoryStore
@@ -26,7 +26,10 @@ class Offered:
 
     def __init__(self, **options: Any) -> None:
         self.store = MemoryStore(now_ms=self.wall_ms)
-        self.upcoming = Upcoming(self.store, wall_ms=self.wall_ms, offer=self.offer, **options)
+        self.upcoming = Upcoming(
+            self.store, wall_ms=self.wall_ms, offer=self.offer, offer_soon=self.offer_soon, **options
+        )
+        self.soon_ms: dict[bytes, int] = {}
         self.at_ms: dict[bytes, int] = {}
         self.again = 0
         self._made = 0
@@ -40,6 +43,11 @@ class Offered:
         for piece in pieces:
             self.again += piece.first in self.at_ms
             self.at_ms.setdefault(piece.first, self.wall_ms())
+
+    def offer_soon(self, pieces: Sequence[Piece]) -> None:
+        """What may be claimed ahead."""
+        for piece in pieces:
+            self.soon_ms.setdefault(piece.first, self.wall_ms())
 
     def id_due(self, in_ms: int) -> bytes:
         """A fresh id that is due so much after the start."""
@@ -125,6 +133,26 @@ async def test_what_falls_due_thick_and_fast_is_offered_together() -> None:
     first, second = (set(sorted(world.at_ms.values())[1:]) for world in worlds)
     assert len(first) <= 1_000 // TOGETHER_MS + 2
     assert len(first & second) >= 0.9 * len(first)  # the clock's milliseconds are rounded
+
+
+@on_simulated_time
+async def test_each_is_offered_ahead_long_enough_before_it_is_due() -> None:
+    """Those of a round together, what comes later at once, and what is due already not at all."""
+    world, rng = Offered(), random.Random(2)
+    ids = [world.id_due(rng.randrange(2_000, 9_000)) for _ in range(200)]
+    await world.put(*ids)
+    world.upcoming.lead(PARTITION)
+    sudden = [world.id_due(5_000 + in_ms) for in_ms in (1, SOON_MS // 2)]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(seen_to, world, 10_000)
+        await trio.sleep(5)
+        await world.put(*sudden)
+    assert world.soon_ms.keys() == world.at_ms.keys() == {*ids, *sudden}
+    ahead = [world.at_ms[one] - world.soon_ms[one] for one in ids]
+    assert SOON_MS <= min(ahead) <= max(ahead) <= SOON_MS + ROUND_MS + TOGETHER_MS
+    assert len({world.soon_ms[one] for one in ids}) <= 7_000 // ROUND_MS + 2
+    assert all(world.soon_ms[one] - START_MS in (5_000, 5_001) for one in sudden)
+    assert min(world.late_ms([*ids, *sudden])) >= 0
 
 
 @on_simulated_time

@@ -1,0 +1,124 @@
+"""Claims ahead: tasks are with workers a moment before they are due, and are begun when they are."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from onyxq.client import Claim
+from onyxq.errors import BadRequest, Conflict
+from onyxq.ids import ms_of
+from onyxq.worker import Worker
+from simulation.world import Options, World, simulate
+from tests.interfaces.worker_world import until
+
+CALM = Options(partitions=2, clock_offset_ms=0)
+AHEAD_MS = 500
+
+
+def test_a_timer_is_claimed_ahead_and_begun_when_it_is_due() -> None:
+    """Not before that, on a cluster that hands it out before; what is ready runs meanwhile."""
+    begun: dict[bytes, float] = {}
+
+    async def script(world: World) -> None:
+        async def work(claim: Claim) -> None:
+            begun[claim.data] = world.audit.true_ms() - ms_of(claim.id)
+
+        worker = Worker(work, queues=["q"], concurrency=4)
+        async with world.client() as client, trio.open_nursery() as nursery:
+            nursery.start_soon(worker.serve, client.client)
+            await client.enqueue("q", [b"now"])
+            for number in range(6):
+                await client.enqueue("q", [b"later %d" % number], delay_ms=1_000 + 40 * number)
+            await until(lambda: worker.held > worker.running)
+            await client.enqueue("q", [b"meanwhile"])
+            await until(lambda: worker.finished == 8)
+            worker.stop()
+
+    simulate(script, seed=1, options=CALM)
+    assert len(begun) == 8
+    assert 0 <= min(begun.values()) <= max(begun.values()) < 1_000
+    assert sorted(late for data, late in begun.items() if data.startswith(b"later"))[3] < 20
+
+
+def test_what_is_not_due_yet_is_given_back_by_a_worker_that_stops() -> None:
+    """Uncounted; nobody has it before it is due."""
+
+    async def script(world: World) -> None:
+        async def work(claim: Claim) -> None:
+            raise AssertionError("it is not due yet")
+
+        worker = Worker(work, queues=["q"], concurrency=4)
+        async with world.client() as client:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(worker.serve, client.client)
+                (task_id,) = await client.enqueue("q", [b"later"], delay_ms=2_000)
+                await until(lambda: worker.held == 1)
+                worker.stop()
+            assert worker.held == worker.finished == worker.failed == 0
+            assert not await client.claim("q", maximum=1)
+            (claim,) = await client.claim("q", maximum=1, wait_ms=5_000)
+            assert (claim.id, claim.attempts) == (task_id, 0)
+            assert world.audit.true_ms() >= ms_of(task_id)
+            await client.complete(claim)
+
+    simulate(script, seed=2, options=CALM)
+
+
+def test_whoever_claims_ahead_is_told_when_to_begin() -> None:
+    """And by then it is its own: it cannot be cancelled as unclaimed, nobody else gets it, and its lease is fresh."""
+
+    async def script(world: World) -> None:
+        async with world.client() as client, world.client() as other:
+            (task_id,) = await client.enqueue("q", [b"later"], delay_ms=2_000)
+            (claim,) = await client.claim("q", lease_ms=5_000, wait_ms=5_000, ahead_ms=AHEAD_MS)
+            ahead_ms = (claim.due - trio.current_time()) * 1000
+            assert 100 < ahead_ms <= AHEAD_MS
+            assert claim.expires > claim.due
+            assert abs(world.audit.true_ms() + ahead_ms - ms_of(task_id)) < 20
+            with pytest.raises(Conflict, match="is claimed"):
+                await other.cancel(task_id)
+            assert not await other.claim("q", wait_ms=1_000)
+            await trio.sleep(max(0.0, claim.expires - 0.05 - trio.current_time()))
+            await client.complete(claim)
+
+    simulate(script, seed=3, options=CALM)
+
+
+def test_what_is_ready_comes_before_what_is_not_due() -> None:
+    """However low its priority; and half of the room is left."""
+
+    async def script(world: World) -> None:
+        async with world.client() as client:
+            for number in range(8):
+                await client.enqueue("q", [b"later %d" % number], delay_ms=2_000, priority=5)
+            first = await client.claim("q", maximum=8, lease_ms=60_000, wait_ms=5_000, ahead_ms=AHEAD_MS)
+            assert 1 <= len(first) <= 4 and all(claim.due for claim in first)
+            await client.enqueue("q", [b"now"], priority=-5)
+            second = await client.claim("q", maximum=1, lease_ms=60_000, wait_ms=5_000, ahead_ms=AHEAD_MS)
+            assert [claim.data for claim in second] == [b"now"] and not second[0].due
+            left = 8 - len(first)
+            while left:
+                claims = await client.claim("q", maximum=8, lease_ms=60_000, wait_ms=5_000)
+                assert claims and not any(claim.due for claim in claims)
+                left -= len(claims)
+                for claim in claims:
+                    await client.complete(claim)
+            for claim in (*first, *second):
+                await client.complete(claim)
+
+    simulate(script, seed=4, options=CALM)
+
+
+@pytest.mark.parametrize("ahead_ms", [-1, 1_001, "5", True])
+def test_a_wrong_time_is_refused(ahead_ms: object) -> None:
+    """With the name of the field."""
+
+    async def script(world: World) -> None:
+        async with world.client() as client:
+            args = {"queues": ["q"], "max": 1, "lease_ms": 5_000, "wait_ms": 0, "worker": "w", "ahead_ms": ahead_ms}
+            with pytest.raises(BadRequest) as caught:
+                await client.client.call("claim", args)
+            assert caught.value.field == "ahead_ms"
+
+    simulate(script, seed=5, options=CALM)
