@@ -31,7 +31,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "backup.rows": {"partition": 0, "position": 0, "after": b""},
     "enqueue": {"runs": [RUN], "w": 1},
     "ids": {"count": 2},
-    "claim": {"queues": ["page"], "max": 1, "lease_ms": 1_000, "wait_ms": 0, "worker": "w"},
+    "claim": {"queues": ["page"], "max": 1, "lease_ms": 1_000, "wait_ms": 0, "worker": "w", "ahead_ms": 500},
     "complete": {"items": [[ID, 1, 1, 0, [b"x"]]]},
     "fail": {"items": [[ID, 1, 1, "error", 1]]},
     "renew": {"items": [[ID, 1, 1, 1_000]]},
