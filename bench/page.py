@@ -279,7 +279,7 @@ SECTIONS = (
         "Timers",
         "python -m bench.timers",
         "50,000 delayed tasks whose times are spread over a minute: from the due time, by the leaders' clock, until a\n"
-        "worker may begin; none began early, none was lost. Workers claim them up to half a second ahead. At this\n"
+        "worker may begin; none began early, none was lost. Workers claim them up to 0.4 seconds ahead. At this\n"
         "rate the three peers, ZooKeeper and the client keep both cores nearly busy.",
         _timers,
     ),

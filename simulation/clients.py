@@ -132,10 +132,9 @@ class RecordingClient:
             granted = Operation(CLAIM, self.name, claim.token, invoked_s, now_s, OK, "", lease_ms, claim.attempts)
             self._history.begin(granted, claim.id)
             self._history.heard.setdefault(claim.id, {})[claim.token] = Heard(self.name, now_s, claim.expires)
-            ahead_s = max(0.0, claim.due - now_s)
-            if ahead_s:
+            if claim.due > now_s:
                 self._audit.probes.reached("a task was claimed before it was due")
-            self._audit.claimed(claim, sent_s=claim.expires - lease_ms / 1000 - ahead_s)
+            self._audit.claimed(claim, sent_s=claim.expires - lease_ms / 1000)
         return claims
 
     async def complete(self, claim: Claim, result: bytes | None = None, *, timeout_ms: int | None = None) -> None:

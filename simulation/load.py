@@ -183,7 +183,7 @@ class Load:
     async def _handle(self, client: RecordingClient, claim: Claim, lease_ms: int) -> None:
         mix, draw = self.mix, self._random.random
         calm = self._draining
-        if claim.due and claim.token % 4 == 0:
+        if claim.due and mix.release and claim.token % 4 == 0:
             await client.release(claim, timeout_ms=CALL_TIMEOUT_MS)
             return
         await trio.sleep(max(0.0, claim.due - trio.current_time()))

@@ -42,6 +42,9 @@ TIMEOUT_MS = 30_000
 POLL_MS_MIN = 250
 POLLS_PER_LEASE = 4
 LEASES_KNOWN_MAX = 1_000
+AHEAD_MS_MAX = 1_000
+AHEAD_AGAIN_S = 60.0
+"""For how long nothing is claimed ahead once a peer has not understood that: it is of an older version."""
 UNKNOWN_LEASE_MS = 4_000
 """What the lease of queues that are claimed from for the first time is taken for, if the caller names none."""
 """A wait for claims is cut into this many parts of a lease: the lease counts from when the
@@ -86,6 +89,8 @@ class AsyncClient(Managing, Batching, Jobs):
             split_address(each)
         self._hello = Hello(credential=token)
         self._timeout_ms = timeout_ms
+        self._ahead_at = float("-inf")
+        """From when on peers are asked for what is not due yet (again)."""
         self._leases: dict[frozenset[str], int] = {}
         """The shortest lease that was last given by queues whose own leases were asked for."""
         self._network = network or (Certificates.from_environment() if tls is None else tls).network()
@@ -295,6 +300,8 @@ class AsyncClient(Managing, Batching, Jobs):
         Empty if there was none in time.  Raises `Unavailable` if claims could not be
         granted when the waiting was over.
         """
+        if type(ahead_ms) is not int or not 0 <= ahead_ms <= AHEAD_MS_MAX:
+            raise BadRequest(f"ahead_ms must be from 0 to {AHEAD_MS_MAX}, not {ahead_ms!r}", field="ahead_ms")
         names = [queues] if isinstance(queues, str) else list(queues)
         clock = anyio.current_time
         wait_until = clock() + wait_ms / 1000
@@ -309,17 +316,23 @@ class AsyncClient(Managing, Batching, Jobs):
             now_wait_ms = min(left_ms, poll_ms) if left_ms > 0 else 0
             said = worker or self._worker
             asked = {"queues": names, "max": max, "lease_ms": lease_ms, "wait_ms": now_wait_ms, "worker": said}
-            return {**asked, "ahead_ms": ahead_ms} if ahead_ms else asked
+            return {**asked, "ahead_ms": ahead_ms} if ahead_ms and clock() >= self._ahead_at else asked
 
         while True:
-            answer = await self._pool.call(
-                "claim",
-                args,
-                until=wait_until + self._seconds(timeout_ms),
-                wait_ms=poll_ms,
-                retry_until=wait_until,
-                late=self._give_back,
-            )
+            try:
+                answer = await self._pool.call(
+                    "claim",
+                    args,
+                    until=wait_until + self._seconds(timeout_ms),
+                    wait_ms=poll_ms,
+                    retry_until=wait_until,
+                    late=self._give_back,
+                )
+            except BadRequest as error:
+                if error.field != "ahead_ms":
+                    raise
+                self._ahead_at = clock() + AHEAD_AGAIN_S  # a peer of an older version
+                continue
             if answer["claims"] or clock() >= wait_until:
                 batch = ClaimBatch.of(answer, sent_at=sent_at, lease_ms=lease_ms, now=clock())
                 if lease_ms is None and batch:

@@ -218,7 +218,7 @@ class ClaimBatch(Sequence[Claim]):
                 count=task_count(body),
                 attempts=attempts,
                 body=body,
-                expires=sent_at + (lease + ahead) / 1000,
+                expires=sent_at + lease / 1000,
                 lease_ms=lease,
                 due=now + ahead / 1000 if ahead else 0.0,
             )

@@ -40,7 +40,7 @@ Best = tuple[Window, Piece, int]
 
 def is_ahead(head: Head) -> bool:
     """Whether the head is not due yet."""
-    return head[0] >= AHEAD >> 1
+    return head[0] > AHEAD >> 1
 
 
 class _QueueHeads:
@@ -65,6 +65,11 @@ class _QueueHeads:
         known = self.keys.get(partition)
         if known is None or key < known:
             self.keys[partition] = key
+        self.wake()
+
+    def wake(self) -> None:
+        """More may be had: whoever waits, or was woken already and has not looked yet, is to look now."""
+        self.looked = None
         self.changed.set()
 
 
@@ -128,12 +133,12 @@ class Heads:
                 heapq.heappop(heads.ahead)
             self._ahead_count += 1
             heapq.heappush(heads.ahead, (piece.due_ms, self._ahead_count, piece))
-            heads.changed.set()
+            heads.wake()
 
     def wake(self, queue: str) -> None:
         """More of a queue may be had than before: who waits for it looks again."""
         if queue in self._queues:
-            self._queues[queue].changed.set()
+            self._queues[queue].wake()
 
     # --- as coordinators ask for them
 

@@ -46,6 +46,8 @@ CLAIMERS_MAX = 50_000
 WANTED_CLAIMERS = 64
 """So many of those who wait are asked how many tasks they want."""
 WANTED_MAX = 1 << 16
+AHEAD_AGAIN_S = 0.05
+"""A claimer that was given nothing ahead asks for what is ready only for so long."""
 BUSY = ""
 ASKS_MAX = 2
 """Questions in flight to one node; further claimers gather."""
@@ -67,6 +69,8 @@ class Claimer:
     """If nothing is ready: so long before they are due it takes tasks."""
     gone: bool = False
     asking: bool = False
+    ahead_again_at: float = 0.0
+    """From then on it may ask for what is not due yet (again)."""
     asks_ahead: bool = False
     """Whether what it is asking for is not due yet."""
     asked: set[str] = field(factory=set)
@@ -300,6 +304,8 @@ class Claiming:
             elif now >= claimer.deadline and (self._sure(claimer) or now >= claimer.deadline + FIRST_ANSWERS_S):
                 self._end(claimer)
             else:
+                if claimer.ahead_again_at > now:
+                    next_look = min(next_look, claimer.ahead_again_at)
                 due = claimer.deadline if now < claimer.deadline else claimer.deadline + FIRST_ANSWERS_S
                 next_look = min(next_look, due)
         self._claimers = left
@@ -374,10 +380,11 @@ class Claiming:
 
     def _best_node(self, claimer: Claimer) -> str | None:
         best: tuple[Head, str, _Watched] | None = None
+        ahead = claimer.ahead_ms > 0 and trio.current_time() >= claimer.ahead_again_at
         for queue in claimer.queues:
             watched = self._queues.get(queue)
             for node_id, head in watched.heads.items() if watched else ():
-                if not watched or head is None or (is_ahead(head) and not claimer.ahead_ms):
+                if not watched or head is None or (is_ahead(head) and not ahead):
                     continue
                 if best is None or head[:2] < best[0][:2]:
                     best = (head, node_id, watched)
@@ -419,6 +426,8 @@ class Claiming:
                 troubled = True
             elif answer:
                 self._deliver(claimer, answer)
+            elif claimer.asks_ahead:
+                claimer.ahead_again_at = trio.current_time() + AHEAD_AGAIN_S
         self._answered.set()
         self._answered = trio.Event()
         if troubled:

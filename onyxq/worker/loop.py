@@ -102,6 +102,8 @@ class Worker:
         self._claiming: anyio.CancelScope | None = None
         self._asking: anyio.CancelScope | None = None
         """Of the claim that waits for tasks now."""
+        self._asks_timers = False
+        """Whether it may be tasks that are not due yet."""
         self._giving_back = False
         self._failure: OnyxqError | None = None
         self.set_up = False
@@ -227,20 +229,25 @@ class Worker:
                 self._waiting.append(job)
                 self._begin(client, group)
                 self._wake()
+                if self._asking is not None and not self._asks_timers and self._takes_timers():
+                    self._asking.cancel()  # and ask for what falls due, too
+
+    def _takes_timers(self) -> bool:
+        """Whether to claim what is not due yet: slots must be left for what becomes ready meanwhile."""
+        return self._pace.limit > 0 and self._slots() > 1 and 2 * len(self._early) < self._slots()
 
     async def _ask(self, client: AsyncClient, room: int) -> ClaimBatch | None:
         """Claim; None if it is to be asked anew."""
         try:
             with anyio.CancelScope() as self._asking:
-                # Slots must be left for what becomes ready meanwhile.
-                timers = self._pace.limit and room > 1 and 2 * len(self._early) < self._slots()
+                self._asks_timers = self._takes_timers()
                 return await client.claim(
                     self._queues,
                     max=room,
                     lease_ms=self._lease_ms,
                     wait_ms=self._wait_ms,
                     worker=self._name,
-                    ahead_ms=AHEAD_MS if timers else 0,
+                    ahead_ms=AHEAD_MS if self._asks_timers else 0,
                 )
         finally:
             self._asking = None

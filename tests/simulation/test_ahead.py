@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import trio
 
 from onyxq.client import Claim
 from onyxq.errors import BadRequest, Conflict
 from onyxq.ids import ms_of
+from onyxq.partition.granter import ClaimRequest
 from onyxq.worker import Worker
 from simulation.world import Options, World, simulate
 from tests.interfaces.worker_world import until
@@ -110,6 +113,71 @@ def test_what_is_ready_comes_before_what_is_not_due() -> None:
     simulate(script, seed=4, options=CALM)
 
 
+def test_a_claim_that_looks_less_far_ahead_is_answered_in_its_time() -> None:
+    """Asking now and then for what is offered, but not due soon enough for it, and beside that as often as others."""
+    asked: list[float] = []
+
+    async def script(world: World) -> None:
+        for node in world.nodes:
+            granter = node.running.node.granter
+            submit = granter.submit
+
+            def noted(request: ClaimRequest, submit: Callable[[ClaimRequest], None] = submit) -> None:
+                asked.append(trio.current_time())
+                submit(request)
+
+            granter.submit = noted  # type: ignore[method-assign]
+        async with world.client() as client, world.client() as other:
+            (task_id,) = await client.enqueue("q", [b"later"], delay_ms=2_000)
+            due_s = trio.current_time() + (ms_of(task_id) - world.audit.true_ms()) / 1000
+            # Somebody else has heard of it.
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(lambda: other.claim("other", wait_ms=4_000, ahead_ms=AHEAD_MS))
+                await trio.sleep(due_s - 0.15 - trio.current_time())
+                began = trio.current_time()
+                assert not await client.claim("q", wait_ms=0, ahead_ms=20)
+                assert trio.current_time() - began < 0.1
+                (claim,) = await client.claim("q", wait_ms=5_000, ahead_ms=20)
+                await client.complete(claim)
+        assert len(asked) < 20
+
+    simulate(script, seed=6, options=CALM)
+
+
+@pytest.mark.parametrize("ahead_ms", [0, AHEAD_MS])
+def test_the_lowest_priority_is_ready_all_the_same(ahead_ms: int) -> None:
+    """What is not due comes behind it."""
+
+    async def script(world: World) -> None:
+        async with world.client() as client:
+            await client.enqueue("q", [b"lowest"], priority=-(1 << 31))
+            (claim,) = await client.claim("q", wait_ms=2_000, ahead_ms=ahead_ms)
+            assert not claim.due
+            await client.complete(claim)
+
+    simulate(script, seed=7, options=CALM)
+
+
+def test_a_worker_claims_the_next_timer_ahead_too() -> None:
+    """Though it had enough of them when it began to wait for tasks."""
+    ahead: list[bool] = []
+
+    async def script(world: World) -> None:
+        async def work(claim: Claim) -> None:
+            ahead.append(claim.due > 0)
+
+        worker = Worker(work, queues=["q"], concurrency=2, wait_ms=20_000)
+        async with world.client() as client, trio.open_nursery() as nursery:
+            nursery.start_soon(worker.serve, client.client)
+            for number in range(5):
+                await client.enqueue("q", [b"later %d" % number], delay_ms=2_000 + 1_000 * number)
+            await until(lambda: worker.finished == 5)
+            worker.stop()
+
+    simulate(script, seed=8, options=CALM)
+    assert ahead == [True] * 5
+
+
 @pytest.mark.parametrize("ahead_ms", [-1, 1_001, "5", True])
 def test_a_wrong_time_is_refused(ahead_ms: object) -> None:
     """With the name of the field."""
@@ -119,6 +187,9 @@ def test_a_wrong_time_is_refused(ahead_ms: object) -> None:
             args = {"queues": ["q"], "max": 1, "lease_ms": 5_000, "wait_ms": 0, "worker": "w", "ahead_ms": ahead_ms}
             with pytest.raises(BadRequest) as caught:
                 await client.client.call("claim", args)
+            assert caught.value.field == "ahead_ms"
+            with pytest.raises(BadRequest) as caught:
+                await client.client.claim("q", ahead_ms=ahead_ms)  # type: ignore[arg-type]
             assert caught.value.field == "ahead_ms"
 
     simulate(script, seed=5, options=CALM)

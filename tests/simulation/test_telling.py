@@ -246,3 +246,30 @@ async def test_only_those_who_claim_ahead_are_told_of_it() -> None:
         await node.add(2)
         await trio.sleep(10 * TOLD_S)
         assert told.keys() == {"ahead", "plain", "knows"}
+
+
+@on_simulated_time
+async def test_nobody_misses_a_change_that_comes_while_others_look() -> None:
+    """In whatever order those run who were woken: here each time another one."""
+    for _ in range(60):
+        node = Node()
+        await node.warm()
+        told: list[Head | None] = []
+
+        async def wait(node: Node, told: list[Head | None]) -> None:
+            told.append(await node.heads.wait_head(QUEUE, (-1, 0), 1.0, wanted=9))
+
+        async def add_better(node: Node) -> None:
+            await node.heads.wait_head(QUEUE, None, 1.0, wanted=9)
+            first = make_id(NOW_MS - 2, PARTITION, 77, 0)
+            node.heads.add([Piece(QUEUE, 5, NOW_MS - 2, first, 1, 0, first, 0, b"")])
+
+        begun_s = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait, node, told)
+            nursery.start_soon(wait, node, told)
+            nursery.start_soon(add_better, node)
+            await wait_all_tasks_blocked()
+            await node.add(1)
+        assert len(told) == 2 and all(head is not None and head[0] == -5 for head in told)
+        assert trio.current_time() - begun_s < 0.5
