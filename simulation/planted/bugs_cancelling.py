@@ -79,5 +79,6 @@ CANCELLING_BUGS: tuple[Planted, ...] = (
         "return self._leader in self.errors or out_of_reach",
         "the same, if the other nodes could not be reached",
         "impatient",
+        runs=200,
     ),
 )
