@@ -35,6 +35,7 @@ from onyxq.client import AsyncClient
 from onyxq.client.claims import ClaimBatch
 from onyxq.errors import BatchRefused, OnyxqError
 from onyxq.ids import TaskId, ids_of, ms_of
+from onyxq.worker.loop import AHEAD_MS
 
 GOAL_P50_MS, GOAL_P99_MS = 20.0, 250.0
 GOAL_KILLED_MS = SESSION_TIMEOUT_MS + 2_000
@@ -45,8 +46,6 @@ SET_PER_S = 1_000
 LEASE_MS = 2_000
 """A claim whose answer dies with a peer comes back after its lease: short, where lateness counts."""
 CLAIM_TASKS = 64
-AHEAD_MS = 500
-"""As the loop of workers does."""
 CLAIM_WAIT_MS = 10_000
 PATIENCE_S = 60.0
 AGAIN_S = 0.05

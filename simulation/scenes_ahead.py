@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import trio
 
@@ -50,16 +50,13 @@ async def ahead_of_time(world: World) -> None:
             over = True
 
 
-async def _worker(world: World, number: int, over: object) -> None:
-    assert callable(over)
+async def _worker(world: World, number: int, over: Callable[[], bool]) -> None:
     async with world.client() as client, trio.open_nursery() as nursery:
         while not over():
             claims = await client.claim(
                 QUEUES, maximum=4, lease_ms=LEASE_MS, wait_ms=500, ahead_ms=AHEAD_MS if number else 0
             )
             for claim in claims:
-                if not claim.due and claim.attempts == 0:
-                    _check_in_time(world, claim)
                 nursery.start_soon(_begin, world, client, claim)
 
 
