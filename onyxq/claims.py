@@ -17,6 +17,8 @@ from onyxq.ids import ID_BYTES, STRETCH_TASKS, Run, offset_of, spans, stretch_of
 from onyxq.replica import HELD_MS, ClaimPiece, Replica, with_pieces
 
 LEASE_MS_MAX = 24 * 60 * 60 * 1000
+AHEAD_MS_MAX = 1_000
+"""So long before it is due a task may be claimed, at most."""
 WINDOW_PIECES_MIN = 8
 """A stretch of no more pieces is looked at as a whole."""
 GRACE_MS = 500

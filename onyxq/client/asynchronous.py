@@ -17,6 +17,7 @@ import anyio
 import anyio.lowlevel
 
 from onyxq.access.certificates import Certificates
+from onyxq.claims import AHEAD_MS_MAX
 from onyxq.client.batches import Batching
 from onyxq.client.claims import Claim, ClaimBatch, Claims, kept_claims
 from onyxq.client.enqueuing import Enqueuer
@@ -42,8 +43,7 @@ TIMEOUT_MS = 30_000
 POLL_MS_MIN = 250
 POLLS_PER_LEASE = 4
 LEASES_KNOWN_MAX = 1_000
-AHEAD_MS_MAX = 1_000
-AHEAD_AGAIN_S = 60.0
+OLDER_PEERS_S = 60.0
 """For how long nothing is claimed ahead once a peer has not understood that: it is of an older version."""
 UNKNOWN_LEASE_MS = 4_000
 """What the lease of queues that are claimed from for the first time is taken for, if the caller names none."""
@@ -331,7 +331,7 @@ class AsyncClient(Managing, Batching, Jobs):
             except BadRequest as error:
                 if error.field != "ahead_ms":
                     raise
-                self._ahead_at = clock() + AHEAD_AGAIN_S  # a peer of an older version
+                self._ahead_at = clock() + OLDER_PEERS_S  # a peer of an older version
                 continue
             if answer["claims"] or clock() >= wait_until:
                 batch = ClaimBatch.of(answer, sent_at=sent_at, lease_ms=lease_ms, now=clock())

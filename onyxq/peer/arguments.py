@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from onyxq import facts
+from onyxq.claims import AHEAD_MS_MAX
 from onyxq.errors import BadRequest, Corrupt, TooLarge
 from onyxq.ids import (
     ID_BYTES,
@@ -32,8 +33,6 @@ ERROR_CHARS_MAX = 64 * 1024
 CLAIM_TASKS_MAX = 1_000
 LEASE_MS = (1_000, 86_400_000)
 WAIT_MS_MAX = 600_000
-AHEAD_MS_MAX = 1_000
-"""So long before it is due a task may be claimed, at most."""
 LIMIT_MAX = 1_000
 ITEMS_MAX = 20_000
 PRIORITY = (-(1 << 31), (1 << 31) - 1)

@@ -14,6 +14,7 @@ from typing import Any
 
 import trio
 
+from onyxq.claims import AHEAD_MS_MAX
 from onyxq.errors import BadRequest, Forbidden, NotFound, OnyxqError, Unavailable
 from onyxq.ids import PARTITIONS_MAX, IdMaker, ids_of
 from onyxq.log.interface import LogBackend
@@ -328,7 +329,7 @@ class Service:
         self, args: dict[str, Any], reply: Callable[[Any], None], fail: Callable[[OnyxqError], None]
     ) -> Claimer:
         check.only(args, ("queues", "max", "lease_ms", "wait_ms", "worker", "ahead_ms"))
-        ahead_ms = check.integer(args.get("ahead_ms", 0), "ahead_ms", 0, check.AHEAD_MS_MAX)
+        ahead_ms = check.integer(args.get("ahead_ms", 0), "ahead_ms", 0, AHEAD_MS_MAX)
         wait_ms = check.integer(args.get("wait_ms", 0), "wait_ms", 0, check.WAIT_MS_MAX)
         worker = args.get("worker")
         queues, maximum, lease_ms, worker = check.claim_terms(

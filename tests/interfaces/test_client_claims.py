@@ -9,6 +9,7 @@ import anyio.to_thread
 import pytest
 
 from onyxq.client import Claim
+from onyxq.client.claims import ClaimBatch
 from onyxq.client.holding import merged, narrowed, requests_of
 from onyxq.errors import (
     BadRequest,
@@ -19,6 +20,7 @@ from onyxq.errors import (
     Refused,
     StaleToken,
 )
+from onyxq.facts import pack_task
 from onyxq.ids import TaskId, make_id
 from onyxq.wire.server import Request
 from simulation.network import SimulatedNetwork
@@ -47,6 +49,16 @@ def test_a_lease_counts_from_when_the_request_was_sent() -> None:
             assert claims[1].expires == sent_at + 10
 
     play(scenario)
+
+
+def test_a_lease_claimed_ahead_is_told_no_longer_than_a_renewed_one() -> None:
+    """It was granted for longer, by what is left until the task is due; but a renewal is for the lease alone."""
+    body = pack_task({"queue": "mail"}, [b"x"])
+    answer = {"claims": [[1, 0, 0, make_id(1_000, 0, 1, 0), body]]}
+    (ready,) = ClaimBatch.of(answer, sent_at=100.0, lease_ms=5_000, now=100.5)
+    (ahead,) = ClaimBatch.of({**answer, "due_in_ms": [250]}, sent_at=100.0, lease_ms=5_000, now=100.5)
+    assert (ready.due, ahead.due) == (0.0, 100.75)
+    assert ready.expires == ahead.expires == 105.0
 
 
 def test_a_long_wait_is_cut_so_that_the_lease_is_fresh() -> None:
