@@ -196,6 +196,18 @@ def _sync(document: Map) -> Iterator[str]:
     )
 
 
+def _idle(document: Map) -> Iterator[str]:
+    rows = [
+        [name, *(f"{share:.2f} %" for share in (min(one["peers"]), max(one["peers"]), one["zookeeper"])), _of_idle(one)]
+        for name, one in document["modes"].items()
+    ]
+    yield _table(["percent of a core", "a peer at least", "at most", "ZooKeeper", "goal of a peer"], rows)
+
+
+def _of_idle(found: Map) -> str:
+    return f"below {found['goal']:g} %: {_goal(found['reached'])}"
+
+
 def _backlog(document: Map) -> Iterator[str]:
     goals = document["settings"]["goals"]
     for name, found in document["systems"].items():
@@ -303,6 +315,14 @@ SECTIONS = (
         "python -m bench.sync",
         "A node's store is removed, and it is started again.",
         _sync,
+    ),
+    Section(
+        "idle",
+        "Nothing to do",
+        "python -m bench.idle",
+        "What the processes of a cluster of three peers take for a minute: without a client, and with 64 workers that\n"
+        "wait on queues without tasks.",
+        _idle,
     ),
 )
 
