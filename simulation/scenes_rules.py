@@ -137,6 +137,52 @@ async def _enqueue_keyed(world: World, client: RecordingClient) -> None:
         await trio.sleep(world.random.uniform(0, 0.5))
 
 
+async def overtaken_in_a_key(world: World) -> None:
+    """Dead letters that a key had gone on without come in again before the one that somebody has, which fails too."""
+    over, opened = _Until(), _Until()
+    async with world.client() as client, trio.open_nursery() as nursery:
+        await client.client.set_queue("q", on_dead="goes on", backoff_ms=0)
+        for number in range(12):
+            await client.enqueue("q", [b"task %d" % number], ordering_key="a", retries=number % 2 * 100, backoff_ms=100)
+        nursery.start_soon(_slow_at_keys, world, over)
+        async with trio.open_nursery() as others:
+            others.start_soon(_requeue_all, world, opened)
+            await trio.sleep(world.random.uniform(1, 8))
+            await lead_elsewhere(world)
+            await finished(client)
+            opened.over = True
+        await finished(client)
+        over.over = True
+
+
+async def _slow_at_keys(world: World, over: _Until) -> None:
+    """Take one at a time, for a while, and have half of them fail."""
+    draw = world.random
+    async with world.client() as client:
+        while not over():
+            try:
+                for claim in await client.claim("q", lease_ms=LONG_MS, wait_ms=200, timeout_ms=2_000):
+                    await trio.sleep(draw.uniform(0, 0.6))
+                    if draw.random() < 0.5:
+                        await client.fail(claim, "did not work", retry_in_ms=0, timeout_ms=5_000)
+                    else:
+                        await client.complete(claim, b"done", timeout_ms=5_000)
+            except OnyxqError:
+                pass  # noted by the client
+
+
+async def _requeue_all(world: World, over: _Until) -> None:
+    """Open dead letters again, a while after they died."""
+    async with world.client() as client:
+        while not over():
+            try:
+                for task in (await client.client.dead("q")).tasks:
+                    await client.requeue(task.id)
+            except OnyxqError:
+                pass  # noted by the client
+            await trio.sleep(world.random.uniform(0, 1.5))
+
+
 async def _bury_all(world: World, over: _Until) -> None:
     async with world.client() as client:
         while not over():
@@ -445,6 +491,12 @@ RULE_SCENES: Mapping[str, Scene] = {
     one.name: one
     for one in (
         Scene("keys_handed_over", "leaders whose clocks differ take turns with a key", keys_handed_over, _apart),
+        Scene(
+            "overtaken_in_a_key",
+            "dead letters come back before the claimed one of their key",
+            overtaken_in_a_key,
+            lambda draw: ONE,
+        ),
         Scene("same_again", "unique keys are enqueued again and again", same_again, _spread),
         Scene("due_at_a_takeover", "tasks expire while nobody leads", due_at_a_takeover, lambda draw: ONE),
         Scene("after_others", "dependencies finish while leaders change", after_others, _spread),

@@ -296,7 +296,8 @@ class Store(Protocol):
         ...
 
     def moved(self, stretch: bytes) -> list[Piece]:
-        """The stretch's pieces whose due time or attempts differ from their task row's."""
+        """The stretch's unfinished pieces whose due time or attempts differ from their task row's; some may wait,
+        as those of tasks that came to stand behind others of their keys while they were claimed."""
         ...
 
     def counts_from(self, task_id: bytes) -> int:

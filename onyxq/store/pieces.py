@@ -128,11 +128,10 @@ class Pieces:
         stretch_id = stretch.key[7:]
         first = lowest(stretch_id, group)
         queue = owner.queue
-        digest = queue.rules.key if queue.rules is not None else b""
-        value = pack_piece(alike, owner.offset, live, digest)
+        value = pack_piece(alike, owner.offset, live, owner.key)
         due_ms, attempts, base = alike
         row_first = id_at(stretch_id, owner.offset)
-        piece = Piece(queue.name, queue.priority, due_ms, first, live, attempts, row_first, base, digest)
+        piece = Piece(queue.name, queue.priority, due_ms, first, live, attempts, row_first, base, owner.key)
         if due_ms <= self._now_ms:
             key = ready_key(queue, due_ms, first)
             self.tables.ready.put(key, value)

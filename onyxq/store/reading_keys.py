@@ -14,7 +14,7 @@ from onyxq.store.facets import free_bits, head_of, holder_of, stands
 from onyxq.store.heads import queue_digest
 from onyxq.store.interface import Crooked, PendingRow, Piece
 from onyxq.store.pending import pending_rows, pending_transactions
-from onyxq.store.records import due_ms_of, first_at, lowest, order_ms_of, stretch_key, unpack_mask
+from onyxq.store.records import Alike, due_ms_of, first_at, lowest, order_ms_of, stretch_key, unpack_mask
 from onyxq.store.stretches import Owner, Remembered, Stretch, alike_at, groups, owners
 from onyxq.store.tables import Table, Tables
 from onyxq.store.truth import load_stretch
@@ -68,7 +68,7 @@ class RuledReads:
         return sorted(out, key=lambda piece: piece.first)
 
     def moved(self, stretch: bytes) -> list[Piece]:
-        """The stretch's pieces whose due time or attempts differ from their task row's."""
+        """The stretch's unfinished pieces whose due time or attempts differ from their task row's; some may wait."""
         record = self._stretch(stretch)
         if not record.moved:
             return []
@@ -76,12 +76,11 @@ class RuledReads:
         for bits in record.moved.values():
             wanted |= bits
         origin = alike_at(Stretch(record.key), 0)
-        unfinished = ~record.finished
         out = [
-            piece
+            _piece(record, owner, alike, held, held if owner.key else bits)
             for owner in owners(self._tables, record, wanted)
-            for piece in self._pieces(record, owner, unfinished)
-            if (piece.due_ms, piece.attempts, piece.base) != origin
+            for alike, bits in groups(record, owner.tasks).items()
+            if alike != origin and (held := bits & ~record.finished)
         ]
         return sorted(out, key=lambda piece: piece.first)
 
@@ -89,14 +88,10 @@ class RuledReads:
         """A row's pieces that can be ready or due."""
         if not stands(self._tables, stretch, owner):
             return
-        stretch_id, queue = stretch.key[7:], owner.queue
         free = free_bits(self._tables, stretch, owner)
-        digest = queue.rules.key if queue.rules is not None else b""
-        row_first = id_at(stretch_id, owner.offset)
-        for (due_ms, attempts, base), bits in groups(stretch, owner.tasks).items():
+        for alike, bits in groups(stretch, owner.tasks).items():
             if held := bits & free & wanted:
-                first = lowest(stretch_id, bits & free if digest else bits)
-                yield Piece(queue.name, queue.priority, due_ms, first, held, attempts, row_first, base, digest)
+                yield _piece(stretch, owner, alike, held, bits & free if owner.key else bits)
 
     def counts_from(self, task_id: bytes) -> int:
         """The lowest token of completions that count: the position at which a task was reopened last,
@@ -232,3 +227,10 @@ class RuledReads:
     def pending_transactions(self, partition: int) -> dict[str, int]:
         """Names of the transactions with pending rows, each with its deadline (log time), by name."""
         return pending_transactions(self._tables.pending, partition)
+
+
+def _piece(stretch: Stretch, owner: Owner, alike: Alike, held: int, group: int) -> Piece:
+    """The piece of the tasks ``held``, which the first of ``group`` names."""
+    stretch_id, queue, (due_ms, attempts, base) = stretch.key[7:], owner.queue, alike
+    first, row_first = lowest(stretch_id, group), id_at(stretch_id, owner.offset)
+    return Piece(queue.name, queue.priority, due_ms, first, held, attempts, row_first, base, owner.key)

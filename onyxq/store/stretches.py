@@ -189,6 +189,11 @@ class Owner(NamedTuple):
     tasks: int
     queue: QueueKey
 
+    @property
+    def key(self) -> bytes:
+        """Digest of its ordering key; empty without."""
+        return self.queue.rules.key if self.queue.rules is not None else b""
+
 
 def owners(tables: Tables, stretch: Stretch, wanted: int) -> Iterator[Owner]:
     """The task rows that hold the known tasks among ``wanted``, last first."""

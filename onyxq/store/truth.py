@@ -130,10 +130,9 @@ def true_entries(tables: Tables, stretch: Stretch, wanted: int | None = None) ->
             for name, key, bits in row_entries(stretch, owner):
                 out[name, key] = pack_mask(bits)
         free = free_bits(tables, stretch, owner)
-        digest = rules.key if rules is not None else b""
         for alike, bits in groups(stretch, owner.tasks).items():
             if bits & free:
-                named = lowest(stretch_id, bits & free if digest else bits)
-                value = pack_piece(alike, owner.offset, bits & free, digest)
+                named = lowest(stretch_id, bits & free if owner.key else bits)
+                value = pack_piece(alike, owner.offset, bits & free, owner.key)
                 out["ready", ready_key(owner.queue, alike.due_ms, named)] = value
     return out

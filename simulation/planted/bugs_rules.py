@@ -32,6 +32,14 @@ RULE_BUGS: tuple[Planted, ...] = (
         "keys_handed_over",
     ),
     Planted(
+        "attempts of what came to stand behind another of its key are forgotten",
+        "onyxq/store/reading_keys.py",
+        "if alike != origin and (held := bits & ~record.finished)",
+        "if alike != origin and (held := bits & free_bits(self._tables, record, owner))",
+        "a dead letter that comes back before the claimed task of its key takes an attempt from it",
+        "overtaken_in_a_key",
+    ),
+    Planted(
         "a task in front of those of its key that it depends on",
         "onyxq/partition/keyed.py",
         "if behind_ms > due_ms:",

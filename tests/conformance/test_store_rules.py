@@ -109,6 +109,23 @@ async def test_a_head_that_waits_for_its_retry_holds_its_key_up(world: World) ->
 
 
 @in_trio
+async def test_a_head_that_another_overtakes_keeps_its_attempts(world: World) -> None:
+    """It may be claimed: whoever ends the claim counts on."""
+    later = keyed(1)
+    head = first_of(later.key)
+    async with world.store() as store:
+        await put(store, later)
+        await put(store, event(head, 1, EXPIRED, position=5, attempts=2))
+        moved = store.moved(head)
+        assert [(piece.attempts, piece.first, piece.key) for piece in moved] == [(2, head, KEY)]
+        await put(store, keyed(2, due_ms=NOW_MS - 1))
+        assert store.key_head(3, KEY) != head and head not in [piece.first for piece in store.ready(3, "mail")]
+        assert store.moved(head) == moved
+        await put(store, done(head, 1))
+        assert store.moved(head) == []
+
+
+@in_trio
 async def test_a_stopped_task_stops_its_key_until_it_is_reopened_or_given_up(world: World) -> None:
     """It is neither ready nor due; it counts as failed."""
     rows = [keyed(number) for number in range(3)]

@@ -70,3 +70,10 @@ def test_a_scene_breaks_nothing(scene: str) -> None:
     found = play(scene, 1)
     assert not found.checker, found.what
     assert found.applied
+
+
+@pytest.mark.parametrize("seed", (11, 16, 17, 20))
+def test_attempts_count_of_a_task_that_was_overtaken_in_its_key(seed: int) -> None:
+    """Seed 21147 of the standard workload, too, had a dead letter come back before the task that somebody had."""
+    found = play("overtaken_in_a_key", seed)
+    assert not found.checker, found.what
