@@ -242,11 +242,14 @@ class App:
             return (endpoint or candidates[0]).tell(arrival.failed(error))
 
     async def _admit(self, endpoint: Endpoint, arrival: Arrival) -> Response:
-        caller = self._authorize(endpoint, with_session(endpoint, arrival.headers))
+        closing, caller = self.kit.closing, self._caller(endpoint, arrival)
         if endpoint.vital:
-            return await self._handle(endpoint, arrival, caller)
+            return await self._handle(endpoint, arrival, caller, closing)
         with (self._waiting if endpoint.waits else self._gate).entered():
-            return await self._handle(endpoint, arrival, caller)
+            return await self._handle(endpoint, arrival, caller, closing)
+
+    def _caller(self, endpoint: Endpoint, arrival: Arrival) -> Caller:
+        return self._authorize(endpoint, with_session(endpoint, arrival.headers))
 
     def _authorize(self, endpoint: Endpoint, headers: Headers) -> Caller:
         """Who asks; raises `Misdirected`, `Unauthorized`, `Forbidden` or, for a token used too often, `Overloaded`."""
@@ -271,7 +274,8 @@ class App:
             grants.pace.take(anyio.current_time())
         return Caller(digest_of(token).hex(), grants)
 
-    async def _handle(self, endpoint: Endpoint, arrival: Arrival, caller: Caller) -> Response:
+    async def _handle(self, endpoint: Endpoint, arrival: Arrival, caller: Caller, closing: anyio.Event) -> Response:
+        """The answer to a request; ``closing``: that of `Kit` when it was found who asks."""
         path = _path_values(endpoint, arrival.segments())
         query = _checked(endpoint.query.check_query, query_pairs(arrival.scope["query_string"]), "the query")
         raw, value = b"", {}
@@ -286,8 +290,11 @@ class App:
             value = _checked(endpoint.body.check, given, "the body")
         elif arrival.body.complete:
             await arrival.body.read()  # the message that says so; behind it comes the disconnect only
+        if closing is not self.kit.closing:  # tokens were read again while the body came
+            closing, caller = self.kit.closing, self._caller(endpoint, arrival)
         call = Call(
             kit=self.kit,
+            closing=closing,
             api=self.kit.api if caller.grants is None else Guarded(self.kit.api, caller.grants),
             path=path,
             query=query,

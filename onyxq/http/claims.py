@@ -105,7 +105,7 @@ async def while_connected(call: Call, work: Callable[[], Awaitable[Any]]) -> tup
             scope.cancel()
 
         async def watch_server() -> None:
-            await call.kit.closing.wait()
+            await call.closing.wait()
             scope.cancel()
 
         group.start_soon(watch_client)

@@ -78,6 +78,8 @@ class Call:
     """One request after its validation."""
 
     kit: Kit
+    closing: anyio.Event
+    """That of the `Kit` when it was found who asks: set when who waits is to answer."""
     api: Api
     """The node's service as the caller may use it."""
     path: Mapping[str, Any]

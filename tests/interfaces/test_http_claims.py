@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio
@@ -10,8 +11,9 @@ import httpx
 
 from onyxq.errors import Unavailable
 from onyxq.facts import pack_task
+from onyxq.http.app import create_app
 from onyxq.ids import make_id
-from tests.interfaces.http_world import NOW_MS, FakeService, app_of, check_problem, on_trio, world
+from tests.interfaces.http_world import NOW_MS, FakeService, access_of, app_of, check_problem, on_trio, world
 
 
 async def claimed(client: httpx.AsyncClient, count: int) -> list[dict[str, Any]]:
@@ -277,3 +279,40 @@ async def test_a_server_that_stops_lets_waiting_clients_go() -> None:
         app.close()
     assert wire.sent[0]["status"] == 200
     assert wire.sent[1]["body"] == b'{"claims":[]}'
+
+
+@on_trio
+async def test_tokens_that_are_read_again_just_as_a_claim_begins_to_wait_end_its_wait() -> None:
+    """It was found who asks before that: it must not wait on under what may be worth nothing by now."""
+    service = FakeService()
+    app = app_of(service)
+    call = service.call
+
+    async def renewing(method: str, args: dict[str, Any]) -> Any:
+        app.answer_waiting()
+        return await call(method, args)
+
+    service.call = renewing  # type: ignore[method-assign]
+    wire = Wire(b'{"queues":["a"],"wait_ms":600000}')
+    with anyio.fail_after(10):
+        await app(scope_of("/v1/claims"), wire.receive, wire.send)
+    assert wire.sent[1]["body"] == b'{"claims":[]}'
+
+
+@on_trio
+async def test_a_request_whose_body_comes_after_its_token_was_taken_back_is_refused() -> None:
+    """It counts by the tokens that count once it is whole."""
+    service = FakeService()
+    access = access_of({"the token of somebody": "admin", "another token": "admin"})
+    app = create_app(service, access=access, now_ms=lambda: NOW_MS, random_64=lambda: 42)
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b'{"tasks":[{"queue":"a",'
+        access.renew(access_of({"another token": "admin"}))
+        app.answer_waiting()
+        yield b'"data":1}]}'
+
+    headers = {"authorization": "Bearer the token of somebody", "content-type": "application/json"}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://peer", headers=headers) as client:
+        check_problem(await client.post("/v1/tasks", content=body()), 401, code="unauthorized", field="Authorization")
+    assert not service.calls
