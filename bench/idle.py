@@ -10,7 +10,6 @@ client's left out.  Prints one JSON document.
 from __future__ import annotations
 
 import argparse
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +58,9 @@ async def percent(cluster: Cluster, seconds: float) -> dict[str, Any]:
 
 async def wait(client: AsyncClient, number: int) -> None:
     """A worker that nobody has anything for, asking as workers do."""
-    ask = partial(client.claim, f"queue-{number % QUEUES}", worker=f"worker-{number}", ahead_ms=AHEAD_MS)
+    queue, worker = f"queue-{number % QUEUES}", f"worker-{number}"
     while True:
-        await ask(wait_ms=CLAIM_WAIT_MS)
+        await client.claim(queue, wait_ms=CLAIM_WAIT_MS, worker=worker, ahead_ms=AHEAD_MS)
 
 
 def main() -> None:

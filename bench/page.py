@@ -198,14 +198,14 @@ def _sync(document: Map) -> Iterator[str]:
 
 def _idle(document: Map) -> Iterator[str]:
     rows = [
-        [name, *(f"{share:.2f} %" for share in (min(one["peers"]), max(one["peers"]), one["zookeeper"])), _of_idle(one)]
+        [
+            name,
+            *(f"{share:.2f} %" for share in (min(one["peers"]), max(one["peers"]), one["zookeeper"])),
+            _within(max(one["peers"]), one["goal"], "%"),
+        ]
         for name, one in document["modes"].items()
     ]
     yield _table(["percent of a core", "a peer at least", "at most", "ZooKeeper", "goal of a peer"], rows)
-
-
-def _of_idle(found: Map) -> str:
-    return f"below {found['goal']:g} %: {_goal(found['reached'])}"
 
 
 def _backlog(document: Map) -> Iterator[str]:

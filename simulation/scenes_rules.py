@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import trio
 
@@ -146,7 +147,7 @@ async def overtaken_in_a_key(world: World) -> None:
             await client.enqueue("q", [b"task %d" % number], ordering_key="a", retries=number % 2 * 100, backoff_ms=100)
         nursery.start_soon(_slow_at_keys, world, over)
         async with trio.open_nursery() as others:
-            others.start_soon(_requeue_all, world, opened)
+            others.start_soon(partial(_bury_all, world, opened, discard=False))
             await trio.sleep(world.random.uniform(1, 8))
             await lead_elsewhere(world)
             await finished(client)
@@ -171,25 +172,14 @@ async def _slow_at_keys(world: World, over: _Until) -> None:
                 pass  # noted by the client
 
 
-async def _requeue_all(world: World, over: _Until) -> None:
-    """Open dead letters again, a while after they died."""
-    async with world.client() as client:
-        while not over():
-            try:
-                for task in (await client.client.dead("q")).tasks:
-                    await client.requeue(task.id)
-            except OnyxqError:
-                pass  # noted by the client
-            await trio.sleep(world.random.uniform(0, 1.5))
-
-
-async def _bury_all(world: World, over: _Until) -> None:
+async def _bury_all(world: World, over: _Until, *, discard: bool = True) -> None:
     async with world.client() as client:
         while not over():
             await trio.sleep(1.0)
             try:
                 for task in (await client.client.dead("q")).tasks:
-                    await world.random.choice((client.requeue, client.discard))(task.id)
+                    act = world.random.choice((client.requeue, client.discard)) if discard else client.requeue
+                    await act(task.id)
             except OnyxqError:
                 pass  # noted by the client
 

@@ -242,17 +242,15 @@ class App:
             return (endpoint or candidates[0]).tell(arrival.failed(error))
 
     async def _admit(self, endpoint: Endpoint, arrival: Arrival) -> Response:
-        closing, caller = self.kit.closing, self._caller(endpoint, arrival)
+        closing, caller = self.kit.closing, self._authorize(endpoint, arrival.headers)
         if endpoint.vital:
             return await self._handle(endpoint, arrival, caller, closing)
         with (self._waiting if endpoint.waits else self._gate).entered():
             return await self._handle(endpoint, arrival, caller, closing)
 
-    def _caller(self, endpoint: Endpoint, arrival: Arrival) -> Caller:
-        return self._authorize(endpoint, with_session(endpoint, arrival.headers))
-
     def _authorize(self, endpoint: Endpoint, headers: Headers) -> Caller:
         """Who asks; raises `Misdirected`, `Unauthorized`, `Forbidden` or, for a token used too often, `Overloaded`."""
+        headers = with_session(endpoint, headers)
         if endpoint.roles:
             self._hosts.check(headers.get("host", headers.get(":authority")))
         if not self._access:
@@ -291,7 +289,7 @@ class App:
         elif arrival.body.complete:
             await arrival.body.read()  # the message that says so; behind it comes the disconnect only
         if closing is not self.kit.closing:  # tokens were read again while the body came
-            closing, caller = self.kit.closing, self._caller(endpoint, arrival)
+            closing, caller = self.kit.closing, self._authorize(endpoint, arrival.headers)
         call = Call(
             kit=self.kit,
             closing=closing,

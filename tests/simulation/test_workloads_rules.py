@@ -72,7 +72,7 @@ def test_a_scene_breaks_nothing(scene: str) -> None:
     assert found.applied
 
 
-@pytest.mark.parametrize("seed", (11, 16, 17, 20))
+@pytest.mark.parametrize("seed", (4, 6, 9, 17))
 def test_attempts_count_of_a_task_that_was_overtaken_in_its_key(seed: int) -> None:
     """Seed 21147 of the standard workload, too, had a dead letter come back before the task that somebody had."""
     found = play("overtaken_in_a_key", seed)
