@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from attrs import define, field
+
 from log_entries import expire_claims
 from onyxq import facts
 from onyxq.claims import lapsed as may_expire
@@ -22,6 +24,17 @@ from onyxq.partition.host import OperationsHost
 from onyxq.partition.leader import PartitionLeader
 
 
+@define
+class _Due:
+    """What the deadlines that have passed ask for."""
+
+    lapsed: list[expire_claims.Args] = field(factory=list)
+    over: dict[int, list[tuple[int, Finish]]] = field(factory=dict)
+    """Per partition, with the place of what is refused: dead letters, and completions whose claims are still there."""
+    overtaken: list[Run] = field(factory=list)
+    """Those of ``lapsed`` that are finished only by completions older than their claims."""
+
+
 class Expiry:
     """Expires claims on the partitions that a node leads."""
 
@@ -31,20 +44,31 @@ class Expiry:
         self._renewed = renewed
 
     async def expire(self) -> None:
-        """Take back, for every led partition, the claims whose deadline has passed."""
+        """Take back the claims whose deadline has passed, of all led partitions together.
+
+        A node that takes partitions over finds some in each of them: the log is waited for once.
+        """
+        due = self._due()
+        if due.lapsed:
+            await self._let_lapse(due)
+            due = self._due()  # that took its time
+        if due.over:
+            await self._completing.finish_all(due.over, [[]])
+
+    def _due(self) -> _Due:
+        """What is to be done about claims whose deadline has passed by now."""
+        due = _Due()
         for partition in self._host.granter.led():
             claims = self._host.replica.claims.get(partition)
-            if claims is None:
-                continue
             leader = self._host.leaders.get(partition)
-            if leader is not None and leader.ready:
-                await self._expire(leader, claims)
+            if claims is not None and leader is not None and leader.ready:
+                self._plan(leader, claims, due)
+        return due
 
-    async def _expire(self, leader: PartitionLeader, claims: Any) -> None:
+    def _plan(self, leader: PartitionLeader, claims: Any, due: _Due) -> None:
         log_time_ms = self._host.replica.log_time_ms
         lapsed: list[expire_claims.Expiry] = []
-        over: list[tuple[int, Finish]] = []
-        overtaken: list[Run] = []
+        over: list[Finish] = []
         late = (
             (stretch, found)
             for stretch, pieces in claims.items()
@@ -58,29 +82,28 @@ class Expiry:
                 bits = mask_of(*run) & ~self._host.granter.finishing.get(stretch, 0) & ~self._renewed.bits(stretch)
                 done = bits & finished
                 void = overtaken_bits(self._host.store, run, token, done)
-                overtaken += runs_of(stretch, void)
+                due.overtaken += runs_of(stretch, void)
                 done &= ~void
                 for part in runs_of(stretch, done):
                     # Its release was lost. It may be stored here only: it goes out again first.
                     rows = self._completing.completion_rows_of(leader, part)
-                    over.append((len(over), Finish(part, token, facts.COMPLETED, [], rows)))
+                    over.append(Finish(part, token, facts.COMPLETED, [], rows))
                 for part in runs_of(stretch, bits & ~done):
                     self._plan_expiry(part, token, lapsed, over)
         if over:
-            await self._completing.finish_all({leader.partition: over}, [[] for _ in over])
-        if lapsed:
-            groups = fitting(lapsed, lambda one: size_of(one.runs))
-            entries = [expire_claims.Args(leader.partition, leader.epoch, tuple(group)) for group in groups]
-            # That these are finished is told to nobody, until the store knows that they are not.
-            with self._completing.begun(overtaken):
-                await self._host.verdicts(entries)
-                if overtaken:
-                    await self._host.settled()
-            self._host.granter.offer(overtaken)
+            due.over[leader.partition] = [(0, finish) for finish in over]
+        for group in fitting(lapsed, lambda one: size_of(one.runs)):
+            due.lapsed.append(expire_claims.Args(leader.partition, leader.epoch, tuple(group)))
 
-    def _plan_expiry(
-        self, run: Run, token: int, lapsed: list[expire_claims.Expiry], dead: list[tuple[int, Finish]]
-    ) -> None:
+    async def _let_lapse(self, due: _Due) -> None:
+        # That the overtaken are finished is told to nobody, until the store knows that they are not.
+        with self._completing.begun(due.overtaken):
+            await self._host.verdicts(due.lapsed)
+            if due.overtaken:
+                await self._host.settled()
+        self._host.granter.offer(due.overtaken)
+
+    def _plan_expiry(self, run: Run, token: int, lapsed: list[expire_claims.Expiry], dead: list[Finish]) -> None:
         for piece in self._host.granter.pieces(run, token):
             row = self._host.store.task_row(piece.row_first)
             policy = policy_of(self._host.replica, facts.task_header(row[1])[0] if row else {"retries": None})
@@ -88,11 +111,6 @@ class Expiry:
             for part in runs_of(stretch_of(run.first), piece.bits):
                 if policy.retries is not None and attempts - piece.base > policy.retries:
                     note = f"the lease expired in attempt {attempts}".encode()
-                    dead.append(
-                        (
-                            len(dead),
-                            Finish(part, token, policy.failure, [note] * part.count),
-                        )
-                    )
+                    dead.append(Finish(part, token, policy.failure, [note] * part.count))
                 else:
                     lapsed.append(expire_claims.Expiry(token, attempts, (part,)))

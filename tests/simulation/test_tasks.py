@@ -8,6 +8,7 @@ import trio
 from onyxq.client.claims import Claim
 from onyxq.errors import AlreadyFinished, Conflict, StaleToken
 from onyxq.ids import TaskId
+from onyxq.log.codec import decode_record
 from simulation.clients import RecordingClient
 from simulation.load import Load, Mix
 from simulation.world import Options, World, simulate
@@ -114,6 +115,30 @@ def test_a_forgotten_claim_expires_by_log_time_and_counts_as_an_attempt() -> Non
             await client.complete(second)
 
     simulate(workload, seed=1)
+
+
+def test_a_dead_workers_claims_on_many_partitions_come_back_together() -> None:
+    """A node expires what it leads in one record, not one partition after the other."""
+    partitions, tasks = 32, 96
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            for _ in range(tasks):
+                await client.enqueue("q", [b"x"], backoff_ms=0)
+            for taken in (0, tasks):
+                left = tasks
+                while left:
+                    claims = await client.claim("q", maximum=left, lease_ms=5_000, wait_ms=20_000)
+                    assert claims
+                    left -= len(claims)
+                    for claim in claims if taken else ():
+                        await client.complete(claim)
+
+    world = simulate(workload, seed=1, options=Options(partitions=partitions, clock_offset_ms=0))
+    contents = (decode_record(record.data) for record in world.audit.records)
+    expired = [sum(raw.name == "expire_claims" for raw in content.entries) for content in contents if content]
+    assert sum(expired) > partitions // 2
+    assert sum(map(bool, expired)) <= 2 * len(world.nodes), "deadlines lie a moment apart"
 
 
 def test_a_lapsed_claim_may_still_complete_while_nobody_else_was_granted() -> None:
