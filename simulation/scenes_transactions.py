@@ -17,11 +17,17 @@ from onyxq.transactions import Part
 from simulation.clients import RecordingClient
 from simulation.history import Transacted
 from simulation.scenes import ONE, PROMPT_S, Scene, leader_of
+from simulation.scenes_rules import finished, work
 from simulation.world import Options, SimulatedNode, World
 
 COMMIT_S = 0.12
 """Longest time after the beginning of a transaction at which something dies."""
 DEADLINE_MS = 600_000
+INPUTS = 8
+GIVE_BACK_S = 0.03
+"""Longest time after the beginning of a transaction at which what it is to complete is given back."""
+SOON_S = 30.0
+"""Within this what was given back is worked off, where nothing dies."""
 LAG_S = 80.0
 """More than a transaction has to be committed in."""
 
@@ -320,6 +326,33 @@ async def _prepare_here(world: World, node: SimulatedNode) -> commit_transaction
     return commit_transaction.Args(name, deadline_ms, (), (), (Part(0, *answer),))
 
 
+async def given_back_meanwhile(world: World) -> None:
+    """Inputs are given back while they are about to be moved; others look for some all the time."""
+    async with world.client() as client, world.client() as other:
+        for number in range(4):
+            await _give_back_meanwhile(world, client, other, number)
+
+
+async def _give_back_meanwhile(world: World, client: RecordingClient, other: RecordingClient, number: int) -> None:
+    claims, over = await _inputs(client, INPUTS), False
+
+    async def give_back(claim: Claim) -> None:
+        await trio.sleep(world.random.uniform(0, GIVE_BACK_S))
+        try:
+            await client.release(claim, timeout_ms=5_000)
+        except OnyxqError:
+            pass  # noted by the client
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: work(other, lambda: over, queue="in", pause_s=0.005))
+        async with trio.open_nursery() as holders:
+            for place, claim in enumerate(claims):
+                holders.start_soon(try_to_move, world, client, [claim], INPUTS * number + place)
+                holders.start_soon(give_back, claim)
+        await finished(client, SOON_S, queue="in")
+        over = True
+
+
 # --- the table --------------------------------------------------------------------------------
 
 
@@ -349,6 +382,7 @@ TRANSACTION_SCENES: Mapping[str, Scene] = {
         Scene("late_commits", "a commit is written when its claims have run out", late_commits, lambda draw: ONE),
         Scene("asked_twice", "a transaction is coordinated by two nodes", asked_twice, _some),
         Scene("slow_to_see", "what is committed cannot be seen before the leases end", slow_to_see, lambda draw: ONE),
+        Scene("given_back_meanwhile", "what a transaction completes is given back", given_back_meanwhile, _some),
         Scene("handed_over", "a partition's nodes go between prepare and commit", handed_over, _five),
     )
 }

@@ -208,7 +208,6 @@ class ClaimsKept:
                 failed = Unknown("the partition's leader changed meanwhile")
                 # Who hears that tasks were given back may cancel or count them right away.
                 await self._host.settled()
-        self._host.granter.offer(overtaken)
         for entry, verdict in zip(entries, verdicts, strict=True):
             if verdict != APPLIED:
                 _refuse(refused, items, entry.releases, failed)

@@ -96,14 +96,18 @@ class Completing:
             await self._finished.wait()
 
     @contextmanager
-    def begun(self, runs: Sequence[Run]) -> Iterator[None]:
-        """While something is written that may complete these tasks later: others wait for their `turn`."""
-        _mark(self._host.granter.finishing, runs, on=True)
+    def begun(self, tasks: Sequence[Run]) -> Iterator[None]:
+        """While something is written that may complete these tasks later: others wait for their `turn`.
+
+        What came back meanwhile was looked at in vain: it is offered once more.
+        """
+        _mark(self._host.granter.finishing, tasks, on=True)
         try:
             yield
         finally:
-            _mark(self._host.granter.finishing, runs, on=False)
+            _mark(self._host.granter.finishing, tasks, on=False)
             self._told()
+            self._host.granter.offer(tasks)
 
     def completion_rows_of(self, leader: PartitionLeader, run: Run) -> list[Row]:
         """The completions that count of finished tasks, to be written again under this leader's mark.

@@ -101,7 +101,6 @@ class Expiry:
             await self._host.verdicts(due.lapsed)
             if due.overtaken:
                 await self._host.settled()
-        self._host.granter.offer(due.overtaken)
 
     def _plan_expiry(self, run: Run, token: int, lapsed: list[expire_claims.Expiry], dead: list[Finish]) -> None:
         for piece in self._host.granter.pieces(run, token):

@@ -338,6 +338,15 @@ PLANTED: tuple[Planted, ...] = (
         "dying",
     ),
     Planted(
+        "what came back meanwhile is not offered",
+        "onyxq/partition/completing.py",
+        "self._host.granter.offer(tasks)",
+        "pass",
+        "nobody gets a task that was given back, or expired, while a transaction was about to complete it",
+        "given_back_meanwhile",
+        quick=3,
+    ),
+    Planted(
         "takeover without what is pending",
         "onyxq/partition/leader.py",
         "theirs = await pending.pull(store, call, self.partition)",

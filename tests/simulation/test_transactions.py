@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from onyxq.partition.finishing import Finish
 from onyxq.store.interface import Batch
 from simulation.clients import RecordingClient
 from simulation.moves import MovesMix, under_moves
+from simulation.scenes import ONE, leader_of
 from simulation.workloads import NO_FAULTS
 from simulation.world import Options, World, simulate
 
@@ -64,6 +66,43 @@ def test_everything_can_be_seen_once_it_is_answered() -> None:
             await client.complete(claims[4])
 
     simulate(workload, seed=1, options=FOUR)
+
+
+def test_what_expires_while_its_completion_is_prepared_can_be_had_again() -> None:
+    """Whoever waits for it does not get it meanwhile; then the transaction is refused, and the task had."""
+
+    async def workload(world: World) -> None:
+        lapsing, leader = trio.Event(), leader_of(world)
+        assert leader.running is not None and leader.running.node is not None
+        node = leader.running.node
+        verdicts = node.verdicts
+
+        async def late(entries: Sequence[Any]) -> tuple[int, Sequence[str]]:
+            lapsing.set()
+            await trio.sleep(0.1)  # it is on its way when the preparation begins
+            return await verdicts(entries)
+
+        async with world.client() as client, world.client() as other, trio.open_nursery() as nursery:
+            await client.enqueue("q", [b"x"], backoff_ms=0)
+            (claim,) = await client.claim("q", lease_ms=1_000, wait_ms=5_000)
+            node.verdicts = late  # type: ignore[method-assign]
+
+            async def wait() -> None:
+                (again,) = await other.claim("q", wait_ms=20_000)
+                assert again.id == claim.id and again.token > claim.token
+                await other.complete(again)
+
+            nursery.start_soon(wait)
+            await lapsing.wait()
+            slow_ms = 500
+            for one in world.nodes:
+                if one is not leader:
+                    one.disk.delay_ms = lambda: slow_ms
+            with pytest.raises(StaleToken):
+                await client.transact(complete=[(claim, b"done")])
+            slow_ms = 0
+
+    simulate(workload, seed=1, options=ONE)
 
 
 def test_a_refused_one_names_every_claim_that_does_not_stand_and_changes_nothing() -> None:

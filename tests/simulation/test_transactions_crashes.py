@@ -125,6 +125,12 @@ def test_scenes_break_nothing(name: str) -> None:
         WORKLOADS[name].play(seed)
 
 
+@pytest.mark.parametrize("seed", (3, 5, 9))
+def test_what_came_back_beside_a_transaction_is_had_again(seed: int) -> None:
+    """Seed 33043 of the standard workload, too, had one expire that nobody was given afterwards."""
+    WORKLOADS["given_back_meanwhile"].play(seed)
+
+
 @pytest.mark.parametrize("seed", [1])
 def test_moves_count_once_whatever_happens(seed: int) -> None:
     """Storms of faults over maps and reduces by transactions."""
