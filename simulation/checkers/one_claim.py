@@ -6,12 +6,13 @@ replica.  The workers' side trusts nothing but what workers heard and their own 
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from attrs import define, field
 
-from log_entries import commit_transaction, expire_claims, release_claims, settle_transaction
+from log_entries import commit_transaction, expire_claims, release_claims, renew_claims, settle_transaction
 from log_entries.commit_batch import committed_by
+from onyxq.claims import lapsed
 from onyxq.entry import APPLIED
 from onyxq.ids import Run, TaskId, ids_of
 from onyxq.replica import Replica
@@ -27,36 +28,52 @@ class OneClaim(Checker):
     name: ClassVar[str] = "one claim at a time"
     holders: dict[TaskId, int] = field(factory=dict)
     """Token under which each task is claimed."""
+    deadlines: dict[TaskId, int] = field(factory=dict)
+    """Log time, in ms, until which who holds a task has it, by what granted or renewed it last."""
     granted: set[tuple[TaskId, int]] = field(factory=set)
     transactions: dict[str, dict[int, list[TaskId]]] = field(factory=dict)
     """Tasks that committed transactions hold, by name and partition."""
 
     def step(self, before: Replica, step: Step) -> None:
         """Follow the claims of one record."""
+        replica = step.replica
         for outcome in step.outcomes:
             args = outcome.args
             if outcome.verdict != APPLIED:
                 continue
             if isinstance(args, GRANTS):
                 for grant in args.grants:
-                    self._grant(grant.runs, step.replica.position)
-            elif isinstance(args, release_claims.Args):
-                for release in args.releases:
-                    self._end(release.runs, release.token)
-            elif isinstance(args, expire_claims.Args):
-                for expiry in args.expirations:
-                    self._end(expiry.runs, expiry.token)
+                    self._grant(grant.runs, replica.position, replica.log_time_ms + grant.lease_ms)
+            else:
+                self._move_or_end(args, replica.log_time_ms)
             for committed in committed_by(args):
-                self._commit(committed, step.replica.position)
+                self._commit(committed, replica.position)
             if isinstance(args, settle_transaction.Args):
                 for task_id in self.transactions.get(args.name, {}).pop(args.partition, []):
                     del self.holders[task_id]
 
-    def _grant(self, runs: tuple[Run, ...], token: int) -> None:
+    def _move_or_end(self, args: Any, log_time_ms: int) -> None:
+        """Renew or end claims; an entry may name more: what was renewed, or ended by an entry before it."""
+        if isinstance(args, renew_claims.Args):
+            for renewal in args.renewals:
+                for task_id in self._held(renewal.runs, renewal.token):
+                    self.deadlines[task_id] = log_time_ms + renewal.lease_ms
+        elif isinstance(args, release_claims.Args):
+            for release in args.releases:
+                for task_id in self._held(release.runs, release.token):
+                    del self.holders[task_id]
+        elif isinstance(args, expire_claims.Args):
+            for expiry in args.expirations:
+                for task_id in self._held(expiry.runs, expiry.token):
+                    if lapsed(self.deadlines[task_id], log_time_ms):
+                        del self.holders[task_id]
+
+    def _grant(self, runs: tuple[Run, ...], token: int, deadline_ms: int) -> None:
         for task_id in (one for run in runs for one in ids_of(*run)):
             if task_id in self.holders:
                 raise self.broken(f"{task_id.hex()} was granted under {token} while held under {self.holders[task_id]}")
             self.holders[task_id] = token
+            self.deadlines[task_id] = deadline_ms
             self.granted.add((task_id, token))
 
     def _commit(self, args: commit_transaction.Args | Prepared, position: int) -> None:
@@ -72,10 +89,9 @@ class OneClaim(Checker):
                 self.holders[task_id] = position
                 held.setdefault(claim.partition, []).append(task_id)
 
-    def _end(self, runs: tuple[Run, ...], token: int) -> None:
-        for task_id in (one for run in runs for one in ids_of(*run)):
-            if self.holders.get(task_id) == token:
-                del self.holders[task_id]
+    def _held(self, runs: tuple[Run, ...], token: int) -> list[TaskId]:
+        """Those of the runs' tasks that are held under the token."""
+        return [task_id for run in runs for task_id in ids_of(*run) if self.holders.get(task_id) == token]
 
     def heard(self, task_id: TaskId, token: int, now_s: float) -> None:
         """A worker was told that it holds a task."""

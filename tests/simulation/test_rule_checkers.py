@@ -1,4 +1,4 @@
-"""What the checkers of keys, limits and plans say, from histories made by hand."""
+"""What the checkers of claims, keys, limits and plans say, from histories made by hand."""
 
 from __future__ import annotations
 
@@ -6,7 +6,16 @@ import pytest
 from attrs import evolve
 from pyrsistent import pmap
 
-from log_entries import fire_periodic, grant_claims, grant_limited_claims, release_claims, set_periodic, set_queue
+from log_entries import (
+    expire_claims,
+    fire_periodic,
+    grant_claims,
+    grant_limited_claims,
+    release_claims,
+    renew_claims,
+    set_periodic,
+    set_queue,
+)
 from onyxq.client.values import Task
 from onyxq.entry import APPLIED
 from onyxq.ids import Run, TaskId, make_id
@@ -17,6 +26,7 @@ from simulation.checkers.keys_in_order import KeysInOrder
 from simulation.checkers.ledger import Event, Ledger
 from simulation.checkers.limits_kept import LimitsKept
 from simulation.checkers.linearizable import explains
+from simulation.checkers.one_claim import OneClaim
 from simulation.checkers.pauses_hold import PausesHold
 from simulation.checkers.periodic_once import PeriodicOnce
 from simulation.history import (
@@ -58,6 +68,36 @@ def grant(*numbers: int) -> grant_limited_claims.Args:
     """A grant of the queue's tasks."""
     runs = tuple(Run(task_id(number), 1) for number in numbers)
     return grant_limited_claims.Args(0, 1, "q", (grant_claims.Grant("w", 1_000, runs),))
+
+
+# --- claims
+
+
+def expiry(token: int, *numbers: int) -> expire_claims.Args:
+    """What was claimed under the token is taken back, where it is over."""
+    runs = tuple(Run(task_id(number), 1) for number in numbers)
+    return expire_claims.Args(0, 1, (expire_claims.Expiry(token, 1, runs),))
+
+
+def test_an_expiry_takes_what_is_over_and_leaves_what_was_renewed() -> None:
+    """It may name both: who wrote it did not know of the renewal yet."""
+    checker = OneClaim(History())
+    checker.step(EMPTY, stepped(1, grant(1, 2), log_time_ms=5_000))
+    renewed = renew_claims.Args(0, 1, (renew_claims.Renewal(1, 2_000, (Run(task_id(2), 1),)),))
+    checker.step(EMPTY, stepped(2, renewed, log_time_ms=6_400))
+    checker.step(EMPTY, stepped(3, expiry(1, 1, 2), log_time_ms=6_600))
+    checker.step(EMPTY, stepped(4, grant(1), log_time_ms=6_700))
+    with pytest.raises(Broken, match="was granted under 5 while held under 1"):
+        checker.step(EMPTY, stepped(5, grant(2), log_time_ms=6_700))
+
+
+def test_a_grant_of_what_expired_too_early_is_seen() -> None:
+    """By the log's time and the lease; half a second more is the worker's."""
+    checker = OneClaim(History())
+    checker.step(EMPTY, stepped(1, grant(1), log_time_ms=5_000))
+    checker.step(EMPTY, stepped(2, expiry(1, 1), log_time_ms=6_500))
+    with pytest.raises(Broken, match="was granted under 3 while held under 1"):
+        checker.step(EMPTY, stepped(3, grant(1), log_time_ms=6_500))
 
 
 # --- limits and pauses
