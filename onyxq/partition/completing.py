@@ -26,7 +26,7 @@ from onyxq.partition.leader import PartitionLeader
 from onyxq.partition.replication import Vote
 from onyxq.partition.standing import Standing
 from onyxq.partition.updating import Updating
-from onyxq.replica import pieces_of
+from onyxq.replica import claimed_bits, pieces_of
 
 SETTLE_EVERY_S = 1.0
 
@@ -99,7 +99,8 @@ class Completing:
     def begun(self, tasks: Sequence[Run]) -> Iterator[None]:
         """While something is written that may complete these tasks later: others wait for their `turn`.
 
-        What came back meanwhile was looked at in vain: it is offered once more.
+        What came back meanwhile was looked at in vain: it is offered once more.  What is claimed
+        still is offered when it comes back.
         """
         _mark(self._host.granter.finishing, tasks, on=True)
         try:
@@ -107,7 +108,13 @@ class Completing:
         finally:
             _mark(self._host.granter.finishing, tasks, on=False)
             self._told()
-            self._host.granter.offer(tasks)
+            self._host.granter.offer(self._unclaimed(tasks))
+
+    def _unclaimed(self, tasks: Sequence[Run]) -> Iterator[Run]:
+        """What of some tasks nobody has claimed."""
+        for run in tasks:
+            stretch, claimed = stretch_of(run.first), claimed_bits(pieces_of(self._host.replica, run.first))
+            yield from runs_of(stretch, mask_of(*run) & ~claimed)
 
     def completion_rows_of(self, leader: PartitionLeader, run: Run) -> list[Row]:
         """The completions that count of finished tasks, to be written again under this leader's mark.

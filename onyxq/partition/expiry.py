@@ -51,9 +51,9 @@ class Expiry:
         due = self._due()
         if due.lapsed:
             await self._let_lapse(due)
-            due = self._due()  # that took its time
         if due.over:
-            await self._completing.finish_all(due.over, [[]])
+            over = self._due().over if due.lapsed else due.over  # that took its time
+            await self._completing.finish_all(over, [[]])
 
     def _due(self) -> _Due:
         """What is to be done about claims whose deadline has passed by now."""
