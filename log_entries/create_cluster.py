@@ -36,7 +36,7 @@ class Args:
     yield_after_ms: int
     enabled: PMap[str, int]
     gc_records: int = 20_000
-    gc_bytes: int = 64 << 20
+    gc_bytes: int = 4 << 20
 
 
 def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:

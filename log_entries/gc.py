@@ -1,7 +1,8 @@
 """Compresses the replica and names the peer that snapshots it and trims the log.
 
-Owed by the ring's first peer once the log has grown by ``gc_records`` records or ``gc_bytes``
-bytes since the last one, unless that is still under way; submitted by a member on request.
+Owed by the ring's first peer once the log has grown by ``gc_records`` records, or by ``gc_bytes``
+bytes and the size of the last origin, since the last one, unless that is still under way;
+submitted by a member on request.
 Sets ``snapshot`` to the position of this record and its writer, and forgets what nobody can
 need again: what was remembered for long enough, the outbox numbers of peers that left, and jobs
 that have ended, but for their outcomes.
@@ -36,7 +37,8 @@ def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]
 def owed(replica: Replica, me: str) -> Sequence[Args]:
     """A collection, if the log has grown by so much."""
     settings = replica.settings
-    if replica.grown_records < settings.gc_records and replica.grown_bytes < settings.gc_bytes:
+    enough = max(settings.gc_bytes, replica.snapshot.origin_bytes)  # a large origin is not written for a little log
+    if replica.grown_records < settings.gc_records and replica.grown_bytes < enough:
         return ()
     if not replica.snapshot.finished or first_peer(replica) != me:
         return ()

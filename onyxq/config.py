@@ -79,7 +79,7 @@ SETTINGS: Mapping[str, Known] = {
     "absent_after_ms": Known(60_000, "absence after which copies are made elsewhere; for a new cluster"),
     "yield_after_ms": Known(5_000, "trouble after which a leader yields; for a new cluster"),
     "gc_records": Known(20_000, "records after which the log is collected; for a new cluster"),
-    "gc_bytes": Known(64 << 20, "bytes of records after which the log is collected; for a new cluster"),
+    "gc_bytes": Known(4 << 20, "bytes of records after which the log is collected; for a new cluster"),
     "purge_bucket_ms": Known(3_600_000, "time of ids that is purged together, once all finished in it may go"),
     "purge_margin_ms": Known(600_000, "age below which no task is purged, and no new id refused"),
     "task_archive": Known(None, "directory of Parquet files for purged tasks of queues that are archived"),

@@ -48,7 +48,7 @@ class Settings:
     yield_after_ms: int = 5_000
     gc_records: int = 20_000
     """Records since the last ``gc`` after which the next one is owed."""
-    gc_bytes: int = 64 << 20
+    gc_bytes: int = 4 << 20
     """Bytes of records since the last ``gc`` after which the next one is owed."""
 
 

@@ -26,7 +26,8 @@ import select
 import socket
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from kazoo.client import KazooClient
@@ -87,6 +88,8 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
         self._unsent = b""
         self._behind = False
         """Whether kazoo's thread has to write something before anybody else may write."""
+        self._gathered: list[bytes] | None = None
+        """What is to be written `together`."""
         self._received = b""
         self._taken = 0
         """How much of what was received was taken from it."""
@@ -167,14 +170,32 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
             if self._behind or client._queue or not client._live.is_set():
                 return False
             data = self._numbered(request, result)
-            try:
-                sent = self._socket.send(data)
-            except OSError:  # full, or broken: then kazoo's thread will see it
-                sent = 0
-            if sent < len(data):
-                self._unsent, self._behind = data[sent:], True
-                self._wake()
+            if self._gathered is None:
+                self._write_now(data)
+            else:
+                self._gathered.append(data)
         return True
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What is sent inside is written with one system call behind it: each lets other threads go first."""
+        with self._lock:
+            self._gathered = []
+            try:
+                yield
+            finally:
+                data, self._gathered = b"".join(self._gathered), None
+                if data:
+                    self._write_now(data)
+
+    def _write_now(self, data: bytes) -> None:
+        try:
+            sent = self._socket.send(data)
+        except OSError:  # full, or broken: then kazoo's thread will see it
+            sent = 0
+        if sent < len(data):
+            self._unsent, self._behind = data[sent:], True
+            self._wake()
 
     def _numbered(self, request: Any, result: Any) -> bytes:
         xid: int = self._xid % _XID_MAX + 1
@@ -298,6 +319,10 @@ class SessionClient(KazooClient):  # type: ignore[misc]  # kazoo has no types
         The path in the answer is the server's.
         """
         return self._ask(Create2(self.chroot + path, data, self.default_acl or OPEN_ACL_UNSAFE, _SEQUENCE))
+
+    def together(self) -> AbstractContextManager[None]:
+        """What this thread asks for inside goes out at once, at its end."""
+        return self._connection.together()
 
     def finish(self) -> None:
         """Close session and connection and end kazoo's threads; blocks."""

@@ -21,6 +21,8 @@ from onyxq.log.kazoo_client import BROKEN, Link, Reply, exists, get
 AHEAD_MAX = 64
 """Gets outstanding, and records held, ahead of the reader."""
 AHEAD_FIRST = 4
+ASK_TOGETHER = 16
+"""So many gets go out at a time while the window is full but for them: with a system call each a peer starts slowly."""
 RECHECK_S = 5.0
 """How long a reader waits at the tail before it looks again without an event."""
 END = b"\xc1end of segment"
@@ -245,8 +247,16 @@ class Reader:
         if self._slack is not None:
             # Events of own appends in flight are left out: their records come with the answer.
             limit = min(limit, max(self._end, self._slack + self._events - self._own_flights))
-        for position in range(max(self._next, self._front), limit):
-            if position not in self._asked and position not in self._found and position not in self._refused:
+        wanted = [
+            position
+            for position in range(max(self._next, self._front), limit)
+            if position not in self._asked and position not in self._found and position not in self._refused
+        ]
+        under_way = len(self._asked) + len(self._found)
+        if self._next not in wanted and len(wanted) < ASK_TOGETHER and under_way > AHEAD_MAX - ASK_TOGETHER:
+            return  # the reader has enough to go on with
+        with self._link.client.together():
+            for position in wanted:
                 self._ask(position)
         self._front = max(self._front, limit)
 

@@ -109,7 +109,7 @@ class PeerConfig:
     absent_after_ms: int = 60_000
     yield_after_ms: int = 5_000
     gc_records: int = 20_000
-    gc_bytes: int = 64 << 20
+    gc_bytes: int = 4 << 20
     sync_bytes_per_s: int = BYTES_PER_S
     """At most so fast does this node send, and take, what brings copies up to date."""
     purge_bucket_ms: int = 3_600_000

@@ -361,8 +361,8 @@ class Node:
 
     @property
     def quiet(self) -> bool:
-        """Whether neither clients are being served nor copies made."""
-        return self.pacer.quiet and self.taking.quiet
+        """Whether this node has read the log, and neither clients are being served nor copies made."""
+        return self.outbox is not None and self.pacer.quiet and self.taking.quiet
 
     def transfers_here(self) -> dict[int, list[dict[str, Any]]]:
         """Of partitions led from here: the holders that lack something still, and how far each has come."""

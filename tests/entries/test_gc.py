@@ -65,6 +65,17 @@ def test_a_collection_is_owed_after_so_many_bytes() -> None:
     assert owed(world.now, "a") == [gc.Args()]
 
 
+def test_a_large_origin_is_not_written_again_for_a_little_log() -> None:
+    """As many bytes must have come as the last one had."""
+    world = growing(size=1 << 20)
+    position = world.submit("a", gc.Args()).replica.position
+    assert world.verdicts("a", finish_gc.Args(position, 7, 3 << 20)) == ["applied"]
+    while world.now.grown_bytes < 3 << 20:
+        assert owed(world.now, "a") == []
+        world.append(bytes(100_000))
+    assert owed(world.now, "a") == [gc.Args()]
+
+
 def test_a_collection_starts_the_count_anew_and_is_owed_again_only_when_it_is_over() -> None:
     """However much comes meanwhile."""
     world = growing(records=20)

@@ -94,3 +94,25 @@ def test_a_row_whose_checksum_rots_is_repaired_too() -> None:
             assert node.disk.sound(key)
 
     simulate(workload, seed=1, options=ONE)
+
+
+def test_scrubbing_leaves_the_machine_to_a_node_that_still_reads_the_log() -> None:
+    """Nobody asks it for anything then, but it is not idle: all wait for it."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            await client.enqueue("q", [b"x"])
+            node = world.nodes[2]
+            await world.restart_node(node)
+            reading = 0
+            while not node.peer_id:
+                if node.running is not None and node.running.node is not None:
+                    reading += 1
+                    assert not node.running.node.quiet
+                await trio.sleep(0.01)
+            await world.settle()
+            await trio.sleep(10)
+            assert reading and node.running is not None and node.running.node is not None
+            assert node.running.node.quiet
+
+    simulate(workload, seed=1, options=Options(partitions=1, clock_offset_ms=0, read_delay_ms=(100, 200)))
