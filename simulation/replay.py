@@ -33,9 +33,10 @@ def checkers_from(start: Replica) -> tuple[Checker, ...]:
     tokens = TokensIncrease(history)
     for stretches in start.claims.values():
         for stretch, pieces in stretches.items():
-            for offset, count, token, *_ in pieces:
+            for offset, count, token, _, deadline_ms in pieces:
                 for task_id in ids_of(*Run(id_at(stretch, offset), count)):
                     claims.holders[task_id] = tokens.last[task_id] = token
+                    claims.deadlines[task_id] = deadline_ms
     checkers: tuple[Checker, ...] = (
         CountedOnce(history, dict(start.outbox)),
         InvariantsHold(history),

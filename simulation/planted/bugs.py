@@ -340,7 +340,7 @@ PLANTED: tuple[Planted, ...] = (
     Planted(
         "what came back meanwhile is not offered",
         "onyxq/partition/completing.py",
-        "self._host.granter.offer(tasks)",
+        "self._host.granter.offer(self._unclaimed(tasks))",
         "pass",
         "nobody gets a task that was given back, or expired, while a transaction was about to complete it",
         "given_back_meanwhile",

@@ -18,7 +18,7 @@ from log_entries import (
 )
 from onyxq.client.values import Task
 from onyxq.entry import APPLIED
-from onyxq.ids import Run, TaskId, make_id
+from onyxq.ids import Run, TaskId, make_id, offset_of, stretch_of
 from onyxq.replica import EMPTY, Partition, Periodic
 from onyxq.step import Outcome, Step
 from simulation.checkers import Broken
@@ -43,6 +43,7 @@ from simulation.history import (
     Said,
     Sent,
 )
+from simulation.replay import checkers_from
 
 SECOND_MS = 1_000
 
@@ -89,6 +90,17 @@ def test_an_expiry_takes_what_is_over_and_leaves_what_was_renewed() -> None:
     checker.step(EMPTY, stepped(4, grant(1), log_time_ms=6_700))
     with pytest.raises(Broken, match="was granted under 5 while held under 1"):
         checker.step(EMPTY, stepped(5, grant(2), log_time_ms=6_700))
+
+
+def test_claims_of_before_an_origin_expire_behind_it() -> None:
+    """Once they are over, and no earlier."""
+    claimed = {stretch_of(task_id(number)): ((offset_of(task_id(number)), 1, 1, "w", 6_000),) for number in (1, 2)}
+    start = evolve(EMPTY, claims=pmap({0: pmap(claimed)}))
+    (checker,) = (one for one in checkers_from(start) if isinstance(one, OneClaim))
+    checker.step(EMPTY, stepped(2, expiry(1, 1), log_time_ms=6_600))
+    checker.step(EMPTY, stepped(3, grant(1), log_time_ms=6_600))
+    with pytest.raises(Broken, match="was granted under 4 while held under 1"):
+        checker.step(EMPTY, stepped(4, grant(2), log_time_ms=6_600))
 
 
 def test_a_grant_of_what_expired_too_early_is_seen() -> None:
