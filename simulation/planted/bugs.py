@@ -195,7 +195,7 @@ PLANTED: tuple[Planted, ...] = (
         "and lapsed(piece[4], stamp.log_time_ms))",
         "outside, inside = split(pieces, bits, lambda piece: piece[2] == token)",
         "a claim that was just renewed expires",
-        "leases",
+        "explorer",
     ),
     Planted(
         "lease renewed for a stale token",
