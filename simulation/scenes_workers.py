@@ -102,11 +102,44 @@ def _quick(draw: random.Random) -> Options:
     return Options(partitions=draw.choice((1, 4)), clock_offset_ms=0, absent_after_ms=600_000)
 
 
+async def renewed_unheard(world: World) -> None:
+    """Workers renew what has just lapsed, and do not wait for the answer, while their leader finds it lapsed."""
+    async with world.client() as client:
+        await client.enqueue("q", [b"task %d" % number for number in range(24)], retries=None, backoff_ms=0)
+        until_s = trio.current_time() + 12
+        async with trio.open_nursery() as nursery:
+            for _ in range(6):
+                nursery.start_soon(_renew_late, world, until_s)
+            await finished(client)
+
+
+async def _renew_late(world: World, until_s: float) -> None:
+    """Claim, and renew late, for so long; then complete what there is."""
+    draw = world.random
+    async with world.client() as client:
+        while claims := await client.claim("q", maximum=2, lease_ms=1_000, wait_ms=5_000):
+            try:
+                while trio.current_time() < until_s:
+                    late_s = claims[0].expires - trio.current_time() + draw.uniform(0.1, 0.6)
+                    await trio.sleep(max(0.0, late_s))
+                    await client.renew(claims, 1_000, timeout_ms=draw.choice((80, 150, 300)))
+                for claim in claims:
+                    await client.complete(claim)
+            except OnyxqError:
+                pass  # noted by the client
+
+
+def _slow_log(draw: random.Random) -> Options:
+    """Records take so long that a deadline passes meanwhile."""
+    return Options(partitions=1, clock_offset_ms=0, append_delay_ms=(100, draw.choice((300, 600))))
+
+
 WORKER_SCENES: Mapping[str, Scene] = {
     one.name: one
     for one in (
         Scene("staff_changes", "workers stop, are killed, and are replaced", staff_changes, _quick),
         Scene("staff_cut_off", "workers lose the cluster for longer than their leases", staff_cut_off, _quick),
+        Scene("renewed_unheard", "claims are renewed as they are found lapsed", renewed_unheard, _slow_log),
     )
 }
 """Scenes about workers, by name."""

@@ -274,7 +274,7 @@ PLANTED: tuple[Planted, ...] = (
         "ended = [(run, held.end(run, expiry.token, lapsed_only=True)) for run in expiry.runs]",
         "ended = [(run, held.end(run, expiry.token)) for run in expiry.runs]",
         "attempts are counted for claims that go on",
-        "leases",
+        "renewed_unheard",
     ),
     # --- transactions
     Planted(

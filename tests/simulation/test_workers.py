@@ -27,3 +27,10 @@ def test_tasks_that_depend_on_others_of_their_key_are_worked_off() -> None:
     """Whatever is due when, and whoever leads."""
     result = play("after_their_own", 1)
     assert not result.checker, result.what
+
+
+@pytest.mark.parametrize("seed", [3, 17])
+def test_claims_are_renewed_as_they_are_found_lapsed(seed: int) -> None:
+    """They expire, or go on and count as one attempt; at the last seed an expiry names some that go on."""
+    result = play("renewed_unheard", seed)
+    assert not result.checker, result.what
