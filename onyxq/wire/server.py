@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import nullcontext
+from itertools import count
 from typing import Any
 
 import anyio
@@ -33,9 +34,11 @@ from onyxq.wire.protocol import (
 )
 
 REQUESTS_MAX = 1024
-"""Requests in flight per connection; reading stops there."""
+"""Requests in progress per connection, one-way messages included; the next ones are not taken."""
 REQUEST_BYTES_MAX = 64 * 1024 * 1024
-"""Bytes of the requests in flight per connection; likewise."""
+"""Bytes of the requests in progress per connection; likewise."""
+AHEAD_BYTES = 64 * 1024
+"""Bytes read while no request is taken, so that the end of the connection is noticed."""
 HELLO_TIMEOUT_S = 5.0
 NEVER = -1.0
 MESSAGE_PAUSE_S = 30.0
@@ -43,6 +46,7 @@ MESSAGE_PAUSE_S = 30.0
 MESSAGE_TIMEOUT_S = 120.0
 """How long it may take altogether."""
 GOODBYE_TIMEOUT_S = 1.0
+"""Time for the last answers to be sent, and for one-way messages to finish, once a connection has ended."""
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +59,7 @@ class Request:
     def __init__(self, exchange: _Exchange, number: int, size: int, method: str, args: dict[str, Any]) -> None:
         self._exchange = exchange
         self._number = number
+        """Its id on the connection; negative for a one-way message."""
         self._size = size
         self.method = method
         self.args = args
@@ -68,7 +73,7 @@ class Request:
     @property
     def one_way(self) -> bool:
         """Nobody waits for an answer."""
-        return self._number == 0
+        return self._number < 0
 
     def reply(self, result: Any) -> None:
         """Answer with a result (whatever msgpack holds)."""
@@ -105,13 +110,17 @@ class _Exchange:
         self._stream = stream
         self._dispatch = dispatch
         self._requests: dict[int, Request] = {}
+        """Those in progress, by number."""
+        self._one_way = count(-1, -1)
+        """Numbers for one-way messages."""
         self._bytes = 0
         self._bounds = bounds
         self._began = NEVER
         """Monotonic second since which a part of the next message is here."""
         self._partial = 0
         """Bytes of it, as far as they count."""
-        self._freed = anyio.Event()
+        self._pause = anyio.CancelScope()
+        """Ends when a request in progress is answered."""
         self.written = anyio.Event()
         """Set when nothing more will be sent."""
 
@@ -134,13 +143,20 @@ class _Exchange:
             for message, size in self.decoder.messages():
                 whole = True
                 self._take(message, size)
-                if len(self._requests) >= REQUESTS_MAX or self._bytes >= REQUEST_BYTES_MAX:
+                if self._is_full():
                     await self._room()
             await self.outlet.room()
             if self.peer.role != "peer" and (self.decoder.waiting or self._partial):
                 self.decoder.feed(await self._receive_rest(begins=whole))
             else:
                 self.decoder.feed(await self._stream.receive(RECEIVE_BYTES))
+
+    async def finish_one_way(self) -> None:
+        """Give one-way messages a moment to finish: their caller closes without waiting for them."""
+        with anyio.move_on_after(GOODBYE_TIMEOUT_S):
+            while any(request.one_way for request in self._requests.values()):
+                with anyio.CancelScope() as self._pause:
+                    await anyio.sleep_forever()
 
     async def _receive_rest(self, *, begins: bool) -> bytes:
         """More of a message of which a client sent a part; raises `TimedOut` and, for a large one, `Overloaded`."""
@@ -164,9 +180,9 @@ class _Exchange:
 
     def answer(self, number: int, size: int, status: int, result: Any) -> None:
         """Queue the answer to a request and forget the request."""
-        if number == 0:
-            return
         self._forget(number, size)
+        if number < 0:
+            return
         try:
             frame = self.encoder.encode([number, status, result])
         except OnyxqError as error:
@@ -190,12 +206,11 @@ class _Exchange:
         if method == CANCEL:
             self._cancel(args.get("id"))
             return
-        request = Request(self, number, size, method, args)
-        if number:
-            if number in self._requests:
-                raise ProtocolError(f"request {number} is still in flight")
-            self._requests[number] = request
-            self._bytes += size
+        if number in self._requests:
+            raise ProtocolError(f"request {number} is still in flight")
+        request = Request(self, number or next(self._one_way), size, method, args)
+        self._requests[request._number] = request
+        self._bytes += size
         if method == PING:
             request.reply(None)
             return
@@ -217,12 +232,18 @@ class _Exchange:
     def _forget(self, number: int, size: int) -> None:
         if self._requests.pop(number, None) is not None:
             self._bytes -= size
-            self._freed.set()
+            self._pause.cancel()
+
+    def _is_full(self) -> bool:
+        return len(self._requests) >= REQUESTS_MAX or self._bytes >= REQUEST_BYTES_MAX
 
     async def _room(self) -> None:
-        while len(self._requests) >= REQUESTS_MAX or self._bytes >= REQUEST_BYTES_MAX:
-            self._freed = anyio.Event()
-            await self._freed.wait()
+        """Wait until another request may be taken; raises what the stream raises at its end."""
+        while self._is_full():
+            with anyio.CancelScope() as self._pause:
+                if self.decoder.waiting >= AHEAD_BYTES:
+                    await anyio.sleep_forever()
+                self.decoder.feed(await self._stream.receive(AHEAD_BYTES))
 
 
 async def serve(
@@ -259,7 +280,11 @@ async def _read(exchange: _Exchange, hello: Hello | Welcome, bounds: Bounds) -> 
                 raise TimedOut(f"no hello came within {HELLO_TIMEOUT_S:g} s", hint="Say hello first.")
             # A peer is let in however many clients there are.
             with nullcontext() if exchange.peer.role == "peer" else bounds.client():
-                await exchange.read()
+                try:
+                    await exchange.read()
+                except BREAKS:
+                    await exchange.finish_one_way()
+                    raise
     except BREAKS:
         exchange.outlet.end()
     except OnyxqError as error:

@@ -12,7 +12,7 @@ from anyio.abc import ByteStream
 from onyxq.wire import bounds as bounds_module
 from onyxq.wire.bounds import PARTIAL_BYTES_FREE, Bounds
 from onyxq.wire.protocol import Decoder, Encoder, Hello
-from onyxq.wire.server import MESSAGE_PAUSE_S, MESSAGE_TIMEOUT_S, serve
+from onyxq.wire.server import MESSAGE_PAUSE_S, MESSAGE_TIMEOUT_S, REQUESTS_MAX, Dispatch, Request, serve
 from simulation.network import SimulatedNetwork
 from tests.interfaces.fake_service import FakeCluster, play
 
@@ -48,13 +48,18 @@ class Caller:
 Open = Callable[..., Awaitable[Caller]]
 
 
-def served(bounds: Bounds, body: Callable[[Open], Awaitable[None]]) -> None:
+def echo(request: Request) -> None:
+    """Answer a request with its arguments."""
+    request.reply(request.args)
+
+
+def served(bounds: Bounds, body: Callable[[Open], Awaitable[None]], *, dispatch: Dispatch = echo) -> None:
     """Run a test against a server on a clock that jumps; ``Open`` connects and says hello."""
 
     async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:
         async def handler(stream: Any) -> None:
             hello = Hello(cluster="main", cluster_id="c1")
-            await serve(stream, hello=hello, dispatch=lambda request: request.reply(request.args), bounds=bounds)
+            await serve(stream, hello=hello, dispatch=dispatch, bounds=bounds)
 
         async with anyio.create_task_group() as group:
             address = await group.start(
@@ -205,3 +210,67 @@ def test_connections_that_say_nothing_are_bounded(monkeypatch: pytest.MonkeyPatc
         assert await late.answer(1) == [1, 0, {"a": 1}]
 
     served(bounds, body)
+
+
+def requests(count: int, *, one_way: bool) -> bytes:
+    """Frames of that many requests that nobody answers."""
+    return b"".join(Encoder().encode([0 if one_way else number, "wait", {}]) for number in range(1, count + 1))
+
+
+@pytest.mark.parametrize("one_way", [True, False])
+def test_requests_in_progress_are_bounded_whether_or_not_an_answer_is_expected(one_way: bool) -> None:
+    """A connection has at most `REQUESTS_MAX` of them; the rest waits unread until some are answered."""
+    taken: list[Request] = []
+
+    async def body(opened: Open) -> None:
+        caller = await opened()
+        await caller.said()
+        await caller.stream.send(requests(3 * REQUESTS_MAX, one_way=one_way))
+        await anyio.sleep(1)
+        assert len(taken) == REQUESTS_MAX
+        for request in taken[:100]:
+            request.reply(None)
+        await anyio.sleep(1)
+        assert len(taken) == REQUESTS_MAX + 100
+
+    served(Bounds(), body, dispatch=taken.append)
+
+
+@pytest.mark.parametrize("one_way", [True, False])
+@pytest.mark.parametrize("count", [10, REQUESTS_MAX, REQUESTS_MAX + 10])
+def test_requests_of_a_gone_connection_are_withdrawn(one_way: bool, count: int) -> None:
+    """Also those that expect no answer, and also when so many wait that no more is taken."""
+    taken: list[Request] = []
+
+    async def body(opened: Open) -> None:
+        caller = await opened()
+        await caller.said()
+        await caller.stream.send(requests(count, one_way=one_way))
+        await anyio.sleep(1)
+        assert len(taken) == min(count, REQUESTS_MAX) and all(request.open for request in taken)
+        await caller.stream.aclose()
+        await anyio.sleep(2)
+        assert not any(request.open for request in taken)
+        assert (bounds.clients, bounds.connections) == (0, 0)
+
+    bounds = Bounds()
+    served(bounds, body, dispatch=taken.append)
+
+
+def test_a_one_way_request_may_finish_after_its_connection_ended() -> None:
+    """A client that gives claims back and closes at once does not wait for the answer."""
+    taken: list[Request] = []
+
+    async def body(opened: Open) -> None:
+        caller = await opened()
+        await caller.said()
+        await caller.stream.send(requests(1, one_way=True))
+        await caller.stream.aclose()
+        await anyio.sleep(0.5)
+        assert taken[0].open
+        taken[0].reply(None)
+        await anyio.sleep(0.1)
+        assert bounds.connections == 0
+
+    bounds = Bounds()
+    served(bounds, body, dispatch=taken.append)
