@@ -1,8 +1,9 @@
 """Undoes a join that is not complete.
 
-Submitted by a joiner that gives up, for instance because it is told to stop while it
-waits.  The peer is forgotten as if it had never asked, and the place it held is filled
-from the queue.  A peer that became a member meanwhile stays one: it has to leave.
+Submitted by a joiner that gives up, for instance because it must stop while it waits.
+Another peer cannot abort its join: the watcher of a joiner whose pulse is gone
+submits ``leave_cluster``.  The joiner is forgotten as if it had never asked, and its place is filled
+from the queue.  A peer that has become a member stays one: it has to leave.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ class Args:
 
 def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
     """Forget the joiner."""
+    if args.joiner != stamp.peer:
+        return replica, "not its own join"
     if args.joiner in replica.ring.members:
         return replica, "already joined"
     if not ring.is_joining(replica.ring, args.joiner):

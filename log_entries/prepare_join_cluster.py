@@ -4,8 +4,12 @@ Submitted by the joiner itself, once its pulse exists.  With nobody in the ring 
 at once.  Else a member that is not stitching anybody (picked by the record's position)
 is to take it in and watches it from now on; with none free it waits in the queue and is
 prepared by the entry that frees a place.  Another peer of the same node, member or
-joining, leaves in the same entry: a node has at most one.  A peer that does not know an
-enabled entry, or not in the enabled version, is refused: it is older than the cluster.
+joining, leaves in the same entry: a node has at most one.  The request names the node's
+latest peer, which the joiner's data directory must know.  Two directories with one node
+id (a copy, or one set back to an older copy) therefore cannot take turns: the request of
+the second names a peer that is not the latest any more, and is refused.  A peer that does
+not know an enabled entry, or not in the enabled version, is refused: it is older than the
+cluster.
 """
 
 from __future__ import annotations
@@ -21,11 +25,15 @@ VERSION = 1
 NAME_CHARACTERS_MAX = 200
 SLOTS_MAX = 1 << 16
 OLDER = "older than the cluster"
+OVERTAKEN = "another peer of this node asked first"
 
 
 @frozen
 class Args:
-    """``address``, ``http``: HOST:PORT; ``versions``: entry name -> highest version that the peer knows."""
+    """``address``, ``http``: HOST:PORT; ``versions``: entry name -> highest version that the peer knows.
+
+    ``previous``: the node's latest peer before this one (`onyxq.ring.latest_peer`), empty if it had none.
+    """
 
     peer: str
     node: str
@@ -35,6 +43,7 @@ class Args:
     slots: int
     tags: tuple[str, ...]
     versions: PMap[str, int]
+    previous: str
 
 
 def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
@@ -62,6 +71,8 @@ def _refused(replica: Replica, args: Args) -> Verdict:
         return "bad name"
     if not 0 <= args.slots <= SLOTS_MAX:
         return "bad slots"
+    if args.previous != ring.latest_peer(replica, args.node):
+        return OVERTAKEN
     older = any(args.versions.get(name, 0) < version for name, version in replica.enabled.items())
     return OLDER if older else ""
 

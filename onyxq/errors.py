@@ -179,6 +179,18 @@ class ClusterMismatch(OnyxqError):
     code, status, exit_code, hint = "cluster_mismatch", 421, 1, "Point it at the cluster it belongs to."
 
 
+class NodeCopied(OnyxqError):
+    """Another process has joined the cluster as this node, from another data directory."""
+
+    code, hint = (
+        "node_copied",
+        (
+            "Run one of the two directories only. To run this one beside the other, move it away and start with an"
+            " empty directory: the cluster refills it under a new node id."
+        ),
+    )
+
+
 class Misdirected(OnyxqError):
     """The request was sent to a name that is none of this peer's."""
 

@@ -83,6 +83,8 @@ class Node:
     draining: bool = False
     replaced: bool = False
     """Placement gives it nothing until a peer of it joins again."""
+    latest_peer: str = ""
+    """Its latest member peer, kept while absent."""
 
 
 @frozen

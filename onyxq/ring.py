@@ -86,6 +86,15 @@ def watches(replica: Replica, me: str) -> tuple[str, ...]:
     return tuple(sorted(peer for peer in found if peer and peer != me))
 
 
+def latest_peer(replica: Replica, node: str) -> str:
+    """Return the node's peer that is in the ring or joining, else its last member peer, else an empty string."""
+    here = [peer.id for peer in replica.peers.values() if peer.node == node]
+    if here:
+        return min(here)  # a node has at most one
+    known = replica.nodes.get(node)
+    return known.latest_peer if known is not None else ""
+
+
 def is_closed(ring: Ring) -> bool:
     """Whether the pairs are one cycle through all members (none for a single one)."""
     if len(ring.members) < 2:
@@ -205,7 +214,7 @@ def move(replica: Replica, ring: Ring, stamp: Stamp) -> Replica:
     for new in sorted(peer for peer in ring.members if peer not in before.members):
         peer = evolve(peers[new], joined_position=stamp.position)
         peers = peers.set(new, peer)
-        nodes = nodes.set(peer.node, Node(id=peer.node, zone=peer.zone, peer=new))
+        nodes = nodes.set(peer.node, Node(id=peer.node, zone=peer.zone, peer=new, latest_peer=new))
     moved = evolve(replica, ring=ring, peers=peers, nodes=nodes)
     if sorted(ring.members) == sorted(before.members):
         return moved

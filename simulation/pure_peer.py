@@ -18,7 +18,7 @@ from onyxq.errors import NotEnabled, OlderThanCluster
 from onyxq.log.codec import encode_entry, encode_record
 from onyxq.log.interface import Record
 from onyxq.replica import EMPTY, Replica, collector
-from onyxq.ring import watches
+from onyxq.ring import latest_peer, watches
 from onyxq.step import owed, step
 from simulation.pure_extension import PROGRAMS
 from simulation.pure_log import Origin, PureLog
@@ -266,8 +266,8 @@ class Peer:
 
 def joining(peer: Peer) -> prepare_join_cluster.Args:
     """The arguments with which a peer asks to join."""
-    addresses = f"{peer.id}:7400", f"{peer.id}:7480"
-    return prepare_join_cluster.Args(peer.id, peer.node, *addresses, peer.zone, 4, (), peer.entries.versions)
+    addresses, latest = (f"{peer.id}:7400", f"{peer.id}:7480"), latest_peer(peer.replica, peer.node)
+    return prepare_join_cluster.Args(peer.id, peer.node, *addresses, peer.zone, 4, (), peer.entries.versions, latest)
 
 
 ABSENT = "its pulse is gone"

@@ -31,7 +31,8 @@ from onyxq.peer.history import history_rows, returned_runs
 from onyxq.placement import holders
 from onyxq.replay import steps
 from onyxq.replica import ClaimPiece, Replica, with_pieces, without
-from onyxq.store.interface import Batch, Store
+from onyxq.ring import latest_peer
+from onyxq.store.interface import PEERS_META, Batch, Store
 
 WRITER = "restore"
 """Who wrote the record with which the new log begins."""
@@ -75,7 +76,9 @@ async def restore(
         raise BadRequest("the backup is of a cluster that no node ever joined", field="file")
     async with new_stores(nodes) as stores:
         for node, store in stores.items():
-            await store.write(Batch(meta=(("node_id", node.encode()), ("cluster_id", cluster_id.encode()))))
+            peers = " ".join(dict.fromkeys((replica.nodes[node].latest_peer, latest_peer(replica, node))))
+            meta = {"node_id": node, "cluster_id": cluster_id, PEERS_META: peers}
+            await store.write(Batch(meta=tuple((key, value.encode()) for key, value in meta.items())))
         rows = 0
         for partition, page in backup.pages():
             for node in holders(replica.partitions[partition]):

@@ -14,9 +14,9 @@ from typing import Any
 import trio
 
 from log_entries import create_cluster, drain_node, leave_cluster, prepare_join_cluster
-from log_entries.prepare_join_cluster import OLDER
+from log_entries.prepare_join_cluster import OLDER, OVERTAKEN
 from onyxq.duties import Drive, Duty, Extended, Fire, Snapshot, Watch, duties
-from onyxq.errors import ClockWrong, ClusterMismatch, OlderThanCluster, OnyxqError, Unavailable
+from onyxq.errors import ClockWrong, ClusterMismatch, NodeCopied, OlderThanCluster, OnyxqError, Unavailable
 from onyxq.log.interface import LogSession, SessionLost, Trimmed
 from onyxq.peer.collecting import Collector, unpacked
 from onyxq.peer.extending import supervise
@@ -24,9 +24,9 @@ from onyxq.peer.firing import fire
 from onyxq.peer.node import Node
 from onyxq.peer.outbox import Outbox
 from onyxq.replica import CLOCK_SKEW_MAX_MS, EMPTY, Replica, Settings, first_peer, unserved
-from onyxq.ring import clock_error_ms, contains, worst_clock_error_ms
+from onyxq.ring import clock_error_ms, contains, latest_peer, worst_clock_error_ms
 from onyxq.step import owed, step
-from onyxq.store.interface import Batch
+from onyxq.store.interface import PEERS_META, Batch
 
 TICK_S = 0.5
 QUIET_MAX_MS = 1_900
@@ -79,6 +79,8 @@ class Peer:
         self._owed_at = 0.0
         self._older = False
         """Its request to join was refused: the cluster has enabled what it does not know."""
+        self._overtaken = False
+        """Its request to join was refused: another peer of its node asked first."""
         self._passed = False
         """Its request to join lies behind the origin that it went on from: it is in the ring there, or was."""
         self._wrong: ClockWrong | None = None
@@ -96,7 +98,8 @@ class Peer:
 
     async def run(self, session: LogSession) -> None:
         """Join, work, and return when this peer has left; raises `SessionLost`, `Evicted`,
-        `ClusterMismatch`, `ClockWrong`, `OlderThanCluster`, `ExtensionFailed`."""
+        `ClusterMismatch`, `ClockWrong`, `NodeCopied`, `OlderThanCluster`,
+        `ExtensionFailed`."""
         node = self.node
         outbox = Outbox(
             session,
@@ -117,6 +120,7 @@ class Peer:
                 outbox.cluster_id = node.replica.cluster.id if node.replica.cluster else ""
                 if node.store.meta("cluster_id") is None:
                     await node.store.write(Batch(meta=(("cluster_id", outbox.cluster_id.encode()),)))
+                await self._note_attempt()
                 await session.set_pulse(self.id, self.address.encode())
                 node.peer_id, node.outbox = self.id, outbox
                 outbox.submit([self._prepare()], self._prepared)
@@ -177,6 +181,24 @@ class Peer:
                 f"this data directory belongs to cluster {stored.decode()}, the log to {cluster.id} ({cluster.name})"
             )
 
+    async def _note_attempt(self) -> None:
+        """Store this peer's id durably before it asks to join; raises `NodeCopied`.
+
+        A data directory knows every peer that ran on it since the node's latest one.  If it does not know the
+        latest, that one ran on another directory: this one is a copy, or was set back to an older copy.
+        """
+        node = self.node
+        latest = latest_peer(node.replica, node.node_id)
+        known = (node.store.meta(PEERS_META) or b"").decode().split()
+        if latest and latest not in known:
+            address = found.address if (found := node.replica.peers.get(latest)) is not None else "an unknown address"
+            raise NodeCopied(
+                f"node {node.node_id} last ran as peer {latest} at {address}, from another data directory than this"
+                f" one: one of the two is a copy, or this one was set back to an older copy"
+            )
+        since = known[known.index(latest) :] if latest else known
+        await node.store.write(Batch(meta=((PEERS_META, " ".join([*since, self.id]).encode()),)))
+
     def _check_versions(self) -> None:
         """Raise `OlderThanCluster` if the cluster has enabled what this program does not know."""
         unknown = self.node.entries.unknown(self.node.replica.enabled)
@@ -188,6 +210,7 @@ class Peer:
     def _prepared(self, position: int, verdicts: Sequence[str] | None) -> None:
         """Hear what became of the request to join."""
         self._older = OLDER in (verdicts or ())
+        self._overtaken = OVERTAKEN in (verdicts or ())
         self._passed = verdicts is None
 
     def _prepare(self) -> prepare_join_cluster.Args:
@@ -200,6 +223,7 @@ class Peer:
             slots=self._slots,
             tags=self._tags,
             versions=self.node.entries.versions,
+            previous=latest_peer(self.node.replica, self.node.node_id),
         )
 
     # --- the log
@@ -243,6 +267,8 @@ class Peer:
                 if self._leaving:
                     return
                 raise Evicted(f"peer {self.id} was taken out of the ring")
+            if self._overtaken:
+                raise Evicted(f"peer {self.id} was not let in: another peer of its node asked first")
             if replica.ring is not before.ring and self.id in replica.ring.members and not self.joined.is_set():
                 self.joined.set()
                 self.node.reconcile()

@@ -115,6 +115,8 @@ class PendingRow(NamedTuple):
 
 _T = TypeVar("_T")
 LEAVES = 256
+PEERS_META = "peers"
+"""Key of `Store.meta`: ids of the peers that ran on this directory since the node's latest, with spaces between."""
 """Leaves of an hour bucket; a row's leaf depends on its stretch only."""
 
 

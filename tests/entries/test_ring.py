@@ -9,6 +9,7 @@ from log_entries import (
     gc,
     leave_cluster,
     notify_join_cluster,
+    prepare_join_cluster,
     set_slots,
 )
 from onyxq import ring
@@ -176,7 +177,7 @@ def test_the_last_member_leaves_an_empty_ring() -> None:
 def test_a_second_peer_of_a_node_makes_the_first_leave() -> None:
     """In the same entry, and the node is never without having been marked absent."""
     world = created("a", "b", "c")
-    world.submit("b2", joining("b2", "node-b"))
+    world.submit("b2", joining("b2", "node-b", previous="b"))
     assert "b" not in world.now.peers and ring.state_of(world.now.ring, "b2") == "prepared"
     assert world.now.nodes["node-b"].absent_since_ms == world.now.log_time_ms
     world.settle("a", "c", "b2")
@@ -186,15 +187,15 @@ def test_a_second_peer_of_a_node_makes_the_first_leave() -> None:
 def test_a_second_peer_of_the_only_node_is_the_ring_at_once() -> None:
     """The lone member's successor on the same node joins in its own first entry."""
     world = created("a")
-    world.submit("a2", joining("a2", "node-a"))
+    world.submit("a2", joining("a2", "node-a", previous="a"))
     assert list(world.now.ring.members) == ["a2"] and world.now.nodes["node-a"].peer == "a2"
 
 
 def test_a_second_peer_of_a_node_replaces_a_joiner() -> None:
     """Also one that is still stitched or queued."""
     world = queued_world()
-    world.submit("s2", joining("s2", "node-s"))
-    world.submit("r2", joining("r2", "node-r"))
+    world.submit("s2", joining("s2", "node-s", previous="s"))
+    world.submit("r2", joining("r2", "node-r", previous="r"))
     assert dict(world.now.ring.prepared) == {"a": "q"} and world.now.ring.queue == ("s2", "r2")
 
 
@@ -206,7 +207,7 @@ def test_repeats_change_nothing_and_say_why() -> None:
     assert world.verdicts("a", notify_join_cluster.Args("b")) == ["not prepared"]
     assert world.verdicts("b", accept_join_cluster.Args("b")) == ["not accepted"]
     assert world.verdicts("b", abort_join_cluster.Args("b")) == ["already joined"]
-    assert world.verdicts("b", abort_join_cluster.Args("x")) == ["not joining"]
+    assert world.verdicts("x", abort_join_cluster.Args("x")) == ["not in the ring"]
     assert world.verdicts("b", leave("x")) == ["not in the ring"]
     world.submit("s", joining("s"))
     assert world.verdicts("s", joining("s")) == ["already joining"]
@@ -218,6 +219,38 @@ def test_a_peer_cannot_ask_for_another() -> None:
     """prepare_join_cluster holds only for the record's writer."""
     world = created("a")
     assert world.verdicts("a", joining("x")) == ["not its own join"]
+
+
+def test_a_peer_cannot_abort_the_join_of_another() -> None:
+    """abort_join_cluster holds only for the record's writer; the join continues."""
+    world = queued_world()
+    before = world.now.ring
+    assert world.verdicts("a", abort_join_cluster.Args("s")) == ["not its own join"]
+    assert world.now.ring == before
+
+
+def test_a_second_directory_of_one_node_is_refused() -> None:
+    """Two copies of a data directory know the same latest peer; only the first to ask joins."""
+    world = created("a", "b")
+    world.submit("a", leave("b"))
+    assert ring.latest_peer(world.now, "node-b") == "b"
+    assert world.verdicts("b2", joining("b2", "node-b", previous="b")) == ["applied"]
+    assert world.verdicts("b3", joining("b3", "node-b", previous="b")) == [prepare_join_cluster.OVERTAKEN]
+    world.settle("a", "b2")
+    assert world.verdicts("b3", joining("b3", "node-b", previous="b")) == [prepare_join_cluster.OVERTAKEN]
+    world.submit("a", leave("b2"))
+    assert world.verdicts("b3", joining("b3", "node-b", previous="b")) == [prepare_join_cluster.OVERTAKEN]
+    assert world.verdicts("b3", joining("b3", "node-b", previous="b2")) == ["applied"]
+
+
+def test_a_join_that_never_completed_leaves_the_node_as_it_was() -> None:
+    """The node's latest peer is the latest member, so its directory can join again."""
+    world = created("a", "b")
+    world.submit("a", leave("b"))
+    world.submit("b2", joining("b2", "node-b", previous="b"))
+    world.submit("b2", abort_join_cluster.Args("b2"))
+    assert ring.latest_peer(world.now, "node-b") == "b"
+    assert world.verdicts("b3", joining("b3", "node-b", previous="b")) == ["applied"]
 
 
 def test_an_aborted_join_frees_its_place() -> None:
@@ -252,7 +285,7 @@ def test_draining_ends_when_a_new_peer_of_the_node_joins() -> None:
     assert drained.draining and drained.replaced
     assert world.verdicts("b", drain_node.Args("node-b", False)) == ["already draining"]
     assert world.verdicts("b", drain_node.Args("node-x", False)) == ["unknown node"]
-    world.submit("b2", joining("b2", "node-b"))
+    world.submit("b2", joining("b2", "node-b", previous="b"))
     world.settle("a", "b2")
     back = world.now.nodes["node-b"]
     assert not back.draining and not back.replaced

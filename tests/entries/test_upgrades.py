@@ -22,6 +22,7 @@ from onyxq.invariants import violations
 from onyxq.log.codec import encode_entry, encode_record
 from onyxq.log.interface import Record
 from onyxq.replica import EMPTY, Replica
+from onyxq.ring import latest_peer
 from onyxq.snapshot import MAGIC, pack, unpack
 from onyxq.step import Step, owed, step
 from tests.entries.versions import NEW, OLD, Brand, Paint, PaintOnce
@@ -73,9 +74,8 @@ class MixedRing:
         if fresh.replica.cluster is None:
             self.append(peer, creation(enabled=entries.versions))
         request = joining(peer, node)
-        args = type(request)(
-            peer, request.node, request.address, request.http, "", 1, (), entries.versions
-        )  # fmt: skip
+        previous = latest_peer(fresh.replica, request.node)
+        args = evolve(request, zone="", slots=1, versions=entries.versions, previous=previous)
         return self.append(peer, args).outcomes[0].verdict
 
     def settle(self) -> list[tuple[str, Any]]:

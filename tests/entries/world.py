@@ -30,10 +30,10 @@ def creation(*, partitions: int = 4, enabled: PMap[str, int] = VERSIONS) -> crea
     return create_cluster.Args("main", CLUSTER_ID, partitions, 3, 6_000, 60_000, 5_000, enabled)
 
 
-def joining(peer: str, node: str = "", zone: str = "z1") -> prepare_join_cluster.Args:
+def joining(peer: str, node: str = "", zone: str = "z1", *, previous: str = "") -> prepare_join_cluster.Args:
     """Arguments with which a peer asks to join; its node is named after it unless given."""
     node = node or f"node-{peer}"
-    return prepare_join_cluster.Args(peer, node, f"{peer}:7400", f"{peer}:7480", zone, 4, (), VERSIONS)
+    return prepare_join_cluster.Args(peer, node, f"{peer}:7400", f"{peer}:7480", zone, 4, (), VERSIONS, previous)
 
 
 @define
@@ -163,7 +163,7 @@ class Ensemble:
                 sim.alive = False
         sim = Sim(f"p{len(self.sims):03}", node)
         self.sims.append(sim)
-        sim.append(self.world, joining(sim.id, node))
+        sim.append(self.world, joining(sim.id, node, previous=ring.latest_peer(self.world.now, node)))
         return sim
 
     def stop(self, sim: Sim) -> None:

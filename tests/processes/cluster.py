@@ -144,6 +144,10 @@ class PeerProcess:
                 await trio.sleep(POLL_S)
         assert self.process.poll() == 0, f"peer {self.name}: {self.process.poll()} (None: still runs) after SIGTERM"
 
+    def stderr(self) -> str:
+        """Return everything that it wrote to stderr."""
+        return self._stderr.read_text(errors="replace")
+
     def tail(self) -> str:
         """The last lines it wrote to stderr."""
         if not self._stderr.exists():
