@@ -25,7 +25,9 @@ from onyxq.replica import ClaimPiece, Replica
 Tree: TypeAlias = Any
 """What JSON can hold."""
 
-BOOKKEEPING = frozenset("position log_time_ms ctime_ms clock_ms outbox grown_records grown_bytes limited rates".split())
+BOOKKEEPING = frozenset(
+    "position digest milestones log_time_ms ctime_ms clock_ms outbox grown_records grown_bytes limited rates".split()
+)
 """Top fields that nearly every record moves; left out of what people read."""
 SHOWN_CHARACTERS_MAX = 100
 """Of one value, in words."""

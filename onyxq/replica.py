@@ -15,6 +15,7 @@ from attrs import field, frozen
 from pyrsistent import PMap, pmap
 
 from onyxq.ids import Run, mask_of, offset_of, runs_of, spans, stretch_of
+from onyxq.log_digest import Milestones
 
 SEGMENT_POSITIONS = 1 << 31
 """Positions of one log segment: position = segment * SEGMENT_POSITIONS + sequence."""
@@ -338,6 +339,10 @@ class Replica:
     """Those that have not ended, and those that ended since the last ``gc``."""
     hold: Hold | None = None
     """The last one, unless it was ended; see `onyxq.transactions.on_hold`."""
+    digest: bytes = b""
+    """Chained digest of all records up to the position; see `onyxq.log_digest`."""
+    milestones: Milestones = ()
+    """The digest at some earlier positions."""
 
     @property
     def settings(self) -> Settings:

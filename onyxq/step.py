@@ -25,6 +25,7 @@ from onyxq.entry import Entries, Entry, Form, Malformed, Stamp, Verdict, decode_
 from onyxq.errors import ExtensionFailed, OlderThanCluster
 from onyxq.log.codec import RawEntry, RecordContent, decode_record
 from onyxq.log.interface import Record
+from onyxq.log_digest import MILESTONE_POSITIONS, chained, with_milestone
 from onyxq.replica import LOG_TIME_STEP_MAX_MS, Replica, altered
 
 CREATE, PREPARE = "create_cluster", "prepare_join_cluster"
@@ -96,7 +97,7 @@ def step(
     """
     assert record.position > replica.position, "records are stepped in the order of the log"
     replica = altered(
-        replica,
+        _digested(replica, record),
         position=record.position,
         grown_records=replica.grown_records + 1,
         grown_bytes=replica.grown_bytes + len(record.data),
@@ -140,6 +141,15 @@ def _owed_by_extension(replica: Replica, me: str, entry: Entry) -> list[Any]:
         return list(entry.owed(replica, me))
     except Exception as error:
         raise ExtensionFailed(f"owed of {entry.name} raised {error!r}") from error
+
+
+def _digested(replica: Replica, record: Record) -> Replica:
+    """The replica with the digest after a record."""
+    digest = chained(replica.digest, record.position, record.ctime_ms, record.data)
+    if record.position % MILESTONE_POSITIONS:
+        return altered(replica, digest=digest)
+    milestones = with_milestone(replica.milestones, record.position, digest)
+    return altered(replica, digest=digest, milestones=milestones)
 
 
 def _problem(replica: Replica, content: RecordContent, entries: Entries) -> str:

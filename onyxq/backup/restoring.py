@@ -89,7 +89,7 @@ async def restore(
         replica = known_claims(replica, lambda number: stores[holders(replica.partitions[number])[0]])
         position = await _begin_log(session, replica, cluster_id, (clock or SystemClock()).wall_ms)
         for store in stores.values():
-            await store.write(Batch(log_position=position))
+            await store.write(Batch(log_position=position, log_digest=replica.digest))
     assert replica.cluster is not None
     renamed = evolve(replica.cluster, id=cluster_id, name=name)
     made = evolve(replica, position=position, cluster=renamed, hold=None)

@@ -160,6 +160,7 @@ class HistoryWriter:
         self._rows: list[Row] = []
         self._after: list[Callable[[], None]] = []
         self._position = store.log_position()
+        self._digest = store.log_digest()
         self._stored = self._position
         self._noted = self._position
         """Position of the last record that had rows, or somebody who waits for them."""
@@ -171,10 +172,11 @@ class HistoryWriter:
         """Position up to which history is durable."""
         return self._stored
 
-    def add(self, position: int, rows: Sequence[Row], after: Callable[[], None] | None = None) -> None:
-        """Take the rows of the record at ``position``; ``after`` runs once they are stored."""
+    def add(self, replica: Replica, rows: Sequence[Row], after: Callable[[], None] | None = None) -> None:
+        """Take the rows of the record that led to ``replica``; ``after`` runs once they are stored."""
+        position = replica.position
         if position > self._position:
-            self._position = position
+            self._position, self._digest = position, replica.digest
             self._rows += rows
         if after is not None:
             self._after.append(after)
@@ -204,14 +206,14 @@ class HistoryWriter:
                 continue
             rows, self._rows = self._rows, []
             after, self._after = self._after, []
-            await self._write(self._position, rows)
+            await self._write(self._position, Batch(rows=rows, log_position=self._position, log_digest=self._digest))
             for call in after:
                 call()
 
-    async def _write(self, position: int, rows: list[Row]) -> None:
+    async def _write(self, position: int, batch: Batch) -> None:
         while True:
             try:
-                written = await self._store.write(Batch(rows=rows, log_position=position))
+                written = await self._store.write(batch)
             except StoreFailed:
                 await trio.sleep(RETRY_PAUSE_S)
                 continue

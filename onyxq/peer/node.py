@@ -192,7 +192,7 @@ class Node:
         if step.outcomes:
             self._note_history(before, step)
         else:
-            self.history.add(after.position, ())
+            self.history.add(after, ())
         if self.outbox is not None and step.peer == self.outbox.peer and not step.problem:
             self.outbox.applied(step.number, after.position, step.outcomes)
         self.recent.append(Stepped(after.position, step.ctime_ms, step.peer, step.problem, step.outcomes))
@@ -214,7 +214,7 @@ class Node:
         self.deleting.note(EMPTY, replica)
         self.granter.moved(before, replica)
         self.records.clear()
-        self.history.add(replica.position, ())
+        self.history.add(replica, ())
         if self.outbox is not None:
             self.outbox.skipped(replica.outbox.get(self.outbox.peer, 0), replica.position)
         self.reconcile()
@@ -291,7 +291,7 @@ class Node:
         led = set(self.granter.led()) if back else set()
         returned = [(run, said) for partition, run, said in back if partition in led]
         if not returned:
-            self.history.add(after.position, rows)
+            self.history.add(after, rows)
             return
         runs = [run for run, _ in returned]
         self.granter.block(runs)
@@ -302,7 +302,7 @@ class Node:
         expired = sum(run.count for run, said in returned if said.event == facts.EXPIRED)
         if expired:
             self.metrics.claims_expired.add(n=expired)
-        self.history.add(after.position, rows, stored)
+        self.history.add(after, rows, stored)
 
     def _holds(self, partition: int) -> bool:
         placed = self.replica.partitions.get(partition)

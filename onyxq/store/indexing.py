@@ -44,7 +44,7 @@ from onyxq.store.purging import Purger
 from onyxq.store.records import OUTCOME_PLACES, TOTAL, Alike, dead_key, pack_mask, pack_number, unpack_number
 from onyxq.store.ruled import Ruled
 from onyxq.store.stretches import MOVING, Owner, Remembered, Stretch, groups, moved_by, owners, void_bits, winners
-from onyxq.store.tables import LOG_POSITION, PARTITION_TABLES, Table, Tables
+from onyxq.store.tables import LOG_DIGEST, LOG_POSITION, PARTITION_TABLES, Table, Tables
 
 __all__ = ["PROMOTE_PIECES_MAX", "Applier", "PreparedBatch", "prepare_batch"]
 
@@ -104,7 +104,8 @@ class Applier:
         for partition, epoch in batch.epochs:
             self._raise_to(self._tables.epochs, partition.to_bytes(2, "big"), epoch)
         if batch.log_position is not None and batch.log_position >= 0:
-            self._raise_to(self._tables.meta, LOG_POSITION, batch.log_position)
+            if self._raise_to(self._tables.meta, LOG_POSITION, batch.log_position):
+                self._tables.meta.put(LOG_DIGEST, seal(LOG_DIGEST, batch.log_digest))
         for name, value in batch.meta:
             self._tables.meta.put(name.encode(), seal(name.encode(), value))
         for partition, transaction in batch.drop_pending:
@@ -143,10 +144,13 @@ class Applier:
         self._digests.flush()
 
     @staticmethod
-    def _raise_to(table: Table, key: bytes, number: int) -> None:
+    def _raise_to(table: Table, key: bytes, number: int) -> bool:
+        """Store a number unless one as high is stored; whether it was stored."""
         stored = table.get(key)
-        if stored is None or unpack_number(key, stored) < number:
-            table.put(key, pack_number(key, number))
+        if stored is not None and unpack_number(key, stored) >= number:
+            return False
+        table.put(key, pack_number(key, number))
+        return True
 
     def _drop(self, partition: bytes) -> None:
         self.flush()

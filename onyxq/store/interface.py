@@ -190,7 +190,9 @@ class Batch:
     epochs: tuple[tuple[int, int], ...] = ()
     """(partition, epoch) promises; a lower one than stored is ignored."""
     log_position: int | None = None
-    """Position up to which history is in the store once this batch is."""
+    """Position up to which history is in the store once this batch is; a lower one than stored is ignored."""
+    log_digest: bytes = b""
+    """`Replica.digest` at ``log_position``, which is stored together with it."""
     meta: tuple[tuple[str, bytes], ...] = ()
     """Small named values: node id, cluster id, ..."""
     drop: tuple[int, ...] = ()
@@ -246,6 +248,10 @@ class Store(Protocol):
 
     def log_position(self) -> int:
         """Position up to which history was stored; -1 at first."""
+        ...
+
+    def log_digest(self) -> bytes:
+        """`Replica.digest` at `log_position`; empty at first."""
         ...
 
     def meta(self, name: str) -> bytes | None:

@@ -47,7 +47,7 @@ from onyxq.store.records import (
     unpack_ready,
 )
 from onyxq.store.stretches import Remembered
-from onyxq.store.tables import FORMAT_KEY, LOG_POSITION
+from onyxq.store.tables import FORMAT_KEY, LOG_DIGEST, LOG_POSITION
 
 _COUNT = struct.Struct(">8xI")
 
@@ -101,6 +101,11 @@ class StoreReads(FindingReads):
         """Position up to which history was stored; -1 at first."""
         stored = self._tables.meta.get(LOG_POSITION)
         return -1 if stored is None else unpack_number(LOG_POSITION, stored)
+
+    def log_digest(self) -> bytes:
+        """`Replica.digest` at `log_position`; empty at first."""
+        stored = self._tables.meta.get(LOG_DIGEST)
+        return b"" if stored is None else unseal(LOG_DIGEST, bytes(stored))
 
     def meta(self, name: str) -> bytes | None:
         """A named value."""

@@ -31,8 +31,9 @@ INDEX_TABLES = ("ready", "due", "waiting", "keyed", "unique", "expiring", "dead"
 PARTITION_TABLES = ("rows", *INDEX_TABLES, "stretch", "counts", "hours", "leaves", "pending")
 """What `Batch.drop` empties."""
 LOG_POSITION = b"\0log_position"
+LOG_DIGEST = b"\0log_digest"
 FORMAT_KEY = b"\0format"
-"""Named values of the store itself; the latter has no checksum."""
+"""Named values of the store itself; the last has no checksum."""
 PURGED_KEY = b"\0purged/"
 """What the names begin with under which watermarks are kept; the partition's bytes follow."""
 

@@ -463,10 +463,11 @@ async def test_epochs_and_log_position_never_go_back(world: World) -> None:
     """A lower promise is ignored; each partition has its own."""
     async with world.store() as store:
         assert store.log_position() == -1
-        await store.write(Batch(epochs=((3, 5), (4, 1)), log_position=70))
-        await store.write(Batch(epochs=((3, 4), (4, 2)), log_position=60))
+        assert store.log_digest() == b""
+        await store.write(Batch(epochs=((3, 5), (4, 1)), log_position=70, log_digest=b"at 70"))
+        await store.write(Batch(epochs=((3, 4), (4, 2)), log_position=60, log_digest=b"at 60"))
         assert store.epochs() == {3: 5, 4: 2}
-        assert store.log_position() == 70
+        assert (store.log_position(), store.log_digest()) == (70, b"at 70")
 
 
 @in_trio

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from attrs import evolve
+from attrs import astuple, evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyrsistent import pmap
@@ -19,6 +19,7 @@ from onyxq.errors import OlderThanCluster, TooLarge
 from onyxq.invariants import violations
 from onyxq.log.codec import RawEntry, decode_record, encode_entry, encode_record
 from onyxq.log.interface import Record
+from onyxq.log_digest import chained
 from onyxq.replica import EMPTY, SEGMENT_POSITIONS, Replica
 from onyxq.step import step
 from tests.entries.world import CLUSTER_ID, START_MS, World, created, creation, joining
@@ -124,7 +125,8 @@ def test_bytes_that_are_no_record_only_advance_the_position(data: bytes) -> None
     assert done.problem == stepping.NOT_A_RECORD
     assert done.replica.position == before.position + 1
     grown = {"grown_records": before.grown_records + 1, "grown_bytes": before.grown_bytes + len(data)}
-    assert done.replica == evolve(before, position=before.position + 1, **grown)
+    read = {"position": before.position + 1, "digest": chained(before.digest, *astuple(world.records[-1]))}
+    assert done.replica == evolve(before, **read, **grown)
 
 
 @settings(max_examples=300, deadline=None)

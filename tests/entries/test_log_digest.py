@@ -1,0 +1,77 @@
+"""The chained digest: equal for equal records only, with milestones for readers that begin late."""
+
+from __future__ import annotations
+
+import pytest
+from attrs import evolve
+
+from onyxq.log.interface import Record
+from onyxq.log_digest import MILESTONE_POSITIONS, Milestones, with_milestone
+from onyxq.replica import EMPTY, Replica
+from onyxq.step import step
+from tests.entries.world import created
+
+RECORDS = [Record(place, 1_000 + place, b"%d" % place) for place in range(4)]
+
+
+def read(records: list[Record]) -> Replica:
+    """The replica after records of which none changes anything."""
+    replica = EMPTY
+    for record in records:
+        replica = step(replica, record).replica
+    return replica
+
+
+def milestones(newest: int) -> Milestones:
+    """Those of a log that was read up to its milestone number ``newest``."""
+    found: Milestones = ()
+    for number in range(newest + 1):
+        found = with_milestone(found, number * MILESTONE_POSITIONS, b"%d" % number)
+    return found
+
+
+def test_readers_of_the_same_records_have_equal_digests() -> None:
+    """Wherever they are."""
+    for count in range(len(RECORDS)):
+        assert read(RECORDS[:count]).digest == read(RECORDS[:count]).digest
+
+
+@pytest.mark.parametrize("change", [{"data": b"other"}, {"ctime_ms": 7}])
+@pytest.mark.parametrize("place", range(3))
+def test_one_other_record_changes_every_later_digest(place: int, change: dict[str, object]) -> None:
+    """Bytes as well as the time that the log gave the record."""
+    others = [evolve(one, **change) if one.position == place else one for one in RECORDS]
+    for count in range(place + 1, len(RECORDS) + 1):
+        assert read(RECORDS[:count]).digest != read(others[:count]).digest
+
+
+def test_records_that_count_change_the_digest_too() -> None:
+    """And those that are repeats, which change nothing else that matters."""
+    world = created("a")
+    before = world.now.digest
+    world.append(world.records[-1].data)
+    assert len({before, world.now.digest, created("a", "b").now.digest}) == 3
+
+
+def test_milestones_hold_the_digest_of_their_position() -> None:
+    """At every multiple, from the first record on."""
+    replica = EMPTY
+    digests = {}
+    for place in range(2 * MILESTONE_POSITIONS + 5):
+        replica = step(replica, Record(place, 1, b"")).replica
+        digests[place] = replica.digest
+    expected = [(place, digests[place]) for place in (0, MILESTONE_POSITIONS, 2 * MILESTONE_POSITIONS)]
+    assert list(replica.milestones) == expected
+
+
+def test_milestones_stay_few() -> None:
+    """A billion records later a snapshot is larger by some kilobytes."""
+    assert len(milestones(20_000)) < 70
+
+
+def test_two_readers_of_one_log_have_a_recent_milestone_in_common() -> None:
+    """The one that read less can be compared with the other near its own end."""
+    for short in (0, 1, 7, 100, 777, 1_023):
+        for ahead in (1, 5, 64, 900):
+            common = set(milestones(short)) & set(milestones(short + ahead))
+            assert short - max(common)[0] // MILESTONE_POSITIONS <= ahead
