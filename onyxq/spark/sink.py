@@ -167,9 +167,13 @@ def offsets_text(checkpoint: str, batch: int) -> str:
 
 
 def queue_offsets(text: str) -> list[Offset]:
-    """The offsets of queues among those of a batch, as many as there are queues."""
+    """The offsets of queues among those of a batch, each once.
+
+    Spark notes an offset for each use of a source in its plan. A queue that feeds several stages is noted several
+    times, and has claimed its tasks once.
+    """
     found = []
-    for line in text.splitlines():
+    for line in dict.fromkeys(text.splitlines()):
         if line.startswith("{"):
             said = json.loads(line)
             if isinstance(said, dict) and said.get("onyxq") == 1:

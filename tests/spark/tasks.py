@@ -97,6 +97,12 @@ def hold(segment: Any, until: str = "") -> Any:
     return segment
 
 
+def number(segment: Any) -> Any:
+    """The number that a segment is or has, as ``n``."""
+    found = segment if isinstance(segment, int) else segment["n"] if "n" in segment else segment["value"]
+    return {"n": int(found)}
+
+
 def field(segment: Any, name: str = "") -> Any:
     """One field of a segment."""
     return segment[name]

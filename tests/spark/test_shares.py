@@ -206,6 +206,15 @@ def test_offsets_are_recorded_without_claims_and_still_tell_batches_apart() -> N
         recorded(text + "x" * 65_536)
 
 
+def test_a_queue_that_is_used_twice_in_a_plan_has_claimed_its_tasks_once() -> None:
+    """Spark notes its offset once for each use."""
+    claims = [[make_id(1, 0, 7, 0).hex(), 5, 9]]
+    queue = {"onyxq": 1, "n": 3, "time_ms": NOW_MS, "claims": claims, "digest": digest_of(claims)}
+    other = queue | {"digest": "another"}
+    text = "\n".join(map(json.dumps, [queue, other, queue]))
+    assert queue_offsets(text) == [queue, other]
+
+
 # --- options --------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,132 @@
+"""Every kind of input through one branch, two branches, and a cut beside an output: each segment exactly once."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onyxq.client import Client
+from onyxq.jobs.encoding import decode, encode
+from onyxq.jobs.model import Function, Input, Job, Join, Output, Reduce, Trigger, Window
+from onyxq.spark.compile import Setting, compiled
+from tests.interfaces.batches_world import JobsCluster, jobs_cluster
+from tests.spark.job_world import HERE, run, written
+
+pytestmark = pytest.mark.slow
+
+NUMBERS = range(300)
+KINDS = ("queue", "json", "csv", "parquet", "orc", "text")
+SHAPES = ("one branch", "two branches", "a cut and an output", "two cuts in a row", "a join with itself", "two inputs")
+END_S = 120
+_names = count(1)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[JobsCluster]:
+    """One node; the tests drive its jobs."""
+    with jobs_cluster(peers=1, partitions=4) as found:
+        yield found
+
+
+@pytest.fixture
+def client(cluster: JobsCluster) -> Iterator[Client]:
+    """A client of it."""
+    with cluster.client() as found:
+        yield found
+
+
+def job_of(shape: str, sources: list[Input], folder: Path) -> Job:
+    """A job of that shape; its outputs are JSON in folders that are called like them."""
+    edges = [(source.name, "f") for source in sources] + [("f", "rows")]
+    catalog: list[Any] = [*sources, Function("f", f"{HERE}:number")]
+    names, windows = ["rows"], []
+    if shape == "two branches":
+        edges, names = [*edges, ("f", "again")], [*names, "again"]
+    if "cut" in shape:
+        edges += [("f", "sums"), ("sums", "summed")]
+        catalog.append(Reduce("sums"))
+        windows.append(Window("sum", "sums", aggregation="sum", field="n"))
+        names.append("summed")
+    if shape == "two cuts in a row":
+        edges += [("sums", "counts"), ("counts", "counted")]
+        catalog.append(Reduce("counts"))
+        windows.append(Window("count", "counts", aggregation="count"))
+        names.append("counted")
+    if shape == "a join with itself":
+        edges += [("f", "left"), ("f", "right"), ("left", "pairs"), ("right", "pairs"), ("pairs", "paired")]
+        catalog += [Function(side, f"{HERE}:same") for side in ("left", "right")]
+        catalog.append(Join("pairs", left="left", right="right", on="n"))
+        names.append("paired")
+    return Job(
+        id=f"job-{next(_names)}",
+        workflow=edges,
+        catalog=[*catalog, *(Output(name, format="json", path=str(folder / name)) for name in names)],
+        windows=windows,
+        triggers=[Trigger(window.id, on="batch" if window.id == "sum" else "watermark") for window in windows],
+        key_groups=2,
+    )
+
+
+def filled(spark: Any, kind: str, folder: Path, numbers: range) -> Input:
+    """An input of a kind that gives these numbers."""
+    source = folder / f"in-{numbers.start}"
+    frame = spark.range(numbers.start, numbers.stop, 1, 2).selectExpr("id as n")
+    if kind == "text":
+        frame = frame.selectExpr("cast(n as string) as value")
+    frame.write.format(kind).save(str(source))
+    schema = "n bigint" if kind in ("csv", "json") else None
+    return Input(f"in{numbers.start}", format=kind, path=str(source), schema=schema)
+
+
+def inputs(spark: Any, client: Client, kind: str, shape: str, folder: Path) -> list[Input]:
+    """One input that gives all numbers, or two that give a part of them each."""
+    parts = [NUMBERS[:100], NUMBERS[100:]] if shape == "two inputs" else [NUMBERS]
+    if kind != "queue":
+        return [filled(spark, kind, folder, part) for part in parts]
+    found = []
+    for part in parts:
+        queue = f"queue-{next(_names)}"
+        client.enqueue_many(queue, [b"%d" % number for number in part], format="json")
+        found.append(Input(f"in{part.start}", queue=queue))
+    return found
+
+
+def run_queues(spark: Any, cluster: JobsCluster, client: Client, job: Job, folder: Path) -> None:
+    """Drive a job until its queues are done."""
+    version = cluster.start_job(job.id).version
+    body = encode(job)
+    setting = Setting(version=version, slots=2, checkpoint=str(folder / "checkpoint"), connect=cluster.connect)
+    query = compiled(spark, decode(body), body, setting).start()
+    queues = [str(task.queue) for task in job.catalog if isinstance(task, Input)]
+    deadline = time.monotonic() + END_S
+    while not all(client.count(queue)[queue]["completed"] == client.count(queue)[queue]["total"] for queue in queues):
+        assert time.monotonic() < deadline, "the queues were not done in time"
+        query.awaitTermination(0.1)
+    query.stop()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_segment_arrives_once_on_every_branch(
+    spark: Any, cluster: JobsCluster, client: Client, tmp_path: Path, kind: str, shape: str
+) -> None:
+    """One source may be used several times in a plan; what it gave is committed once."""
+    job = job_of(shape, inputs(spark, client, kind, shape, tmp_path), tmp_path)
+    if kind == "queue":
+        run_queues(spark, cluster, client, job, tmp_path)
+    else:
+        run(spark, job, tmp_path)
+    wanted = Counter(NUMBERS)
+    assert Counter(one["n"] for one in written(tmp_path / "rows")) == wanted
+    if shape == "two branches":
+        assert Counter(one["n"] for one in written(tmp_path / "again")) == wanted
+    if "cut" in shape:
+        assert max(one["value"] for one in written(tmp_path / "summed")) == sum(NUMBERS)
+    if "join" in shape:
+        assert Counter(one["left"]["n"] for one in written(tmp_path / "paired")) == wanted
