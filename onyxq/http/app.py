@@ -25,6 +25,7 @@ from onyxq.access.checking import Guarded
 from onyxq.access.grants import OPEN, Access, Grants, digest_of
 from onyxq.access.hosts import EVERY, Hosts
 from onyxq.dashboard.session import with_session
+from onyxq.effects import serving
 from onyxq.errors import Forbidden, NotFound, OnyxqError, Overloaded, Unauthorized
 from onyxq.http import (
     claims,
@@ -303,7 +304,9 @@ class App:
             is_head=arrival.scope["method"] == "HEAD",
             receive=arrival.receive,
         )
-        return await endpoint.handle(call)
+        what, reads = f"{endpoint.method} {endpoint.path}", endpoint.method == "GET"
+        with serving(what, reads=reads, passes=(Disconnected,)):
+            return await endpoint.handle(call)
 
 
 class Sender:

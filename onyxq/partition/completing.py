@@ -138,18 +138,18 @@ class Completing:
     async def finish_all(self, work: dict[int, list[tuple[int, Finish]]], refused: list[list[Refused]]) -> None:
         """Write completions per partition; what could not be written is added to ``refused``."""
         sent: deque[_Sent] = deque()
-        for partition, finishes in sorted(work.items()):
-            leader = self._host.leaders.get(partition)
-            if leader is None:  # it was led from here when this began
-                lost = NotLeader(f"partition {partition} is not led from here any more").to_map()
-                for place, finish in finishes:
-                    refused[place].append([*finish.run, lost])
-                continue
-            rows = self._completion_rows(leader, [finish for _, finish in finishes if finish.rows is None])
-            rows += {row.key: row for _, finish in finishes for row in finish.rows or ()}.values()
-            self._mark_finishing(finishes, on=True)
-            sent.append(_Sent(leader, finishes, leader.replicate(rows)))
         try:
+            for partition, finishes in sorted(work.items()):
+                leader = self._host.leaders.get(partition)
+                if leader is None:  # it was led from here when this began
+                    lost = NotLeader(f"partition {partition} is not led from here any more").to_map()
+                    for place, finish in finishes:
+                        refused[place].append([*finish.run, lost])
+                    continue
+                rows = self._completion_rows(leader, [finish for _, finish in finishes if finish.rows is None])
+                rows += {row.key: row for _, finish in finishes for row in finish.rows or ()}.values()
+                sent.append(_Sent(leader, finishes, leader.replicate(rows)))
+                self._mark_finishing(finishes, on=True)
             await self._decide(sent, refused)
         finally:
             # Whoever asked may wait no longer. What was sent is written nevertheless: until then nobody else is served.

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import trio
 
 from log_entries import ready_partition, settle_partition, yield_partition
+from onyxq import effects
 from onyxq.errors import NotLeader, OnyxqError, Purged, StaleEpoch, StoreFailed, TimedOut, Unavailable, Unknown
 from onyxq.facts import Mark, Row
 from onyxq.ids import TaskId
@@ -181,8 +182,10 @@ class PartitionLeader:
             if error is not None:
                 self._heard_error(node, error)
 
-        for node in self.holders():
-            self._host.sender(node).submit(self.partition, self.epoch, rows, heard, early=early)
+        with effects.serving("a write"):
+            effects.begin()
+            for node in self.holders():
+                self._host.sender(node).submit(self.partition, self.epoch, rows, heard, early=early)
         return vote
 
     async def decide(self, vote: Vote, *, wanted: int | None = None) -> int:

@@ -19,6 +19,7 @@ import trio
 
 from log_entries import settle_transaction
 from log_entries.commit_batch import committed_by
+from onyxq import effects
 from onyxq.entry import APPLIED
 from onyxq.errors import Conflict, OnyxqError, SequenceGap, StaleToken, StoreFailed, Unavailable
 from onyxq.facts import Row
@@ -169,6 +170,7 @@ class Transacting:
             if part:
                 leader = self._host.leaders[partition]
                 votes.append((leader, leader.replicate(part)))
+                effects.refused()  # pending rows have no effect before the commit
         for leader, vote in votes:
             try:
                 await leader.decide(vote)

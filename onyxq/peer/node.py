@@ -18,8 +18,8 @@ from attrs import evolve
 
 from log_entries import release_claims
 from log_entries.registry import ENTRIES
-from onyxq import __version__, facts
-from onyxq.entry import Entries
+from onyxq import __version__, effects, facts
+from onyxq.entry import APPLIED, Entries
 from onyxq.errors import BadRequest, Corrupt, Forbidden, LogUnavailable, OnyxqError, StoreFailed
 from onyxq.facts import Row
 from onyxq.ids import Run
@@ -498,9 +498,12 @@ class Node:
         outbox.submit(entries, heard)
         with trio.move_on_after(VERDICT_TIMEOUT_S):
             await done.wait()
-        if not found or found[0][1] is None:
+        position, verdicts, replica = found[0] if found else (-1, None, self.replica)
+        if verdicts is None:
             raise LogUnavailable("the log did not answer in time; the entry may still take effect")
-        return found[0][0], found[0][1], found[0][2]
+        if APPLIED not in verdicts:
+            effects.refused()
+        return position, verdicts, replica
 
     async def propose(self, entry: Any) -> str:
         """Submit an entry that the replica asks for, once; its verdict."""

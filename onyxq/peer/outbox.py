@@ -15,6 +15,7 @@ from typing import Any
 import trio
 from attrs import define, field
 
+from onyxq import effects
 from onyxq.entry import RECORD_BYTES_MAX
 from onyxq.errors import LogUnavailable
 from onyxq.log.codec import encode_entry, encode_record
@@ -85,6 +86,11 @@ class Outbox:
         if self.closed or len(self._waiting) > ENTRIES_MAX:
             raise LogUnavailable("the log cannot be written now")
         packed = [self._encode(entry) for entry in entries]
+        with effects.serving("an entry"):
+            effects.begin()
+            self._add(packed, done, lazy=lazy)
+
+    def _add(self, packed: list[bytes], done: Done | None, *, lazy: bool) -> None:
         submission = _Submission(packed, done)
         queue = self._lazy if lazy else self._waiting
         queue.extend((submission, entry) for entry in packed)

@@ -8,6 +8,7 @@ from typing import Any
 import trio
 from attrs import define, field
 
+from onyxq.effects import serving
 from onyxq.errors import OnyxqError
 from onyxq.partition.transacting import Asked
 from onyxq.peer.node import Node
@@ -67,7 +68,8 @@ class ToLeader:
     async def _answers(self, asked: list[Asked]) -> list[Any]:
         try:
             if self._leader == self._node.node_id:
-                return await self._node.operations.transacting.prepare(asked)
+                with serving("lead.prepare"):
+                    return await self._node.operations.transacting.prepare(asked)
             parts = [[*one[:3], one.items, [list(claim) for claim in one.require]] for one in asked]
             answers = await self._node.call(self._leader, "lead.prepare", {"parts": parts}, timeout_s=CALL_TIMEOUT_S)
             return list(answers)

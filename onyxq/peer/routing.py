@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 import trio
 
-from onyxq.errors import Corrupt, NotLeader, OnyxqError, StaleEpoch, TimedOut, Unavailable, from_map
+from onyxq import effects
+from onyxq.errors import BadRequest, Corrupt, NotLeader, OnyxqError, StaleEpoch, TimedOut, Unavailable, from_map
 from onyxq.ids import partition_of
 from onyxq.peer.node import Node
 from onyxq.replica import leader_node
@@ -115,11 +116,15 @@ class Router:
                 if not node_id:
                     raise NotLeader("nobody leads the partition now")
                 if node_id == self._node.node_id:
-                    found = await local(part)
+                    with effects.serving(method):
+                        found = await local(part)
                 else:
                     found = unpack(await self._node.call(node_id, method, pack(part), timeout_s=CALL_TIMEOUT_S))
+                effects.begin()
             except OnyxqError as error:
                 found = [failed(item, error) for item in part]
+                if not isinstance(error, BadRequest):
+                    effects.begin()
             for place, answer in zip(group, found, strict=True):
                 answers[place] = answer
 

@@ -15,7 +15,8 @@ from typing import Any
 import trio
 
 from onyxq.claims import AHEAD_MS_MAX
-from onyxq.errors import BadRequest, Forbidden, NotFound, OnyxqError, Unavailable
+from onyxq.effects import serving
+from onyxq.errors import Forbidden, NotFound, OnyxqError, Unavailable
 from onyxq.ids import PARTITIONS_MAX, IdMaker, ids_of
 from onyxq.log.interface import LogBackend
 from onyxq.partition.cohort import checked_rows
@@ -53,6 +54,18 @@ IDS_MAX = 100_000
 log = logging.getLogger(__name__)
 
 Handler = Callable[[dict[str, Any]], Awaitable[Any]]
+
+READS = frozenset(
+    """
+    backup.rows cluster count dead extension get health ids job.get job.list job.wait list log log.raw metrics origin
+    partition partitions peers periodic.get periodic.list queue.get queues queues.page rates replica ring routes
+    task_history task_log taskstore.group taskstore.groups taskstore.tasks tasks.bodies timer.get timer.list workers
+    cohort.covering cohort.hours cohort.keys cohort.leaves cohort.pending cohort.position cohort.rows job.told
+    lead.bodies lead.counts lead.dead lead.depended lead.head lead.list lead.outcomes lead.rates lead.rows
+    lead.timer.find lead.told lead.view lead.waiting
+    """.split()
+)
+"""Methods that change nothing."""
 
 
 class Service:
@@ -206,12 +219,13 @@ class Service:
         handler = self._methods.get(method)
         if handler is None:
             raise NotFound(f"there is no method {method[:100]!r}", field="method")
-        return await handler(args)
+        return await self._perform(method, handler, args)
 
     def dispatch(self, request: Request) -> None:
         """Serve a request that came over the wire."""
         if request.method == "claim":
-            claimer = self._claimer(request.args, request.reply, request.fail)
+            with serving("claim"):
+                claimer = self._claimer(request.args, request.reply, request.fail)
 
             def withdrawn() -> None:
                 claimer.gone = True
@@ -230,16 +244,16 @@ class Service:
         with trio.CancelScope() as scope:
             request.on_cancel = scope.cancel
             try:
-                request.reply(await handler(request.args))
+                request.reply(await self._perform(request.method, handler, request.args))
             except OnyxqError as error:
                 request.fail(error)
-            except Exception as error:
-                # A bug, or nonsense from a peer, ends this request and never the node.
-                log.exception("%s failed", request.method)
-                if request.method in self.peer_methods:
-                    request.fail(BadRequest(f"{request.method}: {error!r}"))
-                else:
-                    request.fail(OnyxqError(f"{request.method} failed unexpectedly"))
+
+    async def _perform(self, method: str, handler: Handler, args: dict[str, Any]) -> Any:
+        """The answer of a method; raises `OnyxqError` only, and `BadRequest` only if nothing was changed."""
+        # Another node may be able to answer a peer's read.
+        failed = Unavailable if method in self.peer_methods else OnyxqError
+        with serving(method, reads=method in READS, failed=failed):
+            return await handler(args)
 
     def _partitions(self) -> int:
         if self.node.replica.cluster is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
@@ -21,6 +22,7 @@ from onyxq.errors import (
     StaleToken,
     TooLarge,
     Unavailable,
+    Unknown,
 )
 from onyxq.facts import RUN_BYTES_MAX, task_header, unpack_task
 from onyxq.ids import RUN_TASKS_MAX, ids_of, make_id, partition_of
@@ -360,6 +362,46 @@ def test_errors_that_pass_are_waited_out() -> None:
             with pytest.raises(NotLeader):
                 await client.enqueue_many("mail", [b"x"], timeout_ms=3_000)
             assert 1 < anyio.current_time() - start <= 3
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("method", ["enqueue", "complete", "fail", "renew", "release", "update"])
+def test_a_call_whose_outcome_is_unknown_is_repeated_as_it_was(method: str) -> None:
+    """The first request was carried out, and only its answer says that it may not have been: the repeat counts once."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        peer = await cluster.start(network.host("a"), "a:1")
+        async with client_of(network) as client:
+            await client.enqueue("other", b"x")
+            (claim,) = await client.claim(["other"])
+            peer.asked.clear()
+            lost = []
+
+            def lose_the_answer(request: Request) -> bool:
+                if request.method == method and not lost:
+                    getattr(cluster, f"do_{method}")(request.args)
+                    request.fail(Unknown())
+                    lost.append(True)
+                    return True
+                return False
+
+            peer.intercept = lose_the_answer
+            calls: dict[str, Callable[[], Awaitable[Any]]] = {
+                "enqueue": lambda: client.enqueue("mail", b"y"),
+                "complete": lambda: client.complete(claim),
+                "fail": lambda: client.fail(claim, "no"),
+                "renew": lambda: client.renew(claim),
+                "release": lambda: client.release(claim),
+                "update": lambda: client.update(claim, b"half"),
+            }
+            try:
+                await calls[method]()
+            except StaleToken:
+                assert method == "release"  # the fake peer forgets the claim
+            first, second = peer.arguments(method)
+            assert first == second
+            assert len(cluster.tasks()) == (2 if method == "enqueue" else 1)
 
     play(scenario)
 

@@ -463,3 +463,14 @@ async def test_a_bug_is_told_apart_from_bad_input() -> None:
         answer = await client.get("/v1/cluster")
         check_problem(answer, 500, code="internal")
         assert "secret" not in answer.text
+
+
+@on_trio
+async def test_a_bug_in_a_write_does_not_promise_that_nothing_was_stored() -> None:
+    """An unexpected exception of a POST is 503 `unknown`, to be repeated."""
+    service = FakeService()
+    service.broken["enqueue"] = ValueError("secret detail")
+    async with client_of(service) as client:
+        answer = await client.post("/v1/tasks", json={"tasks": [{"queue": "a"}]})
+        check_problem(answer, 503, code="unknown")
+        assert "secret" not in answer.text and answer.headers["retry-after"]
