@@ -24,8 +24,6 @@ Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 PUBLIC, LOOPBACK, ANY = "public", "loopback", "any"
 SETTING = "timer_targets"
-_TRANSLATED = ipaddress.ip_network("64:ff9b::/96")
-"""IPv4 in IPv6, to be translated on the way."""
 RESOLVERS = 16
 """Names that are looked up at a time; a server of names that never answers holds up no more."""
 CHECK_S = 2.0
@@ -64,9 +62,8 @@ class Targets:
 def is_public(address: Address) -> bool:
     """Whether an address is one of the internet's, and hides no other one."""
     if isinstance(address, ipaddress.IPv6Address):
-        hidden = address.sixtofour or address.teredo or address in _TRANSLATED
-        if hidden or address.is_site_local:
-            return False
+        if address.sixtofour or address.teredo or address.is_site_local:
+            return False  # translated ones (64:ff9b::/96) are reserved
     return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
 
 

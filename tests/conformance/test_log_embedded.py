@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import lmdb
@@ -15,6 +16,9 @@ from onyxq.log.embedded import EmbeddedBackend
 from onyxq.log.interface import Record, SessionLost, Trimmed
 
 pytestmark = pytest.mark.anyio
+
+TURNS = 1_000
+"""Rounds of the event loop while a commit waits."""
 
 
 @pytest.fixture
@@ -105,21 +109,35 @@ async def test_a_flipped_bit_in_a_record_is_a_clear_error(tmp_path: Path) -> Non
     await backend.aclose()
 
 
+HOLDER = """
+import sys, lmdb
+with lmdb.open(sys.argv[1], max_dbs=2) as environment, environment.begin(write=True):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+"""A program that blocks writes to the log until its input ends."""
+
+
 async def test_the_event_loop_runs_while_records_are_written(tmp_path: Path) -> None:
-    """A commit does not hold up anybody else."""
+    """A slow commit does not block other tasks. Here another process blocks the commit."""
     backend = EmbeddedBackend.open(tmp_path)
     session = await backend.session()
-    turns = 0
-    async with trio.open_nursery() as nursery:
+    appended = trio.Event()
 
-        async def spin() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await trio.lowlevel.checkpoint()
-
-        nursery.start_soon(spin)
+    async def append() -> None:
         await session.append(bytes(400_000))
-        nursery.cancel_scope.cancel()
-    assert turns > 1
+        appended.set()
+
+    async with trio.open_nursery() as nursery:
+        command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+        holder = await nursery.start(partial(trio.run_process, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+        assert holder.stdin is not None and holder.stdout is not None
+        assert (await holder.stdout.receive_some()).startswith(b"held")
+        nursery.start_soon(append)
+        for _ in range(TURNS):
+            await trio.lowlevel.checkpoint()
+        assert not appended.is_set()
+        await holder.stdin.aclose()
+        await appended.wait()
+    assert await session.tail() == 0
     await backend.aclose()

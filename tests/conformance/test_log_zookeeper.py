@@ -35,7 +35,7 @@ from tests.conformance.log_world import (
     under_way,
     until,
 )
-from tests.conformance.zookeeper_proxy import MISSING, proxies
+from tests.conformance.zookeeper_proxy import AFTER, BEFORE, DURING, MISSING, POINTERS, proxies
 
 pytestmark = pytest.mark.anyio
 
@@ -245,6 +245,26 @@ async def test_an_answer_that_is_missing_among_others_breaks_the_connection(
         assert unknown == [0]
         assert await everything(session) == [0, 0]
         assert identity_of(session) == identity
+
+
+@pytest.mark.parametrize("where", [BEFORE, DURING, AFTER])
+@bounded
+async def test_an_origin_whose_answer_is_lost_can_be_read(zookeeper: ZookeeperServer, cluster: str, where: str) -> None:
+    """A starting peer reads the first origin of a log, and the one that replaces it."""
+    async with (
+        proxies(zookeeper.hosts) as (proxy,),
+        session_with(ZookeeperBackend(proxy.address, cluster, session_timeout_ms=SESSION_TIMEOUT_MS)) as session,
+        session_with(ZookeeperBackend(zookeeper.hosts, cluster, session_timeout_ms=SESSION_TIMEOUT_MS)) as starting,
+    ):
+        proxy.watched = POINTERS
+        for position in range(2):
+            await session.append(b"record")
+            proxy.plan.append(where)
+            data = b"the replica after record %d" % position
+            assert await session.store_origin(position, data, expected_version=position - 1)
+            assert proxy.cuts == position + 1
+            found = await starting.origin()
+            assert found is not None and (found.position, found.data) == (position, data)
 
 
 @pytest.mark.slow

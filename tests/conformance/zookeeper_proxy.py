@@ -1,7 +1,7 @@
 """A wire to a ZooKeeper server that breaks exactly where a test wants it to.
 
-It passes ZooKeeper's frames on, in both directions, and watches for the creation of
-records: each takes the next of `Proxy.plan` and is cut there.
+It passes ZooKeeper's frames on, in both directions, and watches for requests of one kind, the creation of
+records unless told otherwise: each takes the next of `Proxy.plan` and is cut there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from contextlib import asynccontextmanager
 import trio
 from attrs import define, field
 
-_CREATE_WITH_STAT = 15
+_CREATE, _SET_DATA, _CREATE_WITH_STAT = 1, 5, 15
+RECORDS = (b"/log/", frozenset({_CREATE_WITH_STAT}))
+POINTERS = (b"/origin/pointer", frozenset({_CREATE, _SET_DATA}))
+"""Requests that write records, or the pointer to the origin: a part of their path, and their kinds."""
 _INT = struct.Struct(">i")
 _HEAD = struct.Struct(">ii")
 """Of a request: its number and its kind."""
@@ -39,6 +42,8 @@ class Proxy:
 
     target: tuple[str, int]
     plan: deque[str] = field(factory=deque)
+    watched: tuple[bytes, frozenset[int]] = RECORDS
+    """The requests that take the next step of the plan."""
     cuts: int = 0
     """How often the connection was cut by the plan."""
     refusing: bool = False
@@ -90,9 +95,10 @@ class Proxy:
         incoming = Frames(client)
         while frame := await incoming.next():
             where = WHOLE
-            if not first and b"/log/" in frame:
+            text, kinds = self.watched
+            if not first and text in frame:
                 number, kind = _HEAD.unpack_from(frame, 4)
-                if kind == _CREATE_WITH_STAT and self.plan:
+                if kind in kinds and self.plan:
                     where = self.plan.popleft()
                     awaited[number] = where
             first = False

@@ -32,6 +32,8 @@ class Owner:
     stands: int | None = None
     """The number in the data of what stands now, None if nothing does."""
     number: int = 0
+    known: bool = False
+    """Whether it was ever set: from then on it is found, possibly as cancelled."""
 
     async def _ask(self, method: str, args: dict[str, Any]) -> Any:
         """The answer that stays; the same request is repeated until there is one."""
@@ -53,7 +55,7 @@ class Owner:
         wrong = (NotFound if self.stands is None else None) if replace else (None if self.stands is None else Conflict)
         if wrong is None:
             await self._ask("timer.set", asked)
-            self.stands = self.number
+            self.stands, self.known = self.number, True
         else:
             with pytest.raises(wrong):
                 await self._ask("timer.set", asked)
@@ -77,7 +79,7 @@ class Owner:
             try:
                 assert (await self.state())[0] == "cancelled"
             except NotFound:
-                assert self.number == 0 or self.stands is None
+                assert not self.known
         else:
             assert await self.state() == ("scheduled", self.stands)
 

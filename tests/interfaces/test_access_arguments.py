@@ -1,0 +1,147 @@
+"""A credential for some queues gives no access to tasks of other queues, by any argument that can name a task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import trio
+from attrs import define, field
+
+from onyxq.access.checking import Guarded
+from onyxq.access.grants import Access, Token
+from onyxq.errors import NotFound
+from onyxq.facts import pack_task
+from onyxq.ids import ids_of
+from onyxq.peer.local_cluster import LocalCluster
+from tests.interfaces.live_world import PATIENCE_MS, Wire, claim_of, fresh_id, running
+
+OURS, THEIRS = "ours.q", "theirs.q"
+TOKEN = Token.of("a token for ours only", "ours", ["admin:ours."])
+ALL = Token.of("a token for everything", "all", ["admin"])
+HOLDING = claim_of(THEIRS, wait_ms=PATIENCE_MS, lease_ms=3_600_000)
+
+Item = tuple[str, dict[str, Any]]
+
+
+def naming(task: bytes, token: int) -> list[Item]:
+    """Every call that can name a task, once for each argument that can."""
+    new = [fresh_id(), pack_task({"queue": OURS}, [b"x"])]
+    return [
+        ("get", {"id": task}),
+        ("task_log", {"id": task}),
+        ("task_history", {"id": task}),
+        ("tasks.bodies", {"runs": [[task, 1]]}),
+        ("cancel", {"ids": [task]}),
+        ("cancel", {"ids": [task], "claimed": True}),
+        ("dead.discard", {"ids": [task]}),
+        ("dead.requeue", {"ids": [task]}),
+        ("complete", {"items": [[task, 1, token, None, []]]}),
+        ("fail", {"items": [[task, 1, token, "", None]]}),
+        ("release", {"items": [[task, 1, token]]}),
+        ("renew", {"items": [[task, 1, token, 30_000]]}),
+        ("update", {"items": [[task, token, 0, b"x"]]}),
+        ("transact", {"name": "complete", "complete": [[task, 1, token, []]], "enqueue": [new]}),
+        ("transact", {"name": "update", "update": [[task, token, 0, b"x"]], "enqueue": [new]}),
+        ("transact", {"name": "require", "require": [[task, 1, token]], "enqueue": [new]}),
+    ]
+
+
+KINDS = range(len(naming(b"", 0)))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    """One node that asks for credentials."""
+    with running(http=True, access=Access((TOKEN, ALL), "what the peers share")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def wires(cluster: LocalCluster) -> Iterator[tuple[Wire, Wire]]:
+    """A connection with the credential for our queues, and one with the credential for all."""
+    credentials = ("a token for ours only", "a token for everything")
+    hellos = [{"role": "client", "credential": credential} for credential in credentials]
+    with Wire(cluster.addresses[0], hello=hellos[0]) as ours, Wire(cluster.addresses[0], hello=hellos[1]) as every:
+        yield ours, every
+
+
+def held(wire: Wire) -> tuple[bytes, int]:
+    """A task of theirs, claimed by them, and its token."""
+    task = fresh_id()
+    wire.call("enqueue", {"runs": [[task, pack_task({"queue": THEIRS}, [b"their secret"])]]})
+    ((token, *_),) = wire.call("claim", HOLDING)["claims"]
+    return task, token
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_argument_gives_access_to_a_claimed_task_of_another_queue(wires: tuple[Wire, Wire], kind: int) -> None:
+    """Even with its fencing token: the call is forbidden, the task does not change, and the error shows no data."""
+    ours, every = wires
+    task, token = held(every)
+    operation, args = naming(task, token)[kind]
+    before = every.call("get", {"id": task}), every.call("task_log", {"id": task})
+    error = ours.error(operation, args)
+    assert error["code"] == "forbidden" and "their secret" not in repr(error)
+    assert (every.call("get", {"id": task}), every.call("task_log", {"id": task})) == before
+    assert ours.call("list", {"queue": OURS})["tasks"] == []
+    every.call("complete", {"items": [[task, 1, token, None, []]]})
+
+
+@pytest.mark.slow
+def test_no_argument_gives_access_to_another_group_of_the_task_store(wires: tuple[Wire, Wire]) -> None:
+    """Not even ``depends``, whose outcome would show whether the task exists."""
+    ours, every = wires
+    ((theirs, *_),) = every.call("taskstore.update", {"client": 1, "adds": [[THEIRS, "their secret", 0]]})["tasks"]
+    adds = [[OURS, "x", 0]]
+    for operation, args in (
+        ("taskstore.update", {"adds": adds, "depends": [theirs]}),
+        ("taskstore.update", {"adds": adds, "deletes": [theirs]}),
+        ("taskstore.update", {"adds": adds, "changes": [[theirs, "mine", 0]]}),
+        ("taskstore.claim", {"group": OURS, "duration_ms": 1, "depends": [theirs]}),
+        ("taskstore.tasks", {"ids": [theirs]}),
+    ):
+        error = ours.error(operation, {"client": 2, **args})
+        assert error["code"] == "forbidden" and "their secret" not in repr(error), operation
+    assert ours.call("taskstore.group", {"group": OURS, "owned": True})["tasks"] == []
+    assert every.call("taskstore.tasks", {"ids": [theirs]})["tasks"][0][1] == THEIRS
+
+
+# --- tasks that are not there yet
+
+
+@define
+class Late:
+    """A node that has the tasks only after their queues were looked up."""
+
+    done: list[str] = field(factory=list)
+
+    async def call(self, method: str, args: dict[str, Any]) -> Any:
+        """Do every call; only the look-up finds no tasks."""
+        if method == "tasks.bodies":
+            return {"bodies": [], "missing": args["runs"], "rest": []}
+        self.done.append(method)
+        return {}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_call_is_refused_while_the_queue_of_its_task_is_unknown(kind: int) -> None:
+    """A task that the look-up does not find may exist a moment later, in another queue."""
+    node = Late()
+    operation, args = naming(fresh_id(), 7)[kind]
+    guarded = Guarded(node, Access((TOKEN,), "").of_token("a token for ours only"))
+    with pytest.raises(NotFound):
+        trio.run(guarded.call, operation, args)
+    assert node.done == []
+
+
+@pytest.mark.slow
+def test_a_call_that_names_a_missing_task_changes_no_other_task(wires: tuple[Wire, Wire]) -> None:
+    """The tasks that exist are still ready."""
+    ours, _ = wires
+    there = fresh_id()
+    ours.call("enqueue", {"runs": [[there, pack_task({"queue": "ours.partly"}, [b"x", b"y"])]]})
+    assert ours.error("cancel", {"ids": [there, fresh_id()]})["code"] == "not_found"
+    assert [ours.call("get", {"id": one})["state"] for one in ids_of(there, 2)] == ["ready", "ready"]
