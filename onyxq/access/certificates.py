@@ -28,7 +28,7 @@ class Contexts:
     peers: ssl.SSLContext
     """For connections that peers may be at the other end of."""
     callers: ssl.SSLContext
-    """For those of others only."""
+    """For those of others only, over HTTP."""
 
 
 @frozen
@@ -65,7 +65,9 @@ class Certificates:
         """What a peer needs, read now; None without TLS. Raises `BadRequest`."""
         if not self:
             return None
-        return Contexts(self.connecting(), self.serving_peers(), self.serving())
+        callers = self.serving()
+        callers.set_alpn_protocols(["http/1.1"])
+        return Contexts(self.connecting(), self.serving_peers(), callers)
 
     def connecting(self) -> ssl.SSLContext:
         """For connections to others, whose name or address their certificate must have; raises `BadRequest`."""

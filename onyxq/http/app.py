@@ -26,7 +26,7 @@ from onyxq.access.grants import OPEN, Access, Grants, digest_of
 from onyxq.access.hosts import EVERY, Hosts
 from onyxq.dashboard.session import with_session
 from onyxq.effects import serving
-from onyxq.errors import Forbidden, NotFound, OnyxqError, Overloaded, Unauthorized
+from onyxq.errors import Forbidden, NotFound, OnyxqError, Overloaded, Unauthorized, Unavailable
 from onyxq.http import (
     claims,
     cluster,
@@ -78,6 +78,8 @@ ENDPOINTS: tuple[Endpoint, ...] = (
 REQUESTS_MAX = 1_024
 """Requests being answered at one time, those that wait aside."""
 WAITING_MAX = 4_096
+VITAL_ONLY = "vital_only"
+"""In the state of a connection beyond the bound: only probes are answered there."""
 
 _log = logging.getLogger("onyxq.http")
 
@@ -243,6 +245,8 @@ class App:
             return (endpoint or candidates[0]).tell(arrival.failed(error))
 
     async def _admit(self, endpoint: Endpoint, arrival: Arrival) -> Response:
+        if not endpoint.vital and arrival.scope.get("state", {}).get(VITAL_ONLY):
+            raise Unavailable("this peer has too many connections", hint="Ask another peer, or close connections.")
         closing, caller = self.kit.closing, self._authorize(endpoint, arrival.headers)
         if endpoint.vital:
             return await self._handle(endpoint, arrival, caller, closing)

@@ -66,6 +66,7 @@ from onyxq.wire.tcp import TcpNetwork
 if TYPE_CHECKING:
     from onyxq.http.app import App
     from onyxq.http.endpoint import Endpoint
+    from onyxq.http.server import Places
 
 SESSION_RETRY_S = 1.0
 REJOIN_PAUSE_S = 0.2
@@ -188,6 +189,8 @@ class RunningNode:
         self._contexts = config.certificates.contexts()
         self._callers: set[Caller] = set()
         self._apps: list[App] = []
+        self._places: Places | None = None
+        """Connections that the ports of HTTP share."""
         self._taskstore = ""
         """Where the task store is served at the root."""
 
@@ -318,8 +321,9 @@ class RunningNode:
         self, service: Service, endpoints: Sequence[Endpoint], address: str, task_status: trio.TaskStatus[str]
     ) -> None:
         from onyxq.http.app import create_app
-        from onyxq.http.server import serve_http
+        from onyxq.http.server import Places, serve_http
 
+        self._places = self._places or Places()
         app = create_app(
             service,
             access=self.config.access,
@@ -329,7 +333,7 @@ class RunningNode:
         )
         self._apps.append(app)
         tls = self._callers_tls if self.config.certificates else None
-        await serve_http(app, address, task_status=task_status, shutdown=self.stop, tls=tls)
+        await serve_http(app, address, task_status=task_status, shutdown=self.stop, tls=tls, places=self._places)
 
     def _callers_tls(self) -> ssl.SSLContext:
         assert self._contexts is not None

@@ -1,7 +1,9 @@
 """What all callers of a port may take together: connections, and memory for messages that are not whole yet.
 
-A caller's own bounds are in `onyxq.wire.server`.  Peers are let in beyond the number of
-connections: clients, however many, cut no node off from its cohort.
+A caller's own bounds are in `onyxq.wire.server`.  The descriptors that a process may open are shared
+out: clients over TCP and over HTTP have 25 % each, TLS handshakes and connections that have not said
+hello 10 % each.  The rest is for peers, the store, the log and probes, so that clients, however many,
+cut no node off from its cohort.
 """
 
 from __future__ import annotations
@@ -10,44 +12,69 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import anyio
+
 from onyxq.errors import Overloaded
 
 CONNECTIONS_MAX = 4_096
-"""Clients at a time; fewer where the process may not open so many files."""
-GREETINGS_MAX = 8_192
-"""Connections that have not said yet who they are, and those that have, together."""
+"""Clients of a port at a time; fewer if the process may not open so many files."""
+CONNECTIONS_PERCENT = 25
+NEWCOMERS_MAX = 1_024
+"""Connections in their TLS handshake, and those that have not said hello; likewise."""
+NEWCOMERS_PERCENT = 10
 PARTIAL_BYTES_MAX = 128 * 1024 * 1024
 """Of messages of which a part is here, all callers together."""
 PARTIAL_BYTES_FREE = 64 * 1024
 """What a connection may have of such a message without it being counted."""
 
 
-def connections_max() -> int:
-    """How many clients at a time the process has files for."""
+def share(percent: int, most: int) -> int:
+    """Return that percentage of the descriptors that the process may open, at most ``most``."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return CONNECTIONS_MAX if soft == resource.RLIM_INFINITY else max(16, min(CONNECTIONS_MAX, soft // 2))
+    return most if soft == resource.RLIM_INFINITY else min(most, max(8, soft * percent // 100))
+
+
+class Newcomers:
+    """Connections of callers who are not known yet: if there are too many, the oldest makes room.
+
+    A flood of silent connections therefore keeps out no caller that speaks at once.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._scopes: dict[anyio.CancelScope, None] = {}
+        """Of each connection, oldest first."""
+
+    def __len__(self) -> int:
+        return len(self._scopes)
+
+    @contextmanager
+    def entered(self, seconds: float) -> Iterator[anyio.CancelScope]:
+        """Count a connection; its scope is cancelled after ``seconds``, or to make room."""
+        while len(self._scopes) >= self._limit:
+            oldest = next(iter(self._scopes))
+            del self._scopes[oldest]
+            oldest.cancel()
+        with anyio.move_on_after(seconds) as scope:
+            self._scopes[scope] = None
+            try:
+                yield scope
+            finally:
+                self._scopes.pop(scope, None)
 
 
 class Bounds:
     """Counts what the connections of a port take."""
 
-    def __init__(self, *, clients: int | None = None, partial_bytes: int = PARTIAL_BYTES_MAX) -> None:
-        self._clients_max = connections_max() if clients is None else clients
+    def __init__(
+        self, *, clients: int | None = None, newcomers: int | None = None, partial_bytes: int = PARTIAL_BYTES_MAX
+    ) -> None:
+        self._clients_max = share(CONNECTIONS_PERCENT, CONNECTIONS_MAX) if clients is None else clients
         self._partial_max = partial_bytes
-        self.connections = 0
+        self.newcomers = Newcomers(share(NEWCOMERS_PERCENT, NEWCOMERS_MAX) if newcomers is None else newcomers)
+        """Those that have not said hello."""
         self.clients = 0
         self.partial = 0
-
-    @contextmanager
-    def connected(self) -> Iterator[None]:
-        """Count a connection; raises `Overloaded`."""
-        if self.connections >= GREETINGS_MAX:
-            raise Overloaded(f"{GREETINGS_MAX} connections are open")
-        self.connections += 1
-        try:
-            yield
-        finally:
-            self.connections -= 1
 
     @contextmanager
     def client(self) -> Iterator[None]:

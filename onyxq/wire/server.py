@@ -273,18 +273,17 @@ async def serve(
 
 async def _read(exchange: _Exchange, hello: Hello | Welcome, bounds: Bounds) -> None:
     try:
-        with bounds.connected():
-            with anyio.move_on_after(HELLO_TIMEOUT_S) as scope:
-                await exchange.greet(hello)
-            if scope.cancelled_caught:
-                raise TimedOut(f"no hello came within {HELLO_TIMEOUT_S:g} s", hint="Say hello first.")
-            # A peer is let in however many clients there are.
-            with nullcontext() if exchange.peer.role == "peer" else bounds.client():
-                try:
-                    await exchange.read()
-                except BREAKS:
-                    await exchange.finish_one_way()
-                    raise
+        with bounds.newcomers.entered(HELLO_TIMEOUT_S) as scope:
+            await exchange.greet(hello)
+        if scope.cancelled_caught:
+            raise TimedOut(f"no hello came in time (within {HELLO_TIMEOUT_S:g} s, less if many connect)")
+        # A peer is let in however many clients there are.
+        with nullcontext() if exchange.peer.role == "peer" else bounds.client():
+            try:
+                await exchange.read()
+            except BREAKS:
+                await exchange.finish_one_way()
+                raise
     except BREAKS:
         exchange.outlet.end()
     except OnyxqError as error:

@@ -14,7 +14,7 @@ from anyio.streams.tls import TLSStream
 
 from onyxq.errors import BadRequest, Unavailable
 from onyxq.numbers import whole
-from onyxq.wire.bounds import connections_max
+from onyxq.wire.bounds import NEWCOMERS_MAX, NEWCOMERS_PERCENT, Newcomers, share
 
 BACKLOG = 1024
 HANDSHAKE_TIMEOUT_S = 5.0
@@ -47,7 +47,7 @@ class TcpNetwork:
     def __init__(self, *, connecting: ssl.SSLContext | None = None, serving: ssl.SSLContext | None = None) -> None:
         self._connecting = connecting
         self._serving = serving
-        self._handshakes = 0
+        self._handshakes = Newcomers(share(NEWCOMERS_PERCENT, NEWCOMERS_MAX))
         """Accepted connections that do not speak TLS yet."""
 
     def use(self, *, connecting: ssl.SSLContext, serving: ssl.SSLContext) -> None:
@@ -97,21 +97,16 @@ class TcpNetwork:
             return handler
 
         async def encrypted(stream: ByteStream) -> None:
-            if self._handshakes >= connections_max():
-                log.info("a connection was refused: %d handshakes are under way", self._handshakes)
-                return
-            self._handshakes += 1
+            wrapped = None
             try:
-                with anyio.fail_after(HANDSHAKE_TIMEOUT_S):
+                with self._handshakes.entered(HANDSHAKE_TIMEOUT_S):
                     wrapped = await TLSStream.wrap(
                         stream, server_side=True, ssl_context=self._serving, standard_compatible=False
                     )
-            except (TimeoutError, ssl.SSLError) as error:
-                log.info("a connection did not become one with TLS: %r", error)
-                return
-            finally:
-                self._handshakes -= 1
-            await handler(wrapped)
+            except ssl.SSLError as error:
+                log.info("a TLS handshake failed: %r", error)
+            if wrapped is not None:
+                await handler(wrapped)
 
         return encrypted
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -13,8 +13,8 @@ import pytest
 import trio
 
 from onyxq.errors import BadRequest, Unavailable
-from onyxq.http import server
-from onyxq.http.server import serve_http
+from onyxq.http import connection, server
+from onyxq.http.server import Places, serve_http
 from onyxq.wire.tcp import split_address
 from tests.interfaces.http_world import FakeService, app_of, check_problem, on_trio
 
@@ -22,12 +22,12 @@ PATIENCE_S = 60.0
 
 
 @asynccontextmanager
-async def serving(service: FakeService) -> AsyncIterator[tuple[str, trio.Event]]:
+async def serving(service: FakeService, places: Places | None = None) -> AsyncIterator[tuple[str, trio.Event]]:
     """The address of a running server, and the event that stops it."""
     shutdown = trio.Event()
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
-            start = partial(serve_http, app_of(service), "127.0.0.1:0", shutdown=shutdown)
+            start = partial(serve_http, app_of(service), "127.0.0.1:0", shutdown=shutdown, places=places)
             yield await nursery.start(start), shutdown
             shutdown.set()
 
@@ -42,6 +42,17 @@ def post(path: str, body: bytes, *, length: int | None = None) -> bytes:
     """A raw request."""
     size = len(body) if length is None else length
     return b"POST %s HTTP/1.1\r\nhost: peer\r\ncontent-length: %d\r\n\r\n%s" % (path.encode(), size, body)
+
+
+def get(path: str, headers: str = "") -> bytes:
+    """A raw request without a body."""
+    return f"GET {path} HTTP/1.1\r\nhost: peer\r\n{headers}\r\n".encode()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait for something that the server does."""
+    while not holds():
+        await trio.lowlevel.checkpoint()
 
 
 async def read_answer(stream: trio.SocketStream) -> tuple[int, bytes]:
@@ -172,6 +183,78 @@ async def test_garbage_does_not_harm_the_server() -> None:
             assert (await client.get("/livez")).status_code == 200
 
 
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
+"""How a client begins that speaks HTTP/2 without asking."""
+
+
+@on_trio
+async def test_http_2_without_asking_is_refused_at_once() -> None:
+    """Its limits are not those of HTTP/1.1: nobody bounds how long such a connection is idle."""
+    async with serving(FakeService()) as (address, _):
+        for said in (PREFACE, get("/livez") + PREFACE):
+            async with await connected(address) as stream:
+                await stream.send_all(said)
+                with trio.fail_after(5):
+                    answered = await read_all(stream)
+                assert answered.endswith(b"\r\n\r\n") and b"HTTP/1.1 505 " in answered
+
+
+@on_trio
+async def test_an_upgrade_to_another_protocol_is_answered_in_http_1() -> None:
+    """Whoever offers HTTP/2 or a websocket gets the answer of HTTP/1.1, or none, and the connection ends in time."""
+    async with serving(FakeService()) as (address, _):
+        for upgrade in (
+            "connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n",
+            "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: eA==\r\n",
+        ):
+            async with await connected(address) as stream:
+                await stream.send_all(get("/livez", upgrade + "connection: close\r\n"))
+                with trio.fail_after(5):
+                    answered = await read_all(stream)
+                assert b"HTTP/1.1 101" not in answered and answered.startswith(b"HTTP/1.1 ")
+
+
+def test_probes_are_answered_although_no_other_connection_is_taken() -> None:
+    """The places that are kept for them go round: whoever has one the longest loses it."""
+
+    @on_trio
+    async def full() -> None:
+        places = Places(3, reserved=2)
+        async with serving(FakeService(), places=places) as (address, _):
+            idle = [await connected(address) for _ in range(20)]
+            await until(lambda: places.used == 3)
+            for path, status in (("/livez", 200), ("/readyz", 200), ("/v1/cluster", 503), ("/openapi.json", 503)):
+                async with await connected(address) as stream:
+                    await stream.send_all(get(path))
+                    assert (await read_answer(stream))[0] == status
+            for stream in idle:
+                await stream.aclose()
+            await until(lambda: places.used == 0)
+            async with httpx.AsyncClient(base_url=f"http://{address}") as client:
+                answer = await client.get("/v1/cluster")
+                assert answer.status_code == 200, answer.text
+
+    full()
+
+
+def test_places_are_shared_by_the_ports_of_a_process() -> None:
+    """What one port's connections take is not there for another's: both need the same descriptors."""
+
+    @on_trio
+    async def shared() -> None:
+        places = Places(2, reserved=1)
+        async with (
+            serving(FakeService(), places=places) as (first, _),
+            serving(FakeService(), places=places) as (second, _),
+        ):
+            async with await connected(first), await connected(first), httpx.AsyncClient() as client:
+                await until(lambda: places.used == 2)
+                assert (await client.get(f"http://{second}/v1/cluster")).status_code == 503
+                assert (await client.get(f"http://{second}/livez")).status_code == 200
+
+    shared()
+
+
 def test_a_slow_header_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection without a whole request is closed after a while."""
     monkeypatch.setattr(server, "IDLE_TIME_MAX_S", 0.5)
@@ -196,7 +279,7 @@ def test_a_client_that_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch)
             async with httpx.AsyncClient(base_url=f"http://{address}") as client:
                 tasks = [{"queue": "a", "data": "x" * 1_000}] * 12_000
                 assert (await client.post("/v1/tasks", json={"tasks": tasks})).status_code == 201
-            monkeypatch.setattr(server, "SEND_PAUSE_MAX_S", 0.1)
+            monkeypatch.setattr(connection, "SEND_PAUSE_MAX_S", 0.1)
             stream = await connected(address)
             await stream.send_all(b"GET /v1/tasks HTTP/1.1\r\nhost: p\r\naccept: application/x-ndjson\r\n\r\n")
             with pytest.raises(trio.BrokenResourceError):

@@ -14,7 +14,7 @@ import trustme
 from anyio.abc import ByteStream
 
 from onyxq.http import server
-from onyxq.http.server import serve_http
+from onyxq.http.server import Places, serve_http
 from onyxq.wire import tcp
 from onyxq.wire.tcp import TcpNetwork, split_address
 from tests.interfaces.http_world import FakeService, app_of, on_trio
@@ -47,7 +47,14 @@ async def http_port() -> AsyncIterator[str]:
     shutdown = trio.Event()
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
-            serve = partial(serve_http, app_of(FakeService()), "127.0.0.1:0", shutdown=shutdown, tls=lambda: SERVING)
+            serve = partial(
+                serve_http,
+                app_of(FakeService()),
+                "127.0.0.1:0",
+                shutdown=shutdown,
+                tls=lambda: SERVING,
+                places=Places(2, reserved=2),
+            )
             yield await nursery.start(serve)
             shutdown.set()
 
@@ -128,23 +135,22 @@ def test_a_handshake_that_never_ends_is_cut_off(port: Port, monkeypatch: pytest.
 
 
 @PORTS
-def test_handshakes_count_as_connections(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the bound others are sent away at once; who ends makes room."""
-    monkeypatch.setattr(server, "CONNECTIONS_MAX", 2)
-    monkeypatch.setattr(tcp, "connections_max", lambda: 2)
-    monkeypatch.setattr(server, "IDLE_TIME_MAX_S", 10 * PATIENCE_S)
+def test_handshakes_that_never_end_keep_nobody_out(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the bound the oldest is given up for the next one: who speaks TLS at once is answered."""
+    monkeypatch.setattr(tcp, "NEWCOMERS_MAX", 2)
+    for name in ("IDLE_TIME_MAX_S", "RESERVED_S"):
+        monkeypatch.setattr(server, name, 10 * PATIENCE_S)
     monkeypatch.setattr(tcp, "HANDSHAKE_TIMEOUT_S", 10 * PATIENCE_S)
 
     @on_trio
     async def play() -> None:
         async with port() as address:
-            async with await connected(address):
-                async with await connected(address) as leaving:
-                    await leaving.send_all(BEGINNING)
-                    assert await answered(address) == b""
-                    assert await answered(address) == b""
-                while not (said := await answered(address)):  # until its end is noticed
-                    await trio.lowlevel.checkpoint()
-                assert said.startswith((ANSWER, b"HTTP/1.1 200"))
+            silent = [await connected(address) for _ in range(8)]
+            for stream in silent:
+                await stream.send_all(BEGINNING)
+            assert (await answered(address)).startswith((ANSWER, b"HTTP/1.1 200"))
+            assert await ended(silent[-4])
+            for stream in silent:
+                await trio.aclose_forcefully(stream)
 
     play()

@@ -9,7 +9,6 @@ import anyio
 import pytest
 from anyio.abc import ByteStream
 
-from onyxq.wire import bounds as bounds_module
 from onyxq.wire.bounds import PARTIAL_BYTES_FREE, Bounds
 from onyxq.wire.protocol import Decoder, Encoder, Hello
 from onyxq.wire.server import MESSAGE_PAUSE_S, MESSAGE_TIMEOUT_S, REQUESTS_MAX, Dispatch, Request, serve
@@ -189,25 +188,24 @@ def test_clients_are_bounded_and_peers_are_not() -> None:
         fourth = await opened()
         await fourth.said()
         assert await fourth.answer(1) == [1, 0, {"a": 1}]
-        assert (bounds.clients, bounds.connections) == (2, 3)
+        assert bounds.clients == 2
 
     served(bounds, body)
 
 
-def test_connections_that_say_nothing_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And gone after a few seconds."""
-    monkeypatch.setattr(bounds_module, "GREETINGS_MAX", 10)
-    bounds = Bounds()
+def test_connections_that_say_nothing_keep_nobody_out() -> None:
+    """The oldest makes room for the next one, and a caller that says hello at once is answered."""
+    bounds = Bounds(newcomers=10)
 
     async def body(opened: Open) -> None:
         silent = [await opened(b"") for _ in range(15)]
         await anyio.sleep(1)
-        assert bounds.connections == 10
-        codes = [(await caller.said())[0][2]["code"] for caller in silent]
-        assert codes.count("overloaded") == 5 and codes.count("timed_out") == 10
+        assert len(bounds.newcomers) == 10
         late = await opened()
         await late.said()
         assert await late.answer(1) == [1, 0, {"a": 1}]
+        codes = [(await caller.said())[0][2]["code"] for caller in silent]
+        assert codes == 15 * ["timed_out"] and len(bounds.newcomers) == 0
 
     served(bounds, body)
 
@@ -251,7 +249,7 @@ def test_requests_of_a_gone_connection_are_withdrawn(one_way: bool, count: int) 
         await caller.stream.aclose()
         await anyio.sleep(2)
         assert not any(request.open for request in taken)
-        assert (bounds.clients, bounds.connections) == (0, 0)
+        assert bounds.clients == 0
 
     bounds = Bounds()
     served(bounds, body, dispatch=taken.append)
@@ -270,7 +268,7 @@ def test_a_one_way_request_may_finish_after_its_connection_ended() -> None:
         assert taken[0].open
         taken[0].reply(None)
         await anyio.sleep(0.1)
-        assert bounds.connections == 0
+        assert bounds.clients == 0
 
     bounds = Bounds()
     served(bounds, body, dispatch=taken.append)

@@ -1,0 +1,108 @@
+"""One connection of the HTTP interface: hypercorn's, with HTTP/1.1 alone and an end for clients that do not read."""
+
+from __future__ import annotations
+
+import h11
+import trio
+from hypercorn.events import Closed, Event
+from hypercorn.protocol import ProtocolWrapper
+from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.trio.tcp_server import TCPServer
+from trio.abc import HalfCloseableStream
+
+SEND_PAUSE_MAX_S = 30.0
+"""How long a client may take to read one piece of an answer."""
+SEND_PIECE_BYTES = 64 * 1024
+
+
+class BoundedStream(HalfCloseableStream):
+    """A connection that is closed when its client does not read for too long."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+        self.scope = trio.CancelScope()
+        """Of the task that serves the connection: ended once nothing can be sent any more.
+
+        Reading is suspended while an answer is under way and the client has sent more,
+        so the end would not be noticed there.
+        """
+        self.socket = stream.socket
+        """Where the connection's two addresses are read."""
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """Send it all; raises `trio.BrokenResourceError` if the client does not take it."""
+        view = memoryview(data)
+        for start in range(0, len(view), SEND_PIECE_BYTES):
+            try:
+                with trio.fail_after(SEND_PAUSE_MAX_S):
+                    await self._stream.send_all(view[start : start + SEND_PIECE_BYTES])
+            except (trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError):
+                self.scope.cancel()
+                await trio.aclose_forcefully(self)
+                raise trio.BrokenResourceError("the client does not take its answer") from None
+
+    async def wait_send_all_might_not_block(self) -> None:
+        """As the connection does."""
+        await self._stream.wait_send_all_might_not_block()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        """As the connection does."""
+        return await self._stream.receive_some(max_bytes)
+
+    async def send_eof(self) -> None:
+        """As the connection does."""
+        await self._stream.send_eof()
+
+    async def aclose(self) -> None:
+        """As the connection does."""
+        await self._stream.aclose()
+
+
+class _OtherVersion(Exception):
+    """The client speaks a version of HTTP that is not spoken here."""
+
+
+class Http1(H11Protocol):
+    """HTTP/1.1, and no way from it to HTTP/2, whose connections would be under none of the limits of time."""
+
+    async def handle(self, event: Event) -> None:
+        """Take what came; a request in another version ends the connection."""
+        try:
+            await super().handle(event)
+        except _OtherVersion:
+            await self._send_error_response(505)
+            await self.send(Closed())
+
+    async def _check_protocol(self, event: h11.Request) -> None:
+        """Replace hypercorn's change to HTTP/2: an offer to upgrade is not taken up."""
+        if not event.http_version.startswith(b"1."):
+            raise _OtherVersion
+
+
+class Connection(TCPServer):
+    """A connection that speaks `Http1` whatever hypercorn would choose.  Await it to serve it to its end."""
+
+    @property
+    def protocol(self) -> ProtocolWrapper:
+        """What is spoken."""
+        return self._protocol
+
+    @protocol.setter
+    def protocol(self, chosen: ProtocolWrapper) -> None:
+        chosen.protocol = Http1(
+            chosen.app,
+            chosen.config,
+            chosen.context,
+            chosen.task_group,
+            chosen.state,
+            chosen.ssl,
+            chosen.client,
+            chosen.server,
+            chosen.send,
+        )
+        self._protocol = chosen
+
+    async def _read_data(self) -> None:
+        """Read until the client is gone, and then end at once: hypercorn waits until it would have been idle long."""
+        await super()._read_data()
+        await self.idle_task.stop()
