@@ -7,10 +7,12 @@ restart goes on without holes.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import trio
+from attrs import frozen
 
 from log_entries import (
     expire_claims,
@@ -24,16 +26,19 @@ from log_entries.commit_batch import committed_by
 from onyxq import facts
 from onyxq.claims import lapsed
 from onyxq.entry import APPLIED
-from onyxq.errors import StoreFailed
+from onyxq.errors import OnyxqError, StoreFailed
 from onyxq.facts import History, Row
 from onyxq.ids import Run, TaskId, mask_of, runs_of, stretch_of
+from onyxq.log.interface import Record
 from onyxq.replica import Replica, claimed_bits, held_bits, pieces_of
 from onyxq.step import Outcome
-from onyxq.store.interface import Batch, Store, Written
+from onyxq.store.interface import Batch, LogRecord, SnapshotPart, Store, Written
 
 IDLE_FLUSH_S = 5.0
-"""How often the position alone is stored while nothing happens to claims."""
+"""How often the log is written down while it holds nothing but signs of life, in seconds."""
 RETRY_PAUSE_S = 0.5
+SNAPSHOT_PART_BYTES = 1 << 20
+"""Bytes of a snapshot in one transaction: the event loop is busy for so long."""
 _WITH_ROWS = (grant_claims.Args, grant_limited_claims.Args, reopen_tasks.Args)
 """Arguments of entries that say something of every run that they name."""
 
@@ -152,37 +157,79 @@ def history_rows(
 
 
 class HistoryWriter:
-    """Stores history in the background, many records at a time."""
+    """Stores history, and the node's copy of the log, in the background, many records at a time.
+
+    What is known so far goes into every transaction of the store, whoever asked for that one.  So a
+    node has nothing on its disk without the records of the log that led to it.
+    """
 
     def __init__(self, store: Store, on_written: Callable[[Written], None]) -> None:
         self._store = store
         self._on_written = on_written
         self._rows: list[Row] = []
         self._after: list[Callable[[], None]] = []
+        self._records: list[LogRecord] = []
+        self._parts: deque[SnapshotPart] = deque()
+        """Pieces of a snapshot for the copy of the log that are not stored yet."""
+        self._gap = False
+        """Whether records are missing before the snapshot in ``_parts``: nothing is stored before it."""
         self._position = store.log_position()
         self._digest = store.log_digest()
         self._stored = self._position
         self._noted = self._position
         """Position of the last record that had rows, or somebody who waits for them."""
+        self._kept_snapshot, self._kept = store.kept_ends()
+        """Where the copy of the log begins and ends once all is stored."""
+        self._riding: _Riding | None = None
+        self._failed = False
         self._wake = trio.Event()
         self._stored_event = trio.Event()
+        store.accompany(self)
 
     @property
     def stored(self) -> int:
         """Position up to which history is durable."""
         return self._stored
 
-    def add(self, replica: Replica, rows: Sequence[Row], after: Callable[[], None] | None = None) -> None:
-        """Take the rows of the record that led to ``replica``; ``after`` runs once they are stored."""
+    def add(
+        self,
+        replica: Replica,
+        rows: Sequence[Row],
+        after: Callable[[], None] | None = None,
+        *,
+        record: Record | None = None,
+        eager: bool = False,
+    ) -> None:
+        """Take the rows of the record that led to ``replica``; ``after`` runs once they are stored.
+
+        ``eager``: store them now, although nobody waits; otherwise within `IDLE_FLUSH_S`.
+        """
         position = replica.position
         if position > self._position:
             self._position, self._digest = position, replica.digest
             self._rows += rows
+        if record is not None and position > self._kept:
+            self._records.append(LogRecord(position, record.ctime_ms, record.data))
+            self._kept = position
         if after is not None:
             self._after.append(after)
         if rows or after is not None:
             self._noted = max(self._noted, position)
+        if rows or after is not None or eager:
             self._wake.set()
+
+    def keep(self, position: int, snapshot: bytes) -> None:
+        """Have the copy of the log begin with a snapshot, unless it begins with that one or a newer one."""
+        if position <= self._kept_snapshot:
+            return
+        self._gap = self._gap or position > self._kept
+        self._kept_snapshot, self._kept = position, max(position, self._kept)
+        starts = range(0, max(1, len(snapshot)), SNAPSHOT_PART_BYTES)
+        self._parts = deque(
+            SnapshotPart(position, number, start == starts[-1], snapshot[start : start + SNAPSHOT_PART_BYTES])
+            for number, start in enumerate(starts)
+        )
+        self._wake.set()
 
     async def reached(self, position: int) -> None:
         """Return once history is durable up to ``position``."""
@@ -202,23 +249,79 @@ class HistoryWriter:
             with trio.move_on_after(IDLE_FLUSH_S):
                 await self._wake.wait()
             self._wake = trio.Event()
-            if self._position == self._stored and not self._after:
-                continue
-            rows, self._rows = self._rows, []
-            after, self._after = self._after, []
-            await self._write(self._position, Batch(rows=rows, log_position=self._position, log_digest=self._digest))
-            for call in after:
+            while self._has_news() or self._riding is not None:
+                await self._write()
+
+    async def _write(self) -> None:
+        """Have a transaction made, unless one with the news is on its way."""
+        if self._failed:
+            self._failed = False
+            await trio.sleep(RETRY_PAUSE_S)
+        elif self._riding is not None:
+            await self._stored_event.wait()
+        else:
+            try:
+                await self._store.write(Batch())
+            except StoreFailed:
+                self._failed = True
+
+    # --- what goes into the store's transactions
+
+    def _has_news(self) -> bool:
+        return bool(self._position > self._stored or self._records or self._parts or self._after)
+
+    def take(self) -> Batch | None:
+        """See `onyxq.store.interface.Rider`: all that is known and not stored yet."""
+        if self._riding is not None or not self._has_news():
+            return None
+        part = self._parts.popleft() if self._parts else None
+        if self._gap and part is not None and not part.last:
+            self._riding = _Riding(self._stored, part, [], [], [])
+            return Batch(snapshot=part)
+        self._gap = False
+        rows, self._rows = self._rows, []
+        records, self._records = self._records, []
+        after, self._after = self._after, []
+        self._riding = _Riding(self._position, part, rows, records, after)
+        return Batch(
+            rows=rows,
+            log_position=self._position,
+            log_digest=self._digest,
+            records=records,
+            snapshot=part,
+        )
+
+    def heard(self, outcome: Written | OnyxqError) -> None:
+        """See `onyxq.store.interface.Rider`: what failed is taken again with the next transaction."""
+        riding, self._riding = self._riding, None
+        assert riding is not None
+        if isinstance(outcome, OnyxqError):
+            self._failed = True
+            self._take_back(riding)
+        else:
+            self._stored = max(self._stored, riding.position)
+        self._stored_event.set()
+        self._stored_event = trio.Event()
+        if not isinstance(outcome, OnyxqError):
+            self._on_written(outcome)
+            for call in riding.after:
                 call()
 
-    async def _write(self, position: int, batch: Batch) -> None:
-        while True:
-            try:
-                written = await self._store.write(batch)
-            except StoreFailed:
-                await trio.sleep(RETRY_PAUSE_S)
-                continue
-            self._stored = position
-            self._stored_event.set()
-            self._stored_event = trio.Event()
-            self._on_written(written)
-            return
+    def _take_back(self, riding: _Riding) -> None:
+        self._rows[:0] = riding.rows
+        self._after[:0] = riding.after
+        part = riding.part
+        if part is not None and part.position == self._kept_snapshot:
+            self._parts.appendleft(part)
+        self._records[:0] = riding.records
+
+
+@frozen
+class _Riding:
+    """What is on its way to the disk."""
+
+    position: int
+    part: SnapshotPart | None
+    rows: list[Row]
+    records: list[LogRecord]
+    after: list[Callable[[], None]]

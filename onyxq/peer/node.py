@@ -25,7 +25,7 @@ from onyxq.facts import Row
 from onyxq.ids import Run
 from onyxq.jobs.driving import Driving
 from onyxq.log.codec import encode_entry
-from onyxq.log.interface import LogSession, Origin
+from onyxq.log.interface import LogSession, Origin, Record
 from onyxq.metrics import Metrics
 from onyxq.partition.cohort import Cohort
 from onyxq.partition.deleting import Deleting
@@ -183,16 +183,16 @@ class Node:
 
     # --- the log moves on
 
-    def advance(self, before: Replica, step: Step) -> None:
-        """Take over the replica that a step of the log gave."""
+    def advance(self, before: Replica, step: Step, record: Record) -> None:
+        """Take over the replica that a step of the log gave, and keep the record."""
         self.replica = after = step.replica
         if before.partitions is not after.partitions:
             self.deleting.note(before, after)
         self.granter.moved(before, after)
         if step.outcomes:
-            self._note_history(before, step)
+            self._note_history(before, step, record)
         else:
-            self.history.add(after, ())
+            self.history.add(after, (), record=record)
         if self.outbox is not None and step.peer == self.outbox.peer and not step.problem:
             self.outbox.applied(step.number, after.position, step.outcomes)
         self.recent.append(Stepped(after.position, step.ctime_ms, step.peer, step.problem, step.outcomes))
@@ -208,12 +208,13 @@ class Node:
         self._moved.set()
         self._moved = trio.Event()
 
-    def replace(self, replica: Replica) -> None:
-        """Take over a replica that was read from the origin."""
+    def replace(self, replica: Replica, snapshot: bytes) -> None:
+        """Take over a replica that was read from the origin, and keep its bytes."""
         before, self.replica = self.replica, replica
         self.deleting.note(EMPTY, replica)
         self.granter.moved(before, replica)
         self.records.clear()
+        self.history.keep(replica.position, snapshot)
         self.history.add(replica, ())
         if self.outbox is not None:
             self.outbox.skipped(replica.outbox.get(self.outbox.peer, 0), replica.position)
@@ -284,14 +285,14 @@ class Node:
             self.granter.lead(leader)
             self.upcoming.lead(leader.partition)
 
-    def _note_history(self, before: Replica, step: Step) -> None:
+    def _note_history(self, before: Replica, step: Step, record: Record) -> None:
         after = step.replica
         back = returned_runs(before, after, step.outcomes)
         rows = history_rows(after, step.outcomes, back, self._holds)
         led = set(self.granter.led()) if back else set()
         returned = [(run, said) for partition, run, said in back if partition in led]
         if not returned:
-            self.history.add(after, rows)
+            self.history.add(after, rows, record=record, eager=True)
             return
         runs = [run for run, _ in returned]
         self.granter.block(runs)
@@ -302,7 +303,7 @@ class Node:
         expired = sum(run.count for run, said in returned if said.event == facts.EXPIRED)
         if expired:
             self.metrics.claims_expired.add(n=expired)
-        self.history.add(after, rows, stored)
+        self.history.add(after, rows, stored, record=record)
 
     def _holds(self, partition: int) -> bool:
         placed = self.replica.partitions.get(partition)

@@ -235,14 +235,14 @@ class Peer:
         if isinstance(found, Trimmed):
             origin = await session.origin()
             if origin is not None and origin.position > before.position:
-                node.replace(await unpacked(origin.data))
+                node.replace(await unpacked(origin.data), origin.data)
                 self._note_time(before)
             return
         done = step(before, found, node.entries)
         if not done.problem:
             self._heard.add(done.peer)
         node.records.add(found)
-        node.advance(before, done)
+        node.advance(before, done, found)
         self._note_time(before)
 
     def _note_time(self, before: Replica) -> None:
@@ -273,9 +273,21 @@ class Peer:
                 self.joined.set()
                 self.node.reconcile()
             self._react(before, replica, session, outbox, nursery)
+            if replica.snapshot.finished and not before.snapshot.finished:
+                nursery.start_soon(self._keep_snapshot, session)
             before = replica
             await self._read(session)
             # Records that are here already are stepped together before anything else runs.
+
+    async def _keep_snapshot(self, session: LogSession) -> None:
+        """Have the node's copy of the log begin with the newest snapshot."""
+        try:
+            origin = await session.origin()
+        except OnyxqError as error:
+            log.info("the copy of the log grows until the next snapshot: %s", error.message)
+            return
+        if origin is not None and origin.position <= self.node.replica.position:
+            self.node.history.keep(origin.position, origin.data)
 
     def _react(
         self, before: Replica, replica: Replica, session: LogSession, outbox: Outbox, nursery: trio.Nursery

@@ -37,6 +37,7 @@ from onyxq.store.checks import Prepared, prepare
 from onyxq.store.digests import Digests
 from onyxq.store.heads import QueueKey, task_head
 from onyxq.store.interface import Batch, Mending, Written
+from onyxq.store.kept_log import add_part, add_records, check_kept
 from onyxq.store.mending import Mender
 from onyxq.store.pending import check_pending, check_transaction, drop_pending, put_pending
 from onyxq.store.pieces import PROMOTE_PIECES_MAX, Pieces
@@ -56,7 +57,7 @@ class PreparedBatch:
     batch: Batch
     rows: tuple[Prepared, ...]
     bytes: int
-    """Size of its rows."""
+    """Size of its rows, and of what it adds to the copy of the log."""
 
 
 def prepare_batch(batch: Batch) -> PreparedBatch:
@@ -72,6 +73,8 @@ def prepare_batch(batch: Batch) -> PreparedBatch:
     for row in batch.pending:
         check_pending(row)
         size += len(row.body)
+    check_kept(batch.records, batch.snapshot)
+    size += sum(len(record.data) for record in batch.records) + (len(batch.snapshot.data) if batch.snapshot else 0)
     rows = tuple(row if isinstance(row, Prepared) else prepare(row) for row in batch.rows)
     return PreparedBatch(batch, rows, size + sum(len(row.key) + len(row.value) for row in rows))
 
@@ -106,6 +109,10 @@ class Applier:
         if batch.log_position is not None and batch.log_position >= 0:
             if self._raise_to(self._tables.meta, LOG_POSITION, batch.log_position):
                 self._tables.meta.put(LOG_DIGEST, seal(LOG_DIGEST, batch.log_digest))
+        if batch.snapshot is not None:
+            add_part(self._tables.log, batch.snapshot)
+        if batch.records:
+            add_records(self._tables.log, batch.records)
         for name, value in batch.meta:
             self._tables.meta.put(name.encode(), seal(name.encode(), value))
         for partition, transaction in batch.drop_pending:

@@ -41,6 +41,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from attrs import field, frozen
 
+from onyxq.errors import OnyxqError
 from onyxq.facts import Row
 from onyxq.ids import TaskId
 from onyxq.purged import Watermark
@@ -111,6 +112,41 @@ class PendingRow(NamedTuple):
     number: int
     """Names the row in its transaction and partition, 0 to 2^32 - 1."""
     body: bytes
+
+
+class LogRecord(NamedTuple):
+    """A record of the log as a store keeps it; see `onyxq.log.interface.Record`."""
+
+    position: int
+    ctime_ms: int
+    data: bytes
+
+
+class SnapshotPart(NamedTuple):
+    """A piece of a snapshot of the replica, for a store's copy of the log; pieces come in order."""
+
+    position: int
+    """Of the snapshot."""
+    number: int
+    """From 0."""
+    last: bool
+    data: bytes
+
+
+class KeptLog(NamedTuple):
+    """A store's copy of the log; see `onyxq.store.kept_log`."""
+
+    position: int
+    """Of the snapshot; -1: the copy begins with the log's first record."""
+    snapshot: bytes
+    """As `onyxq.snapshot` packs it; empty if the position is -1."""
+    records: tuple[LogRecord, ...]
+    """All records after the snapshot that the node has read."""
+
+    @property
+    def end(self) -> int:
+        """Position of the last record, or of the snapshot if there is none after it."""
+        return self.records[-1].position if self.records else self.position
 
 
 _T = TypeVar("_T")
@@ -193,6 +229,10 @@ class Batch:
     """Position up to which history is in the store once this batch is; a lower one than stored is ignored."""
     log_digest: bytes = b""
     """`Replica.digest` at ``log_position``, which is stored together with it."""
+    records: Sequence[LogRecord] = ()
+    """Records of the log for the store's copy, in order; those it has are passed over."""
+    snapshot: SnapshotPart | None = None
+    """A piece of a snapshot for the store's copy of the log."""
     meta: tuple[tuple[str, bytes], ...] = ()
     """Small named values: node id, cluster id, ..."""
     drop: tuple[int, ...] = ()
@@ -224,6 +264,18 @@ class Written:
     """Where it ended; empty if nothing is left."""
 
 
+class Rider(Protocol):
+    """Something that goes into every transaction of a store; see `Store.accompany`."""
+
+    def take(self) -> Batch | None:
+        """What is to go into the transaction that begins now; None: nothing."""
+        ...
+
+    def heard(self, outcome: Written | OnyxqError) -> None:
+        """Hear what became of the batch that was taken last."""
+        ...
+
+
 class Store(Protocol):
     """A node's facts and indexes. Reading methods are synchronous and cheap."""
 
@@ -234,6 +286,10 @@ class Store(Protocol):
 
     async def aclose(self) -> None:
         """Finish what waits and release the lock."""
+        ...
+
+    def accompany(self, rider: Rider) -> None:
+        """Have a rider's batch in every transaction from now on, before all others of that transaction."""
         ...
 
     def follow(self, told: Callable[[Sequence[Prepared]], None]) -> Callable[[], None]:
@@ -252,6 +308,14 @@ class Store(Protocol):
 
     def log_digest(self) -> bytes:
         """`Replica.digest` at `log_position`; empty at first."""
+        ...
+
+    def kept_log(self) -> KeptLog:
+        """The store's copy of the log, read from disk; raises `Corrupt`."""
+        ...
+
+    def kept_ends(self) -> tuple[int, int]:
+        """Positions of the copy's snapshot and of its end, each -1 at first."""
         ...
 
     def meta(self, name: str) -> bytes | None:

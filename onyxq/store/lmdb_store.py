@@ -31,7 +31,7 @@ import trio
 from onyxq.errors import Corrupt, StoreFailed
 from onyxq.locking import lock_file
 from onyxq.store.indexing import Applier, PreparedBatch, prepare_batch
-from onyxq.store.interface import Batch, Written
+from onyxq.store.interface import Batch, Rider, Written
 from onyxq.store.purging import watermarks_in
 from onyxq.store.reading import StoreReads
 from onyxq.store.soundness import examine, note_closed, set_aside
@@ -47,7 +47,7 @@ RESERVE_BYTES_MAX = 64 * 1024 * 1024
 """At the map's limit this much (or a sixteenth of it) is left to batches that drop
 partitions: deleting needs room before it gives any."""
 IN_USE = "Stop that process, or give this one a data directory of its own."
-FORMAT = b"3"
+FORMAT = b"4"
 _FREED = "\0freed"
 
 _DAMAGE = (lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError)
@@ -114,6 +114,7 @@ class LmdbTables:
     leaves: LmdbTable
     pending: LmdbTable
     epochs: LmdbTable
+    log: LmdbTable
     meta: LmdbTable
 
     def __init__(self, txn: lmdb.Transaction, dbs: dict[str, Any]) -> None:
@@ -132,13 +133,14 @@ class LmdbTables:
 class _Ticket:
     """One batch that waits, and the task to wake; no task if that was cancelled."""
 
-    __slots__ = ("prepared", "result", "task", "urgent")
+    __slots__ = ("prepared", "result", "rider", "task", "urgent")
 
-    def __init__(self, prepared: PreparedBatch, task: trio.lowlevel.Task | None) -> None:
+    def __init__(self, prepared: PreparedBatch, task: trio.lowlevel.Task | None, *, rider: Rider | None = None) -> None:
         self.prepared = prepared
+        self.rider = rider
         self.result: Written | StoreFailed | None = None
         self.task = task
-        self.urgent = bool(prepared.batch.drop) or task is None
+        self.urgent = bool(prepared.batch.drop) or (task is None and rider is None)
         """It makes room, and may use the map's reserve."""
 
 
@@ -267,6 +269,9 @@ class LmdbStore(StoreReads):
         """Apply groups of what waits until one is on its way to the disk."""
         self._begin_asked = False
         while self._waiting and not self._busy:
+            for rider, batch in self._taken():
+                self._waiting.appendleft(_Ticket(prepare_batch(batch), None, rider=rider))
+                self._alone += bool(self._alone)
             self._group = self._take()
             self._apply()
         if not self._waiting and not self._busy:
@@ -427,6 +432,8 @@ class LmdbStore(StoreReads):
 def _wake(ticket: _Ticket, result: Written | StoreFailed) -> None:
     task, ticket.task = ticket.task, None
     ticket.result = result
+    if ticket.rider is not None:
+        ticket.rider.heard(result)
     if task is not None:
         trio.lowlevel.reschedule(task)
 

@@ -17,7 +17,7 @@ import trio
 
 from onyxq.errors import OnyxqError, StoreFailed
 from onyxq.store.indexing import Applier, PreparedBatch, prepare_batch
-from onyxq.store.interface import Batch, Written
+from onyxq.store.interface import Batch, Rider, Written
 from onyxq.store.purging import watermarks_in
 from onyxq.store.reading import StoreReads
 
@@ -98,6 +98,7 @@ class MemoryTables:
         self.leaves = MemoryTable()
         self.pending = MemoryTable()
         self.epochs = MemoryTable()
+        self.log = MemoryTable()
         self.meta = MemoryTable()
 
 
@@ -135,8 +136,9 @@ class PlainDisk:
 class _Ticket:
     """One batch that waits, and what became of it."""
 
-    def __init__(self, prepared: PreparedBatch) -> None:
+    def __init__(self, prepared: PreparedBatch, rider: Rider | None = None) -> None:
         self.prepared = prepared
+        self.rider = rider
         self.outcome: Written | OnyxqError | None = None
 
 
@@ -171,6 +173,8 @@ class MemoryStore(StoreReads):
 
     async def _commit(self) -> None:
         """Commit all that waits. A cancelled commit leaves it waiting for the next."""
+        riding = [_Ticket(prepare_batch(batch), rider) for rider, batch in self._taken()]
+        self._waiting[:0] = riding
         group = list(self._waiting)
 
         def apply() -> None:
@@ -187,6 +191,9 @@ class MemoryStore(StoreReads):
             for ticket in group:
                 ticket.outcome = error
         del self._waiting[: len(group)]
+        for ticket in group:
+            if ticket.rider is not None and ticket.outcome is not None:
+                ticket.rider.heard(ticket.outcome)
 
     async def aclose(self) -> None:
         """Finish what waits."""

@@ -33,7 +33,8 @@ from onyxq.store.checks import Prepared
 from onyxq.store.ending import ended
 from onyxq.store.finding import FindingReads
 from onyxq.store.heads import queue_digest, task_head
-from onyxq.store.interface import Batch, Crooked, Digest, Ended, Piece, QueueCounts
+from onyxq.store.interface import Batch, Crooked, Digest, Ended, KeptLog, Piece, QueueCounts, Rider
+from onyxq.store.kept_log import ends_of, kept_log
 from onyxq.store.purging import purged_stretches
 from onyxq.store.records import (
     DIGEST,
@@ -65,6 +66,15 @@ class StoreReads(FindingReads):
         self.crooked = Crooked()
         """Entries of indexes, counts and digests that were found not to agree with the rows."""
         self._followers: list[Callable[[Sequence[Prepared]], None]] = []
+        self._riders: list[Rider] = []
+
+    def accompany(self, rider: Rider) -> None:
+        """Have a rider's batch in every transaction from now on, before all others of that transaction."""
+        self._riders.append(rider)
+
+    def _taken(self) -> list[tuple[Rider, Batch]]:
+        """What the riders put into the transaction that begins now."""
+        return [(rider, batch) for rider in self._riders if (batch := rider.take()) is not None]
 
     def follow(self, told: Callable[[Sequence[Prepared]], None]) -> Callable[[], None]:
         """Have ``told`` hear of the rows of every batch as soon as they can be read, of each batch by itself,
@@ -106,6 +116,15 @@ class StoreReads(FindingReads):
         """`Replica.digest` at `log_position`; empty at first."""
         stored = self._tables.meta.get(LOG_DIGEST)
         return b"" if stored is None else unseal(LOG_DIGEST, bytes(stored))
+
+    def kept_log(self) -> KeptLog:
+        """The store's copy of the log, read from disk; raises `Corrupt`."""
+        return kept_log(self._tables.log)
+
+    def kept_ends(self) -> tuple[int, int]:
+        """Positions of the copy's snapshot and of its end, each -1 at first."""
+        ends = ends_of(self._tables.log)
+        return ends.snapshot, ends.position
 
     def meta(self, name: str) -> bytes | None:
         """A named value."""

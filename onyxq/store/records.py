@@ -23,6 +23,7 @@ hours      partition, hour (4)                                         rows, sum
 leaves     partition, hour (4), leaf (1)                               rows, sum of row hashes
 pending    partition, transaction (16), number (4)                     `onyxq.store.pending`
 epochs     partition                                                   epoch, checksum
+log        see `onyxq.store.kept_log`
 meta       name                                                        bytes, checksum
 =========  ==========================================================  ==========================
 

@@ -24,6 +24,7 @@ TABLE_NAMES = (
     "leaves",
     "pending",
     "epochs",
+    "log",
     "meta",
 )
 INDEX_TABLES = ("ready", "due", "waiting", "keyed", "unique", "expiring", "dead")
@@ -118,6 +119,9 @@ class Tables(Protocol):
 
     @property
     def epochs(self) -> Table: ...
+
+    @property
+    def log(self) -> Table: ...
 
     @property
     def meta(self) -> Table: ...

@@ -1,0 +1,128 @@
+"""The copy of the log that a store keeps: the last snapshot of the replica and the records after it.
+
+ZooKeeper owns the log.  A node's own copy serves one purpose: if ZooKeeper is wiped or set back, the
+replica at `Store.log_position` can be built again (`onyxq.recovery`).  Records are added in the
+transaction that raises the position, so the copy never ends before the position.
+
+Keys of the table: ``S``, position (8) and part number (4) of a piece of a snapshot; ``R`` and the
+position (8) of the first of some records; ``E``, which names the snapshot and the end of the copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import msgpack
+
+from onyxq.errors import BadRequest, Corrupt
+from onyxq.facts import seal, unseal
+from onyxq.store.interface import KeptLog, LogRecord, SnapshotPart
+from onyxq.store.tables import Table
+
+SNAPSHOT, RECORDS, ENDS = b"S", b"R", b"E"
+START = -1
+DROP_ROWS_MAX = 256
+"""Rows of records before the snapshot that one batch deletes: the event loop is busy for so long."""
+
+
+class Ends(NamedTuple):
+    """Where the copy begins and ends."""
+
+    snapshot: int = START
+    """Position of the snapshot; -1: the copy begins with the log's first record."""
+    parts: int = 0
+    """Pieces of the snapshot."""
+    position: int = START
+    """Position of the last record, or of the snapshot if there is none after it."""
+
+
+def check_kept(records: Sequence[LogRecord], part: SnapshotPart | None) -> None:
+    """Raise `BadRequest` if what is to be added is malformed."""
+    places = [one.position for one in records]
+    if any(place < 0 for place in places) or any(a >= b for a, b in zip(places, places[1:], strict=False)):
+        raise BadRequest("records of the log must be in order", field="records")
+    if part is not None and not (0 <= part.number < 1 << 32 and part.position >= 0):
+        raise BadRequest("a piece of a snapshot is out of range", field="snapshot")
+
+
+def add_records(table: Table, records: Sequence[LogRecord]) -> None:
+    """Add records after the copy's end; those up to the end are there already."""
+    ends = ends_of(table)
+    new = [one for one in records if one.position > ends.position]
+    if not new:
+        return
+    key = RECORDS + _number(new[0].position)
+    table.put(key, seal(key, msgpack.packb(new)))
+    _put_ends(table, ends._replace(position=new[-1].position))
+    _drop_some(table, ends)
+
+
+def add_part(table: Table, part: SnapshotPart) -> None:
+    """Add a piece of a snapshot. With the last piece the snapshot takes the place of an older one."""
+    ends = ends_of(table)
+    if part.position <= ends.snapshot:
+        return
+    key = SNAPSHOT + _number(part.position) + part.number.to_bytes(4, "big")
+    table.put(key, seal(key, part.data))
+    if not part.last:
+        return
+    newer = Ends(part.position, part.number + 1, max(part.position, ends.position))
+    _put_ends(table, newer)
+    for key, _ in list(_range(table, SNAPSHOT, upto=part.position - 1)):
+        table.delete(key)
+    _drop_some(table, newer)
+
+
+def kept_log(table: Table) -> KeptLog:
+    """The whole copy; raises `Corrupt`."""
+    ends = ends_of(table)
+    parts = [unseal(key, bytes(value)) for key, value in _range(table, SNAPSHOT, start=ends.snapshot)]
+    records: list[LogRecord] = []
+    for key, value in _range(table, RECORDS):
+        try:
+            found = [LogRecord(*one) for one in msgpack.unpackb(unseal(key, bytes(value)))]
+        except (TypeError, ValueError, msgpack.UnpackException) as error:
+            raise Corrupt(f"the store's copy of the log is malformed: {error}") from None
+        records += [one for one in found if one.position > ends.snapshot]
+    if len(parts[: ends.parts]) != ends.parts or (records[-1].position if records else ends.snapshot) != ends.position:
+        raise Corrupt("parts of the store's copy of the log are missing")
+    return KeptLog(ends.snapshot, b"".join(parts[: ends.parts]), tuple(records))
+
+
+def ends_of(table: Table) -> Ends:
+    """Where the copy begins and ends; raises `Corrupt`."""
+    stored = table.get(ENDS)
+    try:
+        return Ends() if stored is None else Ends(*msgpack.unpackb(unseal(ENDS, bytes(stored))))
+    except (TypeError, ValueError, msgpack.UnpackException) as error:
+        raise Corrupt(f"the store's copy of the log is malformed: {error}") from None
+
+
+def _put_ends(table: Table, ends: Ends) -> None:
+    table.put(ENDS, seal(ENDS, msgpack.packb(ends)))
+
+
+def _drop_some(table: Table, ends: Ends) -> None:
+    """Delete records that the snapshot has taken in, a limited number of rows at a time.
+
+    A row may end with records after the snapshot, so the last row up to it stays.
+    """
+    old = [key for key, _ in _few(_range(table, RECORDS, upto=ends.snapshot), DROP_ROWS_MAX + 1)]
+    for key in old[:-1]:
+        table.delete(key)
+
+
+def _few(rows: Iterator[tuple[bytes, bytes]], limit: int) -> list[tuple[bytes, bytes]]:
+    return [row for row, _ in zip(rows, range(limit), strict=False)]
+
+
+def _range(table: Table, kind: bytes, *, start: int = 0, upto: int = (1 << 63) - 1) -> Iterator[tuple[bytes, bytes]]:
+    for key, value in table.ascend(kind + _number(max(start, 0))):
+        if key[:1] != kind or int.from_bytes(key[1:9], "big") > upto:
+            return
+        yield key, value
+
+
+def _number(position: int) -> bytes:
+    return position.to_bytes(8, "big")
