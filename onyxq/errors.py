@@ -35,6 +35,11 @@ class OnyxqError(Exception):
         self.advice = hint or self.hint
         self.details = [list(one) for one in details]
         """What the error is about, one by one, where it is about several things."""
+        self.ids: tuple[bytes, ...] = ()
+        """Ids of the tasks of an enqueue that may be stored although it failed, in the caller's order.
+
+        A repeat with these ids makes no second task.
+        """
 
     def to_map(self) -> dict[str, Any]:
         """The form that travels over the wire."""
@@ -156,9 +161,18 @@ class Behind(Unavailable):
 
 
 class Unknown(Unavailable):
-    """It cannot be told whether the request took effect; repeating it is safe."""
+    """It cannot be told whether the request took effect, or fewer nodes have it than asked; a repeat is safe.
+
+    Of an enqueue or update, ``details`` has ``[first id, count, copies]`` for each run of tasks.
+    """
 
     code, hint = "unknown", "Repeat the same request: it has effect at most once."
+
+    @property
+    def copies(self) -> int | None:
+        """Number of nodes that are known to have all of it; None if that was not told."""
+        told = [one[2] for one in self.details if len(one) == 3 and type(one[2]) is int]
+        return min(told, default=None)
 
 
 class Overloaded(OnyxqError):

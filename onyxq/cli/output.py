@@ -91,7 +91,7 @@ class Output:
         """An error and what to do about it, on stderr."""
         self._end_progress()
         if self.as_json:
-            print(json.dumps(error.to_map(), ensure_ascii=False), file=self._stderr)
+            print(json.dumps(error.to_map(), ensure_ascii=False, default=bytes.hex), file=self._stderr)
             return
         start, end = (RED, PLAIN) if self._colour(self._stderr) else ("", "")
         field = f" ({error.field})" if error.field else ""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from onyxq.cli.context import Context, clock, is_duration, milliseconds, moment, task_id
 from onyxq.cli.output import cell
-from onyxq.errors import BadRequest, NotFound, OnyxqError, from_map
+from onyxq.errors import BadRequest, NotFound, OnyxqError, Unknown, from_map
 from onyxq.facts import pack_task, partition_of_keys, unpack_task
 from onyxq.ids import TaskId, counter_of, make_id, ms_of, partition_of, with_counter
 from onyxq.numbers import whole
@@ -48,7 +48,10 @@ def task_enqueue(context: Context) -> None:
             raise _told(error) from None
     ack = answer["acks"][0]
     if isinstance(ack, dict):
-        raise _told(from_map(ack))
+        refusal = _told(from_map(ack))
+        if isinstance(refusal, Unknown):
+            refusal.message = f"task {first.hex()}: {refusal.message}"
+        raise refusal
     _enqueued(context, first, ack, answer.get("guarantee", ""))
 
 

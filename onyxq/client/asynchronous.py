@@ -179,7 +179,8 @@ class AsyncClient(Managing, Batching, Jobs):
         each.  ``depends``: ids of tasks that must be done before; ``on_dependency_failed``: ``fail``,
         ``cancel`` or ``run`` if one of them fails or is cancelled.  ``ids``: from `make_ids`, so that
         a repeated call is the same tasks.  ``w``: how many nodes must have stored them (None: a
-        majority).  If it raises, some of the tasks may be stored.
+        majority).  Raises `Unknown` if fewer nodes have them when the time is up: ``copies`` says how many.
+        If it raises, some of the tasks may be stored; the error's ``ids`` are those to repeat the call with.
         """
         payloads = list(payloads)
         with enqueuing(queue, len(payloads)) as trace:
@@ -345,7 +346,7 @@ class AsyncClient(Managing, Batching, Jobs):
         """Append an update to a claimed task; its number, from 0 per claim. Raises `StaleToken`.
 
         ``w``: on how many nodes it is stored before this returns (default: a majority); with fewer than a
-        majority it can be lost with them.
+        majority it can be lost with them.  Raises `Unknown` if fewer nodes have it when the time is up.
         """
         return await self._holder.update(claim, data, w=w, until=self._until(timeout_ms))
 

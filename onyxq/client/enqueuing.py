@@ -17,7 +17,7 @@ from onyxq.client.flows import Flow
 from onyxq.client.groups import Group
 from onyxq.client.policy import NOW, Policy, When
 from onyxq.client.pool import RETRYABLE, Backoff, Pool
-from onyxq.client.single import Single, Singles, named_by_caller, refusals, told
+from onyxq.client.single import Single, Singles, about, named_by_caller, refusals, time_for, told
 from onyxq.client.values import as_id
 from onyxq.errors import BadRequest, OnyxqError, TooLarge, Unavailable
 from onyxq.facts import RUN_BYTES_MAX, TASK_BYTES_MAX, pack_task, partition_of_keys
@@ -100,7 +100,13 @@ class Enqueuer:
         await self._pool.loaded_routes(until)
         made: list[TaskId] = []
         shipments = self._shipments(policy.header(), payloads, given, when, made)
-        await self._ship_all(shipments, policy.w, until)
+        try:
+            await self._ship_all(shipments, policy.w, until)
+        except RETRYABLE as error:
+            for _ in shipments:
+                pass  # the tasks that were not sent get ids too
+            error.ids = tuple(made if given is None else given)
+            raise
         return made if given is None else given
 
     async def keyed(
@@ -167,7 +173,10 @@ class Enqueuer:
 
     def _group(self, policy: Policy) -> Group[bytes, TaskId]:
         async def send(payloads: list[bytes], until: float) -> list[TaskId | OnyxqError]:
-            return list(await self.many(policy, payloads, until=until))
+            try:
+                return list(await self.many(policy, payloads, until=until))
+            except RETRYABLE as error:
+                return [about(error, TaskId(one)) for one in error.ids] or [error] * len(payloads)
 
         return Group(self._spawner, send, size_max=RUN_TASKS_MAX)
 
@@ -257,7 +266,7 @@ class Enqueuer:
             if not failed:
                 return
             for run, why in failed:
-                if not isinstance(why, RETRYABLE) or backoff.over():
+                if not isinstance(why, RETRYABLE) or backoff.over(margin_s=time_for(why)):
                     raise why
                 self._keep_away(partition_of(run[0]))
             self._pool.refresh_soon()

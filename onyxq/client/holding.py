@@ -15,6 +15,7 @@ import anyio
 from onyxq.client.claims import Claim, ClaimBatch, Claims, pieces_of
 from onyxq.client.groups import Group
 from onyxq.client.pool import RETRYABLE, Backoff, Pool
+from onyxq.client.single import time_for
 from onyxq.errors import BadRequest, BatchRefused, OnyxqError, Refused, from_map
 from onyxq.ids import RUN_TASKS_MAX, counter_of, ids_of, partition_of, with_counter
 from onyxq.wire.background import Spawner
@@ -88,7 +89,7 @@ class Holder:
                 claim.unsure = None
                 return
             error = from_map(refusal)
-            if not isinstance(error, RETRYABLE) or backoff.over():
+            if not isinstance(error, RETRYABLE) or backoff.over(margin_s=time_for(error)):
                 if not isinstance(error, RETRYABLE):
                     claim.unsure = None
                 raise error

@@ -56,9 +56,9 @@ class Backoff:
         self._generator = generator
         self._pause_s = BACKOFF_FIRST_S
 
-    def over(self) -> bool:
-        """No time is left for another attempt."""
-        return anyio.current_time() + self._pause_s >= self._until
+    def over(self, *, margin_s: float = 0.0) -> bool:
+        """No time is left for another attempt that takes ``margin_s``."""
+        return anyio.current_time() + self._pause_s + margin_s >= self._until
 
     async def wait(self) -> None:
         """Pause before the next attempt."""

@@ -7,6 +7,7 @@ they were given.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ import anyio
 from onyxq.client.groups import Group
 from onyxq.client.policy import Policy, When
 from onyxq.client.pool import RETRYABLE, Backoff, Pool
-from onyxq.errors import BadRequest, OnyxqError, Unavailable, from_map
+from onyxq.errors import BadRequest, OnyxqError, Unavailable, Unknown, from_map
 from onyxq.ids import TaskId, ms_of, partition_of
 from onyxq.wire.background import Spawner
 
@@ -24,6 +25,9 @@ GROUP_MAX = 512
 REQUEST_RUNS_MAX = 256
 REQUEST_BYTES_MAX = 1024 * 1024
 """Payload bytes from which on a request takes no further run."""
+
+COPIES_WAIT_S = 1.5
+"""Time for one more attempt at an enqueue with ``w``: leaders wait up to 1 s for further copies."""
 
 _PLACE = re.compile(r"runs\[[0-9]+\]\.?")
 
@@ -77,6 +81,18 @@ def told(error: OnyxqError) -> OnyxqError:
     return error
 
 
+def about(error: OnyxqError, task_id: TaskId) -> OnyxqError:
+    """The same error for the caller who enqueued one of the tasks."""
+    found = copy.copy(error)
+    found.ids = (task_id,)
+    return found
+
+
+def time_for(error: OnyxqError) -> float:
+    """Seconds that a peer may wait for further copies before it gives the same error again."""
+    return COPIES_WAIT_S if isinstance(error, Unknown) and error.copies is not None else 0.0
+
+
 class Singles:
     """Stores them for one client."""
 
@@ -92,7 +108,11 @@ class Singles:
         if group is None:
 
             async def send(singles: list[Single], until: float) -> list[TaskId | OnyxqError]:
-                return await self._each(singles, w, until)
+                found = await self._each(singles, w, until)
+                return [
+                    about(one, single.id) if isinstance(one, RETRYABLE) else one
+                    for single, one in zip(singles, found, strict=True)
+                ]
 
             group = self._groups[w] = Group(self._spawner, send, size_max=GROUP_MAX)
         return await group.add(single, until=until)
@@ -102,6 +122,8 @@ class Singles:
         stored: list[TaskId] = []
         for found in await self._each(singles, w, until, stops=True):
             if isinstance(found, OnyxqError):
+                if isinstance(found, RETRYABLE):
+                    found.ids = tuple(single.id for single in singles)
                 raise found
             stored.append(found)
         return stored
@@ -155,13 +177,14 @@ class Singles:
         while left:
             args = {"runs": [run for _, run in left], "w": w}
             answer = await self._pool.call("enqueue", args, until=until, address=address)
-            unsure = []
+            unsure, lacking = [], list[OnyxqError]()
             for (place, run), ack in zip(left, answer["acks"], strict=True):
-                outcomes[place] = _outcome(ack)
-                if isinstance(outcomes[place], RETRYABLE):
+                outcomes[place] = outcome = _outcome(ack)
+                if isinstance(outcome, RETRYABLE):
                     unsure.append((place, again(run)))
+                    lacking.append(outcome)
                     self._avoid(partition_of(run[0]))
-            if not unsure or backoff.over():
+            if not unsure or backoff.over(margin_s=max(map(time_for, lacking))):
                 break
             address, left = None, unsure
             self._pool.refresh_soon()

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from onyxq.errors import Corrupt, NotFound, OnyxqError, from_map
 from onyxq.facts import RUN_BYTES_MAX, unpack_task
 from onyxq.http.bodies import Disconnected
-from onyxq.http.endpoint import Call, Endpoint
+from onyxq.http.endpoint import Call, Endpoint, W
 from onyxq.http.problems import Stopping, renamed
 from onyxq.http.schemas import ref
 from onyxq.http.shapes import AnyValue, Array, Base64, Field, HexId, Integer, Invalid, Object, Text
@@ -81,7 +81,7 @@ UPDATE = Object(
         "seq": Field(Integer(0, SEQ_MAX), required=True, doc="Counts from 0 per claim."),
         "data": Field(AnyValue(), keeps_null=True, doc="Any JSON value."),
         "data_base64": Field(Base64(), doc="Bytes, instead of data."),
-        "w": Field(Integer(1, 9), doc="Copies that must be stored before the answer; default: a majority."),
+        "w": W,
     },
 )
 

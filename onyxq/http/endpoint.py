@@ -18,7 +18,7 @@ from onyxq.errors import OnyxqError
 from onyxq.http.keys import Keys
 from onyxq.http.past import Past
 from onyxq.http.problems import problem
-from onyxq.http.shapes import NOTHING, Digits, DigitsList, Field, HexId, Object, Schema, Text
+from onyxq.http.shapes import NOTHING, Digits, DigitsList, Field, HexId, Integer, Object, Schema, Text
 from onyxq.ids import IdMaker
 
 PATH_FIELDS: Mapping[str, Field] = {
@@ -37,6 +37,12 @@ PATH_FIELDS: Mapping[str, Field] = {
     "file": Field(Text(), required=True, doc="Name of a file that pages use."),
 }
 """Parameters that paths may have, by name."""
+W = Field(
+    Integer(1, 9),
+    doc="Nodes that must have it before the answer, at most the cluster's copies; default: a majority. If fewer have "
+    "it in time, the answer is 503 `unknown` with `ids` and `copies`, and what is stored stays.",
+)
+"""The write level of calls that store tasks or updates."""
 
 
 ENDPOINT_ROLES: Mapping[str, tuple[str, ...]] = {"write": ("consume", "produce")}

@@ -13,7 +13,8 @@ from typing import Any
 
 from starlette.responses import Response
 
-from onyxq.errors import BadRequest, OnyxqError, Unauthorized, Unavailable
+from onyxq.errors import BadRequest, OnyxqError, Unauthorized, Unavailable, Unknown
+from onyxq.ids import ids_of
 
 PROBLEM_TYPE = "application/problem+json"
 RETRY_AFTER_S = 1
@@ -64,8 +65,17 @@ def problem_of(error: OnyxqError, extra: Mapping[str, Any] | None = None) -> dic
         "code": error.code,
         "field": error.field,
         "hint": error.advice,
+        **_copies_of(error),
         **(extra or {}),
     }
+
+
+def _copies_of(error: OnyxqError) -> dict[str, Any]:
+    """Of a write that fewer nodes have than asked: its tasks, and how many nodes have all of it."""
+    if not isinstance(error, Unknown) or error.copies is None:
+        return {}
+    ids = [one.hex() for first, count, _ in error.details for one in ids_of(first, count)]
+    return {"ids": ids, "copies": error.copies}
 
 
 def problem(error: OnyxqError, extra: Mapping[str, Any] | None = None) -> Response:

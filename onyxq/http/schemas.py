@@ -301,8 +301,15 @@ SCHEMAS: Mapping[str, Schema] = {
             "hint": _TEXT,
         },
         {
-            "ids": {**_list(_ID), "description": "Of an enqueue that was stored in part: the id of every task."},
-            "stored": {**_list(_FLAG), "description": "Of the same: which tasks are stored."},
+            "ids": {**_list(_ID), "description": "Of a write that was not carried out as asked: the id of every task."},
+            "stored": {
+                **_list({"type": ["boolean", "null"]}),
+                "description": "Of the same: which tasks are stored; null: it may be.",
+            },
+            "copies": {
+                **_COUNT,
+                "description": "Of a write that fewer nodes have than w asks for: how many have all of it.",
+            },
         },
     ),
 }

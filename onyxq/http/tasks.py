@@ -8,9 +8,9 @@ from typing import Any
 from starlette.responses import Response
 
 from onyxq import tracing
-from onyxq.errors import BadRequest, OnyxqError, Unavailable, from_map
+from onyxq.errors import BadRequest, OnyxqError, TimedOut, Unavailable, Unknown, from_map
 from onyxq.facts import partition_of_keys
-from onyxq.http.endpoint import Call, Endpoint
+from onyxq.http.endpoint import Call, Endpoint, W
 from onyxq.http.enqueue import (
     GRACE_MS,
     Group,
@@ -50,6 +50,8 @@ IDS_MAX = 10_000
 DELAY_MAX_MS = 100 * 366 * 24 * 3_600_000
 BACKOFF_MAX_MS = 24 * 3_600_000
 RETRIES_MAX = 1_000_000
+MAY_BE_STORED = (Unknown, TimedOut)
+"""Errors that leave open whether a task is stored."""
 RUNS_AT_ONCE = 5_000
 """Runs of one call of the method ``enqueue``, which may depend on each other in any order."""
 DEPENDS_MAX = 100
@@ -102,7 +104,7 @@ NEW_TASKS = Object(
     "NewTasks",
     {
         "tasks": Field(Array(NEW_TASK, minimum=1), required=True),
-        "w": Field(Integer(1, 9), doc="Copies that must be stored before the answer; default: a majority."),
+        "w": W,
     },
 )
 IDS_QUERY = Object(
@@ -216,7 +218,7 @@ async def _enqueue(call: Call, groups: list[Group], runs: list[Run]) -> tuple[li
             found = await call.ask("enqueue", runs=packed, w=call.body.get("w"))
         except OnyxqError as error:
             error.field = renamed(error.field, starts, "tasks")
-            if not acks:
+            if not acks and not isinstance(error, MAY_BE_STORED):
                 raise
             return acks + [error.to_map()] * (len(runs) - len(acks)), ""
         acks += [_renamed_ack(ack, starts) for ack in found["acks"]]
@@ -280,19 +282,24 @@ def _partly(call: Call, *, groups: list[Group], runs: list[Run], acks: list[Any]
     """The answer when runs were refused: the first reason, every id, and what is stored."""
     until = call.kit.now_ms() + AVOID_MS
     first: OnyxqError | None = None
-    stored: list[bool] = []
+    stored: list[bool | None] = []
+    copies: list[int] = []
     for group, run, ack in zip(groups, runs, acks, strict=True):
-        stored += [not isinstance(ack, Mapping)] * run.count
         if not isinstance(ack, Mapping):
+            stored += [True] * run.count
             continue
         error = from_map(dict(ack))
+        stored += [None if isinstance(error, MAY_BE_STORED) else False] * run.count
+        if isinstance(error, Unknown) and error.copies is not None:
+            copies.append(error.copies)
         if error.status == 503:
             call.kit.avoided[int.from_bytes(run.first[6:8], "big")] = until
         if isinstance(error, BadRequest) and not (error.field or "").startswith("tasks["):
             error.field = f"tasks[{group.start}]" + (f".{error.field}" if error.field else "")
         first = first or error
     assert first is not None
-    return problem(first, {"ids": ids_of_runs(runs), "stored": stored})
+    said: dict[str, Any] = {"ids": ids_of_runs(runs), "stored": stored}
+    return problem(first, {**said, "copies": min(copies)} if copies else said)
 
 
 async def get_task(call: Call) -> Response:
@@ -349,8 +356,8 @@ ENDPOINTS = (
         doc="Tasks with a `unique_key` may be there already: then `ids` has the one that stands, and `unique` says "
         "`new`, `replaced` (its data) or `exists`, in request order. `guarantee` tells what is not promised of what "
         "is stored: with a small `w`, or in an opportunistic queue. If a part could not be stored, the problem's "
-        "members `ids` and `stored` name every task: repeat the request under these ids, or with the same "
-        "Idempotency-Key. Keys are remembered in memory by the peer that got them: 65,536 of them, for 24 hours, "
+        "members `ids` and `stored` (null: it may be) name every task: repeat the request under these ids, or with the "
+        "same Idempotency-Key. Keys are remembered in memory by the peer that got them: 65,536 of them, for 24 hours, "
         "not across its restart. To be safe beyond that, send ids from GET /v1/ids.",
         handle=post_tasks,
         role="produce",

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import trio
 
 from onyxq import facts
-from onyxq.errors import BadRequest, OnyxqError
+from onyxq.errors import BadRequest, OnyxqError, Unknown
 from onyxq.facts import Row
 from onyxq.ids import TaskId, id_at, mask_of, offset_of, partition_of, runs_of, stretch_of
 from onyxq.partition.dependencies import Dependencies
@@ -24,9 +24,6 @@ from onyxq.partition.leader import PartitionLeader
 from onyxq.partition.replication import Vote
 from onyxq.partition.standing import Standing
 from onyxq.queues import settings_of
-
-EXTRA_ACKS_S = 1.0
-"""How long an enqueue that wants more copies than a majority waits for them."""
 
 Ack = int | list[Any] | dict[str, Any]
 """How many nodes have a run, ``[that, id that stands, what it is]`` of a unique key's, or an error map."""
@@ -70,7 +67,9 @@ class Enqueuing:
             except OnyxqError as error:
                 votes.append(error)
             leaders.append(leader)
-        return [await self._ack(vote, leader, wanted) for vote, leader in zip(votes, leaders, strict=True)]
+        return [
+            await self._ack(one, vote, leader, wanted) for one, vote, leader in zip(asked, votes, leaders, strict=True)
+        ]
 
     def _early(self, one: _Asked) -> bool:
         """Whether the run's queue wants answers before the disks have it; keyed tasks are not answered for so."""
@@ -112,20 +111,22 @@ class Enqueuing:
         return list(rows.values())
 
     async def _ack(
-        self, vote: Vote | OnyxqError, leader: PartitionLeader | None, wanted: int | None, *, keyed: bool = False
+        self, one: _Asked, vote: Vote | OnyxqError, leader: PartitionLeader | None, wanted: int | None
     ) -> int | dict[str, Any]:
         """How many nodes have it; a keyed task is with a majority always, whatever is wanted."""
         if isinstance(vote, OnyxqError):
             return vote.to_map()
         if leader is None:
             return 0
+        if wanted is not None and self._keyed.concerns(one.header):
+            wanted = max(wanted, vote.majority)
         try:
-            acks = await leader.decide(vote, wanted=None if keyed else wanted)
+            return await leader.decide(vote, wanted=wanted)
+        except Unknown as error:
+            error.details = [[one.first, one.count, len(vote.acks)]]
+            return error.to_map()
         except OnyxqError as error:
             return error.to_map()
-        if wanted is not None and acks < wanted:
-            acks = await vote.wait_for(min(wanted, len(leader.holders())), EXTRA_ACKS_S)
-        return acks
 
     # --- runs with keys, dependencies or a time of their own
 
@@ -135,13 +136,13 @@ class Enqueuing:
         acks: list[Ack] = [0] * len(asked)
 
         async def settle(place: int, started: Started) -> None:
-            keyed, over = self._keyed.concerns(asked[place].header), started.over
+            over = started.over
             try:
-                count = await self._ack(started.vote, started.leader, wanted, keyed=keyed)
+                count = await self._ack(asked[place], started.vote, started.leader, wanted)
                 acks[place] = [count, *started.stands] if started.stands and isinstance(count, int) else count
             except trio.Cancelled:
                 # Whoever asked waits no longer; the next of its key still must.
-                over = partial(self._host.start_soon, self._see_through, started)
+                over = partial(self._host.start_soon, self._see_through, asked[place], started)
                 raise
             finally:
                 over()
@@ -158,9 +159,9 @@ class Enqueuing:
                     nursery.start_soon(settle, place, started)
         return acks
 
-    async def _see_through(self, started: Started) -> None:
+    async def _see_through(self, one: _Asked, started: Started) -> None:
         try:
-            await self._ack(started.vote, started.leader, None)
+            await self._ack(one, started.vote, started.leader, None)
         finally:
             started.over()
 

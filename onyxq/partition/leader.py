@@ -31,6 +31,9 @@ from onyxq.replica import Partition, Replica, majority
 from onyxq.store.interface import Batch
 
 WRITE_TIMEOUT_S = 4.0
+EXTRA_ACKS_S = 1.0
+"""How long a write that wants more copies than a majority waits for them, in seconds."""
+FEW_COPIES = "It is stored and stays so. Repeat the same request once more nodes are up, or ask for fewer copies."
 RETRY_PAUSE_S = 0.25
 RETRY_PAUSE_MAX_S = 5.0
 COMPARE_EVERY_S = 60.0
@@ -191,7 +194,8 @@ class PartitionLeader:
     async def decide(self, vote: Vote, *, wanted: int | None = None) -> int:
         """How many holders have the write; raises `Unknown`, `StoreFailed` or `StaleEpoch`.
 
-        Decided once majorities have it or, if fewer are ``wanted``, once those have, this node among them.
+        Decided once majorities have it, or as many as are ``wanted``, this node among them.  If more than a
+        majority are wanted and do not answer in `EXTRA_ACKS_S`, it is `Unknown` although the write stays.
         """
         if wanted is not None and wanted < vote.majority:
             await vote.wait_for(wanted, WRITE_TIMEOUT_S)
@@ -199,7 +203,12 @@ class PartitionLeader:
                 return len(vote.acks)
         elif await vote.wait(WRITE_TIMEOUT_S):
             self._trouble_since = None
-            return len(vote.acks)
+            if wanted is None:
+                return len(vote.acks)
+            acks = await vote.wait_for(wanted, EXTRA_ACKS_S)
+            if acks >= wanted:
+                return acks
+            raise Unknown(f"{acks} of the {wanted} nodes that w asks for have it", hint=FEW_COPIES)
         if self._trouble_since is None:
             self._trouble_since = trio.current_time()
         for kind in (StaleEpoch, StoreFailed):

@@ -52,7 +52,7 @@ class Vote:
             self.errors[node] = error
         if self.won or self._lost:
             self._decided.set()
-        if self._enough is not None and (self.has(self._wanted) or self._leader in self.errors):
+        if self._enough is not None and (self.has(self._wanted) or not self._may_have(self._wanted)):
             self._enough.set()
 
     @property
@@ -87,9 +87,14 @@ class Vote:
         """Whether the leader and so many in all have it."""
         return len(self.acks) >= acks and self._leader in self.acks
 
+    def _may_have(self, acks: int) -> bool:
+        """Whether so many may have it yet, the leader among them."""
+        holders = {self._leader}.union(*self._cohorts)
+        return self._leader not in self.errors and len(holders - self.errors.keys()) >= acks
+
     async def wait_for(self, acks: int, timeout_s: float) -> int:
-        """How many have it, as soon as ``acks`` do, the leader among them, or ``timeout_s`` passed."""
-        if not self.has(acks):
+        """How many have it, once ``acks`` do, the leader among them, or cannot any more, or ``timeout_s`` passed."""
+        if not self.has(acks) and self._may_have(acks):
             self._wanted, self._enough = acks, trio.Event()
             with trio.move_on_after(timeout_s):
                 await self._enough.wait()

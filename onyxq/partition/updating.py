@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from onyxq import facts
-from onyxq.errors import AlreadyFinished, Conflict, OnyxqError, SequenceGap, StaleToken, Unavailable
+from onyxq.errors import AlreadyFinished, Conflict, OnyxqError, SequenceGap, StaleToken, Unavailable, Unknown
 from onyxq.facts import Update
 from onyxq.ids import Run, TaskId
 from onyxq.partition.host import OperationsHost
@@ -14,9 +14,6 @@ from onyxq.partition.judging import unsure_partitions
 from onyxq.partition.leader import PartitionLeader
 from onyxq.partition.replication import Vote
 from onyxq.partition.standing import Standing
-
-EXTRA_ACKS_S = 1.0
-"""How long an update that wants more copies than a majority waits for them."""
 
 
 class Updating:
@@ -43,25 +40,25 @@ class Updating:
             except OnyxqError as error:
                 started.append(error)
         try:
-            return [await self._ack(one, wanted) for one in started]
+            return [await self._ack(item[0], one, wanted) for item, one in zip(items, started, strict=True)]
         finally:  # also if nobody waits any more, and perhaps asks again
             for key, following in keys:
                 if self._updates.get(key) == following:  # else later ones are still being written
                     del self._updates[key]
 
     async def _ack(
-        self, started: tuple[PartitionLeader, Vote] | OnyxqError, wanted: int | None
+        self, task_id: TaskId, started: tuple[PartitionLeader, Vote] | OnyxqError, wanted: int | None
     ) -> int | dict[str, Any]:
         if isinstance(started, OnyxqError):
             return started.to_map()
         leader, vote = started
         try:
-            acks = await leader.decide(vote, wanted=wanted)
+            return await leader.decide(vote, wanted=wanted)
+        except Unknown as error:
+            error.details = [[task_id, 1, len(vote.acks)]]
+            return error.to_map()
         except OnyxqError as error:
             return error.to_map()
-        if wanted is not None and acks < wanted:
-            acks = await vote.wait_for(min(wanted, len(leader.holders())), EXTRA_ACKS_S)
-        return acks
 
     def _start_update(
         self, task_id: TaskId, token: int, seq: int, data: bytes, unsure: set[int]

@@ -217,14 +217,26 @@ def queues(value: Any) -> list[str]:
 # --- whole work lists
 
 
-def task_runs(
-    args: dict[str, Any], partitions: int, *, from_peer: bool = False
-) -> tuple[list[tuple[TaskId, bytes, int | None]], int | None]:
-    """Runs to enqueue, and how many nodes must have them (None: a majority)."""
-    only(args, ("runs", "w"))
+def write_level(args: dict[str, Any], copies: int) -> int | None:
+    """``w``, the number of nodes that must have a write; None: a majority of the cluster's ``copies``."""
     wanted = args.get("w")
-    if wanted is not None:
-        integer(wanted, "w", 1, W_MAX)
+    if wanted is None:
+        return None
+    if integer(wanted, "w", 1, W_MAX) > copies:
+        raise BadRequest(
+            f"w must be 1 to {copies}, not {wanted}: the cluster keeps {copies} {'copy' if copies == 1 else 'copies'}",
+            field="w",
+            hint=f"Ask for {copies} at most, or leave it out: a majority then has it.",
+        )
+    return int(wanted)
+
+
+def task_runs(
+    args: dict[str, Any], partitions: int, copies: int, *, from_peer: bool = False
+) -> tuple[list[tuple[TaskId, bytes, int | None]], int | None]:
+    """Runs to enqueue, and how many nodes must have them (None: a majority), at most ``copies``."""
+    only(args, ("runs", "w"))
+    wanted = write_level(args, copies)
     found = items({"runs": args.get("runs")}, 2, "runs", most=3)
     return [task_run(item, place, partitions, from_peer=from_peer) for place, item in enumerate(found)], wanted
 
@@ -270,12 +282,12 @@ def _held(item: list[Any], field: str, partitions: int) -> tuple[TaskId, int, in
     return first, count, token(item[2], f"{field}.token")
 
 
-def updates(args: dict[str, Any], partitions: int) -> tuple[list[tuple[TaskId, int, int, bytes]], int | None]:
-    """Items of ``update`` (id, token, seq, data), and how many nodes must have them (None: a majority)."""
+def updates(
+    args: dict[str, Any], partitions: int, copies: int
+) -> tuple[list[tuple[TaskId, int, int, bytes]], int | None]:
+    """Items of ``update`` (id, token, seq, data), and how many nodes must have them; see `write_level`."""
     only(args, ("items", "w"))
-    wanted = args.get("w")
-    if wanted is not None:
-        integer(wanted, "w", 1, W_MAX)
+    wanted = write_level(args, copies)
     work = []
     for place, item in enumerate(items({"items": args.get("items")}, 4)):
         field = f"items[{place}]"

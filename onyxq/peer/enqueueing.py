@@ -35,7 +35,7 @@ class Enqueueing:
 
     async def enqueue(self, args: dict[str, Any]) -> dict[str, Any]:
         """Store task runs; see `onyxq.partition.enqueuing.Ack` for the answers. Raises `BadRequest`, `Overloaded`."""
-        runs, wanted = check.task_runs(args, self._partitions())
+        runs, wanted = check.task_runs(args, self._partitions(), self._node.replica.settings.replicas)
         size = sum(len(run[1]) for run in runs)
         if self._bytes + size > ENQUEUE_BYTES_MAX:
             raise Overloaded("too many bytes are being enqueued here")
@@ -52,7 +52,8 @@ class Enqueueing:
 
     async def lead_enqueue(self, args: dict[str, Any]) -> list[Any]:
         """Store task runs that are led from here."""
-        runs, wanted = check.task_runs(args, self._partitions(), from_peer=True)
+        copies = self._node.replica.settings.replicas
+        runs, wanted = check.task_runs(args, self._partitions(), copies, from_peer=True)
         return await self._node.operations.enqueue(runs, wanted)
 
     async def _in_waves(self, runs: Asked, wanted: int | None) -> list[Any]:

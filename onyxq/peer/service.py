@@ -17,7 +17,7 @@ import trio
 from onyxq.claims import AHEAD_MS_MAX
 from onyxq.effects import serving
 from onyxq.errors import Forbidden, NotFound, OnyxqError, Unavailable
-from onyxq.ids import PARTITIONS_MAX, IdMaker, ids_of
+from onyxq.ids import PARTITIONS_MAX, IdMaker, TaskId, ids_of
 from onyxq.log.interface import LogBackend
 from onyxq.partition.cohort import checked_rows
 from onyxq.partition.granter import Granted
@@ -293,7 +293,7 @@ class Service:
         return await self._items("release", work, self.node.operations.release)
 
     async def _update(self, args: dict[str, Any]) -> dict[str, Any]:
-        work, wanted = check.updates(args, self._partitions())
+        work, wanted = self._checked_updates(args)
         acks = await self._router.each(
             work,
             method="lead.update",
@@ -312,7 +312,10 @@ class Service:
         return answer
 
     async def _lead_update(self, args: dict[str, Any]) -> Any:
-        return await self.node.operations.update(*check.updates(args, self._partitions()))
+        return await self.node.operations.update(*self._checked_updates(args))
+
+    def _checked_updates(self, args: dict[str, Any]) -> tuple[list[tuple[TaskId, int, int, bytes]], int | None]:
+        return check.updates(args, self._partitions(), self.node.replica.settings.replicas)
 
     async def _cancel(self, args: dict[str, Any]) -> dict[str, Any]:
         ids, claimed = check.cancels(args, self._partitions())

@@ -94,6 +94,13 @@ def test_a_task_goes_from_enqueue_to_completion(line: Line, queue: str) -> None:
     assert [(one["worker"], one["token"]) for one in found["claims"]] == [("w1", claimed[0]["token"])]
 
 
+def test_more_copies_than_the_cluster_keeps_are_refused(line: Line, queue: str) -> None:
+    """The error names the option, and nothing is stored."""
+    assert line.code("task", "enqueue", queue, "--data", "1", "--copies", "2") == 2
+    assert "keeps 1 copy" in line.said.err and "(copies)" in line.said.err
+    assert line.json("task", "list", "--queue", queue) == {"tasks": [], "after": None}
+
+
 def test_the_bytes_of_a_file_come_back_as_they_were(line: Line, queue: str, tmp_path: Path) -> None:
     """``--file`` enqueues bytes, which JSON shows as base64."""
     (tmp_path / "data").write_bytes(b"\x00\xff{}")

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import httpx
 
-from onyxq.errors import Overloaded, Unavailable
+from onyxq.errors import Overloaded, Unavailable, Unknown
 from onyxq.facts import RUN_BYTES_MAX, unpack_task
 from onyxq.http.keys import KEY_AGE_MAX_MS, KEYS_MAX, Keys
 from onyxq.ids import make_id, ms_of, offset_of, partition_of, with_counter
@@ -174,6 +174,19 @@ async def test_w_is_passed_on() -> None:
         answer = await client.post("/v1/tasks", json={"tasks": [{"queue": "a"}], "w": 3})
         assert answer.json()["acks"] == 3
         assert service.asked("enqueue")[0]["w"] == 3
+
+
+@on_trio
+async def test_too_few_copies_are_a_problem_that_counts_them() -> None:
+    """503 `unknown` with every id, and the fewest nodes that have all of a task: the tasks may well be stored."""
+    async with world() as (service, client):
+        ids = [make_id(NOW_MS, partition, 1, 0).hex() for partition in (1, 2, 3)]
+        for partition, copies in ((2, 2), (3, 1)):
+            details = [[make_id(NOW_MS, partition, 1, 0), 1, copies]]
+            service.refused_partitions[partition] = Unknown("too few of the 3 nodes have it", details=details)
+        body = {"tasks": [{"id": one, "queue": "a"} for one in ids], "w": 3}
+        problem = check_problem(await client.post("/v1/tasks", json=body), 503, code="unknown")
+        assert (problem["ids"], problem["stored"], problem["copies"]) == (ids, [True, None, None], 1)
 
 
 @on_trio

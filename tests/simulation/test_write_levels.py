@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import count, islice
 from typing import Any
 
 import pytest
 import trio
+from attrs import evolve
 
-from onyxq.errors import BadRequest
+from onyxq.errors import BadRequest, Unknown
 from onyxq.facts import pack_task, partition_of_keys
 from onyxq.ids import TaskId, make_id
 from onyxq.partition.floating import WINDOW_S
@@ -120,6 +122,111 @@ def test_an_update_may_ask_for_fewer_copies_than_a_majority() -> None:
             assert answer == {"results": [None]}
 
     simulate(workload, seed=4, options=OPTIONS)
+
+
+def slow_follower(world: World, partition: int) -> SimulatedNode:
+    """A node that keeps a copy of a partition, and whose disk takes long from now on."""
+    follower = next(node for node in world.nodes if node is not leader(world, partition))
+    follower.disk.delay_ms = lambda: 20_000
+    return follower
+
+
+def test_copies_that_cannot_be_reached_in_time_are_an_error_that_counts_those_there_are() -> None:
+    """The task stays stored: two nodes have it, and a repeat makes no second one."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            follower = slow_follower(world, 2)
+            began = trio.current_time()
+            one = run(world, 1, 2)
+            (refusal,) = (await enqueue(client, one, w=3))["acks"]
+            assert refusal["code"] == "unknown" and "2 of the 3 nodes" in refusal["message"]
+            assert refusal["details"] == [[one[0], 1, 2]]
+            assert trio.current_time() - began < 2.5
+            assert (await client.client.get(one[0])).state == "ready"
+            follower.disk.delay_ms = lambda: 1
+            await trio.sleep(25)
+            assert (await enqueue(client, one, w=3))["acks"] == [3]
+            assert (await client.client.count("q"))["q"]["ready"] == 1
+
+    simulate(workload, seed=6, options=OPTIONS)
+
+
+@pytest.mark.parametrize("how", ["one", "several", "keyed"])
+def test_a_client_raises_the_ids_and_the_number_of_copies(how: str) -> None:
+    """Having tried until its time was up; with the ids the call may be repeated."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as recording:
+            client = recording.client
+            slow_follower(world, 1)
+            data = [b"a"] if how == "one" else [b"a", b"b", b"c"]
+            keys: Any = {"ids": [run(world, place, 1)[0] for place in range(len(data))]}
+            if how == "keyed":
+                there = (f"k{n}" for n in count() if partition_of_keys("q", f"k{n}", 4) == 1)
+                keys = {"ordering_key": list(islice(there, 3))}
+            began = trio.current_time()
+            with pytest.raises(Unknown) as raised:
+                await client.enqueue_many("q", data, w=3, timeout_ms=6_000, **keys)
+            assert 3 < trio.current_time() - began < 6
+            assert raised.value.copies == 2 and len(raised.value.ids) == len(data)
+            for node in world.nodes:
+                node.disk.delay_ms = lambda: 1
+            await trio.sleep(25)
+            ids = await client.enqueue_many("q", data, w=3, **{**keys, "ids": raised.value.ids})
+            assert tuple(ids) == raised.value.ids
+            assert (await client.count("q"))["q"]["ready"] == len(data)
+
+    simulate(workload, seed=7, options=OPTIONS)
+
+
+def test_an_update_that_too_few_nodes_have_is_unknown() -> None:
+    """It is stored, and the same update may be sent again."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            await client.enqueue("q", [b"x"])
+            (claim,) = await client.claim("q", maximum=1, lease_ms=60_000, wait_ms=5_000)
+            slow_follower(world, int.from_bytes(claim.id[6:8], "big"))
+            args = {"items": [[claim.id, claim.token, 0, b"half"]], "w": 3}
+            (refusal,) = (await client.client.call("update", args))["results"]
+            assert refusal["code"] == "unknown" and refusal["details"] == [[claim.id, 1, 2]]
+            del args["w"]
+            assert await client.client.call("update", args) == {"results": [None]}
+
+    simulate(workload, seed=8, options=OPTIONS)
+
+
+@pytest.mark.parametrize("w", [4, 9])
+def test_more_copies_than_the_cluster_keeps_are_refused(w: int) -> None:
+    """By name, and before anything is stored."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            for method, args in (("enqueue", {"runs": [run(world, 1, 1)]}), ("update", {"items": []})):
+                with pytest.raises(BadRequest, match="w must be 1 to 3") as refused:
+                    await client.client.call(method, {**args, "w": w})
+                assert refused.value.field == "w"
+            with pytest.raises(BadRequest, match="keeps 3 copies"):
+                await client.client.enqueue("q", b"x", w=w)
+            assert not (await client.client.count("q")).get("q", {}).get("total")
+
+    simulate(workload, seed=9, options=OPTIONS)
+
+
+def test_copies_for_which_there_are_no_nodes_are_refused_at_once_and_the_task_stays() -> None:
+    """Two nodes of a cluster that keeps three copies: no time makes a third one."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            began = trio.current_time()
+            one = run(world, 1, 1)
+            (refusal,) = (await enqueue(client, one, w=3))["acks"]
+            assert refusal["code"] == "unknown" and refusal["details"] == [[one[0], 1, 2]]
+            assert trio.current_time() - began < 0.5
+            assert (await enqueue(client, one))["acks"] == [2]
+
+    simulate(workload, seed=10, options=evolve(OPTIONS, nodes=2))
 
 
 def test_w_is_checked() -> None:
