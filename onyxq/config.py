@@ -76,10 +76,12 @@ SETTINGS: Mapping[str, Known] = {
     "spark_warm": Known(None, "keep a Spark session open, so that jobs start faster", bool),
     "checkpoints": Known(None, "path or URI, which all peers reach, for what jobs keep of windows and joins"),
     "session_timeout_ms": Known(6_000, "silence after which ZooKeeper gives the peer up"),
-    "absent_after_ms": Known(60_000, "absence after which copies are made elsewhere; for a new cluster"),
-    "yield_after_ms": Known(5_000, "trouble after which a leader yields; for a new cluster"),
-    "gc_records": Known(20_000, "records after which the log is collected; for a new cluster"),
-    "gc_bytes": Known(4 << 20, "bytes of records after which the log is collected; for a new cluster"),
+    "absent_after_ms": Known(
+        60_000, "absence after which copies are made elsewhere; fixed when the cluster is created"
+    ),
+    "yield_after_ms": Known(5_000, "trouble after which a leader yields; fixed when the cluster is created"),
+    "gc_records": Known(20_000, "records after which the log is collected; fixed when the cluster is created"),
+    "gc_bytes": Known(4 << 20, "bytes of records after which the log is collected; fixed when the cluster is created"),
     "purge_bucket_ms": Known(3_600_000, "time of ids that is purged together, once all finished in it may go"),
     "purge_margin_ms": Known(600_000, "age below which no task is purged, and no new id refused"),
     "task_archive": Known(None, "directory of Parquet files for purged tasks of queues that are archived"),
@@ -143,7 +145,7 @@ def load(environment: Mapping[str, str], file: str | None = None) -> Config:
     try:
         content = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise BadRequest(f"{path}: {error}", field="config") from None
+        raise BadRequest(f"{path}: {getattr(error, 'strerror', None) or error}", field="config") from None
     if any(name in content for name in PRIVATE):
         check_private(str(path), field="config")
     for name in content:

@@ -7,6 +7,7 @@ fault where there is one.  Errors travel over the wire as maps; see `to_map`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -40,6 +41,15 @@ class OnyxqError(Exception):
 
         A repeat with these ids makes no second task.
         """
+
+    def named(self) -> str:
+        """Return the message with the whole name of the field in front, once."""
+        if not self.field or re.match(rf"{re.escape(self.field)}\b", self.message):
+            return self.message
+        last = self.field.rpartition(".")[2]
+        if re.match(rf"{re.escape(last)}\b", self.message):
+            return self.field + self.message[len(last) :]
+        return f"{self.field}: {self.message}"
 
     def to_map(self) -> dict[str, Any]:
         """The form that travels over the wire."""

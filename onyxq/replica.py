@@ -8,13 +8,13 @@ with records only), anything ending in ``wall_ms`` is a writer's wall clock.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, TypeAlias
 
 from attrs import field, frozen
 from pyrsistent import PMap, pmap
 
-from onyxq.ids import Run, mask_of, offset_of, runs_of, spans, stretch_of
+from onyxq.ids import PARTITIONS_MAX, Run, mask_of, offset_of, runs_of, spans, stretch_of
 from onyxq.log_digest import Milestones
 
 SEGMENT_POSITIONS = 1 << 31
@@ -51,6 +51,18 @@ class Settings:
     """Records since the last ``gc`` after which the next one is owed."""
     gc_bytes: int = 4 << 20
     """Bytes of records since the last ``gc`` after which the next one is owed."""
+
+
+SETTINGS_LIMITS: Mapping[str, tuple[int, int]] = {
+    "partitions": (1, PARTITIONS_MAX),
+    "replicas": (1, 9),
+    "session_timeout_ms": (1_000, 60_000),
+    "absent_after_ms": (1_000, 30 * 86_400_000),
+    "yield_after_ms": (500, 3_600_000),
+    "gc_records": (10, 100_000_000),
+    "gc_bytes": (1 << 20, 1 << 40),
+}
+"""Lowest and highest value of each setting of a cluster."""
 
 
 @frozen

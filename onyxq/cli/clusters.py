@@ -8,26 +8,24 @@ from typing import TYPE_CHECKING
 
 from onyxq.cli.context import Context
 from onyxq.errors import BadRequest, Conflict
-from onyxq.ids import PARTITIONS_MAX
 
 if TYPE_CHECKING:
     from onyxq.log.interface import LogSession
-    from onyxq.replica import Replica
+    from onyxq.replica import Replica, Settings
 
 TOOL = "tool"
 """The writer of records that come from outside the ring."""
-REPLICAS_MAX = 9
 
 
 def create(context: Context) -> None:
     """Append the entry that makes a cluster; `Conflict` if there is one of that name."""
+    from onyxq.peer.arguments import integer
+    from onyxq.replica import SETTINGS_LIMITS, Settings
+
     args = context.args
-    for name, value, limit in (
-        ("partitions", args.partitions, PARTITIONS_MAX),
-        ("replicas", args.replicas, REPLICAS_MAX),
-    ):
-        if not 1 <= value <= limit:
-            raise BadRequest(f"{name} must be 1 to {limit}, not {value}", field=name)
+    values = {"partitions": args.partitions, "replicas": args.replicas}
+    values |= {name: context.number(name) for name in ("absent_after_ms", "yield_after_ms", "gc_records", "gc_bytes")}
+    settings = Settings(**{name: integer(value, name, *SETTINGS_LIMITS[name]) for name, value in values.items()})
     hosts = _hosts(context)
 
     from onyxq.cli.daemons import run_in_trio
@@ -39,7 +37,7 @@ def create(context: Context) -> None:
     async def body() -> None:
         session = await backend.session()
         try:
-            await _create(session, args.name, wanted, partitions=args.partitions, replicas=args.replicas)
+            await _create(session, args.name, wanted, settings)
         finally:
             await session.aclose()
 
@@ -84,23 +82,12 @@ def protect(context: Context) -> None:
     context.out.result(said, f"{found[0]} znodes of {context.args.name} belong to zookeeper_auth")
 
 
-async def _create(session: LogSession, name: str, cluster_id: str, *, partitions: int, replicas: int) -> None:
+async def _create(session: LogSession, name: str, cluster_id: str, settings: Settings) -> None:
     from log_entries import create_cluster
     from log_entries.registry import VERSIONS
     from onyxq.log.codec import encode_entry, encode_record
-    from onyxq.replica import Settings
 
-    settings = Settings(partitions=partitions, replicas=replicas)
-    entry = create_cluster.Args(
-        name=name,
-        id=cluster_id,
-        partitions=settings.partitions,
-        replicas=settings.replicas,
-        session_timeout_ms=settings.session_timeout_ms,
-        absent_after_ms=settings.absent_after_ms,
-        yield_after_ms=settings.yield_after_ms,
-        enabled=VERSIONS,
-    )
+    entry = create_cluster.creation(name, cluster_id, settings, VERSIONS)
     # Whether it was the first is for the log to say: an entry too many changes nothing.
     record = encode_record(cluster_id, TOOL, 1, time.time_ns() // 1_000_000, [encode_entry(entry)])
     replica = await _read_to(session, await session.append(record))

@@ -149,6 +149,7 @@ COMMANDS: tuple[Command, ...] = (
         ZOOKEEPER_NEEDED,
         PARTITIONS,
         REPLICAS,
+        *(setting(name) for name in ("absent_after_ms", "yield_after_ms", "gc_records", "gc_bytes")),
     ),
     _shown("cluster show", "name, settings and health of the cluster"),
     _own(

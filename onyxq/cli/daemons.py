@@ -183,7 +183,7 @@ def spark_conf(path: str) -> dict[str, str]:
     try:
         lines = Path(path).read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise BadRequest(f"{path}: {error}", field="spark_conf") from None
+        raise BadRequest(f"{path}: {getattr(error, 'strerror', None) or error}", field="spark_conf") from None
     found = {}
     for number, line in enumerate(map(str.strip, lines), start=1):
         if not line or line.startswith("#"):

@@ -114,7 +114,7 @@ def _file(place: str) -> ModuleType:
     try:
         code = compile(path.read_text("utf-8"), str(path), "exec")
     except (OSError, UnicodeDecodeError, SyntaxError, ValueError) as error:
-        raise BadRequest(f"{place}: {error}", field="target") from None
+        raise BadRequest(f"{place}: {getattr(error, 'strerror', None) or error}", field="target") from None
     # Of no name that another process could import, so that its functions are pickled.
     module = ModuleType(MODULE_PREFIX + path.stem.replace("-", "_"))
     module.__file__ = str(path)

@@ -94,8 +94,7 @@ class Output:
             print(json.dumps(error.to_map(), ensure_ascii=False, default=bytes.hex), file=self._stderr)
             return
         start, end = (RED, PLAIN) if self._colour(self._stderr) else ("", "")
-        field = f" ({error.field})" if error.field else ""
-        print(f"{start}error:{end} {error.message}{field}", file=self._stderr)
+        print(f"{start}error:{end} {error.named()}", file=self._stderr)
         if error.advice:
             print(f"hint: {error.advice}", file=self._stderr)
 

@@ -332,7 +332,7 @@ def payload_given(context: Context) -> tuple[bytes, str]:
         try:
             return Path(args.file).read_bytes(), "bytes"
         except OSError as error:
-            raise BadRequest(str(error), field="file") from None
+            raise BadRequest(f"{args.file}: {error.strerror}", field="file") from None
     return _json_bytes("null" if args.data is None else args.data, field="data"), "json"
 
 

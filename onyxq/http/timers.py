@@ -131,8 +131,7 @@ def location(timer: str) -> dict[str, str]:
 def explained(failure: Failure) -> Response:
     """A problem document with what Skyring's clients look at."""
     error, path, response = failure.error, failure.path, problem(failure.error)
-    place = f"{error.field}: " if error.field else ""
-    reason = "".join(sign if " " <= sign <= "~" else "?" for sign in place + error.message)
+    reason = "".join(sign if " " <= sign <= "~" else "?" for sign in error.named())
     response.headers[REASON_HEADER] = reason[:REASON_CHARS_MAX]
     given = _given(failure.headers) if path == PATH else ""
     if given and failure.method == "POST":

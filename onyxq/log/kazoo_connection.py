@@ -213,7 +213,8 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
             super()._submit(request, timeout, xid)
             return
         with self._lock:
-            self._unsent += _framed(xid, request)
+            # Other threads write only while nothing is set aside: theirs would overtake the ping, or replace it.
+            self._unsent, self._behind = self._unsent + _framed(xid, request), True
         self._write_waiting(timeout)
 
     def _send_request(self, read_timeout: float, connect_timeout: float) -> None:

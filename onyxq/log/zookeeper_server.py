@@ -24,6 +24,7 @@ from types import FrameType, TracebackType
 
 import trio
 
+from onyxq.directories import usable
 from onyxq.errors import Conflict, Incomplete
 
 START_TIMEOUT_S = 30.0
@@ -272,8 +273,7 @@ class ZookeeperServer:
                 yield 0.05
 
     def _configure(self, server: int, home: Path) -> Path:
-        data = home / "data"
-        data.mkdir(parents=True, exist_ok=True)
+        data = usable(home / "data", "data")
         lines = [
             f"dataDir={data}",
             f"clientPort={self.ports[server]}",

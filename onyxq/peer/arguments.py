@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from attrs import frozen
+
 from onyxq import facts
 from onyxq.claims import AHEAD_MS_MAX
 from onyxq.errors import BadRequest, Corrupt, TooLarge
@@ -46,6 +48,25 @@ TIME_MS_MAX = (1 << 48) - 1
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
+@frozen
+class _Rule:
+    """What a field of a task must be: a test, and its expectation in words."""
+
+    fits: Callable[[Any], bool]
+    expected: str
+
+
+def _number(low: int, high: int, *, or_none: bool = False) -> _Rule:
+    def fits(value: Any) -> bool:
+        return (or_none and value is None) or (type(value) is int and low <= value <= high)
+
+    return _Rule(fits, f"an integer from {low} to {high}" + (", or null" if or_none else ""))
+
+
+def _one_of(*words: str) -> _Rule:
+    return _Rule(lambda value: value in words, " or ".join(words))
+
+
 def _is_queue(value: Any) -> bool:
     return isinstance(value, str) and 1 <= len(value) <= QUEUE_CHARS_MAX and not _CONTROL.search(value)
 
@@ -55,20 +76,22 @@ def _is_dependencies(value: Any) -> bool:
     return alike and 1 <= len(value) <= DEPENDS_MAX and len(set(value)) == len(value)
 
 
-HEADER: dict[str, Callable[[Any], bool]] = {
-    "backoff_ms": lambda value: type(value) is int and 0 <= value <= 86_400_000,
-    "depends": _is_dependencies,
-    "expires_ms": lambda value: type(value) is int and 0 < value <= TIME_MS_MAX,
-    "format": lambda value: value in ("json", "bytes"),
-    "on_dependency_failed": lambda value: value in ("fail", "cancel", "run"),
-    "ordering_key": _is_queue,
-    "priority": lambda value: type(value) is int and PRIORITY[0] <= value <= PRIORITY[1],
-    "queue": _is_queue,
-    "retries": lambda value: value is None or (type(value) is int and 0 <= value <= 1_000_000),
-    "trace": is_traceparent,
-    "unique_key": _is_queue,
+_NAME = _Rule(_is_queue, f"a string of 1 to {QUEUE_CHARS_MAX} characters without control characters (tab, line break)")
+
+HEADER: dict[str, _Rule] = {
+    "backoff_ms": _number(0, 86_400_000),
+    "depends": _Rule(_is_dependencies, f"a list of 1 to {DEPENDS_MAX} different task ids"),
+    "expires_ms": _number(1, TIME_MS_MAX),
+    "format": _one_of("json", "bytes"),
+    "on_dependency_failed": _one_of("fail", "cancel", "run"),
+    "ordering_key": _NAME,
+    "priority": _number(*PRIORITY),
+    "queue": _NAME,
+    "retries": _number(0, 1_000_000, or_none=True),
+    "trace": _Rule(is_traceparent, "a W3C traceparent of version 00, in lower case"),
+    "unique_key": _NAME,
 }
-"""What a task run's header may say."""
+"""Fields of a task run's header, and what each must be."""
 
 
 def only(args: dict[str, Any], known: Iterable[str]) -> None:
@@ -160,8 +183,8 @@ def task_run(
     for key, value in decoded.header.items():
         if key not in HEADER:
             raise BadRequest(f"a task has no field {str(key)[:100]!r}", field=f"{field}.{str(key)[:100]}")
-        if not HEADER[key](value):
-            raise BadRequest(f"{key} is not acceptable: {str(value)[:100]!r}", field=f"{field}.{key}")
+        if not HEADER[key].fits(value):
+            raise BadRequest(f"{key} must be {HEADER[key].expected}, not {value!r:.100}", field=f"{field}.{key}")
     if "queue" not in decoded.header:
         raise BadRequest("a task must name its queue", field=f"{field}.queue")
     if not RELATED.isdisjoint(decoded.header):

@@ -31,10 +31,10 @@ from onyxq.access.listening import check_listening
 from onyxq.access.renewal import Renewal
 from onyxq.access.wire import Caller
 from onyxq.archive import Archive
+from onyxq.directories import usable
 from onyxq.entry import Entries
 from onyxq.errors import BadRequest, LogUnavailable, StoreFailed, first_cause
 from onyxq.extensions import installed
-from onyxq.ids import PARTITIONS_MAX
 from onyxq.jobs.driving import Driving, SparkSettings
 from onyxq.jobs.hosts import Launch
 from onyxq.jobs.launching import launch
@@ -50,7 +50,7 @@ from onyxq.peer.peer import Evicted, Peer
 from onyxq.peer.record_keeping import RecordKeeper
 from onyxq.peer.service import Service
 from onyxq.purged import MARGIN_MS
-from onyxq.replica import Settings
+from onyxq.replica import SETTINGS_LIMITS, Settings
 from onyxq.store.interface import Batch, Store
 from onyxq.store.lmdb_store import LmdbStore
 from onyxq.taskstore.state import UNITS
@@ -350,15 +350,7 @@ class RunningNode:
                 zone=self.config.zone,
                 slots=self.config.slots if self.config.spark else 0,
                 tags=self.config.tags,
-                settings=Settings(
-                    partitions=self.config.partitions,
-                    replicas=self.config.replicas,
-                    session_timeout_ms=self.config.session_timeout_ms,
-                    absent_after_ms=self.config.absent_after_ms,
-                    yield_after_ms=self.config.yield_after_ms,
-                    gc_records=self.config.gc_records,
-                    gc_bytes=self.config.gc_bytes,
-                ),
+                settings=Settings(**{name: getattr(self.config, name) for name in SETTINGS_LIMITS}),
                 new_cluster_id=lambda: f"{self._random.getrandbits(64):016x}",
             )
             self.addresses = PeerAddresses(peer_id, node.node_id, address, http, self._taskstore)
@@ -442,14 +434,8 @@ def _spark(config: PeerConfig) -> SparkSettings:
 def check_config(config: PeerConfig) -> None:
     """Raise `BadRequest` naming the first setting that is out of range."""
     limits = {
-        "partitions": (1, PARTITIONS_MAX),
-        "replicas": (1, 9),
+        **SETTINGS_LIMITS,
         "slots": (0, 10_000),
-        "session_timeout_ms": (1_000, 60_000),
-        "absent_after_ms": (1_000, 30 * 86_400_000),
-        "yield_after_ms": (500, 3_600_000),
-        "gc_records": (10, 100_000_000),
-        "gc_bytes": (1 << 20, 1 << 40),
         "sync_bytes_per_s": (1 << 20, 1 << 40),
         "purge_bucket_ms": (1_000, 7 * 86_400_000),
         "purge_margin_ms": (2 * MARGIN_MS, 30 * 86_400_000),
@@ -472,6 +458,13 @@ def check_config(config: PeerConfig) -> None:
         pyarrow()  # without it nothing could ever be trimmed
 
 
+def make_directories(config: PeerConfig) -> None:
+    """Make the directories that the settings name; raises `BadRequest` naming the first that cannot be used."""
+    for name in ("data", "archive", "record_archive", "task_archive"):
+        if path := getattr(config, name):
+            usable(path, name)
+
+
 async def run_peer(
     config: PeerConfig,
     *,
@@ -486,7 +479,7 @@ async def run_peer(
     for a setting out of range.
     """
     check_config(config)
-    Path(config.data).mkdir(parents=True, exist_ok=True)
+    make_directories(config)
     async with _backend_of(config, backend) as chosen:
         running = RunningNode(config, chosen, transports=installed_transports())
         if renewal is not None:

@@ -14,10 +14,11 @@ import trio
 
 from onyxq.access.certificates import PLAIN, Certificates
 from onyxq.access.grants import OPEN, Access
+from onyxq.directories import usable
 from onyxq.jobs.hosts import Launch
 from onyxq.jobs.launching import launch
 from onyxq.log.embedded import EmbeddedBackend
-from onyxq.peer.daemon import PeerAddresses, PeerConfig, RunningNode, check_config
+from onyxq.peer.daemon import PeerAddresses, PeerConfig, RunningNode, check_config, make_directories
 from onyxq.timers.transports import installed as installed_transports
 from onyxq.wire.network import Network
 
@@ -95,7 +96,7 @@ class LocalCluster:
         if root is None:
             root = tempfile.mkdtemp(prefix="onyxq-")
             self._stack.callback(shutil.rmtree, root, ignore_errors=True)
-        Path(root).mkdir(parents=True, exist_ok=True)
+        usable(root, "data")
         backend = EmbeddedBackend.open(str(Path(root) / "log"))
         self._stack.push_async_callback(backend.aclose)
         self._nursery = await self._stack.enter_async_context(trio.open_nursery())
@@ -116,7 +117,7 @@ class LocalCluster:
                 **(self._first if number == 0 else {}),
             )
             check_config(config)
-            Path(config.data).mkdir(parents=True, exist_ok=True)
+            make_directories(config)
             node = RunningNode(
                 config,
                 backend,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import trio
+from attrs import asdict, evolve
 
 from log_entries import create_cluster, drain_node, leave_cluster, prepare_join_cluster
 from log_entries.prepare_join_cluster import OLDER, OVERTAKEN
@@ -32,6 +33,7 @@ TICK_S = 0.5
 QUIET_MAX_MS = 1_900
 """While claims are in flight a record comes at least this often, so that log time moves."""
 DRAIN_TIMEOUT_S = 30.0
+DEFAULTS = Settings()
 OWED_EVERY_S = 1.0
 CLOCK_PATIENCE_S = 10.0
 CLOCK_NEWS_MS = 1_000
@@ -116,6 +118,7 @@ class Peer:
                 nursery.start_soon(outbox.run)
                 await self._create_if_new(session, outbox)
                 self._check_cluster()
+                self._name_unused_settings()
                 self._check_versions()
                 outbox.cluster_id = node.replica.cluster.id if node.replica.cluster else ""
                 if node.store.meta("cluster_id") is None:
@@ -146,23 +149,10 @@ class Peer:
     async def _create_if_new(self, session: LogSession, outbox: Outbox) -> None:
         if self.node.replica.cluster is not None:
             return
-        settings = self._settings
         outbox.cluster_id = self._new_cluster_id()
+        node = self.node
         outbox.submit(
-            [
-                create_cluster.Args(
-                    name=self.node.cluster_name,
-                    id=outbox.cluster_id,
-                    partitions=settings.partitions,
-                    replicas=settings.replicas,
-                    session_timeout_ms=settings.session_timeout_ms,
-                    absent_after_ms=settings.absent_after_ms,
-                    yield_after_ms=settings.yield_after_ms,
-                    gc_records=settings.gc_records,
-                    gc_bytes=settings.gc_bytes,
-                    enabled=self.node.entries.versions,
-                )
-            ]
+            [create_cluster.creation(node.cluster_name, outbox.cluster_id, self._settings, node.entries.versions)]
         )
         await outbox.flushed()
         while not self._known():
@@ -180,6 +170,22 @@ class Peer:
             raise ClusterMismatch(
                 f"this data directory belongs to cluster {stored.decode()}, the log to {cluster.id} ({cluster.name})"
             )
+
+    def _name_unused_settings(self) -> None:
+        """Log each setting of this peer that differs from the cluster's, fixed earlier.
+
+        The session timeout is each peer's own.
+        """
+        cluster = self.node.replica.cluster
+        assert cluster is not None
+        fixed = asdict(evolve(cluster.settings, session_timeout_ms=self._settings.session_timeout_ms))
+        for name, theirs in fixed.items():
+            ours = getattr(self._settings, name)
+            if ours not in (theirs, getattr(DEFAULTS, name)):
+                log.warning(
+                    "%s %s is not used: cluster %s was created with %s, and that cannot change",
+                    name, ours, cluster.name, theirs,
+                )  # fmt: skip
 
     async def _note_attempt(self) -> None:
         """Store this peer's id durably before it asks to join; raises `NodeCopied`.

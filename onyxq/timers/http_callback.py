@@ -48,7 +48,7 @@ def _split(uri: str) -> SplitResult:
         if parts.port == 0:
             raise ValueError("there is no port 0")
     except ValueError as error:
-        raise BadRequest(f"callback.uri: {error}", field="callback.uri") from None
+        raise BadRequest(str(error), field="callback.uri") from None
     return parts
 
 

@@ -32,7 +32,7 @@ def place(callback: Callback) -> tuple[str, int]:
         if parts.scheme != "tcp" or not parts.hostname or not parts.port or parts.path.strip("/") or parts.username:
             raise ValueError("tcp://HOST:PORT is expected")
     except ValueError as error:
-        raise BadRequest(f"callback.uri: {error}", field="callback.uri") from None
+        raise BadRequest(str(error), field="callback.uri") from None
     return parts.hostname, parts.port
 
 

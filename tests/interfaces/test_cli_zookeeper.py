@@ -9,10 +9,15 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+import trio
 
 from onyxq.cli.main import run
 from onyxq.errors import Incomplete
+from onyxq.log.interface import Record
+from onyxq.log.zookeeper import ZookeeperBackend
 from onyxq.log.zookeeper_server import find_jars, find_java
+from onyxq.replica import EMPTY, Settings
+from onyxq.step import step
 
 pytestmark = pytest.mark.slow
 
@@ -35,12 +40,33 @@ def zookeeper() -> Iterator[str]:
         assert server.wait(STOP_SECONDS_MAX) == 0
 
 
+async def settings_of(zookeeper: str, name: str) -> Settings:
+    """What the first record of a cluster's log fixes."""
+    session = await ZookeeperBackend(zookeeper, name).session()
+    try:
+        record = await session.read(EMPTY.position + 1)
+        assert isinstance(record, Record)
+        return step(EMPTY, record).replica.settings
+    finally:
+        await session.aclose()
+
+
 def test_a_cluster_is_created_once(zookeeper: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Creating tells the cluster's id; creating it again is a conflict."""
     assert run(["cluster", "create", "once", "--zookeeper", zookeeper, "--partitions", "8", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["id"]
     assert run(["cluster", "create", "once", "--zookeeper", zookeeper]) == 4
     assert "once" in capsys.readouterr().err
+
+
+def test_a_cluster_keeps_the_settings_it_is_created_with(zookeeper: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """All that cannot change later can be given; a value out of range is refused by name."""
+    made = ["cluster", "create", "fixed", "--zookeeper", zookeeper]
+    assert run([*made, "--absent-after-ms", "10"]) == 2
+    assert "absent_after_ms must be 1000 to" in capsys.readouterr().err
+    assert run([*made, "--absent-after-ms", "172800000", "--yield-after-ms", "700", "--gc-records", "50"]) == 0
+    settings = trio.run(settings_of, zookeeper, "fixed")
+    assert (settings.absent_after_ms, settings.yield_after_ms, settings.gc_records) == (172_800_000, 700, 50)
 
 
 def test_a_destroyed_cluster_can_be_created_anew(zookeeper: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -281,7 +281,7 @@ def test_the_command_line_enqueues_with_keys_and_dependencies(line: Line, client
 def test_bad_options_are_named(line: Line, client: Client, queue: str, typed: list[str], field: str) -> None:
     """As they are written, with the exit code of a usage error; nothing is stored."""
     assert line.code("task", "enqueue", queue, *typed) == 2
-    assert f"({field})" in line.said.err
+    assert field in line.said.err.splitlines()[0]
     assert client.count(queue)[queue]["total"] == 0
 
 
@@ -304,11 +304,11 @@ def test_the_command_line_pauses_resumes_and_sets_queues(line: Line, queue: str)
     [
         ("raet=3", "did you mean rate?"),
         ("lease_ms", "lease_ms needs a value"),
-        ("lease_ms=soon", "(lease_ms)"),
-        ("lease_ms=3", "(lease_ms)"),
-        ("paused=maybe", "(paused)"),
-        ("on_dead=panics", "(on_dead)"),
-        ("rate=fast", "(rate)"),
+        ("lease_ms=soon", "error: lease_ms"),
+        ("lease_ms=3", "error: lease_ms"),
+        ("paused=maybe", "error: paused"),
+        ("on_dead=panics", "error: on_dead"),
+        ("rate=fast", "error: rate"),
     ],
 )
 def test_bad_settings_are_named(line: Line, queue: str, typed: str, meant: str) -> None:
@@ -347,7 +347,7 @@ def test_the_command_line_sets_periodic_tasks(line: Line, queue: str) -> None:
     assert added in line.json("periodic", "list")["periodic"]
     assert line.json("periodic", "pause", name)["paused"] and not line.json("periodic", "resume", name)["paused"]
     assert line.code("periodic", "add", name, queue, "61 * * * *") == 2
-    assert "(schedule)" in line.said.err
+    assert line.said.err.startswith("error: schedule: ")
     assert line.json("periodic", "remove", name) == {"name": name, "removed": True}
     assert line.code("periodic", "show", name) == 3
 

@@ -94,7 +94,8 @@ def check_reason(answer: httpx.Response, status: int, word: str) -> None:
     """An error is told twice: in the problem document and in Skyring's header."""
     assert answer.status_code == status, answer.text
     assert answer.json()["status"] == status
-    assert word in answer.headers["x-skyring-reason"]
+    reason = answer.headers["x-skyring-reason"]
+    assert word in reason and reason.count(answer.json()["field"] or reason) == 1, "the field is named once"
 
 
 # --- setting

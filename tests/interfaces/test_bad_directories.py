@@ -1,0 +1,45 @@
+"""A directory that cannot be used is refused at the start, in one line that names the setting."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import onyxq
+from onyxq.cli.main import run
+from onyxq.errors import BadRequest
+
+COMMANDS = [
+    (["dev"], "data"),
+    (["peer", "start", "--http", "off", "--listen", "127.0.0.1:0"], "data"),
+    (["zookeeper", "start", "--port", "0"], "data"),
+    *((["peer", "start", "--http", "off", "--listen", "127.0.0.1:0"], name) for name in ("archive", "task_archive")),
+]
+
+
+def unusable(tmp_path: Path) -> list[Path]:
+    """A path that nobody can make, a file, and a path below a file."""
+    file = tmp_path / "file"
+    file.touch()
+    return [Path("/proc/x"), file, file / "below"]
+
+
+@pytest.mark.parametrize(("command", "setting"), COMMANDS, ids=lambda part: str(part))
+def test_a_bad_directory_ends_the_command_with_its_name(
+    tmp_path: Path, command: list[str], setting: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2 and no traceback, before anything is served."""
+    data = [] if setting == "data" else ["--data", str(tmp_path / "data")]
+    for bad in unusable(tmp_path):
+        assert run([*command, *data, f"--{setting.replace('_', '-')}", str(bad)]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"error: {setting}: {bad}") and "Traceback" not in said
+
+
+def test_an_embedded_cluster_refuses_a_bad_directory(tmp_path: Path) -> None:
+    """The exception names the argument."""
+    for bad in unusable(tmp_path):
+        with pytest.raises(BadRequest) as refused:
+            onyxq.open(bad)
+        assert refused.value.field == "data" and str(bad) in refused.value.message
