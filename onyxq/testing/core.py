@@ -11,6 +11,7 @@ from typing import Any
 import trio
 
 from onyxq.errors import BadRequest
+from onyxq.replica import majority
 from onyxq.testing.base import Base
 from onyxq.testing.clients import REQUESTS
 from onyxq.testing.draining import Drained, drain
@@ -32,11 +33,25 @@ class Core(Base):
         return node.name
 
     async def start_peer(self, name: str) -> None:
-        """Start a peer on its machine again and wait until all is served."""
+        """Start a peer on its machine again and wait until the peers that run serve what they can.
+
+        A partition most of whose members are down cannot be served: it waits for its other peers.
+        """
         node = self.node(name, running=False)
         if node.running is None:
             self.world.start_node(node)
-        await self.world.settle()
+        if all(node.running is not None for node in self.world.nodes):
+            await self.world.settle()
+        else:
+            await self.world.until(self._serves_what_it_can, "the peers that run serve what they can")
+
+    def _serves_what_it_can(self) -> bool:
+        replica = self.world.audit.replica
+        running = [node for node in self.world.nodes if node.running is not None]
+        if set(replica.ring.members) != {node.peer_id for node in running} or not replica.partitions:
+            return False
+        up = {node.node_id for node in running}
+        return all(placed.ready or not majority(placed.members, up) for placed in replica.partitions.values())
 
     async def settle(self) -> None:
         """Wait until every peer that runs is in the ring, and every partition is served."""

@@ -108,6 +108,21 @@ def test_an_acknowledged_task_outlives_peers() -> None:
         assert len(client.claim("q", max=100, wait_ms=10_000)) == 20
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_cluster_comes_back_after_all_its_peers_were_killed(seed: int) -> None:
+    """Peers start one after the other; the first one serves nothing alone, and all tasks are there in the end."""
+    with open_cluster(seed=seed) as cluster:
+        client = cluster.client()
+        task = client.enqueue("q", b"x")
+        for name in cluster.peers:
+            cluster.kill_peer(name)
+        for name in reversed(cluster.peers):
+            cluster.start_peer(name)
+        assert client.get(task).state == "ready"
+        client.complete(client.claim("q", wait_ms=10_000))
+        assert client.get(task).state == "completed"
+
+
 def test_a_peer_that_is_unknown_or_down_cannot_be_killed() -> None:
     """The message names those there are."""
     with open_cluster(seed=3) as cluster:
