@@ -355,6 +355,8 @@ class Replica:
     """Chained digest of all records up to the position; see `onyxq.log_digest`."""
     milestones: Milestones = ()
     """The digest at some earlier positions."""
+    void_below: int = 0
+    """Claims under lower tokens are void: the log was lost, and a new one began at this position."""
 
     @property
     def settings(self) -> Settings:

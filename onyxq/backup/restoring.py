@@ -24,7 +24,7 @@ from onyxq.errors import BadRequest, Conflict, OlderThanCluster
 from onyxq.extensions import installed
 from onyxq.facts import HISTORY, Row, partition_of_key, unpack_history, unseal
 from onyxq.ids import mask_of, stretch_of
-from onyxq.log.codec import encode_record
+from onyxq.log.beginning import begin_log
 from onyxq.log.interface import START, LogSession, segment_of
 from onyxq.peer.clock import Clock, SystemClock
 from onyxq.peer.history import history_rows, returned_runs
@@ -87,7 +87,8 @@ async def restore(
             progress(f"{rows} rows")
         await _write_history(backup, replica, stores)
         replica = known_claims(replica, lambda number: stores[holders(replica.partitions[number])[0]])
-        position = await _begin_log(session, replica, cluster_id, (clock or SystemClock()).wall_ms)
+        now_ms, segment = (clock or SystemClock()).wall_ms, segment_of(replica.position) + 1
+        position = await begin_log(session, cluster_id, WRITER, segment=segment, now_ms=now_ms)
         for store in stores.values():
             await store.write(Batch(log_position=position, log_digest=replica.digest))
     assert replica.cluster is not None
@@ -167,18 +168,3 @@ def _known(row: Row, store: Store) -> bool:
     first = row.key[3:23]
     mask = mask_of(first, unpack_history(unseal(row.key, row.value)).count)
     return store.known_bits(stretch_of(first)) & mask == mask
-
-
-# --- the log
-
-
-async def _begin_log(session: LogSession, replica: Replica, cluster_id: str, now_ms: Callable[[], int]) -> int:
-    """Write the first record of a segment behind all that the backup's log had; its position."""
-    number = 0
-    while True:
-        number += 1
-        record = encode_record(cluster_id, WRITER, number, now_ms(), [])
-        position = await session.append(record)
-        if segment_of(position) > segment_of(replica.position):
-            return position
-        await session.rotate()

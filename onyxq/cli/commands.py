@@ -14,7 +14,7 @@ from onyxq.config import SECRET, SETTINGS
 
 NOUNS = {
     "peer": "start, list and drain peers",
-    "cluster": "create, look at, back up, restore and destroy clusters",
+    "cluster": "create, look at, back up, restore, recover and destroy clusters",
     "zookeeper": "a ZooKeeper for trying and testing",
     "task": "enqueue tasks, claim them, settle them, look at them",
     "queue": "look at queues, pause them, set their limits",
@@ -186,6 +186,41 @@ COMMANDS: tuple[Command, ...] = (
         setting("zookeeper", help="HOST:PORT,... of ZooKeeper; without, a cluster for onyxq dev --data DIR"),
         option("--name", metavar="NAME", help="of the new cluster (default: that of the backup)"),
         setting("data", help="directory, not there yet or empty, for the directories of the nodes; needed"),
+    ),
+    _own(
+        "cluster recover",
+        "recovery:recover",
+        "begin a cluster's log anew after ZooKeeper was wiped, replaced or set back to an older copy",
+        "cluster recover main --zookeeper 127.0.0.1:2181 --data /var/lib/onyxq --from node-b.rec --yes",
+        option("name", metavar="NAME"),
+        setting("zookeeper", help="HOST:PORT,... of ZooKeeper; without, the log of onyxq dev --data DIR"),
+        option(
+            "--data",
+            dest="directories",
+            action="append",
+            default=[],
+            metavar="DIR",
+            help="data directory of a stopped peer; may be repeated",
+        ),
+        option(
+            "--from",
+            dest="files",
+            action="append",
+            default=[],
+            metavar="FILE",
+            help="what --export wrote on another machine; may be repeated",
+        ),
+        option(
+            "--export", metavar="FILE", help="write what the one --data directory holds to FILE, and do nothing else"
+        ),
+        option(
+            "--without",
+            action="append",
+            default=[],
+            metavar="NODE",
+            help="go on although this node's directory cannot be given; may be repeated",
+        ),
+        option("--yes", action="store_true", help="really do it; without, only show what was found"),
     ),
     _own(
         "zookeeper start",

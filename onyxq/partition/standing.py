@@ -87,6 +87,8 @@ class Standing:
             return missing(store, task_id)
         if claimed_bits(pieces_of(self._host.replica, task_id)) & mask_of(*run) or self._host.granter.is_blocked(run):
             return StaleToken(f"task {task_id.hex()} is claimed under another token")
+        if token < self._host.replica.void_below:
+            return StaleToken(f"token {token} is void: it is from before the log was recovered")
         grants = [event.token for event in self.history(task_id) if event.event == facts.GRANTED]
         if not grants or max(grants) != token or token < store.counts_from(task_id):
             return StaleToken(f"token {token} is not the last granted on task {task_id.hex()}, or of a life before")

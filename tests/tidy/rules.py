@@ -51,6 +51,7 @@ PURE = (
             "jobs/sharing",
             "taskstore/*",
             "invariants_jobs",
+            "recovery/new_replica",
         )
     ),
 )

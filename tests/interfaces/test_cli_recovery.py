@@ -1,0 +1,154 @@
+"""``onyxq cluster recover`` without a ZooKeeper: the log of one process, and what the command refuses."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from onyxq.cli.main import run
+from onyxq.client import AsyncClient
+from onyxq.errors import BadRequest, Conflict, NotFound
+from onyxq.log_digest import chained
+from onyxq.peer.local_cluster import LocalCluster
+from onyxq.store.interface import Batch, LogRecord
+from onyxq.store.lmdb_store import LmdbStore
+
+pytestmark = pytest.mark.slow
+
+
+class Line:
+    """Runs the command and reads what it prints."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def shown(self, *arguments: str) -> Any:
+        """The document that it prints."""
+        assert run(["cluster", "recover", *arguments, "--json"]) == 0
+        return json.loads(self._capsys.readouterr().out)
+
+    def text(self, *arguments: str) -> str:
+        """What it prints for people."""
+        assert run(["cluster", "recover", *arguments]) == 0
+        return self._capsys.readouterr().out
+
+    def refused(self, *arguments: str, code: int) -> str:
+        """What it says as it ends with ``code``."""
+        assert run(["cluster", "recover", *arguments]) == code
+        return self._capsys.readouterr().err
+
+
+@pytest.fixture
+def line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Line:
+    """The command, without settings from outside."""
+    monkeypatch.delenv("ONYXQ_ZOOKEEPER", raising=False)
+    return Line(capsys)
+
+
+def on_cluster(data: Path, use: Callable[[AsyncClient], Any], *, peers: int = 1) -> Any:
+    """What ``use`` gives with a client of an embedded cluster in a directory."""
+
+    async def body() -> Any:
+        async with LocalCluster(peers=peers, data=str(data), partitions=4) as cluster:
+            async with AsyncClient(cluster.addresses) as client:
+                return await use(client)
+
+    return trio.run(body)
+
+
+async def work(client: AsyncClient) -> tuple[bytes, bytes, int]:
+    """One task is completed and one is claimed; their ids and the higher token."""
+    first, second = await client.enqueue_many("work", [b"one", b"two"])
+    claims = {}
+    while len(claims) < 2:
+        claims |= {claim.id: claim for claim in await client.claim(["work"], max=2, lease_ms=600_000, wait_ms=5_000)}
+    await client.complete([claims[first]], b"result")
+    return first, second, max(claim.token for claim in claims.values())
+
+
+async def work_off(client: AsyncClient, first: bytes, second: bytes) -> int:
+    """The task that was claimed can be claimed again; its token."""
+    (claim,) = await client.claim(["work"], max=2, wait_ms=10_000)
+    assert claim.id == second
+    await client.complete([claim])
+    assert (await client.get(first)).state == "completed"
+    return claim.token
+
+
+@pytest.mark.parametrize("peers", [1, 2])
+def test_a_lost_embedded_log_is_begun_anew(line: Line, tmp_path: Path, peers: int) -> None:
+    """The same command, with the directory of ``onyxq dev``: tasks and completions are kept, tokens rise."""
+    data = tmp_path / "dev"
+    first, second, token = on_cluster(data, work, peers=peers)
+    shutil.rmtree(data / "log")
+    text = line.text("main", "--data", str(data))
+    assert str(data / "node-0") in text and "the log in place is empty" in text and "Nothing was changed" in text
+    done = line.shown("main", "--data", str(data), "--yes")
+    assert len(done["found"]) == peers and done["missing"] == []
+    use = functools.partial(work_off, first=first, second=second)
+    assert on_cluster(data, use, peers=peers) > done["done"]["position"] > token
+    said = line.refused("main", "--data", str(data), "--yes", code=Conflict.exit_code)
+    assert "intact" in said and "Nothing was changed" in said
+
+
+def test_an_older_embedded_log_is_replaced(line: Line, tmp_path: Path) -> None:
+    """As a file system that was set back leaves it."""
+    data, older = tmp_path / "dev", tmp_path / "older"
+    on_cluster(data, work)
+    shutil.copytree(data / "log", older)
+    first, second, token = on_cluster(data, work)
+    shutil.rmtree(data / "log")
+    older.rename(data / "log")
+    done = line.shown("main", "--data", str(data), "--yes")
+    assert done["log"]["state"] == "older" and done["done"]["position"] > token
+
+    async def use(client: AsyncClient) -> set[str]:
+        return {(await client.get(first)).state, (await client.get(second)).state}
+
+    assert on_cluster(data, use) == {"completed", "ready"}
+
+
+def test_what_is_not_a_nodes_directory_is_named(line: Line, tmp_path: Path) -> None:
+    """Also if it does not exist; nothing is created there."""
+    hosts = ("--zookeeper", "127.0.0.1:1")
+    for place in (tmp_path, tmp_path / "absent"):
+        said = line.refused("main", *hosts, "--data", str(place), code=NotFound.exit_code)
+        assert f"{place} is not the data directory of a node" in said
+    assert not (tmp_path / "absent").exists() and not any(tmp_path.iterdir())
+    assert "--data DIR" in line.refused("main", *hosts, code=BadRequest.exit_code)
+    assert "which ZooKeeper?" in line.refused("main", "--data", "a", "--data", "b", code=BadRequest.exit_code)
+
+
+async def read_on(directory: Path, position: int, data: bytes) -> None:
+    """A node reads one more record."""
+    store = LmdbStore.open(directory)
+    digest = chained(store.log_digest(), position, 1, data)
+    await store.write(Batch(records=(LogRecord(position, 1, data),), log_position=position, log_digest=digest))
+    await store.aclose()
+
+
+def test_directories_that_contradict_each_other_are_named(line: Line, tmp_path: Path) -> None:
+    """The nodes have read different records at the same position; nothing is changed."""
+    data = tmp_path / "dev"
+    on_cluster(data, work, peers=2)
+    shutil.rmtree(data / "log")
+    for number in (0, 1):
+        trio.run(read_on, data / f"node-{number}", 1 << 20, b"record %d" % number)
+    said = line.refused("main", "--data", str(data), "--yes", code=Conflict.exit_code)
+    assert f"{data / 'node-0'} and {data / 'node-1'} contradict each other" in said
+    assert not (data / "log").exists()
+
+
+def test_another_clusters_name_is_refused(line: Line, tmp_path: Path) -> None:
+    """The name and the directory's cluster are told."""
+    data = tmp_path / "dev"
+    on_cluster(data, work)
+    said = line.refused("other", "--data", str(data), "--yes", code=Conflict.exit_code)
+    assert "belong to cluster 'main', not 'other'" in said
