@@ -54,13 +54,24 @@ def row_entries(stretch: Stretch, owner: Owner) -> Iterator[tuple[str, bytes, in
 
 def head_of(tables: Tables, prefix: bytes) -> TaskId | None:
     """The first task of an ordering key, ``prefix`` being the partition and its digest."""
-    best: tuple[bytes, bytes] | None = None
-    for flag in (b"\0", b"\1"):
-        for key, value in tables.keyed.ascend(prefix + flag):
-            if key[:19] == prefix + flag and (best is None or key[19:] < best[0]):
-                best = (bytes(key[19:]), bytes(value))
-            break
-    return lowest(stretch_of(best[0][24:]), unpack_mask(best[1])) if best is not None else None
+    heads = [head for flag in (b"\0", b"\1") if (head := _first_of(tables, prefix + flag)) is not None]
+    if not heads:
+        return None
+    key, bits = min(heads)
+    return lowest(stretch_of(key[24:]), bits)
+
+
+def _first_of(tables: Tables, prefix: bytes) -> tuple[bytes, int] | None:
+    """The first entry of an ordering key: the rest of its key, and its mask.
+
+    A damaged entry may have an empty mask. It holds no task, and scrubbing mends it.
+    """
+    for key, value in tables.keyed.ascend(prefix):
+        if key[:19] != prefix:
+            return None
+        if bits := unpack_mask(value):
+            return bytes(key[19:]), bits
+    return None
 
 
 def holder_of(tables: Tables, prefix: bytes) -> TaskId | None:

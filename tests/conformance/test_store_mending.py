@@ -89,6 +89,18 @@ async def vandalise(world: World, rows: list[Row], damage: list[tuple[str, int, 
         assert not store.damaged
 
 
+@in_trio
+async def test_an_entry_of_an_ordering_key_that_was_emptied_is_mended() -> None:
+    """The key still has a head, and the entry comes back."""
+
+    def empty(table: MemoryTable, key: bytes) -> None:
+        table.put(key, b"\0")
+
+    rows = [tasks(first_id(counter), 1, ordering_key="k") for counter in (0, 1_024)]
+    for place in range(2):
+        await vandalise(World("memory", Path()), rows, [("keyed", place, empty)])
+
+
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     history=histories(),
