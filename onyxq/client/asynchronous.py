@@ -447,8 +447,12 @@ class AsyncClient(Managing, Batching, Jobs):
         return await self._pool.call(method, args, until=until, wait_ms=wait_ms, retry_until=0.0)
 
     def task_store(self, client_id: int | None = None) -> AsyncTaskStore:
-        """The task store as one client of it sees it; ``client_id``: its number, by default a random one."""
-        return AsyncTaskStore(self._ask, self._random_64() >> 1 if client_id is None else client_id)
+        """The task store as one client of it sees it.
+
+        ``client_id``: the number of the client, which owns what it adds and claims; a signed 32-bit integer, by
+        default a random one from 0.
+        """
+        return AsyncTaskStore(self._ask, self._random_64() >> 33 if client_id is None else client_id)
 
     async def _ask(self, method: str, args: dict[str, Any] | None = None, *, timeout_ms: int | None = None) -> Any:
         args = args or {}

@@ -236,7 +236,8 @@ class App:
         if method == "OPTIONS":
             return Response(status_code=204, headers={"allow": allow})
         wanted = "GET" if method == "HEAD" else method
-        endpoint = next((endpoint for endpoint in candidates if endpoint.method == wanted), None)
+        possible = (endpoint for endpoint in candidates if endpoint.method == wanted)
+        endpoint = next((endpoint for endpoint in possible if endpoint.head or method != "HEAD"), None)
         try:
             if endpoint is None:
                 raise MethodNotAllowed(f"{method[:20]} is not possible here", allow=allow)
@@ -366,7 +367,7 @@ def _matches(endpoint: Endpoint, segments: list[str]) -> bool:
             return False
         segments = _with_tail(parts, segments)
     pairs = zip(parts, segments, strict=True)
-    return all(part == segment or (part.startswith("{") and segment != "") for part, segment in pairs)
+    return all(part == segment or (part.startswith("{") and (segment or endpoint.empty)) for part, segment in pairs)
 
 
 def _with_tail(parts: tuple[str, ...], segments: list[str]) -> list[str]:
@@ -377,7 +378,7 @@ def _with_tail(parts: tuple[str, ...], segments: list[str]) -> list[str]:
 
 def _allow(candidates: Sequence[Endpoint]) -> str:
     methods = {endpoint.method for endpoint in candidates} | {"OPTIONS"}
-    if "GET" in methods:
+    if any(endpoint.method == "GET" and endpoint.head for endpoint in candidates):
         methods.add("HEAD")
     return ", ".join(sorted(methods))
 

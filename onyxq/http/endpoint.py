@@ -161,6 +161,10 @@ class Endpoint:
     """Field of a form, or of the query, in which the JSON may come instead of being the body."""
     has_tail: bool = False
     """Whether the path's last parameter takes all that follows, slashes included."""
+    empty: bool = False
+    """Whether the path's parameters may be empty."""
+    head: bool = True
+    """Whether HEAD is answered as GET without the body."""
     status: int = 200
     answer: Schema | None = None
     """JSON schema of the answer; None: no body."""

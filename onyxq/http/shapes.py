@@ -228,12 +228,12 @@ class DigitsList:
     """Integers in decimal digits with commas between them."""
 
     def check(self, value: Any) -> list[int]:
-        """The integers."""
-        return [Digits().check(part) for part in str(value).split(",")]
+        """The integers; none if the text is empty."""
+        return [Digits().check(part) for part in str(value).split(",")] if value else []
 
     def schema(self) -> Schema:
         """The JSON schema of the value."""
-        return {"type": "string", "pattern": "^[0-9]+(,[0-9]+)*$", "examples": ["1"]}
+        return {"type": "string", "pattern": "^([0-9]+(,[0-9]+)*)?$", "examples": ["1"]}
 
 
 @frozen

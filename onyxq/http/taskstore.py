@@ -7,6 +7,7 @@ their case; what is wrong with the tasks of a request is told with status 200, i
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from functools import partial
 from typing import Any, ClassVar
 
@@ -17,7 +18,7 @@ from onyxq.errors import NotFound
 from onyxq.http.endpoint import Call, Endpoint
 from onyxq.http.shapes import Array, Field, Integer, Invalid, Object, Schema, Text, clip, kind_of
 from onyxq.http.values import answer
-from onyxq.taskstore.state import UNITS
+from onyxq.taskstore.state import GROUP_CHARACTERS_MAX, OWNER_MAX, OWNER_MIN, UNITS
 
 PREFIX = "/taskstore"
 _YES, _NO = ("1", "yes", "true"), ("0", "no", "false")
@@ -36,6 +37,10 @@ class AnyCase(Object):
         plain: dict[str, Any] = {}
         for key, item in value.items():
             name = self.second_names.get(key.lower(), key.lower())
+            if name not in self.fields:
+                unknown = self._unknown(key)
+                unknown.within(key)
+                raise unknown
             if plain.get(name) is not None and item is not None and plain[name] != item:
                 twice = Invalid("is given twice, and not the same")
                 twice.within(key)
@@ -43,6 +48,12 @@ class AnyCase(Object):
             if item is not None or name not in plain:
                 plain[name] = item
         return super().check(plain)
+
+    def _unknown(self, key: str) -> Invalid:
+        names = (*self.fields, *self.second_names)
+        near = get_close_matches(clip(key).lower(), names, 1)
+        hint = f"Did you mean {near[0]}?" if near else f"Known here: {', '.join(sorted(names))}."
+        return Invalid("is not a known field", hint=hint)
 
 
 class ClaimShape(AnyCase):
@@ -75,11 +86,20 @@ _TASK = {
     "timespec": _TIME,
     "ownerid": _IGNORED,
 }
-_ADD = AnyCase("StoreAdd", {"group": Field(Text(0, 1_000, name=False)), **_TASK, "id": _IGNORED})
+_ADD = AnyCase("StoreAdd", {"group": Field(Text(0, GROUP_CHARACTERS_MAX, name=False)), **_TASK, "id": _IGNORED})
 _CHANGE = AnyCase(
-    "StoreChange", {"id": Field(_INT64, required=True), **_TASK, "group": Field(Text(0, 1_000, name=False))}
+    "StoreChange",
+    {
+        "id": Field(_INT64, required=True, doc="Of the task; up to 0: the task is added."),
+        **_TASK,
+        "group": Field(Text(0, GROUP_CHARACTERS_MAX, name=False), doc="Of a task that is added."),
+    },
 )
-_CLIENT = Field(Integer(), required=True, doc="A number of the client's own; it owns what it claims and adds.")
+_CLIENT = Field(
+    Integer(OWNER_MIN, OWNER_MAX),
+    required=True,
+    doc="A number of the client's own, signed and of 32 bits; it owns what it claims and adds.",
+)
 _IDS = Field(Array(_INT64))
 _DEPENDS = Field(Array(_INT64), doc="Ids that must be there.")
 UPDATE = AnyCase(
@@ -96,7 +116,11 @@ CLAIM = ClaimShape(
     "StoreClaim",
     {
         "clientid": _CLIENT,
-        "group": Field(Text(1, 1_000, name=False), required=True),
+        "group": Field(
+            Text(0, GROUP_CHARACTERS_MAX, name=False),
+            default="",
+            doc="Nothing is available in the group without a name.",
+        ),
         "duration": Field(_INT64, doc="How long the task is the client's from now."),
         "depends": _DEPENDS,
     },
@@ -196,16 +220,25 @@ async def get_tasks(call: Call, *, unit: int) -> Response:
 async def post_update(call: Call, *, unit: int) -> Response:
     """Add, change, delete."""
     body = call.body
-    adds = [[one.get("group", ""), *_said(one, unit)] for one in body.get("adds", ())]
-    changes = [[one["id"], *_said(one, unit)] for one in body.get("updates", ())]
+    updates = body.get("updates", ())
+    new = [one for one in updates if one["id"] <= 0]
     asked = {
         "client": body["clientid"],
-        "adds": adds,
-        "changes": changes,
+        "adds": [[one.get("group", ""), *_said(one, unit)] for one in (*body.get("adds", ()), *new)],
+        "changes": [[one["id"], *_said(one, unit)] for one in updates if one["id"] > 0],
         **_ids(body, "deletes"),
         **_ids(body, "depends"),
     }
-    return _done(await call.ask("taskstore.update", **asked), unit, nothing=[])
+    found = await call.ask("taskstore.update", **asked)
+    if new and "tasks" in found:
+        found = {"tasks": _in_order(found["tasks"], len(asked["adds"]) - len(new), [one["id"] <= 0 for one in updates])}
+    return _done(found, unit, nothing=[])
+
+
+def _in_order(tasks: list[Any], adds: int, is_new: list[bool]) -> list[Any]:
+    """The tasks of an update in the order of the request; ``is_new``: which of its updates are additions."""
+    added, changed = iter(tasks[adds : adds + sum(is_new)]), iter(tasks[adds + sum(is_new) :])
+    return tasks[:adds] + [next(added if new else changed) for new in is_new]
 
 
 async def post_claim(call: Call, *, unit: int) -> Response:
@@ -231,7 +264,7 @@ def endpoints(prefix: str = PREFIX, *, unit: str = "ms") -> tuple[Endpoint, ...]
     def form(name: str) -> Object:
         return Object(f"Store{name.capitalize()}Query", {name: Field(Text(0, 16 << 20, name=False), doc="The JSON.")})
 
-    common: dict[str, Any] = {"tag": "task store"}
+    common: dict[str, Any] = {"tag": "task store", "empty": True, "head": False}
     return (
         Endpoint(
             method="GET",

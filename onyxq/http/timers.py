@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from starlette.responses import Response
 
+from onyxq.errors import OnyxqError
 from onyxq.http.endpoint import Call, Endpoint, Failure
 from onyxq.http.listing import PAGE_DEFAULT, PAGE_MAX
 from onyxq.http.problems import problem
@@ -77,8 +78,18 @@ _ID = Field(Text(1, ID_CHARS_MAX), doc="The timer's id; one is made without.")
 async def post_timer(call: Call) -> Response:
     """Set a timer under a new id."""
     timer = _given(call.headers) or str(uuid.uuid4())
-    await call.ask("timer.set", id=timer, **_said(call))
+    try:
+        await call.ask("timer.set", id=timer, **_said(call))
+    except OnyxqError as error:
+        response = explained(Failure(error, "POST", PATH, PATH, call.headers))
+        response.headers.update(location(timer))
+        return response
     return Response(status_code=201, headers=location(timer))
+
+
+async def get_ping(call: Call) -> Response:
+    """Nothing: the peer answers."""
+    return Response()
 
 
 async def put_timer(call: Call) -> Response:
@@ -133,15 +144,25 @@ def explained(failure: Failure) -> Response:
     error, path, response = failure.error, failure.path, problem(failure.error)
     reason = "".join(sign if " " <= sign <= "~" else "?" for sign in error.named())
     response.headers[REASON_HEADER] = reason[:REASON_CHARS_MAX]
-    given = _given(failure.headers) if path == PATH else ""
-    if given and failure.method == "POST":
-        response.headers.update(location(given))
+    if path == PATH and failure.method == "POST":
+        # As Skyring does, which makes the id before it looks at the body.
+        response.headers.update(location(_given(failure.headers) or str(uuid.uuid4())))
     elif path != PATH and failure.method in ("PUT", "DELETE"):
         response.headers.update(location(path.removeprefix(f"{PATH}/")))
     return response
 
 
 ENDPOINTS = (
+    Endpoint(
+        method="GET",
+        path="/ping",
+        name="ping",
+        tag="timers",
+        summary="200 without a body while the process serves, as Skyring answers it",
+        handle=get_ping,
+        role=None,
+        vital=True,
+    ),
     Endpoint(
         method="POST",
         path=PATH,

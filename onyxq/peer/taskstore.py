@@ -138,7 +138,7 @@ def _shown(task: Numbered) -> list[Any]:
 
 
 def _client(args: dict[str, Any]) -> int:
-    return check.integer(args.get("client"), "client", 0, INT_MAX)
+    return check.integer(args.get("client"), "client", state.OWNER_MIN, state.OWNER_MAX)
 
 
 def _triples(args: dict[str, Any], field: str) -> list[list[Any]]:

@@ -51,8 +51,8 @@ def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]
 
 
 def _bugs(args: Args, until_ms: int) -> str:
-    if args.client < 0:
-        return "the client must be a number from 0"
+    if not state.OWNER_MIN <= args.client <= state.OWNER_MAX:
+        return f"the client must be {state.OWNER_MIN} to {state.OWNER_MAX}"
     if until_ms > state.TIME_MS_MAX:
         return f"the lease must end at {state.TIME_MS_MAX} ms since the epoch at the latest"
     return ""

@@ -28,6 +28,8 @@ TASK_OVERHEAD_BYTES = 128
 """Counted for each task beside its group and data."""
 GROUP_CHARACTERS_MAX = 200
 TIME_MS_MAX = (1 << 48) - 1
+OWNER_MIN, OWNER_MAX = -(1 << 31), (1 << 31) - 1
+"""Numbers that a client may have: TaskStore's clients read an owner as 32 bits with a sign."""
 UNITS: Mapping[str, int] = {"ms": 1, "ns": 1_000_000}
 """Units of time that clients may use -> how many make a millisecond."""
 ID_SHIFT = 16
@@ -199,8 +201,8 @@ def wrong_task(task: Row, limits: tuple[int, int]) -> str:
         return f"its group must have 1 to {GROUP_CHARACTERS_MAX} characters, not {len(group)}"
     if not 0 <= at_ms <= TIME_MS_MAX:
         return f"its time must be at most {TIME_MS_MAX} ms since the epoch, not {at_ms}"
-    if owner < 0:
-        return "its owner must be a number from 0"
+    if not OWNER_MIN <= owner <= OWNER_MAX:
+        return f"its owner must be {OWNER_MIN} to {OWNER_MAX}"
     if len(data) > limits[0] or len(data.encode()) > limits[0]:
         return f"its data may have {limits[0]} bytes, not {len(data.encode())}"
     return ""

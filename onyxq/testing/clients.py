@@ -236,7 +236,7 @@ class AwaitedClient(AsyncClient):
 
             return await told_there(self._elsewhere(inside))
 
-        return AsyncTaskStore(ask, zlib.crc32(self.random_name().encode()) if client_id is None else client_id)
+        return AsyncTaskStore(ask, zlib.crc32(self.random_name().encode()) >> 1 if client_id is None else client_id)
 
 
 def _awaited(name: str, method: Callable[..., Any]) -> Callable[..., Any]:

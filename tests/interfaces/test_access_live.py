@@ -118,7 +118,7 @@ OPERATIONS: dict[str, tuple[str, dict[str, Any]]] = {
 TELL_NO_QUEUE = {"cluster", "health", "ids", "partition", "partitions", "peers", "ring", "routes"}
 """What a token for some queues may do too: it is about none."""
 
-OPEN_ROUTES = {"livez", "readyz", "openapi", "docs"}
+OPEN_ROUTES = {"livez", "readyz", "ping", "openapi", "docs"}
 """Names of endpoints that ask for no token."""
 TELL_NO_QUEUE_OVER_HTTP = {"get_ids", "get_cluster", "get_ring", "get_partitions", "get_peers"}
 

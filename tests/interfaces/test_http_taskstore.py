@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+import onyxq
 from onyxq.errors import BadRequest
 from onyxq.peer.daemon import PeerConfig, check_config
 from tests.interfaces.http_world import check_problem
@@ -25,7 +26,8 @@ def http() -> Iterator[httpx.Client]:
     """A client of a cluster of one peer."""
     with running(http=True) as cluster:
         base = f"http://{cluster.http_addresses[0]}/taskstore"
-        with httpx.Client(base_url=base, timeout=30, trust_env=False) as client:
+        headers = {"x-peer": cluster.addresses[0]}
+        with httpx.Client(base_url=base, timeout=30, trust_env=False, headers=headers) as client:
             yield client
 
 
@@ -175,6 +177,68 @@ def test_bodies_come_without_a_type_as_forms_and_in_any_case(http: httpx.Client,
     assert taken.json()["Tasks"][0]["data"] == "a"
 
 
+def test_an_owner_is_a_signed_number_of_32_bits(http: httpx.Client, group: str) -> None:
+    """TaskStore's client reads it as such; what it cannot read is refused by name."""
+    for owner in (-(1 << 31), -1, 0, (1 << 31) - 1):
+        (number,) = added(http, f"{group}{owner}", "a", client=owner)
+        (held,) = claim(http, f"{group}{owner}", client=owner)["Tasks"]
+        assert held["ownerid"] == owner and update(http, owner, deletes=[held["id"]])["Error"] is None, number
+    with pytest.raises(BadRequest) as error, onyxq.Client(http.headers["x-peer"]) as client:
+        client.task_store(1 << 31).update(adds=[(group, "a")])
+    assert error.value.field == "client"
+
+
+def test_a_store_of_python_draws_owners_that_other_clients_can_read(http: httpx.Client, group: str) -> None:
+    """Also as the answer to them shows it."""
+    with onyxq.Client(http.headers["x-peer"]) as client:
+        owners = {client.task_store().client_id for _ in range(200)}
+        client.task_store(max(owners)).update(adds=[(group, "a")])
+    assert len(owners) == 200 and all(0 <= owner < 1 << 31 for owner in owners)
+    assert http.get(f"/group/{group}").json()[0]["ownerid"] == max(owners)
+
+
+def test_no_ids_are_no_tasks(http: httpx.Client) -> None:
+    """TaskStore's client asks so for the tasks of an empty list."""
+    assert http.get("/tasks/").json() == []
+    check_problem(http.get("/task/"), 400, code="bad_request", field="number")
+    check_problem(http.get("/group/"), 400, code="bad_request", field="group")
+
+
+@pytest.mark.parametrize("path", ["/groups", "/group", "/group/g", "/task/1", "/tasks/1"])
+def test_only_get_reads(http: httpx.Client, path: str) -> None:
+    """HEAD is refused as by TaskStore's server."""
+    for method in ("HEAD", "POST"):
+        answer = http.request(method, path)
+        assert answer.status_code == 405 and answer.headers["allow"] == "GET, OPTIONS"
+
+
+def test_a_claim_without_a_group_finds_nothing(http: httpx.Client) -> None:
+    """No task has a group without a name."""
+    for body in ({"clientid": 1}, {"clientid": 1, "group": ""}, {"clientid": 1, "group": None, "duration": 5}):
+        assert http.post("/claim", json=body).json() == {"Tasks": None, "Error": None}
+
+
+def test_an_update_of_no_task_adds_one(http: httpx.Client, group: str) -> None:
+    """An id up to 0 is none; the answer has the order of the request."""
+    (old,) = added(http, group, "old")
+    updates = [
+        {"id": old, "data": "b"},
+        {"id": 0, "group": group, "data": "c"},
+        {"id": -5, "group": group, "data": "d"},
+    ]
+    done = update(http, adds=[{"group": group, "data": "a"}], updates=updates)
+    assert [task["data"] for task in done["Tasks"]] == ["a", "b", "c", "d"]
+    assert sorted(one["data"] for one in http.get(f"/group/{group}").json()) == ["a", "b", "c", "d"]
+    assert refused(update(http, updates=[{"id": 0}])) == {"Bugs": [None]}
+
+
+def test_an_unknown_key_is_named_as_it_was_sent(http: httpx.Client) -> None:
+    """The hint knows both names of a key."""
+    answer = http.post("/claim", json={"clientid": 1, "group": "g", "Timespc": 1})
+    problem = check_problem(answer, 400, code="bad_request", field="Timespc")
+    assert problem["hint"] == "Did you mean timespec?"
+
+
 def test_names_of_groups_may_have_slashes(http: httpx.Client, group: str) -> None:
     """Escaped or not."""
     name = f"{group}/map/1"
@@ -194,7 +258,9 @@ def test_of_two_requests_for_one_task_one_is_served(http: httpx.Client, group: s
 
 BAD: list[tuple[str, Any, str | None]] = [
     ("/update", {"adds": []}, "clientid"),
-    ("/update", {"clientid": -1}, "clientid"),
+    ("/update", {"clientid": 1 << 31}, "clientid"),
+    ("/claim", {"clientid": -(1 << 31) - 1, "group": "g"}, "clientid"),
+    ("/update", {"clientid": 1, "Adds": [{"Group": "g", "Dta": ""}]}, "adds[0].Dta"),
     ("/update", {"clientid": True}, "clientid"),
     ("/update", {"clientid": 1, "adds": 1}, "adds"),
     ("/update", {"clientid": 1, "adds": [{"group": "g", "timspec": 1}]}, "adds[0].timspec"),
@@ -203,7 +269,6 @@ BAD: list[tuple[str, Any, str | None]] = [
     ("/update", {"clientid": 1, "updates": [{}]}, "updates[0].id"),
     ("/update", {"clientid": 1, "deletes": ["1"]}, "deletes[0]"),
     ("/update", [1], None),
-    ("/claim", {"clientid": 1}, "group"),
     ("/claim", {"clientid": 1, "group": "g", "duration": 1.5}, "duration"),
 ]
 

@@ -112,6 +112,23 @@ def test_an_id_is_made_where_none_is_given(http: httpx.Client) -> None:
     assert {name: found[name] for name in expected} == expected
 
 
+@pytest.mark.parametrize("body", [b"{", b"{}", json.dumps({"timeout": LATER_MS, "callback": {}}).encode()])
+def test_an_id_is_made_for_a_request_that_is_refused_too(http: httpx.Client, body: bytes) -> None:
+    """As by Skyring, the location names it; there is no such timer."""
+    answer = http.post("/timer", content=body, headers={"content-type": "application/json"})
+    check_reason(answer, 400, "")
+    made = answer.headers["location"]
+    assert uuid.UUID(made.removeprefix("/timer/")).version == 4
+    assert http.get(made).status_code == 404
+
+
+def test_ping_is_answered_without_a_body(http: httpx.Client) -> None:
+    """As Skyring's clients ask whether a node is up."""
+    answer = http.get("/ping")
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert http.post("/ping").status_code == 405
+
+
 @pytest.mark.parametrize("timer", ["a b", "grüße/☕", "x" * 200, "50%", "a?b#c"])
 def test_ids_may_be_any_text(http: httpx.Client, timer: str) -> None:
     """The location is escaped."""
