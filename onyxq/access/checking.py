@@ -13,8 +13,8 @@ from typing import Any, Protocol, TypeAlias
 from attrs import frozen
 
 from onyxq.access.grants import Grants
-from onyxq.access.table import RULES, UNKNOWN, Need, Run
-from onyxq.errors import Forbidden, NotFound
+from onyxq.access.table import ARGUMENTS_BYTES_MAX, LARGE, RULES, UNKNOWN, Need, Run
+from onyxq.errors import Forbidden, NotFound, TooLarge
 from onyxq.facts import task_header
 
 RUNS_AT_ONCE = 1_000
@@ -46,6 +46,19 @@ class Guarded:
         return await self.api.call(method, args)
 
 
+def check_size(operation: str, size: int) -> None:
+    """Raise `TooLarge` if a request has more bytes than its operation needs."""
+    if size > ARGUMENTS_BYTES_MAX and operation not in LARGE:
+        raise TooLarge(f"a request of {size} bytes; {operation[:100]} takes at most {ARGUMENTS_BYTES_MAX}")
+
+
+def check_role(grants: Grants, operation: str) -> None:
+    """Raise `Forbidden` if a caller may not make a call whatever its arguments are."""
+    roles = RULES.get(operation, UNKNOWN).roles
+    if roles and not any(grants.has(role) for role in roles):
+        raise _forbidden(roles)
+
+
 def unmet(grants: Grants, operation: str, args: dict[str, Any]) -> list[Need]:
     """What of a call's needs depends on queues that are to be looked up first; raises `Forbidden`.
 
@@ -62,11 +75,15 @@ def _settled(grants: Grants, need: Need) -> bool:
         return True
     roles = [role for role in need.roles if grants.has(role)]
     if not roles:
-        raise Forbidden(f"this needs the role {' or '.join(need.roles)}", field="token")
+        raise _forbidden(need.roles)
     if need.every:
         raise Forbidden(f"this needs the role {roles[0]} on every queue", field="token")
     _check_queues(grants, roles, need.queues)
     return not need.tasks and not need.stored and need.periodic is None
+
+
+def _forbidden(roles: Sequence[str]) -> Forbidden:
+    return Forbidden(f"this needs the role {' or '.join(roles)}", field="token")
 
 
 def _check_queues(grants: Grants, roles: Sequence[str], queues: Sequence[str]) -> None:

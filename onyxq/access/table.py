@@ -249,6 +249,33 @@ RULES: Mapping[str, Rule] = {
 }
 """What every operation needs; any role that is higher has these too (`onyxq.access.grants`)."""
 
+LARGE = frozenset(
+    (
+        "cancel",
+        "complete",
+        "dead.discard",
+        "dead.requeue",
+        "enqueue",
+        "fail",
+        "job.submit",
+        "jobs.commit",
+        "jobs.prepare",
+        "release",
+        "renew",
+        "submit",
+        "tasks.bodies",
+        "taskstore.claim",
+        "taskstore.tasks",
+        "taskstore.update",
+        "timer.set",
+        "transact",
+        "update",
+    )
+)
+"""Operations whose arguments may have more than `ARGUMENTS_BYTES_MAX`: lists of tasks, and data."""
+ARGUMENTS_BYTES_MAX = 256 * 1024
+"""Bytes of a request of any other operation."""
+
 UNKNOWN = _everywhere("admin")
 """What anything else needs."""
 

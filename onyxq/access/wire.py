@@ -11,7 +11,7 @@ from typing import Any
 
 import anyio
 
-from onyxq.access.checking import Ask, look_up, unmet
+from onyxq.access.checking import Ask, check_role, check_size, look_up, unmet
 from onyxq.access.grants import ALL, Access, Grants, digest_of
 from onyxq.access.table import Need
 from onyxq.errors import OnyxqError, Unauthorized
@@ -68,14 +68,20 @@ class Caller:
             self._token = digest_of(theirs.credential or "")
         return self._welcome(theirs)
 
+    def admit(self, operation: str, size: int) -> None:
+        """Judge a request by its operation and its bytes; raises `Forbidden`, `TooLarge`, `Overloaded`."""
+        assert self._grants is not None
+        if self._grants.pace is not None:
+            self._grants.pace.take(anyio.current_time())
+        check_role(self._grants, operation)
+        check_size(operation, size)
+
     def dispatch(self, request: Request) -> None:
-        """Serve a request if the caller may make it; raises `Forbidden`, `Overloaded`, or as its dispatching does."""
+        """Serve a request if the caller may make it; raises `Forbidden`, or as its dispatching does."""
         assert self._grants is not None
         if self._grants is ALL:
             self._dispatch(request)
             return
-        if self._grants.pace is not None:
-            self._grants.pace.take(anyio.current_time())
         needs = unmet(self._grants, request.method, request.args)
         if needs:
             self._start_soon(self._look_up, self._grants, needs, request)

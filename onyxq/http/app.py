@@ -42,6 +42,10 @@ from onyxq.http import (
     transactions,
 )
 from onyxq.http.bodies import (
+    BODIES_BYTES_MAX,
+    BODIES_DECODED_BYTES_MAX,
+    BODY_BYTES_MAX,
+    SMALL_BODY_BYTES_MAX,
     Body,
     Budget,
     Disconnected,
@@ -179,7 +183,7 @@ class App:
         self._endpoints = tuple(endpoints)
         self._document: dict[str, Any] | None = None
         self.kit = Kit(api, now_ms, IdMaker(now_ms, random_64), Keys(), self.document)
-        self._budget = Budget()
+        self._budget, self._decoded = Budget(BODIES_BYTES_MAX), Budget(BODIES_DECODED_BYTES_MAX)
         self._gate, self._waiting = Gate(REQUESTS_MAX), Gate(WAITING_MAX)
 
     def document(self) -> dict[str, Any]:
@@ -208,7 +212,7 @@ class App:
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        body = Body(headers, receive, self._budget)
+        body = Body(headers, receive, self._budget, self._decoded)
         arrival = Arrival(scope, headers, body, receive)
         sender = Sender(send, body, receive, is_head=scope["method"] == "HEAD")
         with body.accounted():
@@ -284,12 +288,13 @@ class App:
         query = _checked(endpoint.query.check_query, query_pairs(arrival.scope["query_string"]), "the query")
         raw, value = b"", {}
         if endpoint.page and endpoint.method == "POST":
-            value = form_fields(arrival.headers, await arrival.body.read())
+            value = form_fields(arrival.headers, await arrival.body.read(SMALL_BODY_BYTES_MAX))
         elif endpoint.body is not None:
             check_media(arrival.headers)
-            raw = await arrival.body.read()
+            raw = await arrival.body.read(BODY_BYTES_MAX if endpoint.large else SMALL_BODY_BYTES_MAX)
             if endpoint.form_field:
                 raw = form_text(raw, endpoint.form_field) or str(query.get(endpoint.form_field, "")).encode()
+            arrival.body.check_values(raw)
             given = decode_json(raw) if raw or endpoint.body_required else {}
             value = _checked(endpoint.body.check, given, "the body")
         elif arrival.body.complete:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from urllib.parse import parse_qs, parse_qsl, unquote_to_bytes
@@ -13,10 +14,17 @@ from starlette.types import Receive
 from onyxq.errors import BadRequest, Overloaded, TooLarge
 from onyxq.http.problems import BodyTooSlow, UnsupportedMedia
 from onyxq.numbers import whole
+from onyxq.wire.weight import CONTAINER_BYTES, VALUE_BYTES
 
 BODY_BYTES_MAX = 16 * 1024 * 1024
+SMALL_BODY_BYTES_MAX = 256 * 1024
+"""Bytes of a body that has neither a list of tasks nor data."""
 BODIES_BYTES_MAX = 64 * 1024 * 1024
 """Bytes of all bodies being read or answered at one time."""
+DECODED_BYTES_MAX = 128 * 1024 * 1024
+"""Estimated bytes of the values in one body."""
+BODIES_DECODED_BYTES_MAX = 512 * 1024 * 1024
+"""The same, of all bodies being answered at one time."""
 BODY_PAUSE_MAX_S = 30.0
 BODY_TIME_MAX_S = 120.0
 DRAIN_BYTES_MAX = 64 * 1024 * 1024
@@ -28,6 +36,10 @@ FORM = "application/x-www-form-urlencoded"
 _MEDIA = ("application/json", "application/x-www-form-urlencoded", "application/octet-stream", "text/plain")
 
 
+_TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+"""A string of JSON; one that never ends goes to the end, so that nothing is looked at twice."""
+
+
 class Disconnected(Exception):
     """The client went away."""
 
@@ -36,7 +48,7 @@ class Disconnected(Exception):
 class Budget:
     """Memory for bodies that all requests share."""
 
-    limit: int = BODIES_BYTES_MAX
+    limit: int
     used: int = 0
 
     def take(self, count: int) -> None:
@@ -49,10 +61,12 @@ class Budget:
 class Body:
     """The body of one request, read at most once."""
 
-    def __init__(self, headers: Mapping[str, str], receive: Receive, budget: Budget) -> None:
+    def __init__(self, headers: Mapping[str, str], receive: Receive, budget: Budget, decoded: Budget) -> None:
         self._receive = receive
         self._budget = budget
         self._taken = 0
+        self._decoded = decoded
+        self._values = 0
         self.length = _length(headers)
         self.complete = self.length == 0 and "transfer-encoding" not in headers
 
@@ -63,11 +77,12 @@ class Body:
             yield
         finally:
             self._budget.used -= self._taken
+            self._decoded.used -= self._values
 
-    async def read(self) -> bytes:
-        """All of it; raises `TooLarge`, `BodyTooSlow`, `Overloaded` or `Disconnected`."""
-        if self.length > BODY_BYTES_MAX:
-            raise _too_large(f"the body has {self.length} bytes")
+    async def read(self, limit: int = BODY_BYTES_MAX) -> bytes:
+        """Read all of it, at most ``limit`` bytes; raises `TooLarge`, `BodyTooSlow`, `Overloaded` or `Disconnected`."""
+        if self.length > limit:
+            raise _too_large("the body is larger", limit)
         self._take(self.length)
         chunks: list[bytes] = []
         size = 0
@@ -75,13 +90,19 @@ class Body:
             while True:
                 chunk, more = await self._next()
                 size += len(chunk)
-                if size > BODY_BYTES_MAX:
-                    raise _too_large("the body is larger")
+                if size > limit:
+                    raise _too_large("the body is larger", limit)
                 self._take(size)
                 chunks.append(chunk)
                 if not more:
                     return b"".join(chunks)
         raise BodyTooSlow(f"the body did not arrive within {BODY_TIME_MAX_S:.0f} s")
+
+    def check_values(self, raw: bytes) -> None:
+        """Reserve memory for the values of JSON before it is decoded; raises `TooLarge` or `Overloaded`."""
+        size = decoded_bytes(raw)
+        self._decoded.take(size - self._values)
+        self._values = size
 
     def _take(self, size: int) -> None:
         if size > self._taken:
@@ -115,8 +136,23 @@ def _length(headers: Mapping[str, str]) -> int:
     return BODY_BYTES_MAX + 1 if length is None else length
 
 
-def _too_large(what: str) -> TooLarge:
-    return TooLarge(f"{what}; at most {BODY_BYTES_MAX} bytes are taken")
+def _too_large(what: str, limit: int) -> TooLarge:
+    return TooLarge(f"{what}; at most {limit} bytes are taken here")
+
+
+def decoded_bytes(raw: bytes, limit: int = DECODED_BYTES_MAX) -> int:
+    """Estimate how much memory a JSON text takes once it is decoded; raises `TooLarge` above ``limit``."""
+    size = _estimate(raw)
+    if size > limit:  # signs within strings count too, so far
+        size = _estimate(_TEXT.sub(b"", raw))
+        if size > limit:
+            raise TooLarge("the body has too many values", hint="Send fewer of them at a time.")
+    return size
+
+
+def _estimate(raw: bytes) -> int:
+    values, containers = raw.count(b",") + raw.count(b":"), raw.count(b"[") + raw.count(b"{")
+    return len(raw) + VALUE_BYTES * values + CONTAINER_BYTES * containers
 
 
 def check_media(headers: Mapping[str, str]) -> None:

@@ -330,6 +330,7 @@ def _of_claims(name: str, summary: str, handle: Callable[[Call], Awaitable[Respo
         handle=handle,
         role="consume",
         body=body,
+        large=True,
         answer=ref("ClaimResults"),
     )
 
@@ -361,6 +362,7 @@ ENDPOINTS = (
         handle=post_update,
         role="consume",
         body=UPDATE,
+        large=True,
         answer=ref("UpdateResult"),
         errors=(404, 409),
     ),

@@ -90,6 +90,7 @@ def _change(verb: str, summary: str, doc: str) -> Endpoint:
         handle=_changes(f"dead.{verb}"),
         role="operate",
         body=CHOICE,
+        large=True,
         answer=ref("DeadResults"),
     )
 

@@ -157,6 +157,8 @@ class Endpoint:
     query: Object = NOTHING
     body: Object | None = None
     body_required: bool = True
+    large: bool = False
+    """Whether the body may have 16 MiB, as it has lists of tasks or data; others have 256 KiB at most."""
     form_field: str = ""
     """Field of a form, or of the query, in which the JSON may come instead of being the body."""
     has_tail: bool = False

@@ -66,6 +66,7 @@ ENDPOINTS = (
         handle=post_entry,
         role="produce",
         body=Arguments("EntryArguments", {}),
+        large=True,
         body_required=False,
         answer=ref("Submitted"),
         errors=(403, 404, 409),

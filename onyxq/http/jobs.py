@@ -101,6 +101,7 @@ ENDPOINTS = (
         handle=submit_job,
         role="admin",
         body=JOB,
+        large=True,
         status=201,
         answer=ref("SubmittedJob"),
         errors=(409,),

@@ -106,6 +106,7 @@ ENDPOINTS = (
         handle=put_periodic,
         role="operate",
         body=PERIODIC,
+        large=True,
         answer=ref("Periodic"),
         errors=(404,),
     ),

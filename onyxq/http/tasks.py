@@ -362,6 +362,7 @@ ENDPOINTS = (
         handle=post_tasks,
         role="produce",
         body=NEW_TASKS,
+        large=True,
         status=201,
         answer=ref("Enqueued"),
         headers={"Idempotency-Key": _KEY},

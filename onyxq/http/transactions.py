@@ -181,6 +181,7 @@ ENDPOINTS = (
         handle=post_transaction,
         role=("consume", "produce"),
         body=TRANSACTION,
+        large=True,
         answer=ref("Transacted"),
         headers={KEY: _KEY},
         errors=(404, 409),

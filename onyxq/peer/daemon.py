@@ -24,6 +24,7 @@ from anyio.streams.tls import TLSAttribute
 from attrs import field, frozen
 
 from onyxq.access.certificates import PLAIN, Certificates
+from onyxq.access.checking import check_size
 from onyxq.access.credentials import ANONYMOUS, ZookeeperCredentials
 from onyxq.access.grants import OPEN, Access
 from onyxq.access.hosts import Hosts, hosts
@@ -281,7 +282,7 @@ class RunningNode:
 
         async def handler(stream: ByteStream) -> None:
             if not access and not encrypted:
-                await serve(stream, hello=node.welcome, dispatch=service.dispatch, bounds=bounds)
+                await serve(stream, hello=node.welcome, dispatch=service.dispatch, bounds=bounds, admit=check_size)
                 return
             caller = Caller(
                 access,
@@ -294,7 +295,9 @@ class RunningNode:
             self._callers.add(caller)
             try:
                 with caller.scope:
-                    await serve(stream, hello=caller.welcome, dispatch=caller.dispatch, bounds=bounds)
+                    await serve(
+                        stream, hello=caller.welcome, dispatch=caller.dispatch, bounds=bounds, admit=caller.admit
+                    )
             finally:
                 self._callers.discard(caller)
 

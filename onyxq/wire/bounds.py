@@ -22,6 +22,8 @@ CONNECTIONS_PERCENT = 25
 NEWCOMERS_MAX = 1_024
 """Connections in their TLS handshake, and those that have not said hello; likewise."""
 NEWCOMERS_PERCENT = 10
+REQUESTS_BYTES_MAX = 512 * 1024 * 1024
+"""Of requests in progress as they are in memory, decoded, all clients together."""
 PARTIAL_BYTES_MAX = 128 * 1024 * 1024
 """Of messages of which a part is here, all callers together."""
 PARTIAL_BYTES_FREE = 64 * 1024
@@ -75,6 +77,8 @@ class Bounds:
         """Those that have not said hello."""
         self.clients = 0
         self.partial = 0
+        self.requests = 0
+        """Bytes of the requests in progress, decoded; counted by their connections."""
 
     @contextmanager
     def client(self) -> Iterator[None]:
@@ -102,3 +106,8 @@ class Bounds:
         """
         if self.partial >= self._partial_max:
             raise Overloaded("too many large messages are under way", hint="Send smaller or fewer requests at a time.")
+
+    def check_requests(self, size: int) -> None:
+        """Raise `Overloaded` if the requests in progress would take too much memory with another one."""
+        if self.requests + size > REQUESTS_BYTES_MAX:
+            raise Overloaded("too many large requests are in progress", hint="Send smaller or fewer at a time.")

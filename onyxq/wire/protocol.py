@@ -15,7 +15,7 @@ short lists::
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgpack
@@ -29,6 +29,8 @@ HELLO_BYTES_MAX = 64 * 1024
 """The same until the hello was understood."""
 ARRAY_ITEMS_MAX = 1 << 18
 """Items of one list: a few bytes must not make the decoder reserve gigabytes."""
+HEAD_BYTES_MAX = 64 * 1024
+"""Bytes in which the id and the method of a request end."""
 PACKER_BYTES_KEPT = 1024 * 1024
 """A packer whose buffer grew beyond this is given up."""
 
@@ -103,6 +105,18 @@ class Encoder:
         return _LENGTH.pack(size) + body
 
 
+@frozen
+class Refused:
+    """A request that is answered with an error and never decoded."""
+
+    number: int
+    error: OnyxqError
+
+
+Screen = Callable[[memoryview], int | Refused]
+"""Gives the bytes that a frame counts for, or what takes its place; raises `ProtocolError`."""
+
+
 class Decoder:
     """Cuts a stream of bytes into messages.
 
@@ -128,8 +142,11 @@ class Decoder:
         """Bytes taken that no message has used yet."""
         return len(self._buffer) - self._start
 
-    def messages(self) -> Iterator[tuple[Any, int]]:
-        """Every complete message and its bytes; raises `ProtocolError` where one is malformed."""
+    def messages(self, screen: Screen | None = None) -> Iterator[tuple[Any, int]]:
+        """Yield every complete message and the bytes that it counts for; raises `ProtocolError` at a malformed one.
+
+        ``screen`` looks at each frame before it is decoded.
+        """
         while True:
             if self._error is not None:
                 raise self._error
@@ -142,19 +159,38 @@ class Decoder:
                 continue
             if start + size > end:
                 return
-            message = self._unpack(start, start + size)
+            message, counted = self._unpack(start, start + size, screen)
             if self._error is None:
                 self._start = start + size
-                yield message, size
+                yield message, counted
 
-    def _unpack(self, start: int, end: int) -> Any:
+    def _unpack(self, start: int, end: int, screen: Screen | None) -> tuple[Any, int]:
         # The buffer cannot grow while a view of it is open.
         with memoryview(self._buffer) as whole, whole[start:end] as body:
+            counted: int | Refused = end - start
             try:
-                return msgpack.unpackb(body, strict_map_key=False, max_array_len=ARRAY_ITEMS_MAX)
+                if screen is not None:
+                    counted = screen(body)
+                if isinstance(counted, Refused):
+                    return counted, 0
+                return msgpack.unpackb(body, strict_map_key=False, max_array_len=ARRAY_ITEMS_MAX), counted
+            except ProtocolError as error:
+                self._error = error
             except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
                 self._error = ProtocolError(f"a frame is not msgpack: {error}")
-        return None
+        return None, 0
+
+
+def head_of(frame: memoryview) -> tuple[int, str]:
+    """Id and method of a request whose arguments are not decoded; raises `ProtocolError`."""
+    unpacker = msgpack.Unpacker(max_buffer_size=HEAD_BYTES_MAX)
+    unpacker.feed(frame[:HEAD_BYTES_MAX])
+    try:
+        size, number, method = unpacker.read_array_header(), unpacker.unpack(), unpacker.unpack()
+    except (ValueError, TypeError, msgpack.UnpackException):
+        raise ProtocolError("a message is not a request") from None
+    number, method, _ = parse_request([number, method, {}] if size == 3 else None)
+    return number, method
 
 
 def parse_request(message: Any) -> tuple[int, str, dict[str, Any]]:

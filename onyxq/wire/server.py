@@ -29,14 +29,17 @@ from onyxq.wire.protocol import (
     Decoder,
     Encoder,
     Hello,
+    Refused,
     check_cluster,
+    head_of,
     parse_request,
 )
+from onyxq.wire.weight import decoded_bytes
 
 REQUESTS_MAX = 1024
 """Requests in progress per connection, one-way messages included; the next ones are not taken."""
 REQUEST_BYTES_MAX = 64 * 1024 * 1024
-"""Bytes of the requests in progress per connection; likewise."""
+"""Bytes of the requests in progress per connection, as they are in memory; likewise."""
 AHEAD_BYTES = 64 * 1024
 """Bytes read while no request is taken, so that the end of the connection is noticed."""
 HELLO_TIMEOUT_S = 5.0
@@ -96,19 +99,22 @@ class Request:
 
 
 Dispatch = Callable[[Request], None]
+Admit = Callable[[str, int], None]
+"""Raises the reason for which a client may not make a request, by its method and its bytes."""
 Welcome = Callable[[Hello], Hello]
 
 
 class _Exchange:
     """State of one connection."""
 
-    def __init__(self, stream: ByteStream, dispatch: Dispatch, bounds: Bounds) -> None:
+    def __init__(self, stream: ByteStream, dispatch: Dispatch, bounds: Bounds, admit: Admit | None) -> None:
         self.peer = Hello()
         self.outlet = Outlet()
         self.encoder = Encoder()
         self.decoder = Decoder(frame_bytes_max=HELLO_BYTES_MAX)
         self._stream = stream
         self._dispatch = dispatch
+        self._admit = admit
         self._requests: dict[int, Request] = {}
         """Those in progress, by number."""
         self._one_way = count(-1, -1)
@@ -138,9 +144,10 @@ class _Exchange:
 
     async def read(self) -> None:
         """Take requests until the stream ends; raises what the stream raises and `ProtocolError`."""
+        screen = None if self.peer.role == "peer" else self._screen
         while True:
             whole = False
-            for message, size in self.decoder.messages():
+            for message, size in self.decoder.messages(screen):
                 whole = True
                 self._take(message, size)
                 if self._is_full():
@@ -198,10 +205,28 @@ class _Exchange:
     def withdraw_all(self) -> None:
         """Nobody waits for anything any more."""
         requests, self._requests = self._requests, {}
+        self._bounds.requests -= self._bytes
+        self._bytes = 0
         for request in requests.values():
             request.withdraw()
 
+    def _screen(self, frame: memoryview) -> int | Refused:
+        """Look at a client's request before its arguments are decoded, which may take far more memory than it does."""
+        number, method = head_of(frame)
+        try:
+            if self._admit is not None and method not in (CANCEL, PING):
+                self._admit(method, len(frame))
+            size = decoded_bytes(frame)
+            self._bounds.check_requests(size)
+        except OnyxqError as error:
+            return Refused(number, error)
+        return size
+
     def _take(self, message: Any, size: int) -> None:
+        if isinstance(message, Refused):
+            if message.number:
+                self.outlet.put(self.encoder.encode([message.number, 1, message.error.to_map()]))
+            return
         number, method, args = parse_request(message)
         if method == CANCEL:
             self._cancel(args.get("id"))
@@ -211,6 +236,7 @@ class _Exchange:
         request = Request(self, number or next(self._one_way), size, method, args)
         self._requests[request._number] = request
         self._bytes += size
+        self._bounds.requests += size
         if method == PING:
             request.reply(None)
             return
@@ -232,6 +258,7 @@ class _Exchange:
     def _forget(self, number: int, size: int) -> None:
         if self._requests.pop(number, None) is not None:
             self._bytes -= size
+            self._bounds.requests -= size
             self._pause.cancel()
 
     def _is_full(self) -> bool:
@@ -247,15 +274,21 @@ class _Exchange:
 
 
 async def serve(
-    stream: ByteStream, *, hello: Hello | Welcome, dispatch: Dispatch, bounds: Bounds | None = None
+    stream: ByteStream,
+    *,
+    hello: Hello | Welcome,
+    dispatch: Dispatch,
+    bounds: Bounds | None = None,
+    admit: Admit | None = None,
 ) -> None:
     """Serve one connection until it ends, then close it; ``bounds``: those of all connections of the port.
 
     ``hello`` is this side's hello, or makes it from the caller's and may raise an
-    `OnyxqError` to refuse.  Never raises for anything that the other side does.
+    `OnyxqError` to refuse.  ``admit`` is asked about each request of a client before its
+    arguments are decoded.  Never raises for anything that the other side does.
     """
     bounds = bounds or Bounds()
-    exchange = _Exchange(stream, dispatch, bounds)
+    exchange = _Exchange(stream, dispatch, bounds, admit)
     try:
         async with anyio.create_task_group() as group:
             group.start_soon(_write, exchange, stream, group.cancel_scope)

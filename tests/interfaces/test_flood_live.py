@@ -104,3 +104,27 @@ def test_memory_is_bounded_whoever_sends_what(node: tuple[int, dict[str, Any]]) 
         check_serves(where)
         assert resident(pid) - before < PARTIAL_BYTES_MAX + BODIES_BYTES_MAX + SLACK_BYTES
     check_serves(where)
+
+
+def test_memory_is_bounded_whatever_messages_become_once_they_are_decoded(node: tuple[int, dict[str, Any]]) -> None:
+    """A byte of MessagePack may be a map, and so may three bytes of JSON."""
+    pid, where = node
+    check_serves(where)
+    before, worst = resident(pid), 0
+    one = b"\xdd" + struct.pack(">I", 262_143) + b"\x80" * 262_143
+    hello = msgpack.packb(["onyxq", 1, {"role": "client"}])
+    frames = struct.pack("<I", len(hello)) + hello
+    for method in ("health", "enqueue", "timer.set"):
+        body = msgpack.packb([1, method, {"a": [b"x"] * 79}]).replace(msgpack.packb(b"x"), one)
+        frames += struct.pack("<I", len(body)) + body
+    json_maps = b'{"tasks":[' + b"{}," * 5_000_000 + b"{}]}"
+    head = b"POST /v1/tasks HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(json_maps)
+    with ExitStack() as stack:
+        jobs = [(where["listen"], frames), (where["http"], head + json_maps)] * 3
+        streams = [connect(stack, address) for address, _ in jobs]
+        with ThreadPoolExecutor(len(jobs)) as pool:
+            for _ in pool.map(send, streams, [data for _, data in jobs]):
+                worst = max(worst, resident(pid) - before)
+        check_serves(where)
+        worst = max(worst, resident(pid) - before)
+    assert worst < PARTIAL_BYTES_MAX + BODIES_BYTES_MAX + SLACK_BYTES

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
+import tracemalloc
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -12,8 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from onyxq.errors import TooLarge
 from onyxq.http import bodies
-from onyxq.http.bodies import BODY_BYTES_MAX, Budget
+from onyxq.http.bodies import BODY_BYTES_MAX, SMALL_BODY_BYTES_MAX, Budget
 from onyxq.ids import make_id
 from tests.interfaces.http_world import NOW_MS, FakeService, app_of, check_problem, client_of, on_trio, world
 
@@ -355,6 +359,44 @@ async def test_many_large_bodies_at_one_time_are_overload() -> None:
         check_problem(answer, 429, code="overloaded")
         assert answer.headers["retry-after"] == "1"
         assert app._budget.used == 0
+
+
+@on_trio
+async def test_a_body_of_too_many_values_is_refused_before_it_is_decoded() -> None:
+    """Three bytes of it become over 64 in memory; commas and braces within strings are no values."""
+    service = FakeService()
+    app = app_of(service)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://peer") as client:
+        maps = b'{"tasks":[' + b"{}," * 5_000_000 + b"{}]}"
+        tracemalloc.start()
+        answer = await client.post("/v1/tasks", content=maps)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        check_problem(answer, 413, code="too_large")
+        assert peak < 4 * len(maps)
+        text = '\\"{[,:' * 1_000_000
+        assert (await client.post("/v1/tasks", json={"tasks": [{"queue": "a", "data": text}]})).status_code == 201
+        assert app._decoded.used == 0
+
+
+@pytest.mark.parametrize("text", ['"' + '\\"' * 8_000_000, "\\" * 16_000_000, '"' * 16_000_000, '"a,' * 5_000_000])
+def test_strings_that_never_end_are_looked_at_once(text: str) -> None:
+    """The time is linear: quadratic in 16 MB it would be days."""
+    began = time.perf_counter()
+    with suppress(TooLarge):
+        bodies.decoded_bytes(b"," * 3_000_000 + text.encode())
+    assert time.perf_counter() - began < 20
+
+
+@on_trio
+async def test_a_body_that_holds_no_list_of_tasks_is_small() -> None:
+    """Whoever may only ask for a claim does not get 16 MiB of memory for that."""
+    app = app_of(FakeService())
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://peer") as client:
+        asked = {"queues": ["a"], "worker": "x" * SMALL_BODY_BYTES_MAX}
+        check_problem(await client.post("/v1/claims", json=asked), 413, code="too_large")
 
 
 @on_trio

@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+import sys
+import tracemalloc
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
+import msgpack
 import pytest
 from anyio.abc import ByteStream
+from hypothesis import given
+from hypothesis import strategies as st
 
+from onyxq.errors import Forbidden
+from onyxq.wire import bounds as bounds_module
 from onyxq.wire.bounds import PARTIAL_BYTES_FREE, Bounds
-from onyxq.wire.protocol import Decoder, Encoder, Hello
-from onyxq.wire.server import MESSAGE_PAUSE_S, MESSAGE_TIMEOUT_S, REQUESTS_MAX, Dispatch, Request, serve
+from onyxq.wire.protocol import FRAME_BYTES_MAX, Decoder, Encoder, Hello
+from onyxq.wire.server import MESSAGE_PAUSE_S, MESSAGE_TIMEOUT_S, REQUESTS_MAX, Admit, Dispatch, Request, serve
+from onyxq.wire.weight import LOOKED_AT_BYTES, decoded_bytes
 from simulation.network import SimulatedNetwork
 from tests.interfaces.fake_service import FakeCluster, play
 
 HELLO = Encoder().encode(Hello().to_message())
 PEER = Encoder().encode(Hello(cluster_id="c1", role="peer", node="n").to_message())
+
+VALUES = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(1 << 63), (1 << 64) - 1)
+    | st.floats()
+    | st.text()
+    | st.binary(max_size=300)
+)
 
 
 class Caller:
@@ -52,13 +69,19 @@ def echo(request: Request) -> None:
     request.reply(request.args)
 
 
-def served(bounds: Bounds, body: Callable[[Open], Awaitable[None]], *, dispatch: Dispatch = echo) -> None:
+def served(
+    bounds: Bounds,
+    body: Callable[[Open], Awaitable[None]],
+    *,
+    dispatch: Dispatch = echo,
+    admit: Admit | None = None,
+) -> None:
     """Run a test against a server on a clock that jumps; ``Open`` connects and says hello."""
 
     async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:
         async def handler(stream: Any) -> None:
             hello = Hello(cluster="main", cluster_id="c1")
-            await serve(stream, hello=hello, dispatch=dispatch, bounds=bounds)
+            await serve(stream, hello=hello, dispatch=dispatch, bounds=bounds, admit=admit)
 
         async with anyio.create_task_group() as group:
             address = await group.start(
@@ -272,3 +295,87 @@ def test_a_one_way_request_may_finish_after_its_connection_ended() -> None:
 
     bounds = Bounds()
     served(bounds, body, dispatch=taken.append)
+
+
+def of_empty_maps(method: str, lists: int, *, number: int = 1) -> bytes:
+    """A frame of lists of 262,143 empty maps: a byte of it becomes 72 bytes in memory."""
+    args = {"a": [b"x"] * lists}
+    one = b"\xdd" + (262_143).to_bytes(4, "big") + b"\x80" * 262_143
+    body = msgpack.packb([number, method, args]).replace(msgpack.packb(b"x"), one)
+    return len(body).to_bytes(4, "little") + body
+
+
+def test_a_message_of_too_many_values_is_refused_before_it_is_decoded() -> None:
+    """Its request gets an error, and the connection goes on."""
+    taken: list[Request] = []
+
+    async def body(opened: Open) -> None:
+        caller = await opened()
+        await caller.said()
+        tracemalloc.start()
+        await caller.stream.send(of_empty_maps("echo", 79))
+        ((number, status, error),) = await caller.said()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert (number, status, error["code"]) == (1, 1, "too_large")
+        assert not taken and peak < 8 * FRAME_BYTES_MAX
+        await caller.stream.send(requests(1, one_way=False))
+        await anyio.sleep(1)
+        assert len(taken) == 1
+
+    served(Bounds(), body, dispatch=taken.append)
+
+
+def test_a_request_that_is_not_admitted_is_not_decoded() -> None:
+    """Neither what its arguments are nor whether they are anything is looked at."""
+
+    def admit(method: str, size: int) -> None:
+        raise Forbidden(f"{method} of {size} bytes")
+
+    async def body(opened: Open) -> None:
+        caller = await opened()
+        await caller.said()
+        malformed = msgpack.packb([7, "echo"]).replace(b"\x92", b"\x93", 1) + b"\xc1"
+        await caller.stream.send(len(malformed).to_bytes(4, "little") + malformed)
+        ((number, status, error),) = await caller.said()
+        assert (number, status, error["code"], error["message"]) == (7, 1, "forbidden", "echo of 8 bytes")
+
+    served(Bounds(), body, admit=admit)
+
+
+def test_decoded_requests_in_progress_are_bounded_for_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is beyond is refused, and what is answered or withdrawn makes room."""
+    monkeypatch.setattr(bounds_module, "REQUESTS_BYTES_MAX", 150 << 20)
+    taken: list[Request] = []
+    bounds = Bounds()
+
+    async def body(opened: Open) -> None:
+        first, second, third = callers = [await opened() for _ in range(3)]
+        for caller in callers:
+            await caller.said()
+            await caller.stream.send(of_empty_maps("wait", 1))
+        assert [(said[:2], said[2]["code"]) for said in await third.said()] == [([1, 1], "overloaded")]
+        assert len(taken) == 2 and 128 << 20 < bounds.requests < 150 << 20
+        taken[0].reply(None)
+        await first.said()
+        await second.stream.aclose()
+        await anyio.sleep(2)
+        assert bounds.requests == 0
+
+    served(bounds, body, dispatch=taken.append)
+
+
+@given(
+    st.recursive(VALUES, lambda inner: st.lists(inner) | st.dictionaries(st.integers(0, 1 << 60), inner), max_leaves=50)
+)
+def test_the_estimate_is_above_what_a_value_takes(value: Any) -> None:
+    """For every value of MessagePack: its own size and that of all in it."""
+    frame = msgpack.packb(value, use_bin_type=True)
+    looked_at = frame + bytes(LOOKED_AT_BYTES)  # zeros at its end are numbers
+    assert decoded_bytes(memoryview(looked_at)) >= size_of(msgpack.unpackb(frame, strict_map_key=False))
+
+
+def size_of(value: Any) -> int:
+    """Bytes of a value in memory, with all in it."""
+    inner = value if isinstance(value, list) else [*value, *value.values()] if isinstance(value, dict) else []
+    return sys.getsizeof(value) + sum(size_of(one) for one in inner)
