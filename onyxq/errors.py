@@ -262,9 +262,29 @@ class Corrupt(Unavailable):
 
 
 class StoreFailed(Unavailable):
-    """The store could not write: disk full or failing."""
+    """The store could not write: disk full or failing. Repeating the request is safe."""
 
     code, hint = "store_failed", "Free space on, or replace, the node's disk."
+
+
+class StoreDamaged(Unavailable):
+    """The store's file is damaged beyond its rows: the node ends, and sets the file aside when it starts again."""
+
+    code = "store_damaged"
+    hint = (
+        "Start the peer again: it checks the file, and other nodes refill it if it is set aside. "
+        "Without other nodes, restore a backup. Check the disk."
+    )
+
+
+class LogDamaged(Corrupt):
+    """The file of the embedded log is damaged; no other copy of it exists."""
+
+    code = "log_damaged"
+    hint = (
+        "Check the disk. Then move the data directory away, start with an empty one, and restore the newest backup "
+        "into it. Only --data names this log; a cluster on ZooKeeper has no such file."
+    )
 
 
 class ProtocolError(OnyxqError):
@@ -330,6 +350,13 @@ class StoreRefused(Conflict):
         self.depends: list[int] = refused["depends"]
         self.owned: list[int] = refused["owned"]
         self.bugs: list[str] = refused["bugs"]
+
+
+def causes(error: BaseException) -> list[Exception]:
+    """The errors that tasks raised together, one by one, without cancellations and interrupts."""
+    if isinstance(error, BaseExceptionGroup):
+        return [one for part in error.exceptions for one in causes(part)]
+    return [error] if isinstance(error, Exception) else []
 
 
 def first_cause(error: BaseException) -> BaseException:

@@ -228,6 +228,7 @@ class Metrics:
             "onyxq_scrub_progress", "About what part of the present round through the store was checked, 0 to 1."
         )
         self.scrub_rounds = Counter("onyxq_scrub_rounds_total", "Rounds through the store that were completed.")
+        self.store_writable = Gauge("onyxq_store_writable", "0 while the node's disk refuses writes, else 1.")
         self.damaged_rows = Gauge("onyxq_damaged_rows", "Rows known to be damaged and not repaired yet.")
         self.repaired = Counter(
             "onyxq_repaired_total",

@@ -9,9 +9,9 @@ disk; readers at the tail are handed records from memory.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import queue
-import struct
 import threading
 import zlib
 from collections import OrderedDict
@@ -19,14 +19,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import lmdb
-import msgpack
 import trio
-from attrs import define, frozen
+from attrs import define
 
 from onyxq.entry import RECORD_BYTES_MAX
-from onyxq.errors import Corrupt, LogUnavailable, TooLarge
+from onyxq.errors import LogDamaged, LogUnavailable, TooLarge
 from onyxq.locking import lock_file
+from onyxq.log.embedded_file import LogFile, Pointer
 from onyxq.log.interface import (
     SEGMENT_RECORDS,
     START,
@@ -40,30 +39,13 @@ from onyxq.log.interface import (
 )
 from onyxq.peer.clock import Clock, SteadyClock
 
-MAP_BYTES = 64 << 30
-"""Address space set aside for the log; disk is used only as it grows."""
 GROUP_RECORDS_MAX = 1_000
 RECENT_BYTES_MAX = 16 << 20
 RECENT_RECORDS_MAX = 10_000
 """Records kept in memory for readers at the tail."""
-LOAD_RECORDS, LOAD_BYTES = 256, 4 << 20
-"""What a reader that is behind takes from the disk at once."""
-TRIM_BATCH_RECORDS = 1_000
 IN_USE = "Only one process can have an embedded log open; use its address, another --data, or ZooKeeper."
 
-_NEXT, _ORIGIN, _ENDS = b"next", b"origin", b"ends"
-_HEAD = struct.Struct(">qI")
-"""Before a record's bytes: its ctime, and the CRC-32 of position, ctime and bytes."""
-
-
-@frozen
-class _Pointer:
-    """The origin's row (a msgpack list of these fields); its bytes are a row of their own."""
-
-    position: int
-    crc: int
-    trimmed: int
-    generation: int
+_log = logging.getLogger(__name__)
 
 
 @define(eq=False)
@@ -93,17 +75,14 @@ class EmbeddedBackend:
         self._lock = lock_file(self._path / "lock", what=f"the log in {self._path}", hint=IN_USE)
         self._clock = clock or SteadyClock()  # a witness beside the writers' clocks
         try:
-            # Sync on commit; no read-ahead: the log is read in order once, or from memory.
-            self._env = lmdb.open(str(self._path), map_size=MAP_BYTES, max_dbs=2, readahead=False)
-            self._records = self._env.open_db(b"records")
-            self._meta = self._env.open_db(b"meta")
-            self._next, self._pointer = self._load()
-            self._ends = self._load_ends()
-        except lmdb.Error as error:
+            self._file = LogFile(self._path)
+        except BaseException:
             os.close(self._lock)
-            raise LogUnavailable(f"the log in {self._path} cannot be opened: {error}") from error
-        self._durable_next, self._durable_ends = self._next, self._ends
-        """The writer thread's; `_next` and `_ends` follow them in the event loop."""
+            raise
+        self._next, self._pointer, self._ends = self._file.next, self._file.pointer, self._file.ends
+        """What the event loop knows of the file, which belongs to the writer thread."""
+        self.refusal = ""
+        """Why the last append failed; empty if it did not."""
         self._recent: OrderedDict[int, Record] = OrderedDict()
         self._recent_bytes = 0
         self._pulses: dict[str, tuple[EmbeddedSession, bytes]] = {}
@@ -139,10 +118,9 @@ class EmbeddedBackend:
     async def destroy(self) -> None:
         """Delete every record and the origin; open sessions are lost."""
         self._end_sessions()
-        await self.submit(work=self._drop_all)
+        await self.submit(work=self._file.drop_all)
         self._recent.clear()
         self._recent_bytes = 0
-        self._next, self._pointer, self._ends = 0, None, ()
 
     def close(self) -> None:
         """End all sessions, write what waits, close the files and give up the lock; blocks briefly."""
@@ -166,8 +144,12 @@ class EmbeddedBackend:
 
     def _finish_close(self) -> None:
         self._writer.join()
-        self._env.close()
-        os.close(self._lock)
+        try:
+            self._file.close()
+        except OSError as error:
+            _log.warning("the log in %s was closed, but that cannot be noted: %s", self._path, error)
+        finally:
+            os.close(self._lock)
 
     def _end_sessions(self) -> None:
         for session in list(self._sessions):
@@ -196,8 +178,9 @@ class EmbeddedBackend:
             for job in batch:
                 if job.work is not None:
                     self._work(job)
+            state = (self._file.next, self._file.pointer, self._file.ends)
             with contextlib.suppress(trio.RunFinishedError):
-                batch[0].token.run_sync_soon(self._publish, written, batch)
+                batch[0].token.run_sync_soon(self._publish, written, batch, state)
 
     def _take_batch(self) -> list[_Job]:
         """All that waits, up to a limit or the first work; empty once closed."""
@@ -216,19 +199,15 @@ class EmbeddedBackend:
         return batch
 
     def _write_records(self, jobs: list[_Job]) -> list[Record]:
-        now = self._clock.wall_ms()
-        first = self._durable_next
-        written = [Record(first + n, now, job.record or b"") for n, job in enumerate(jobs)]
+        data = [job.record or b"" for job in jobs]
         try:
-            with self._env.begin(write=True) as transaction:
-                for record in written:
-                    transaction.put(_key(record.position), _seal(record), db=self._records, append=True)
-                transaction.put(_NEXT, msgpack.packb(first + len(jobs)), db=self._meta)
-        except lmdb.Error as error:
+            written = self._file.write(lambda: self._file.append(data, self._clock.wall_ms()))
+        except Exception as error:
+            self.refusal = str(error)
             for job in jobs:
-                job.error = AppendUnknown(f"the log in {self._path} cannot be written: {error}")
+                job.error = AppendUnknown(error.message) if isinstance(error, LogUnavailable) else error
             return []
-        self._durable_next = first + len(jobs)
+        self.refusal = ""
         for job, record in zip(jobs, written, strict=True):
             job.value = record.position
         return written
@@ -236,93 +215,24 @@ class EmbeddedBackend:
     def _work(self, job: _Job) -> None:
         assert job.work is not None
         try:
-            job.value = job.work()
-        except lmdb.Error as error:
-            job.error = LogUnavailable(f"the log in {self._path} cannot be written: {error}")
+            job.value = self._file.write(job.work)
+        except Exception as error:
+            job.error = error
 
-    def _publish(self, written: list[Record], batch: list[_Job]) -> None:
-        """In trio: what became durable is now seen."""
+    def _publish(
+        self, written: list[Record], batch: list[_Job], state: tuple[int, Pointer | None, tuple[int, ...]]
+    ) -> None:
+        """In trio: what became durable is now seen, also of a write that failed at first."""
         for record in written:
             self._recent[record.position] = record
             self._recent_bytes += len(record.data)
-        self._ends = self._durable_ends
-        if written:
-            self._next = written[-1].position + 1
+        self._next, self._pointer, self._ends = state
         while self._recent_bytes > RECENT_BYTES_MAX or len(self._recent) > RECENT_RECORDS_MAX:
             _, dropped = self._recent.popitem(last=False)
             self._recent_bytes -= len(dropped.data)
         for job in batch:
             job.done.set()
         self._grown.unpark_all()
-
-    # --- what the writer thread does besides records -----------------------------------
-
-    def _load(self) -> tuple[int, _Pointer | None]:
-        with self._env.begin() as transaction:
-            following = transaction.get(_NEXT, db=self._meta)
-            pointer = transaction.get(_ORIGIN, db=self._meta)
-        try:
-            return (
-                msgpack.unpackb(following) if following else 0,
-                _Pointer(*msgpack.unpackb(pointer)) if pointer else None,
-            )
-        except (TypeError, ValueError, msgpack.UnpackException) as error:
-            raise Corrupt(f"the log in {self._path} is malformed: {error}") from None
-
-    def _load_ends(self) -> tuple[int, ...]:
-        with self._env.begin() as transaction:
-            ends = transaction.get(_ENDS, db=self._meta)
-        return tuple(msgpack.unpackb(ends)) if ends else ()
-
-    def _close_segment(self) -> bool:
-        """Have the next record be the next segment's first, if this one has had its records."""
-        end = self._durable_next
-        if end - segment_start(segment_of(end)) < self._segment_records:
-            return False
-        following, ends = segment_start(segment_of(end) + 1), (*self._durable_ends, end)
-        with self._env.begin(write=True) as transaction:
-            transaction.put(_NEXT, msgpack.packb(following), db=self._meta)
-            transaction.put(_ENDS, msgpack.packb(ends), db=self._meta)
-        self._durable_next, self._durable_ends = following, ends
-        return True
-
-    def _put_origin(self, position: int, data: bytes, expected: int) -> _Pointer | None:
-        _, found = self._load()
-        if (found.generation if found else -1) != expected or (found and position <= found.position):
-            return None
-        pointer = _Pointer(position, zlib.crc32(data), found.trimmed if found else START, expected + 1)
-        with self._env.begin(write=True) as transaction:
-            if found:
-                transaction.delete(_origin_key(found.generation), db=self._meta)
-            transaction.put(_origin_key(pointer.generation), data, db=self._meta)
-            transaction.put(_ORIGIN, _pack(pointer), db=self._meta)
-        return pointer
-
-    def _trim_batch(self, upto: int) -> tuple[_Pointer | None, int]:
-        """Delete up to `TRIM_BATCH_RECORDS`; the new pointer and how many were deleted."""
-        _, found = self._load()
-        if found is None:
-            return None, 0
-        last = min(upto, found.position)
-        if last <= found.trimmed:
-            return found, 0
-        with self._env.begin(write=True) as transaction, transaction.cursor(db=self._records) as cursor:
-            deleted = 0
-            cursor.first()
-            while (key := cursor.key()) and key <= _key(last) and deleted < TRIM_BATCH_RECORDS:
-                cursor.delete()
-                deleted += 1
-            # What is left begins here; positions that no record has are passed over.
-            trimmed = min(last, int.from_bytes(key, "big") - 1) if key else last
-            pointer = _Pointer(found.position, found.crc, trimmed, found.generation)
-            transaction.put(_ORIGIN, _pack(pointer), db=self._meta)
-        return pointer, deleted
-
-    def _drop_all(self) -> None:
-        with self._env.begin(write=True) as transaction:
-            transaction.drop(self._records, delete=False)
-            transaction.drop(self._meta, delete=False)
-        self._durable_next, self._durable_ends = 0, ()
 
     # --- for sessions, in trio ---------------------------------------------------------
 
@@ -346,18 +256,7 @@ class EmbeddedBackend:
         found = self._recent.get(position)
         if found is not None:
             return [found]
-        records: list[Record] = []
-        size = 0
-        with self._env.begin() as transaction, transaction.cursor(db=self._records) as cursor:
-            if not cursor.set_key(_key(position)):
-                return []
-            for key, value in cursor:
-                place = int.from_bytes(key, "big")
-                if place >= self._next or len(records) == LOAD_RECORDS or size >= LOAD_BYTES:
-                    break
-                records.append(_unseal(place, value))
-                size += len(value)
-        return records
+        return self._file.fetch(position, self._next)
 
     @property
     def origin_position(self) -> int:
@@ -369,38 +268,28 @@ class EmbeddedBackend:
         await self._grown.park()
 
     async def read_origin(self) -> Origin | None:
-        """The origin from disk; raises `Corrupt`."""
-        found = await self.submit(work=self._get_origin)
+        """The origin from disk; raises `LogDamaged`."""
+        found = await self.submit(work=self._file.origin)
         if found is None:
             return None
         pointer, data = found
         if data is None or zlib.crc32(data) != pointer.crc:
-            raise Corrupt(f"the origin at {pointer.position} does not match its checksum")
+            raise LogDamaged(f"the origin at {pointer.position} does not match its checksum")
         return Origin(pointer.position, data, pointer.trimmed, pointer.generation)
-
-    def _get_origin(self) -> tuple[_Pointer, bytes | None] | None:
-        _, found = self._load()
-        if found is None:
-            return None
-        with self._env.begin() as transaction:
-            return found, transaction.get(_origin_key(found.generation), db=self._meta)
 
     async def write_origin(self, position: int, data: bytes, *, expected_version: int) -> bool:
         """See `LogSession.store_origin`."""
-        pointer = await self.submit(work=lambda: self._put_origin(position, data, expected_version))
-        if pointer is not None:
-            self._pointer = pointer
+        pointer = await self.submit(work=lambda: self._file.put_origin(position, data, expected_version))
         return pointer is not None
 
     async def trim(self, upto: int) -> int:
         """See `LogSession.trim`."""
         total = 0
         while True:
-            found: tuple[_Pointer | None, int] = await self.submit(work=lambda: self._trim_batch(upto))
+            found: tuple[Pointer | None, int] = await self.submit(work=lambda: self._file.trim_batch(upto))
             pointer, deleted = found
             if pointer is None:
                 return total
-            self._pointer = pointer
             for position in [position for position in self._recent if position <= pointer.trimmed]:
                 self._recent_bytes -= len(self._recent.pop(position).data)
             total += deleted
@@ -409,7 +298,7 @@ class EmbeddedBackend:
 
     async def rotate(self) -> bool:
         """See `LogSession.rotate`."""
-        closed: bool = await self.submit(work=self._close_segment)
+        closed: bool = await self.submit(work=lambda: self._file.close_segment(self._segment_records))
         return closed
 
     # --- pulses ------------------------------------------------------------------------
@@ -449,8 +338,8 @@ class EmbeddedSession:
 
     @property
     def connected(self) -> bool:
-        """Until it is closed."""
-        return not self._lost.is_set()
+        """Until it is closed; not while the disk refuses records."""
+        return not self._lost.is_set() and not self._backend.refusal
 
     async def wait_lost(self) -> None:
         """See `LogSession.wait_lost`."""
@@ -541,36 +430,8 @@ class EmbeddedSession:
     def _absent(self, position: int) -> Trimmed:
         if position <= self._backend.origin_position:
             return Trimmed(self._backend.origin_position)
-        raise Corrupt(f"record {position} of the log is missing, although a later one exists")
+        raise LogDamaged(f"record {position} of the log is missing, although a later one exists")
 
     def _check(self) -> None:
         if self._lost.is_set():
             raise SessionLost("the session with the embedded log has ended")
-
-
-def _crc(position: int, ctime_ms: int, data: bytes) -> int:
-    return zlib.crc32(data, zlib.crc32(_HEAD.pack(ctime_ms, position & 0xFFFFFFFF)))
-
-
-def _seal(record: Record) -> bytes:
-    return _HEAD.pack(record.ctime_ms, _crc(record.position, record.ctime_ms, record.data)) + record.data
-
-
-def _unseal(position: int, value: bytes) -> Record:
-    ctime_ms, crc = _HEAD.unpack_from(value)
-    data = bytes(value[_HEAD.size :])
-    if crc != _crc(position, ctime_ms, data):
-        raise Corrupt(f"record {position} of the log does not match its checksum")
-    return Record(position, ctime_ms, data)
-
-
-def _key(position: int) -> bytes:
-    return position.to_bytes(8, "big")
-
-
-def _origin_key(generation: int) -> bytes:
-    return b"origin-%d" % generation
-
-
-def _pack(pointer: _Pointer) -> bytes:
-    return bytes(msgpack.packb([pointer.position, pointer.crc, pointer.trimmed, pointer.generation]))

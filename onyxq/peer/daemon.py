@@ -34,7 +34,7 @@ from onyxq.access.wire import Caller
 from onyxq.archive import Archive
 from onyxq.directories import usable
 from onyxq.entry import Entries
-from onyxq.errors import BadRequest, LogUnavailable, StoreFailed, first_cause
+from onyxq.errors import BadRequest, LogUnavailable, OnyxqError, StoreFailed, causes, first_cause
 from onyxq.extensions import installed
 from onyxq.jobs.driving import Driving, SparkSettings
 from onyxq.jobs.hosts import Launch
@@ -47,13 +47,14 @@ from onyxq.partition.purging import Plan
 from onyxq.peer.archiving import Archiver
 from onyxq.peer.clock import Clock, RingClock, SystemClock
 from onyxq.peer.node import Node
-from onyxq.peer.peer import Evicted, Peer
+from onyxq.peer.peer import Evicted, Peer, writes
 from onyxq.peer.record_keeping import RecordKeeper
 from onyxq.peer.service import Service
 from onyxq.purged import MARGIN_MS
 from onyxq.replica import SETTINGS_LIMITS, Settings
 from onyxq.store.interface import Batch, Store
 from onyxq.store.lmdb_store import LmdbStore
+from onyxq.store.soundness import fatal_signals_noted
 from onyxq.taskstore.state import UNITS
 from onyxq.timers.delivering import Delivering, delivering
 from onyxq.timers.targets import targets
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     from onyxq.http.server import Places
 
 SESSION_RETRY_S = 1.0
+STORE_RETRY_S = 1.0
 REJOIN_PAUSE_S = 0.2
 
 log = logging.getLogger(__name__)
@@ -199,56 +201,68 @@ class RunningNode:
         """Serve until stopped; raises what a new peer would not cure."""
         store = self._open_store(self.config.data, self._clock)
         try:
-            node_id = await self._node_id(store)
-            async with trio.open_nursery() as nursery:
-                node = self.node = Node(
-                    node_id=node_id,
-                    cluster_name=self.config.cluster,
-                    store=store,
-                    network=self._network,
-                    clock=self._clock,
-                    random=self._random.random,
-                    nursery=nursery,
-                    offload=self._offload,
-                    entries=self._entries,
-                    sync_bytes_per_s=self.config.sync_bytes_per_s,
-                    purging=_plan(self.config),
-                    credential=self.config.access.peer_secret,
-                    takes_pickles=self.config.allow_pickled or not self.config.access,
-                )
-                service = self.service = Service(
-                    node, random_64=lambda: self._random.getrandbits(64), backend=self._backend
-                )
-                if self.config.archive:
-                    archive = Archive(Path(self.config.archive), node_id)
-                    node.archivers.append(Archiver(archive, node, service.log_view).keep)
-                if self.config.record_archive:
-                    directory = Path(self.config.record_archive)
-                    node.archivers.append(RecordKeeper(directory, node, service.log_view).keep)
-                nursery.start_soon(node.run)
-                nursery.start_soon(service.run)
-                address = await nursery.start(self._serve_wire, node, service)
-                if self.config.spark:
-                    node.driving = Driving(node, _spark(self.config), self._launch_host)
-                    nursery.start_soon(node.driving.run, address)
-                if self._transports is not None:
-                    self._delivering = delivering(
-                        node,
-                        service.timers,
-                        self._transports,
-                        allowed=self.config.timer_targets,
-                        listens=(self.config.listen, self.config.http, self.config.taskstore),
-                        timeout_ms=self.config.timer_timeout_ms,
-                    )
-                    nursery.start_soon(self._delivering.run)
-                http = await nursery.start(self._serve_http, service) if self.config.http else ""
-                if self.config.taskstore:
-                    self._taskstore = await nursery.start(self._serve_taskstore, service)
-                await self._peers(node, service, address, http)
-                nursery.cancel_scope.cancel()
+            await self._run_on(store)
+        except BaseException as error:
+            if any(not isinstance(one, OnyxqError) for one in causes(error)):
+                store.doubt()  # a mistake of ours, or contents that nobody wrote
+            if store.condition.fatal is None:
+                raise
         finally:
             with trio.CancelScope(shield=True):
                 await store.aclose()
+        if store.condition.fatal is not None:
+            raise store.condition.fatal
+
+    async def _run_on(self, store: Store) -> None:
+        """Serve what is in a store until stopped, or until the store can be used no longer."""
+        node_id = await self._node_id(store)
+        async with trio.open_nursery() as nursery:
+            store.condition.on_end(nursery.cancel_scope.cancel)
+            node = self.node = Node(
+                node_id=node_id,
+                cluster_name=self.config.cluster,
+                store=store,
+                network=self._network,
+                clock=self._clock,
+                random=self._random.random,
+                nursery=nursery,
+                offload=self._offload,
+                entries=self._entries,
+                sync_bytes_per_s=self.config.sync_bytes_per_s,
+                purging=_plan(self.config),
+                credential=self.config.access.peer_secret,
+                takes_pickles=self.config.allow_pickled or not self.config.access,
+            )
+            service = self.service = Service(
+                node, random_64=lambda: self._random.getrandbits(64), backend=self._backend
+            )
+            if self.config.archive:
+                archive = Archive(Path(self.config.archive), node_id)
+                node.archivers.append(Archiver(archive, node, service.log_view).keep)
+            if self.config.record_archive:
+                directory = Path(self.config.record_archive)
+                node.archivers.append(RecordKeeper(directory, node, service.log_view).keep)
+            nursery.start_soon(node.run)
+            nursery.start_soon(service.run)
+            address = await nursery.start(self._serve_wire, node, service)
+            if self.config.spark:
+                node.driving = Driving(node, _spark(self.config), self._launch_host)
+                nursery.start_soon(node.driving.run, address)
+            if self._transports is not None:
+                self._delivering = delivering(
+                    node,
+                    service.timers,
+                    self._transports,
+                    allowed=self.config.timer_targets,
+                    listens=(self.config.listen, self.config.http, self.config.taskstore),
+                    timeout_ms=self.config.timer_timeout_ms,
+                )
+                nursery.start_soon(self._delivering.run)
+            http = await nursery.start(self._serve_http, service) if self.config.http else ""
+            if self.config.taskstore:
+                self._taskstore = await nursery.start(self._serve_taskstore, service)
+            await self._peers(node, service, address, http)
+            nursery.cancel_scope.cancel()
 
     def renew(self, access: Access) -> None:
         """Ask for the tokens of ``access``, and use certificates as their files have them now; raises `BadRequest`.
@@ -344,6 +358,8 @@ class RunningNode:
 
     async def _peers(self, node: Node, service: Service, address: str, http: str) -> None:
         while not (self.stop.is_set() or service.operating.leave_wanted.is_set()):
+            if not await self._can_write(node.store):
+                continue
             peer_id = f"{node.node_id}-{self._random.getrandbits(32):08x}"
             peer = self._peer = service.peer = Peer(
                 node,
@@ -362,6 +378,14 @@ class RunningNode:
             except* (SessionLost, LogUnavailable, StoreFailed, Evicted) as group:
                 log.warning("peer %s ended: %s", peer_id, first_cause(group))
             await trio.sleep(REJOIN_PAUSE_S)
+
+    async def _can_write(self, store: Store) -> bool:
+        """Whether the store takes writes; if it does not, False after a while: no peer begins without its disk."""
+        if not store.condition.refusal:
+            return True
+        with trio.move_on_after(STORE_RETRY_S):
+            await self.stop.wait()
+        return await writes(store)
 
     async def _one_peer(self, peer: Peer, service: Service) -> None:
         try:
@@ -483,6 +507,18 @@ async def run_peer(
     """
     check_config(config)
     make_directories(config)
+    with fatal_signals_noted(Path(config.data)):
+        await _run_peer(config, ready=ready, stop=stop, backend=backend, renewal=renewal)
+
+
+async def _run_peer(
+    config: PeerConfig,
+    *,
+    ready: Callable[[PeerAddresses], None],
+    stop: trio.Event,
+    backend: LogBackend | None,
+    renewal: Renewal | None,
+) -> None:
     async with _backend_of(config, backend) as chosen:
         running = RunningNode(config, chosen, transports=installed_transports())
         if renewal is not None:

@@ -17,7 +17,15 @@ from attrs import asdict, evolve
 from log_entries import create_cluster, drain_node, leave_cluster, prepare_join_cluster
 from log_entries.prepare_join_cluster import OLDER, OVERTAKEN
 from onyxq.duties import Drive, Duty, Extended, Fire, Snapshot, Watch, duties
-from onyxq.errors import ClockWrong, ClusterMismatch, NodeCopied, OlderThanCluster, OnyxqError, Unavailable
+from onyxq.errors import (
+    ClockWrong,
+    ClusterMismatch,
+    NodeCopied,
+    OlderThanCluster,
+    OnyxqError,
+    StoreFailed,
+    Unavailable,
+)
 from onyxq.log.interface import LogSession, SessionLost, Trimmed
 from onyxq.peer.collecting import Collector, unpacked
 from onyxq.peer.extending import supervise
@@ -27,7 +35,7 @@ from onyxq.peer.outbox import Outbox
 from onyxq.replica import CLOCK_SKEW_MAX_MS, EMPTY, Replica, Settings, first_peer, unserved
 from onyxq.ring import clock_error_ms, contains, latest_peer, worst_clock_error_ms
 from onyxq.step import owed, step
-from onyxq.store.interface import PEERS_META, Batch
+from onyxq.store.interface import PEERS_META, Batch, Store
 
 TICK_S = 0.5
 QUIET_MAX_MS = 1_900
@@ -35,6 +43,8 @@ QUIET_MAX_MS = 1_900
 DRAIN_TIMEOUT_S = 30.0
 DEFAULTS = Settings()
 OWED_EVERY_S = 1.0
+STORE_PATIENCE_S = 10.0
+"""A peer whose store has taken no write for longer leaves the ring, until it takes one."""
 CLOCK_PATIENCE_S = 10.0
 CLOCK_NEWS_MS = 1_000
 """What a peer's clock must have moved against the log's for a record that does nothing but say so."""
@@ -42,6 +52,15 @@ CLOCK_EVERY_S = 600.0
 """A peer says at least this often what its clock shows: one that drifts moves with the machine's others."""
 
 log = logging.getLogger(__name__)
+
+
+async def writes(store: Store) -> bool:
+    """Whether the store takes a small write."""
+    try:
+        await store.write(Batch(meta=(("tried", b""),)))
+    except StoreFailed:
+        return False
+    return True
 
 
 class Evicted(Exception):
@@ -85,6 +104,8 @@ class Peer:
         """Its request to join was refused: another peer of its node asked first."""
         self._passed = False
         """Its request to join lies behind the origin that it went on from: it is in the ring there, or was."""
+        self._trying = False
+        """A write is tried because the last one was refused."""
         self._wrong: ClockWrong | None = None
         """Why it leaves for good."""
         self._log_time_at = 0.0
@@ -353,6 +374,7 @@ class Peer:
         while True:
             await trio.sleep(TICK_S)
             node = self.node
+            self._check_store(node.store)
             if not node.log_connected or self.id not in node.replica.ring.members:
                 continue
             self._say_clock(outbox)
@@ -367,6 +389,22 @@ class Peer:
                     await node.expiry.expire()
                 except OnyxqError as error:
                     log.info("expiry waits: %s", error.message)
+
+    def _check_store(self, store: Store) -> None:
+        """Raise `StoreFailed` if the disk has taken no write for long: another node does this one's work meanwhile."""
+        condition = store.condition
+        if condition.trouble_s() > STORE_PATIENCE_S:
+            why = condition.refusal or "the disk does not answer"
+            raise StoreFailed(f"the store has taken no write for {condition.trouble_s():.0f} s: {why}")
+        if condition.refusal and not self._trying:
+            self._trying = True
+            self.node.start_soon(self._try_store, store)
+
+    async def _try_store(self, store: Store) -> None:
+        try:
+            await writes(store)
+        finally:
+            self._trying = False
 
     def _counts_absence(self) -> bool:
         """Whether this peer, as the ring's first, sees to it that log time passes for absent nodes."""

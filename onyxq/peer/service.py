@@ -490,6 +490,8 @@ class Service:
             reasons.append("the peer is joining the ring")
         if not node.log_connected:
             reasons.append("the log cannot be reached")
+        if refusal := node.store.condition.refusal:
+            reasons.append(f"the store cannot be written: {refusal}")
         return {
             "live": True,
             "ready": not reasons,
@@ -505,6 +507,7 @@ class Service:
         metrics.log_position.set(node.replica.position)
         metrics.log_lag_entries.set(node.log_lag)
         self._sync_metrics()
+        metrics.store_writable.set(int(not node.store.condition.refusal))
         if node.driving is not None:
             metrics.spark_host_up.set(int(node.driving.host_state == "up"))
             metrics.jobs_driven.replace({(state,): n for state, n in node.driving.states().items()})

@@ -46,6 +46,7 @@ from onyxq.facts import Row
 from onyxq.ids import TaskId
 from onyxq.purged import Watermark
 from onyxq.store.checks import Prepared
+from onyxq.store.condition import Condition
 
 
 class Piece(NamedTuple):
@@ -277,11 +278,20 @@ class Rider(Protocol):
 
 
 class Store(Protocol):
-    """A node's facts and indexes. Reading methods are synchronous and cheap."""
+    """A node's facts and indexes. Reading methods are synchronous and cheap.
+
+    All of them raise `StoreDamaged` if the file is damaged beyond its rows.
+    """
+
+    condition: Condition
 
     async def write(self, batch: Batch) -> Written:
-        """Make a batch durable; raises `StoreFailed` (nothing of it is stored) and
-        `BadRequest` for malformed rows (likewise)."""
+        """Make a batch durable; raises `StoreFailed` (it may or may not be stored; repeating it is
+        safe) and `BadRequest` for malformed rows (nothing of it is stored)."""
+        ...
+
+    def doubt(self) -> None:
+        """Have the file examined page by page before it is opened the next time."""
         ...
 
     async def aclose(self) -> None:

@@ -10,6 +10,10 @@ Reads see a snapshot that is renewed when a commit ends, before the writers hear
 LMDB's own locks are off: the data directory's lock admits one process, transactions
 begin one after the other on one thread, and the snapshot is never older than the
 transaction before the one being written, whose pages LMDB does not reuse.
+
+After a write of its meta page that failed LMDB takes nothing more.  Then the meta pages are
+written again until the disk takes them, and the environment is opened again: what was
+acknowledged is in it, and the batch of the failed write may be.
 """
 
 from __future__ import annotations
@@ -23,18 +27,19 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import lmdb
 import trio
 
-from onyxq.errors import Corrupt, StoreFailed
+from onyxq.errors import Corrupt, OnyxqError, StoreDamaged, StoreFailed
 from onyxq.locking import lock_file
+from onyxq.store.environment import Failure, cannot_open, judge, open_file
 from onyxq.store.indexing import Applier, PreparedBatch, prepare_batch
 from onyxq.store.interface import Batch, Rider, Written
 from onyxq.store.purging import watermarks_in
 from onyxq.store.reading import StoreReads
-from onyxq.store.soundness import examine, note_closed, set_aside
+from onyxq.store.soundness import DATA, note_closed, note_doubt, set_aside, write_metas_again
 from onyxq.store.tables import FORMAT_KEY, TABLE_NAMES
 
 MAP_BYTES = 1 << 30
@@ -49,8 +54,9 @@ partitions: deleting needs room before it gives any."""
 IN_USE = "Stop that process, or give this one a data directory of its own."
 FORMAT = b"4"
 _FREED = "\0freed"
+_OPTIONS: dict[str, Any] = {"max_dbs": len(TABLE_NAMES), "lock": False, "meminit": False, "max_spare_txns": 2}
+_Done: TypeAlias = Callable[[Exception | None], None]
 
-_DAMAGE = (lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError)
 _log = logging.getLogger(__name__)
 
 
@@ -97,8 +103,43 @@ class LmdbTable:
                 found = bool(cursor.key())
 
 
+class ReadTable(LmdbTable):
+    """A table that is only read; ``failed`` makes of an error of LMDB the one that is raised."""
+
+    __slots__ = ("_failed", "_find")
+
+    def __init__(self, txn: lmdb.Transaction, db: Any, failed: Callable[[lmdb.Error], OnyxqError]) -> None:
+        super().__init__(txn, db)
+        self._find = self.get
+        self._failed = failed
+        self.get = self._get
+
+    def _get(self, key: bytes) -> bytes | None:
+        try:
+            return self._find(key)
+        except lmdb.Error as error:
+            raise self._failed(error) from error
+
+    def ascend(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Entries from ``start`` on."""
+        try:
+            yield from super().ascend(start)
+        except lmdb.Error as error:
+            raise self._failed(error) from error
+
+    def descend(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Entries from ``start`` down."""
+        try:
+            yield from super().descend(start)
+        except lmdb.Error as error:
+            raise self._failed(error) from error
+
+
 class LmdbTables:
-    """All tables of one transaction; see `onyxq.store.tables.Tables`."""
+    """All tables of one transaction; see `onyxq.store.tables.Tables`.
+
+    ``failed``: given for a transaction that only reads; see `ReadTable`.
+    """
 
     rows: LmdbTable
     ready: LmdbTable
@@ -117,15 +158,19 @@ class LmdbTables:
     log: LmdbTable
     meta: LmdbTable
 
-    def __init__(self, txn: lmdb.Transaction, dbs: dict[str, Any]) -> None:
+    def __init__(
+        self, txn: lmdb.Transaction, dbs: dict[str, Any], failed: Callable[[lmdb.Error], OnyxqError] | None = None
+    ) -> None:
         self._txn = txn
         self._dbs = dbs
+        self._failed = failed
 
     def __getattr__(self, name: str) -> LmdbTable:
         # Made when first used: most transactions touch some tables only.
         if name not in self._dbs:
             raise AttributeError(name)
-        table = LmdbTable(self._txn, self._dbs[name])
+        db = self._dbs[name]
+        table = LmdbTable(self._txn, db) if self._failed is None else ReadTable(self._txn, db, self._failed)
         setattr(self, name, table)
         return table
 
@@ -138,7 +183,7 @@ class _Ticket:
     def __init__(self, prepared: PreparedBatch, task: trio.lowlevel.Task | None, *, rider: Rider | None = None) -> None:
         self.prepared = prepared
         self.rider = rider
-        self.result: Written | StoreFailed | None = None
+        self.result: Written | OnyxqError | None = None
         self.task = task
         self.urgent = bool(prepared.batch.drop) or (task is None and rider is None)
         """It makes room, and may use the map's reserve."""
@@ -151,13 +196,11 @@ class LmdbStore(StoreReads):
 
     def __init__(self, env: lmdb.Environment, lock: int, *, now_ms: Callable[[], int], map_bytes_max: int) -> None:
         super().__init__()
-        self._env = env
+        self._directory = Path(env.path())
         self._lock = lock
         self._now_ms = now_ms
-        self._map_bytes = int(env.info()["map_size"])
         self._map_bytes_max = map_bytes_max
         self._map_bytes_limit = _limit(map_bytes_max)
-        self._dbs = {name: env.open_db(name.encode()) for name in TABLE_NAMES}
         self._token = trio.lowlevel.current_trio_token()
         self._waiting: deque[_Ticket] = deque()
         self._group: list[_Ticket] = []
@@ -167,11 +210,19 @@ class LmdbStore(StoreReads):
         self._busy = False
         self._begin_asked = False
         self._closed = False
+        self._sound = True
+        """The file may be trusted once it is closed."""
         self._idle = trio.Event()
-        self._commits: queue.SimpleQueue[lmdb.Transaction | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._commit_loop, name="onyxq-store", daemon=True)
-        self._snapshot = env.begin(buffers=True)
-        self._tables = LmdbTables(self._snapshot, self._dbs)
+        self._work: queue.SimpleQueue[tuple[Callable[[], None], _Done] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work_loop, name="onyxq-store", daemon=True)
+        self._use(env)
+
+    def _use(self, env: lmdb.Environment) -> None:
+        """Read and write in an environment that was just opened."""
+        self._env = env
+        self._map_bytes = int(env.info()["map_size"])
+        self._dbs = {name: env.open_db(name.encode()) for name in TABLE_NAMES}
+        self._begin_snapshot()
 
     @classmethod
     def open(
@@ -194,35 +245,21 @@ class LmdbStore(StoreReads):
             lock = lock_file(directory / "node.lock", what=f"the data directory {directory}", hint=IN_USE)
         except OSError as error:
             raise StoreFailed(f"the data directory {directory} cannot be used: {error}") from error
-        env = None
+        env = store = None
         try:
-            examine(directory)
-            env = lmdb.open(
-                str(directory),
-                map_size=min(map_bytes, _limit(map_bytes_max)),
-                max_dbs=len(TABLE_NAMES),
-                lock=False,
-                meminit=False,
-                max_spare_txns=2,
-            )
+            env = open_file(directory, map_size=min(map_bytes, _limit(map_bytes_max)), **_OPTIONS)
             _check_format(env, directory)
             now_ms = now_ms or (lambda: time.time_ns() // 1_000_000)
             store = cls(env, lock, now_ms=now_ms, map_bytes_max=map_bytes_max)
-            try:
-                store.check_promises()
-                store._watermarks = watermarks_in(store._tables.meta)
-            except BaseException:
-                store._snapshot.abort()
-                raise
+            store.check_promises()
+            store._watermarks = watermarks_in(store._tables.meta)
         except BaseException as error:
+            if store is not None:
+                store._snapshot.abort()
             if env is not None:
                 env.close()
             os.close(lock)
-            if isinstance(error, _DAMAGE):
-                raise Corrupt(f"the store in {directory} is damaged: {error}") from error
-            if isinstance(error, lmdb.Error | OSError):
-                raise StoreFailed(f"the store in {directory} cannot be opened: {error}") from error
-            raise
+            raise cannot_open(error, f"the store in {directory}", damaged=Corrupt, failed=StoreFailed) from error
         store._thread.start()
         return store
 
@@ -232,18 +269,24 @@ class LmdbStore(StoreReads):
         try:
             return cls.open(path, now_ms=now_ms)
         except Corrupt as error:
-            set_aside(Path(path), error.message)
+            try:
+                set_aside(Path(path), error.message)
+            except OSError as failed:
+                raise StoreFailed(f"{error.message}; it cannot be set aside: {failed}") from failed
         return cls.open(path, now_ms=now_ms)
 
     # --- writing ------------------------------------------------------------------
 
     async def write(self, batch: Batch) -> Written:
-        """Make a batch durable; raises `StoreFailed` and `BadRequest`: nothing is stored.
+        """Make a batch durable; raises `StoreFailed` (it may or may not be stored), `StoreDamaged`
+        (likewise; the node must end) and `BadRequest` (nothing is stored).
 
         If it is cancelled the batch may or may not have been stored.
         """
         if self._closed:
             raise StoreFailed("the store is closed")
+        if self.condition.fatal is not None:
+            raise self.condition.fatal
         ticket = _Ticket(prepare_batch(batch), trio.lowlevel.current_task())
         self._note_purge(batch)
         self._waiting.append(ticket)
@@ -253,8 +296,9 @@ class LmdbStore(StoreReads):
             ticket.task = None
             return trio.lowlevel.Abort.SUCCEEDED
 
-        await trio.lowlevel.wait_task_rescheduled(abandon)
-        if isinstance(ticket.result, StoreFailed):
+        with self.condition.writing():
+            await trio.lowlevel.wait_task_rescheduled(abandon)
+        if isinstance(ticket.result, OnyxqError):
             raise ticket.result
         assert ticket.result is not None
         return ticket.result
@@ -289,60 +333,47 @@ class LmdbStore(StoreReads):
 
     def _apply(self) -> None:
         """Apply the group to a transaction and pass that to the writer thread."""
-        while True:
-            txn = None
-            try:
-                txn = self._env.begin(write=True, buffers=True)
-                applier = Applier(LmdbTables(txn, self._dbs), self._now_ms(), self._watermarks, self._records)
-                self._written = [applier.apply(ticket.prepared) for ticket in self._group]
-                applier.flush()
-            except lmdb.MapFullError:
-                assert txn is not None
-                txn.abort()
-                if self._grow():
-                    continue
-                self._split_or_fail()
-            except lmdb.Error as error:
-                if txn is not None:
-                    txn.abort()
-                self._fail(error)
-            except Exception as error:  # a bug: the waiters hear of it, the store goes on
-                _log.exception("a group of %d batches could not be applied", len(self._group))
-                if txn is not None:
-                    txn.abort()
-                self._fail(error)
-            else:
-                self._busy = True
-                self._commits.put(txn)
+        if self.condition.fatal is not None:
+            self._fail(self.condition.fatal)
             return
+        txn = None
+        try:
+            txn = self._env.begin(write=True, buffers=True)
+            applier = Applier(LmdbTables(txn, self._dbs), self._now_ms(), self._watermarks, self._records)
+            self._written = [applier.apply(ticket.prepared) for ticket in self._group]
+            applier.flush()
+        except Exception as error:
+            if txn is not None:
+                txn.abort()
+            self._not_written(error)
+        else:
+            self._do(txn.commit, self._committed)
 
-    def _commit_loop(self) -> None:
+    def _do(self, work: Callable[[], None], done: _Done) -> None:
+        """Have the writer thread do something, and ``done`` hear in the event loop whether it failed."""
+        self._busy = True
+        self._work.put((work, done))
+
+    def _work_loop(self) -> None:
         """The writer thread: makes one transaction after the other durable."""
-        while True:
-            txn = self._commits.get()
-            if txn is None:
-                return
-            failure: lmdb.Error | None = None
+        while (item := self._work.get()) is not None:
+            work, done = item
+            failure: Exception | None = None
             try:
-                txn.commit()
-            except lmdb.Error as error:
+                work()
+            except Exception as error:
                 failure = error
-            del txn
+            del item, work
             try:
-                self._token.run_sync_soon(self._committed, failure)
+                self._token.run_sync_soon(done, failure)
             except trio.RunFinishedError:
                 return
 
-    def _committed(self, failure: lmdb.Error | None) -> None:
+    def _committed(self, failure: Exception | None) -> None:
         self._busy = False
-        if isinstance(failure, lmdb.MapFullError):
-            if self._grow():
-                self._apply()
-            else:
-                self._split_or_fail()
-        elif failure is not None:
-            self._fail(failure)
-        else:
+        if failure is not None:
+            self._not_written(failure)
+        elif self.condition.fatal is None:
             group, written = self._group, self._written
             self._group, self._written = [], []
             if any(ticket.prepared.batch.drop for ticket in group):
@@ -350,11 +381,80 @@ class LmdbStore(StoreReads):
             elif self._map_bytes > self._map_bytes_limit:
                 self._resize(self._map_bytes_limit)
             self._renew()
+            self.condition.wrote()
             for ticket in group:
                 self._tell(ticket.prepared.rows)
             for ticket, result in zip(group, written, strict=True):
                 _wake(ticket, result)
         self._begin()
+
+    # --- failures -----------------------------------------------------------------
+
+    def _not_written(self, error: Exception) -> None:
+        """The group was not made durable: try again where that helps, or say so to those who wait."""
+        failure = judge(error)
+        if failure is Failure.FULL:
+            if self._grow():
+                self._apply()
+            else:
+                self._split_or_fail()
+        elif failure is Failure.STOPPED:
+            self._do(partial(write_metas_again, self._directory / DATA), self._open_again)
+        elif failure is Failure.DAMAGE:
+            self._fail(self._met_damage(error))
+        else:
+            if failure is Failure.BUG:
+                _log.error("a group of %d batches could not be applied", len(self._group), exc_info=error)
+                self.doubt()
+            self.condition.refused(str(error))
+            self._fail(StoreFailed(f"the store could not write: {error}"))
+
+    def _open_again(self, failure: Exception | None) -> None:
+        """The disk and LMDB agree about the last transaction: go on from it in a new environment."""
+        self._busy = False
+        if failure is not None:
+            self._not_written(failure)
+        else:
+            self._snapshot.abort()
+            self._env.close()
+            try:
+                self._use(lmdb.open(str(self._directory), map_size=self._map_bytes, **_OPTIONS))
+            except (lmdb.Error, OSError) as error:
+                self._end(StoreFailed(f"the store in {self._directory} cannot be opened again: {error}"))
+            else:
+                _log.warning("the store in %s was opened again after a write that failed", self._directory)
+                self._apply()
+        self._begin()
+
+    def _not_read(self, error: lmdb.Error) -> OnyxqError:
+        """What a reader is told of an error of LMDB."""
+        if self._closed or self.condition.fatal is not None:
+            return self.condition.fatal or StoreFailed("the store is closed")
+        if judge(error) is Failure.DAMAGE:
+            return self._met_damage(error)
+        return StoreFailed(f"the store could not read: {error}")
+
+    def _met_damage(self, error: Exception) -> OnyxqError:
+        """The file is damaged: the next start examines it, and the node must end."""
+        if self.condition.fatal is None:
+            note_doubt(self._directory, f"{type(error).__name__}: {error}")
+        return self._end(StoreDamaged(f"the store in {self._directory} is damaged: {error}"))
+
+    def _end(self, error: OnyxqError) -> OnyxqError:
+        """The store can be used no longer: all who wait hear why."""
+        self._sound = False
+        self.condition.end(error)
+        waiting, self._waiting = self._waiting, deque()
+        for ticket in waiting:
+            _wake(ticket, error)
+        self._fail(error)
+        return error
+
+    def doubt(self) -> None:
+        """Have the file examined page by page before it is opened the next time."""
+        if self._sound:
+            self._sound = False
+            note_doubt(self._directory)
 
     def _split_or_fail(self) -> None:
         """The map is full: whoever fits alone is not spoilt by the others."""
@@ -363,12 +463,12 @@ class LmdbStore(StoreReads):
             self._waiting.extendleft(reversed(self._group))
             self._group = []
         else:
-            self._fail(lmdb.MapFullError(f"the limit of {self._map_bytes_max} bytes is reached"))
+            self._fail(StoreFailed(f"the store could not write: the limit of {self._map_bytes_max} bytes is reached"))
 
-    def _fail(self, error: Exception) -> None:
-        group, self._group = self._group, []
+    def _fail(self, error: OnyxqError) -> None:
+        group, self._group, self._written = self._group, [], []
         for ticket in group:
-            _wake(ticket, StoreFailed(f"the store could not write: {error}"))
+            _wake(ticket, error)
 
     # --- the map ------------------------------------------------------------------
 
@@ -389,15 +489,24 @@ class LmdbStore(StoreReads):
 
     def _resize(self, size: int) -> None:
         self._snapshot.abort()
-        self._env.set_mapsize(size)
-        self._map_bytes = size
-        self._renew()
+        try:
+            self._env.set_mapsize(size)
+            self._map_bytes = size
+            self._begin_snapshot()
+        except lmdb.Error as error:
+            self._end(StoreFailed(f"the store in {self._directory} cannot be mapped: {error}"))
 
     def _renew(self) -> None:
         """Let reads see the last committed transaction."""
         self._snapshot.abort()
+        try:
+            self._begin_snapshot()
+        except lmdb.Error as error:
+            self._end(StoreFailed(f"the store in {self._directory} cannot be read: {error}"))
+
+    def _begin_snapshot(self) -> None:
         self._snapshot = self._env.begin(buffers=True)
-        self._tables = LmdbTables(self._snapshot, self._dbs)
+        self._tables = LmdbTables(self._snapshot, self._dbs, self._not_read)
 
     # --- the end ------------------------------------------------------------------
 
@@ -411,16 +520,16 @@ class LmdbStore(StoreReads):
                 self._idle = trio.Event()
                 self._ask_begin()
                 await self._idle.wait()
-            self._commits.put(None)
+            self._work.put(None)
             await trio.to_thread.run_sync(self._thread.join)
         self._snapshot.abort()
-        directory = Path(self._env.path())
         self._env.close()
         try:
-            with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(note_closed, directory)
+            if self._sound:
+                with trio.CancelScope(shield=True):
+                    await trio.to_thread.run_sync(note_closed, self._directory)
         except OSError as error:
-            _log.warning("the store in %s was closed, but that cannot be noted: %s", directory, error)
+            _log.warning("the store in %s was closed, but that cannot be noted: %s", self._directory, error)
         finally:
             os.close(self._lock)
 
@@ -429,7 +538,7 @@ class LmdbStore(StoreReads):
         return (int(self._env.info()["last_pgno"]) + 1) * int(self._env.stat()["psize"])
 
 
-def _wake(ticket: _Ticket, result: Written | StoreFailed) -> None:
+def _wake(ticket: _Ticket, result: Written | OnyxqError) -> None:
     task, ticket.task = ticket.task, None
     ticket.result = result
     if ticket.rider is not None:

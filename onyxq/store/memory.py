@@ -157,15 +157,16 @@ class MemoryStore(StoreReads):
         self._closed = False
 
     async def write(self, batch: Batch) -> Written:
-        """Make a batch durable; raises `StoreFailed` and `BadRequest`: nothing is stored."""
+        """Make a batch durable; raises `StoreFailed` (it may or may not be stored), and `BadRequest`: nothing is."""
         if self._closed:
             raise StoreFailed("the store is closed")
         ticket = _Ticket(prepare_batch(batch))
         self._note_purge(batch)
         self._waiting.append(ticket)
-        async with self._turn:
-            if ticket.outcome is None:
-                await self._commit()
+        with self.condition.writing():
+            async with self._turn:
+                if ticket.outcome is None:
+                    await self._commit()
         assert ticket.outcome is not None
         if isinstance(ticket.outcome, OnyxqError):
             raise ticket.outcome
@@ -188,8 +189,11 @@ class MemoryStore(StoreReads):
         try:
             await self._disk.sync(self._run, apply, sum(ticket.prepared.bytes for ticket in group))
         except StoreFailed as error:
+            self.condition.refused(error.message)
             for ticket in group:
                 ticket.outcome = error
+        else:
+            self.condition.wrote()
         del self._waiting[: len(group)]
         for ticket in group:
             if ticket.rider is not None and ticket.outcome is not None:

@@ -11,6 +11,7 @@ that do not add up.
 from __future__ import annotations
 
 import mmap
+import os
 import struct
 from collections.abc import Callable
 from itertools import repeat
@@ -76,6 +77,19 @@ def check_file(path: Path) -> None:
         _File(memoryview(mapped), size).check()
 
 
+def meta_pages(descriptor: int) -> list[tuple[int, bytes]]:
+    """Offset and bytes of the two meta pages of an open file; none if they are damaged."""
+    for page_bytes in PAGE_BYTES:
+        pages = [(page * page_bytes, os.pread(descriptor, page_bytes, page * page_bytes)) for page in (0, 1)]
+        try:
+            data = b"".join(page for _, page in pages)
+            _File(memoryview(data), len(data)).metas()
+        except Corrupt:
+            continue
+        return pages
+    return []
+
+
 class _File:
     """One file while it is checked."""
 
@@ -88,7 +102,7 @@ class _File:
         """A byte for each page: 1 if some page, or list, led there."""
 
     def check(self) -> None:
-        metas = self._metas()
+        metas = self.metas()
         meta = max(metas, key=lambda one: one.transaction)
         other = min(metas, key=lambda one: one.transaction)
         if meta.transaction and (metas.index(meta) != meta.transaction & 1 or other.transaction + 1 < meta.transaction):
@@ -101,7 +115,8 @@ class _File:
         self._walk(meta.free, "the free list", numbers=True, each=self._free_pages)
         self._walk(meta.main, "the main tree", each=self._named_tree)
 
-    def _metas(self) -> list[Meta]:
+    def metas(self) -> list[Meta]:
+        """The two meta pages; raises `Corrupt`."""
         for self._page_bytes in PAGE_BYTES:
             if self._size < 2 * self._page_bytes:
                 break

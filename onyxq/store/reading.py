@@ -30,6 +30,7 @@ from onyxq.ids import STRETCH_TASKS, TaskId, counter_of, ms_of, offset_of, stret
 from onyxq.purged import NOTHING, Watermark
 from onyxq.store.auditing import Audit
 from onyxq.store.checks import Prepared
+from onyxq.store.condition import Condition
 from onyxq.store.ending import ended
 from onyxq.store.finding import FindingReads
 from onyxq.store.heads import queue_digest, task_head
@@ -57,6 +58,7 @@ class StoreReads(FindingReads):
     """Reading methods of `onyxq.store.interface.Store`, over `_tables`."""
 
     def __init__(self) -> None:
+        self.condition = Condition()
         self.damaged: set[bytes] = set()
         """Keys of rows that were found not to match their checksum, until they are repaired."""
         self._miscounted: set[int] = set()
@@ -99,6 +101,9 @@ class StoreReads(FindingReads):
             self.crooked.partitions |= self._miscounted - damaged
             self._miscounted = damaged
         return reached
+
+    def doubt(self) -> None:
+        """Have the file examined page by page before it is opened the next time, if there is one."""
 
     # --- promises and positions ---------------------------------------------------
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from onyxq.log import embedded, zookeeper_origin
+from onyxq.log import embedded_file, zookeeper_origin
 from onyxq.log.embedded import EmbeddedBackend
 from onyxq.log.interface import LogSession, Record, Trimmed
 from onyxq.log.zookeeper import ZookeeperBackend, ZookeeperSession
@@ -102,7 +102,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Origins of several chunks, trims of several batches."""
     monkeypatch.setattr(zookeeper_origin, "CHUNK_BYTES", 100)
     monkeypatch.setattr(zookeeper_origin, "TRIM_BATCH_RECORDS", 5)
-    monkeypatch.setattr(embedded, "TRIM_BATCH_RECORDS", 5)
+    monkeypatch.setattr(embedded_file, "TRIM_BATCH_RECORDS", 5)
 
 
 async def test_a_zookeeper_collector_may_die_at_any_of_its_calls(zookeeper: ZookeeperServer, cluster: str) -> None:

@@ -11,9 +11,10 @@ import lmdb
 import pytest
 import trio
 
-from onyxq.errors import Conflict, Corrupt, LogUnavailable
+from onyxq.errors import Conflict, Corrupt, LogDamaged, LogUnavailable
 from onyxq.log.embedded import EmbeddedBackend
 from onyxq.log.interface import Record, SessionLost, Trimmed
+from onyxq.store.soundness import DATA
 
 pytestmark = pytest.mark.anyio
 
@@ -116,6 +117,48 @@ with lmdb.open(sys.argv[1], max_dbs=2) as environment, environment.begin(write=T
     sys.stdin.read()
 """
 """A program that blocks writes to the log until its input ends."""
+
+
+def swap_leaves(path: Path) -> None:
+    """Make branch pages of all leaf pages."""
+    data = bytearray(path.read_bytes())
+    for page in range(2 * 4096, len(data), 4096):
+        if data[page + 10 : page + 12] == b"\2\0":
+            data[page + 10] = 1
+    with path.open("r+b") as file:
+        file.write(data)
+
+
+async def test_damage_met_while_the_log_is_open_is_told_and_never_trusted(tmp_path: Path) -> None:
+    """Neither reading nor appending goes on, and the next start says what to do; the file stays where it is."""
+    backend = EmbeddedBackend.open(tmp_path)
+    session = await backend.session()
+    for number in range(300):
+        await session.append(b"%d" % number)
+    backend._recent.clear()
+    swap_leaves(tmp_path / DATA)
+    with pytest.raises(LogDamaged, match="is damaged"):
+        await session.read(7)
+    with pytest.raises(LogDamaged, match="is damaged"):
+        await session.append(b"more")
+    await backend.aclose()
+    before = (tmp_path / DATA).read_bytes()
+    with pytest.raises(LogDamaged, match="is damaged") as told:
+        EmbeddedBackend.open(tmp_path)
+    assert "backup" in told.value.advice
+    assert (tmp_path / DATA).read_bytes() == before
+
+
+async def test_a_damaged_log_is_told_at_the_start(tmp_path: Path) -> None:
+    """LMDB, which would read outside of the file, is not given it."""
+    backend = EmbeddedBackend.open(tmp_path)
+    session = await backend.session()
+    await session.append(b"one")
+    await backend.aclose()
+    swap_leaves(tmp_path / DATA)
+    for _ in range(2):
+        with pytest.raises(LogDamaged, match="is damaged"):
+            EmbeddedBackend.open(tmp_path)
 
 
 async def test_the_event_loop_runs_while_records_are_written(tmp_path: Path) -> None:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import logging
 import random
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import lmdb
 import pytest
+import trio
 
-from onyxq.errors import Corrupt, StoreFailed
+from onyxq.errors import Corrupt, StoreDamaged, StoreFailed
 from onyxq.facts import Row, pack_task, sealed, task_row
 from onyxq.store import soundness
+from onyxq.store.environment import judge
 from onyxq.store.interface import Batch, Mending
 from onyxq.store.lmdb_store import LmdbStore
 from onyxq.store.pages import check_file
@@ -203,19 +209,154 @@ async def test_a_damaged_promise_is_never_taken_for_another(world: World) -> Non
     await LmdbStore.open_or_begin_anew(world.directory).aclose()
 
 
-@in_trio
-async def test_after_two_deaths_a_large_file_is_followed_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first restart of a large store does not wait for that."""
+async def left_by_a_dead_process(world: World) -> Path:
+    """A store whose process died, and whose pages do not hang together."""
     await filled(world)
     directory = world.directory
-    (directory / soundness.CLOSED).unlink()
+    soundness.examine(directory)
     flip(directory / soundness.DATA, [144, PAGE + 144])
-    soundness.examine(directory, follow_bytes_max=10)
+    return directory
+
+
+@in_trio
+async def test_after_two_deaths_a_large_file_is_followed_too(world: World) -> None:
+    """The first restart of a large store does not wait for that."""
+    directory = await left_by_a_dead_process(world)
     soundness.examine(directory, follow_bytes_max=10)
     with pytest.raises(Corrupt):
         soundness.examine(directory, follow_bytes_max=10)
     with pytest.raises(Corrupt):
         soundness.examine(directory)
+
+
+def test_a_large_file_is_followed_after_a_fatal_signal(world: World) -> None:
+    """A damage that kills is met once."""
+    directory = trio.run(left_by_a_dead_process, world)
+    code = "import os, pathlib, sys; from onyxq.store.soundness import fatal_signals_noted as noted\n"
+    code += "with noted(pathlib.Path(sys.argv[1])): os.kill(os.getpid(), int(sys.argv[2]))"
+    done = subprocess.run([sys.executable, "-c", code, str(directory), str(int(signal.SIGBUS))], check=False)
+    assert done.returncode == -signal.SIGBUS
+    with pytest.raises(Corrupt):
+        soundness.examine(directory, follow_bytes_max=10)
+
+
+@in_trio
+async def test_a_large_file_in_which_damage_was_met_is_followed(world: World) -> None:
+    """Even if the disk is full, so that the damage cannot be noted."""
+    directory = await left_by_a_dead_process(world)
+    soundness.note_doubt(directory)
+    with pytest.raises(Corrupt):
+        soundness.examine(directory, follow_bytes_max=10)
+
+
+@in_trio
+async def test_a_large_file_that_was_closed_in_order_is_trusted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often it is opened and closed, although nobody sums it."""
+    await filled(world)
+    monkeypatch.setattr(soundness, "SUM_BYTES_MAX", 10)
+    monkeypatch.setattr(soundness, "check_file", lambda _: pytest.fail("it was followed"))
+    for _ in range(3):
+        soundness.note_closed(world.directory)
+        soundness.examine(world.directory, follow_bytes_max=10)
+
+
+def swap_leaves(directory: Path) -> None:
+    """Make branch pages of all leaf pages, while the file is open."""
+    with (directory / soundness.DATA).open("r+b") as file:
+        data = file.read()
+        for page in range(2 * PAGE, len(data), PAGE):
+            if data[page + 10 : page + 12] == b"\2\0":
+                file.seek(page + 10)
+                file.write(b"\1\0")
+
+
+async def read_all(store: LmdbStore) -> None:
+    """Have every table read."""
+    while store.scrub(b"", 1 << 20):
+        pass
+
+
+async def write_one(store: LmdbStore) -> None:
+    """Write a row among others."""
+    await put(store, tasks(first_id(4001, maker=17), 1))
+
+
+@pytest.mark.parametrize("use", [read_all, write_one])
+@in_trio
+async def test_damage_met_while_the_file_is_open_ends_the_store(
+    world: World, use: Callable[[LmdbStore], Awaitable[None]]
+) -> None:
+    """It is told in one error, nothing is read or written after it, and the next start sets the file aside."""
+    await filled(world)
+    store = LmdbStore.open(world.directory)
+    ended: list[str] = []
+    store.condition.on_end(lambda: ended.append("now"))
+    swap_leaves(world.directory)
+    with pytest.raises(StoreDamaged, match="is damaged"):
+        await use(store)
+    with pytest.raises(StoreDamaged):
+        await write_one(store)
+    await store.aclose()
+    assert ended == ["now"]
+    assert not (world.directory / soundness.CLOSED).exists()
+    with pytest.raises(Corrupt):
+        LmdbStore.open(world.directory)
+    store = LmdbStore.open_or_begin_anew(world.directory)
+    assert (store.meta("node"), store.partitions()) == (None, [])
+    await store.aclose()
+    assert (world.directory / "data.mdb.damaged-1").exists()
+
+
+@in_trio
+async def test_a_file_in_which_damage_is_met_twice_is_set_aside_though_its_pages_hang_together(world: World) -> None:
+    """Once may have been the machine's memory; after twice the node would never stay."""
+    await filled(world)
+    soundness.note_doubt(world.directory, "CorruptedError: page type")
+    await world.open().aclose()
+    for number in (1, 2):
+        store = world.open()
+        assert isinstance(store, LmdbStore), number
+        store._met_damage(lmdb.CorruptedError("page\ntype"))
+        await store.aclose()
+    with pytest.raises(Corrupt, match="CorruptedError: page type"):
+        world.open()
+
+
+@in_trio
+async def test_a_page_that_cannot_be_read_is_damage(world: World, tmp_path: Path) -> None:
+    """The file is refused, not followed through a map, which would kill the process."""
+    with pytest.raises(Corrupt, match="cannot be read"):
+        soundness._check(tmp_path)  # a directory cannot be read either
+
+
+@in_trio
+async def test_a_store_in_doubt_leaves_no_note(world: World) -> None:
+    """After an error that nobody understands the file is followed once."""
+    await filled(world)
+    store = world.open()
+    store.doubt()
+    await store.aclose()
+    assert not (world.directory / soundness.CLOSED).exists()
+    await world.open().aclose()
+
+
+def test_every_error_of_lmdb_has_one_meaning() -> None:
+    """None of them is overlooked: each is damage, a failed write, a reason to open again, or a bug."""
+    errors = [one for one in vars(lmdb).values() if isinstance(one, type) and issubclass(one, lmdb.Error)]
+    found = {one.__name__: judge(one("x")).name for one in errors}
+    assert found == {
+        "Error": "WRITE",
+        "MapFullError": "FULL",
+        "PanicError": "STOPPED",
+        **dict.fromkeys(("DiskError", "LockError", "MapResizedError", "MemoryError"), "WRITE"),
+        **dict.fromkeys(("NotFoundError", "ReadonlyError", "TxnFullError"), "WRITE"),
+        **dict.fromkeys(("BadChecksumError", "BadTxnError", "CorruptedError", "CursorFullError"), "DAMAGE"),
+        **dict.fromkeys(("IncompatibleError", "InvalidError", "PageFullError", "PageNotFoundError"), "DAMAGE"),
+        **dict.fromkeys(("ProblemError", "VersionMismatchError"), "DAMAGE"),
+        **dict.fromkeys(("BadDbiError", "BadRslotError", "BadValsizeError", "CryptoFailError"), "BUG"),
+        **dict.fromkeys(("DbsFullError", "EnvEncryptionError", "InvalidParameterError", "KeyExistsError"), "BUG"),
+        **dict.fromkeys(("ReadersFullError", "TlsFullError"), "BUG"),
+    }
 
 
 @in_trio

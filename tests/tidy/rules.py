@@ -78,7 +78,7 @@ ONLY_IN = {
         ("pickle", "cloudpickle", "pyspark.cloudpickle", "dill", "marshal", "shelve", "jsonpickle"),
         ("onyxq/spark/functions.py", "onyxq/spark/pickling.py"),  # what a job brings, in Spark's processes alone
     ),
-    "lmdb": ("onyxq/store/lmdb_store.py", "onyxq/log/embedded.py"),
+    "lmdb": ("onyxq/store/lmdb_store.py", "onyxq/store/environment.py", "onyxq/log/embedded_file.py"),
     "simulation": ("simulation/*", "onyxq/cli/*", "onyxq/testing/*", "onyxq/testing.py"),
 }
 """Modules that only some files may import; tests and benchmarks may import anything."""

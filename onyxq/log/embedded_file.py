@@ -1,0 +1,259 @@
+"""The file of the embedded log: records, the origin and the ends of segments in one LMDB environment.
+
+One thread writes, the event loop's thread reads records.  After a write that LMDB does not survive
+the environment is opened again; what was not acknowledged may be in it then.  A damaged file is
+never set aside: no other copy of the log exists.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import threading
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import lmdb
+import msgpack
+from attrs import frozen
+
+from onyxq.errors import LogDamaged, LogUnavailable
+from onyxq.log.interface import START, Record, segment_of, segment_start
+from onyxq.store.environment import Failure, cannot_open, judge, open_file
+from onyxq.store.soundness import DATA, note_closed, note_doubt, write_metas_again
+
+MAP_BYTES = 64 << 30
+"""Address space set aside for the log; disk is used only as it grows."""
+LOAD_RECORDS, LOAD_BYTES = 256, 4 << 20
+"""What a reader that is behind takes from the disk at once."""
+TRIM_BATCH_RECORDS = 1_000
+
+_NEXT, _ORIGIN, _ENDS = b"next", b"origin", b"ends"
+_HEAD = struct.Struct(">qI")
+"""Before a record's bytes: its ctime, and the CRC-32 of position, ctime and bytes."""
+_OPTIONS: dict[str, Any] = {"map_size": MAP_BYTES, "max_dbs": 2, "readahead": False}
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@frozen
+class Pointer:
+    """The origin's row (a msgpack list of these fields); its bytes are a row of their own."""
+
+    position: int
+    crc: int
+    trimmed: int
+    generation: int
+
+
+class LogFile:
+    """See the module's first paragraph. All methods but `fetch` belong to one thread.
+
+    They raise `LogDamaged`, and `LogUnavailable` if the disk refuses something: then what was to be
+    written may or may not be there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        """Held by a reader, and while the environment is replaced."""
+        self._sound = True
+        self._stopped = False
+        """The environment must be opened again."""
+        self.next = 0
+        """Position of the next record."""
+        self.ends: tuple[int, ...] = ()
+        """Where each closed segment ended."""
+        self.pointer: Pointer | None = None
+        env = None
+        try:
+            # Sync on commit; no read-ahead: the log is read in order once, or from memory.
+            env = open_file(path, follow_bytes_max=MAP_BYTES, **_OPTIONS)
+            self._use(env)
+        except Exception as error:
+            if env is not None:
+                env.close()
+            raise cannot_open(error, f"the log in {path}", damaged=LogDamaged, failed=LogUnavailable) from error
+
+    def _use(self, env: lmdb.Environment) -> None:
+        self._env = env
+        self._records = env.open_db(b"records")
+        self._meta = env.open_db(b"meta")
+        self.next, self.pointer, self.ends = self._load()
+
+    def _load(self) -> tuple[int, Pointer | None, tuple[int, ...]]:
+        with self._env.begin() as transaction:
+            following, pointer, ends = (transaction.get(key, db=self._meta) for key in (_NEXT, _ORIGIN, _ENDS))
+        try:
+            return (
+                msgpack.unpackb(following) if following else 0,
+                Pointer(*msgpack.unpackb(pointer)) if pointer else None,
+                tuple(msgpack.unpackb(ends)) if ends else (),
+            )
+        except (TypeError, ValueError, msgpack.UnpackException) as error:
+            raise LogDamaged(f"what the log says about itself is malformed: {error}") from None
+
+    def close(self) -> None:
+        """Close the file; a note says so if no damage was met."""
+        self._env.close()
+        if self._sound:
+            note_closed(self._path)
+
+    # --- failures ---------------------------------------------------------------------
+
+    def write(self, work: Callable[[], T]) -> T:
+        """Do some work that writes, in an environment that is opened again if the last write stopped it."""
+        try:
+            if not self._stopped:
+                with suppress(lmdb.PanicError):
+                    return work()
+            self._open_again()
+            return work()
+        except (lmdb.Error, OSError) as error:
+            self._failed(error, "written")
+
+    def _open_again(self) -> None:
+        self._stopped = True
+        write_metas_again(self._path / DATA)
+        with self._lock:
+            self._env.close()
+            self._use(lmdb.open(str(self._path), **_OPTIONS))
+        self._stopped = False
+        _log.warning("the log in %s was opened again after a write that failed", self._path)
+
+    def _failed(self, error: Exception, what: str) -> NoReturn:
+        if judge(error) is Failure.DAMAGE:
+            self._sound = False
+            note_doubt(self._path, f"{type(error).__name__}: {error}")
+            raise LogDamaged(f"the log in {self._path} is damaged: {error}") from error
+        raise LogUnavailable(f"the log in {self._path} cannot be {what}: {error}") from error
+
+    # --- records ----------------------------------------------------------------------
+
+    def append(self, data: Sequence[bytes], ctime_ms: int) -> list[Record]:
+        """Write records behind the last one."""
+        first = self.next
+        written = [Record(first + number, ctime_ms, one) for number, one in enumerate(data)]
+        with self._env.begin(write=True) as transaction:
+            for record in written:
+                transaction.put(_key(record.position), _seal(record), db=self._records, append=True)
+            transaction.put(_NEXT, msgpack.packb(first + len(data)), db=self._meta)
+        self.next = first + len(data)
+        return written
+
+    def fetch(self, position: int, end: int) -> list[Record]:
+        """Some records from ``position`` to below ``end``; none if the first one was trimmed."""
+        try:
+            with self._lock, self._env.begin() as transaction, transaction.cursor(db=self._records) as cursor:
+                return _load_records(cursor, position, end) if cursor.set_key(_key(position)) else []
+        except lmdb.Error as error:
+            self._failed(error, "read")
+
+    def close_segment(self, segment_records: int) -> bool:
+        """Have the next record be the next segment's first, if this one has had its records."""
+        end = self.next
+        if end - segment_start(segment_of(end)) < segment_records:
+            return False
+        following, ends = segment_start(segment_of(end) + 1), (*self.ends, end)
+        with self._env.begin(write=True) as transaction:
+            transaction.put(_NEXT, msgpack.packb(following), db=self._meta)
+            transaction.put(_ENDS, msgpack.packb(ends), db=self._meta)
+        self.next, self.ends = following, ends
+        return True
+
+    def drop_all(self) -> None:
+        """Delete every record and the origin."""
+        with self._env.begin(write=True) as transaction:
+            transaction.drop(self._records, delete=False)
+            transaction.drop(self._meta, delete=False)
+        self.next, self.pointer, self.ends = 0, None, ()
+
+    # --- the origin -------------------------------------------------------------------
+
+    def origin(self) -> tuple[Pointer, bytes | None] | None:
+        """The pointer, and the origin's bytes as stored; None if there is no origin."""
+        found = self.pointer
+        if found is None:
+            return None
+        with self._env.begin() as transaction:
+            return found, transaction.get(_origin_key(found.generation), db=self._meta)
+
+    def put_origin(self, position: int, data: bytes, expected: int) -> Pointer | None:
+        """Replace the origin of a generation; None if another is there, or one that is not older."""
+        found = self.pointer
+        if (found.generation if found else -1) != expected or (found and position <= found.position):
+            return None
+        pointer = Pointer(position, zlib.crc32(data), found.trimmed if found else START, expected + 1)
+        with self._env.begin(write=True) as transaction:
+            if found:
+                transaction.delete(_origin_key(found.generation), db=self._meta)
+            transaction.put(_origin_key(pointer.generation), data, db=self._meta)
+            transaction.put(_ORIGIN, _pack(pointer), db=self._meta)
+        self.pointer = pointer
+        return pointer
+
+    def trim_batch(self, upto: int) -> tuple[Pointer | None, int]:
+        """Delete up to `TRIM_BATCH_RECORDS`; the new pointer and how many were deleted."""
+        found = self.pointer
+        if found is None:
+            return None, 0
+        last = min(upto, found.position)
+        if last <= found.trimmed:
+            return found, 0
+        with self._env.begin(write=True) as transaction, transaction.cursor(db=self._records) as cursor:
+            deleted = 0
+            cursor.first()
+            while (key := cursor.key()) and key <= _key(last) and deleted < TRIM_BATCH_RECORDS:
+                cursor.delete()
+                deleted += 1
+            # What is left begins here; positions that no record has are passed over.
+            trimmed = min(last, int.from_bytes(key, "big") - 1) if key else last
+            pointer = Pointer(found.position, found.crc, trimmed, found.generation)
+            transaction.put(_ORIGIN, _pack(pointer), db=self._meta)
+        self.pointer = pointer
+        return pointer, deleted
+
+
+def _load_records(cursor: lmdb.Cursor, position: int, end: int) -> list[Record]:
+    records: list[Record] = []
+    size = 0
+    for key, value in cursor:
+        place = int.from_bytes(key, "big")
+        if place >= end or len(records) == LOAD_RECORDS or size >= LOAD_BYTES:
+            break
+        records.append(_unseal(place, bytes(value)))
+        size += len(value)
+    return records
+
+
+def _crc(position: int, ctime_ms: int, data: bytes) -> int:
+    return zlib.crc32(data, zlib.crc32(_HEAD.pack(ctime_ms, position & 0xFFFFFFFF)))
+
+
+def _seal(record: Record) -> bytes:
+    return _HEAD.pack(record.ctime_ms, _crc(record.position, record.ctime_ms, record.data)) + record.data
+
+
+def _unseal(position: int, value: bytes) -> Record:
+    data = value[_HEAD.size :]
+    if len(value) >= _HEAD.size:
+        ctime_ms, crc = _HEAD.unpack_from(value)
+        if crc == _crc(position, ctime_ms, data):
+            return Record(position, ctime_ms, data)
+    raise LogDamaged(f"record {position} of the log does not match its checksum")
+
+
+def _key(position: int) -> bytes:
+    return position.to_bytes(8, "big")
+
+
+def _origin_key(generation: int) -> bytes:
+    return b"origin-%d" % generation
+
+
+def _pack(pointer: Pointer) -> bytes:
+    return bytes(msgpack.packb([pointer.position, pointer.crc, pointer.trimmed, pointer.generation]))

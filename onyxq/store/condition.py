@@ -1,0 +1,64 @@
+"""Whether a store's disk takes writes, and whether its file is damaged, for the node that owns it.
+
+The store notes what happens to it.  The node ends if the file is damaged, and its peer leaves
+the ring while the disk takes no writes (design: facts and the store).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import trio
+
+from onyxq.errors import OnyxqError
+
+
+class Condition:
+    """See the module's first paragraph. Times are seconds of trio's clock."""
+
+    def __init__(self) -> None:
+        self.refusal = ""
+        """Why the last write was refused; empty if it was not."""
+        self.fatal: OnyxqError | None = None
+        """Why the store can be used no longer."""
+        self._since = 0.0
+        """When the disk last took a write, or writes began to wait for it."""
+        self._waiting = 0
+        self._ending: Callable[[], object] = lambda: None
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """A write waits for the disk while inside."""
+        if not (self._waiting or self.refusal):
+            self._since = trio.current_time()
+        self._waiting += 1
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+
+    def wrote(self) -> None:
+        """The disk took a write."""
+        self.refusal = ""
+        self._since = trio.current_time()
+
+    def refused(self, why: str) -> None:
+        """A write that waited was not taken."""
+        self.refusal = why or "no reason was given"
+
+    def trouble_s(self) -> float:
+        """How long the disk has taken no write although it should have, in seconds."""
+        return trio.current_time() - self._since if self.refusal or self._waiting else 0.0
+
+    def end(self, error: OnyxqError) -> None:
+        """The store can be used no longer: the node must end. The first reason counts."""
+        if self.fatal is None:
+            self.fatal = error
+            self._ending()
+
+    def on_end(self, ending: Callable[[], object]) -> None:
+        """Call ``ending`` once the store can be used no longer, or now if that is so already."""
+        self._ending = ending
+        if self.fatal is not None:
+            ending()

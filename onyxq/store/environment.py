@@ -1,0 +1,93 @@
+"""LMDB's errors, judged in one place, and the opening of its files (design: facts and the store).
+
+The node's store and the embedded log both keep an LMDB file.  Whatever LMDB raises, `judge`
+says what it means: a full map, an environment that must be opened again, a damaged file, a
+disk that did not take a write, or a bug.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import lmdb
+
+from onyxq.errors import Corrupt, OnyxqError
+from onyxq.store.soundness import FOLLOW_BYTES_MAX, examine
+
+
+class Failure(Enum):
+    """What an error means for the file and its process."""
+
+    FULL = "the memory map is full"
+    STOPPED = "the environment takes nothing until it is opened again"
+    DAMAGE = "the file is damaged"
+    ROW = "a row does not match its checksum; it is repaired from its cohort"
+    WRITE = "the disk or the machine refused it; what was there before is as it was"
+    BUG = "a mistake in this program, or contents of a shape that it does not expect"
+
+
+_DAMAGE = (
+    lmdb.BadChecksumError,
+    lmdb.BadTxnError,  # an earlier operation of the transaction met damage
+    lmdb.CorruptedError,
+    lmdb.CursorFullError,  # a tree deeper than any can be
+    lmdb.IncompatibleError,  # flags of a tree that were never written
+    lmdb.InvalidError,
+    lmdb.PageFullError,
+    lmdb.PageNotFoundError,
+    lmdb.ProblemError,
+    lmdb.VersionMismatchError,
+)
+_BUGS = (
+    lmdb.BadDbiError,
+    lmdb.BadRslotError,
+    lmdb.BadValsizeError,
+    lmdb.CryptoFailError,
+    lmdb.DbsFullError,
+    lmdb.EnvEncryptionError,
+    lmdb.InvalidParameterError,
+    lmdb.KeyExistsError,
+    lmdb.ReadersFullError,
+    lmdb.TlsFullError,
+)
+
+
+def judge(error: BaseException) -> Failure:
+    """What an error of LMDB, or of the code that reads what is in its file, means."""
+    if isinstance(error, lmdb.MapFullError):
+        return Failure.FULL
+    if isinstance(error, lmdb.PanicError):
+        return Failure.STOPPED
+    if isinstance(error, _DAMAGE):
+        return Failure.DAMAGE
+    if isinstance(error, Corrupt):
+        return Failure.ROW
+    if isinstance(error, lmdb.Error | OSError | MemoryError) and not isinstance(error, _BUGS):
+        return Failure.WRITE
+    return Failure.BUG
+
+
+def open_file(directory: Path, *, follow_bytes_max: int = FOLLOW_BYTES_MAX, **options: Any) -> lmdb.Environment:
+    """Examine and open the LMDB file of a directory, or create it.
+
+    Raises `Corrupt` if it is damaged, and `OSError` or `lmdb.Error` if it cannot be used now.
+    """
+    try:
+        examine(directory, follow_bytes_max=follow_bytes_max)
+        return lmdb.open(str(directory), **options)
+    except lmdb.Error as error:
+        if judge(error) is Failure.DAMAGE:
+            raise Corrupt(str(error)) from error
+        raise
+
+
+def cannot_open(error: BaseException, what: str, *, damaged: type[OnyxqError], failed: type[OnyxqError]) -> OnyxqError:
+    """The error of a file that cannot be opened: ``damaged`` or ``failed``, or the very error if it is another's."""
+    if isinstance(error, Corrupt) or judge(error) is Failure.DAMAGE:
+        said = error.message if isinstance(error, Corrupt) else str(error)
+        return damaged(f"{what} is damaged: {said}")
+    if judge(error) in (Failure.WRITE, Failure.STOPPED):
+        return failed(f"{what} cannot be opened: {error}")
+    raise error
