@@ -2,7 +2,7 @@
 
 Submitted by the ready leader of the epoch.  Only what is held under the token with a
 deadline half a second or more before the log time of this record becomes free, so no
-peer's clock and no outage of the log can end a claim early.
+wrong clock and no outage of the log can end a claim early.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from onyxq.entry import Stamp
 from onyxq.ids import ID_BYTES, STRETCH_TASKS, Run, offset_of, spans, stretch_of
+from onyxq.log_clock import LOG_TIME_SLACK_MS
 from onyxq.replica import HELD_MS, ClaimPiece, Replica, with_pieces
 
 LEASE_MS_MAX = 24 * 60 * 60 * 1000
@@ -21,9 +22,9 @@ AHEAD_MS_MAX = 1_000
 """So long before it is due a task may be claimed, at most."""
 WINDOW_PIECES_MIN = 8
 """A stretch of no more pieces is looked at as a whole."""
-GRACE_MS = 500
-"""How long after its deadline a claim cannot expire: what log time may be ahead of a worker's
-clock after a jump, so that who was told of a lease may trust it."""
+GRACE_MS = LOG_TIME_SLACK_MS
+"""How long after its deadline a claim cannot expire: log time may run ahead by as much within a
+lease, so no lease ends before its time."""
 
 BAD_RUN = "bad run"
 BAD_LEASE = "bad lease"

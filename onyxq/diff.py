@@ -26,7 +26,8 @@ Tree: TypeAlias = Any
 """What JSON can hold."""
 
 BOOKKEEPING = frozenset(
-    "position digest milestones log_time_ms ctime_ms clock_ms outbox grown_records grown_bytes limited rates".split()
+    "position counted_position digest milestones log_time_ms ctime_ms clock_ms outbox grown_records grown_bytes "
+    "limited rates".split()
 )
 """Top fields that nearly every record moves; left out of what people read."""
 SHOWN_CHARACTERS_MAX = 100

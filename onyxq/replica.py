@@ -19,7 +19,6 @@ from onyxq.log_digest import Milestones
 
 SEGMENT_POSITIONS = 1 << 31
 """Positions of one log segment: position = segment * SEGMENT_POSITIONS + sequence."""
-LOG_TIME_STEP_MAX_MS = 5_000
 CLOCK_SKEW_MAX_MS = 5_000
 START_POSITION = -1
 
@@ -316,8 +315,10 @@ class Replica:
     ctime_ms: int = 0
     """Znode ctime of the last record that a known peer wrote."""
     clock_ms: int = 0
-    """The log's clock without its jumps: the ctime of the cluster's first record and what has
-    passed since, idle times and outages included, as ctimes and writers' clocks agree."""
+    """The log's clock without its jumps: the ctime of the cluster's first record and the time
+    since then on which ctimes and writers' wall clocks agree, idle times and outages included."""
+    counted_position: int = START_POSITION
+    """Position of the last record of a known peer that was applied."""
     cluster: Cluster | None = None
     ring: Ring = field(factory=Ring)
     peers: PMap[str, Peer] = field(factory=pmap)

@@ -7,10 +7,8 @@ A record is applied if it carries the cluster's id and its outbox number is its 
 last + 1; anything else (a repeat of a record appended twice, one behind a gap, another
 cluster's, bytes that are no record) only advances the position, on every peer alike.
 
-Log time advances with the records of known peers, by what two clocks agree has passed: the
-log's (the rise of the znodes' ctime) and the writer's own.  So a jump of either adds nothing,
-and a rise that both confirm but that is too long for a log in use was an outage, or nobody
-had anything to say: claims are not charged for it.
+Log time advances by what the writers of records measured with their monotonic clocks since
+they read the log: see `onyxq.log_clock`.  No wall clock, and no clock of the log, moves it.
 """
 
 from __future__ import annotations
@@ -25,8 +23,9 @@ from onyxq.entry import Entries, Entry, Form, Malformed, Stamp, Verdict, decode_
 from onyxq.errors import ExtensionFailed, OlderThanCluster
 from onyxq.log.codec import RawEntry, RecordContent, decode_record
 from onyxq.log.interface import Record
+from onyxq.log_clock import LOG_TIME_STEP_MAX_MS, passed_ms
 from onyxq.log_digest import MILESTONE_POSITIONS, chained, with_milestone
-from onyxq.replica import LOG_TIME_STEP_MAX_MS, Replica, altered
+from onyxq.replica import CLOCK_SKEW_MAX_MS, Replica, altered
 
 CREATE, PREPARE = "create_cluster", "prepare_join_cluster"
 JOINING_ENTRIES = frozenset(
@@ -42,7 +41,7 @@ JOINING_ENTRIES = frozenset(
 """What a peer that is prepared, accepted or queued may do."""
 
 CLOCK_TOLERANCE_MS = 250
-"""Clocks count as one as long as they differ by no more: appending takes now more, now less time."""
+"""Clocks agree while they differ by no more than this: the time that an append takes varies."""
 
 NOT_A_RECORD = "not a record"
 REPEAT = "repeat"
@@ -181,9 +180,10 @@ def _creates(content: RecordContent, entries: Entries) -> bool:
 
 
 def _advance(replica: Replica, record: Record, content: RecordContent) -> Replica:
-    """The replica at the position of a record that counts, with the time that passed before it.
+    """Return the replica at the position of a record that counts, with the time that passed before it.
 
-    A writer that is not known yet is no witness: then the next record tells for both.
+    A writer that is not known yet has no clock to compare, and holds no claims: the next record
+    counts for both.
     """
     outbox = replica.outbox.set(content.peer, content.number)
     peer = replica.peers.get(content.peer)
@@ -191,21 +191,30 @@ def _advance(replica: Replica, record: Record, content: RecordContent) -> Replic
         start_ms = replica.clock_ms or record.ctime_ms
         ctime_ms = replica.ctime_ms or record.ctime_ms
         return evolve(replica, ctime_ms=ctime_ms, clock_ms=start_ms, outbox=outbox)
-    rise_ms = record.ctime_ms - replica.ctime_ms
-    said_ms = content.wall_ms - peer.clock_skew_ms - replica.clock_ms
-    if rise_ms < -CLOCK_TOLERANCE_MS:
-        # The log's clock was set back: only the writer can say what passed, too little to count leases by.
-        passed_ms, counted_ms = max(0, said_ms), 0
-    else:
-        passed_ms = max(0, rise_ms if rise_ms <= said_ms + CLOCK_TOLERANCE_MS else said_ms)
-        counted_ms = passed_ms if passed_ms <= LOG_TIME_STEP_MAX_MS else 0
+    passed = passed_ms(replica.log_time_ms, replica.counted_position, content.measured)
     return altered(
         replica,
-        log_time_ms=replica.log_time_ms + counted_ms,
+        log_time_ms=replica.log_time_ms + (passed if passed <= LOG_TIME_STEP_MAX_MS else 0),
+        counted_position=record.position,
         ctime_ms=record.ctime_ms,
-        clock_ms=replica.clock_ms + passed_ms,
+        clock_ms=replica.clock_ms + _risen_ms(replica, record, content, peer.clock_skew_ms),
         outbox=outbox,
     )
+
+
+def _risen_ms(replica: Replica, record: Record, content: RecordContent, skew_ms: int) -> int:
+    """Return by how much ``clock_ms`` rises: what the log's clock and the writer's wall clock agree on.
+
+    If both jumped, the writer's monotonic clock bounds it.  A writer in the ring reads what is
+    written in little time, so not much more passed than since it read.
+    """
+    rise_ms = record.ctime_ms - replica.ctime_ms
+    said_ms = content.wall_ms - skew_ms - replica.clock_ms
+    if not -CLOCK_TOLERANCE_MS <= rise_ms <= said_ms + CLOCK_TOLERANCE_MS:
+        rise_ms = said_ms  # the log's clock was set: only the writer can say what passed
+    if content.measured.position <= replica.counted_position:
+        rise_ms = min(rise_ms, content.measured.waited_ms + CLOCK_SKEW_MAX_MS)
+    return max(0, rise_ms)
 
 
 def _with_skew(replica: Replica, record: Record, content: RecordContent) -> Replica:

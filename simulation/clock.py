@@ -30,16 +30,26 @@ def mock_clock() -> MockClock:
 
 
 class SimulatedClock:
-    """A machine's wall clock, as `onyxq.peer.clock.Clock`; read it inside the simulation only."""
+    """A machine's clocks, as `onyxq.peer.clock.Clock`; read them inside the simulation only.
 
-    def __init__(self, *, offset_ms: int = 0, drift_ppm: int = 0) -> None:
+    ``drift_ppm``: how much the wall clock is too fast. ``monotonic_ppm``: the same of the monotonic clock.
+    """
+
+    def __init__(self, *, offset_ms: int = 0, drift_ppm: int = 0, monotonic_ppm: int = 0) -> None:
         self._offset_ms = offset_ms
         self._drift_ppm = drift_ppm
+        self._monotonic_ppm = monotonic_ppm
+        self._start_ns = offset_ms * 1_000_000 + (1 << 62)
 
     def wall_ms(self) -> int:
         """Now, as this machine sees it."""
         passed = round(trio.current_time() * 1000)
         return EPOCH_MS + self._offset_ms + passed + passed * self._drift_ppm // 1_000_000
+
+    def monotonic_ns(self) -> int:
+        """Time since a moment of its own, as this machine measures it."""
+        passed = round(trio.current_time() * 1_000_000_000)
+        return self._start_ns + passed + passed * self._monotonic_ppm // 1_000_000
 
     def jump(self, by_ms: int) -> None:
         """Set the clock forward (or back)."""

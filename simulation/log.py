@@ -26,7 +26,7 @@ from onyxq.log.interface import (
     segment_of,
     segment_start,
 )
-from onyxq.peer.clock import Clock
+from onyxq.peer.clock import WallClock
 from simulation.probes import Probes
 
 LOG_PROBES = (
@@ -54,7 +54,7 @@ class _Break:
 class MemoryBackend:
     """One cluster's log in memory; ``clock`` stamps the records."""
 
-    clock: Clock
+    clock: WallClock
     append_delay_s: Callable[[], float] | None = None
     """How long an append takes, asked anew for each; None: no time."""
     read_delay_s: Callable[[], float] | None = None

@@ -15,7 +15,8 @@ from attrs import define, field
 from onyxq import ring, snapshot
 from onyxq.invariants import violations
 from onyxq.log.interface import Record
-from onyxq.replica import LOG_TIME_STEP_MAX_MS, Replica
+from onyxq.log_clock import LOG_TIME_SLACK_MS, LOG_TIME_STEP_MAX_MS
+from onyxq.replica import Replica
 from onyxq.step import GAP, NOT_A_RECORD, NOT_IN_RING, OTHER_CLUSTER, REPEAT, Outcome, Step
 from simulation.probes import Probes
 from simulation.pure_claims import ClaimsModel
@@ -24,8 +25,6 @@ from simulation.pure_jobs_model import JobsModel
 
 SAMPLED_EVERY = 16
 PACKED_EVERY = 128
-CLOCK_SLACK_MS = 600
-
 
 LEADERS = frozenset({"ready_partition", "settle_partition", "yield_partition"})
 WITHOUT_LEADERS = frozenset(
@@ -63,13 +62,8 @@ class Checks:
     """Entries of records that counted."""
     applied: int = 0
     """Those of them that changed something."""
-    jumps: int = 0
-    """Jumps of clocks so far, those of a peer's clock counted twice: one jump of the log's clock
-    must not move log time, but two, or one together with a peer's, may agree by chance."""
-    witnessed_ms: int = 0
-    """True time of the last record that could move log time."""
-    witnesses: set[str] = field(factory=set)
-    """Peers that have moved log time before."""
+    ahead_ms: int = 0
+    """How far log time was ahead of true time, at the least, after any record that counted."""
 
     def __attrs_post_init__(self) -> None:
         self.claims = ClaimsModel(self.probes)
@@ -151,7 +145,7 @@ class Checks:
             self.probes.reached("two peers created a cluster")
 
     def _time(self, before: Replica, done: Step) -> None:
-        """Log time never goes back, never leaps, and no jump of the log's clock moves it."""
+        """Log time never goes back, and between two records never passes faster than true time, but for the slack."""
         rise_ms = done.replica.log_time_ms - before.log_time_ms
         if not 0 <= rise_ms <= LOG_TIME_STEP_MAX_MS:
             raise Broken("log time", f"it moved by {rise_ms} ms in one record")
@@ -159,15 +153,11 @@ class Checks:
             self.probes.reached("the log's clock went back")
         elif before.ctime_ms and done.ctime_ms > before.ctime_ms + 600_000:
             self.probes.reached("the log's clock leapt")
-        now_ms = self.elapsed_ms()
-        if done.problem or done.peer not in before.peers:
-            return
-        # A newcomer's clock is not known yet: its first record is believed together with the log's clock.
-        if self.jumps <= 1 and done.peer in self.witnesses:
-            if rise_ms > now_ms - self.witnessed_ms + CLOCK_SLACK_MS:
-                raise Broken("log time", f"it moved by {rise_ms} ms in {now_ms - self.witnessed_ms} ms of true time")
-        self.witnessed_ms = now_ms
-        self.witnesses.add(done.peer)
+        ahead_ms = done.replica.log_time_ms - self.elapsed_ms()
+        if ahead_ms > self.ahead_ms + LOG_TIME_SLACK_MS:
+            raise Broken("log time", f"it ran {ahead_ms - self.ahead_ms} ms ahead of true time")
+        if not done.problem:
+            self.ahead_ms = min(self.ahead_ms, ahead_ms)
 
     def _growth(self, done: Step) -> None:
         """Every record counts towards the next collection, also one that changed nothing."""

@@ -68,6 +68,9 @@ class Members:
     def _wall_ms(self, peer: Peer) -> int:
         return self.log.now_ms + self.skews_ms.get(peer.node, 0)
 
+    def _bytes(self, peer: Peer, number: int) -> bytes:
+        return peer.bytes_of(number, self._wall_ms(peer), self.log.now_ms)
+
     # --- processes and sessions
 
     def start(self, node: str, peer_id: str = "") -> bool:
@@ -108,6 +111,7 @@ class Members:
             peer.read(log, peer.alone)
         peer.place = max(peer.place, log.end)
         peer.replica = log.now
+        peer.note_log_time(log)
         peer.jumped = False
         if peer.entries.unknown(log.now.enabled):
             peer.older = True
@@ -138,7 +142,7 @@ class Members:
         if peer is None:
             return False
         self._note_collector(peer.captured)
-        ghosts = peer.ghosts + [peer.bytes_of(number, self._wall_ms(peer)) for number in peer.flying]
+        ghosts = peer.ghosts + [self._bytes(peer, number) for number in peer.flying]
         peer.drop()
         peer.ghosts = ghosts
         peer.alive = False
@@ -240,7 +244,7 @@ class Members:
         if peer is None or not peer.flying:
             return False
         number = peer.flying.pop(0)
-        self.log.land(peer.bytes_of(number, self._wall_ms(peer)))
+        self.log.land(self._bytes(peer, number))
         peer.landed[number] = self.log.end
         return True
 
@@ -256,7 +260,7 @@ class Members:
         peer = self._able(peer_id)
         if peer is None or not peer.flying:
             return False
-        self.log.land(peer.bytes_of(peer.flying[0], self._wall_ms(peer)))
+        self.log.land(self._bytes(peer, peer.flying[0]))
         return self.land(peer_id)
 
     def doubt(self, peer_id: str) -> bool:
@@ -264,7 +268,7 @@ class Members:
         peer = self._able(peer_id)
         if peer is None or not peer.flying:
             return False
-        self.log.land(peer.bytes_of(peer.flying[0], self._wall_ms(peer)))
+        self.log.land(self._bytes(peer, peer.flying[0]))
         return True
 
     def skip(self, peer_id: str) -> bool:
@@ -272,7 +276,7 @@ class Members:
         peer = self._able(peer_id)
         if peer is None or len(peer.flying) < 2:
             return False
-        self.log.land(peer.bytes_of(peer.flying[1], self._wall_ms(peer)))
+        self.log.land(self._bytes(peer, peer.flying[1]))
         return True
 
     def lose(self, peer_id: str) -> bool:
@@ -280,7 +284,7 @@ class Members:
         peer = self._able(peer_id)
         if peer is None or not peer.flying:
             return False
-        peer.ghosts.append(peer.bytes_of(peer.flying[0], self._wall_ms(peer)))
+        peer.ghosts.append(self._bytes(peer, peer.flying[0]))
         return True
 
     def late(self, peer_id: str) -> bool:

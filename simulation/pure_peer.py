@@ -17,6 +17,7 @@ from onyxq.entry import Entries
 from onyxq.errors import NotEnabled, OlderThanCluster
 from onyxq.log.codec import encode_entry, encode_record
 from onyxq.log.interface import Record
+from onyxq.log_clock import NS, LogClock
 from onyxq.replica import EMPTY, Replica, collector
 from onyxq.ring import latest_peer, watches
 from onyxq.step import owed, step
@@ -63,6 +64,7 @@ class Peer:
     place: int = 0
     """It has read the records at lower places."""
     replica: Replica = EMPTY
+    log_clock: LogClock = field(factory=LogClock)
     alone: int = 0
     """For so many records more it steps for itself instead of sharing."""
     alive: bool = True
@@ -113,10 +115,15 @@ class Peer:
             else:
                 self._step(log, found)
             done += 1
+            self.note_log_time(log)
             if self.asked:
                 self._look_for_itself()
                 self._duty()
         return done
+
+    def note_log_time(self, log: PureLog) -> None:
+        """Remember when it read so far. Its monotonic clock is right."""
+        self.log_clock.read(self.replica.position, self.replica.log_time_ms, log.now_ms * NS)
 
     def _duty(self) -> None:
         """Begin the collection that it owes, with the replica of now, or drop the one that it owes no more."""
@@ -223,9 +230,10 @@ class Peer:
         self.waiting.clear()
         return True
 
-    def bytes_of(self, number: int, wall_ms: int) -> bytes:
-        """The record ``number`` as it is written at a wall-clock time."""
-        return encode_record(self.cluster_id, self.id, number, wall_ms, self.unread[number])
+    def bytes_of(self, number: int, wall_ms: int, now_ms: int) -> bytes:
+        """The record ``number`` as it is written at a wall-clock time; ``now_ms`` is true."""
+        measured = self.log_clock.measured(now_ms * NS)
+        return encode_record(self.cluster_id, self.id, number, wall_ms, self.unread[number], measured=measured)
 
     @property
     def busy(self) -> bool:

@@ -67,6 +67,8 @@ class Options:
     disk_delay_ms: tuple[int, int] = (0, 2)
     clock_offset_ms: int = 200
     """Clocks of nodes are off by up to this."""
+    monotonic_ppm: int = 500
+    """Monotonic clocks of nodes run too fast, right and too slow by this, in turn."""
     client_clock_ms: tuple[int, ...] = (0,)
     """How far clients' clocks are ahead; each client draws one."""
     entries: Entries = ENTRIES
@@ -220,7 +222,10 @@ class World:
                 zone=f"z{len(self.nodes) % options.zones}" if options.zones else "",
             ),
             disk=SimulatedDisk(delay_ms=lambda: self.random.randint(*options.disk_delay_ms)),
-            clock=SimulatedClock(offset_ms=self.random.randint(-offset, offset)),
+            clock=SimulatedClock(
+                offset_ms=self.random.randint(-offset, offset),
+                monotonic_ppm=(1 - len(self.nodes) % 3) * options.monotonic_ppm,
+            ),
             log=NodeLog(self.backend),
             network=self.network.host(name),
             entries=options.entries,

@@ -26,7 +26,7 @@ from onyxq.facts import HISTORY, Row, partition_of_key, unpack_history, unseal
 from onyxq.ids import mask_of, stretch_of
 from onyxq.log.beginning import begin_log
 from onyxq.log.interface import START, LogSession, segment_of
-from onyxq.peer.clock import Clock, SystemClock
+from onyxq.peer.clock import SystemClock, WallClock
 from onyxq.peer.history import history_rows, returned_runs
 from onyxq.placement import holders
 from onyxq.replay import steps
@@ -60,7 +60,7 @@ async def restore(
     name: str,
     new_stores: NewStores,
     cluster_id: str = "",
-    clock: Clock | None = None,
+    clock: WallClock | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Restored:
     """Make the stores, then the log; ``session``: of a log that is empty, and whose segments may be closed

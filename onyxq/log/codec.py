@@ -1,7 +1,8 @@
 """Bytes of records: what a peer appends and every peer decodes (design: the log).
 
-A record is msgpack of ``[cluster id, peer, outbox number, wall clock in ms, entries]``,
-an entry ``[name, version, [argument, ...]]``.  Entries are packed once, where they are
+A record is msgpack of ``[cluster id, peer, outbox number, wall clock in ms, measured, entries]``.
+``measured`` is ``[position, waited in ms, reached in ms]``, see `onyxq.log_clock.Measured`.  An
+entry is ``[name, version, [argument, ...]]``.  Entries are packed once, where they are
 made, and refused there if they are too large.
 """
 
@@ -15,9 +16,12 @@ import msgpack
 from log_entries.registry import ENTRIES
 from onyxq.entry import ENTRY_BYTES_MAX, RECORD_BYTES_MAX, Entries, encode_args, plain_map
 from onyxq.errors import NotEnabled, TooLarge
+from onyxq.log_clock import Measured
 
 TIME_MAX_MS = 1 << 53
 NUMBER_MAX = 1 << 53
+NOTHING = Measured()
+"""Of a writer that has read nothing."""
 
 _HEAD = msgpack.Packer(autoreset=True)
 
@@ -38,6 +42,8 @@ class RecordContent(NamedTuple):
     number: int
     """Outbox number: 1 for the peer's first record, then one more each."""
     wall_ms: int
+    measured: Measured
+    """What its writer knew of log time."""
     entries: tuple[RawEntry, ...]
 
 
@@ -54,9 +60,14 @@ def encode_entry(args: Any, entries: Entries = ENTRIES, enabled: Mapping[str, in
     return data
 
 
-def encode_record(cluster_id: str, peer: str, number: int, wall_ms: int, entries: Sequence[bytes]) -> bytes:
-    """The bytes of a record of packed entries; raises `TooLarge` above 512 KiB."""
-    head = _HEAD.pack([cluster_id, peer, number, wall_ms, None])[:-1]
+def encode_record(
+    cluster_id: str, peer: str, number: int, wall_ms: int, entries: Sequence[bytes], *, measured: Measured = NOTHING
+) -> bytes:
+    """Return the bytes of a record of packed entries. Raises `TooLarge` above 512 KiB.
+
+    The default for ``measured`` adds nothing to log time.
+    """
+    head = _HEAD.pack([cluster_id, peer, number, wall_ms, measured, None])[:-1]
     data = b"".join((head, _array_header(len(entries)), *entries))
     if len(data) > RECORD_BYTES_MAX:
         raise TooLarge(f"a record of {len(data)} bytes; at most {RECORD_BYTES_MAX}")
@@ -69,16 +80,25 @@ def decode_record(data: bytes) -> RecordContent | None:
         content = msgpack.unpackb(data)
     except (ValueError, TypeError, OverflowError, msgpack.UnpackException):
         return None
-    if type(content) is not list or len(content) != 5:
+    if type(content) is not list or len(content) != 6:
         return None
-    cluster_id, peer, number, wall_ms, entries = content
+    cluster_id, peer, number, wall_ms, measured, entries = content
     if type(cluster_id) is not str or type(peer) is not str or type(entries) is not list:
         return None
-    if type(number) is not int or type(wall_ms) is not int:
+    if type(number) is not int or type(wall_ms) is not int or not _is_measured(measured):
         return None
     if not (0 < number < NUMBER_MAX and 0 <= wall_ms < TIME_MAX_MS and all(map(_is_entry, entries))):
         return None
-    return RecordContent(cluster_id, peer, number, wall_ms, tuple(map(RawEntry._make, entries)))
+    return RecordContent(
+        cluster_id, peer, number, wall_ms, Measured._make(measured), tuple(map(RawEntry._make, entries))
+    )
+
+
+def _is_measured(item: Any) -> bool:
+    if type(item) is not list or len(item) != 3 or any(type(number) is not int for number in item):
+        return False
+    position, waited_ms, reached_ms = item
+    return bool(position >= NOTHING.position and waited_ms >= 0 and reached_ms >= 0)
 
 
 def _is_entry(item: Any) -> bool:

@@ -37,7 +37,7 @@ from onyxq.log.interface import (
     segment_of,
     segment_start,
 )
-from onyxq.peer.clock import Clock, SteadyClock
+from onyxq.peer.clock import SteadyClock, WallClock
 
 GROUP_RECORDS_MAX = 1_000
 RECENT_BYTES_MAX = 16 << 20
@@ -67,13 +67,13 @@ class EmbeddedBackend:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, clock: Clock | None = None, segment_records: int = SEGMENT_RECORDS
+        self, path: str | os.PathLike[str], *, clock: WallClock | None = None, segment_records: int = SEGMENT_RECORDS
     ) -> None:
         self._path = Path(path)
         self._segment_records = segment_records
         self._path.mkdir(parents=True, exist_ok=True)
         self._lock = lock_file(self._path / "lock", what=f"the log in {self._path}", hint=IN_USE)
-        self._clock = clock or SteadyClock()  # a witness beside the writers' clocks
+        self._clock = clock or SteadyClock()
         try:
             self._file = LogFile(self._path)
         except BaseException:
@@ -96,7 +96,7 @@ class EmbeddedBackend:
 
     @classmethod
     def open(
-        cls, path: str | os.PathLike[str], *, clock: Clock | None = None, segment_records: int = SEGMENT_RECORDS
+        cls, path: str | os.PathLike[str], *, clock: WallClock | None = None, segment_records: int = SEGMENT_RECORDS
     ) -> EmbeddedBackend:
         """Open, or create, the log in the directory ``path``."""
         return cls(path, clock=clock, segment_records=segment_records)

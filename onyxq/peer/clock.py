@@ -1,6 +1,7 @@
-"""Clocks: the wall clock that users mean by times, as an interface the simulator replaces.
+"""Clocks of a machine, as an interface that the simulator replaces.
 
-Leases never look at it (they are counted in log time) and waits use trio's clock.
+The wall clock is for times that users mean, such as due times.  The monotonic clock is for
+leases, which are counted in log time.  Waits use trio's clock.
 """
 
 from __future__ import annotations
@@ -12,12 +13,22 @@ import trio
 
 from onyxq.replica import CLOCK_SKEW_MAX_MS
 
+_MONOTONIC = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
-class Clock(Protocol):
+
+class WallClock(Protocol):
     """Milliseconds since the epoch."""
 
     def wall_ms(self) -> int:
         """Now, as this machine sees it."""
+        ...
+
+
+class Clock(WallClock, Protocol):
+    """Both clocks of a machine."""
+
+    def monotonic_ns(self) -> int:
+        """Nanoseconds since some moment before this process started. Nobody sets this clock."""
         ...
 
 
@@ -27,6 +38,10 @@ class SystemClock:
     def wall_ms(self) -> int:
         """Now, as this machine sees it."""
         return time.time_ns() // 1_000_000
+
+    def monotonic_ns(self) -> int:
+        """Nanoseconds since the machine started, including those in which it slept."""
+        return time.clock_gettime_ns(_MONOTONIC)
 
 
 class SteadyClock:

@@ -45,7 +45,7 @@ from onyxq.parquet.schema import pyarrow
 from onyxq.partition.pacing import BYTES_PER_S
 from onyxq.partition.purging import Plan
 from onyxq.peer.archiving import Archiver
-from onyxq.peer.clock import Clock, RingClock, SystemClock
+from onyxq.peer.clock import Clock, RingClock, SystemClock, WallClock
 from onyxq.peer.node import Node
 from onyxq.peer.peer import Evicted, Peer, writes
 from onyxq.peer.record_keeping import RecordKeeper
@@ -161,7 +161,7 @@ class RunningNode:
         *,
         network: Network | None = None,
         clock: Clock | None = None,
-        open_store: Callable[[str, Clock], Store] | None = None,
+        open_store: Callable[[str, WallClock], Store] | None = None,
         seed: int | None = None,
         offload: Callable[..., Awaitable[Any]] = trio.to_thread.run_sync,
         entries: Entries | None = None,

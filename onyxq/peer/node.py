@@ -26,6 +26,7 @@ from onyxq.ids import Run
 from onyxq.jobs.driving import Driving
 from onyxq.log.codec import encode_entry
 from onyxq.log.interface import LogSession, Origin, Record
+from onyxq.log_clock import LogClock, Measured
 from onyxq.metrics import Metrics
 from onyxq.partition.cohort import Cohort
 from onyxq.partition.deleting import Deleting
@@ -108,6 +109,7 @@ class Node:
         self.store = store
         self.clock = clock
         self.replica: Replica = EMPTY
+        self._log_clock = LogClock()
         self.peer_id = ""
         """The peer of this node that is in the ring, or empty."""
         self.outbox: Outbox | None = None
@@ -186,6 +188,7 @@ class Node:
     def advance(self, before: Replica, step: Step, record: Record) -> None:
         """Take over the replica that a step of the log gave, and keep the record."""
         self.replica = after = step.replica
+        self._note_log_time()
         if before.partitions is not after.partitions:
             self.deleting.note(before, after)
         self.granter.moved(before, after)
@@ -211,6 +214,7 @@ class Node:
     def replace(self, replica: Replica, snapshot: bytes) -> None:
         """Take over a replica that was read from the origin, and keep its bytes."""
         before, self.replica = self.replica, replica
+        self._note_log_time()
         self.deleting.note(EMPTY, replica)
         self.granter.moved(before, replica)
         self.records.clear()
@@ -224,6 +228,13 @@ class Node:
             self.granter.restart_windows(number)
         self._moved.set()
         self._moved = trio.Event()
+
+    def _note_log_time(self) -> None:
+        self._log_clock.read(self.replica.position, self.replica.log_time_ms, self.clock.own.monotonic_ns())
+
+    def measured(self) -> Measured:
+        """What a record that is made now tells of log time."""
+        return self._log_clock.measured(self.clock.own.monotonic_ns())
 
     async def moved(self) -> None:
         """Return at the next step of the log."""

@@ -20,7 +20,8 @@ from onyxq.entry import RECORD_BYTES_MAX
 from onyxq.errors import LogUnavailable
 from onyxq.log.codec import encode_entry, encode_record
 from onyxq.log.interface import AppendUnknown, LogSession
-from onyxq.peer.clock import Clock
+from onyxq.log_clock import Measured
+from onyxq.peer.clock import WallClock
 from onyxq.step import Outcome
 
 RECORD_ENTRIES_BYTES_MAX = RECORD_BYTES_MAX - 4096
@@ -50,7 +51,8 @@ class Outbox:
         session: LogSession,
         *,
         peer: str,
-        clock: Clock,
+        clock: WallClock,
+        measure: Callable[[], Measured],
         on_append: Callable[[float], None],
         encode: Callable[[Any], bytes] = encode_entry,
     ) -> None:
@@ -60,6 +62,7 @@ class Outbox:
         """Number of the last record made."""
         self._session = session
         self._clock = clock
+        self._measure = measure
         self._on_append = on_append
         self._encode = encode
         self._waiting: deque[tuple[_Submission, bytes]] = deque()
@@ -171,8 +174,9 @@ class Outbox:
 
     async def _append(self, number: int, entries: list[bytes]) -> None:
         while number in self._unread:
-            # Stamped anew each time: an old stamp would make this clock look slow.
-            data = encode_record(self.cluster_id, self.peer, number, self._clock.wall_ms(), entries)
+            # Measured anew each time: an old time would make this peer's clock look slow.
+            wall_ms, measured = self._clock.wall_ms(), self._measure()
+            data = encode_record(self.cluster_id, self.peer, number, wall_ms, entries, measured=measured)
             try:
                 position = await self._session.append(data)
             except AppendUnknown:

@@ -27,6 +27,7 @@ from onyxq.errors import (
     Unavailable,
 )
 from onyxq.log.interface import LogSession, SessionLost, Trimmed
+from onyxq.log_clock import LOG_TIME_SLACK_MS
 from onyxq.peer.collecting import Collector, unpacked
 from onyxq.peer.extending import supervise
 from onyxq.peer.firing import fire
@@ -108,8 +109,8 @@ class Peer:
         """A write is tried because the last one was refused."""
         self._wrong: ClockWrong | None = None
         """Why it leaves for good."""
-        self._log_time_at = 0.0
-        """When log time was last seen to move."""
+        self._log_time = (0, 0.0)
+        """A log time that was read, and when: the last one that is `LOG_TIME_SLACK_MS` above the one before."""
         self._clock_at = 0.0
         """When the log's clock was last seen to move."""
         self._clock_doubted_since: float | None = None
@@ -128,6 +129,7 @@ class Peer:
             session,
             peer=self.id,
             clock=node.clock.own,
+            measure=node.measured,
             on_append=node.metrics.log_append_seconds.observe,
             encode=node.encode,
         )
@@ -275,8 +277,8 @@ class Peer:
     def _note_time(self, before: Replica) -> None:
         """Note when the log's two times were seen to move."""
         replica = self.node.replica
-        if replica.log_time_ms > before.log_time_ms:
-            self._log_time_at = trio.current_time()
+        if replica.log_time_ms >= self._log_time[0] + LOG_TIME_SLACK_MS:
+            self._log_time = (replica.log_time_ms, trio.current_time())
         if replica.clock_ms > before.clock_ms:
             self._clock_at = trio.current_time()
 
@@ -376,11 +378,12 @@ class Peer:
             node = self.node
             self._check_store(node.store)
             if not node.log_connected or self.id not in node.replica.ring.members:
+                self._clock_doubted_since = None  # after an outage what peers said of their clocks is old
                 continue
             self._say_clock(outbox)
             await self._check_clock(outbox)
             claims = any(number in node.replica.claims for number in node.granter.led())
-            quiet_s = trio.current_time() - self._log_time_at
+            quiet_s = trio.current_time() - self._log_time[1]
             waited_for = claims or node.operations.transacting.wants_time or self._counts_absence()
             if waited_for and quiet_s > QUIET_MAX_MS / 1000:
                 outbox.submit_empty()

@@ -18,7 +18,7 @@ from attrs import define
 
 from onyxq.ids import TaskId
 from simulation.checkers import Checker
-from simulation.checkers.leases_last import EARLY_MS
+from simulation.checkers.leases_last import least_ms
 from simulation.history import (
     CANCEL,
     CLAIM,
@@ -36,11 +36,15 @@ from simulation.history import (
     Operation,
 )
 
-EARLY_S = EARLY_MS / 1000
 NOBODY = -2
 """Of `Model.finished`: the task is open."""
 SEARCH_MAX = 100_000
 """Situations looked at per task before the search gives up; none has come near."""
+
+
+def _sure_until_s(call: Operation) -> float:
+    """Return until when a claim or renewal is valid for sure, by the simulation's clock."""
+    return call.invoked_s + least_ms(call.lease_ms) / 1000
 
 
 class Model(NamedTuple):
@@ -79,21 +83,21 @@ class Model(NamedTuple):
 
     def _free(self, call: Operation) -> bool:
         """Whether nobody need hold the task when the call takes effect."""
-        return call.kind == STOP or not self.held or call.answered_s >= self.sure_until_s - EARLY_S
+        return call.kind == STOP or not self.held or call.answered_s >= self.sure_until_s
 
     def _taken(self, call: Operation) -> Model | None:
         if call.kind == REQUEUE:
             return self._replace(requeued=True)  # it failed for good, as it also might fail for now
         if call.kind in (CANCEL, STOP, DISCARD):
             return self._replace(finished=-1)
-        sure_until_s = call.invoked_s + call.lease_ms / 1000
+        sure_until_s = _sure_until_s(call)
         if call.token <= self.token:
             return None
         return self._replace(token=call.token, held=True, sure_until_s=sure_until_s)
 
     def _changed(self, call: Operation) -> Model:
         if call.kind == RENEW:
-            return self._replace(sure_until_s=call.invoked_s + call.lease_ms / 1000)
+            return self._replace(sure_until_s=_sure_until_s(call))
         assert call.kind in (FAIL, RELEASE), call.kind
         return self._replace(held=False)
 
@@ -141,10 +145,10 @@ def _surely_valid(refused: Operation, calls: Sequence[Operation]) -> bool:
         if call.kind in (FAIL, RELEASE, COMPLETE):
             return False
         if call.kind in (CLAIM, RENEW) and call.outcome == OK and call.answered_s <= refused.invoked_s:
-            until_s = call.invoked_s + call.lease_ms / 1000  # a renewal may also have made it shorter
+            until_s = _sure_until_s(call)  # a renewal may also have made it shorter
         elif call.kind == RENEW:
-            until_s = min(until_s, call.invoked_s + call.lease_ms / 1000)
-    return refused.answered_s < until_s - EARLY_S
+            until_s = min(until_s, _sure_until_s(call))
+    return refused.answered_s < until_s
 
 
 def explains(calls: Sequence[Operation]) -> bool:

@@ -13,6 +13,7 @@ from log_entries import set_slots
 from onyxq.log.interface import LogSession, Record, SessionLost
 from onyxq.log.zookeeper import ZookeeperBackend
 from onyxq.log.zookeeper_server import ZookeeperServer
+from onyxq.log_clock import Measured
 from onyxq.peer.clock import SystemClock
 from onyxq.peer.outbox import Outbox
 from onyxq.replica import EMPTY, Replica
@@ -31,7 +32,7 @@ class Writer:
 
     def __init__(self, session: LogSession) -> None:
         self.session = session
-        self.outbox = Outbox(session, peer=PEER, clock=SystemClock(), on_append=lambda _: None)
+        self.outbox = Outbox(session, peer=PEER, clock=SystemClock(), measure=Measured, on_append=lambda _: None)
         self.outbox.cluster_id = CLUSTER_ID
         self.known: list[int] = []
         """Slot counts that the peer was told are applied."""

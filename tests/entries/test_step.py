@@ -19,6 +19,7 @@ from onyxq.errors import OlderThanCluster, TooLarge
 from onyxq.invariants import violations
 from onyxq.log.codec import RawEntry, decode_record, encode_entry, encode_record
 from onyxq.log.interface import Record
+from onyxq.log_clock import Measured
 from onyxq.log_digest import chained
 from onyxq.replica import EMPTY, SEGMENT_POSITIONS, Replica
 from onyxq.step import step
@@ -28,7 +29,7 @@ from tests.entries.world import CLUSTER_ID, START_MS, World, created, creation, 
 def raw_record(*entries: Any, peer: str = "a", number: int = 0, world: World) -> bytes:
     """A record whose entries are any msgpack values."""
     number = number or world.now.outbox.get(peer, 0) + 1
-    data: bytes = msgpack.packb([CLUSTER_ID, peer, number, START_MS, list(entries)])
+    data: bytes = msgpack.packb([CLUSTER_ID, peer, number, START_MS, Measured(), list(entries)])
     return data
 
 
@@ -236,9 +237,16 @@ def test_positions_go_on_in_the_next_segment() -> None:
 def test_a_record_comes_back_from_its_bytes() -> None:
     """Whatever the number of entries needs as msgpack head."""
     for count in (0, 1, 15, 16, 70_000):
-        data = encode_record("c", "p", 5, 6, [encode_entry(gc.Args())] * count)
+        measured = Measured(7, 8, 9)
+        data = encode_record("c", "p", 5, 6, [encode_entry(gc.Args())] * count, measured=measured)
         content = decode_record(data)
-        assert content == ("c", "p", 5, 6, (RawEntry("gc", 1, []),) * count)
+        assert content == ("c", "p", 5, 6, measured, (RawEntry("gc", 1, []),) * count)
+
+
+def test_a_record_without_a_sound_measure_is_no_record() -> None:
+    """Nobody else's bytes move log time."""
+    for measured in ([], [1, 2], [1, 2, 3, 4], [1, -1, 0], [1, 0, -1], [-2, 0, 0], [1.5, 0, 0], None, 7):
+        assert decode_record(msgpack.packb(["c", "p", 5, 6, measured, []])) is None
 
 
 def test_an_entry_over_its_limit_is_refused_where_it_is_made() -> None:

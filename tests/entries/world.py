@@ -17,6 +17,7 @@ from onyxq import ring
 from onyxq.invariants import violations
 from onyxq.log.codec import encode_entry, encode_record
 from onyxq.log.interface import Record
+from onyxq.log_clock import Measured
 from onyxq.replica import EMPTY, Replica
 from onyxq.step import Step, owed, step
 
@@ -47,6 +48,8 @@ class World:
     check: bool = True
     """Whether invariants are checked after every record."""
     now_ms: int = START_MS
+    read_ms: int = START_MS
+    """When the last record landed, and everybody read it."""
 
     @property
     def now(self) -> Replica:
@@ -58,6 +61,7 @@ class World:
         self.now_ms += TICK_MS
         record = Record(len(self.records), self.now_ms, data)
         done = step(self.now, record)
+        self.read_ms = self.now_ms
         self.records.append(record)
         self.steps.append(done)
         self.replicas.append(done.replica)
@@ -70,8 +74,10 @@ class World:
     ) -> Step:
         """Append a record of ``peer`` under its next outbox number (or another one)."""
         number = number or self.now.outbox.get(peer, 0) + 1
-        wall_ms = self.now_ms + TICK_MS + clock_ahead_ms
-        return self.append(encode_record(cluster_id, peer, number, wall_ms, [encode_entry(e) for e in entries]))
+        now_ms = self.now_ms + TICK_MS
+        measured = Measured(self.now.position, now_ms - self.read_ms)
+        packed = [encode_entry(entry) for entry in entries]
+        return self.append(encode_record(cluster_id, peer, number, now_ms + clock_ahead_ms, packed, measured=measured))
 
     def verdicts(self, peer: str, *entries: Any) -> list[str]:
         """Append a record and give its entries' verdicts."""

@@ -9,6 +9,7 @@ from onyxq.errors import ClockWrong
 from simulation.explorer import under_load
 from simulation.faults import late_appends, log_clock_flaps, log_clock_jump, node_clock_jump, wrong_clock
 from simulation.load import Mix
+from simulation.workloads import WORKLOADS
 from simulation.world import Options, World, simulate
 
 JUMPS_MS = (-3_600_000, -120_000, -4_000, 1_000, 3_000, 4_900, 5_100, 120_000, 3_600_000)
@@ -236,3 +237,18 @@ def test_a_cluster_works_for_clients_whose_clocks_are_wrong(seed: int) -> None:
         await under_load(world, node_clock_jump)
 
     simulate(workload, seed=seed, options=Options(client_clock_ms=CLIENTS_MS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(33, id="the log's clock and the leader's jump between two records: a lease ended early"),
+        pytest.param(1_000, id="both jump by an hour: a retry was put off by an hour"),
+        pytest.param(3_026, id="a record lands after an outage: a peer left for a clock that was right"),
+        pytest.param(3_031, id="the log's clock goes to and fro: a lease ended early"),
+    ],
+)
+def test_what_clocks_once_broke_holds(seed: int) -> None:
+    """Seeds of the workload that failed."""
+    assert WORKLOADS["clocks"].play(seed).applied > 30

@@ -10,6 +10,7 @@ import trio.testing
 from log_entries import set_slots
 from onyxq.log.codec import decode_record
 from onyxq.log.interface import LogSession
+from onyxq.log_clock import Measured
 from onyxq.peer.clock import SystemClock
 from onyxq.peer.outbox import Outbox
 from onyxq.step import Outcome
@@ -47,7 +48,7 @@ def numbers(backend: MemoryBackend) -> list[int]:
 
 def outbox_on(session: LogSession) -> Outbox:
     """An outbox that has sent nothing."""
-    return Outbox(session, peer=PEER, clock=SystemClock(), on_append=lambda _: None)
+    return Outbox(session, peer=PEER, clock=SystemClock(), measure=Measured, on_append=lambda _: None)
 
 
 def test_verdicts_among_skipped_records_are_unknown_and_later_ones_are_heard() -> None:

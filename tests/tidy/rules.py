@@ -24,6 +24,7 @@ PURE = (
         f"onyxq/{name}.py"
         for name in (
             "ids",
+            "log_clock",
             "log_digest",
             "facts",
             "replica",

@@ -29,6 +29,7 @@ from onyxq.diff import diff, in_words, plain
 from onyxq.entry import Entries, Form, Malformed, decode_args
 from onyxq.log.codec import decode_record, encode_entry, encode_record
 from onyxq.log.interface import Record
+from onyxq.log_clock import Measured
 from onyxq.replica import (
     EMPTY,
     Cluster,
@@ -66,6 +67,8 @@ KINDS = (
     Job,
     Hold,
 )
+HEAD = ("cluster-id", "peer-1", 7, 1_700_000_000_000, Measured(41, 1_900, 12_345))
+"""What the records of examples begin with."""
 ADVICE = (
     "Peers of other versions, and logs that exist, hold on to the meaning that is frozen here. Leave this version "
     "as it was and add a new one: docs/upgrades.rst."
@@ -83,7 +86,7 @@ def entry_file(name: str, version: int) -> str:
 def frozen_entry(args: Any, entries: Entries = ENTRIES) -> dict[str, Any]:
     """What is kept of an example."""
     packed = encode_entry(args, entries)
-    record = encode_record("cluster-id", "peer-1", 7, 1_700_000_000_000, [packed])
+    record = encode_record(*HEAD[:4], [packed], measured=HEAD[4])
     return {"arguments": plain(args), "entry": packed.hex(), "record": record.hex()}
 
 
@@ -94,7 +97,7 @@ def broken_bytes(name: str, version: int, kept: Mapping[str, Any], entries: Entr
         yield f"{name} version {version} is not known any more. {ADVICE}"
         return
     content = decode_record(bytes.fromhex(kept["record"]))
-    if content is None or content[:4] != ("cluster-id", "peer-1", 7, 1_700_000_000_000):
+    if content is None or content[:5] != HEAD:
         yield f"the record of {name} version {version} is read differently now. {ADVICE}"
         return
     yield from _broken_entry(name, version, kept, form, content.entries[0], entries)

@@ -1,0 +1,99 @@
+"""How a peer measures log time with its own monotonic clock (design: the log).
+
+Pure.  Every record tells what its writer has read and how long ago by its monotonic clock.
+A reading is always later than the record that was read, and a record lands after it is made.
+So the time between the two measures at least as much as passed in the log: no comparison of
+clocks of two machines is needed, and no wall clock.
+
+The proof. Let L(n) be log time after record n, and ``true(n)`` when n landed.  For all
+records g < n, L(n) - L(g) <= true(n) - true(g) + `LOG_TIME_SLACK_MS`:
+
+* the writer of n had read every record before n that counted: `passed_ms` is what it has
+  measured since it read the last of them.  It holds for that one, and so for all before.
+* it had not: then n tells L(p) + min(what it measured since it read p, the slack) for some p.
+  For g <= p it holds as above; for g > p, L(n) - L(g) <= L(p) + slack - L(g) <= slack.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+NS = 1_000_000
+"""Nanoseconds of a millisecond."""
+
+LOG_TIME_STEP_MAX_MS = 5_000
+"""A longer time without a record was an outage, or nothing had to be written: it adds nothing to log time."""
+LOG_TIME_SLACK_MS = 500
+"""How much more may pass in log time between two records than in truth."""
+
+
+class Measured(NamedTuple):
+    """What the writer of a record knew of log time when it made the record."""
+
+    position: int = -1
+    """The last record that it had read."""
+    waited_ms: int = 0
+    """Time since it read that one, by its monotonic clock."""
+    reached_ms: int = 0
+    """Log time that has been reached for certain, but for the slack, whatever was written meanwhile."""
+
+
+class _Anchor(NamedTuple):
+    """A log time that was read, and when by the monotonic clock."""
+
+    log_time_ms: int
+    at_ns: int
+
+    @property
+    def ahead_ns(self) -> int:
+        """Orders anchors of the same clock: the greatest gives the latest log time."""
+        return self.log_time_ms * NS - self.at_ns
+
+
+class LogClock:
+    """One peer's measure of log time; see the module's first paragraph.
+
+    It measures from the reading that is best among those of the last `LOG_TIME_SLACK_MS`: a
+    busy peer, which has always just read something, would else measure nothing.
+    """
+
+    def __init__(self) -> None:
+        self._position = -1
+        self._read_ns = 0
+        self._anchors: deque[_Anchor] = deque()
+        """In the order of reading; each is better than all after it."""
+        self._reached_ms = 0
+        """From anchors older than the slack."""
+
+    def read(self, position: int, log_time_ms: int, now_ns: int) -> None:
+        """Note that the log was read to ``position``; ``now_ns`` is the monotonic clock after reading."""
+        if now_ns - self._read_ns > LOG_TIME_STEP_MAX_MS * NS:
+            self._anchors.clear()
+            self._reached_ms = 0
+        self._position, self._read_ns = position, now_ns
+        anchor = _Anchor(log_time_ms, now_ns)
+        while self._anchors and self._anchors[-1].ahead_ns <= anchor.ahead_ns:
+            self._anchors.pop()
+        self._anchors.append(anchor)
+
+    def measured(self, now_ns: int) -> Measured:
+        """What a record that is made now tells."""
+        waited_ms = (now_ns - self._read_ns) // NS
+        if waited_ms > LOG_TIME_STEP_MAX_MS:
+            return Measured(self._position, waited_ms, 0)
+        while self._anchors and now_ns - self._anchors[0].at_ns >= LOG_TIME_SLACK_MS * NS:
+            self._reached_ms = max(self._reached_ms, self._anchors.popleft().log_time_ms + LOG_TIME_SLACK_MS)
+        if self._anchors:
+            best = self._anchors[0]
+            self._reached_ms = max(self._reached_ms, best.log_time_ms + (now_ns - best.at_ns) // NS)
+        return Measured(self._position, waited_ms, self._reached_ms)
+
+
+def passed_ms(log_time_ms: int, counted_position: int, measured: Measured) -> int:
+    """Return what passed for certain, but for the slack, between two records that count.
+
+    ``log_time_ms`` and ``counted_position`` are of the first of them, ``measured`` is of the second.
+    """
+    waited_ms = measured.waited_ms if measured.position >= counted_position else 0
+    return max(waited_ms, min(measured.reached_ms - log_time_ms, LOG_TIME_SLACK_MS))
