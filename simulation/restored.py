@@ -80,14 +80,17 @@ async def judge_restored(first: World, taken: TakenBackup) -> None:
         options = evolve(first.options, nodes=0)
         world = World(seed=first.random.getrandbits(32), options=options, nursery=nursery)
         made = await _restore(world, taken)
-        _continue(world.audit, first, taken, made)
+        last = continue_audit(world.audit, first.audit, told=taken.standing, asked=taken.asked, position=taken.position)
+        if evolve(last, position=made.position, cluster=made.cluster, claims=made.claims, hold=None) != made:
+            raise Broken("backup: the replica that is restored is not the one that the log makes")
+        world.audit.replica = made
         nursery.start_soon(world.audit.run, world.replicas)
         for node in world.nodes:
             world.start_node(node)
         await world.settle()
         known = world.history.enqueued.keys() | world.history.completed.keys()
         world.audit.enough_copies.acknowledged(world.audit.replica, sorted(known))
-        await _use(world)
+        await use(world)
         await world.read_back()
         await world.compare_copies()
         world.audit.finish()
@@ -124,16 +127,20 @@ async def _restore(world: World, taken: TakenBackup) -> Replica:
     return snapshot.unpack(world.backend.stored.data)
 
 
-def _continue(audit: Audit, first: World, taken: TakenBackup, made: Replica) -> None:
-    """Have the audit go on where the first cluster's log was when the backup ended."""
-    history, known = audit.history, taken.standing.history
+def continue_audit(
+    audit: Audit, first: Audit, *, told: Standing, asked: Sequence[Transacted], position: int
+) -> Replica:
+    """Have the audit of another log go on where the first log was at a position; the replica there.
+
+    ``told``: what clients had been told; ``asked``: all transactions that had been asked for.
+    """
+    history, known = audit.history, told.history
     history.operations, history.enqueued = known.operations, known.enqueued
     history.completed, history.updates = known.completed, known.updates
     history.payloads, history.sent = known.payloads, known.sent
     history.transactions = {
-        one.name: taken.standing.transactions.get(one.name)
-        or Transacted(one.name, one.completes, one.payloads, UNKNOWN)
-        for one in taken.asked
+        one.name: told.transactions.get(one.name) or Transacted(one.name, one.completes, one.payloads, UNKNOWN)
+        for one in asked
     }
     history.transaction_of = {data: one for one in history.transactions.values() for data in one.payloads}
     going_on: tuple[Checker, ...] = (
@@ -144,15 +151,12 @@ def _continue(audit: Audit, first: World, taken: TakenBackup, made: Replica) -> 
         audit.all_or_nothing,
     )
     replica = EMPTY
-    for record in first.audit.records:
-        if record.position <= taken.position:
-            before, done = replica, step(replica, record, first.options.entries)
+    for record in first.records:
+        if record.position <= position:
+            before, done = replica, step(replica, record, first.entries)
             replica = done.replica
             for checker in going_on:
                 checker.step(before, done)
-    if evolve(replica, position=made.position, cluster=made.cluster, claims=made.claims, hold=None) != made:
-        raise Broken("backup: the replica that is restored is not the one that the log makes")
-    audit.replica = made
     audit.checkers = (
         *going_on,
         audit.replicas_equal,
@@ -164,9 +168,10 @@ def _continue(audit: Audit, first: World, taken: TakenBackup, made: Replica) -> 
         audit.copies_equal,
         audit.enough_copies,
     )
+    return replica
 
 
-async def _use(world: World) -> None:
+async def use(world: World) -> None:
     """Enqueue, claim, complete and move for a while; then everything is worked off, what was there before as well."""
     load = Load(world, Mix(workers=1), first=FIRST)
     moves = Moves(world, MovesMix(mappers=1), first=FIRST)

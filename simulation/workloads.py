@@ -25,6 +25,7 @@ from simulation.scenes_batches import BATCH_SCENES
 from simulation.scenes_cancelling import CANCELLING_SCENES
 from simulation.scenes_copies import COPY_SCENES
 from simulation.scenes_looks import LOOK_SCENES
+from simulation.scenes_recovery import RECOVERY_SCENES
 from simulation.scenes_retention import RETENTION_SCENES
 from simulation.scenes_rules import RULE_SCENES
 from simulation.scenes_taskstore import TASKSTORE_SCENES
@@ -320,6 +321,7 @@ _SCENES: tuple[Scene, ...] = (
     *WORKER_SCENES.values(),
     *TASKSTORE_SCENES.values(),
     *BACKUP_SCENES.values(),
+    *RECOVERY_SCENES.values(),
     *LOOK_SCENES.values(),
 )
 

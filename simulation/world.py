@@ -168,30 +168,36 @@ class World:
             # Bytes in odd pieces cost many steps: some runs have them, most have not.
             generator=random.Random(self.random.getrandbits(64)) if seed % 8 == 7 else None,
         )
-        self.backend = MemoryBackend(
-            clock=self.log_clock,
-            append_delay_s=lambda: self._between(options.append_delay_ms),
-            read_delay_s=lambda: self._between(options.read_delay_ms),
-            probes=Probes(WORLD_PROBES),
-        )
-        self.probes = self.backend.probes
+        self.probes = Probes(WORLD_PROBES)
+        self.nodes: list[SimulatedNode] = []
+        self.begin_log()
         self.ended_s = 0.0
         """Simulated seconds that the run took."""
-        self.history = History()
-        self.audit = Audit(
-            self.backend,
-            self.history,
-            self._tables,
-            options.entries,
-            lambda: (node.clock.wall_ms() for node in self.nodes),
-        )
-        self.nodes: list[SimulatedNode] = []
         self.episodes: list[tuple[float, str]] = []
         """When which fault began; for the eye."""
         self.nursery = nursery
         self._clients = 0
         for _ in range(options.nodes):
             self.add_node()
+
+    def begin_log(self) -> None:
+        """Give the cluster an empty log, and an audit and a history of it."""
+        self.backend = MemoryBackend(
+            clock=self.log_clock,
+            append_delay_s=lambda: self._between(self.options.append_delay_ms),
+            read_delay_s=lambda: self._between(self.options.read_delay_ms),
+            probes=self.probes,
+        )
+        self.history = History()
+        self.audit = Audit(
+            self.backend,
+            self.history,
+            self._tables,
+            self.options.entries,
+            lambda: (node.clock.wall_ms() for node in self.nodes),
+        )
+        for node in self.nodes:
+            node.log.backend = self.backend
 
     def _between(self, bounds_ms: tuple[int, int]) -> float:
         return self.random.uniform(*bounds_ms) / 1000

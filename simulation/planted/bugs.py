@@ -9,6 +9,7 @@ from simulation.planted.bugs_cancelling import CANCELLING_BUGS
 from simulation.planted.bugs_copies import COPY_BUGS
 from simulation.planted.bugs_jobs import JOB_BUGS
 from simulation.planted.bugs_looks import LOOK_BUGS
+from simulation.planted.bugs_recovery import RECOVERY_BUGS
 from simulation.planted.bugs_retention import RETENTION_BUGS
 from simulation.planted.bugs_rules import RULE_BUGS
 from simulation.planted.bugs_taskstore import TASKSTORE_BUGS
@@ -389,6 +390,7 @@ PLANTED: tuple[Planted, ...] = (
     *JOB_BUGS,
     *BATCH_BUGS,
     *BACKUP_BUGS,
+    *RECOVERY_BUGS,
     *LOOK_BUGS,
 )
 """Every planted bug."""

@@ -63,8 +63,8 @@ BACKUP_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "tokens begin anew",
-        "onyxq/backup/restoring.py",
-        "if segment_of(position) > segment_of(replica.position):",
+        "onyxq/log/beginning.py",
+        "if segment_of(position) >= segment:",
         "if position >= 0:",
         "who worked before the restore keeps others out after it",
         "backups",
