@@ -255,6 +255,7 @@ class RunningNode:
                     self._transports,
                     allowed=self.config.timer_targets,
                     listens=(self.config.listen, self.config.http, self.config.taskstore),
+                    asks=bool(self.config.access),
                     timeout_ms=self.config.timer_timeout_ms,
                 )
                 nursery.start_soon(self._delivering.run)
@@ -479,7 +480,7 @@ def check_config(config: PeerConfig) -> None:
     if config.taskstore_unit not in UNITS:
         known = " or ".join(UNITS)
         raise BadRequest(f"taskstore_unit must be {known}, not {config.taskstore_unit!r}", field="taskstore_unit")
-    targets(config.timer_targets, listens=())
+    targets(config.timer_targets, listens=(), asks=True)
     _hosts(config)
     if config.record_archive:
         pyarrow()  # without it nothing could ever be trimmed

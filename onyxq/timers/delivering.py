@@ -324,12 +324,14 @@ def delivering(
     *,
     allowed: str,
     listens: Sequence[str | None],
+    asks: bool,
     timeout_ms: int,
 ) -> Delivering:
-    """What makes a node's callbacks, by ``others`` too; timers that it cannot deliver are refused from now on.
+    """Return what makes a node's callbacks, by ``others`` too; timers that it cannot deliver are refused from now on.
 
-    ``allowed``: the setting of that; ``listens``: where the node serves, if it does.
+    ``allowed``: the setting of that; ``listens``: where the node serves, if it does; ``asks``: whether it asks
+    for credentials.
     """
-    found = targets(allowed, listens=[address for address in listens if address])
+    found = targets(allowed, listens=[address for address in listens if address], asks=asks)
     timers.transports = Transports(found, others)
     return Delivering(node, timers.transports, timeout_ms=timeout_ms)

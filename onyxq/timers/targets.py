@@ -67,15 +67,16 @@ def is_public(address: Address) -> bool:
     return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
 
 
-def targets(said: str, *, listens: Sequence[str]) -> Targets:
-    """What the setting says; empty: public addresses, and loopback if this process listens nowhere else.
+def targets(said: str, *, listens: Sequence[str], asks: bool) -> Targets:
+    """Return what the setting allows; if it is empty: public addresses, and loopback for a peer without credentials.
 
-    Who can only be reached from the machine itself opens no way to its loopback that is not
-    open already.  ``listens``: the ``HOST:PORT`` on which the process serves.  Raises `BadRequest`.
+    ``listens``: the ``HOST:PORT`` on which the process serves.  ``asks``: it asks for credentials.
+    A caller who needs no credential and can only come from the machine itself reaches its loopback
+    anyway.  With credentials callers may come through a proxy or tunnel.  Raises `BadRequest`.
     """
     words = [word.strip() for word in said.split(",") if word.strip()]
     if not words:
-        return Targets(loopback=all(is_loopback(host_of(one)) for one in listens))
+        return Targets(loopback=not asks and all(is_loopback(host_of(one)) for one in listens))
     networks = tuple(_network(word) for word in words if word not in (PUBLIC, LOOPBACK, ANY))
     return Targets(networks, public=PUBLIC in words, loopback=LOOPBACK in words, any=ANY in words)
 

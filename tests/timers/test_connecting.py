@@ -17,7 +17,7 @@ from onyxq.timers.targets import Resolver, Targets, targets
 HOST = "two.example"
 ALLOWED, PRIVATE = "127.0.0.2", "127.0.0.1"
 """Both are loopback addresses, which tests can reach. Only the first is allowed."""
-ONE = targets(ALLOWED, listens=())
+ONE = targets(ALLOWED, listens=(), asks=True)
 
 
 @contextmanager
@@ -86,7 +86,7 @@ def test_a_host_whose_addresses_are_all_allowed_is_reached(names: Callable[..., 
     """The first address refuses the connection, the second accepts it."""
     names((ALLOWED, PRIVATE))
     with listening(PRIVATE) as (server, port):
-        assert connected(targets(f"{ALLOWED}, {PRIVATE}", listens=()), port)
+        assert connected(targets(f"{ALLOWED}, {PRIVATE}", listens=(), asks=True), port)
         assert was_reached(server)
 
 

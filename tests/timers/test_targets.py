@@ -44,38 +44,46 @@ def allows(allowed: Targets, address: str) -> bool:
 @pytest.mark.parametrize("address", [*INSIDE, *LOOPBACK, *NOWHERE, *HIDDEN])
 def test_what_is_not_public_is_refused(address: str) -> None:
     """Also where it hides in another address, by a peer that is reached from elsewhere."""
-    assert not allows(targets("", listens=("10.1.1.1:7400",)), address)
-    assert not allows(targets("public", listens=HERE), address)
+    assert not allows(targets("", listens=("10.1.1.1:7400",), asks=False), address)
+    assert not allows(targets("public", listens=HERE, asks=False), address)
 
 
 @pytest.mark.parametrize("address", OUTSIDE)
 def test_public_addresses_are_allowed(address: str) -> None:
     """Unless something else is said."""
-    assert allows(targets("", listens=("0.0.0.0:7400",)), address)
-    assert not allows(targets("10.0.0.0/8", listens=HERE), address)
+    assert allows(targets("", listens=("0.0.0.0:7400",), asks=False), address)
+    assert not allows(targets("10.0.0.0/8", listens=HERE, asks=False), address)
 
 
 @pytest.mark.parametrize("address", LOOPBACK)
 def test_loopback_is_allowed_where_the_peer_listens_on_loopback_alone(address: str) -> None:
     """Who can ask is on the machine already."""
-    assert allows(targets("", listens=HERE), address)
-    assert allows(targets("", listens=("localhost:0",)), address)
-    assert not allows(targets("", listens=("127.0.0.1:7400", "0.0.0.0:7480")), address)
-    assert not allows(targets("", listens=("127.0.0.1:7400", "example.org:7480")), address)
-    assert allows(targets("loopback", listens=("0.0.0.0:7400",)), address)
+    assert allows(targets("", listens=HERE, asks=False), address)
+    assert allows(targets("", listens=("localhost:0",), asks=False), address)
+    assert not allows(targets("", listens=("127.0.0.1:7400", "0.0.0.0:7480"), asks=False), address)
+    assert not allows(targets("", listens=("127.0.0.1:7400", "example.org:7480"), asks=False), address)
+    assert allows(targets("loopback", listens=("0.0.0.0:7400",), asks=False), address)
+
+
+@pytest.mark.parametrize("address", LOOPBACK)
+def test_loopback_is_refused_where_credentials_are_asked_for(address: str) -> None:
+    """A caller with a token may come through a proxy on the machine; the setting allows it."""
+    assert not allows(targets("", listens=HERE, asks=True), address)
+    assert not allows(targets("public", listens=HERE, asks=False), address)
+    assert allows(targets("public, loopback", listens=HERE, asks=True), address)
 
 
 def test_networks_and_addresses_are_named() -> None:
     """With commas between them."""
-    allowed = targets("public, 10.1.0.0/16,192.168.1.7, fc00::/7", listens=HERE)
+    allowed = targets("public, 10.1.0.0/16,192.168.1.7, fc00::/7", listens=HERE, asks=False)
     assert [allows(allowed, one) for one in ("10.1.255.1", "192.168.1.7", "fc00::7", "93.184.216.34")] == [True] * 4
     assert [allows(allowed, one) for one in ("10.2.0.1", "192.168.1.8", "127.0.0.1", "fe80::1")] == [False] * 4
-    assert allows(targets("any", listens=()), "169.254.169.254")
+    assert allows(targets("any", listens=(), asks=False), "169.254.169.254")
 
 
 @pytest.mark.parametrize("word", ["private", "10.1.0.1/8", "http://10.1.0.1", "*.example.org"])
 def test_what_is_no_network_is_refused(word: str) -> None:
     """Naming the setting."""
     with pytest.raises(BadRequest) as caught:
-        targets(f"public,{word}", listens=())
+        targets(f"public,{word}", listens=(), asks=False)
     assert caught.value.field == "timer_targets"
