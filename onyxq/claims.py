@@ -99,14 +99,14 @@ def change(
 
 
 def window(pieces: Pieces, bits: int) -> tuple[int, int]:
-    """Where those pieces stand that a mask touches, with a neighbour on either side to merge with.
+    """The range of the pieces that a mask touches, with a neighbour on either side to merge with.
 
     A stretch may hold a thousand; an entry about one task must not look at all of them.
     """
     if len(pieces) <= WINDOW_PIECES_MIN or not bits:
         return 0, len(pieces)
     low, high = (bits & -bits).bit_length() - 1, bits.bit_length()
-    return max(0, bisect_left(pieces, (low,)) - 2), min(len(pieces), bisect_left(pieces, (high,)) + 1)
+    return max(0, bisect_left(pieces, (low,)) - 1), min(len(pieces), bisect_left(pieces, (high,)) + 1)
 
 
 def split(

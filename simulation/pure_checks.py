@@ -86,6 +86,7 @@ class Checks:
                 elif outcome.verdict == NOT_IN_RING:
                     self.probes.reached("an entry of a peer that is not in the ring")
         self._leads(before, done)
+        self._forced(before, done)
         self._once(before, done)
         self._time(before, done)
         self._growth(done)
@@ -120,6 +121,17 @@ class Checks:
             if outcome.name != "ready_partition":
                 return
             ready.add(found.epoch)
+
+    def _forced(self, before: Replica, done: Step) -> None:
+        """A partition may be forced if, and only if, no majority of its members lives and some holder does."""
+        outcome = done.outcomes[0] if done.outcomes else None
+        if outcome is None or outcome.name != "force_partition" or outcome.args.partition not in before.partitions:
+            return
+        found = before.partitions[outcome.args.partition]
+        lives = {name for name, node in before.nodes.items() if node.peer}
+        lost = 2 * len(lives & set(found.members)) <= len(found.members)
+        if (lost and bool(lives & {*found.members, *found.target})) != (outcome.verdict == "applied"):
+            raise Broken("forced", f"{outcome.verdict!r} for {found} while {sorted(lives)} live")
 
     def _once(self, before: Replica, done: Step) -> None:
         """Every record of a peer counts once, in the order of its numbers.

@@ -19,7 +19,7 @@ from attrs import define, field
 
 from onyxq.claims import lapsed
 from onyxq.ids import STRETCH_TASKS
-from onyxq.replica import ClaimPiece, claimed_bits, pieces_of
+from onyxq.replica import ClaimPiece, claimed_bits, majority, pieces_of
 from simulation.probes import Probes
 from simulation.pure import TASKS, Action, Cluster, task
 from simulation.pure_checks import Broken, Checks
@@ -445,8 +445,16 @@ class Search:
 
     def _force(self) -> None:
         peer = self._peer()
-        if peer is not None:
-            self._do("force", peer.id, self._below(self.plan.options.partitions))
+        if peer is None:
+            return
+        drawn, nodes = self._below(self.plan.options.partitions), peer.replica.nodes
+        lost = [
+            number
+            for number, found in sorted(peer.replica.partitions.items())
+            if not majority(found.members, [node for node in found.members if node in nodes and nodes[node].peer])
+        ]
+        # Those that an operator would force, if there are any.
+        self._do("force", peer.id, lost[drawn % len(lost)] if lost else drawn)
 
 
 _MOVES: dict[str, Callable[[Search], None]] = {

@@ -46,7 +46,7 @@ def test_a_window_is_enough(pieces: Pieces, bits: int, token: int) -> None:
 
 
 def test_a_window_is_small() -> None:
-    """Of five hundred pieces an entry about one task looks at four at the most."""
+    """Of five hundred pieces an entry about one task looks at three at the most."""
     pieces = tuple((2 * place, 1, 7, "w", 100) for place in range(500))
     start, end = window(pieces, 1 << 500)
-    assert start < 250 < end and end - start <= 4 < WINDOW_PIECES_MIN
+    assert start < 250 < end and end - start <= 3 < WINDOW_PIECES_MIN

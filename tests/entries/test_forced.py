@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from attrs import evolve
+
 from log_entries import force_partition, reopen_tasks
 from onyxq.entry import APPLIED
 from onyxq.ids import Run, make_id
@@ -23,6 +25,17 @@ def test_the_live_nodes_go_on_alone() -> None:
     assert (found.members, found.target, found.ready) == (("a",), ("a",), False)
     assert found.epoch > before.partitions[1].epoch and found.leader == after.nodes["a"].peer
     assert after.partitions[2] is before.partitions[2]
+
+
+def test_new_copies_do_not_count_as_a_majority_before_they_are_complete() -> None:
+    """The members are lost. The nodes that only begin to hold copies must not keep the operator out."""
+    before = cohorts.cluster("a", "b", "c", "d", "e", partitions=4)
+    found = evolve(before.partitions[1], members=("a", "b", "c"), target=("a", "d", "e"), leader="", ready=False)
+    before = cohorts.leave(evolve(before, partitions=before.partitions.set(1, found)), "b", "c")
+    assert before.partitions[1].members == ("a", "b", "c")
+    after, verdict = forced(before, 1)
+    assert verdict == APPLIED
+    assert set(after.partitions[1].members) == {"a", "d", "e"}
 
 
 def test_copies_are_made_elsewhere_at_once() -> None:

@@ -25,7 +25,7 @@ from onyxq.replica import EMPTY, Replica
 from onyxq.ring import latest_peer
 from onyxq.snapshot import MAGIC, pack, unpack
 from onyxq.step import Step, owed, step
-from tests.entries.versions import NEW, OLD, Brand, Paint, PaintOnce
+from tests.entries.versions import NEW, OLD, OWING, Brand, Paint, PaintOnce
 from tests.entries.world import CLUSTER_ID, START_MS, creation, joining
 
 
@@ -176,6 +176,15 @@ def test_only_the_first_peer_owes_it() -> None:
     assert not any(owed(ring.replica, peer, NEW) for peer in "abc")
     ring.stop("a")
     assert [bool(owed(ring.replica, peer, NEW)) for peer in "bc"] == [True, False]
+
+
+def test_a_new_entry_is_owed_only_once_every_peer_knows_it() -> None:
+    """Before that, newer peers submit nothing that they cannot write."""
+    ring = ring_of(a=OLD, b=OWING)
+    assert owed(ring.replica, "b", OWING) == [] and "paint" not in ring.replica.extensions
+    ring.stop("a")
+    ring.settle()
+    assert ring.replica.enabled["brand"] == 1 and ring.replica.extensions["paint"] == "owed"
 
 
 def test_an_entry_without_an_enabled_version_cannot_be_written() -> None:

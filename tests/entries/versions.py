@@ -62,5 +62,15 @@ TWICE = SimpleNamespace(
 )
 BRAND = SimpleNamespace(VERSION=1, Args=Brand, apply=brand)
 
+
+def brand_owed(replica: Replica, me: str) -> list[Brand]:
+    """Every peer owes a brand until there is one."""
+    return [] if replica.extensions.get("paint") == "owed" else [Brand("owed")]
+
+
+BRAND_OWED = SimpleNamespace(VERSION=1, Args=Brand, apply=brand, owed=brand_owed)
+
 OLD = Entries([*ENTRIES.values(), describe(ONCE, name="paint")])
 NEW = Entries([*ENTRIES.values(), describe(TWICE, name="paint"), describe(BRAND, name="brand")])
+OWING = Entries([*ENTRIES.values(), describe(TWICE, name="paint"), describe(BRAND_OWED, name="brand")])
+"""As `NEW`, but its peers owe the new entry."""
