@@ -29,6 +29,8 @@ from simulation.scenes_recovery import RECOVERY_SCENES
 from simulation.scenes_retention import RETENTION_SCENES
 from simulation.scenes_rules import RULE_SCENES
 from simulation.scenes_taskstore import TASKSTORE_SCENES
+from simulation.scenes_timers import TIMER_SCENES
+from simulation.scenes_tokens import TOKEN_SCENES
 from simulation.scenes_transactions import TRANSACTION_SCENES
 from simulation.scenes_withdrawn import WITHDRAWN_SCENES
 from simulation.scenes_workers import WORKER_SCENES
@@ -323,6 +325,8 @@ _SCENES: tuple[Scene, ...] = (
     *BACKUP_SCENES.values(),
     *RECOVERY_SCENES.values(),
     *LOOK_SCENES.values(),
+    *TIMER_SCENES.values(),
+    *TOKEN_SCENES.values(),
 )
 
 _ALL: tuple[Workload, ...] = (

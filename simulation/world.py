@@ -36,6 +36,7 @@ from simulation.history import History
 from simulation.log import MemoryBackend, MemorySession
 from simulation.network import Host, SimulatedNetwork
 from simulation.probes import Probes
+from simulation.receiver import TRANSPORT, SimulatedReceiver
 from simulation.scheduling import seeded_scheduling
 from simulation.world_probes import WORLD_PROBES
 
@@ -79,6 +80,9 @@ class Options:
     """A real directory, which all nodes share."""
     record_archive: str | None = None
     """Likewise, for the log's records."""
+    callbacks: bool = False
+    """Whether nodes make the callbacks of timers, to `World.receiver`."""
+    timer_timeout_ms: int = 10_000
     zones: int = 0
     """Nodes are in this many zones in turn; 0: they name none."""
 
@@ -175,6 +179,7 @@ class World:
         """Simulated seconds that the run took."""
         self.episodes: list[tuple[float, str]] = []
         """When which fault began; for the eye."""
+        self.receiver = SimulatedReceiver()
         self.nursery = nursery
         self._clients = 0
         for _ in range(options.nodes):
@@ -225,6 +230,7 @@ class World:
                 purge_margin_ms=options.purge_margin_ms,
                 task_archive=options.task_archive,
                 record_archive=options.record_archive,
+                timer_timeout_ms=options.timer_timeout_ms,
                 zone=f"z{len(self.nodes) % options.zones}" if options.zones else "",
             ),
             disk=SimulatedDisk(delay_ms=lambda: self.random.randint(*options.disk_delay_ms)),
@@ -253,6 +259,7 @@ class World:
             offload=_in_place,
             entries=node.entries,
             launch_host=node.launch_host,
+            transports={TRANSPORT: self.receiver.deliver} if self.options.callbacks else None,
         )
         self.nursery.start_soon(self._run, node, node.running)
 

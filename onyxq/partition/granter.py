@@ -175,6 +175,10 @@ class Granter:
         """Partitions that serve from here, sorted."""
         return sorted(self._leaders)
 
+    def serves(self, partition: int) -> bool:
+        """Whether the partition serves from here, and the store has all that the log said before it did."""
+        return partition in self._leaders
+
     def backed(self, leader: PartitionLeader) -> None:
         """What is finished in the partition stays so: tasks behind others of their key can be had."""
         if self._leaders.get(leader.partition) is leader:

@@ -68,6 +68,8 @@ class Standing:
         """Why ``token`` does not stand on a task that it does not hold; None if it does."""
         run = Run(task_id, 1)
         store = self._host.store
+        if not self._host.granter.serves(partition_of(task_id)):
+            return NotLeader(f"what the log said of the claims of task {task_id.hex()} is not in the store yet")
         if store.finished_bits(stretch_of(task_id)) & mask_of(*run):
             done = [facts.unpack_completion(body) for _, body in store.covering(facts.COMPLETION, task_id)]
             newest = max(done, key=lambda one: (one.mark, one.token), default=None)

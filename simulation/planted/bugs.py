@@ -13,6 +13,8 @@ from simulation.planted.bugs_recovery import RECOVERY_BUGS
 from simulation.planted.bugs_retention import RETENTION_BUGS
 from simulation.planted.bugs_rules import RULE_BUGS
 from simulation.planted.bugs_taskstore import TASKSTORE_BUGS
+from simulation.planted.bugs_timers import TIMER_BUGS
+from simulation.planted.bugs_tokens import TOKEN_BUGS
 from simulation.planted.bugs_workers import WORKER_BUGS
 from simulation.planted.planted import Planted
 
@@ -126,6 +128,14 @@ PLANTED: tuple[Planted, ...] = (
         "explorer",
     ),
     # --- who leads
+    Planted(
+        "nodes with incomplete copies count as the majority when a partition is forced",
+        "log_entries/force_partition.py",
+        "if majority(found.members, live):",
+        "if majority(holders(found), live):",
+        "an operator cannot bring back a partition whose members are lost, or forces one whose members live",
+        "explorer",
+    ),
     Planted(
         "no epoch check in grant",
         "onyxq/claims.py",
@@ -392,6 +402,8 @@ PLANTED: tuple[Planted, ...] = (
     *BACKUP_BUGS,
     *RECOVERY_BUGS,
     *LOOK_BUGS,
+    *TIMER_BUGS,
+    *TOKEN_BUGS,
 )
 """Every planted bug."""
 
