@@ -46,8 +46,8 @@ APART = timedelta(seconds=5)
 
 
 def spans(claim: dict[str, Any]) -> dict[str, Any]:
-    """What became of a claim, and how long it was held; times of Parquet are milliseconds here."""
-    return {"outcome": claim["outcome"], "ms": claim["ended"] - claim["granted"]}
+    """The outcome of a claim, and how long it was held; timestamps of Parquet are datetimes here."""
+    return {"outcome": claim["outcome"], "ms": (claim["ended"] - claim["granted"]) // timedelta(milliseconds=1)}
 
 
 def archive_analysis(archive: Path, sums: Path) -> Job:

@@ -59,7 +59,12 @@ def join_inputs(folder: Path) -> Job:
             ),
             Join("both", left="imports", right="modules", on="module", how="left"),
             Function("named", named),
-            Output("sources", format="csv", path=str(folder / "sources"), options={"header": "true"}),
+            Output(
+                "sources",
+                format="csv",
+                path=str(folder / "sources"),
+                options={"header": "true", "schema": "importer string, module string, lines int"},
+            ),
             Output("others", format="json", path=str(folder / "others")),
         ],
         flow_conditions=[

@@ -14,11 +14,11 @@ from typing import Any
 
 from onyxq.config import did_you_mean
 from onyxq.errors import BadRequest
-from onyxq.jobs import fields, importing
+from onyxq.jobs import fields, importing, options
 from onyxq.jobs.fields import Problem
 from onyxq.jobs.model import Aggregation, Condition, Function, Input, Job, Join, Output, Reduce, Trigger, Window
 
-OUTPUT_FORMATS = ("csv", "json", "parquet", "text")
+OUTPUT_FORMATS = tuple(options.OUTPUTS)
 """The formats of folders of files; `onyxq.spark.formats` writes them."""
 PROBLEMS_MAX = 20
 SLIDES_MAX = 1_000
@@ -84,6 +84,7 @@ def _catalog(job: Job) -> Iterator[Problem]:
         path = f"catalog[{place}]"
         if isinstance(task, (Input, Output)):
             yield from _external(task, path)
+            yield from options.problems(job.id, task, path)
         elif task.max_slots is not None and task.max_slots < task.min_slots:
             yield f"{path}.max_slots", f"is {task.max_slots}, less than min_slots, {task.min_slots}"
         if isinstance(task, Join):

@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-import msgpack
+from onyxq.jobs.values import pack, unpack
 
 BUCKET_BYTES_MAX = 64 * 1024
 """Size above which a bucket is split."""
@@ -90,11 +90,11 @@ class Buckets:
     def _bucket(self, number: int) -> dict[bytes, list[Any]]:
         if number not in self._open:
             data = self._store.load(number)
-            self._open[number] = {} if data is None else msgpack.unpackb(data, strict_map_key=False)
+            self._open[number] = {} if data is None else unpack(data)
         return self._open[number]
 
     def _write(self, number: int, cells: dict[bytes, list[Any]]) -> None:
-        data: bytes | None = msgpack.packb(cells) if cells else None
+        data: bytes | None = pack(cells) if cells else None
         if data is not None and len(data) > self._bytes_max and len(cells) > 1 and number >> DEPTH_MAX == 0:
             self._split(number, cells)
             return

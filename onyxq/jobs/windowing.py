@@ -10,17 +10,18 @@ are a *cell*.  Nothing here knows of Spark, or of which keys there are: see `ony
 from __future__ import annotations
 
 import copy
+import datetime
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
 from typing import Any
 
-import msgpack
 from attrs import frozen
 
 from onyxq.jobs.aggregations import Folding, folding
 from onyxq.jobs.model import Job, Ref, Trigger, Window
 from onyxq.jobs.routing import Resolve
+from onyxq.jobs.values import milliseconds, pack_key
 
 NEVER = (1 << 62) - 1
 """The end of what is never over; no time is later."""
@@ -114,10 +115,12 @@ def getter(ref: Ref | None, resolve: Resolve, path: str) -> Callable[[Any], Any]
 
 
 def time_of(time: Callable[[Any], Any], segment: Any) -> int:
-    """The time of a segment in whole milliseconds; raises `ValueError` for what is no time."""
+    """Return the time of a segment in whole milliseconds; raises `ValueError` for a value that is not a time."""
     found = time(segment)
+    if type(found) is datetime.datetime:
+        return milliseconds(found)
     if type(found) not in (int, float) or not -TIME_MAX < found < TIME_MAX:
-        raise ValueError(f"a time must be a number of milliseconds, not {found!r:.80}")
+        raise ValueError(f"a time must be a number of milliseconds or a datetime, not {found!r:.80}")
     return int(found // 1)
 
 
@@ -164,7 +167,7 @@ class Parts:
         """Another segment, of a batch that was planned at ``now_ms``."""
         windowing = self._windowing
         time_ms = now_ms if windowing.time is None else time_of(windowing.time, segment)
-        key: bytes = msgpack.packb(None if windowing.key is None else windowing.key(segment))
+        key: bytes = pack_key(None if windowing.key is None else windowing.key(segment))
         if self.newest is None or time_ms > self.newest:
             self.newest = time_ms
         for start, end in extents_at(windowing.window, time_ms):

@@ -15,8 +15,9 @@ from attrs import evolve, frozen
 from onyxq.errors import BadRequest
 from onyxq.jobs.model import Input, Job, Join, Output, Reduce
 from onyxq.spark import ending, outputs, rows
+from onyxq.spark.failures import said_by
 from onyxq.spark.files import Folder
-from onyxq.spark.formats import WRITERS, described
+from onyxq.spark.formats import WRITERS, check_schema, described
 from onyxq.spark.fused import Place, run
 from onyxq.spark.inputs import Opened, open_input
 from onyxq.spark.regions import Region, Stage, stages, stateful
@@ -124,7 +125,8 @@ def _common(job: Job, setting: Setting) -> dict[str, str]:
 
 def _sink(session: Any, job: Job, frame: Any, setting: Setting) -> Any:
     session.dataSource.register(outputs.Outputs)
-    folders = [_with_columns(session, folder) for folder in folders_of(job)]
+    names = [task.name for task in job.catalog]
+    folders = [_with_columns(session, folder, f"catalog[{names.index(folder.name)}]") for folder in folders_of(job)]
     tasks = [task for task in job.catalog if isinstance(task, Output)]
     queues = {task.name: _queue(task) for task in tasks if task.queue is not None}
     options = outputs.options_of(folders, queues, {**_common(job, setting), "committed": str(setting.batch)})
@@ -152,11 +154,20 @@ def _folder(task: Output, place: int) -> Folder:
     return Folder(task.name, kind, str(task.path), options)
 
 
-def _with_columns(session: Any, folder: Folder) -> Folder:
-    """The folder with its option ``schema`` as Arrow says it."""
+def _with_columns(session: Any, folder: Folder, place: str) -> Folder:
+    """Return the folder with its option ``schema`` as an Arrow schema; raises `BadRequest` if it cannot be one."""
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
     from pyspark.sql.pandas.types import to_arrow_schema
 
     said = folder.options.get("schema")
     if not said:
         return folder
-    return evolve(folder, schema=described(to_arrow_schema(session.createDataFrame([], said).schema)))
+    try:
+        schema = to_arrow_schema(session.createDataFrame([], said).schema, timezone="UTC")
+    except (PySparkException, Py4JJavaError) as error:
+        what = f"{place}.options.schema of output {folder.name}: {said_by(error)}"
+        raise BadRequest(f"{what} (in {said!r:.200})", field=f"{place}.options.schema") from error
+    found = evolve(folder, schema=described(schema))
+    check_schema(found)
+    return found

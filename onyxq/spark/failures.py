@@ -101,10 +101,20 @@ def at(failure: Failure, task: str) -> Failure:
 
 
 def said_by(error: BaseException) -> str:
-    """The one line of an exception that says most: of Java's own, behind what Python says of the call."""
+    """Return one line that says what an exception is about, with what caused it, without Spark's plan."""
+    causes = [error]
+    while (cause := getattr(causes[-1], "_cause", None)) is not None:
+        causes.append(cause)
+    said = list(dict.fromkeys(_line_of(cause) for cause in causes))
+    telling = [line for line in said if not line.startswith("[STREAM_FAILED]")] or said
+    return _cut(" Caused by: ".join(telling[:2]), ERROR_CHARS_MAX)
+
+
+def _line_of(error: BaseException) -> str:
+    """Return the one line of an exception that says most: of Java's own, after what Python says of the call."""
     lines = [line.strip().removeprefix(": ") for line in str(error).splitlines() if line.strip()]
     telling = [line for line in lines if re.match(r"(: )?[\w.$]+(Error|Exception): ", line)]
-    return _cut((telling or lines or [type(error).__name__])[0], ERROR_CHARS_MAX)
+    return (telling or lines or [type(error).__name__])[0]
 
 
 def _short(segment: Any) -> str | None:

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgpack
 from attrs import frozen
 from pyarrow import fs
 
-from onyxq.spark.formats import WRITERS, Writer
+from onyxq.spark.formats import WRITERS, Parquet, Writer, united_schema, widened
 from onyxq.spark.places import located
 
 HIDDEN = "_onyxq"
@@ -41,6 +40,16 @@ class Folder:
         return located(self.path)
 
 
+@frozen
+class Written:
+    """A file that one task of a batch wrote aside."""
+
+    out: str
+    name: str
+    schema: str = ""
+    """The columns that were found in its segments, as `Folder.schema`; empty if they were given."""
+
+
 class Staging:
     """The files of one task of a batch, written aside: one for each output that gets segments."""
 
@@ -54,13 +63,11 @@ class Staging:
         """Write a segment, as msgpack, to an output."""
         if out not in self._open:
             self._open[out] = self._opened(self._folders[out])
-        self._open[out][1].add(msgpack.unpackb(payload, strict_map_key=False))
+        self._open[out][1].add(payload)
 
-    def finish(self) -> list[tuple[str, str]]:
-        """Close all files; returns ``(output, file)`` of each."""
-        for _, writer in self._open.values():
-            writer.close()
-        return [(out, name) for out, (name, _) in self._open.items()]
+    def finish(self) -> list[Written]:
+        """Close all files."""
+        return [Written(out, name, writer.close()) for out, (name, writer) in self._open.items()]
 
     def discard(self) -> None:
         """Remove what was written."""
@@ -74,19 +81,54 @@ class Staging:
         name = f"{self._stem}.{folder.format}"
         system.create_dir(f"{path}/{HIDDEN}/{self._job}", recursive=True)
         stream = system.open_output_stream(f"{path}/{HIDDEN}/{self._job}/{name}", compression=None)
+        if folder.format == "parquet" and not folder.schema:
+            found = _found(list(self._folders.values()), self._job).get(folder.name, "")
+            return name, Parquet(stream, folder, found)
         return name, WRITERS[folder.format](stream, folder)
 
 
-def stage(folders: Sequence[Folder], written: list[tuple[str, str]], *, job: str, batch: int, mark: str = "") -> str:
+def stage(folders: Sequence[Folder], written: Sequence[Written], *, job: str, batch: int, mark: str = "") -> str:
     """Note what a batch wrote, before it is committed; returns the mark by which it is known, random if not given.
 
-    The note is one file, beside the first of the folders, so that it is there for all or for none.
+    The note is one file, beside the first of the folders, so that it is there for all or for none.  Files of an
+    output whose columns were found get the same columns first.  Raises `BadRequest` if a column has two types.
     """
     mark = mark or secrets.token_hex(8)
     system, aside = _notes(folders, job)
     system.create_dir(aside, recursive=True)
-    _write(system, f"{aside}/{batch}.{mark}.json", written)
+    schemas, names = _found(folders, job), []
+    for folder in folders:
+        mine = [one for one in written if one.out == folder.name]
+        found = list(dict.fromkeys(one.schema for one in mine if one.schema))
+        if found:
+            schemas[folder.name] = united_schema(folder, found) if len(found) > 1 else found[0]
+        names += [[one.out, _alike(folder, job, one, schemas.get(folder.name, ""))] for one in mine]
+    _write(system, f"{aside}/{batch}.{mark}.json", {"files": names, "schemas": schemas})
     return mark
+
+
+def _alike(folder: Folder, job: str, one: Written, schema: str) -> str:
+    """Return the name of a file with these columns: another one if this one has fewer."""
+    if one.schema == schema or not one.schema:
+        return one.name
+    system, path = folder.system()
+    name = f"{one.name.removesuffix('.parquet')}-{secrets.token_hex(4)}.parquet"
+    with system.open_input_file(f"{path}/{HIDDEN}/{job}/{one.name}") as source:
+        stream = system.open_output_stream(f"{path}/{HIDDEN}/{job}/{name}", compression=None)
+        widened(source, stream, folder, schema)
+    return name
+
+
+def _found(folders: Sequence[Folder], job: str) -> dict[str, str]:
+    """Return the schemas that were found for outputs in batches that were committed, by their names."""
+    system, aside = _notes(folders, job)
+    done = [one for one in system.get_file_info(fs.FileSelector(aside, allow_not_found=True)) if _is_done(one)]
+    last = max(done, key=lambda one: _batch_of(one.base_name), default=None)
+    return {} if last is None else dict(_read(system, last.path)["schemas"])
+
+
+def _is_done(found: fs.FileInfo) -> bool:
+    return str(found.base_name).endswith(f".{DONE}.json")
 
 
 def staged(folders: Sequence[Folder], *, job: str, batch: int) -> str | None:
@@ -107,7 +149,7 @@ def publish(folders: Sequence[Folder], *, job: str, batch: int, mark: str) -> No
         written = _read(notes, noted)
         for folder in folders:
             system, path = folder.system()
-            for name in (name for out, name in written if out == folder.name):
+            for name in (name for out, name in written["files"] if out == folder.name):
                 if _exists(system, f"{path}/{HIDDEN}/{job}/{name}"):
                     system.move(f"{path}/{HIDDEN}/{job}/{name}", f"{path}/{name}")
         _write(notes, f"{aside}/{batch}.{DONE}.json", written)
@@ -148,11 +190,11 @@ def _exists(system: fs.FileSystem, path: str) -> bool:
     return bool(system.get_file_info(path).type != fs.FileType.NotFound)
 
 
-def _write(system: fs.FileSystem, path: str, names: list[tuple[str, str]]) -> None:
-    """A list of files in a file that is there whole or not at all."""
+def _write(system: fs.FileSystem, path: str, note: Mapping[str, Any]) -> None:
+    """Write a note as a file that is there whole or not at all."""
     part = f"{path}.{secrets.token_hex(4)}.part"
     with system.open_output_stream(part, compression=None) as stream:
-        stream.write(json.dumps(names).encode())
+        stream.write(json.dumps(note).encode())
     system.move(part, path)
 
 

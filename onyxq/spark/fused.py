@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Any
 
-import msgpack
 from attrs import field, frozen
 
 from onyxq.errors import BadRequest
 from onyxq.jobs import routing
 from onyxq.jobs.encoding import decode
-from onyxq.jobs.model import Function, Job, Output
+from onyxq.jobs.model import Function, Job, Output, Pickled, Ref
+from onyxq.jobs.values import Unfit, pack
 from onyxq.spark import rows
 from onyxq.spark.failures import of_task
 from onyxq.spark.functions import resolve
@@ -99,7 +99,7 @@ class Fused:
                 continue  # nobody waits for it in this region, or it is not for him
             after = child(lineage, edge, ordinal)
             if (name, to) in self._wanted:
-                found.append((to, after, step.packed(made)))
+                found.append((to, after, step.packed(made, segment)))
             else:
                 staying.append((to, after, made))
         return staying
@@ -116,6 +116,7 @@ class _Step:
         task = job.task(name)
         self._params = dict(task.params) if isinstance(task, Function) else {}
         self._fn: Callable[..., Any] | None = None
+        self._called = _called(task.fn) if isinstance(task, Function) else name
         try:
             self._conditions = routing.compiled(job, name, resolve)
             if isinstance(task, Function):
@@ -132,13 +133,13 @@ class _Step:
             raise self._lifecycles.failed(self._name, error, segment) from error
         return found
 
-    def packed(self, segment: Any) -> bytes:
-        """The segment as msgpack."""
+    def packed(self, made: Any, segment: Any) -> bytes:
+        """Return the bytes of a value that the task made of a segment."""
         try:
-            payload: bytes = msgpack.packb(segment)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise self._lifecycles.failed(self._name, error, segment) from error
-        return payload
+            return pack(made)
+        except Unfit as error:
+            said = Unfit(f"{self._called} returned", error.message)
+            raise self._lifecycles.failed(self._name, said, segment) from None
 
     def _made(self, segment: Any) -> list[Any]:
         assert self._fn is not None
@@ -147,3 +148,10 @@ class _Step:
         except Exception as error:
             return [error]
         return made if isinstance(made, list) else [] if made is None else [made]
+
+
+def _called(fn: Ref) -> str:
+    """Return a function's name, for messages."""
+    if isinstance(fn, str):
+        return fn
+    return fn.named if isinstance(fn, Pickled) else str(getattr(fn, "__qualname__", type(fn).__name__))

@@ -28,6 +28,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from onyxq.ids import make_id
 from onyxq.jobs.keeping import hash64
+from onyxq.jobs.values import Unfit, pack, unpack
 from onyxq.spark import rows
 from onyxq.spark.progress import LATE, WATERMARK
 
@@ -49,8 +50,8 @@ _DEALT_SQL = "grp int, place bigint, kind int, name binary, payload binary, seen
 FOLDED_MAX = 50_000
 """Pieces that are held before they are sent."""
 
-Dealt = tuple[int, bytes, Any]
-"""``(kind, name, value)``: what goes to the group of the name."""
+Dealt = tuple[int, bytes, Sequence[Any]]
+"""``(kind, name, values)``: what goes to the group of the name, where it arrives as a list."""
 Made = tuple[str, Any]
 """``(out, value)``: a segment, and the task that it goes to if not to all after the cut."""
 
@@ -116,6 +117,9 @@ class Cut(Protocol):
     def wake_ms(self, state: State) -> int | None:
         """When a group has something to do though no segment comes."""
 
+    def failed(self, error: Exception, segment: Any) -> Exception:
+        """Return what to raise for an exception of one of the cut's functions."""
+
 
 def cut(frame: Any, work: Cut, *, job: str, groups: int, timed: bool) -> Any:
     """Segments as a cut makes them of segments; with ``timed`` groups wake without input.
@@ -161,12 +165,18 @@ class _Deal:
                     sent.to_all(_ENDED, now_ms)
                     continue
                 seen = True
-                dealer.add(lineage, side, rows.unpacked(payload), now_ms)
+                dealer.add(lineage, side, unpack(payload), now_ms)
                 if len(dealer) >= FOLDED_MAX:
-                    yield sent.batch(dealer.take())
+                    yield self._sent(sent, dealer)
         if seen:
             sent.to_all(_NOTE, now_ms, dealer.note(), seen_ms=dealer.watermark_ms())
-        yield sent.batch(dealer.take())
+        yield self._sent(sent, dealer)
+
+    def _sent(self, sent: _Sent, dealer: Dealer) -> Any:
+        try:
+            return sent.batch(dealer.take())
+        except Unfit as error:
+            raise self.work.failed(error, None) from error
 
 
 class _Sent:
@@ -187,7 +197,7 @@ class _Sent:
         """All rows so far, and these, each for the group of its name."""
         for kind, name, value in dealt:
             group = self._groups[zlib.crc32(name) % len(self._groups)]
-            self._rows.append((group, self._next(), kind, name, msgpack.packb(value), None))
+            self._rows.append((group, self._next(), kind, name, pack([*value]), None))
         found, self._rows = self._rows, []
         columns = zip(*found, strict=True) if found else [()] * len(_DEALT)
         arrays = [pyarrow.array(values, kind.type) for values, kind in zip(columns, _DEALT, strict=True)]
@@ -251,7 +261,10 @@ class _Gather(StatefulProcessor):
         state = _Kept(self._buckets, index)
         made = _Made(given.now_ms, hash64(msgpack.packb([self._job, self._work.task, group, turn])))
         for out, value in self._work.gather(given, state):
-            made.add(out, value)
+            try:
+                made.add(out, value)
+            except Unfit as error:
+                raise self._work.failed(error, None) from error
             if made.full:
                 yield made.frame()
         wake = self._work.wake_ms(state)
@@ -268,7 +281,7 @@ def _given(frames: Iterable[pandas.DataFrame]) -> Given:
     dealt: list[Dealt] = []
     notes, now_ms, ended = [], 0, False
     for _, kind, name, payload in found:
-        value = rows.unpacked(payload)
+        value = unpack(payload)
         if kind >= 0:
             dealt.append((kind, name, value))
             continue
@@ -310,7 +323,7 @@ class _Made:
 
     def add(self, out: str, value: Any) -> None:
         """Another segment."""
-        payload = msgpack.packb(value)
+        payload = pack(value)
         for column, said in zip(self._columns, (self._lineage(), out, payload), strict=True):
             column.append(said)
         self._bytes += len(payload)

@@ -10,6 +10,7 @@ from onyxq.errors import BadRequest, Incomplete
 from onyxq.jobs.model import Input, Job
 from onyxq.spark import rows
 from onyxq.spark.failures import said_by
+from onyxq.spark.texts import NULL
 
 FILES = frozenset({"text", "json", "csv", "parquet", "orc", "avro", "xml", "binaryfile"})
 """Formats whose rows tell which file they are of."""
@@ -18,6 +19,12 @@ PACKAGES = {
     "avro": "org.apache.spark:spark-avro_2.13",
 }
 """Formats that Spark itself does not have, and what brings them, of Spark's own version."""
+DEFAULTS = {
+    "csv": {"escape": '"', "nullValue": NULL, "mode": "FAILFAST"},
+    "json": {"mode": "FAILFAST"},
+}
+"""Options that an input has unless it says otherwise. A row that does not fit fails the job, unless the schema has a
+column for such rows: Spark would make a row of Nones of it."""
 BATCH_BYTES = 1 << 30
 """Of files, in one batch; an input's options ``maxFilesPerTrigger`` or ``maxBytesPerTrigger`` say otherwise."""
 
@@ -56,6 +63,11 @@ def _columns(session: Any, task: Input) -> Any:
     options = {str(name): str(value) for name, value in task.options.items()}
     if kind in FILES and not {"maxfilespertrigger", "maxbytespertrigger"} & {name.lower() for name in options}:
         options["maxBytesPerTrigger"] = str(BATCH_BYTES)
+    given = {name.lower(): value for name, value in options.items()}
+    corrupt = given.get("columnnameofcorruptrecord", "_corrupt_record")
+    for name, value in DEFAULTS.get(kind, {}).items():
+        if name.lower() not in given and not (name == "mode" and corrupt in (task.schema or "")):
+            options[name] = value
     reader = session.readStream.format(kind).options(**options)
     if task.schema:
         reader = reader.schema(task.schema)

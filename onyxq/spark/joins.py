@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
-import msgpack
 from attrs import field, frozen
 from pyspark.sql import functions as of
 
@@ -15,6 +14,7 @@ from onyxq.jobs.encoding import decode, encode
 from onyxq.jobs.keeping import later
 from onyxq.jobs.model import Job, Join, Task
 from onyxq.jobs.pairing import Batch, Group, Index
+from onyxq.jobs.values import pack_key
 from onyxq.jobs.windowing import getter, time_of
 from onyxq.spark.failures import of_task
 from onyxq.spark.functions import resolve
@@ -71,7 +71,7 @@ class Keying:
         """Another segment of a side."""
         try:
             time_ms = None if self._time is None else time_of(self._time, value)
-            key = msgpack.packb(self._on(value))
+            key = pack_key(self._on(value))
         except Exception as error:
             raise self._work.failed(error, value) from error
         self._newest[side] = later(self._newest[side], time_ms)

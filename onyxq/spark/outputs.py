@@ -19,11 +19,11 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from onyxq.errors import BadRequest
+from onyxq.jobs.values import unpack
 from onyxq.spark import files
 from onyxq.spark.checkpoint import news_of, offsets_of, recorded
 from onyxq.spark.failures import of_task
 from onyxq.spark.files import Folder, Staging
-from onyxq.spark.rows import unpacked
 
 FORMAT = "onyxq-outputs"
 
@@ -32,7 +32,7 @@ FORMAT = "onyxq-outputs"
 class Written(WriterCommitMessage):
     """What one task of a batch wrote."""
 
-    files: tuple[tuple[str, str], ...]
+    files: tuple[files.Written, ...]
     parts: tuple[bytes, ...] = ()
     """What peers have prepared for queues."""
 
@@ -87,6 +87,9 @@ class Routed(DataSourceStreamArrowWriter):
         try:
             parts = self._write(iterator, staging, batch)
             return Written(tuple(staging.finish()), parts)
+        except BadRequest as error:
+            staging.discard()
+            raise of_task(error, task=error.field or self._job, segment=None, restart=False) from error
         except BaseException:
             staging.discard()
             raise
@@ -102,7 +105,7 @@ class Routed(DataSourceStreamArrowWriter):
                     else:
                         sending.add(self._queues.outputs[out], payload, lineage=lineage, name=out)
                 except BadRequest as error:
-                    raise of_task(error, task=out, segment=unpacked(payload), restart=False) from error
+                    raise of_task(error, task=out, segment=unpack(payload), restart=False) from error
         return () if sending is None else tuple(sending.finish().parts)
 
     def _sending(self, batch: int) -> Any:

@@ -7,8 +7,6 @@ the first region makes that one: tasks of a queue, and whatever columns Spark re
 
 from __future__ import annotations
 
-import datetime
-import decimal
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
@@ -18,6 +16,8 @@ import msgpack
 import pyarrow
 
 from onyxq.ids import COUNTER_MAX, make_id
+from onyxq.jobs.values import unpack
+from onyxq.spark import columns
 
 SEGMENTS = "segments"
 QUEUE = "queue"
@@ -51,7 +51,7 @@ def segments(batches: Iterable[Any], shape: str, *, entry: str, place: str) -> I
 def _from_segments(batch: Any, entry: str) -> Iterator[Segment]:
     columns = [batch.column(name).to_pylist() for name in ("lineage", "out", "payload")]
     for lineage, out, payload in zip(*columns, strict=True):
-        yield lineage, unpacked(payload), "" if out == entry else out
+        yield lineage, unpack(payload), "" if out == entry else out
 
 
 def _from_queue(batch: Any) -> Iterator[Segment]:
@@ -64,39 +64,18 @@ def _from_columns(batches: Iterable[Any], entry: str, place: str) -> Iterator[Se
     """Rows of files are known by file, block and place in it; others by batch, part and place in it."""
     counts: dict[tuple[Any, ...], int] = {}
     for batch in batches:
-        for row in batch.to_pylist():
+        for row in columns.segments(batch):
             planned = row.pop(PLANNED)
             where = (entry, row.pop(FILE), row.pop(BLOCK)) if FILE in row else (entry, place)
             count = counts.get(where, 0)
             counts[where] = count + 1
             maker = _hash64(*where, str(count // (COUNTER_MAX + 1)))
-            yield make_id(planned, 0, maker, count % (COUNTER_MAX + 1)), plain(row), ""
+            yield make_id(planned, 0, maker, count % (COUNTER_MAX + 1)), row, ""
 
 
 def _hash64(*parts: Any) -> int:
     said = msgpack.packb(parts)
     return int.from_bytes(hashlib.blake2b(said, digest_size=8).digest(), "big")
-
-
-def plain(value: Any) -> Any:
-    """What Spark read as values that msgpack holds: times in milliseconds, dates and decimals as text."""
-    if value is None or type(value) in (str, bytes, int, float, bool):
-        return value
-    if isinstance(value, dict):
-        return {key: plain(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(one) for one in value]
-    if isinstance(value, datetime.datetime):
-        aware = value if value.tzinfo else value.replace(tzinfo=datetime.UTC)
-        return round(aware.timestamp() * 1000)
-    if isinstance(value, datetime.timedelta):
-        return round(value.total_seconds() * 1000)
-    return str(value) if isinstance(value, (datetime.date, decimal.Decimal)) else value
-
-
-def unpacked(payload: bytes) -> Any:
-    """The value of a payload."""
-    return msgpack.unpackb(payload, strict_map_key=False)
 
 
 def batches(rows: Iterable[tuple[str, bytes, bytes]]) -> Iterator[Any]:

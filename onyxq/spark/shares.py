@@ -7,18 +7,16 @@ before the batch is committed.
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-
-import msgpack
 
 from onyxq.client.enqueuing import check_payloads, cut_payloads
 from onyxq.client.policy import Policy
 from onyxq.errors import BadRequest
 from onyxq.facts import pack_task, partition_of_keys
 from onyxq.ids import ID_BYTES, STRETCH_TASKS, TaskId
+from onyxq.jobs.values import Unfit, called, to_json, unpack
 from onyxq.spark.lineage import PREFIX_BYTES, made_prefix
 from onyxq.spark.options import QueueOutput
 
@@ -30,8 +28,6 @@ OLD_MS = 300_000
 """The time in a lineage counts unless it lies further back: no new task may be of a time that is purged."""
 _BIN = {0xC4: 2, 0xC5: 3, 0xC6: 5}
 """First byte of packed bytes -> where they begin."""
-
-_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
 Piece = list[list[Any]]
 """Runs, ``[first id, body]``."""
@@ -153,19 +149,22 @@ def task_of(output: QueueOutput, packed: bytes, name: str) -> tuple[QueueOutput,
     start = _BIN.get(packed[0]) if packed else None
     if start is not None and output.ordering_key is None:
         return output, packed[start:], None
-    value = msgpack.unpackb(packed, strict_map_key=False)
     key = None
+    value = unpack(packed) if output.ordering_key is not None or start is not None else None
     if output.ordering_key is not None:
         found = value.get(output.ordering_key) if isinstance(value, dict) else None
         if found is None:
             raise BadRequest(
                 f"output {name}: a segment has no field {output.ordering_key!r}, its ordering key", field="ordering_key"
             )
+        if type(found) not in (str, int):
+            what = f"{output.ordering_key}: an ordering key must be a string or an integer"
+            raise BadRequest(f"output {name}: {what}, not the {called(found)} {found!r:.60}", field="ordering_key")
         key = str(found)
     if isinstance(value, bytes):
         return output, value, key
     try:
-        text = _encode(value)
-    except (TypeError, ValueError) as error:
-        raise BadRequest(f"output {name}: a segment is no JSON: {error}", field="payload") from None
+        text = to_json(packed)
+    except Unfit as error:
+        raise BadRequest(f"output {name}: {error.message}", field="payload") from None
     return output.as_json, text.encode(), key

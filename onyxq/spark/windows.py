@@ -17,8 +17,8 @@ from onyxq.errors import BadRequest
 from onyxq.jobs.encoding import decode, encode
 from onyxq.jobs.gathering import Batch, Fired, Group, Index
 from onyxq.jobs.model import Input, Job, Trigger, Window
+from onyxq.jobs.values import unpack
 from onyxq.jobs.windowing import Parts, Windowing, windowings
-from onyxq.spark import rows
 from onyxq.spark.failures import of_task
 from onyxq.spark.functions import resolve
 from onyxq.spark.groups import Dealt, Given, Made, State, cut, late
@@ -65,7 +65,7 @@ class Gathering:
         keys: dict[bytes, Any] = {}
         for fired in self._watched(group.batch(batch)):
             if fired.key not in keys:
-                keys[fired.key] = rows.unpacked(fired.key)
+                keys[fired.key] = unpack(fired.key)
             segment = fired.emission.segment(keys[fired.key])
             for out in fired.emission.trigger.emit_to or (self.task,):
                 yield out, segment

@@ -38,6 +38,7 @@ values = st.recursive(
     max_leaves=6,
 )
 maps = st.dictionaries(st.text(max_size=5), values, max_size=3)
+written = st.dictionaries(st.just("compression"), st.sampled_from(["zstd", "none"]))
 options = st.dictionaries(st.sampled_from(["header", "sep"]), st.sampled_from(["true", ";", ""]))
 durations = st.integers(1, 86_400_000)
 predicates = st.recursive(
@@ -76,7 +77,7 @@ def outputs(draw: st.DrawFn, name: str) -> Output:
     """A queue, or something that Spark writes."""
     if draw(st.booleans()):
         return Output(name, queue="q", priority=draw(st.integers(-5, 5)), delay_ms=draw(st.integers(0, 5)))
-    return Output(name, format="parquet", path="s3a://b/x", options=draw(options))
+    return Output(name, format="parquet", path="s3a://b/x", options=draw(written))
 
 
 @st.composite

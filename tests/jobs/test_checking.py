@@ -26,7 +26,7 @@ from onyxq import (
 )
 from onyxq.errors import BadRequest
 from onyxq.jobs import encoding
-from onyxq.jobs.checking import check
+from onyxq.jobs.checking import check, problems
 from tests.jobs import generated
 
 
@@ -290,3 +290,59 @@ def test_damaged_bytes_are_refused_and_nothing_worse(one: Job, data: st.DataObje
 
 def _packed(value: Any) -> bytes:
     return bytes(msgpack.packb(value, unicode_errors="surrogatepass"))
+
+
+@pytest.mark.parametrize(
+    ("task", "field", "said"),
+    [
+        (
+            Output("out", format="parquet", path="/x", options={"partitionBy": "a", "nonsense": "1"}),
+            "catalog[1].options.partitionBy",
+            "is not an option of output 'out' (parquet) of job 'j'; there are schema, other_fields, compression",
+        ),
+        (
+            Output("out", format="parquet", path="/x", options={"compresion": "zstd"}),
+            "catalog[1].options.compresion",
+            "of job 'j'; did you mean compression?",
+        ),
+        (
+            Output("out", format="parquet", path="/x", options={"compression": "zip"}),
+            "catalog[1].options.compression",
+            "of output 'out' (parquet) of job 'j' must be one of snappy, gzip",
+        ),
+        (
+            Output("out", format="csv", path="/x", options={"header": "true"}),
+            "catalog[1].options.schema",
+            "is missing: CSV has neither names nor types",
+        ),
+        (
+            Output("out", format="csv", path="/x", options={"schema": "a int", "sep": "||"}),
+            "catalog[1].options.sep",
+            "must be one character, no quote and no line break, not '||'",
+        ),
+        (
+            Output("out", format="json", path="/x", options={"other_fields": "drop"}),
+            "catalog[1].options.other_fields",
+            "needs the option schema",
+        ),
+        (Output("out", format="text", path="/x", options={"schema": "a int"}), "catalog[1].options.schema", "none"),
+    ],
+)
+def test_options_that_an_output_does_not_have_are_refused(task: Output, field: str, said: str) -> None:
+    """By job, task and option, with the nearest one that there is."""
+    found = list(problems(Job(id="j", workflow=[("in", "out")], catalog=[Input("in", queue="q"), task])))
+    assert found[0][0] == field and said in found[0][1]
+
+
+def test_options_that_an_input_does_not_have_are_refused() -> None:
+    """If Spark itself has the format; their case does not matter to it."""
+    out = Output("out", queue="q")
+    for kind, options, said in (
+        ("json", {"maxFilesPerTriger": "1"}, "did you mean maxFilesPerTrigger"),
+        ("csv", {"HEADER": "true", "multiLine": "true"}, ""),
+        ("kafka", {"whatever": "1"}, ""),
+        ("rate", {"rowsPerSecnd": "5"}, "did you mean rowsPerSecond"),
+    ):
+        task = Input("in", format=kind, options=options)
+        found = list(problems(Job(id="j", workflow=[("in", "out")], catalog=[task, out])))
+        assert said in found[0][1] if said else not found

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
+import json
 import os
 import time
 from pathlib import Path
 from typing import Any
+
+from onyxq.jobs.values import pack, unpack
 
 
 def same(segment: Any) -> Any:
@@ -56,8 +61,8 @@ def as_number(segment: Any, error: Exception) -> Any:
 
 
 def unpackable(segment: Any) -> Any:
-    """What msgpack has no form of."""
-    return {1, 2}
+    """A value of a type that no segment holds."""
+    return {"a": [0, 1j]}
 
 
 def fail(segment: Any) -> Any:
@@ -101,6 +106,29 @@ def number(segment: Any) -> Any:
     """The number that a segment is or has, as ``n``."""
     found = segment if isinstance(segment, int) else segment["n"] if "n" in segment else segment["value"]
     return {"n": int(found)}
+
+
+def parsed(segment: Any) -> Any:
+    """The JSON that a line is."""
+    return json.loads(segment["value"])
+
+
+def hexed(segment: Any) -> str:
+    """A segment as a line of text."""
+    return pack(segment).hex()
+
+
+def unhexed(segment: Any) -> Any:
+    """The segment of such a line."""
+    return unpack(bytes.fromhex(segment["value"]))
+
+
+def typed(segment: Any, elsewhere: bool = False) -> Any:
+    """Values of types that JSON lacks; the key is equal wherever it is made."""
+    when = datetime.datetime(2027, 1, 15, 8, 0, tzinfo=datetime.UTC)
+    price = decimal.Decimal("1.50" if elsewhere else "1.5") + segment["n"]
+    zone = datetime.timezone(datetime.timedelta(hours=2))
+    return {**segment, "key": [price, when.astimezone(zone) if elsewhere else when], "pair": (1, {2, 3})}
 
 
 def field(segment: Any, name: str = "") -> Any:

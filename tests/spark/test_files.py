@@ -12,8 +12,9 @@ import pytest
 pytest.importorskip("pyarrow")
 
 from onyxq.errors import BadRequest
+from onyxq.jobs.values import pack
 from onyxq.spark import files
-from onyxq.spark.files import Folder, Staging, publish, stage, staged
+from onyxq.spark.files import Folder, Staging, Written, publish, stage, staged
 from onyxq.spark.formats import WRITERS
 from tests.spark.job_world import written
 
@@ -57,9 +58,9 @@ def folders(base: Path) -> list[Folder]:
     return [Folder("a", "json", str(base / "a"), {}), Folder("b", "json", str(base / "b"), {})]
 
 
-def write(outs: list[Folder], batch: int, value: Any) -> list[tuple[str, str]]:
+def write(outs: list[Folder], batch: int, value: Any) -> list[Written]:
     """What two tasks of a batch write."""
-    found: list[tuple[str, str]] = []
+    found: list[Written] = []
     for part in range(2):
         staging = Staging({out.name: out for out in outs}, job=JOB, batch=batch, part=part)
         for name in "ab":
@@ -154,19 +155,21 @@ def test_what_a_failed_attempt_wrote_is_removed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "segment", "said"),
     [
-        ("json", b"bytes", "what JSON can hold"),
-        ("json", float("nan"), "what JSON can hold"),
-        ("text", {"line": "x"}, "strings of one line"),
-        ("text", "two\nlines", "strings of one line"),
-        ("csv", 5, "maps of its columns"),
+        ("json", b"bytes", "JSON would not give back the bytes"),
+        ("json", float("nan"), "JSON has no nan"),
+        ("json", {"a": [{1: 2}]}, r"a\[0\]: a key must be a string in JSON, not the int 1"),
+        ("text", {"line": "x"}, "text holds strings, or dicts with one as their only field 'value', not the dict"),
+        ("text", {"value": "x", "lost": 1}, "text holds strings, .* as their only field"),
+        ("text", "two\nlines", "a line of text cannot hold a line break"),
+        ("text", "two\rlines", "a line of text cannot hold a line break"),
     ],
 )
 def test_what_a_format_cannot_hold_is_refused(tmp_path: Path, kind: str, segment: Any, said: str) -> None:
     """With the output's name and the segment."""
     folder = Folder("out", kind, str(tmp_path), {})
     with open(tmp_path / "file", "wb") as stream:
-        with pytest.raises(BadRequest, match=f"output out takes {said}"):
-            WRITERS[kind](stream, folder).add(segment)
+        with pytest.raises(BadRequest, match=f"output out: {said}"):
+            WRITERS[kind](stream, folder).add(pack(segment))
 
 
 def test_parquet_says_which_segments_do_not_fit(tmp_path: Path) -> None:
@@ -174,9 +177,8 @@ def test_parquet_says_which_segments_do_not_fit(tmp_path: Path) -> None:
     outs = {"out": Folder("out", "parquet", str(tmp_path), {})}
     staging = Staging(outs, job=JOB, batch=0, part=0)
     staging.add("out", msgpack.packb({"n": 1}))
-    staging.add("out", msgpack.packb({"n": "one"}))
-    with pytest.raises(BadRequest, match="do not fit one schema") as caught:
-        staging.finish()
+    with pytest.raises(BadRequest, match="output out: n: is an int in one segment and a str in another") as caught:
+        staging.add("out", msgpack.packb({"n": "one"}))
     assert "schema" in caught.value.advice
     staging.discard()
 

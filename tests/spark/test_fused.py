@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from onyxq.jobs.encoding import decode, encode
 from onyxq.jobs.model import Condition, Function, Input, Job, Lifecycle, Output
-from onyxq.spark import rows
+from onyxq.jobs.values import unpack
 from onyxq.spark.failures import Failure, TaskFailed, of_exception, of_text
 from onyxq.spark.fused import Fused, Row
 from onyxq.spark.paths import source_of
@@ -52,7 +52,7 @@ def fused(job: Job) -> Fused:
 
 def values(found: list[Row]) -> list[Any]:
     """What the rows hold."""
-    return [rows.unpacked(payload) for _, _, payload in found]
+    return [unpack(payload) for _, _, payload in found]
 
 
 @settings(max_examples=60)
@@ -64,7 +64,7 @@ def test_a_region_does_what_its_tasks_do_one_by_one(job: Job, segment: int) -> N
         for side in stage.sides:
             for region in side:
                 found = Fused(job, region).segment(SOURCE, segment)
-                made = Counter((out, rows.unpacked(payload)) for out, _, payload in found)
+                made = Counter((out, unpack(payload)) for out, _, payload in found)
                 wanted = [
                     (edge[1], value) for edge, value in leaving(job, region.entry, segment) if edge in region.wanted
                 ]
@@ -157,8 +157,8 @@ def test_an_exception_that_a_condition_takes_is_a_segment() -> None:
         ],
     )
     region = fused(job)
-    assert [(out, rows.unpacked(payload)) for out, _, payload in region.segment(SOURCE, 5)] == [("wrong", -5)]
-    assert [(out, rows.unpacked(payload)) for out, _, payload in region.segment(SOURCE, 6)] == [("out", 7)]
+    assert [(out, unpack(payload)) for out, _, payload in region.segment(SOURCE, 5)] == [("wrong", -5)]
+    assert [(out, unpack(payload)) for out, _, payload in region.segment(SOURCE, 6)] == [("out", 7)]
 
 
 @pytest.mark.parametrize(
@@ -186,12 +186,14 @@ def test_a_policy_may_be_a_function() -> None:
     assert not caught.value.failure.restart
 
 
-def test_what_msgpack_cannot_hold_is_named_with_its_task() -> None:
-    """A function that returns a set."""
+def test_a_value_that_no_segment_holds_is_named_with_task_function_path_and_type() -> None:
+    """And with the segment that the function was given."""
     with pytest.raises(TaskFailed) as caught:
         fused(single("unpackable")).segment(SOURCE, 1)
     assert caught.value.failure.task == "f"
-    assert "set" in caught.value.failure.error
+    said = "task f: Unfit: tests.spark.tasks:unpackable returned: a[1]: a segment cannot hold a complex"
+    assert caught.value.failure.error.startswith(said)
+    assert caught.value.failure.segment == "1"
 
 
 def test_a_function_that_is_not_there_is_named_with_its_field() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import json
 from collections import Counter
 from pathlib import Path
@@ -80,7 +82,9 @@ def test_branches_conditions_and_all_formats(spark: Any, tmp_path: Path) -> None
     (tmp_path / "in" / "a.json").write_text("".join(json.dumps({"n": n, "s": f"s{n}"}) + "\n" for n in range(6)))
     outs = {
         "a": Output("a", format="parquet", path=str(tmp_path / "a"), options={"schema": "n bigint, s string"}),
-        "b": Output("b", format="csv", path=str(tmp_path / "b"), options={"header": "true"}),
+        "b": Output(
+            "b", format="csv", path=str(tmp_path / "b"), options={"header": "true", "schema": "n bigint, s string"}
+        ),
         "c": Output("c", format="text", path=str(tmp_path / "c")),
         "d": Output("d", format="json", path=str(tmp_path / "d")),
     }
@@ -107,7 +111,7 @@ def test_branches_conditions_and_all_formats(spark: Any, tmp_path: Path) -> None
 
 
 def test_csv_and_parquet_are_read(spark: Any, tmp_path: Path) -> None:
-    """With columns of any type as values that msgpack holds."""
+    """With columns of any type as Python's values, which an output with the same schema takes."""
     source = tmp_path / "source"
     frame = spark.sql(
         "select 1 as n, date'2020-02-03' as d, timestamp'1970-01-01 00:00:02' as t, 1.50 as x, array(1) as l"
@@ -118,14 +122,22 @@ def test_csv_and_parquet_are_read(spark: Any, tmp_path: Path) -> None:
         catalog=[
             Input("in", format="parquet", path=str(source)),
             Input("csv", format="csv", path=str(tmp_path / "csv"), schema="a int, b string"),
-            Output("out", format="json", path=str(tmp_path / "out")),
+            Output("out", format="parquet", path=str(tmp_path / "out")),
         ],
     )
     (tmp_path / "csv").mkdir()
     (tmp_path / "csv" / "a.csv").write_text("7,x\n")
     run(spark, job, tmp_path)
-    found = sorted(written(tmp_path / "out"), key=len)
-    assert found == [{"a": 7, "b": "x"}, {"n": 1, "d": "2020-02-03", "t": 2000, "x": "1.50", "l": [1]}]
+    nothing = dict.fromkeys("ndtxlab")
+    row = {
+        "n": 1,
+        "d": datetime.date(2020, 2, 3),
+        "t": datetime.datetime(1970, 1, 1, 0, 0, 2, tzinfo=datetime.UTC),
+        "x": decimal.Decimal("1.50"),
+        "l": [1],
+    }
+    found = sorted(written(tmp_path / "out", "parquet"), key=lambda row: row["n"] or 0)
+    assert found == [nothing | {"a": 7, "b": "x"}, nothing | row]
 
 
 def test_a_failure_names_the_task_the_segment_and_the_line(spark: Any, tmp_path: Path) -> None:
@@ -147,7 +159,7 @@ def test_an_output_that_cannot_hold_a_segment_is_named(spark: Any, tmp_path: Pat
     job = lines_job(tmp_path, Function("text", f"{HERE}:words"))
     job = evolve(job, catalog=(*job.catalog[:-1], Output("out", format="text", path=str(tmp_path / "out"))))
     (tmp_path / "in" / "a.txt").write_text("a b\n")
-    with pytest.raises(Exception, match="output out takes strings") as caught:
+    with pytest.raises(Exception, match="output out: text holds strings") as caught:
         run(spark, job, tmp_path)
     failure = of_exception(caught.value)
     assert (failure.task, failure.segment, failure.restart) == ("out", "{'word': 'a', 'size': 1}", False)

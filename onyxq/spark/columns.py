@@ -1,0 +1,413 @@
+"""Columns of Arrow and values of Python: exact in both directions.
+
+`reader` gives the values of rows that Spark has read.  `fitter` gives what a column takes of a value, and refuses
+each value that would come back as another one.  `Columns` finds the columns of segments that come without a schema.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import pyarrow
+from pyarrow import types
+
+from onyxq.jobs.values import Unfit, called
+
+Convert: TypeAlias = Callable[[Any], Any]
+Kind: TypeAlias = Any
+"""What a column holds: a word, ``("list", kind)``, ``("struct", {name: kind})`` or ``("decimal", scale)``."""
+
+DIGITS_MAX = 38
+"""Digits of a decimal in Arrow and Spark."""
+WRITTEN = "numbers, strings, binaries, booleans, dates, timestamps, decimals, and arrays, maps and structs of them"
+_EPOCH = datetime.datetime(1970, 1, 1)
+_MICROSECOND = datetime.timedelta(microseconds=1)
+_WHOLE_FLOAT_MAX = 1 << 53
+_TIMESTAMPS_US = (-62_135_596_800_000_000, 253_402_300_799_999_999)
+"""The first and the last time of Python's calendar."""
+
+
+# --- from columns to segments -----------------------------------------------------
+
+
+def segments(batch: Any) -> Iterator[dict[str, Any]]:
+    """Yield the rows of an Arrow batch as maps of Python's values; times with a zone are in UTC."""
+    readers = {part.name: read for part in batch.schema if (read := reader(part.type)) is not None}
+    for row in batch.to_pylist():
+        for name, read in readers.items():
+            if row[name] is not None:
+                row[name] = read(row[name])
+        yield row
+
+
+def reader(kind: Any) -> Convert | None:
+    """Return what makes a segment's value of what Arrow gives for a type; None if it is that value."""
+    if types.is_timestamp(kind) and kind.tz is not None:
+        return lambda value: value.astimezone(datetime.UTC)
+    if types.is_map(kind):
+        key, item = _or_none(reader(kind.key_type)), _or_none(reader(kind.item_type))
+        return lambda value: {key(one): item(other) for one, other in value}
+    if types.is_list(kind) or types.is_large_list(kind):
+        inside = reader(kind.value_type)
+        return None if inside is None else lambda value: [None if one is None else inside(one) for one in value]
+    if types.is_struct(kind):
+        found = {part.name: read for part in kind if (read := reader(part.type)) is not None}
+        return (lambda value: _read_struct(found, value)) if found else None
+    return None
+
+
+def _or_none(read: Convert | None) -> Convert:
+    return (lambda value: value) if read is None else (lambda value: None if value is None else read(value))
+
+
+def _read_struct(readers: Mapping[str, Convert], value: dict[str, Any]) -> dict[str, Any]:
+    return {name: readers[name](one) if one is not None and name in readers else one for name, one in value.items()}
+
+
+# --- from segments to columns -----------------------------------------------------
+
+
+def fitter(kind: Any, *, nullable: bool = True) -> Convert:
+    """Return what makes of a value what a column of an Arrow type takes.
+
+    It raises `Unfit` for a value that would come back as another one.  Raises `Unfit` itself for a type that is not
+    written.  Integers are milliseconds where the column is a timestamp.
+    """
+    convert = _fitter(kind)
+    if nullable:
+        return lambda value: None if value is None else convert(value)
+    return lambda value: convert(value) if value is not None else _refuse(value, "must not be None")
+
+
+def row_fitter(fields: Iterable[Any], *, drop_others: bool = False) -> Convert:
+    """Return what makes a list of the columns' values of a segment; with ``drop_others`` other fields are left out."""
+    make: Convert = lambda part: fitter(part.type, nullable=part.nullable)  # noqa: E731  # as `_inside` calls it
+    fitters = [(part.name, _inside(part.name, make, part)) for part in fields]
+    names = frozenset(name for name, _ in fitters)
+
+    def fit(segment: Any) -> list[Any]:
+        if type(segment) is not dict:
+            segment = {"value": segment}
+        if not drop_others and not segment.keys() <= names:
+            other = next(name for name in segment if name not in names)
+            raise Unfit(str(other), f"is not one of the columns: {', '.join(sorted(names))}")
+        return [_inside(name, convert, segment.get(name)) for name, convert in fitters]
+
+    return fit
+
+
+def _inside(place: str, convert: Convert, value: Any) -> Any:
+    """Convert a part; an error names the whole path."""
+    try:
+        return convert(value)
+    except Unfit as error:
+        path = error.field if error.field != "segment" else ""
+        dot = "." if path and not path.startswith("[") else ""
+        raise Unfit(f"{place}{dot}{path}", error.why) from None
+
+
+def _refuse(value: Any, why: str) -> Any:
+    shown = f"{value!r:.60}"
+    raise Unfit("", f"{why}, not the {called(value)} {shown}" if value is not None else why)
+
+
+def _fitter(kind: Any) -> Convert:
+    for fits, make in _FITTERS:
+        if fits(kind):
+            return make(kind)
+    raise Unfit("", f"the type {kind} is not written: columns are {WRITTEN}")
+
+
+def _exactly(kind: type[Any], words: str) -> Callable[[Any], Convert]:
+    return lambda _: lambda value: value if type(value) is kind else _refuse(value, f"must be {words}")
+
+
+def _integers(kind: Any) -> Convert:
+    bits = kind.bit_width
+    low, high = -(1 << bits - 1), (1 << bits - 1) - 1
+
+    def fit(value: Any) -> Any:
+        if type(value) is int and low <= value <= high:
+            return value
+        return _refuse(value, f"must be an integer of {bits} bits")
+
+    return fit
+
+
+def _floats(kind: Any) -> Convert:
+    narrow = kind.bit_width == 32
+
+    def fit(value: Any) -> Any:
+        found = value
+        if type(value) is int and (-_WHOLE_FLOAT_MAX <= value <= _WHOLE_FLOAT_MAX or _is_float(value)):
+            found = float(value)
+        if type(found) is not float or (narrow and not _is_narrow(found)):
+            return _refuse(value, f"must be a float that {kind.bit_width} bits hold exactly")
+        return found
+
+    return fit
+
+
+def _is_float(value: int) -> bool:
+    try:
+        return int(float(value)) == value
+    except OverflowError:
+        return False
+
+
+def _is_narrow(value: float) -> bool:
+    try:
+        found: float = struct.unpack("f", struct.pack("f", value))[0]
+    except OverflowError:
+        return False
+    return found == value or value != value
+
+
+def _timestamps(kind: Any) -> Convert:
+    zoned = kind.tz is not None
+    words = "a datetime with a zone, or milliseconds" if zoned else "a datetime without a zone, or milliseconds"
+
+    def fit(value: Any) -> Any:
+        if type(value) is datetime.datetime and (value.utcoffset() is not None) == zoned:
+            wall = (value.replace(tzinfo=None) - _EPOCH) // _MICROSECOND
+            found = wall - (value.utcoffset() or datetime.timedelta()) // _MICROSECOND
+        elif type(value) is int:
+            found = value * 1_000
+        else:
+            return _refuse(value, f"must be {words}")
+        if not _TIMESTAMPS_US[0] <= found <= _TIMESTAMPS_US[1]:
+            return _refuse(value, "must be a time of the years 1 to 9999")
+        return found
+
+    return fit
+
+
+def _decimals(kind: Any) -> Convert:
+    words = f"a decimal of {kind.precision} digits, {kind.scale} of them after the point"
+
+    def fit(value: Any) -> Any:
+        found = decimal.Decimal(value) if type(value) is int else value
+        if type(found) is not decimal.Decimal or not found.is_finite():
+            return _refuse(value, f"must be {words}")
+        _, digits, exponent = found.as_tuple()
+        assert isinstance(exponent, int)
+        number = "".join(map(str, digits)).lstrip("0")
+        kept = number.rstrip("0")
+        if not kept:
+            return decimal.Decimal(0)
+        after = -(exponent + len(number) - len(kept))
+        if after > kind.scale or len(number) + exponent > kind.precision - kind.scale:
+            return _refuse(value, f"must be {words}")
+        return found
+
+    return fit
+
+
+def _lists(kind: Any) -> Convert:
+    inside = fitter(kind.value_type, nullable=kind.value_field.nullable)
+
+    def fit(value: Any) -> Any:
+        if type(value) is not list:
+            return _refuse(value, "must be a list")
+        return [_inside(f"[{place}]", inside, one) for place, one in enumerate(value)]
+
+    return fit
+
+
+def _maps(kind: Any) -> Convert:
+    key, item = fitter(kind.key_type, nullable=False), fitter(kind.item_type, nullable=kind.item_field.nullable)
+
+    def fit(value: Any) -> Any:
+        if type(value) is not dict:
+            return _refuse(value, "must be a dict")
+        found = [
+            (_inside(f"[{one!r:.60}]", key, one), _inside(f"[{one!r:.60}]", item, two)) for one, two in value.items()
+        ]
+        if len({repr(one) for one, _ in found}) < len(found):
+            return _refuse(value, "has two keys that the column cannot tell apart")
+        return found
+
+    return fit
+
+
+def _structs(kind: Any) -> Convert:
+    if types.is_struct(kind) and any((part.metadata or {}).get(b"variant") for part in kind):
+        raise Unfit("", f"the type variant is not written: columns are {WRITTEN}")
+    names = [part.name for part in kind]
+    fit_row = row_fitter(kind)
+
+    def fit(value: Any) -> Any:
+        if type(value) is not dict:
+            return _refuse(value, "must be a dict")
+        return dict(zip(names, fit_row(value), strict=True))
+
+    return fit
+
+
+_FITTERS: tuple[tuple[Callable[[Any], bool], Callable[[Any], Convert]], ...] = (
+    (types.is_null, lambda _: lambda value: _refuse(value, "must be None")),
+    (types.is_boolean, _exactly(bool, "a bool")),
+    (types.is_signed_integer, _integers),
+    (lambda kind: types.is_float32(kind) or types.is_float64(kind), _floats),
+    (types.is_string, _exactly(str, "a string")),
+    (types.is_binary, _exactly(bytes, "bytes")),
+    (types.is_date32, _exactly(datetime.date, "a date")),
+    (types.is_timestamp, _timestamps),
+    (types.is_decimal, _decimals),
+    (types.is_list, _lists),
+    (types.is_map, _maps),
+    (types.is_struct, _structs),
+)
+
+
+def table(fields: Any, rows: list[list[Any]]) -> Any:
+    """Return an Arrow table of rows as `row_fitter` makes them; ``fields``: its schema."""
+    columns = zip(*rows, strict=True) if rows and len(fields) else [()] * len(fields)
+    arrays = [pyarrow.array(values, part.type) for values, part in zip(columns, fields, strict=True)]
+    return pyarrow.Table.from_arrays(arrays, schema=fields)
+
+
+# --- columns that are found -------------------------------------------------------
+
+_WORDS: dict[type[Any], Kind] = {
+    type(None): "null",
+    bool: "bool",
+    int: "int",
+    float: "float",
+    str: "str",
+    bytes: "bytes",
+    datetime.date: "date",
+}
+_ARROW = {
+    "null": pyarrow.null(),
+    "bool": pyarrow.bool_(),
+    "int": pyarrow.int64(),
+    "float": pyarrow.float64(),
+    "str": pyarrow.string(),
+    "bytes": pyarrow.binary(),
+    "date": pyarrow.date32(),
+    "datetime": pyarrow.timestamp("us"),
+    "instant": pyarrow.timestamp("us", "UTC"),
+}
+
+
+class Columns:
+    """The columns of the segments seen so far, in the order in which they were seen.
+
+    Two kinds become one if no value changes: integers and floats, integers and decimals, None and anything.
+    """
+
+    def __init__(self, known: Any = None) -> None:
+        self._kinds: dict[str, Kind] = {} if known is None else {part.name: _kind_of_arrow(part.type) for part in known}
+
+    def add(self, segment: Any) -> None:
+        """Take in the fields of a segment; raises `Unfit` if a field has had another type before."""
+        kinds = self._kinds
+        for name, value in (segment if type(segment) is dict else {"value": segment}).items():
+            if type(name) is not str:
+                raise Unfit(repr(name), f"the name of a column must be a string, not the {called(name)} {name!r:.60}")
+            known, found = kinds.get(name), _WORDS.get(type(value))
+            if known is None or found is None or known != found:
+                kinds[name] = _merged(name, "null" if known is None else known, _kind_of(name, value))
+
+    def schema(self) -> Any:
+        """Return them as an Arrow schema; raises `Unfit` for a field without a type, or if there is no field."""
+        if not self._kinds:
+            raise Unfit("", "a file cannot hold rows without any column")
+        return pyarrow.schema([(name, _arrow(name, kind)) for name, kind in self._kinds.items()])
+
+
+def united(schemas: Iterable[Any]) -> Any:
+    """Return the schema that holds the rows of all these; raises `Unfit` if a field has two types."""
+    found = Columns()
+    for schema in schemas:
+        for part in schema:
+            known = found._kinds.get(part.name, "null")
+            found._kinds[part.name] = _merged(part.name, known, _kind_of_arrow(part.type))
+    return found.schema()
+
+
+def _kind_of(path: str, value: Any) -> Kind:
+    kind = type(value)
+    if kind in _WORDS:
+        return _WORDS[kind]
+    if kind is datetime.datetime:
+        return "datetime" if value.utcoffset() is None else "instant"
+    if kind is decimal.Decimal and value.is_finite():
+        exponent = value.as_tuple().exponent
+        return ("decimal", max(0, -int(exponent)))
+    if kind is list:
+        inside: Kind = "null"
+        for place, one in enumerate(value):
+            inside = _merged(f"{path}[]", inside, _kind_of(f"{path}[{place}]", one))
+        return ("list", inside)
+    if kind is dict:
+        if not all(type(name) is str for name in value):
+            raise Unfit(path, "has a key that is not a string: name the column in the schema, as a map")
+        return ("struct", {name: _kind_of(f"{path}.{name}", one) for name, one in value.items()})
+    raise Unfit(path, f"a column cannot hold the {called(value)} {value!r:.60}")
+
+
+def _merged(path: str, one: Kind, other: Kind) -> Kind:
+    """Return the kind that holds the values of both."""
+    if other in (one, "null"):
+        return one
+    if one == "null":
+        return other
+    if isinstance(one, tuple) and isinstance(other, tuple) and one[0] == other[0]:
+        return one[0], _MERGERS[one[0]](path, one[1], other[1])
+    for kind, word in ((one, other), (other, one)):
+        if word == "int" and (kind == "float" or kind[0] == "decimal"):
+            return kind
+    raise Unfit(path, f"is {_said(one)} in one segment and {_said(other)} in another")
+
+
+def _merged_structs(path: str, one: dict[str, Kind], other: dict[str, Kind]) -> dict[str, Kind]:
+    names = dict.fromkeys([*one, *other])
+    return {name: _merged(f"{path}.{name}", one.get(name, "null"), other.get(name, "null")) for name in names}
+
+
+_MERGERS: dict[str, Callable[[str, Any, Any], Any]] = {
+    "decimal": lambda _, one, other: max(one, other),
+    "list": lambda path, one, other: _merged(f"{path}[]", one, other),
+    "struct": _merged_structs,
+}
+
+
+def _said(kind: Kind) -> str:
+    words = {"int": "an int", "datetime": "a datetime without a zone", "instant": "a datetime with a zone"}
+    if isinstance(kind, tuple):
+        return "a dict" if kind[0] == "struct" else f"a {kind[0]}"
+    return words.get(kind, kind if kind == "bytes" else f"a {kind}")
+
+
+def _arrow(path: str, kind: Kind) -> Any:
+    if isinstance(kind, str):
+        return _ARROW[kind]
+    word, inside = kind
+    if word == "decimal":
+        if inside > DIGITS_MAX:
+            raise Unfit(path, f"a column cannot hold a decimal with {inside} digits after the point")
+        return pyarrow.decimal128(DIGITS_MAX, inside)
+    if word == "list":
+        return pyarrow.list_(_arrow(f"{path}[]", inside))
+    if not inside:
+        raise Unfit(path, "a column cannot hold a dict without keys")
+    return pyarrow.struct([(name, _arrow(f"{path}.{name}", one)) for name, one in inside.items()])
+
+
+def _kind_of_arrow(kind: Any) -> Kind:
+    """Return the kind of a column that was found before."""
+    for word, found in _ARROW.items():
+        if kind == found:
+            return word
+    if types.is_decimal(kind):
+        return ("decimal", kind.scale)
+    if types.is_list(kind):
+        return ("list", _kind_of_arrow(kind.value_type))
+    assert types.is_struct(kind), f"{kind} is not the type of a column that was found"
+    return ("struct", {part.name: _kind_of_arrow(part.type) for part in kind})
