@@ -45,7 +45,7 @@ def recover(context: Context) -> None:
         newest = await _newest(context, directories, said)
         async with _backend(context, root) as backend:
             present = await _look(backend, newest, said)
-            _check_needed(present)
+            _check_needed(context.args.name, present)
             _check_consent(context, newest)
             if args.yes:
                 said["done"] = _told(await _begin(backend, newest, present))
@@ -138,13 +138,19 @@ async def _look(backend: LogBackend, newest: Newest, said: dict[str, Any]) -> Pr
     return present
 
 
-def _check_needed(present: Present) -> None:
-    from onyxq.recovery.new_log import CONTINUES
+def _check_needed(name: str, present: Present) -> None:
+    from onyxq.recovery.new_log import INTACT, LATER
 
-    if present.state == CONTINUES:
+    if present.state == INTACT:
         raise Conflict(
             "the log is intact: it continues what every given node has read",
             hint="Nothing was changed. Start the peers.",
+        )
+    if present.state == LATER:
+        raise Conflict(
+            f"the log is at position {present.position}, and its snapshot is after all that the given nodes have read",
+            hint="It may be intact: start the peers. If it is not the log that these nodes worked on, delete it with"
+            f" onyxq cluster destroy {name}, and run this command again.",
         )
 
 

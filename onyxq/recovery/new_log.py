@@ -23,12 +23,13 @@ PULSES_LOOK_S = 0.5
 READ_S = 60.0
 """How long reading the present log may take."""
 
-EMPTY_LOG, OTHER_CLUSTER, OLDER, FORKED, CONTINUES, UNREADABLE = (
+EMPTY_LOG, OTHER_CLUSTER, OLDER, FORKED, INTACT, LATER, UNREADABLE = (
     "empty",
     "of another cluster",
     "older",
     "another one",
     "intact",
+    "later",
     "unreadable",
 )
 
@@ -39,7 +40,8 @@ class Present:
 
     state: str
     """``empty``, ``of another cluster``, ``older`` than what nodes have read, ``another one`` than they have read,
-    ``intact`` (it continues what they have read), or ``unreadable``."""
+    ``intact`` (it continues what they have read), ``later`` (its snapshot is after all that they have read, and
+    nothing shows that it is another log), or ``unreadable``."""
     position: int = START
     about: str = ""
     """More in words."""
@@ -77,10 +79,12 @@ def _judged(log: Replica, read: Replica, at_end: bytes, beyond: Replica | None) 
     if log.position < read.position:
         return Present(OLDER, log.position)
     if beyond is None:
-        return Present(CONTINUES if at_end == read.digest else FORKED, log.position)
+        return Present(INTACT if at_end == read.digest else FORKED, log.position)
+    if beyond.position == read.position:
+        return Present(INTACT if beyond.digest == read.digest else FORKED, log.position)
     known = dict(beyond.milestones)
-    same = all(known.get(place, found) == found for place, found in read.milestones)
-    return Present(CONTINUES if same else FORKED, log.position)
+    differs = any(known.get(place, found) != found for place, found in read.milestones)
+    return Present(FORKED if differs else LATER, log.position)
 
 
 async def check_nobody_runs(session: LogSession) -> None:

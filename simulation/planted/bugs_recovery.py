@@ -30,13 +30,5 @@ RECOVERY_BUGS: tuple[Planted, ...] = (
         "a node has on its disk what a part of the log decided that it does not have",
         "recovery",
     ),
-    Planted(
-        "a newer snapshot replaces the copy of the log before it is whole",
-        "onyxq/store/kept_log.py",
-        "if not part.last:",
-        "if part.number > 0 and not part.last:",
-        "the replica cannot be built again",
-        "recovery",
-    ),
 )
 """Planted bugs about these."""

@@ -88,7 +88,7 @@ def test_peers_join_the_new_log_and_lead_under_higher_epochs_and_tokens() -> Non
     """As after any end of all peers at once."""
     old = created("p1", "p2", "p3")
     made = new_replica(old.now, position=NEW, epochs={})
-    world = World(replicas=[made], records=_Later(NEW + 1))
+    world = World(replicas=[made], records=Later(NEW + 1))
     for peer in ("q1", "q2"):
         world.submit(peer, joining(peer, f"node-p{peer[1]}"))
         world.settle(*sorted(world.now.peers))
@@ -98,7 +98,7 @@ def test_peers_join_the_new_log_and_lead_under_higher_epochs_and_tokens() -> Non
     assert world.now.position > NEW
 
 
-class _Later(list[Record]):
+class Later(list[Record]):
     """Records of a log whose first position is not 0."""
 
     def __init__(self, first: int) -> None:

@@ -97,6 +97,7 @@ async def test_a_zookeeper_that_was_set_back_is_recovered_from(
     async with own.client() as client:
         await raise_tokens(client)
         held = await claim_all(client, 6, lease_ms=600_000)
+        await command("log", "gc", "--connect", own["a"].address)
         await client.complete([held[ids[0]]], b"result")
         await client.set_queue("work", concurrency=7)
     own.end()
@@ -108,6 +109,7 @@ async def test_a_zookeeper_that_was_set_back_is_recovered_from(
     shown = await command(*recovery(own, server, *NAMES))
     assert shown["log"]["state"] == "older" and shown["log"]["position"] < shown["position"]
     assert [row["node"] for row in shown["found"]] == [own[name].node for name in NAMES]
+    assert max(row["log_from"] for row in shown["found"]) > 0, "copies begin with a snapshot"
     assert shown["missing"] == [] and shown["claims_made_void"] in (5, 6)  # that of a completed task is freed lazily
     again = await command(*recovery(own, server, *NAMES), "--yes")
     assert again["log"] == shown["log"], "the first run changed nothing"
@@ -166,3 +168,31 @@ async def test_a_wiped_zookeeper_is_recovered_from_without_a_node_that_comes_lat
     async with own.client("c") as client:
         states = [(await client.get(one)).state for one in ids]
         assert sorted(states) == ["claimed", *["completed"] * 5]
+
+
+@bounded(240)
+async def test_a_peer_that_was_frozen_meanwhile_joins_the_new_log(
+    own: Cluster, server: ZookeeperServer, tmp_path: Path
+) -> None:
+    """It cannot go on with the old log: when it wakes, its session is gone, and it reads the new snapshot."""
+    async with own.client() as client:
+        ids = await client.enqueue_many("work", [b"%d" % number for number in range(4)])
+        held = await claim_all(client, 4, lease_ms=600_000)
+    own["c"].freeze()
+    own["a"].kill()
+    own["b"].kill()
+    server.stop()
+    shutil.rmtree(tmp_path / "zookeeper")
+    server.start()
+    said = await command(*recovery(own, server, *NAMES), code=Conflict.exit_code)
+    assert f"{own['c'].data} is in use by process" in said
+    await command(*recovery(own, server, "a", "b"), "--without", own["c"].node, "--yes")
+    await own.start("a", "b")
+    own["c"].thaw()
+    await own.whole(*NAMES)
+    async with own.client("c") as client:
+        with pytest.raises(StaleToken):
+            await client.complete(held[ids[0]])
+        claims = await claim_all(client, 4)
+        assert min(claim.token for claim in claims.values()) > max(claim.token for claim in held.values())
+        await client.complete(list(claims.values()))
