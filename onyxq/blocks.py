@@ -18,6 +18,7 @@ from typing import IO, Any
 import msgpack
 from attrs import frozen
 
+from onyxq.directories import create
 from onyxq.errors import BadRequest, Corrupt, NotFound
 
 END = b"E"
@@ -41,8 +42,6 @@ class Kind:
     """The command that makes one."""
     damaged: str
     """What to do about one that is damaged."""
-    mode: int = 0o666
-    """Who may read and write a new one, as far as the process lets them."""
 
 
 class BlockFile:
@@ -60,7 +59,7 @@ class BlockFile:
 
     def __enter__(self) -> BlockFile:
         try:
-            self._file: IO[bytes] = open(self._part, "wb", opener=self._open)
+            self._file: IO[bytes] = create(self._part)
         except OSError as error:
             raise BadRequest(f"{self._path} cannot be written: {error.strerror}", field="file") from None
         self._file.write(self._kind.magic)
@@ -78,9 +77,6 @@ class BlockFile:
         self._file.close()
         os.replace(self._part, self._path)
         sync_directory(self._path.parent)
-
-    def _open(self, path: str, flags: int) -> int:
-        return os.open(path, flags, self._kind.mode)
 
     def add(self, kind: bytes, body: bytes) -> None:
         """Append a block."""

@@ -1,14 +1,55 @@
-"""Directories that a user names in a setting: made, and refused by the setting's name where they cannot be used."""
+"""Directories that a user names in a setting, and files that nobody else may read.
+
+A directory is made, or refused by the setting's name where it cannot be used.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
+from typing import IO
 
 from onyxq.errors import BadRequest
 
 PRIVATE = 0o700
 """Mode of a new directory: data and archives hold what tasks carry."""
+PRIVATE_FILE = 0o600
+"""Mode of a new file with such contents."""
+
+_log = logging.getLogger(__name__)
+_given: list[int] = []
+"""The umask that the process was started with, once it has another one."""
+
+
+def keep_private() -> None:
+    """Let no other user read what this process writes from now on, whatever umask it was started with."""
+    found = os.umask(0o077)
+    if not _given:
+        _given.append(found)
+
+
+def given_umask() -> int:
+    """Return the umask for programs that write files of their users: the one of the start, -1 if it still holds."""
+    return _given[0] if _given else -1
+
+
+def close_to_others(directory: Path) -> None:
+    """Take the permissions of other users away from a directory of ours, and log it if there were any."""
+    found = directory.stat()
+    if found.st_mode & 0o077 and found.st_uid == os.geteuid():
+        directory.chmod(PRIVATE)
+        _log.warning("%s could be read by other users of this machine; its mode is 0700 now", directory)
+
+
+def create(path: Path) -> IO[bytes]:
+    """Open a new file for writing that only this user may read; what had its name is deleted; raises `OSError`.
+
+    Never follows a link: another user may have put one there, in a directory that is open to all.
+    """
+    path.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, PRIVATE_FILE), "wb")
 
 
 def usable(path: str | Path, field: str) -> Path:
@@ -28,4 +69,4 @@ def usable(path: str | Path, field: str) -> Path:
     return directory
 
 
-__all__ = ["PRIVATE", "usable"]
+__all__ = ["PRIVATE", "PRIVATE_FILE", "close_to_others", "create", "given_umask", "keep_private", "usable"]

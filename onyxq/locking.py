@@ -6,6 +6,7 @@ import fcntl
 import os
 from pathlib import Path
 
+from onyxq.directories import PRIVATE_FILE
 from onyxq.errors import Conflict
 
 
@@ -14,7 +15,7 @@ def lock_file(path: Path, *, what: str, hint: str) -> int:
 
     ``what`` is guarded by it; the file says which process holds it.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE_FILE)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

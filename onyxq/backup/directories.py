@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from onyxq.blocks import sync_directory
-from onyxq.errors import Conflict
+from onyxq.errors import Conflict, Corrupt
 from onyxq.store.interface import Store
 from onyxq.store.lmdb_store import LmdbStore
 
+_NAME = re.compile(r"[0-9A-Za-z_-]{1,64}")
 UNFINISHED = ".unfinished"
 """What the name of a directory ends with until all of it is there."""
 
@@ -25,7 +27,9 @@ class Directories:
 
     @asynccontextmanager
     async def new_stores(self, nodes: Sequence[str]) -> AsyncIterator[Mapping[str, Store]]:
-        """A new store for each node; raises `Conflict` where something is already."""
+        """A new store for each node; raises `Conflict` where something is already, and `Corrupt`."""
+        for node in nodes:
+            _check_name(node)
         directories = {node: self._directory_of(number, node) for number, node in enumerate(nodes)}
         for directory in directories.values():
             _check_free(directory)
@@ -40,6 +44,12 @@ class Directories:
             _unfinished(directory).rename(directory)
             sync_directory(directory.parent)
         self.made = directories
+
+
+def _check_name(node: str) -> None:
+    """Raise `Corrupt` unless a node's id from a backup is a plain name: it may become that of a directory."""
+    if not _NAME.fullmatch(node):
+        raise Corrupt(f"the backup has a node with the id {node[:100]!r}", hint="Nothing was restored. Use another.")
 
 
 def _check_free(directory: Path) -> None:

@@ -27,7 +27,6 @@ KIND = Kind(
     what="backup of a cluster",
     make="onyxq cluster backup",
     damaged="Nothing was restored. Use another backup.",
-    mode=0o600,
 )
 
 

@@ -250,6 +250,7 @@ COMMANDS: tuple[Command, ...] = (
             "--lease", default="30s", metavar="TIME", help="silence after which its tasks go elsewhere (default 30s)"
         ),
         *map(setting, LOG_SETTINGS),
+        runs_others=True,
         talks=True,
     ),
     _shown("ring show", "members of the ring, whom each watches, and who is joining"),

@@ -13,18 +13,21 @@ from onyxq.cli.context import Context
 from onyxq.cli.output import Output
 from onyxq.cli.parser import Command, build
 from onyxq.config import load
+from onyxq.directories import keep_private
 from onyxq.errors import OnyxqError, TimedOut, Unavailable
 
 EXIT_INTERRUPTED = 130
 EXIT_PIPE_CLOSED = 141
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit code."""
+def run(arguments: Sequence[str], *, private: bool = False) -> int:
+    """Run one command and return its exit code; ``private``: nobody else may read the files that it writes."""
     args, unknown = build(COMMANDS, NOUNS).parse_known_args(arguments)
     if unknown:
         args.parser.unknown(unknown)
     out = Output(as_json=args.json, environment=os.environ)
+    if private and not args.command.runs_others:
+        keep_private()
     try:
         context = Context(args, load(os.environ, args.config), out)
         return _body(args.command)(context) or 0
@@ -45,7 +48,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> NoReturn:
     """The console script."""
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(run(sys.argv[1:], private=True))
 
 
 def _body(command: Command) -> Callable[[Context], int | None]:

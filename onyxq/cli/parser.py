@@ -57,6 +57,8 @@ class Command:
     about: str
     example: str
     options: tuple[Option, ...] = ()
+    runs_others: bool = False
+    """Whether it runs its user's code, whose files have the permissions that the user wants."""
     talks: bool = False
     """Whether it talks to a peer: it then has ``--connect`` and ``--token``."""
 

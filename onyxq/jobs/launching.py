@@ -30,6 +30,7 @@ from typing import IO, Any
 import trio
 from attrs import asdict
 
+from onyxq.directories import given_umask
 from onyxq.errors import Incomplete
 from onyxq.jobs.hosts import HostEnded, Message, Plan
 from onyxq.spark.session import LOCAL, TEMPORARY
@@ -174,6 +175,7 @@ async def launch(plan: Plan, *, command: Sequence[str] = COMMAND) -> AsyncIterat
             stderr=subprocess.PIPE,
             start_new_session=True,
             env={**os.environ, "TMPDIR": str(temporary)},
+            umask=given_umask(),  # what jobs write is their users'
         )
     except OSError as error:
         log_file.close()

@@ -22,6 +22,7 @@ from typing import Any
 import trio
 from attrs import define
 
+from onyxq.directories import PRIVATE
 from onyxq.entry import RECORD_BYTES_MAX
 from onyxq.errors import LogDamaged, LogUnavailable, TooLarge
 from onyxq.locking import lock_file
@@ -71,7 +72,7 @@ class EmbeddedBackend:
     ) -> None:
         self._path = Path(path)
         self._segment_records = segment_records
-        self._path.mkdir(parents=True, exist_ok=True)
+        self._path.mkdir(parents=True, exist_ok=True, mode=PRIVATE)
         self._lock = lock_file(self._path / "lock", what=f"the log in {self._path}", hint=IN_USE)
         self._clock = clock or SteadyClock()
         try:

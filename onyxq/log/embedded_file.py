@@ -20,6 +20,7 @@ import lmdb
 import msgpack
 from attrs import frozen
 
+from onyxq.directories import PRIVATE_FILE
 from onyxq.errors import LogDamaged, LogUnavailable
 from onyxq.log.interface import START, Record, segment_of, segment_start
 from onyxq.store.environment import Failure, cannot_open, judge, open_file
@@ -34,7 +35,7 @@ TRIM_BATCH_RECORDS = 1_000
 _NEXT, _ORIGIN, _ENDS = b"next", b"origin", b"ends"
 _HEAD = struct.Struct(">qI")
 """Before a record's bytes: its ctime, and the CRC-32 of position, ctime and bytes."""
-_OPTIONS: dict[str, Any] = {"map_size": MAP_BYTES, "max_dbs": 2, "readahead": False}
+_OPTIONS: dict[str, Any] = {"map_size": MAP_BYTES, "max_dbs": 2, "readahead": False, "mode": PRIVATE_FILE}
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from onyxq.directories import PRIVATE, create
 from onyxq.ids import ms_of
 from onyxq.parquet.bucket import Progress, Run
 from onyxq.parquet.layout import FileName, Place, day_of
@@ -57,8 +58,8 @@ class TableFile:
             return
         pa = pyarrow()
         if self._writer is None:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            self._file = self._part.open("wb")
+            self.directory.mkdir(parents=True, exist_ok=True, mode=PRIVATE)
+            self._file = create(self._part)
             self._writer = pa.parquet.ParquetWriter(self._file, self._schema, **options_of(self.table))
         columns = zip(*self._waiting, strict=True)
         arrays = [pa.array(column, field.type) for column, field in zip(columns, self._schema, strict=True)]

@@ -26,6 +26,7 @@ from attrs import define, frozen
 from onyxq.archive import Part, best, groups
 from onyxq.blocks import sync_directory
 from onyxq.diff import plain
+from onyxq.directories import PRIVATE, create
 from onyxq.dump import Dump
 from onyxq.errors import BadRequest
 from onyxq.parquet.layout import SUFFIX, day_of
@@ -219,9 +220,9 @@ class _File:
         self.first = self._last = first
         self._waiting: list[Row] = []
         self._directory = directory / RECORDS / f"day={day}"
-        self._directory.mkdir(parents=True, exist_ok=True)
+        self._directory.mkdir(parents=True, exist_ok=True, mode=PRIVATE)
         self._part = self._directory / f".{first:019d}.{owner}.{uuid.uuid4().hex}{PART}"
-        self._file: IO[bytes] | None = self._part.open("wb")
+        self._file: IO[bytes] | None = create(self._part)
         self._writer = pa.parquet.ParquetWriter(self._file, schema(), compression="zstd")
 
     def add(self, position: int, rows: Sequence[Row]) -> None:

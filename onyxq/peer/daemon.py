@@ -32,7 +32,7 @@ from onyxq.access.listening import check_listening
 from onyxq.access.renewal import Renewal
 from onyxq.access.wire import Caller
 from onyxq.archive import Archive
-from onyxq.directories import usable
+from onyxq.directories import close_to_others, usable
 from onyxq.entry import Entries
 from onyxq.errors import BadRequest, LogUnavailable, OnyxqError, StoreFailed, causes, first_cause
 from onyxq.extensions import installed
@@ -490,7 +490,9 @@ def make_directories(config: PeerConfig) -> None:
     """Make the directories that the settings name; raises `BadRequest` naming the first that cannot be used."""
     for name in ("data", "archive", "record_archive", "task_archive"):
         if path := getattr(config, name):
-            usable(path, name)
+            found = usable(path, name)
+            if name == "data":
+                close_to_others(found)
 
 
 async def run_peer(

@@ -33,7 +33,6 @@ KIND = Kind(
     what="a node's part of a recovery",
     make="onyxq cluster recover --export",
     damaged="Export it again on that machine.",
-    mode=0o600,
 )
 
 

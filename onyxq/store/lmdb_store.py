@@ -32,6 +32,7 @@ from typing import Any, TypeAlias, cast
 import lmdb
 import trio
 
+from onyxq.directories import PRIVATE, PRIVATE_FILE
 from onyxq.errors import Corrupt, OnyxqError, StoreDamaged, StoreFailed
 from onyxq.locking import lock_file
 from onyxq.store.environment import Failure, cannot_open, judge, open_file
@@ -54,7 +55,13 @@ partitions: deleting needs room before it gives any."""
 IN_USE = "Stop that process, or give this one a data directory of its own."
 FORMAT = b"4"
 _FREED = "\0freed"
-_OPTIONS: dict[str, Any] = {"max_dbs": len(TABLE_NAMES), "lock": False, "meminit": False, "max_spare_txns": 2}
+_OPTIONS: dict[str, Any] = {
+    "max_dbs": len(TABLE_NAMES),
+    "lock": False,
+    "meminit": False,
+    "max_spare_txns": 2,
+    "mode": PRIVATE_FILE,
+}
 _Done: TypeAlias = Callable[[Exception | None], None]
 
 _log = logging.getLogger(__name__)
@@ -241,7 +248,7 @@ class LmdbStore(StoreReads):
         """
         directory = Path(path)
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            directory.mkdir(parents=True, exist_ok=True, mode=PRIVATE)
             lock = lock_file(directory / "node.lock", what=f"the data directory {directory}", hint=IN_USE)
         except OSError as error:
             raise StoreFailed(f"the data directory {directory} cannot be used: {error}") from error

@@ -1,0 +1,76 @@
+"""Files that are made where another user may make files too."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import trio
+
+from onyxq.backup.directories import Directories
+from onyxq.backup.file import KIND
+from onyxq.blocks import BlockFile
+from onyxq.directories import close_to_others, create
+from onyxq.errors import Corrupt
+from onyxq.locking import lock_file
+
+
+@pytest.mark.parametrize("there", ["a link", "a file", "a link to nothing"])
+def test_a_new_file_is_never_made_through_what_has_its_name(tmp_path: Path, there: str) -> None:
+    """A link of another user's would have us overwrite one of our files."""
+    ours, new = tmp_path / "ours", tmp_path / "new"
+    ours.write_bytes(b"ours")
+    if there == "a file":
+        new.write_bytes(b"theirs")
+        new.chmod(0o666)
+    else:
+        new.symlink_to(ours if there == "a link" else tmp_path / "nothing")
+    with create(new) as file:
+        file.write(b"secret")
+    assert ours.read_bytes() == b"ours" and not (tmp_path / "nothing").exists()
+    assert (new.read_bytes(), new.is_symlink(), new.stat().st_mode & 0o777) == (b"secret", False, 0o600)
+
+
+def test_a_file_of_blocks_is_made_anew_beside_its_name(tmp_path: Path) -> None:
+    """The name of its temporary file can be foreseen."""
+    ours = tmp_path / "ours"
+    ours.write_bytes(b"ours")
+    (tmp_path / f"out.{os.getpid()}.part").symlink_to(ours)
+    with BlockFile(tmp_path / "out", KIND) as blocks:
+        blocks.add(b"E", b"")
+    assert ours.read_bytes() == b"ours"
+    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o600 and not (tmp_path / "out").is_symlink()
+
+
+def test_a_lock_is_not_taken_through_a_link(tmp_path: Path) -> None:
+    """Its content would be overwritten with a number."""
+    ours = tmp_path / "ours"
+    ours.write_bytes(b"ours")
+    (tmp_path / "lock").symlink_to(ours)
+    with pytest.raises(OSError, match="symbolic links"):
+        lock_file(tmp_path / "lock", what="it", hint="")
+    assert ours.read_bytes() == b"ours"
+
+
+def test_a_directory_of_ours_is_closed_to_others(tmp_path: Path) -> None:
+    """And one that is closed already stays as it is."""
+    for mode in (0o777, 0o750, 0o700, 0o500):
+        tmp_path.chmod(mode)
+        close_to_others(tmp_path)
+        assert tmp_path.stat().st_mode & 0o777 == (mode if mode & 0o077 == 0 else 0o700)
+    tmp_path.chmod(0o700)
+
+
+@pytest.mark.parametrize("node", ["../outside", "/outside", "..", ".", "", "a/b", "a\0b", "a\nb", "x" * 65])
+def test_a_node_of_a_backup_with_a_strange_id_is_refused(tmp_path: Path, node: str) -> None:
+    """Its id becomes the name of a directory."""
+    directories = Directories(lambda number, name: tmp_path / "inside" / name)
+
+    async def make() -> None:
+        with pytest.raises(Corrupt, match="node with the id"):
+            async with directories.new_stores(["0123456789ab", node]):
+                pytest.fail("it was taken")
+
+    trio.run(make)
+    assert not list(tmp_path.iterdir())
