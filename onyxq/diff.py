@@ -26,7 +26,7 @@ Tree: TypeAlias = Any
 """What JSON can hold."""
 
 BOOKKEEPING = frozenset(
-    "position counted_position digest milestones log_time_ms ctime_ms clock_ms outbox grown_records grown_bytes "
+    "position counted_position digest trail milestones log_time_ms ctime_ms clock_ms outbox grown_records grown_bytes "
     "limited rates".split()
 )
 """Top fields that nearly every record moves; left out of what people read."""

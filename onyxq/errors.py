@@ -203,6 +203,20 @@ class ClusterMismatch(OnyxqError):
     code, status, exit_code, hint = "cluster_mismatch", 421, 1, "Point it at the cluster it belongs to."
 
 
+class LogWentBack(ClusterMismatch):
+    """The log lacks records that this node has read, or holds others in their place."""
+
+    code, status, exit_code, hint = (
+        "log_went_back",
+        503,
+        1,
+        (
+            "The log (ZooKeeper) was set back to an older copy, wiped or replaced. Bring its newest copy back and start"
+            " the peers again; if there is none, see the runbook 'ZooKeeper restored from an older copy'."
+        ),
+    )
+
+
 class NodeCopied(OnyxqError):
     """Another process has joined the cluster as this node, from another data directory."""
 

@@ -6,7 +6,8 @@ the digest, a snapshot of the replica carries it to new readers, and a store kee
 last record that its node has read.
 
 A reader that starts from a snapshot does not read the records before it.  For these the replica also
-carries *milestones*: the digests at some earlier positions, many of them recent and few of them old.
+carries the *trail*, which has some bytes of the digest at each of the last positions, and *milestones*:
+the digests at some earlier positions, many of them recent and few of them old.
 """
 
 from __future__ import annotations
@@ -15,12 +16,21 @@ from hashlib import blake2b
 from struct import Struct
 from typing import TypeAlias
 
+from attrs import frozen
+
 DIGEST_BYTES = 16
 MILESTONE_POSITIONS = 1_024
 """A milestone is taken at every multiple of this position."""
 MILESTONES_DENSE = 8
 """Milestones this recent are all kept; of older ones fewer and fewer."""
 
+TRAIL_BLOCKS = 16
+"""Blocks of `MILESTONE_POSITIONS` positions that the trail covers: a collection is owed about as often."""
+TRAIL_BYTES = 4
+"""Bytes of each digest in the trail."""
+
+Trail: TypeAlias = tuple[tuple[int, bytes], ...]
+"""(position divided by `MILESTONE_POSITIONS`, the first `TRAIL_BYTES` of each digest), oldest first."""
 Milestones: TypeAlias = tuple[tuple[int, bytes], ...]
 """(position, digest), oldest first."""
 
@@ -33,6 +43,23 @@ def chained(digest: bytes, position: int, ctime_ms: int, data: bytes) -> bytes:
     found.update(_PLACE.pack(position, ctime_ms))
     found.update(data)
     return found.digest()
+
+
+def with_step(trail: Trail, position: int, digest: bytes) -> Trail:
+    """Return the trail after one more record."""
+    number, place = divmod(position, MILESTONE_POSITIONS)
+    block = b""
+    if trail and trail[-1][0] == number:
+        block, trail = trail[-1][1], trail[:-1]
+    steps = block.ljust(place * TRAIL_BYTES, b"\0")  # positions that no record has
+    return (*trail[1 - TRAIL_BLOCKS :], (number, steps + digest[:TRAIL_BYTES]))
+
+
+def trail_at(trail: Trail, position: int) -> bytes | None:
+    """Return the first bytes of the digest at a position; None if the trail does not cover it."""
+    number, place = divmod(position, MILESTONE_POSITIONS)
+    found = dict(trail).get(number, b"")[place * TRAIL_BYTES : (place + 1) * TRAIL_BYTES]
+    return found if any(found) else None
 
 
 def with_milestone(milestones: Milestones, position: int, digest: bytes) -> Milestones:
@@ -50,3 +77,28 @@ def _is_kept(older: int, newest: int) -> bool:
     distance = (newest - older) // MILESTONE_POSITIONS
     spacing = max(1, 2 * distance // MILESTONES_DENSE)
     return older // MILESTONE_POSITIONS % (1 << spacing.bit_length() - 1) == 0
+
+
+@frozen
+class ReadMark:
+    """How far a log was read, and which log it was."""
+
+    position: int
+    """Of the last record that was read; -1 if none was."""
+    digest: bytes
+    """The digest at that position."""
+    milestones: Milestones = ()
+    """Some earlier digests; they may end long before the position."""
+
+    def contradicted_by(self, trail: Trail, milestones: Milestones) -> int | None:
+        """Return a position up to which another reader, who is not behind, has read other records.
+
+        None if no record is known to differ: if the trail does not reach back to this reader's
+        position, nothing is known of the records after the last milestone that both have.
+        """
+        mine = dict(self.milestones)
+        for place, found in milestones:
+            if place <= self.position and mine.get(place, found) != found:
+                return place
+        step = trail_at(trail, self.position)
+        return self.position if step is not None and step != self.digest[:TRAIL_BYTES] else None

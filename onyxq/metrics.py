@@ -198,6 +198,9 @@ class Metrics:
             series_max=series_max,
         )
         self.log_position = Gauge("onyxq_log_position", "Position up to which the log was applied.")
+        self.log_went_back = Gauge(
+            "onyxq_log_went_back", "1 while the log is not the one that this node has read: nothing is granted."
+        )
         self.log_lag_entries = Gauge("onyxq_log_lag_entries", "Records known to be in the log and not applied yet.")
         self.log_append_seconds = Histogram("onyxq_log_append_seconds", "Time that appending a record took.")
         self.claims_expired = Counter("onyxq_claims_expired_total", "Tasks whose claim ran out.")

@@ -15,7 +15,7 @@ from attrs import field, frozen
 from pyrsistent import PMap, pmap
 
 from onyxq.ids import PARTITIONS_MAX, Run, mask_of, offset_of, runs_of, spans, stretch_of
-from onyxq.log_digest import Milestones
+from onyxq.log_digest import Milestones, Trail
 
 SEGMENT_POSITIONS = 1 << 31
 """Positions of one log segment: position = segment * SEGMENT_POSITIONS + sequence."""
@@ -358,6 +358,8 @@ class Replica:
     """The digest at some earlier positions."""
     void_below: int = 0
     """Claims under lower tokens are void: the log was lost, and a new one began at this position."""
+    trail: Trail = ()
+    """The first bytes of the digest at each of the last positions."""
 
     @property
     def settings(self) -> Settings:

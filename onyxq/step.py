@@ -24,7 +24,7 @@ from onyxq.errors import ExtensionFailed, OlderThanCluster
 from onyxq.log.codec import RawEntry, RecordContent, decode_record
 from onyxq.log.interface import Record
 from onyxq.log_clock import LOG_TIME_STEP_MAX_MS, passed_ms
-from onyxq.log_digest import MILESTONE_POSITIONS, chained, with_milestone
+from onyxq.log_digest import MILESTONE_POSITIONS, chained, with_milestone, with_step
 from onyxq.replica import CLOCK_SKEW_MAX_MS, Replica, altered
 
 CREATE, PREPARE = "create_cluster", "prepare_join_cluster"
@@ -145,10 +145,11 @@ def _owed_by_extension(replica: Replica, me: str, entry: Entry) -> list[Any]:
 def _digested(replica: Replica, record: Record) -> Replica:
     """The replica with the digest after a record."""
     digest = chained(replica.digest, record.position, record.ctime_ms, record.data)
+    trail = with_step(replica.trail, record.position, digest)
     if record.position % MILESTONE_POSITIONS:
-        return altered(replica, digest=digest)
+        return altered(replica, digest=digest, trail=trail)
     milestones = with_milestone(replica.milestones, record.position, digest)
-    return altered(replica, digest=digest, milestones=milestones)
+    return altered(replica, digest=digest, trail=trail, milestones=milestones)
 
 
 def _problem(replica: Replica, content: RecordContent, entries: Entries) -> str:

@@ -97,6 +97,16 @@ class MemoryBackend:
         self.sessions.append(session)
         return session
 
+    async def look(self, position: int) -> Record | Trimmed | None:
+        """See `LogBackend.look`."""
+        await trio.lowlevel.checkpoint()
+        if not self.available:
+            raise LogUnavailable("the log is down")
+        if position in self.records:
+            return self.records[position]
+        origin = self.stored.position if self.stored is not None else START
+        return Trimmed(origin) if position <= origin else None
+
     async def destroy(self) -> None:
         """Forget everything; open sessions are lost."""
         for session in list(self.sessions):
@@ -119,6 +129,7 @@ class MemoryBackend:
     def reconnect(self, session: MemorySession) -> None:
         """Restore the connection; appends that were to land late do now."""
         if session in self.sessions:
+            session.connections += not session.reached
             session.reached = True
             for data in session.late:
                 self.probes.reached("a record that landed only later")
@@ -225,6 +236,8 @@ class MemorySession:
     late: list[bytes] = field(factory=list)
     breakages: int = 0
     """How often the connection broke."""
+    connections: int = 1
+    """See `LogSession.connections`."""
     reads: int = 0
     """How many records were read."""
     paused: bool = False
@@ -290,10 +303,10 @@ class MemorySession:
     async def read(self, position: int) -> Record | Trimmed:
         """See `LogSession.read`."""
         await trio.lowlevel.checkpoint()
-        backend = self.backend
-        delay_s = backend.read_delay_s() if backend.read_delay_s is not None else 0.0
+        delay_s = self.backend.read_delay_s() if self.backend.read_delay_s is not None else 0.0
         while True:
             self._check()
+            backend = self.backend  # a fault may have put another one in its place
             position = backend.place(position)
             if not self.reached or self.paused or position >= backend.following:
                 await backend.wait_record(delay_s)
@@ -312,6 +325,11 @@ class MemorySession:
             self.backend.probes.reached("a trim under a reader")
             return Trimmed(self.backend.stored.position)
         raise Corrupt(f"record {position} of the log is missing, although a later one exists")
+
+    async def look(self, position: int) -> Record | Trimmed | None:
+        """See `LogSession.look`."""
+        await self._reach()
+        return await self.backend.look(position)
 
     async def tail(self) -> int:
         """See `LogSession.tail`."""

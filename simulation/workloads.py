@@ -18,6 +18,7 @@ from simulation.faults import EPISODES, storm
 from simulation.load import Mix
 from simulation.load_rules import RulesMix
 from simulation.moves import MovesMix, under_moves
+from simulation.restored_log import restored_log
 from simulation.scenes import SCENES, Scene
 from simulation.scenes_ahead import AHEAD_SCENES
 from simulation.scenes_backup import BACKUP_SCENES
@@ -203,6 +204,24 @@ class SceneWorkload:
 
 
 @frozen
+class RestoredLogWorkload:
+    """The log is set back, wiped or overtaken under a cluster; see `simulation.restored_log`."""
+
+    name: str
+    about: str
+
+    def play(self, seed: int) -> Played:
+        """See `Workload.play`."""
+        draw = Draw(f"{self.name} {seed}")
+        options = evolve(_three(draw), gc_records=draw.choice((60, 20_000)))
+
+        async def script(world: World) -> None:
+            await restored_log(world, draw)
+
+        return played(simulate(script, seed=seed, options=options))
+
+
+@frozen
 class JobsWorkload:
     """Jobs of the pure cluster under a seeded search; see `simulation.search_jobs`."""
 
@@ -354,6 +373,7 @@ _ALL: tuple[Workload, ...] = (
     LoadWorkload("everything", "any fault at any time", EVERYTHING, _five, _standard_mix),
     MovesWorkload("transactions", "moves by transactions, churn and message faults", CHURN_AND_MESSAGES, _five),
     MovesWorkload("transactions_everything", "moves by transactions, any fault at any time", EVERYTHING, _three),
+    RestoredLogWorkload("restored_log", "the log is set back, wiped or overtaken by others; every node says so"),
     SceneWorkload("scenes", "known bad situations, one after the other", _SCENES),
     *(SceneWorkload(scene.name, scene.about, (scene,)) for scene in _SCENES),
     JobsWorkload("jobs", "twenty jobs under each scheduler, while peers come, go, and offer other slots"),

@@ -25,6 +25,7 @@ from onyxq.entry import Entries
 from onyxq.errors import LogUnavailable, NotFound, OnyxqError
 from onyxq.jobs.hosts import Launch
 from onyxq.jobs.launching import launch
+from onyxq.log.interface import Record, Trimmed
 from onyxq.peer.daemon import PeerConfig, RunningNode
 from onyxq.replica import Replica
 from onyxq.store.memory import MemoryStore, MemoryTables
@@ -108,6 +109,13 @@ class NodeLog:
         self.session_now = await self.backend.session()
         return self.session_now
 
+    async def look(self, position: int) -> Record | Trimmed | None:
+        """See `LogBackend.look`."""
+        if not self.reachable:
+            await trio.sleep(1.0)
+            raise LogUnavailable("the log cannot be reached from this node")
+        return await self.backend.look(position)
+
     async def destroy(self) -> None:
         """Delete the cluster's log."""
         await self.backend.destroy()
@@ -135,6 +143,8 @@ class SimulatedNode:
     """The id in the data directory, as a process there once told; empty before the first."""
     error: OnyxqError | None = None
     """Why its last process ended by itself."""
+    astray: bool = False
+    """It reads another log than the audit: its replica is not compared."""
     may_end: int = 0
     """While above 0 the process may end with an error that is for its operator: it is noted, not raised."""
 
@@ -495,7 +505,7 @@ class World:
 
     def replicas(self) -> list[tuple[str, Replica]]:
         """Name and replica of every node that runs."""
-        return [(node.name, node.replica) for node in self.nodes if node.replica is not None]
+        return [(node.name, node.replica) for node in self.nodes if node.replica is not None and not node.astray]
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:

@@ -288,7 +288,7 @@ SCHEMAS: Mapping[str, Schema] = {
     "Live": _object({"live": _FLAG}),
     "Health": _object(
         {"live": _FLAG, "ready": _FLAG, "reasons": _list(_TEXT)},
-        {"log_connected": _FLAG, "log_lag": _COUNT, "position": _POSITION},
+        {"log_connected": _FLAG, "log_went_back": _FLAG, "log_lag": _COUNT, "position": _POSITION},
     ),
     "Problem": _object(
         {

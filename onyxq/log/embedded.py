@@ -116,6 +116,16 @@ class EmbeddedBackend:
         await trio.lowlevel.checkpoint()
         return session
 
+    async def look(self, position: int) -> Record | Trimmed | None:
+        """See `LogBackend.look`."""
+        await trio.lowlevel.checkpoint()
+        if self._closed:
+            raise LogUnavailable(f"the log in {self._path} is closed")
+        found = self.fetch(position)[:1] if position < self._next else []
+        if found and found[0].position == position:
+            return found[0]
+        return Trimmed(self.origin_position) if position <= self.origin_position else None
+
     async def destroy(self) -> None:
         """Delete every record and the origin; open sessions are lost."""
         self._end_sessions()
@@ -342,6 +352,11 @@ class EmbeddedSession:
         """Until it is closed; not while the disk refuses records."""
         return not self._lost.is_set() and not self._backend.refusal
 
+    @property
+    def connections(self) -> int:
+        """Always one: the log is in this process."""
+        return 1
+
     async def wait_lost(self) -> None:
         """See `LogSession.wait_lost`."""
         await self._lost.wait()
@@ -370,6 +385,11 @@ class EmbeddedSession:
                 self._window = {record.position: record for record in found}
                 continue
             await self._backend.wait_grown()
+
+    async def look(self, position: int) -> Record | Trimmed | None:
+        """See `LogSession.look`."""
+        self._check()
+        return await self._backend.look(position)
 
     async def tail(self) -> int:
         """See `LogSession.tail`: the position of the last record."""

@@ -80,6 +80,11 @@ class LogSession(Protocol):
         """Whether the log can be reached now, as far as is known."""
         ...
 
+    @property
+    def connections(self) -> int:
+        """How often this session connected. Within one connection the log cannot go back."""
+        ...
+
     async def wait_lost(self) -> None:
         """Return once the session is lost (or closed)."""
         ...
@@ -97,6 +102,14 @@ class LogSession(Protocol):
 
         Consecutive calls are served from a window of pipelined gets. Cancellable.
         Where ``position`` is the end of a closed segment the record is the next segment's first.
+        """
+        ...
+
+    async def look(self, position: int) -> Record | Trimmed | None:
+        """The record at ``position`` as the log is now, without waiting.
+
+        `Trimmed` if there is none and the origin is not below; None if there is none and the
+        origin is below, so that a position that was read once is not in this log.
         """
         ...
 
@@ -152,6 +165,13 @@ class LogBackend(Protocol):
 
     async def session(self) -> LogSession:
         """A new session; raises `LogUnavailable` if none can be had in time."""
+        ...
+
+    async def look(self, position: int) -> Record | Trimmed | None:
+        """As `LogSession.look`, over a connection of its own; raises `LogUnavailable`.
+
+        A log that was set back may refuse sessions that saw more of it, but not new ones.
+        """
         ...
 
     async def destroy(self) -> None:

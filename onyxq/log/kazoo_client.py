@@ -111,6 +111,8 @@ class Link:
     def __init__(self, hosts: str, *, session_timeout_ms: int, options: Mapping[str, Any] | None = None) -> None:
         self.client = SessionClient(hosts, session_timeout_ms=session_timeout_ms, **(options or {}))
         self.connected = False
+        self.connections = 0
+        """How often the session connected."""
         self.suspected = False
         """The server left a call unanswered for `patience_s` and was not heard of since."""
         self.lost = trio.Event()
@@ -271,6 +273,7 @@ class Link:
         elif state == KazooState.SUSPENDED:
             self._become(connected=False)
         else:
+            self.connections += 1
             self._become(connected=True)
             for notify in self.on_connect:
                 notify()

@@ -81,14 +81,26 @@ class ZookeeperBackend:
             raise
         return session
 
-    async def _session(self) -> ZookeeperSession:
-        link = Link(self.hosts, session_timeout_ms=self._session_timeout_ms, options=self._shown.options)
-        session = ZookeeperSession(link, Layout(self.cluster), segment_records=self._segment_records, shown=self._shown)
+    async def look(self, position: int) -> Record | Trimmed | None:
+        """See `LogBackend.look`."""
+        session = self._new_session()
         try:
-            await link.open(timeout_s=self._open_timeout_s)
+            await session.open(timeout_s=self._open_timeout_s)
+            return await session.look(position)
+        finally:
+            await session.aclose()
+
+    def _new_session(self) -> ZookeeperSession:
+        link = Link(self.hosts, session_timeout_ms=self._session_timeout_ms, options=self._shown.options)
+        return ZookeeperSession(link, Layout(self.cluster), segment_records=self._segment_records, shown=self._shown)
+
+    async def _session(self) -> ZookeeperSession:
+        session = self._new_session()
+        try:
+            await session.open(timeout_s=self._open_timeout_s)
             await session.prepare()
         except BaseException:
-            await link.close()
+            await session.aclose()
             raise
         return session
 
@@ -163,6 +175,11 @@ class ZookeeperSession:
         return self._link.connected and not self._link.suspected
 
     @property
+    def connections(self) -> int:
+        """See `LogSession.connections`."""
+        return self._link.connections
+
+    @property
     def session_id(self) -> tuple[int, bytes] | None:
         """ZooKeeper's id and password of the session; None while disconnected."""
         found: tuple[int, bytes] | None = self._link.client.client_id
@@ -171,6 +188,10 @@ class ZookeeperSession:
     async def wait_lost(self) -> None:
         """See `LogSession.wait_lost`."""
         await self._link.lost.wait()
+
+    async def open(self, *, timeout_s: float) -> None:
+        """Connect; raises `LogUnavailable`."""
+        await self._link.open(timeout_s=timeout_s)
 
     async def prepare(self) -> None:
         """Create the cluster's directories if need be."""
@@ -260,6 +281,17 @@ class ZookeeperSession:
     async def read(self, position: int) -> Record | Trimmed:
         """See `LogSession.read`; one at a time."""
         return await self._reader.read(position)
+
+    async def look(self, position: int) -> Record | Trimmed | None:
+        """See `LogSession.look`."""
+        await self._link.insist(sync(self._layout.root))
+        try:
+            data, stat = await self._link.insist(get(self._layout.record(position)))
+            return Record(position, stat.ctime, data)
+        except NoNodeError:
+            # The pointer moves before records are deleted, so it is read after the record.
+            origin = await self._origins.position()
+            return Trimmed(origin) if position <= origin else None
 
     async def tail(self) -> int:
         """See `LogSession.tail`: the position of the last record written, exact as of the call."""

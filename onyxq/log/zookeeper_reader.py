@@ -215,9 +215,13 @@ class Reader:
         self._pump()
 
     def _on_connect(self) -> None:
-        """A new connection: watch first, then look, so that nothing is missed in between."""
+        """A new connection: watch first, then look, so that nothing is missed in between.
+
+        Records of the connection before are forgotten: the log may have gone back meanwhile.
+        """
         self._generation += 1
         self._front = 0
+        self._found.clear()
         self._asked.clear()
         self._refused.clear()
         self._slack, self._doubt = None, False

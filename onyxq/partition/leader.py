@@ -21,6 +21,7 @@ from onyxq import effects
 from onyxq.errors import NotLeader, OnyxqError, Purged, StaleEpoch, StoreFailed, TimedOut, Unavailable, Unknown
 from onyxq.facts import Mark, Row
 from onyxq.ids import TaskId
+from onyxq.log_digest import trail_at
 from onyxq.partition import pending
 from onyxq.partition.cohort import Host
 from onyxq.partition.pacing import Pacer
@@ -380,7 +381,9 @@ class PartitionLeader:
 
     async def _reach(self, node: str) -> None:
         """Have the node promise the epoch; from then on it gets every write."""
-        reach = {"partition": self.partition, "epoch": self.epoch}
+        replica = self._host.replica
+        log = [self._host.node_id, replica.position, trail_at(replica.trail, replica.position)]
+        reach = {"partition": self.partition, "epoch": self.epoch, "log": log}
         await self._host.call(node, "cohort.reach", reach, timeout_s=REACH_TIMEOUT_S)
         self._host.sender(node).resume()
         self._reached.add(node)

@@ -34,7 +34,7 @@ from onyxq.access.wire import Caller
 from onyxq.archive import Archive
 from onyxq.directories import close_to_others, usable
 from onyxq.entry import Entries
-from onyxq.errors import BadRequest, LogUnavailable, OnyxqError, StoreFailed, causes, first_cause
+from onyxq.errors import BadRequest, LogUnavailable, LogWentBack, OnyxqError, StoreFailed, causes, first_cause
 from onyxq.extensions import installed
 from onyxq.jobs.driving import Driving, SparkSettings
 from onyxq.jobs.hosts import Launch
@@ -73,6 +73,8 @@ if TYPE_CHECKING:
 SESSION_RETRY_S = 1.0
 STORE_RETRY_S = 1.0
 REJOIN_PAUSE_S = 0.2
+WENT_BACK_RETRY_S = 2.0
+"""How often a node without a peer looks whether the log that it has read is back."""
 
 log = logging.getLogger(__name__)
 
@@ -372,10 +374,15 @@ class RunningNode:
                 tags=self.config.tags,
                 settings=Settings(**{name: getattr(self.config, name) for name in SETTINGS_LIMITS}),
                 new_cluster_id=lambda: f"{self._random.getrandbits(64):016x}",
+                look=self._backend.look,
             )
             self.addresses = PeerAddresses(peer_id, node.node_id, address, http, self._taskstore)
             try:
                 await self._one_peer(peer, service)
+            except* LogWentBack as group:
+                if not self.ready.is_set():
+                    raise  # it is told at the start, when an operator looks
+                await self._stay(node, group)
             except* (SessionLost, LogUnavailable, StoreFailed, Evicted) as group:
                 log.warning("peer %s ended: %s", peer_id, first_cause(group))
             await trio.sleep(REJOIN_PAUSE_S)
@@ -387,6 +394,19 @@ class RunningNode:
         with trio.move_on_after(STORE_RETRY_S):
             await self.stop.wait()
         return await writes(store)
+
+    async def _stay(self, node: Node, group: BaseExceptionGroup[LogWentBack]) -> None:
+        """The log went back while this node served: go on without a peer, and look again after a while.
+
+        Facts are served on, so that nothing acknowledged becomes unavailable; nothing is granted.
+        """
+        if node.went_back is None:
+            error = first_cause(group)
+            assert isinstance(error, LogWentBack)
+            node.went_back = error
+            log.error("nothing is granted any more: %s. %s", node.went_back.message, node.went_back.advice)
+        with trio.move_on_after(WENT_BACK_RETRY_S):
+            await self.stop.wait()
 
     async def _one_peer(self, peer: Peer, service: Service) -> None:
         try:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgpack
 import trio
 from attrs import frozen
 
@@ -30,9 +31,10 @@ from onyxq.errors import OnyxqError, StoreFailed
 from onyxq.facts import History, Row
 from onyxq.ids import Run, TaskId, mask_of, runs_of, stretch_of
 from onyxq.log.interface import Record
+from onyxq.log_digest import Milestones
 from onyxq.replica import Replica, claimed_bits, held_bits, pieces_of
 from onyxq.step import Outcome
-from onyxq.store.interface import Batch, LogRecord, SnapshotPart, Store, Written
+from onyxq.store.interface import MILESTONES_META, Batch, LogRecord, SnapshotPart, Store, Written
 
 IDLE_FLUSH_S = 5.0
 """How often the log is written down while it holds nothing but signs of life, in seconds."""
@@ -175,6 +177,8 @@ class HistoryWriter:
         """Whether records are missing before the snapshot in ``_parts``: nothing is stored before it."""
         self._position = store.log_position()
         self._digest = store.log_digest()
+        self._milestones: Milestones = ()
+        self._milestones_stored: Milestones = ()
         self._stored = self._position
         self._noted = self._position
         """Position of the last record that had rows, or somebody who waits for them."""
@@ -206,7 +210,7 @@ class HistoryWriter:
         """
         position = replica.position
         if position > self._position:
-            self._position, self._digest = position, replica.digest
+            self._position, self._digest, self._milestones = position, replica.digest, replica.milestones
             self._rows += rows
         if record is not None and position > self._kept:
             self._records.append(LogRecord(position, record.ctime_ms, record.data))
@@ -276,20 +280,27 @@ class HistoryWriter:
             return None
         part = self._parts.popleft() if self._parts else None
         if self._gap and part is not None and not part.last:
-            self._riding = _Riding(self._stored, part, [], [], [])
+            self._riding = _Riding(self._stored, part, [], [], [], self._milestones_stored)
             return Batch(snapshot=part)
         self._gap = False
         rows, self._rows = self._rows, []
         records, self._records = self._records, []
         after, self._after = self._after, []
-        self._riding = _Riding(self._position, part, rows, records, after)
+        self._riding = _Riding(self._position, part, rows, records, after, self._milestones)
         return Batch(
             rows=rows,
             log_position=self._position,
             log_digest=self._digest,
+            meta=self._milestones_news(),
             records=records,
             snapshot=part,
         )
+
+    def _milestones_news(self) -> tuple[tuple[str, bytes], ...]:
+        """The milestones, if they changed since they were stored."""
+        if self._milestones is self._milestones_stored:
+            return ()
+        return ((MILESTONES_META, msgpack.packb(self._milestones)),)
 
     def heard(self, outcome: Written | OnyxqError) -> None:
         """See `onyxq.store.interface.Rider`: what failed is taken again with the next transaction."""
@@ -300,6 +311,7 @@ class HistoryWriter:
             self._take_back(riding)
         else:
             self._stored = max(self._stored, riding.position)
+            self._milestones_stored = riding.milestones
         self._stored_event.set()
         self._stored_event = trio.Event()
         if not isinstance(outcome, OnyxqError):
@@ -325,3 +337,4 @@ class _Riding:
     rows: list[Row]
     records: list[LogRecord]
     after: list[Callable[[], None]]
+    milestones: Milestones

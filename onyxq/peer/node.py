@@ -20,7 +20,7 @@ from log_entries import release_claims
 from log_entries.registry import ENTRIES
 from onyxq import __version__, effects, facts
 from onyxq.entry import APPLIED, Entries
-from onyxq.errors import BadRequest, Corrupt, Forbidden, LogUnavailable, OnyxqError, StoreFailed
+from onyxq.errors import BadRequest, Corrupt, Forbidden, LogUnavailable, LogWentBack, OnyxqError, StoreFailed
 from onyxq.facts import Row
 from onyxq.ids import Run
 from onyxq.jobs.driving import Driving
@@ -84,6 +84,9 @@ class Node:
 
     ``credential``: what it shows other nodes.
     """
+
+    went_back: LogWentBack | None = None
+    """Why no peer of this node can join: the log is not the one that was read."""
 
     def __init__(
         self,
@@ -468,6 +471,8 @@ class Node:
     def outbox_now(self) -> Outbox:
         """The outbox of the member peer; raises `LogUnavailable`."""
         outbox = self.outbox
+        if self.went_back is not None:
+            raise LogUnavailable(self.went_back.message, hint=self.went_back.advice)
         if outbox is None or outbox.closed or self.peer_id not in self.replica.ring.members:
             raise LogUnavailable("this node has no peer in the ring now")
         if not self.log_connected or outbox.stalled_s() > STALLED_S:

@@ -20,20 +20,22 @@ from onyxq.duties import Drive, Duty, Extended, Fire, Snapshot, Watch, duties
 from onyxq.errors import (
     ClockWrong,
     ClusterMismatch,
+    LogWentBack,
     NodeCopied,
     OlderThanCluster,
     OnyxqError,
     StoreFailed,
     Unavailable,
 )
-from onyxq.log.interface import LogSession, SessionLost, Trimmed
+from onyxq.log.interface import START, LogSession, Record, SessionLost, Trimmed
 from onyxq.log_clock import LOG_TIME_SLACK_MS
 from onyxq.peer.collecting import Collector, unpacked
 from onyxq.peer.extending import supervise
 from onyxq.peer.firing import fire
+from onyxq.peer.log_check import Look, check_record, check_snapshot, cluster_of, mark_of, read_again, stored_mark, watch
 from onyxq.peer.node import Node
 from onyxq.peer.outbox import Outbox
-from onyxq.replica import CLOCK_SKEW_MAX_MS, EMPTY, Replica, Settings, first_peer, unserved
+from onyxq.replica import CLOCK_SKEW_MAX_MS, EMPTY, Cluster, Replica, Settings, first_peer, unserved
 from onyxq.ring import clock_error_ms, contains, latest_peer, worst_clock_error_ms
 from onyxq.step import owed, step
 from onyxq.store.interface import PEERS_META, Batch, Store
@@ -83,7 +85,9 @@ class Peer:
         tags: tuple[str, ...],
         settings: Settings,
         new_cluster_id: Callable[[], str],
+        look: Look,
     ) -> None:
+        """``look``: `LogBackend.look`."""
         self.id = peer_id
         self.node = node
         self.address = address
@@ -95,6 +99,7 @@ class Peer:
         self._tags = tags
         self._settings = settings
         self._new_cluster_id = new_cluster_id
+        self._look = look
         self._scopes: dict[Duty, trio.CancelScope] = {}
         self._wanted: frozenset[Duty] = frozenset()
         self._leaving = False
@@ -115,6 +120,8 @@ class Peer:
         """When the log's clock was last seen to move."""
         self._clock_doubted_since: float | None = None
         self._clock_off_since = 0.0
+        self._connection = 0
+        """The session's connection over which the log was last found to be the one that was read."""
         self._heard: set[str] = set()
         """Peers that have written a record since clocks are in doubt."""
 
@@ -122,7 +129,7 @@ class Peer:
 
     async def run(self, session: LogSession) -> None:
         """Join, work, and return when this peer has left; raises `SessionLost`, `Evicted`,
-        `ClusterMismatch`, `ClockWrong`, `NodeCopied`, `OlderThanCluster`,
+        `ClusterMismatch`, `LogWentBack`, `ClockWrong`, `NodeCopied`, `OlderThanCluster`,
         `ExtensionFailed`."""
         node = self.node
         outbox = Outbox(
@@ -138,9 +145,10 @@ class Peer:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._lost, session)
                 await self._catch_up(session)
+                nursery.start_soon(watch, node, session, self._look)
                 nursery.start_soon(outbox.run)
                 await self._create_if_new(session, outbox)
-                self._check_cluster()
+                self._check_cluster(node.replica.cluster)
                 self._name_unused_settings()
                 self._check_versions()
                 outbox.cluster_id = node.replica.cluster.id if node.replica.cluster else ""
@@ -165,13 +173,45 @@ class Peer:
         raise SessionLost("the session with the log was lost")
 
     async def _catch_up(self, session: LogSession) -> None:
+        node = self.node
+        self._connection = session.connections
+        if node.replica.position == START:
+            await self._read_again(session)
+        else:
+            await self._resume(session)
+        node.went_back = None
         end = await session.tail()
         while self.node.replica.position < end:
             await self._read(session)
 
+    async def _read_again(self, session: LogSession) -> None:
+        """Take in what this node had read when it ended; raises `LogWentBack` before it acts on another log."""
+        node = self.node
+        try:
+            again = await read_again(session, stored_mark(node.store))
+        except LogWentBack:
+            self._check_cluster(await cluster_of(session, node.entries))
+            raise
+        if again.start.position > START:
+            node.replace(again.start, again.packed)
+        for record in again.records:
+            self._step(record)
+
+    async def _resume(self, session: LogSession) -> None:
+        """Read on from where this node is, over another connection; raises `LogWentBack`."""
+        node = self.node
+        position = node.replica.position
+        found = await session.look(position)
+        check_record(position, node.records.newest, found)
+        if isinstance(found, Trimmed):
+            await self._take_snapshot(session)
+
     async def _create_if_new(self, session: LogSession, outbox: Outbox) -> None:
         if self.node.replica.cluster is not None:
             return
+        stored = self.node.store.meta("cluster_id")
+        if stored is not None:
+            raise LogWentBack(f"the log is empty, and this data directory belongs to cluster {stored.decode()}")
         outbox.cluster_id = self._new_cluster_id()
         node = self.node
         outbox.submit(
@@ -186,8 +226,7 @@ class Peer:
     def _known(self) -> bool:
         return self.node.replica.cluster is not None
 
-    def _check_cluster(self) -> None:
-        cluster = self.node.replica.cluster
+    def _check_cluster(self, cluster: Cluster | None) -> None:
         stored = self.node.store.meta("cluster_id")
         if cluster is not None and stored is not None and stored.decode() != cluster.id:
             raise ClusterMismatch(
@@ -262,11 +301,33 @@ class Peer:
         before = node.replica
         found = await session.read(before.position + 1)
         if isinstance(found, Trimmed):
-            origin = await session.origin()
-            if origin is not None and origin.position > before.position:
-                node.replace(await unpacked(origin.data), origin.data)
-                self._note_time(before)
+            await self._take_snapshot(session)
             return
+        while session.connections != self._connection:
+            connection = session.connections
+            await self._resume(session)
+            if node.replica is not before:
+                return
+            # The older connection may have read it, and the log went back by just this record.
+            check_record(found.position, found, await session.look(found.position))
+            self._connection = connection
+        self._step(found)
+
+    async def _take_snapshot(self, session: LogSession) -> None:
+        """Go on from the log's snapshot if it is above this node's replica; raises `LogWentBack`."""
+        before = self.node.replica
+        origin = await session.origin()
+        if origin is None or origin.position < before.position:
+            return
+        replica = await unpacked(origin.data)
+        check_snapshot(mark_of(before), replica)
+        if replica.position > before.position:
+            self.node.replace(replica, origin.data)
+            self._note_time(before)
+
+    def _step(self, found: Record) -> None:
+        node = self.node
+        before = node.replica
         done = step(before, found, node.entries)
         if not done.problem:
             self._heard.add(done.peer)

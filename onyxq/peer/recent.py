@@ -29,6 +29,11 @@ class RecentRecords:
         self._records.clear()
         self._bytes = 0
 
+    @property
+    def newest(self) -> Record | None:
+        """The record that was stepped last; None if the replica is a snapshot's."""
+        return self._records[-1] if self._records else None
+
     def reaches(self, position: int) -> bool:
         """Whether every record from ``position`` on is here."""
         return bool(self._records) and self._records[0].position <= position

@@ -33,6 +33,7 @@ from onyxq.peer.extending import Extending
 from onyxq.peer.job_batches import JobBatches
 from onyxq.peer.jobs import Jobs
 from onyxq.peer.listing import Listing
+from onyxq.peer.log_check import confirm_leader, step_of
 from onyxq.peer.logview import LogView
 from onyxq.peer.node import Node
 from onyxq.peer.operating import Operating
@@ -192,6 +193,7 @@ class Service:
             "lead.offer": self._lead_offer,
             "cohort.write": lambda a: node.cohort.write(a["writes"], early=a.get("early", False)),
             "cohort.reach": self._cohort_reach,
+            "cohort.step": _sync(lambda a: step_of(node.replica, a["position"])),
             "cohort.push": self._cohort_push,
             "cohort.pending": _sync(lambda a: node.cohort.pending(a["partition"], a["known"], a["want"])),
             "cohort.hours": _sync(lambda a: node.cohort.hours(a["partition"])),
@@ -418,6 +420,7 @@ class Service:
     # --- the cohort
 
     async def _cohort_reach(self, args: dict[str, Any]) -> None:
+        await confirm_leader(self.node, *args["log"])
         await self.node.cohort.reach(args["partition"], args["epoch"])
 
     async def _cohort_position(self, args: dict[str, Any]) -> int:
@@ -488,7 +491,9 @@ class Service:
             reasons.append("no peer of this node is in the log")
         elif node.peer_id not in node.replica.ring.members:
             reasons.append("the peer is joining the ring")
-        if not node.log_connected:
+        if node.went_back is not None:
+            reasons = [f"{node.went_back.message}; nothing is granted. {node.went_back.advice.rstrip('.')}"]
+        elif not node.log_connected:
             reasons.append("the log cannot be reached")
         if refusal := node.store.condition.refusal:
             reasons.append(f"the store cannot be written: {refusal}")
@@ -497,6 +502,7 @@ class Service:
             "ready": not reasons,
             "reasons": reasons,
             "log_connected": node.log_connected,
+            "log_went_back": node.went_back is not None,
             "log_lag": node.log_lag,
             "position": node.replica.position,
         }
@@ -506,6 +512,7 @@ class Service:
         node, metrics = self.node, self.node.metrics
         metrics.log_position.set(node.replica.position)
         metrics.log_lag_entries.set(node.log_lag)
+        metrics.log_went_back.set(int(node.went_back is not None))
         self._sync_metrics()
         metrics.store_writable.set(int(not node.store.condition.refusal))
         if node.driving is not None:

@@ -152,9 +152,11 @@ class KeptLog(NamedTuple):
 
 _T = TypeVar("_T")
 LEAVES = 256
+"""Leaves of an hour bucket; a row's leaf depends on its stretch only."""
+MILESTONES_META = "log_milestones"
+"""Key of `Store.meta`: msgpack of `Replica.milestones`, as of `Store.log_position`."""
 PEERS_META = "peers"
 """Key of `Store.meta`: ids of the peers that ran on this directory since the node's latest, with spaces between."""
-"""Leaves of an hour bucket; a row's leaf depends on its stretch only."""
 
 
 @frozen

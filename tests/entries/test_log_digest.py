@@ -6,7 +6,15 @@ import pytest
 from attrs import evolve
 
 from onyxq.log.interface import Record
-from onyxq.log_digest import MILESTONE_POSITIONS, Milestones, with_milestone
+from onyxq.log_digest import (
+    MILESTONE_POSITIONS,
+    TRAIL_BLOCKS,
+    TRAIL_BYTES,
+    Milestones,
+    ReadMark,
+    trail_at,
+    with_milestone,
+)
 from onyxq.replica import EMPTY, Replica
 from onyxq.step import step
 from tests.entries.world import created
@@ -62,6 +70,39 @@ def test_milestones_hold_the_digest_of_their_position() -> None:
         digests[place] = replica.digest
     expected = [(place, digests[place]) for place in (0, MILESTONE_POSITIONS, 2 * MILESTONE_POSITIONS)]
     assert list(replica.milestones) == expected
+
+
+def test_the_trail_has_the_last_digests() -> None:
+    """Also behind a gap, as between two segments; of older positions it knows nothing."""
+    replica = EMPTY
+    digests = {}
+    last = MILESTONE_POSITIONS * (TRAIL_BLOCKS + 1)
+    for place in (*range(last), last + 7):
+        replica = step(replica, Record(place, 1, b"")).replica
+        digests[place] = replica.digest[:TRAIL_BYTES]
+    for place in (2 * MILESTONE_POSITIONS, last - 1, last + 7):
+        assert trail_at(replica.trail, place) == digests[place]
+    for place in (0, MILESTONE_POSITIONS, last, last + 6, last + 8):
+        assert trail_at(replica.trail, place) is None
+
+
+def mark(replica: Replica) -> ReadMark:
+    """How far a store whose node has this replica has read."""
+    return ReadMark(replica.position, replica.digest, replica.milestones)
+
+
+@pytest.mark.parametrize("more", [0, 5, 3 * MILESTONE_POSITIONS, (TRAIL_BLOCKS + 4) * MILESTONE_POSITIONS])
+def test_a_snapshot_of_another_log_contradicts_what_was_read(more: int) -> None:
+    """By the trail near its end, by milestones far from it; one of the same log never does."""
+    same = other = EMPTY
+    for place in range(8 * MILESTONE_POSITIONS + 1):
+        same = step(same, Record(place, 1, b"")).replica
+        other = step(other, Record(place, 1, b"x" if place == 900 else b"")).replica
+    read = mark(same)
+    for place in range(read.position + 1, read.position + 1 + more):
+        same, other = (step(one, Record(place, 1, b"")).replica for one in (same, other))
+    assert read.contradicted_by(same.trail, same.milestones) is None
+    assert read.contradicted_by(other.trail, other.milestones) is not None
 
 
 def test_milestones_stay_few() -> None:

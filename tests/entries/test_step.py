@@ -20,7 +20,7 @@ from onyxq.invariants import violations
 from onyxq.log.codec import RawEntry, decode_record, encode_entry, encode_record
 from onyxq.log.interface import Record
 from onyxq.log_clock import Measured
-from onyxq.log_digest import chained
+from onyxq.log_digest import chained, with_step
 from onyxq.replica import EMPTY, SEGMENT_POSITIONS, Replica
 from onyxq.step import step
 from tests.entries.world import CLUSTER_ID, START_MS, World, created, creation, joining
@@ -126,7 +126,9 @@ def test_bytes_that_are_no_record_only_advance_the_position(data: bytes) -> None
     assert done.problem == stepping.NOT_A_RECORD
     assert done.replica.position == before.position + 1
     grown = {"grown_records": before.grown_records + 1, "grown_bytes": before.grown_bytes + len(data)}
-    read = {"position": before.position + 1, "digest": chained(before.digest, *astuple(world.records[-1]))}
+    digest = chained(before.digest, *astuple(world.records[-1]))
+    trail = with_step(before.trail, before.position + 1, digest)
+    read = {"position": before.position + 1, "digest": digest, "trail": trail}
     assert done.replica == evolve(before, **read, **grown)
 
 

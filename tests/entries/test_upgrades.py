@@ -283,7 +283,7 @@ def test_an_origin_of_another_version_is_read() -> None:
         plain[names.index("peers")]["a"].append("of")
 
     assert unpack(origin(newer)) == ring.replica
-    assert unpack(origin(older)) == evolve(ring.replica, extensions=pmap(), digest=b"", milestones=())
+    assert unpack(origin(older)) == evolve(ring.replica, extensions=pmap(), digest=b"", trail=(), milestones=())
 
 
 def test_a_cluster_created_by_a_later_version_of_the_creation_stops_the_reader() -> None:

@@ -424,7 +424,15 @@ class FakeService:
         return {}
 
     def _health(self, args: dict[str, Any]) -> dict[str, Any]:
-        return {"live": True, "ready": True, "reasons": [], "log_connected": True, "log_lag": 0, "position": 9}
+        return {
+            "live": True,
+            "ready": True,
+            "reasons": [],
+            "log_connected": True,
+            "log_went_back": False,
+            "log_lag": 0,
+            "position": 9,
+        }
 
     def _metrics(self, args: dict[str, Any]) -> dict[str, Any]:
         return {"text": self.metrics.text()}

@@ -16,7 +16,8 @@ def test_every_promised_metric_is_there() -> None:
     text = Metrics(version="1").text()
     for name in (
         "onyxq_tasks_total onyxq_task_wait_seconds onyxq_task_run_seconds onyxq_queue_depth onyxq_queue_oldest_seconds "
-        "onyxq_log_position onyxq_log_lag_entries onyxq_log_append_seconds onyxq_claims_expired_total "
+        "onyxq_log_position onyxq_log_went_back onyxq_log_lag_entries onyxq_log_append_seconds "
+        "onyxq_claims_expired_total "
         "onyxq_partition_leader onyxq_build_info"
     ).split():
         assert f"# TYPE {name} " in text
