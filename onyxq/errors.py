@@ -211,8 +211,8 @@ class LogWentBack(ClusterMismatch):
         503,
         1,
         (
-            "The log (ZooKeeper) was set back to an older copy, wiped or replaced. Bring its newest copy back and start"
-            " the peers again; if there is none, see the runbook 'ZooKeeper restored from an older copy'."
+            "ZooKeeper was set back to an older copy, wiped or replaced. Keep all data directories. Bring back the newest"
+            " copy of ZooKeeper's data; if there is none, run: onyxq cluster recover (docs/runbooks.rst says how)."
         ),
     )
 

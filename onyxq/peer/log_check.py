@@ -189,7 +189,12 @@ async def confirm_leader(node: Member, leader: str, position: int, step: bytes |
 
 
 def check_snapshot(mark: ReadMark, snapshot: Replica) -> None:
-    """Raise `LogWentBack` if a snapshot that is not below ``mark`` is known to be of another log."""
+    """Raise `LogWentBack` if a snapshot that is not below ``mark`` is known to be of another log.
+
+    A log that a recovery began is not: it lies above all that was read of the lost one.
+    """
+    if mark.position < snapshot.void_below:
+        return
     place = mark.contradicted_by(snapshot.trail, snapshot.milestones)
     if place is not None:
         raise other_record(place)
