@@ -211,8 +211,8 @@ class LogWentBack(ClusterMismatch):
         503,
         1,
         (
-            "ZooKeeper was set back to an older copy, wiped or replaced. Keep all data directories. Bring back the newest"
-            " copy of ZooKeeper's data; if there is none, run: onyxq cluster recover (docs/runbooks.rst says how)."
+            "ZooKeeper was set back to an older copy, wiped or replaced. Keep all data directories. Bring back the"
+            " newest copy of ZooKeeper's data; if there is none, run: onyxq cluster recover (see docs/runbooks.rst)."
         ),
     )
 
