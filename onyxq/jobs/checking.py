@@ -14,7 +14,7 @@ from typing import Any
 
 from onyxq.config import did_you_mean
 from onyxq.errors import BadRequest
-from onyxq.jobs import fields, importing, options
+from onyxq.jobs import bounds, fields, importing, options
 from onyxq.jobs.fields import Problem
 from onyxq.jobs.model import Aggregation, Condition, Function, Input, Job, Join, Output, Reduce, Trigger, Window
 
@@ -325,6 +325,8 @@ def _slots(job: Job) -> Iterator[Problem]:
             yield f"catalog[{place}].percentage", f"makes {total} of 100 together with the tasks before it"
         if job.max_slots is not None and task.min_slots > job.max_slots:
             yield f"catalog[{place}].min_slots", f"is {task.min_slots}, more than the job's max_slots, {job.max_slots}"
+    if total <= 100 and not any(_cycles(job)) and not any(_workflow(job)):
+        yield from bounds.problems(job)
     for name in ("beside", "resume"):
         if getattr(job, name) == job.id:
             yield name, "is the job's own id: it must be another job's"

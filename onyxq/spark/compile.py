@@ -13,6 +13,7 @@ from typing import Any
 from attrs import evolve, frozen
 
 from onyxq.errors import BadRequest
+from onyxq.jobs.bounds import OUTPUTS, bounds
 from onyxq.jobs.model import Input, Job, Join, Output, Reduce
 from onyxq.spark import ending, outputs, rows
 from onyxq.spark.failures import said_by
@@ -30,12 +31,15 @@ class Setting:
     version: int
     """Of the allocation that made this process its driver."""
     slots: int
+    """Of the session: parts of a batch that is not bounded."""
     checkpoint: str
     """Folder of the query's checkpoint."""
     connect: str | None
     """``HOST:PORT`` of the peer; None where a query is run by hand."""
     batch: int = -1
     """The last batch that was committed when the query is started."""
+    share: int | None = None
+    """Slots that the job has; those of the session if not given."""
 
 
 def compiled(session: Any, job: Job, body: bytes, setting: Setting) -> Any:
@@ -48,11 +52,13 @@ def compiled(session: Any, job: Job, body: bytes, setting: Setting) -> Any:
     frames = {task.name: open_input(session, job, task, common) for task in inputs_of(job)}
     end = _end(session, setting) if stateful(job) else None
     place = Place(body=body, job=job.id, version=setting.version)
+    most = bounds(job, setting.slots if setting.share is None else setting.share)
     for stage in stages(job):
         sides = [_union([_region(frames[region.entry], region, place) for region in side]) for side in stage.sides]
+        limit = most.get(stage.task or OUTPUTS)
         if stage.task is None:
-            return _sink(session, job, sides[0], setting)
-        frames[stage.task] = Opened(_cut(job, stage, [side.unionAll(end) for side in sides]), rows.SEGMENTS)
+            return _sink(session, job, sides[0] if limit is None else sides[0].coalesce(limit), setting)
+        frames[stage.task] = Opened(_cut(job, stage, [side.unionAll(end) for side in sides], limit), rows.SEGMENTS)
     raise AssertionError("a job's last stage is its outputs")
 
 
@@ -88,7 +94,7 @@ def _union(frames: list[Any]) -> Any:
     return functools.reduce(lambda one, other: one.unionAll(other), frames)
 
 
-def _cut(job: Job, stage: Stage, sides: list[Any]) -> Any:
+def _cut(job: Job, stage: Stage, sides: list[Any], most: int | None) -> Any:
     assert stage.task is not None
     task = job.task(stage.task)
     if isinstance(task, Reduce):
@@ -96,11 +102,11 @@ def _cut(job: Job, stage: Stage, sides: list[Any]) -> Any:
 
         windows = [window for window in job.windows if window.task == task.name]
         named = {window.id for window in windows}
-        return apply(sides[0], job, windows, [trigger for trigger in job.triggers if trigger.window in named])
+        return apply(sides[0], job, windows, [trigger for trigger in job.triggers if trigger.window in named], most)
     assert isinstance(task, Join), "stages are cut at reduces and joins"
     from onyxq.spark.joins import join
 
-    return join(sides[0], sides[1], job, task)
+    return join(sides[0], sides[1], job, task, most)
 
 
 def folders_of(job: Job) -> list[Folder]:

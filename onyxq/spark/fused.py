@@ -47,7 +47,7 @@ def run(place: Place, region: Region, shape: str, batches: Iterable[Any]) -> Ite
     batch = int(context.getLocalProperty("streaming.sql.batchId") or -1) if context else -1
     part = context.partitionId() if context else 0
     fused = _fused(place, region)
-    segments = rows.segments(batches, shape, entry=region.entry, place=f"{place.job}/{batch}/{part}")
+    segments = rows.segments(batches, shape, entry=region.entry, place=f"{place.job}/{batch}")
     yield from rows.batches(fused.batch(segments, {"batch": batch, "part": part}))
 
 

@@ -140,6 +140,11 @@ def cut(frame: Any, work: Cut, *, job: str, groups: int, timed: bool) -> Any:
     return made.observe(f"onyxq-late/{work.task}", of.sum(of.when(told, count)).alias(LATE)).where(~told)
 
 
+def limited(frame: Any, most: int | None) -> Any:
+    """Return the frame as one of which no more parts are worked on at once, all through its stage."""
+    return frame if most is None else frame.coalesce(most)
+
+
 def late(count: int) -> Made:
     """What tells how many segments came too late to a group so far: people see it, no task does."""
     return f"{_LATE}{count}", None

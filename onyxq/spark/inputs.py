@@ -73,6 +73,8 @@ def _columns(session: Any, task: Input) -> Any:
         reader = reader.schema(task.schema)
     frame = reader.load(task.path) if task.path is not None else reader.load()
     added = [of.unix_millis(of.current_timestamp()).alias(rows.PLANNED)]
+    if kind not in FILES:
+        added.append(of.spark_partition_id().alias(rows.PART))
     if kind in FILES:
         added.append(of.col("_metadata.file_path").alias(rows.FILE))
         added.append(of.col("_metadata.file_block_start").alias(rows.BLOCK))

@@ -18,14 +18,14 @@ from onyxq.jobs.values import pack_key
 from onyxq.jobs.windowing import getter, time_of
 from onyxq.spark.failures import of_task
 from onyxq.spark.functions import resolve
-from onyxq.spark.groups import Dealt, Given, Made, State, cut, late
+from onyxq.spark.groups import Dealt, Given, Made, State, cut, late, limited
 from onyxq.spark.lifecycles import Lifecycles
 
 
-def join(left: Any, right: Any, job: Job, task: Task) -> Any:
+def join(left: Any, right: Any, job: Job, task: Task, most: int | None = None) -> Any:
     """The pairs of segments of two sides, each with the rows that say that all inputs have ended."""
     frame = left.withColumn("side", of.lit(0)).unionAll(right.withColumn("side", of.lit(1)))
-    return cut(frame, Pairing(encode(job), task.name), job=job.id, groups=job.key_groups, timed=False)
+    return cut(limited(frame, most), Pairing(encode(job), task.name), job=job.id, groups=job.key_groups, timed=False)
 
 
 @frozen

@@ -32,15 +32,16 @@ ROWS_MAX = 10_000
 BYTES_MAX = 8 * 1024 * 1024
 """Rows and payload bytes of one Arrow batch, about."""
 
-FILE, BLOCK, PLANNED = "_onyxq_file", "_onyxq_block", "_onyxq_planned_ms"
-"""Columns that `onyxq.spark.inputs` adds to files, for lineage: they are no part of a segment."""
+FILE, BLOCK, PART, PLANNED = "_onyxq_file", "_onyxq_block", "_onyxq_part", "_onyxq_planned_ms"
+"""Columns that `onyxq.spark.inputs` adds, for lineage; they are not part of a segment. ``PART`` is the source's part of
+the batch: several of them may be one task of Spark's."""
 
 Segment = tuple[bytes, Any, str]
 """Lineage, value, and the task that it goes to if not to all: a window's trigger may say which."""
 
 
 def segments(batches: Iterable[Any], shape: str, *, entry: str, place: str) -> Iterator[Segment]:
-    """The segments of the Arrow batches that came from ``entry``; ``place`` tells parts without files apart."""
+    """The segments of the Arrow batches that came from ``entry``; ``place`` tells batches without files apart."""
     if shape == COLUMNS:
         yield from _from_columns(batches, entry, place)
         return
@@ -66,7 +67,7 @@ def _from_columns(batches: Iterable[Any], entry: str, place: str) -> Iterator[Se
     for batch in batches:
         for row in columns.segments(batch):
             planned = row.pop(PLANNED)
-            where = (entry, row.pop(FILE), row.pop(BLOCK)) if FILE in row else (entry, place)
+            where = (entry, row.pop(FILE), row.pop(BLOCK)) if FILE in row else (entry, place, str(row.pop(PART)))
             count = counts.get(where, 0)
             counts[where] = count + 1
             maker = _hash64(*where, str(count // (COUNTER_MAX + 1)))

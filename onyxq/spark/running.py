@@ -156,7 +156,7 @@ class Running:
         self._places = {"its checkpoint": job.checkpoint or checkpoints.base}
         self._places |= {f"output {folder.name}": folder.path for folder in folders}
         checkpoint = checkpoints.fit(job, version=order.version, batch=order.batch, recorded=order.offsets)
-        setting = Setting(order.version, self._place.slots, checkpoint, self._place.connect, batch=order.batch)
+        setting = Setting(order.version, self._place.slots, checkpoint, self._place.connect, order.batch, order.slots)
         lifecycles.in_worker(session, order.body, order.version, "before_job")
         try:
             self._queries(session, job, setting)

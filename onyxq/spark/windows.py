@@ -21,11 +21,11 @@ from onyxq.jobs.values import unpack
 from onyxq.jobs.windowing import Parts, Windowing, windowings
 from onyxq.spark.failures import of_task
 from onyxq.spark.functions import resolve
-from onyxq.spark.groups import Dealt, Given, Made, State, cut, late
+from onyxq.spark.groups import Dealt, Given, Made, State, cut, late, limited
 from onyxq.spark.lifecycles import Lifecycles
 
 
-def apply(frame: Any, job: Job, windows: Sequence[Window], triggers: Sequence[Trigger]) -> Any:
+def apply(frame: Any, job: Job, windows: Sequence[Window], triggers: Sequence[Trigger], most: int | None = None) -> Any:
     """The segments that the windows of one task emit, of the segments that come to it.
 
     Among those are the rows that say that all inputs have ended (`onyxq.spark.rows.END`).
@@ -33,7 +33,7 @@ def apply(frame: Any, job: Job, windows: Sequence[Window], triggers: Sequence[Tr
     timed = any(window.time is None and window.kind != "global" for window in windows)
     timed = timed or any(trigger.on == "timer" for trigger in triggers)
     return cut(
-        frame.withColumn("side", of.lit(0)),
+        limited(frame.withColumn("side", of.lit(0)), most),
         Gathering(encode(job), windows[0].task),
         job=job.id,
         groups=job.key_groups,

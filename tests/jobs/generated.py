@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from attrs import evolve
 from hypothesis import strategies as st
 
+from onyxq.jobs import bounds
 from onyxq.jobs.model import (
     Aggregation,
     Condition,
@@ -159,7 +161,7 @@ def jobs(draw: st.DrawFn) -> Job:
     kept = [draw(windows(place, task.name)) for place, task in enumerate(catalog) if isinstance(task, Reduce)]
     least = draw(st.integers(1, 3))
     share = draw(st.integers(0, 100))
-    return Job(
+    job = Job(
         id=draw(st.sampled_from(["j", "a-job_1", "0" * 32])),
         workflow=edges,
         catalog=draw(st.permutations(bare.catalog)),
@@ -177,3 +179,8 @@ def jobs(draw: st.DrawFn) -> Job:
         resume=draw(st.none() | st.just("earlier")),
         metadata=draw(maps),
     )
+    if not any(bounds.problems(job)):
+        return job
+    ends = (Input, Output)
+    free = [task if isinstance(task, ends) else evolve(task, max_slots=None, percentage=0) for task in job.catalog]
+    return evolve(job, catalog=free, max_slots=None)

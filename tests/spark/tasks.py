@@ -141,6 +141,16 @@ def is_even_row(segment: Any) -> bool:
     return bool(segment["n"] % 2 == 0)
 
 
+def busy(segment: Any, folder: str = "", ms: int = 20) -> Any:
+    """The segment, after a while that is noted in a file of the process."""
+    began = time.monotonic_ns()
+    while time.monotonic_ns() < began + ms * 1_000_000:
+        time.sleep(0.001)
+    with open(Path(folder) / str(os.getpid()), "a") as file:
+        file.write(f"{began} {time.monotonic_ns()}\n")
+    return segment
+
+
 def nothing() -> int:
     """The sum of no segments."""
     return 0

@@ -1,0 +1,162 @@
+"""The slots of a job and of its tasks bound how many calls of a function run at once."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import functions as of
+
+from onyxq.jobs.bounds import OUTPUTS, bounds
+from onyxq.jobs.checking import problems
+from onyxq.jobs.encoding import encode
+from onyxq.jobs.model import Function, Input, Job, Join, Output, Reduce, Trigger, Window
+from onyxq.spark import fused, rows
+from onyxq.spark.regions import stages
+from tests.spark.job_world import HERE, run, written
+
+FILES = 12
+LINES = 5
+
+
+def at_once(folder: Path) -> int:
+    """The most calls that were under way at one time."""
+    noted = [line.split() for file in folder.iterdir() for line in file.read_text().splitlines()]
+    moments = sorted([(int(end), -1) for _, end in noted] + [(int(began), 1) for began, _ in noted])
+    running = most = 0
+    for _, step in moments:
+        running += step
+        most = max(most, running)
+    return most
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder with files to read, and one for notes."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "notes").mkdir()
+    for place in range(FILES):
+        (tmp_path / "in" / f"{place}.txt").write_text("".join(f"{line}\n" for line in range(LINES)))
+    yield tmp_path
+
+
+def flat(folder: Path, own: dict[str, Any], **more: Any) -> Job:
+    """A job of one function, with these bounds."""
+    busy = Function("busy", f"{HERE}:busy", {"folder": str(folder / "notes")}, **own)
+    catalog = [Input("in", format="text", path=str(folder / "in")), busy]
+    out = Output("out", format="json", path=str(folder / "out"))
+    return Job(id="flat", workflow=[("in", "busy"), ("busy", "out")], catalog=[*catalog, out], **more)
+
+
+def joined(folder: Path, **more: Any) -> Job:
+    """A job in which the function runs on both sides of a join, and after it."""
+    params = {"folder": str(folder / "notes")}
+    names = ("left", "right", "after")
+    return Job(
+        id="joined",
+        workflow=[
+            ("in", "left"),
+            ("in", "right"),
+            ("left", "pairs"),
+            ("right", "pairs"),
+            ("pairs", "after"),
+            ("after", "out"),
+        ],
+        catalog=[
+            Input("in", format="text", path=str(folder / "in")),
+            *(Function(name, f"{HERE}:busy", params | {"ms": 5}) for name in names),
+            Join("pairs", left="left", right="right", on="value"),
+            Output("out", format="json", path=str(folder / "out")),
+        ],
+        key_groups=4,
+        **more,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("own", "more", "most"),
+    [
+        ({}, {}, 2),
+        ({"max_slots": 1}, {}, 1),
+        ({"percentage": 50}, {}, 1),
+        ({"percentage": 50, "min_slots": 2}, {}, 2),
+        ({}, {"max_slots": 1}, 1),
+    ],
+)
+def test_no_more_calls_run_at_once(
+    spark: Any, folder: Path, own: dict[str, Any], more: dict[str, Any], most: int
+) -> None:
+    """In a session with two slots, both of which are used where nothing says otherwise."""
+    run(spark, flat(folder, own, **more), folder)
+    assert len(written(folder / "out")) == FILES * LINES
+    assert at_once(folder / "notes") == most
+
+
+@pytest.mark.slow
+def test_a_job_with_a_join_is_bounded_in_all_its_stages(spark: Any, folder: Path) -> None:
+    """Where its sides are read, and where its groups are."""
+    run(spark, joined(folder, max_slots=1), folder)
+    assert len(written(folder / "out")) == LINES * FILES**2
+    assert at_once(folder / "notes") == 1
+
+
+@pytest.mark.slow
+def test_rows_without_files_are_told_apart_in_one_task(spark: Any, tmp_path: Path) -> None:
+    """One task may work on several parts of a source; each row keeps a lineage of its own."""
+    job = flat(tmp_path, {})
+    (stage,) = stages(job)
+    work = functools.partial(fused.run, fused.Place(encode(job), job.id, 1), stage.sides[0][0], rows.COLUMNS)
+    (tmp_path / "notes").mkdir()
+    frame = spark.range(0, 40, 1, 4).select(
+        "id", of.lit(1).alias(rows.PLANNED), of.spark_partition_id().alias(rows.PART)
+    )
+    found = frame.mapInArrow(work, rows.SCHEMA).coalesce(1).collect()
+    assert len({bytes(row.lineage) for row in found}) == len(found) == 40
+
+
+def parallel(folder: Path, shared: dict[str, Any], **more: Any) -> Job:
+    """A job in which a function leads to two windows, whose segments go to one output."""
+    return Job(
+        id="parallel",
+        workflow=[("in", "f"), ("f", "a"), ("f", "b"), ("a", "out"), ("b", "out")],
+        catalog=[
+            Input("in", format="text", path=str(folder)),
+            Function("f", f"{HERE}:same", **shared),
+            Reduce("a"),
+            Reduce("b"),
+            Output("out", format="json", path=str(folder / "out")),
+        ],
+        windows=[Window("a", "a", aggregation="count"), Window("b", "b", aggregation="count")],
+        triggers=[Trigger("a"), Trigger("b")],
+        **more,
+    )
+
+
+def test_stages_that_run_side_by_side_share_a_bound(tmp_path: Path) -> None:
+    """Each has its part, and the last one, which runs alone, has all."""
+    assert bounds(parallel(tmp_path, {}, max_slots=5), 8) == {"a": 2, "b": 2, OUTPUTS: 5}
+    assert bounds(parallel(tmp_path, {"max_slots": 4}), 8) == {"a": 2, "b": 2}
+    assert bounds(parallel(tmp_path, {}, max_slots=5, own_host=True), 5) == {}
+    assert bounds(flat(tmp_path, {"percentage": 25}), 8) == {OUTPUTS: 2}
+    assert bounds(joined(tmp_path, max_slots=3), 8) == {"pairs": 3, OUTPUTS: 3}
+
+
+@pytest.mark.parametrize(
+    ("shared", "more", "field", "said"),
+    [
+        ({}, {"max_slots": 1}, "max_slots", "is 1, but a, b run side by side and need a slot each"),
+        ({"max_slots": 1}, {}, "catalog[1].max_slots", "cannot be kept: 'f' runs for a, b side by side"),
+        ({"percentage": 50}, {}, "catalog[1].percentage", "cannot be kept: 'f' runs for a, b side by side"),
+    ],
+)
+def test_a_bound_that_cannot_be_kept_is_refused(
+    tmp_path: Path, shared: dict[str, Any], more: dict[str, Any], field: str, said: str
+) -> None:
+    """By name, before the job is submitted."""
+    found = list(problems(parallel(tmp_path, shared, **more)))
+    assert [name for name, _ in found] == [field] and said in found[0][1]
+    assert not list(problems(parallel(tmp_path, {}, max_slots=2)))
