@@ -38,7 +38,7 @@ from bench.peers import SESSION_TIMEOUT_MS, Cluster, Peer, running, until_whole
 from onyxq import Function, Input, Job, Output, api
 from onyxq.client import AsyncClient
 
-SPARK = ("--spark", "--slots", "2")
+SPARK = ("--spark", "--allow-local-code", "--slots", "2")
 GOALS_S = {"cold": 15.0, "warm": 4.0}
 """From the change of driver to the first batch."""
 TASKS, EVERY_S = 20, 0.2

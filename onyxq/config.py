@@ -51,6 +51,12 @@ SETTINGS: Mapping[str, Known] = {
     "tls_cert": Known(None, "file of the certificate that is shown to others; a peer needs one for TLS"),
     "tls_key": Known(None, "file of its key"),
     "allow_pickled": Known(None, "take jobs with pickled functions, though credentials are asked for", bool),
+    "allow_local_code": Known(
+        None, "host Spark although nobody is asked for a credential: every user of this machine runs code as you", bool
+    ),
+    "job_modules": Known(
+        "", "modules whose functions jobs may name where credentials are asked for, comma-separated; `any`: all"
+    ),
     "cluster": Known("main", "name of the cluster"),
     "zookeeper": Known(None, "HOST:PORT,... of ZooKeeper; the embedded log without"),
     "zookeeper_auth": Known(None, "digest:USER:PASSWORD or sasl:USER:PASSWORD; znodes then belong to it alone"),

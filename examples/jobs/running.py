@@ -69,7 +69,18 @@ def local_cluster(data: Path, *options: str) -> Iterator[Cluster]:
     """
     data.mkdir(parents=True)
     command = [sys.executable, "-m", "onyxq.cli.main", "peer", "start", "--json", "--data", str(data)]
-    command += ["--listen", "127.0.0.1:0", "--http", "off", "--spark", "--slots", str(SLOTS), *options, *sys.argv[1:]]
+    command += [
+        "--listen",
+        "127.0.0.1:0",
+        "--http",
+        "off",
+        "--spark",
+        "--allow-local-code",
+        "--slots",
+        str(SLOTS),
+        *options,
+        *sys.argv[1:],
+    ]
     # In a session of its own it does not hear Ctrl-C: it is told to end when this block is left.
     with (
         open(data / "peer.log", "w") as log,

@@ -34,7 +34,18 @@ NOUNS = {
 
 PEER_SETTINGS = tuple(name for name in SETTINGS if name not in ("connect", *SECRET))
 """Those that have a flag; secrets have none, as everybody on the machine sees a command's arguments."""
-SPARK_SETTINGS = ("spark", "slots", "tags", "spark_master", "spark_conf", "spark_warm", "checkpoints", "allow_pickled")
+SPARK_SETTINGS = (
+    "spark",
+    "slots",
+    "tags",
+    "spark_master",
+    "spark_conf",
+    "spark_warm",
+    "checkpoints",
+    "allow_pickled",
+    "allow_local_code",
+    "job_modules",
+)
 TIMER_SETTINGS = ("timer_targets", "timer_timeout_ms")
 LOG_SETTINGS = ("log_format", "log_level")
 ZOOKEEPER_NEEDED = setting("zookeeper", required=False, help="HOST:PORT,... of ZooKeeper; needed")

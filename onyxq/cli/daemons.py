@@ -167,13 +167,18 @@ def _spark(context: Context) -> dict[str, Any]:
     return {
         "spark": spark,
         "slots": int(given) if given is not None else (cores() if spark else 0),
-        "tags": tuple(word.strip() for word in context.text("tags").split(",") if word.strip()),
+        "tags": _names(context.text("tags")),
         "spark_master": context.text("spark_master"),
         "spark_conf": spark_conf(context.text("spark_conf")),
         "spark_warm": context.switched_on("spark_warm"),
         "checkpoints": context.text("checkpoints") or None,
         "allow_pickled": context.switched_on("allow_pickled"),
+        "job_modules": _names(context.text("job_modules")),
     }
+
+
+def _names(said: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in said.split(",") if word.strip())
 
 
 def spark_conf(path: str) -> dict[str, str]:
@@ -205,8 +210,14 @@ def cores() -> int:
 
 
 def _check_spark(context: Context) -> None:
-    """Raise `Incomplete` if Spark is to be hosted and cannot be."""
+    """Raise `Incomplete` if Spark is to be hosted and cannot be, and `BadRequest` if it should not."""
     if context.switched_on("spark"):
+        if not _load_access(context) and not context.switched_on("allow_local_code"):
+            raise BadRequest(
+                "without tokens every user of this machine could run code as you, in a job",
+                field="spark",
+                hint="Configure tokens with --access FILE, or say --allow-local-code.",
+            )
         from onyxq.jobs.launching import check_installed
 
         check_installed()

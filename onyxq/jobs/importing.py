@@ -1,4 +1,4 @@
-"""Whether functions that a job names can be imported: asked by the submitting client alone."""
+"""The functions that a job names: whether they can be imported, and whether a peer takes them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import attrs
+from attrs import frozen
 
 from onyxq.config import did_you_mean
 from onyxq.jobs import fields
@@ -14,6 +15,27 @@ from onyxq.jobs.encoding import REFS
 from onyxq.jobs.fields import Problem
 from onyxq.jobs.model import Aggregation, Job
 from onyxq.jobs.predicates import And, Not, Or, Predicate
+
+ANY_MODULE = "any"
+"""In a list of modules: all of them."""
+
+
+@frozen
+class Allowed:
+    """The functions that the jobs of callers may have."""
+
+    modules: tuple[str, ...] = ()
+    pickled: bool = False
+    """Whether they may be pickled, too."""
+
+    def takes(self, name: str) -> bool:
+        """Return whether a function ``package.module:name`` is in one of the modules, or of their packages."""
+        module = name.partition(":")[0]
+        return any(one in (ANY_MODULE, module) or module.startswith(f"{one}.") for one in self.modules)
+
+
+ANY_FUNCTION = Allowed((ANY_MODULE,), pickled=True)
+"""Every function."""
 
 
 def problems(job: Job) -> Iterator[Problem]:

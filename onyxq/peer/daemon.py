@@ -38,6 +38,7 @@ from onyxq.errors import BadRequest, LogUnavailable, LogWentBack, OnyxqError, St
 from onyxq.extensions import installed
 from onyxq.jobs.driving import Driving, SparkSettings
 from onyxq.jobs.hosts import Launch
+from onyxq.jobs.importing import ANY_FUNCTION, Allowed
 from onyxq.jobs.launching import launch
 from onyxq.log.embedded import EmbeddedBackend
 from onyxq.log.interface import LogBackend, SessionLost
@@ -130,6 +131,8 @@ class PeerConfig:
     """For TLS on both ports, and to other peers."""
     allow_pickled: bool = False
     """It takes jobs with pickled functions although it asks for credentials."""
+    job_modules: tuple[str, ...] = ()
+    """Modules whose functions jobs may name, if it asks for credentials; ``any``: all."""
     allow_anyone: bool = False
     """It may listen for other machines without asking for credentials."""
     http_hosts: str = ""
@@ -233,7 +236,7 @@ class RunningNode:
                 sync_bytes_per_s=self.config.sync_bytes_per_s,
                 purging=_plan(self.config),
                 credential=self.config.access.peer_secret,
-                takes_pickles=self.config.allow_pickled or not self.config.access,
+                job_functions=_functions(self.config),
             )
             service = self.service = Service(
                 node, random_64=lambda: self._random.getrandbits(64), backend=self._backend
@@ -460,6 +463,10 @@ class RunningNode:
 def _plan(config: PeerConfig) -> Plan:
     directory = Path(config.task_archive) if config.task_archive else None
     return Plan(config.purge_bucket_ms, config.purge_margin_ms, directory)
+
+
+def _functions(config: PeerConfig) -> Allowed:
+    return Allowed(config.job_modules, pickled=config.allow_pickled) if config.access else ANY_FUNCTION
 
 
 def _hosts(config: PeerConfig) -> Hosts:

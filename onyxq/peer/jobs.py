@@ -18,6 +18,7 @@ from onyxq.entry import APPLIED
 from onyxq.errors import BadRequest, Conflict, Forbidden, JobConflict, LogUnavailable, NotFound, OnyxqError, Unavailable
 from onyxq.jobs import encoding, lifetime
 from onyxq.jobs.checking import check as check_job
+from onyxq.jobs.importing import references
 from onyxq.jobs.model import Function, Input, Job, Join, Reduce
 from onyxq.log.interface import SessionLost
 from onyxq.peer import arguments as check
@@ -50,7 +51,7 @@ class Jobs:
         """Submit a job; its id, the digest of its bytes, and whether it was known already.
 
         ``body``: as `onyxq.jobs.encoding.encode` makes it.  Raises `BadRequest` naming the key
-        at fault, `Forbidden` for a pickled function where none is taken, `TooLarge`, `JobConflict`
+        at fault, `Forbidden` for a function that is not taken here, `TooLarge`, `JobConflict`
         for another job under the id, `Unavailable`.
         """
         check.only(args, ("body", "keep_ms"))
@@ -60,9 +61,17 @@ class Jobs:
         keep_ms = check.integer(args.get("keep_ms", KEEP_MS), "keep_ms", 0, submit_job.KEEP_MS_MAX)
         job = encoding.decode(body)
         check_job(job)
-        if not self._node.takes_pickles:
+        allowed = self._node.job_functions
+        if not allowed.pickled:
             for place in encoding.pickles_in(encoding.to_map(job)):
                 raise Forbidden(f"{place} is pickled: here functions come by name", field=place, hint=BY_NAME)
+        for place, name in references(job):
+            if not allowed.takes(name):
+                raise Forbidden(
+                    f"{place} is {name[:200]!r}: jobs may not name functions of that module here",
+                    field=place,
+                    hint="Name its module in the peers' setting job_modules.",
+                )
         entry = entry_of(job, keep_ms=keep_ms)
         position, (verdict,) = await self._node.verdicts([entry])
         if verdict == submit_job.CONFLICT:

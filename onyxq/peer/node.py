@@ -24,6 +24,7 @@ from onyxq.errors import BadRequest, Corrupt, Forbidden, LogUnavailable, LogWent
 from onyxq.facts import Row
 from onyxq.ids import Run
 from onyxq.jobs.driving import Driving
+from onyxq.jobs.importing import ANY_FUNCTION, Allowed
 from onyxq.log.codec import encode_entry
 from onyxq.log.interface import LogSession, Origin, Record
 from onyxq.log_clock import LogClock, Measured
@@ -103,7 +104,7 @@ class Node:
         sync_bytes_per_s: int = BYTES_PER_S,
         purging: Plan | None = None,
         credential: str | None = None,
-        takes_pickles: bool = True,
+        job_functions: Allowed = ANY_FUNCTION,
     ) -> None:
         self.node_id = node_id
         self.entries = entries
@@ -139,7 +140,7 @@ class Node:
         self.addresses: dict[str, str] = {}
         """Last known address of every node."""
         self._credential = credential
-        self.takes_pickles = takes_pickles
+        self.job_functions = job_functions
         """Whether jobs may bring functions as bytes, which Spark's processes load."""
         self._nursery = nursery
         self._network = network

@@ -6,6 +6,7 @@ import importlib
 import pickle
 from collections.abc import Callable
 from functools import lru_cache
+from types import ModuleType
 from typing import Any
 
 from onyxq.errors import BadRequest
@@ -29,6 +30,8 @@ def _imported(name: str, place: str) -> Callable[..., Any]:
         found: Any = importlib.import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
+            if isinstance(found, ModuleType):
+                raise AttributeError(f"{part} is a module of its own; name it before the colon")
     except ModuleNotFoundError as error:
         raise BadRequest(
             f"{place}: no module named {error.name!r} where Spark's workers run, for {name!r}",

@@ -319,6 +319,17 @@ def test_functions_are_not_brought_as_bytes_where_credentials_are_asked_for(clus
         assert wire.call("job.list", {})["jobs"] == []
 
 
+@pytest.mark.parametrize("name", ["os:system", "shutil:rmtree", "onyxq.spark.functions:resolve"])
+def test_a_job_names_no_function_that_the_operator_did_not_allow(cluster: LocalCluster, name: str) -> None:
+    """A stolen token of an admin would otherwise be a shell at once."""
+    catalog = [Input("in", queue="a"), Function("work", name), Output("out", queue="b")]
+    job = Job(id="named", workflow=[("in", "work"), ("work", "out")], catalog=catalog)
+    with greeted(cluster, "token to admin") as wire:
+        error = wire.error("job.submit", {"body": encode(job)})
+        assert (error["code"], error["field"]) == ("forbidden", "catalog[1].fn") and "job_modules" in error["hint"]
+        assert wire.call("job.list", {})["jobs"] == []
+
+
 def test_a_token_that_is_used_too_often_is_told_so(cluster: LocalCluster) -> None:
     """On both ports together; others go on."""
     with greeted(cluster, PACED) as wire, greeted(cluster, "token to read") as other:

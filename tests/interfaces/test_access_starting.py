@@ -70,3 +70,14 @@ def test_tokens_need_a_secret_of_the_peers(
     assert run(["peer", "start", "--spark"]) == 2
     said = capsys.readouterr().err
     assert "ONYXQ_TOKEN" in said and "a-token-of-some-length" not in said
+
+
+@pytest.mark.parametrize("command", [["peer", "start"], ["dev"]])
+def test_without_tokens_spark_is_hosted_only_if_somebody_says_so(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every user of the machine can submit jobs there, which run code; the error names the flag."""
+    monkeypatch.chdir(tmp_path)
+    assert run([*command, "--spark"]) == 2
+    assert "--allow-local-code" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

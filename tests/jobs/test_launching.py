@@ -246,6 +246,6 @@ def test_a_peer_that_cannot_host_spark_does_not_start(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     for command in (["peer", "start", "--data", str(tmp_path / "data")], ["dev"]):
-        assert run([*command, "--spark", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]) == 1
+        assert run([*command, "--spark", "--allow-local-code", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]) == 1
         assert "needs Java" in capsys.readouterr().err
     assert not (tmp_path / "data").exists()

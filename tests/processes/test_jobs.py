@@ -63,7 +63,7 @@ async def test_files_are_made_of_files_and_a_function_that_raises_fails_its_job(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     """One host runs both; the failure names task, segment and traceback, and what was read is claimable again."""
-    cluster.more_options("--spark", "--slots", "2")
+    cluster.more_options("--spark", "--allow-local-code", "--slots", "2")
     await cluster.start("a")
     await cluster.whole("a")
     await check_files(cluster, tmp_path)
@@ -85,7 +85,7 @@ async def test_files_are_made_of_files_and_a_function_that_raises_fails_its_job(
 
 async def test_a_peer_says_that_it_cannot_host_spark(cluster: Cluster) -> None:
     """Without Java it does not start, and says what to install."""
-    cluster.more_options("--spark")
+    cluster.more_options("--spark", "--allow-local-code")
     peer = cluster.add("a")
     peer.surroundings = {"PATH": "", "JAVA_HOME": ""}
     peer.spawn()

@@ -277,7 +277,7 @@ async def _prepared(cluster: Cluster, peer: PeerProcess) -> float:
 async def test_each_segment_counts_once_whatever_dies(cluster: Cluster, spark: Standalone) -> None:
     """Drivers, their peers and Spark's workers are killed, a driver is thawed behind its replacement:
     the output is the input's image, and what is counted of it beside that is exact."""
-    cluster.more_options("--spark", "--slots", "2", "--spark-master", spark.url)
+    cluster.more_options("--spark", "--allow-local-code", "--slots", "2", "--spark-master", spark.url)
     cluster.more_options("--checkpoints", str(cluster.root / "checkpoints"))
     for name in NAMES:
         cluster.add(name).surroundings = {"SPARK_EXECUTOR_MEMORY": EXECUTOR_MEMORY}
