@@ -56,6 +56,8 @@ async def recover(world: World, *, late: Collection[str] = ()) -> None:
         if node.name in late:
             world.start_node(node)
     await world.settle()
+    known = world.history.enqueued.keys() | world.history.completed.keys()
+    world.audit.enough_copies.acknowledged(world.audit.replica, sorted(known))
 
 
 def _go_on(audit: Audit, lost: Audit, replica: Replica, made: Replica) -> None:

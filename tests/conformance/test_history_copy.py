@@ -1,0 +1,121 @@
+"""What a node writes of the log into its own copy: never more than its position, never with a gap."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+from attrs import evolve
+
+from onyxq.errors import StoreFailed
+from onyxq.log.interface import Record
+from onyxq.peer.history import SNAPSHOT_PART_BYTES, HistoryWriter
+from onyxq.replica import EMPTY
+from onyxq.store.interface import Batch, KeptLog, LogRecord
+from tests.conformance.store_world import World, first_id, in_trio, tasks
+
+LARGE = bytes(range(256)) * (3 * SNAPSHOT_PART_BYTES // 256)
+"""A snapshot of three pieces."""
+
+
+@pytest.fixture(params=["memory", "lmdb"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+    """Each kind of store in turn."""
+    return World(request.param, tmp_path)
+
+
+def read(writer: HistoryWriter, first: int, last: int) -> tuple[LogRecord, ...]:
+    """The node reads records; what its copy is to have of them."""
+    records = [Record(position, 7, b"record %d" % position) for position in range(first, last + 1)]
+    for record in records:
+        writer.add(evolve(EMPTY, position=record.position), (), record=record)
+    return tuple(LogRecord(one.position, one.ctime_ms, one.data) for one in records)
+
+
+@in_trio
+async def test_what_was_read_is_in_whatever_is_written_next(world: World) -> None:
+    """Although nobody waits for it, and nothing writes it in the background."""
+    async with world.store() as store:
+        writer = HistoryWriter(store, lambda written: None)
+        records = read(writer, 0, 3)
+        await store.write(Batch(rows=[tasks(first_id(), 1)]))
+        assert store.kept_log() == KeptLog(-1, b"", records)
+        assert store.log_position() == writer.stored == 3
+
+
+@in_trio
+async def test_a_snapshot_after_a_gap_comes_whole_before_anything_after_it(world: World) -> None:
+    """After each transaction the copy leads to the position up to which the node has read."""
+    async with world.store() as store:
+        writer = HistoryWriter(store, lambda written: None)
+        old = read(writer, 0, 3)
+        await store.write(Batch())
+        writer.keep(50, LARGE)
+        writer.add(evolve(EMPTY, position=50), ())
+        new = read(writer, 51, 52)
+        seen = []
+        while store.log_position() < 52:
+            await store.write(Batch())
+            seen.append((store.log_position(), store.kept_log()))
+        assert seen[:-1] == [(3, KeptLog(-1, b"", old))] * 2
+        assert seen[-1] == (52, KeptLog(50, LARGE, new))
+
+
+@in_trio
+async def test_a_newer_snapshot_of_what_was_read_holds_nothing_up(world: World) -> None:
+    """Records go on being stored while its pieces are written; then older ones are not needed any more."""
+    async with world.store() as store:
+        writer = HistoryWriter(store, lambda written: None)
+        read(writer, 0, 9)
+        writer.keep(6, LARGE)
+        read(writer, 10, 10)
+        await store.write(Batch())
+        assert store.log_position() == 10 and store.kept_log().position == -1
+        await store.write(Batch())
+        await store.write(Batch())
+        kept = store.kept_log()
+        assert (kept.position, kept.end, len(kept.records)) == (6, 10, 4)
+
+
+@in_trio
+async def test_a_node_that_starts_again_keeps_on_where_its_copy_ends(world: World) -> None:
+    """What it reads a second time is passed over."""
+    async with world.store() as store:
+        writer = HistoryWriter(store, lambda written: None)
+        first = read(writer, 0, 5)
+        await store.write(Batch())
+    async with world.store() as store:
+        writer = HistoryWriter(store, lambda written: None)
+        again = read(writer, 0, 7)
+        await store.write(Batch())
+        assert store.kept_log().records == again and again[:6] == first
+
+
+@in_trio
+async def test_what_a_full_disk_refused_is_stored_later(tmp_path: Path) -> None:
+    """Nothing of it is lost, and nothing comes before it."""
+    world = World("memory", tmp_path)
+    async with world.store() as store:
+        writer = HistoryWriter(store, lambda written: None)
+        records = read(writer, 0, 3)
+        world.disk.failing = True
+        with pytest.raises(StoreFailed):
+            await store.write(Batch())
+        world.disk.failing = False
+        more = read(writer, 4, 5)
+        await store.write(Batch())
+        assert store.kept_log().records == records + more
+
+
+@in_trio
+async def test_news_is_stored_although_nothing_else_is_written(world: World) -> None:
+    """In the background, at once where it is more than a sign of life."""
+    async with world.store() as store, trio.open_nursery() as nursery:
+        writer = HistoryWriter(store, lambda written: None)
+        nursery.start_soon(writer.run)
+        writer.add(evolve(EMPTY, position=0), (), record=Record(0, 7, b"entries"), eager=True)
+        with trio.fail_after(3):
+            await writer.reached(0)
+        assert store.kept_log().end == 0
+        nursery.cancel_scope.cancel()
