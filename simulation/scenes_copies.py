@@ -9,7 +9,7 @@ from typing import Any
 
 import trio
 
-from onyxq.errors import OnyxqError
+from onyxq.errors import NotFound, OnyxqError
 from onyxq.facts import pack_task
 from onyxq.ids import TaskId, make_id, mask_of, stretch_of
 from onyxq.partition.floating import WINDOW_S
@@ -310,12 +310,12 @@ async def lost_at_once(world: World, *, durability: str) -> list[float]:
     return [when for task_id, when in acknowledged.items() if task_id not in there]
 
 
-async def stop_all(world: World, lane: Callable[[int], Awaitable[None]]) -> None:
+async def stop_all(world: World, lane: Callable[[int], Awaitable[None]], *, lanes: int = 6) -> None:
     """Have lanes write to slow disks, stop all machines at once, and start them again."""
     for node in world.nodes:
         node.disk.delay_ms = lambda: world.random.randint(20, 60)
     async with trio.open_nursery() as nursery:
-        for number in range(6):
+        for number in range(lanes):
             nursery.start_soon(lane, number)
         await trio.sleep(1.5)
         for node in world.nodes:
@@ -341,6 +341,70 @@ async def _enqueue_all_the_time(
         if answer["acks"][0] >= 2:
             acknowledged[first] = trio.current_time()
         await trio.sleep(0.02)
+
+
+async def strict_beside_early(world: World) -> None:
+    """All machines stop while one queue is answered early and another one is not: of the other nothing is lost."""
+    acknowledged: dict[str, list[TaskId]] = {"early": [], "strict": []}
+    async with world.client() as client:
+        await client.client.set_queue("early", durability="opportunistic")
+
+        async def enqueue(lane: int) -> None:
+            queue = "early" if lane % 2 else "strict"
+            for number in range(10_000):
+                ids = await client.client.enqueue_many(queue, [b"%d, %d" % (lane, number)])
+                acknowledged[queue] += ids
+                await trio.sleep(0.01)
+
+        await stop_all(world, enqueue, lanes=24)
+        there = {task.id for task in await world._all_tasks(client.client)}
+        lost = [task_id for task_id in acknowledged["strict"] if task_id not in there]
+        if lost:
+            raise Broken(f"durable first: {len(lost)} tasks of a strict queue were acknowledged and are lost")
+        if len(acknowledged["strict"]) < 20:
+            raise Broken(f"durable first: only {len(acknowledged['strict'])} tasks of a strict queue were acknowledged")
+        await take_the_rest(client, wait_ms=0)
+
+
+async def early_and_deposed(world: World) -> None:
+    """A follower has answered for rows that its disk did not take yet, when a new leader asks it for a promise.
+
+    The new leader must find the rows: all that was acknowledged is there as soon as it serves.
+    """
+    old = leader_of(world)
+    first, second = [node for node in world.nodes if node is not old]
+    async with world.client(nodes=[old]) as client:
+        await client.client.set_queue("q", durability="opportunistic")
+        await client.client.enqueue_many("q", [b"before"])
+        world.isolate(second)
+        first.disk.failing = True
+        ids = await client.client.enqueue_many("q", payloads(4))
+        if holds(first, ids[0]):
+            raise Broken("early answers: the follower's disk had the rows already")
+    world.network.heal()
+    first.disk.failing = False
+    world.isolate(old)
+    old.log.reachable = False
+    world.expire_session(old)
+    new = await successor(world, old)
+    async with world.client(nodes=[new]) as served:
+        missing = [task_id for task_id in ids if not await _is_there(served, task_id)]
+        if missing:
+            raise Broken(f"early answers: a new leader serves without {len(missing)} acknowledged tasks")
+    await trio.sleep(CAUGHT_UP_S)
+    if not all(holds(node, task_id) for node in (first, second) for task_id in ids):
+        raise Broken(f"early answers: a follower lacks acknowledged tasks {CAUGHT_UP_S} s after a new leader serves")
+    await back(world, old)
+    async with world.client() as client:
+        await take_the_rest(client, wait_ms=0)
+
+
+async def _is_there(client: RecordingClient, task_id: TaskId) -> bool:
+    try:
+        await client.client.get(task_id)
+    except NotFound:
+        return False
+    return True
 
 
 # --- the table --------------------------------------------------------------------------------------
@@ -369,6 +433,13 @@ COPY_SCENES: Mapping[str, Scene] = {
         Scene("under_way", "a copy moves while writes to a slow disk are under way", under_way, _one_spare),
         Scene("missed", "a node that could not be heard for long is back", missed, _spread),
         Scene("unanswered", "a leader is cut off while it has nothing to write", unanswered, lambda draw: ONE),
+        Scene(
+            "strict_beside_early",
+            "all machines stop, one of two queues is strict",
+            strict_beside_early,
+            lambda draw: ONE,
+        ),
+        Scene("early_and_deposed", "a new leader asks for rows that no disk has", early_and_deposed, lambda draw: ONE),
         Scene("stopped_at_once", "all machines stop while answers are given early", stopped_at_once, _spread),
     )
 }

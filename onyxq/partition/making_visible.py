@@ -147,14 +147,8 @@ class MakingVisible:
 
     def _settle(self, leader: PartitionLeader, names: list[str]) -> None:
         entries = [settle_transaction.Args(name, leader.partition, leader.epoch) for name in names]
-
-        def heard(position: int, verdicts: Sequence[str] | None) -> None:
-            if verdicts is None:  # the session ended: it may not have been written
-                for name in names:
-                    self.owe(leader.partition, name)
-
-        if entries:
-            self._host.outbox_now().submit(entries, heard)
+        if entries:  # if the session ends first, the leader of the next epoch owes them again
+            self._host.outbox_now().submit(entries)
 
     async def _items(self, leader: PartitionLeader, name: str, found: Transaction) -> list[Any]:
         """The items of a part, from here or, if they are not whole, from another holder."""

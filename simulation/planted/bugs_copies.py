@@ -6,6 +6,33 @@ from simulation.planted.planted import Planted
 
 COPY_BUGS: tuple[Planted, ...] = (
     Planted(
+        "rows of strict queues ride in messages that are answered early",
+        "onyxq/partition/replication.py",
+        "while self._waiting and (not group or (size < SENDER_BYTES_MAX "
+        "and self._waiting[0].early == group[0].early)):",
+        "while self._waiting and (not group or size < SENDER_BYTES_MAX):",
+        "tasks of a strict queue are acknowledged, and lost when all machines stop",
+        "strict_beside_early",
+    ),
+    Planted(
+        "a follower promises an epoch before its early answers are on disk",
+        "onyxq/partition/cohort.py",
+        "await host.floating.landed()",
+        "pass",
+        "a new leader serves without acknowledged tasks",
+        "early_and_deposed",
+        quick=6,
+    ),
+    Planted(
+        "a leader compares copies before its own early answers are on disk",
+        "onyxq/partition/leader.py",
+        "await self._host.floating.landed()",
+        "await trio.lowlevel.checkpoint()",
+        "a follower counts as up to date and lacks acknowledged tasks",
+        "early_and_deposed",
+        quick=4,
+    ),
+    Planted(
         "a key goes on before its head's end is backed",
         "onyxq/partition/available.py",
         "if leader is None or not leader.backed or not self.keys.free(piece):",

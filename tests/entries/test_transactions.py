@@ -15,6 +15,7 @@ from log_entries.renew_claims import Args as Renew
 from log_entries.renew_claims import Renewal
 from onyxq.entry import APPLIED, Stamp
 from onyxq.ids import Run
+from onyxq.partition import pending
 from onyxq.replica import HELD_MS, claim_of, held_bits
 from onyxq.transactions import (
     DEADLINE_AHEAD_MS_MAX,
@@ -326,6 +327,16 @@ class Transactions(RuleBasedStateMachine):
 
 TestTransactions = Transactions.TestCase
 TestTransactions.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+
+
+def test_pending_rows_of_another_attempt_are_over_at_their_deadline() -> None:
+    """Also if an attempt with the same name and deadline was committed, whose own rows are still needed."""
+    world = QueueWorld()
+    world.done(commit("t", Claim(1, world.granted(tasks(0, 2, partition=1)), (tasks(0, 2, partition=1),))))
+    found = world.replica.transactions["t"]
+    (_, digest), late = found.parts[1], evolve(world.replica, log_time_ms=found.deadline_ms + 1)
+    assert not pending.is_over(late, 1, pending.part_key(pending.Part(found.deadline_ms, digest, "t")))
+    assert pending.is_over(late, 1, pending.part_key(pending.Part(found.deadline_ms, b"another attempt", "t")))
 
 
 def test_runs_are_named_as_plain_tuples_in_the_replica() -> None:

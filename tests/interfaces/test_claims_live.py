@@ -151,6 +151,19 @@ class TestUpdates:
         assert (await client.get(task_id)).updates == 2
 
     @in_cluster
+    async def test_a_completion_that_names_its_updates_must_name_all_of_them(self, world: World) -> None:
+        """Else an update could be stored that the worker believes lost, or the other way round."""
+        client = world.clients[1]
+        task_id = await world.client.enqueue(world.queue, b"x")
+        claim = await world.claim()
+        for seq in range(2):
+            await client.update(claim, b"%d" % seq)
+        for seq in (0, 1, 3):
+            assert await refusal(client, "complete", task_id, 1, claim.token, seq, []) == SequenceGap.code
+        assert (await client.get(task_id)).state == "claimed"
+        assert await refusal(client, "complete", task_id, 1, claim.token, 2, []) is None
+
+    @in_cluster
     async def test_updates_sent_all_at_once_are_taken_in_order(self, world: World) -> None:
         """One that comes too early is a gap, and nothing is lost or taken twice."""
         task_id = await world.client.enqueue(world.queue, b"x")

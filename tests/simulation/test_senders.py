@@ -1,0 +1,51 @@
+"""Rows that must be on disk never travel in a message that a node may answer from memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+import trio
+import trio.testing
+
+from onyxq.errors import OnyxqError
+from onyxq.facts import Row
+from onyxq.partition.replication import SENDER_FLIGHTS, Sender
+
+ROWS = 200
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rows_that_must_be_on_disk_travel_apart(seed: int) -> None:
+    """Rows of both kinds wait together while the first messages are on their way; all of them arrive."""
+    random = Random(seed)
+    wanted = {number: random.random() < 0.5 for number in range(ROWS)}
+    """Whether each row may be answered from memory."""
+    travelled: dict[int, bool] = {}
+
+    async def main() -> None:
+        free = trio.Event()
+
+        async def send(group: list[tuple[int, int, Sequence[Row]]], early: bool) -> list[OnyxqError | None]:
+            travelled.update((int(row.key), early) for _, _, rows in group for row in rows)
+            await free.wait()
+            return [None] * len(group)
+
+        sender = Sender("node", send)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sender.run)
+            for number, early in wanted.items():
+                sender.submit(1, 1, [Row(b"%d" % number, bytes(random.randrange(100)))], _heard, early=early)
+                if number == SENDER_FLIGHTS:
+                    await trio.testing.wait_all_tasks_blocked()
+            free.set()
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    assert travelled == wanted
+
+
+def _heard(node: str, error: OnyxqError | None) -> None:
+    assert error is None
