@@ -67,7 +67,7 @@ CANCELLING_BUGS: tuple[Planted, ...] = (
     Planted(
         "a unique key is let go with the request",
         "onyxq/partition/enqueuing.py",
-        "over = partial(self._host.start_soon, self._see_through, started)",
+        "over = partial(self._host.start_soon, self._see_through, asked[place], started)",
         "pass",
         "the next enqueue does not see a task of its key that is on its way to the disk",
         "impatient",

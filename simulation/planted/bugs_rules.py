@@ -9,8 +9,8 @@ RULE_BUGS: tuple[Planted, ...] = (
     Planted(
         "the head of a key by kind instead of time",
         "onyxq/store/facets.py",
-        "if key[:19] == prefix + flag and (best is None or key[19:] < best[0]):",
-        "if key[:19] == prefix + flag and best is None:",
+        "key, bits = min(heads)",
+        "key, bits = heads[0]",
         "tasks due at once overtake one of their key that was due earlier",
         "keys_handed_over",
         quick=3,
