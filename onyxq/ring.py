@@ -22,7 +22,7 @@ from pyrsistent import PMap
 from onyxq import placement
 from onyxq.entry import Stamp
 from onyxq.jobs.allocation import allocated
-from onyxq.replica import Node, Replica, Ring
+from onyxq.replica import CLOCK_SKEW_MAX_MS, Node, Replica, Ring
 
 # --- looking -------------------------------------------------------------------
 
@@ -234,6 +234,13 @@ def clock_error_ms(replica: Replica, peer: str, *, among: Sequence[str] | None =
     low, high = _middle(skews)
     mine = replica.peers[peer].clock_skew_ms
     return min(mine - low, 0) + max(mine - high, 0)
+
+
+def clock_is_shared(replica: Replica, peer: str) -> bool:
+    """Whether most members' clocks, the peer's own included, are within `CLOCK_SKEW_MAX_MS` of the peer's."""
+    mine, members = replica.peers[peer].clock_skew_ms, replica.ring.members
+    near = sum(abs(replica.peers[member].clock_skew_ms - mine) <= CLOCK_SKEW_MAX_MS for member in members)
+    return 2 * near > len(members)
 
 
 def worst_clock_error_ms(replica: Replica) -> int:

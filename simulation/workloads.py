@@ -29,6 +29,7 @@ from simulation.scenes_looks import LOOK_SCENES
 from simulation.scenes_recovery import RECOVERY_SCENES
 from simulation.scenes_retention import RETENTION_SCENES
 from simulation.scenes_rules import RULE_SCENES
+from simulation.scenes_shares import SHARE_SCENES
 from simulation.scenes_taskstore import TASKSTORE_SCENES
 from simulation.scenes_timers import TIMER_SCENES
 from simulation.scenes_tokens import TOKEN_SCENES
@@ -346,6 +347,7 @@ _SCENES: tuple[Scene, ...] = (
     *LOOK_SCENES.values(),
     *TIMER_SCENES.values(),
     *TOKEN_SCENES.values(),
+    *SHARE_SCENES.values(),
 )
 
 _ALL: tuple[Workload, ...] = (

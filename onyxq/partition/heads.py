@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import trio
 
@@ -28,8 +29,34 @@ ESTIMATE_MAX = 1_000
 TOLD_S = 0.005
 """How long those who were told of a task may take to claim it before others are told."""
 
-Head = tuple[int, int, int]
-"""(-priority, due time, about how many ready tasks) of the best ready task; see also `is_ahead`."""
+RANKED_LEAST = 32
+"""Tasks that a head lists, if coordinators want fewer."""
+RANKS_MAX = 256
+"""Most ranks of a head."""
+
+Rank = tuple[int, int, int]
+"""(-priority, due time, number of tasks) of ready tasks that follow each other in the order."""
+
+
+class Head(NamedTuple):
+    """The best ready task of a queue at a node, and what follows it; see also `is_ahead`."""
+
+    priority: int
+    """-priority, so that less is better."""
+    due_ms: int
+    about: int
+    """About how many tasks are ready."""
+    ranks: tuple[Rank, ...] = ()
+    """The best tasks in their order, this one included."""
+    whole: bool = True
+    """Whether ``ranks`` has all ready tasks."""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Compares heads: the least is the best."""
+        return self.priority, self.due_ms
+
+
 AHEAD = 1 << 32
 """Is added to the first part of a head that is not due yet: it comes behind all that is ready."""
 Wanted = Callable[[], int]
@@ -40,7 +67,15 @@ Best = tuple[Window, Piece, int]
 
 def is_ahead(head: Head) -> bool:
     """Whether the head is not due yet."""
-    return head[0] > AHEAD >> 1
+    return head.priority > AHEAD >> 1
+
+
+def unpack_head(packed: Sequence[Any] | None) -> Head | None:
+    """A head as it came over the wire."""
+    if packed is None:
+        return None
+    priority, due_ms, about, ranks, whole = packed
+    return Head(priority, due_ms, about, tuple((rank[0], rank[1], rank[2]) for rank in ranks), whole)
 
 
 class _QueueHeads:
@@ -54,12 +89,19 @@ class _QueueHeads:
         self.changed = trio.Event()
         self.waiting = 0
         """Coordinators that wait for a better head."""
+        self.wants: list[int] = []
+        """How many tasks those of other nodes want while they wait."""
         self.near: list[Wanted] = []
         """What the one of this very node wants while it waits: no message brings a task closer to a worker."""
         self.looked: tuple[trio.Event, Head | None] | None = None
         """The head as it was found after a change, for all who were woken by it."""
         self.told = 0
         """How many of its tasks those want who were told of it."""
+
+    @property
+    def wanted(self) -> int:
+        """The most tasks that one coordinator could take."""
+        return max(max(self.wants, default=1), sum(near() for near in self.near))
 
     def note(self, key: SortKey, partition: int) -> None:
         known = self.keys.get(partition)
@@ -142,21 +184,44 @@ class Heads:
 
     # --- as coordinators ask for them
 
-    def head(self, queue: str, *, ahead: bool = False) -> Head | None:
-        """The best ready task of a queue here; if there is none, ``ahead``: the first that falls due in a moment."""
+    def head(self, queue: str, *, ahead: bool = False, wanted: int = 1) -> Head | None:
+        """The best ready task of a queue here; if there is none, ``ahead``: the first that falls due in a moment.
+
+        ``wanted``: how many tasks the coordinator could take, so how many the head should list.
+        """
         best = self.best(queue)
         if best is None:
             found = self.best_ahead([queue]) if ahead else None
             if found is None:
                 return None
-            return (AHEAD - found[0].priority, found[0].due_ms, min(len(self._queues[queue].ahead), ESTIMATE_MAX))
+            return Head(
+                AHEAD - found[0].priority, found[0].due_ms, min(len(self._queues[queue].ahead), ESTIMATE_MAX), (), False
+            )
         room = self._limits.room(queue)
         heads, piece, about = self._queues[queue], best[1], 0
         for partition in heads.keys:
             about += heads.windows[partition].estimate()
             if about >= ESTIMATE_MAX:
                 break
-        return (-piece.priority, piece.due_ms, max(1, about if room is None else min(about, room)))
+        about = max(1, about if room is None else min(about, room))
+        return Head(-piece.priority, piece.due_ms, about, *self._ranks(heads, max(wanted, RANKED_LEAST)))
+
+    def _ranks(self, heads: _QueueHeads, wanted: int) -> tuple[tuple[Rank, ...], bool]:
+        """The best ``wanted`` ready tasks in their order, and whether these are all."""
+        serving = (
+            heads.windows[partition]
+            for partition in heads.keys
+            if (leader := self._leaders.get(partition)) is not None and self._serves(leader)
+        )
+        windows = [window.ranked(self._free) for window in serving if window.head(self._free)]
+        ranks: list[Rank] = []
+        listed = 0
+        for (priority, due_ms, _), tasks in heapq.merge(*windows):
+            if not tasks or listed >= wanted or len(ranks) >= RANKS_MAX:
+                return tuple(ranks), False
+            ranks.append((priority, due_ms, tasks))
+            listed += tasks
+        return tuple(ranks), True
 
     def oldest_due_ms(self, queue: str) -> int | None:
         """Since when the first ready task of a queue is due, whether or not pauses, limits or a lost majority
@@ -186,20 +251,24 @@ class Heads:
         heads = self._queues.setdefault(queue, _QueueHeads())
         heads.waiting += 1
         near = [wanted] if callable(wanted) else []
+        wants = [] if callable(wanted) else [wanted]
         heads.near += near
+        heads.wants += wants
         try:
-            head = self.head(queue, ahead=ahead)
+            head = self.head(queue, ahead=ahead, wanted=heads.wanted)
             with trio.move_on_after(timeout_s):
                 while not _better(head, known):
                     head = await self._head_after_change(heads, queue, known, wanted)
                     if head is not None and is_ahead(head) and not ahead:
                         head = None
                 return head
-            return self.head(queue, ahead=ahead)
+            return self.head(queue, ahead=ahead, wanted=heads.wanted)
         finally:
             heads.waiting -= 1
             for one in near:
                 heads.near.remove(one)
+            for tasks in wants:
+                heads.wants.remove(tasks)
             if not heads.waiting and not heads.windows and self._best_ahead(queue) is None:
                 self._queues.pop(queue, None)  # a name that has no tasks here
 
@@ -212,15 +281,16 @@ class Heads:
         await changed.wait()
         # All who waited are woken together: one looks, and as many as can take its tasks are told at once.
         if heads.looked is None or heads.looked[0] is not changed:
-            heads.looked, heads.told = (changed, self.head(queue, ahead=True)), sum(near() for near in heads.near)
+            head = self.head(queue, ahead=True, wanted=heads.wanted)
+            heads.looked, heads.told = (changed, head), sum(near() for near in heads.near)
         head = heads.looked[1]
         if head is None or callable(wanted) or not _better(head, known):
             return head
-        if heads.told < head[2]:
+        if heads.told < head.about:
             heads.told += max(1, wanted)
             return head
         await trio.sleep(TOLD_S)
-        return self.head(queue, ahead=True)
+        return self.head(queue, ahead=True, wanted=heads.wanted)
 
     @property
     def known_queues(self) -> int:
@@ -327,4 +397,4 @@ class Heads:
 
 
 def _better(head: Head | None, known: tuple[int, int] | None) -> bool:
-    return head is not None and (known is None or head[:2] < known)
+    return head is not None and (known is None or head.key < known)

@@ -9,7 +9,7 @@ a node: behind a full window the pieces stay in the store until it is read on.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from onyxq.store.interface import Piece, Store
 
@@ -81,6 +81,24 @@ class Window:
             if self._complete:
                 return None
             self._read_on()
+
+    def ranked(self, free: Free) -> Iterator[tuple[SortKey, int]]:
+        """Yield the keys of the pieces in memory and how many tasks of each are free, best first.
+
+        Nothing changes. If the store has more, the last one is of no task: what follows it is not known.
+        """
+        heap, last = self._heap, None
+        places = [(heap[0][:2], 0)] if heap else []
+        while places:
+            (key, _), place = heapq.heappop(places)
+            for child in (2 * place + 1, 2 * place + 2):
+                if child < len(heap):
+                    heapq.heappush(places, (heap[child][:2], child))
+            if key != last and (bits := free(heap[place][2])):
+                yield key, bits.bit_count()
+            last = key
+        if not self._complete and self._last is not None:
+            yield self._last.sort_key, 0
 
     def pop(self) -> None:
         """Drop the head: all its free tasks were taken."""

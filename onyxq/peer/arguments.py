@@ -366,9 +366,12 @@ def claim_terms(queue_names: Any, most: Any, lease_ms: Any, worker: Any) -> tupl
     )
 
 
-def claims(args: dict[str, Any]) -> list[tuple[list[str], int, int, str, int]]:
-    """What the claimers of another node ask for together, and how long each would hold a task that is not due yet."""
-    return [
-        (*claim_terms(*item[:4]), integer(item[4], "ahead_ms", 0, AHEAD_MS_MAX) if item[4:] else 0)
-        for item in items(args, 4, "requests", most=5)
-    ]
+def claims(args: dict[str, Any]) -> tuple[list[tuple[list[str], int, int, str, int]], int]:
+    """What the claimers of another node ask for together, and how many tasks the heads should list.
+
+    Each names queues, the most tasks, the lease, the worker, and how long it would hold a task that is not due yet.
+    """
+    only(args, ("requests", "wanted"))
+    requests = items({"requests": args.get("requests")}, 5, "requests")
+    asked = [(*claim_terms(*item[:4]), integer(item[4], "ahead_ms", 0, AHEAD_MS_MAX)) for item in requests]
+    return asked, integer(args.get("wanted"), "wanted", 0, 1 << 53)

@@ -4,9 +4,9 @@ For every queue that somebody here waits on, this node keeps a question open at 
 that leads partitions: "tell me when your best ready task is better than what I know".
 The answer is the present state, so nothing is missed across reconnections, elections or
 lost messages; the question is repeated each second, less often where there has been
-nothing for a while.  A claimer asks the node with the best head first: exact when quiet,
-approximate under load.  Tasks that fall due in a moment are such a head, too, for claimers that
-claim ahead.
+nothing for a while.  A claimer asks the nodes that have the best tasks, as many of each as
+`onyxq.peer.claim_shares` finds: exact when quiet, approximate under load.  Tasks that fall due
+in a moment are such a head, too, for claimers that claim ahead.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from attrs import define, field
 from onyxq.errors import LogUnavailable, OnyxqError, Unavailable, from_map
 from onyxq.ids import Run, TaskId, partition_of
 from onyxq.partition.granter import ClaimRequest, Granted
-from onyxq.partition.heads import Head, is_ahead
+from onyxq.partition.heads import Head, is_ahead, unpack_head
+from onyxq.peer.claim_shares import Offer, shares
 from onyxq.peer.node import Node
 from onyxq.replica import leader_node, live_nodes, unserved
 
@@ -48,7 +49,8 @@ WANTED_CLAIMERS = 64
 WANTED_MAX = 1 << 16
 AHEAD_AGAIN_S = 0.05
 """A claimer that was given nothing ahead asks for what is ready only for so long."""
-BUSY = ""
+GATHER_S = 0.5
+"""How long a claimer that was granted tasks at one node waits for the other nodes that were asked."""
 ASKS_MAX = 2
 """Questions in flight to one node; further claimers gather."""
 
@@ -68,7 +70,10 @@ class Claimer:
     ahead_ms: int = 0
     """If nothing is ready: so long before they are due it takes tasks."""
     gone: bool = False
-    asking: bool = False
+    asking: int = 0
+    """How many nodes have been asked for it and have not answered."""
+    granted: list[Granted] = field(factory=list)
+    """What the first of them gave, while it waits for the others."""
     ahead_again_at: float = 0.0
     """From then on it may ask for what is not due yet (again)."""
     asks_ahead: bool = False
@@ -80,6 +85,10 @@ class Claimer:
 Asked = tuple[list[str], int, int | None, str, int]
 """(queues, most tasks, lease in ms or None for the queue's, worker) of one claimer, and how many milliseconds
 ahead it claims if nothing is ready."""
+
+
+Share = tuple[Claimer, int]
+"""A claimer, and how many tasks it is to have from a node."""
 
 
 class _Watched:
@@ -227,7 +236,7 @@ class Claiming:
     async def _ask_head(self, watched: _Watched, node_id: str, poll_s: float) -> bool:
         """Ask once, for up to ``poll_s``; whether there was nothing new."""
         known = watched.heads.get(node_id)
-        better_than = list(known[:2]) if known is not None else None
+        better_than = list(known.key) if known is not None else None
         # Not known yet: the present state is wanted at once.
         timeout_s = poll_s if node_id in watched.heads else 0.0
         found: list[Head | None] = []
@@ -248,7 +257,7 @@ class Claiming:
                 self._wake.set()
             return known is None
         self._wake.set()
-        if known is not None and head[:2] >= known[:2] and not is_ahead(head):
+        if known is not None and head.key >= known.key and not is_ahead(head):
             # Nobody here is in need of more: ask again when somebody is, or later.
             with trio.move_on_after(POLL_S) as asking:
                 watched.asking[node_id] = asking
@@ -268,7 +277,7 @@ class Claiming:
             "ahead": True,
         }
         found = await self._node.call(node_id, "lead.head", args, timeout_s=timeout_s + 2.0)
-        return tuple(found) if found is not None else None
+        return unpack_head(found)
 
     def _wanted(self, queue: str) -> int:
         """How many tasks of a queue those could take who wait here."""
@@ -282,7 +291,7 @@ class Claiming:
         now = trio.current_time()
         self._give_up_without_log(now)
         left: deque[Claimer] = deque()
-        groups: dict[str, list[Claimer]] = {}
+        groups: dict[str, list[Share]] = {}
         next_look = now + 1.0 if self._claimers else math.inf
         while self._claimers:
             claimer = self._claimers.popleft()
@@ -295,12 +304,13 @@ class Claiming:
             if now < settled_at:
                 next_look = min(next_look, settled_at)
                 continue
-            node_id = self._best_node(claimer)
-            if node_id == BUSY:
-                continue  # it answers soon; claimers gather for the next question
-            if node_id is not None:
-                claimer.asking = True
-                groups.setdefault(node_id, []).append(claimer)
+            found = self._shares(claimer)
+            if found is None:
+                continue  # the best node answers soon; claimers gather for the next question
+            if found:
+                claimer.asking, claimer.trouble = len(found), None
+                for node_id, tasks in found.items():
+                    groups.setdefault(node_id, []).append((claimer, tasks))
             elif now >= claimer.deadline and (self._sure(claimer) or now >= claimer.deadline + FIRST_ANSWERS_S):
                 self._end(claimer)
             else:
@@ -378,35 +388,36 @@ class Claiming:
         nodes = self._leading_nodes()
         return all(node_id in self._queues[queue].heads for queue in claimer.queues for node_id in nodes)
 
-    def _best_node(self, claimer: Claimer) -> str | None:
-        best: tuple[Head, str, _Watched] | None = None
+    def _shares(self, claimer: Claimer) -> dict[str, int] | None:
+        """How many tasks to claim at which nodes; empty if there are none, None if the best node is busy."""
         ahead = claimer.ahead_ms > 0 and trio.current_time() >= claimer.ahead_again_at
-        for queue in claimer.queues:
-            watched = self._queues.get(queue)
-            for node_id, head in watched.heads.items() if watched else ():
-                if not watched or head is None or (is_ahead(head) and not ahead):
-                    continue
-                if best is None or head[:2] < best[0][:2]:
-                    best = (head, node_id, watched)
-        if best is None:
-            return None
-        head, node_id, watched = best
-        if self._asks.get(node_id, 0) >= ASKS_MAX:
-            return BUSY
-        claimer.asks_ahead = is_ahead(head)
-        left = head[2] - claimer.maximum
-        # What is asked for now is no longer offered to the next claimer.
-        watched.heads[node_id] = (head[0], head[1], left) if left > 0 else None
-        return node_id
-
-    async def _ask_node(self, group: list[Claimer], node_id: str) -> None:
-        requests: list[Asked] = [
-            (list(one.queues), one.maximum, one.lease_ms or None, one.worker, one.ahead_ms if one.asks_ahead else 0)
-            for one in group
+        offers = [
+            Offer(node_id, queue, head)
+            for queue in claimer.queues
+            for node_id, head in (self._queues[queue].heads.items() if queue in self._queues else ())
+            if head is not None and (ahead or not is_ahead(head))
         ]
-        queues = sorted({queue for one in group for queue in one.queues})
+        if not offers:
+            return {}
+        best = min(offers, key=lambda offer: offer.head.key)
+        if self._asks.get(best.node_id, 0) >= ASKS_MAX:
+            return None
+        claimer.asks_ahead = is_ahead(best.head)
+        asked = [one for one in offers if one is best or self._asks.get(one.node_id, 0) < ASKS_MAX]
+        taken, found = shares(asked, best, claimer.maximum)
+        # What is asked for now is no longer offered to the next claimer.
+        for offer, left in taken:
+            self._queues[offer.queue].heads[offer.node_id] = left
+        return found
+
+    async def _ask_node(self, group: list[Share], node_id: str) -> None:
+        requests: list[Asked] = [
+            (list(one.queues), tasks, one.lease_ms or None, one.worker, one.ahead_ms if one.asks_ahead else 0)
+            for one, tasks in group
+        ]
+        queues = sorted({queue for one, _ in group for queue in one.queues})
         try:
-            answers, heads = await self._claim_at(requests, node_id)
+            answers, heads = await self._claim_at(requests, node_id, sum(one.maximum for one, _ in group))
         except OnyxqError as error:
             answers, heads = [error] * len(group), dict.fromkeys(queues)
         self._asks[node_id] -= 1
@@ -416,25 +427,39 @@ class Claiming:
                 watched.heads[node_id] = heads.get(queue)
                 if node_id in watched.asking:
                     watched.asking[node_id].cancel()
-        troubled = False
-        for claimer, answer in zip(group, answers, strict=True):
-            claimer.asking = False
-            claimer.trouble = answer if isinstance(answer, OnyxqError) else None
-            if isinstance(answer, LogUnavailable) and not claimer.gone:
-                self._end(claimer)
-            elif isinstance(answer, OnyxqError):
-                troubled = True
-            elif answer:
-                self._deliver(claimer, answer)
-            elif claimer.asks_ahead:
-                claimer.ahead_again_at = trio.current_time() + AHEAD_AGAIN_S
+        for (claimer, _), answer in zip(group, answers, strict=True):
+            self._take_answer(claimer, answer)
         self._answered.set()
         self._answered = trio.Event()
-        if troubled:
+        if any(isinstance(answer, OnyxqError) and not isinstance(answer, LogUnavailable) for answer in answers):
             await trio.sleep(0.1)
         self._wake.set()
 
-    def _deliver(self, claimer: Claimer, granted: list[Granted]) -> None:
+    def _take_answer(self, claimer: Claimer, answer: list[Granted] | OnyxqError) -> None:
+        """A node answered for a claimer; it hears of it once all that were asked for it have."""
+        claimer.asking -= 1
+        if isinstance(answer, OnyxqError):
+            claimer.trouble = answer
+        else:
+            claimer.granted += answer
+        if claimer.asking and claimer.granted and not claimer.gone:
+            assert self._nursery is not None
+            self._nursery.start_soon(self._deliver_soon, claimer)
+        elif claimer.granted and not claimer.asking:
+            self._deliver(claimer)
+        elif isinstance(answer, LogUnavailable) and not claimer.gone and not claimer.asking:
+            self._end(claimer)
+        elif not answer and claimer.asks_ahead:
+            claimer.ahead_again_at = trio.current_time() + AHEAD_AGAIN_S
+
+    async def _deliver_soon(self, claimer: Claimer) -> None:
+        """Wait for the other nodes, but no longer than is worth it."""
+        await trio.sleep(GATHER_S)
+        if claimer.granted:
+            self._deliver(claimer)
+
+    def _deliver(self, claimer: Claimer) -> None:
+        granted, claimer.granted = claimer.granted, []
         if claimer.gone:
             self._give_back(granted)
             return
@@ -442,14 +467,13 @@ class Claiming:
         claimer.reply(granted)
 
     async def _claim_at(
-        self, requests: list[Asked], node_id: str
+        self, requests: list[Asked], node_id: str, wanted: int
     ) -> tuple[list[list[Granted] | OnyxqError], dict[str, Head | None]]:
         if node_id == self._node.node_id:
-            return await claim_here(self._node, requests)
-        # Nodes that know nothing of claims ahead tell of no such heads, and take four parts.
-        items = [one if one[4] else one[:4] for one in requests]
-        answer = await self._node.call(node_id, "lead.claim", {"requests": items}, timeout_s=ASK_TIMEOUT_S)
-        heads = {queue: tuple(head) if head is not None else None for queue, head in answer["heads"].items()}
+            return await claim_here(self._node, requests, wanted)
+        args = {"requests": requests, "wanted": wanted}
+        answer = await self._node.call(node_id, "lead.claim", args, timeout_s=ASK_TIMEOUT_S)
+        heads = {queue: unpack_head(head) for queue, head in answer["heads"].items()}
         return [unpack_answer(one) for one in answer["claims"]], heads
 
 
@@ -466,9 +490,12 @@ def unpack_answer(packed: Any) -> list[Granted] | OnyxqError:
 
 
 async def claim_here(
-    node: Node, requests: Sequence[Asked]
+    node: Node, requests: Sequence[Asked], wanted: int
 ) -> tuple[list[list[Granted] | OnyxqError], dict[str, Head | None]]:
-    """Claim from the partitions that this node leads: what each request got, and the heads afterwards."""
+    """Claim from the partitions that this node leads: what each request got, and the heads afterwards.
+
+    ``wanted``: how many tasks the heads should list.
+    """
     done = trio.Event()
     answers: dict[int, list[Granted] | OnyxqError] = {}
     waiting = True
@@ -498,7 +525,7 @@ async def claim_here(
     late = LogUnavailable("the log did not answer in time")
     ahead = any(one[4] for one in requests)
     queues_asked = sorted({queue for one in requests for queue in one[0]})
-    heads = {queue: node.granter.heads.head(queue, ahead=ahead) for queue in queues_asked}
+    heads = {queue: node.granter.heads.head(queue, ahead=ahead, wanted=wanted) for queue in queues_asked}
     return [answers.get(place, late) for place in range(len(requests))], heads
 
 

@@ -70,12 +70,17 @@ class RingClock:
         """A time that the ring agreed with, and the monotonic second at which it was."""
         self._last_ms = 0
 
-    def judged(self, *, said_ms: int, off_ms: int) -> bool:
-        """A record of this peer was read: about when it was made this clock showed ``said_ms``,
-        ``off_ms`` ahead of the ring's median. Whether time went back."""
+    def judged(self, *, said_ms: int, off_ms: int, shared: bool) -> bool:
+        """Judge this clock by a record of its peer. Returns whether time went back.
+
+        About when the record was made this clock showed ``said_ms``, ``off_ms`` ahead of the ring's
+        median. ``shared``: most members' clocks show about the same. If they do not, as where two
+        members disagree, nobody can say whose clock is right: what was believed before stays.
+        """
         own_ms = self.own.wall_ms()
         if abs(off_ms) <= CLOCK_SKEW_MAX_MS:
-            if abs(own_ms - said_ms) <= CLOCK_SKEW_MAX_MS:  # else it jumped since, or the record was late
+            sure = shared or self._believed is None
+            if sure and abs(own_ms - said_ms) <= CLOCK_SKEW_MAX_MS:  # else it jumped since, or the record was late
                 self._believed = (own_ms, trio.current_time())
         elif self._believed is None:
             self._believed = (own_ms - off_ms, trio.current_time())

@@ -51,7 +51,7 @@ from onyxq.peer.probing import Probing
 from onyxq.peer.recent import RecentRecords
 from onyxq.placement import holders
 from onyxq.replica import EMPTY, Replica
-from onyxq.ring import clock_error_ms
+from onyxq.ring import clock_error_ms, clock_is_shared
 from onyxq.step import Outcome, Step
 from onyxq.store.interface import Batch, Piece, Store, Written
 from onyxq.wire.network import Network
@@ -209,7 +209,8 @@ class Node:
             self.operations.transacting.note(before, step)
         if step.peer == self.peer_id and self.peer_id in after.ring.members and not step.problem:
             said_ms = after.clock_ms + after.peers[self.peer_id].clock_skew_ms
-            if self.clock.judged(said_ms=said_ms, off_ms=clock_error_ms(after, self.peer_id)):
+            off_ms, shared = clock_error_ms(after, self.peer_id), clock_is_shared(after, self.peer_id)
+            if self.clock.judged(said_ms=said_ms, off_ms=off_ms, shared=shared):
                 for number in self.granter.led():  # what was ready may seem to be due later now
                     self.granter.restart_windows(number)
         self._moved.set()

@@ -403,7 +403,7 @@ class Service:
         self.node.start_soon(release)
 
     async def _lead_claim(self, args: dict[str, Any]) -> dict[str, Any]:
-        answers, heads = await claim_here(self.node, check.claims(args))
+        answers, heads = await claim_here(self.node, *check.claims(args))
         return {"claims": [pack_answer(one) for one in answers], "heads": heads}
 
     async def _lead_head(self, args: dict[str, Any]) -> Any:

@@ -166,7 +166,7 @@ class Delivering:
             await trio.sleep(PAUSE_S)
             return []
         asked = [([QUEUE], room, self._lease_ms, f"timers/{self._node.node_id}", 0)]
-        (answer,), _ = await claim_here(self._node, asked)
+        (answer,), _ = await claim_here(self._node, asked, room)
         if isinstance(answer, OnyxqError):
             log.info("timers wait: %s", answer.message)
             await trio.sleep(PAUSE_S)

@@ -12,6 +12,7 @@ from simulation.planted.bugs_looks import LOOK_BUGS
 from simulation.planted.bugs_recovery import RECOVERY_BUGS
 from simulation.planted.bugs_retention import RETENTION_BUGS
 from simulation.planted.bugs_rules import RULE_BUGS
+from simulation.planted.bugs_shares import SHARE_BUGS
 from simulation.planted.bugs_taskstore import TASKSTORE_BUGS
 from simulation.planted.bugs_timers import TIMER_BUGS
 from simulation.planted.bugs_tokens import TOKEN_BUGS
@@ -396,6 +397,7 @@ PLANTED: tuple[Planted, ...] = (
     *CANCELLING_BUGS,
     *RETENTION_BUGS,
     *WORKER_BUGS,
+    *SHARE_BUGS,
     *TASKSTORE_BUGS,
     *JOB_BUGS,
     *BATCH_BUGS,

@@ -50,11 +50,11 @@ class TestPeersThatSayNonsense:
     @pytest.mark.parametrize(
         ("method", "args"),
         [
-            ("lead.claim", {"requests": [[[QUEUE], "5", 30_000, "w"]]}),
-            ("lead.claim", {"requests": [[[QUEUE], 1, "x", "w"]]}),
-            ("lead.claim", {"requests": [[[QUEUE], 1, 30_000, 5]]}),
-            ("lead.claim", {"requests": [[5, 1, 30_000, "w"]]}),
-            ("lead.claim", {"requests": [[[[]], 1, 30_000, "w"]]}),
+            ("lead.claim", {"requests": [[[QUEUE], "5", 30_000, "w", 0]]}),
+            ("lead.claim", {"requests": [[[QUEUE], 1, "x", "w", 0]]}),
+            ("lead.claim", {"requests": [[[QUEUE], 1, 30_000, 5, 0]]}),
+            ("lead.claim", {"requests": [[5, 1, 30_000, "w", 0]]}),
+            ("lead.claim", {"requests": [[[[]], 1, 30_000, "w", 0]]}),
             ("lead.claim", {"requests": [5]}),
             ("lead.head", {"queue": QUEUE, "known": "xx", "timeout_ms": 10}),
             ("lead.head", {"queue": [], "known": None, "timeout_ms": 10}),

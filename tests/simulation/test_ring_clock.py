@@ -16,11 +16,25 @@ def with_clock(body: Callable[[SimulatedClock, RingClock], None]) -> None:
     async def main() -> None:
         own = SimulatedClock()
         clock = RingClock(own)
-        clock.judged(said_ms=own.wall_ms(), off_ms=0)
+        clock.judged(said_ms=own.wall_ms(), off_ms=0, shared=True)
         await trio.sleep(10)
         body(own, clock)
 
     trio.run(main, clock=mock_clock())
+
+
+def test_of_two_clocks_that_disagree_none_is_believed_anew() -> None:
+    """The one that jumped by an hour goes on as it was, until both show the same again."""
+
+    def body(own: SimulatedClock, clock: RingClock) -> None:
+        now_ms = clock.wall_ms()
+        own.jump(3_600_000)
+        assert not clock.judged(said_ms=own.wall_ms(), off_ms=0, shared=False)
+        assert clock.wall_ms() == now_ms
+        assert not clock.judged(said_ms=own.wall_ms(), off_ms=0, shared=True)
+        assert clock.wall_ms() == now_ms + 3_600_000
+
+    with_clock(body)
 
 
 def test_small_steps_are_followed_forward_and_waited_for_back() -> None:
@@ -43,11 +57,11 @@ def test_a_jump_is_not_followed_until_the_ring_agrees() -> None:
         now_ms = clock.wall_ms()
         own.jump(3_600_000)
         assert clock.wall_ms() == now_ms
-        assert not clock.judged(said_ms=now_ms, off_ms=0)
+        assert not clock.judged(said_ms=now_ms, off_ms=0, shared=True)
         assert clock.wall_ms() == now_ms
-        assert not clock.judged(said_ms=own.wall_ms(), off_ms=3_600_000)
+        assert not clock.judged(said_ms=own.wall_ms(), off_ms=3_600_000, shared=True)
         assert clock.wall_ms() == now_ms
-        assert not clock.judged(said_ms=own.wall_ms(), off_ms=100)
+        assert not clock.judged(said_ms=own.wall_ms(), off_ms=100, shared=True)
         assert clock.wall_ms() == now_ms + 3_600_000
 
     with_clock(body)
@@ -60,7 +74,7 @@ def test_going_back_far_is_told() -> None:
         now_ms = clock.wall_ms()
         own.jump(-60_000)
         assert clock.wall_ms() == now_ms
-        assert clock.judged(said_ms=own.wall_ms(), off_ms=0)
+        assert clock.judged(said_ms=own.wall_ms(), off_ms=0, shared=True)
         assert clock.wall_ms() == now_ms - 60_000
 
     with_clock(body)
@@ -72,7 +86,7 @@ def test_a_clock_that_is_wrong_from_the_start_is_corrected_by_the_rings() -> Non
     async def main() -> None:
         own = SimulatedClock(offset_ms=600_000)
         clock = RingClock(own)
-        clock.judged(said_ms=own.wall_ms(), off_ms=600_000)
+        clock.judged(said_ms=own.wall_ms(), off_ms=600_000, shared=True)
         assert clock.wall_ms() == own.wall_ms() - 600_000
 
     trio.run(main, clock=mock_clock())

@@ -27,7 +27,8 @@ WAIT_S = 30.0
 class Leader:
     """All that telling asks of a partition's leader."""
 
-    partition = PARTITION
+    def __init__(self, partition: int = PARTITION) -> None:
+        self.partition = partition
 
     def has_majority(self) -> bool:
         """Its nodes answer."""
@@ -190,7 +191,7 @@ async def test_what_falls_due_in_a_moment_is_a_head_for_those_who_claim_ahead() 
     later, sooner = node.add_ahead(200, 100, priority=9)
     assert node.heads.head(QUEUE) is None
     head = node.heads.head(QUEUE, ahead=True)
-    assert head is not None and is_ahead(head) and head[1:] == (sooner.due_ms, 2)
+    assert head is not None and is_ahead(head) and head[1:3] == (sooner.due_ms, 2)
     (ready,) = await node.add(1)
     head = node.heads.head(QUEUE, ahead=True)
     assert head is not None and not is_ahead(head)
