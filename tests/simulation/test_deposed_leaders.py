@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from log_entries import grant_claims, renew_claims, yield_partition
-from onyxq.ids import Run
+from onyxq.errors import Behind
+from onyxq.facts import pack_task, task_row
+from onyxq.ids import Run, id_at, stretch_of
 from onyxq.replica import claim_of
 from simulation.scenes import ONE, leader_of, misled_clients, promise_kept
 from simulation.world import World, simulate
@@ -88,3 +90,24 @@ async def give_way(world: World) -> None:
     await world.until(
         lambda: (part := world.audit.replica.partitions[0]).ready and part.epoch > placed.epoch, "another leader"
     )
+
+
+def test_a_node_takes_no_rows_of_an_epoch_that_it_has_not_promised() -> None:
+    """It answers `Behind` to writes and to copies, stores nothing, and its promise stays as it was."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            (task,) = await client.enqueue("q", [b"x"])
+        follower = next(node for node in world.nodes if node is not leader_of(world))
+        assert follower.running is not None and follower.running.service is not None
+        methods, epoch = follower.running.service.peer_methods, world.audit.replica.partitions[0].epoch
+        row = task_row(id_at(stretch_of(task), 1023), pack_task({"queue": "q"}, [b"not promised"]))
+        (answer,) = await methods["cohort.write"]({"writes": [[0, epoch + 1, [list(row)]]]})
+        assert answer["code"] == Behind.code
+        with pytest.raises(Behind):
+            await methods["cohort.push"]({"partition": 0, "epoch": epoch + 1, "rows": [list(row)]})
+        assert row.key not in follower.disk.row_keys()
+        async with world.client() as client:
+            await client.enqueue("q", [b"y"])  # under the present epoch
+
+    simulate(workload, seed=1, options=ONE)
