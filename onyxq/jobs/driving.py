@@ -49,6 +49,8 @@ GIVE_BACK_TRIES = 5
 CLAIMS_TOGETHER = 2_000
 ERROR_BYTES_MAX = 8 << 10
 PROGRESS_FIELDS_MAX = 40
+ENDED_MAX = 1_000
+"""Jobs that have ended here whose last progress is kept."""
 RESTARTS = 5
 
 log = logging.getLogger(__name__)
@@ -131,6 +133,8 @@ class Driving:
         self._node = node
         self._settings = settings
         self._launch = launch
+        self._last: dict[tuple[str, int], dict[str, Any]] = {}
+        """The last progress of jobs that ended here, by job and version."""
         self._ending: dict[str, trio.Event] = {}
         """Jobs whose last run here has not ended yet."""
         self._shared: KeptHost | None = None
@@ -167,9 +171,11 @@ class Driving:
         )
 
     def told(self, job: str, version: int) -> dict[str, Any] | None:
-        """The last progress of a job, if it is driven here under that version."""
+        """Return the last progress of a job, if it is or was driven here under that version."""
         driven = self.driven.get(job)
-        return driven.told() if driven is not None and driven.version == version else None
+        if driven is not None and driven.version == version:
+            return driven.told()
+        return self._last.get((job, version))
 
     @property
     def host_state(self) -> str:
@@ -342,8 +348,17 @@ class Driving:
                 await trio.sleep(LOG_RETRY_S)
         finally:
             if self.driven.get(driven.job) is driven:
+                self._remember(driven)
                 del self.driven[driven.job]
             self._ending.pop(driven.job).set()
+
+    def _remember(self, driven: Driven) -> None:
+        """Keep the last progress of a job that has ended, for people who ask later."""
+        job = self._node.replica.jobs.get(driven.job)
+        if driven.progress is not None and job is not None and is_over(job):
+            self._last[driven.job, driven.version] = {**driven.progress, "failures": driven.failures}
+            for key in list(self._last)[:-ENDED_MAX]:
+                del self._last[key]
 
     async def _forget(self, driven: Driven) -> None:
         """Have the host delete the job's checkpoint, once the log says that it has ended: nobody goes on from it."""

@@ -197,9 +197,22 @@ class Jobs:
         one["progress"] = None if job is None else await self._told(job)
 
     async def _told(self, job: Known) -> dict[str, Any] | None:
-        """What the job's driver tells of it, if it answers soon."""
+        """Return what the job's driver tells of it, if it answers soon; of a job that has ended, its last driver."""
+        replica = self._node.replica
+        if job.driver:
+            return await self._told_by(job.driver, job)
+        if not lifetime.is_over(job) or job.version < 0:
+            return None
+        for name in sorted(replica.ring.members):
+            peer = replica.peers.get(name)
+            if peer is not None and peer.slots and (told := await self._told_by(name, job)) is not None:
+                return told
+        return None
+
+    async def _told_by(self, name: str, job: Known) -> dict[str, Any] | None:
+        """Return what a peer tells of a job that it drives or drove, if it answers soon."""
         node = self._node
-        peer = node.replica.peers.get(job.driver)
+        peer = node.replica.peers.get(name)
         if peer is None:
             return None
         asked = {"id": job.id, "version": job.version}

@@ -23,6 +23,7 @@ TRACEBACK_CHARS_MAX = 4_000
 ERROR_CHARS_MAX = 1_000
 _MARK = re.compile(r"\[onyxq-failure:([A-Za-z0-9+/=]+)\]")
 _OURS = re.compile(r"onyxq\.errors\.(\w+): ([^\n]*)")
+_PLAN = re.compile(r"\n=== Streaming Query ===\n.*?(?=\n(?:JVM stacktrace|Traceback)|\Z)", re.DOTALL)
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _HOPELESS = (BadRequest, Incomplete)
 """What stays wrong however often it is tried."""
@@ -136,6 +137,8 @@ def _traceback(error: BaseException) -> str:
 
 
 def _tail(text: str) -> str:
+    """Return the end of a text, without the state and the plan of the query that Spark adds."""
+    text = _PLAN.sub("", text)
     return text if len(text) <= TRACEBACK_CHARS_MAX else "..." + text[-TRACEBACK_CHARS_MAX:]
 
 

@@ -11,14 +11,42 @@ LATE = "late"
 """What is observed behind windows and joins: how many segments came too late so far."""
 
 
-def told(progress: dict[str, Any]) -> dict[str, Any]:
-    """The progress of one batch out of what Spark says of it."""
+def uses_of(frame: Any) -> list[int]:
+    """Return how often each source is used in the plan of a frame, in Spark's order of sources."""
+    leaves = frame._jdf.queryExecution().analyzed().collectLeaves()
+    sources: list[Any] = []
+    counts: list[int] = []
+    for place in range(leaves.size()):
+        leaf = leaves.apply(place)
+        if not leaf.isStreaming():
+            continue
+        known = next((at for at, source in enumerate(sources) if source.equals(leaf)), None)
+        if known is None:
+            sources.append(leaf)
+            counts.append(1)
+        else:
+            counts[known] += 1
+    return counts
+
+
+def rows_of(progress: dict[str, Any], uses: list[int]) -> int:
+    """Return how many rows a batch has read; Spark counts a row once for each use of its source."""
+    read = [0 if _is_end(source) else source.get("numInputRows", 0) for source in progress.get("sources") or []]
+    if len(read) != len(uses):
+        return sum(read)
+    return int(sum(rows // count for rows, count in zip(read, uses, strict=True)))
+
+
+def told(progress: dict[str, Any], uses: list[int]) -> dict[str, Any]:
+    """Return the progress of one batch out of what Spark says of it; ``uses`` as by `uses_of`."""
+    counted, rows = progress.get("numInputRows", 0), rows_of(progress, uses)
+    per_s = (progress.get("processedRowsPerSecond") or 0.0) * (rows / counted if counted else 0.0)
     operators = progress.get("stateOperators") or []
     observed = [one.get(WATERMARK) for one in _observed(progress).values()]
     return {
         "batch": progress["batchId"],
-        "rows": progress.get("numInputRows", 0),
-        "rows_per_s": round(progress.get("processedRowsPerSecond") or 0.0, 1),
+        "rows": rows,
+        "rows_per_s": round(per_s, 1),
         "watermark_ms": min((mark for mark in observed if mark is not None), default=None),
         "state_rows": sum(one.get("numRowsTotal", 0) for one in operators),
         "state_bytes": sum(one.get("memoryUsedBytes", 0) for one in operators),
@@ -39,6 +67,11 @@ def _observed(progress: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def has_ended(progress: dict[str, Any]) -> bool:
     """Whether the end of all inputs (`onyxq.spark.ending`) was part of that batch, or of one before."""
     return any(source.get("endOffset") == {"ended": 1} for source in progress.get("sources") or [])
+
+
+def _is_end(source: dict[str, Any]) -> bool:
+    """Whether a source is `onyxq.spark.ending`, whose row is none of the inputs'."""
+    return set(source.get("endOffset") or ()) == {"ended"}
 
 
 def _ms(said: str | None) -> int | None:

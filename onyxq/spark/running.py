@@ -79,6 +79,10 @@ class Running:
         self._sealed = set(order.sealed)
         self._told = order.batch
         self._watermark_ms: int | None = None
+        self._rows = 0
+        """Rows of all batches of this run."""
+        self._uses: list[int] = []
+        """How often each source is used in the query's plan."""
         self._late: dict[str, int] = {}
         """Segments that came too late, as each window's or join's groups told last."""
         self._places: dict[str, str] = {}
@@ -177,6 +181,7 @@ class Running:
 
     def _query_once(self, session: Any, job: Job, setting: Setting) -> None:
         writer = compiled(session, job, self._order.body, setting)
+        self._uses = progress.uses_of(writer._df)
         with self._lock:
             if self._stopped:
                 return
@@ -204,13 +209,15 @@ class Running:
     def _tell_progress(self, query: Any) -> None:
         """Tell of the batches that were finished since."""
         for recent in _recent(query):
-            said = progress.told(recent)
+            said = progress.told(recent, self._uses)
             if said["batch"] > self._told:
                 self._told = said["batch"]
                 self._watermark_ms = later(self._watermark_ms, said["watermark_ms"])
                 self._late |= progress.late(recent)
+                self._rows += said["rows"]
                 late = sum(self._late.values()) if self._late else None
-                self._tell("progress", progress={**said, "watermark_ms": self._watermark_ms, "late": late})
+                more = {"rows_total": self._rows, "watermark_ms": self._watermark_ms, "late": late}
+                self._tell("progress", progress={**said, **more})
 
     # The steps of a job's end, each done once it says which is the next.
 

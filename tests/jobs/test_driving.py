@@ -278,6 +278,25 @@ def test_a_job_with_a_host_of_its_own_shares_none() -> None:
     on_stage(play, spark=(0,))
 
 
+def test_the_figures_of_a_job_are_known_after_its_end() -> None:
+    """Every node asks the last driver for them."""
+
+    async def play(stage: Stage) -> None:
+        await submit(stage)
+        await stage.ready()
+        stage.say("progress", progress={"batch": 3, "rows": 0, "rows_total": 812, "late": 518, "watermark_ms": 7})
+        stage.say("completed")
+        assert (await stage.ended()).state == "completed"
+        await trio.sleep(1)
+        for node in stage.world.nodes:
+            assert node.running is not None and node.running.service is not None
+            found = await node.running.service.call("job.get", {"id": "j"})
+            assert found["state"] == "completed" and found["driver"] is None
+            assert (found["progress"]["rows_total"], found["progress"]["late"]) == (812, 518)
+
+    on_stage(play)
+
+
 def test_progress_is_told_by_whoever_is_asked() -> None:
     """The node that is asked asks the driver; numbers that no answer could hold are left out."""
 

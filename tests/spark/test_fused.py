@@ -130,6 +130,9 @@ def test_a_failure_is_found_in_a_text_that_quotes_its_exception() -> None:
     said = f"org.apache.spark.SparkException: ...\nonyxq.spark.failures.TaskFailed: {caught.value}\n\tat org..."
     assert of_text(said) == caught.value.failure
     assert of_text("nothing of ours") is None
+    plan = "\n=== Streaming Query ===\nIdentifier: j/1\nLogical Plan:\n~Union\n"
+    found = of_text(f"onyxq.errors.BadRequest: no such thing{plan}")
+    assert found is not None and "Logical Plan" not in found.traceback and "no such thing" in found.traceback
 
 
 def test_an_error_of_ours_is_told_from_its_name() -> None:

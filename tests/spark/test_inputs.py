@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 from onyxq.client import Client
 from onyxq.jobs.encoding import decode, encode
 from onyxq.jobs.model import Function, Input, Job, Join, Output, Reduce, Trigger, Window
+from onyxq.spark import progress
 from onyxq.spark.compile import Setting, compiled
 from tests.interfaces.batches_world import JobsCluster, jobs_cluster
 from tests.spark.job_world import HERE, run, written
@@ -130,3 +132,17 @@ def test_each_segment_arrives_once_on_every_branch(
         assert max(one["value"] for one in written(tmp_path / "summed")) == sum(NUMBERS)
     if "join" in shape:
         assert Counter(one["left"]["n"] for one in written(tmp_path / "paired")) == wanted
+
+
+def test_a_row_that_goes_to_several_stages_counts_once(spark: Any, tmp_path: Path) -> None:
+    """In the progress that is shown; Spark counts it once for each."""
+    job = job_of("a cut and an output", [filled(spark, "json", tmp_path, NUMBERS)], tmp_path)
+    body = encode(job)
+    setting = Setting(version=1, slots=2, checkpoint=str(tmp_path / "checkpoint"), connect=None)
+    writer = compiled(spark, decode(body), body, setting)
+    uses = progress.uses_of(writer._df)
+    query = writer.start()
+    query.awaitTermination()
+    (first,) = [json.loads(one.json()) for one in query._jsq.recentProgress()]
+    assert first["numInputRows"] == 2 * len(NUMBERS)
+    assert (uses, progress.told(first, uses)["rows"]) == ([2, 1], len(NUMBERS))
