@@ -4,7 +4,7 @@ The log that the nodes reach is swapped for a damaged one: an older copy, an emp
 others have written on.  The audit goes on reading the true log, so a grant that the damaged log knows and the
 true one does not is found as soon as a client hears of it.  Then the true log is brought back, as an operator
 would do with the newest copy: nodes that stayed join again, nodes that ended are started, and everything is
-worked off.
+worked off.  Or there is no newer copy: all nodes are stopped, and the log is begun anew from what they keep.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from onyxq.errors import ClusterMismatch
 from simulation.checkers import Broken
 from simulation.load import Load, Mix
 from simulation.log import MemoryBackend, MemorySession
+from simulation.recovered import recover
+from simulation.restored import use
 from simulation.world import SimulatedNode, World
 
 SET_BACK, WIPED, OVERTAKEN = "set back", "wiped", "overtaken"
@@ -55,6 +57,8 @@ class Plan:
     """Whether a new machine, which has read nothing, joins the damaged log."""
     ahead: int
     """Records by which others overtake what the nodes have read."""
+    recovered: bool
+    """Whether the log is begun anew in the end, instead of bringing the newest copy back."""
 
 
 def plan_of(draw: random.Random, nodes: int) -> Plan:
@@ -70,6 +74,7 @@ def plan_of(draw: random.Random, nodes: int) -> Plan:
         killed_at_once=draw.random() < 0.5,
         newcomer=draw.random() < 0.4,
         ahead=draw.choice((1, 3, 50, 3_000)),
+        recovered=draw.random() < 0.5,
     )
 
 
@@ -95,10 +100,14 @@ class RestoredLog:
             await trio.sleep(plan.damage_s)
             await self._damage(copy)
             await self._judge(copy)
-            await self._bring_back(copy)
-            await world.settle()
-            await load.drain()
+            await self._part_with_newcomers()
+            if not plan.recovered:
+                await self._bring_back(copy)
+                await world.settle()
+                await load.drain()
             nursery.cancel_scope.cancel()
+        if plan.recovered:
+            await self._recover()
 
     # --- the log goes back
 
@@ -176,11 +185,14 @@ class RestoredLog:
 
     # --- the newest copy is brought back
 
-    async def _bring_back(self, damaged: MemoryBackend) -> None:
+    async def _part_with_newcomers(self) -> None:
         world = self.world
         for node in world.nodes[world.options.nodes :]:
             await world.crash_node(node)
             world.nodes.remove(node)
+
+    async def _bring_back(self, damaged: MemoryBackend) -> None:
+        world = self.world
         for session in list(damaged.sessions):
             damaged.expire(session)
         for session in list(self._true.sessions):
@@ -196,6 +208,20 @@ class RestoredLog:
         await trio.sleep(5.0)
         for node in world.nodes:
             node.may_end -= 1
+
+    # --- or the log is begun anew
+
+    async def _recover(self) -> None:
+        """There is no newer copy: every node is stopped, and the cluster recovered from what they keep."""
+        world = self.world
+        for node in world.nodes:
+            if node.running is not None:
+                await world.crash_node(node)
+            node.may_end -= 1
+        world.audit.claimed = self._granted  # type: ignore[method-assign]
+        world.audit.catch_up()
+        await recover(world)
+        await use(world)
 
 
 def _copied(backend: MemoryBackend, *, wiped: bool) -> MemoryBackend:
