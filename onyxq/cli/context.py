@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
 from onyxq.access.credentials import ZookeeperCredentials
+from onyxq.access.files import check_private
 from onyxq.cli.output import Output
 from onyxq.config import Config
 from onyxq.errors import BadRequest
@@ -84,6 +87,29 @@ class Context:
         """One call of a method of the API on a connection of its own."""
         with self.client() as client:
             return client.call(method, arguments or {})
+
+
+def take_token(args: argparse.Namespace, out: Output) -> None:
+    """Read the credential that ``--token-file`` names; raises `BadRequest`.
+
+    One that is given as an argument is taken, with a warning: every user of the machine sees it.
+    """
+    path = getattr(args, "token_file", None)
+    if not path:
+        if getattr(args, "token", None):
+            out.note("other users of this machine see --token among the arguments: use --token-file or ONYXQ_TOKEN")
+        return
+    if args.token:
+        raise BadRequest("there are a --token and a --token-file", field="token", hint="Give one of them.")
+    try:
+        if path != "-":
+            check_private(path, field="token_file")
+        text = (sys.stdin.readline() if path == "-" else Path(path).read_text("utf-8")).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRequest(f"{path}: {getattr(error, 'strerror', None) or error}", field="token_file") from None
+    if not text or len(text.split()) != 1:
+        raise BadRequest(f"{path} does not hold one token", field="token_file")
+    args.token = text
 
 
 def task_id(text: str, *, field: str = "id") -> bytes:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
-from onyxq.access.files import load_access
+from onyxq.access.files import check_private, load_access
 from onyxq.access.grants import Access
 from onyxq.access.renewal import Renewal
 from onyxq.cli import logs
@@ -35,6 +35,8 @@ OFF = "off"
 PEERS_MAX = 16
 """Peers of one process."""
 COLLECT_AFTER_OBJECTS = 5_000
+SECRET_SETTING = re.compile(r"(?i)secret|password|token|access[.]?key")
+"""Names of Spark's settings that hold secrets, as Spark itself hides them (``spark.redaction.regex``)."""
 SPARK_SETTING = re.compile(r"(spark\.[^\s=]+)[\s=]+(.+)")
 
 
@@ -201,6 +203,8 @@ def spark_conf(path: str) -> dict[str, str]:
                 hint="A line is a name that begins with spark., and its value: spark.driver.memory 2g",
             )
         found[setting[1]] = setting[2]
+    if any(SECRET_SETTING.search(name) for name in found):
+        check_private(path, field="spark_conf")
     return found
 
 

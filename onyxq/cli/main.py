@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from onyxq.cli.commands import COMMANDS, NOUNS
-from onyxq.cli.context import Context
+from onyxq.cli.context import Context, take_token
 from onyxq.cli.output import Output
 from onyxq.cli.parser import Command, build
 from onyxq.config import load
@@ -29,6 +29,7 @@ def run(arguments: Sequence[str], *, private: bool = False) -> int:
     if private and not args.command.runs_others:
         keep_private()
     try:
+        take_token(args, out)
         context = Context(args, load(os.environ, args.config), out)
         return _body(args.command)(context) or 0
     except OnyxqError as error:

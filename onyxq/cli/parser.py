@@ -148,7 +148,9 @@ def _add(verbs: Any, verb: str, command: Command) -> None:
         # Commands that settle a claim mean its token by --token; the credential has a second name there.
         taken = any("--token" in flags for flags, _ in command.options)
         flags, details = setting("token", dest="token")
+        details["help"] += "; others see it among the arguments: better --token-file"
         common.add_argument(*(() if taken else flags), "--auth-token", **details)
+        common.add_argument("--token-file", metavar="FILE", help="private file with the credential; `-`: stdin")
         for flags, details in (setting(name, metavar="FILE") for name in TLS_SETTINGS):
             if not any(flags == known for known, _ in command.options):
                 common.add_argument(*flags, **details)

@@ -1,7 +1,8 @@
 """Starting a Spark host as a process, and seeing to its end (design: jobs on Spark).
 
-The host is ``python -m onyxq.spark.host``; it is told its plan as its argument, and after that
-speaks lines of JSON: orders come on its stdin, events go out on its stdout.  What it and all
+The host is ``python -m onyxq.spark.host``; its plan is the first line of its stdin, as it may
+hold secrets and everybody sees arguments.  Then it speaks lines of JSON: orders come on its stdin, events go out on
+its stdout.  What it and all
 that it starts say on stderr is kept in ``host.log`` under its directory, twice
 `LOG_BYTES_MAX` at most.
 
@@ -169,7 +170,7 @@ async def launch(plan: Plan, *, command: Sequence[str] = COMMAND) -> AsyncIterat
     try:
         temporary.mkdir()
         process = await trio.lowlevel.open_process(
-            [*command, json.dumps(asdict(plan))],
+            [*command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -182,6 +183,8 @@ async def launch(plan: Plan, *, command: Sequence[str] = COMMAND) -> AsyncIterat
         raise HostEnded(f"the Spark host cannot be started: {error}") from None
     link = ProcessLink(process, log_file)
     try:
+        with suppress(HostEnded):  # whoever receives is told
+            await link.send(asdict(plan))
         _note_process(work, process.pid)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(link.copy_stderr)

@@ -1,7 +1,8 @@
 """The Spark process beside a peer: runs the queries of the jobs that the peer drives, in one session.
 
-``python -m onyxq.spark.host '{"work": DIR, "connect": "HOST:PORT", ...}'``, see `Asked`.  Orders come as
-lines of JSON on stdin, events leave as lines of JSON on stdout; whatever else is printed goes to stderr.
+``python -m onyxq.spark.host``; the first line on stdin is ``{"work": DIR, "connect": "HOST:PORT", ...}``, see
+`Asked`.  Orders come as further lines of JSON, events leave as lines of JSON on stdout; whatever else is printed
+goes to stderr.
 The end of stdin is the peer's end: then everything that was started here is killed, at once.
 """
 
@@ -134,10 +135,10 @@ def _order(said: Mapping[str, Any]) -> Order:
     )
 
 
-def main(argument: str) -> None:
+def main() -> None:
     """Run until stdin ends; the exit code is 1 where Spark could not be started, or died."""
     out = _take_stdout()
-    asked = Asked(**json.loads(argument))
+    asked = Asked(**json.loads(sys.stdin.readline()))
     orders: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(orders,), name="orders", daemon=True).start()
     try:
@@ -239,4 +240,4 @@ def end(code: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

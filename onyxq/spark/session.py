@@ -9,19 +9,25 @@ the fair scheduler, with its slots as weight, and SQL settings of its own.
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from attrs import field, frozen
 
+from onyxq.directories import create
 from onyxq.spark.home import LOGGING, Home, find_home
 
 TEMPORARY, LOCAL = "temporary", "local"
 """Folders in a session's own, of what is there while it runs: temporary files, and what Spark spills."""
 _LOOPBACK = "127.0.0.1"
+PROPERTIES = "spark.properties"
+"""Where the virtual machine reads its settings, until it is up."""
+_ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
 _PROVIDER = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
@@ -115,14 +121,45 @@ def open_session(settings: Settings) -> Any:
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
-    conf = SparkConf(loadDefaults=False)
-    for name, value in configuration(settings, home).items():
-        conf.set(name, value)
+    path = settings.work / PROPERTIES
     try:
-        return SparkSession.builder.config(conf=conf).getOrCreate()
+        with create(path) as file:
+            file.write(properties(configuration(settings, home)))
+        with _submit_arguments(path):
+            return SparkSession.builder.config(conf=SparkConf(loadDefaults=False)).getOrCreate()
     finally:
+        path.unlink(missing_ok=True)
         if home.archive is not None:  # ours, not the caller's choice for other programs
             del os.environ["SPARK_HOME"]
+
+
+@contextmanager
+def _submit_arguments(path: Path) -> Iterator[None]:
+    """Have the virtual machine read its settings from a file: everybody sees what PySpark would pass as arguments."""
+    before = os.environ.get(_ARGUMENTS)
+    os.environ[_ARGUMENTS] = f"--properties-file {shlex.quote(str(path))} {before or 'pyspark-shell'}"
+    try:
+        yield
+    finally:
+        del os.environ[_ARGUMENTS]
+        if before is not None:
+            os.environ[_ARGUMENTS] = before
+
+
+def properties(settings: Mapping[str, str]) -> bytes:
+    """Return settings as a properties file of Java has them."""
+    return "".join(f"{_escaped(name)}={_escaped(value)}\n" for name, value in settings.items()).encode("ascii")
+
+
+def _escaped(text: str) -> str:
+    out = []
+    for sign in text:
+        if "!" < sign <= "~" and sign not in "\\=:#":
+            out.append(sign)
+        else:
+            units = sign.encode("utf-16-be")
+            out += [f"\\u{units[place : place + 2].hex()}" for place in range(0, len(units), 2)]
+    return "".join(out)
 
 
 def of_its_own(session: Any) -> Any:

@@ -18,7 +18,7 @@ def say(event: str, **details: Any) -> None:
 
 def main() -> None:
     """Serve until stdin ends."""
-    plan = json.loads(sys.argv[1])
+    plan = json.loads(sys.stdin.readline())
     # A child that holds stdout, and would outlive the host if nobody saw to its end.
     child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
     print("a library prints this on stdout")

@@ -97,11 +97,11 @@ def host_process(
     work: Path, *, environment: Mapping[str, str] | None = None, inside: Sequence[str] = (), **asked: Any
 ) -> Iterator[HostProcess]:
     """A host; killed behind the test if it has not ended. ``inside``: a command that runs it."""
-    argument = json.dumps({"work": str(work), "slots": 2, "archive": False, "modules": [str(ROOT)], **asked})
+    plan = json.dumps({"work": str(work), "slots": 2, "archive": False, "modules": [str(ROOT)], **asked})
     with (
         open(work / "host.log", "ab") as log,
         subprocess.Popen(
-            [*inside, sys.executable, "-m", "onyxq.spark.host", argument],
+            [*inside, sys.executable, "-m", "onyxq.spark.host"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -110,6 +110,9 @@ def host_process(
             env={**os.environ, **(environment or {})},
         ) as process,
     ):
+        assert process.stdin is not None
+        process.stdin.write(plan + "\n")
+        process.stdin.flush()
         host = HostProcess(process)
         try:
             yield host
