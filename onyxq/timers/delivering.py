@@ -17,6 +17,7 @@ from typing import Any
 import trio
 from attrs import define, field
 
+from onyxq import facts
 from onyxq.errors import BadRequest, OnyxqError
 from onyxq.facts import unpack_task
 from onyxq.ids import TaskId, ids_of, mask_of, ms_of, partition_of, stretch_of
@@ -51,6 +52,8 @@ LEASE_MARGIN_S = 10.0
 DRAIN_S = 3.0
 """How long callbacks may take that are under way when the node stops."""
 ERROR_CHARS_MAX = 500
+REPEATS_CHARS_MAX = 200
+"""Of the reason for a repeat, as the callback tells it."""
 
 log = logging.getLogger(__name__)
 
@@ -287,6 +290,19 @@ class Delivering:
         cancelled = store.finished_bits(stretch_of(attempt.task)) & mask_of(attempt.task, 1)
         return not cancelled and store.unique(partition, QUEUE, attempt.timer.id) in (None, attempt.task)
 
+    def _repeats(self, attempt: _Attempt) -> str:
+        """Why the timer is delivered again: how the last counted attempt ended, as the history has it."""
+        rows = self._node.cohort.covering(attempt.task)
+        history = sorted(facts.unpack_history(body) for kind, _, body in rows if kind == facts.HISTORY)
+        ended = [one for one in history if one.event in (facts.RETRIED, facts.EXPIRED)]
+        if not ended:
+            return f"attempt {attempt.attempts}: its end is not known here"
+        last = ended[-1]
+        worker = next((one.worker for one in history if (one.event, one.token) == (facts.GRANTED, last.token)), "")
+        if last.event == facts.EXPIRED:
+            return f"attempt {last.attempts}: the lease of {worker or 'its peer'} expired"
+        return f"attempt {last.attempts}: {last.note}"[:REPEATS_CHARS_MAX]
+
     async def _call(self, attempt: _Attempt) -> tuple[str, int | None]:
         """Make the callback: the error, empty if it was delivered, and the status of the answer."""
         timer = attempt.timer
@@ -297,6 +313,7 @@ class Delivering:
             uri=timer.callback.uri,
             method=timer.callback.method,
             data=timer.data,
+            repeats=self._repeats(attempt) if attempt.attempts else "",
         )
         try:
             with trio.fail_after(self._timeout_s), trio.CancelScope() as scope:

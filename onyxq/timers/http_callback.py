@@ -95,6 +95,7 @@ def _request(parts: SplitResult, delivery: Delivery) -> tuple[h11.Request, bytes
         ("Idempotency-Key", delivery.key),
         ("X-Timer-Id", delivery.timer),
         ("X-Timer-Attempt", str(delivery.attempt)),
+        *([("X-Timer-Repeats", _header(delivery.repeats))] if delivery.repeats else []),
         *([("Content-Type", kind)] if kind else []),
     ]
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
@@ -103,6 +104,11 @@ def _request(parts: SplitResult, delivery: Delivery) -> tuple[h11.Request, bytes
         target=target,
         headers=[(name.encode(), said.encode()) for name, said in headers],
     ), body
+
+
+def _header(text: str) -> str:
+    """The text as the value of a header: printable ASCII."""
+    return "".join(one if " " <= one <= "~" else "?" for one in text).strip()
 
 
 async def _exchange(stream: trio.abc.Stream, request: h11.Request, body: bytes) -> int:

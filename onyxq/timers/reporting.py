@@ -1,4 +1,9 @@
-"""Telling what became of claims: those that end alike while others are being told of go together."""
+"""Reports how claims ended.
+
+A report leaves at once while fewer than `TELLERS` are on their way; later ones gather and go
+together.  A callback whose completion is not stored when its peer dies is made again, so
+reports wait for nothing else.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +20,8 @@ ITEMS_MAX = 500
 TRIES = 6
 PAUSE_S = 0.25
 """Before what nobody could take is told again."""
+TELLERS = 4
+"""Requests of one method under way at a time."""
 METHODS = ("complete", "fail", "release")
 
 log = logging.getLogger(__name__)
@@ -51,7 +58,8 @@ class Reporting:
         """Tell until cancelled."""
         async with trio.open_nursery() as nursery:
             for method, batch in self._batches.items():
-                nursery.start_soon(self._tell_all, method, batch)
+                for _ in range(TELLERS):
+                    nursery.start_soon(self._tell_all, method, batch)
 
     def add(self, method: str, item: list[Any], over: Callable[[], None]) -> None:
         """Have an item of ``complete``, ``fail`` or ``release`` told."""
@@ -61,8 +69,9 @@ class Reporting:
 
     async def _tell_all(self, method: str, batch: _Batch) -> None:
         while True:
-            if not batch.waiting:
-                batch.wake = trio.Event()
+            while not batch.waiting:
+                if batch.wake.is_set():
+                    batch.wake = trio.Event()
                 await batch.wake.wait()
             some, batch.waiting = batch.waiting[:ITEMS_MAX], batch.waiting[ITEMS_MAX:]
             again = await self._tell(method, some)

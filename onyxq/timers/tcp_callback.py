@@ -1,8 +1,8 @@
 """Callbacks over TCP: one line of JSON on a connection of its own.
 
-The line holds ``timer``, ``idempotency_key``, ``attempt`` and ``data``.  With the method ``plain``
-it is the data alone: a string as it is, an object as JSON, as Skyring sends it; then nothing
-tells attempts apart.
+The line holds ``timer``, ``idempotency_key``, ``attempt`` and ``data``, and from the second attempt on
+``repeats``, the reason.  With the method ``plain`` it is the data alone: a string as it is, an object
+as JSON, as Skyring sends it; then nothing tells attempts apart.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ async def deliver(resolver: Resolver, delivery: Delivery) -> None:
 def _line(delivery: Delivery) -> bytes:
     if delivery.method != PLAIN:
         said = {"timer": delivery.timer, "idempotency_key": delivery.key, "attempt": delivery.attempt}
+        if delivery.repeats:
+            said["repeats"] = delivery.repeats
         return as_json(said | {"data": delivery.data}) + b"\n"
     if isinstance(delivery.data, str):
         return delivery.data.encode() + b"\n"

@@ -39,6 +39,8 @@ class Delivery:
     method: str
     data: Any
     """None, a string or a map."""
+    repeats: str = ""
+    """Why the attempt before this one did not suffice; empty at the first."""
 
 
 Deliver: TypeAlias = Callable[[Delivery], Awaitable[Any]]

@@ -310,6 +310,11 @@ def test_a_failed_attempt_is_repeated_with_the_same_key(http: httpx.Client) -> N
         set_timer(http, timer, 1, to(receiver))
         requests = receiver.until(3)
         assert [request.headers["x-timer-attempt"] for request in requests] == ["1", "2", "3"]
+        assert [request.headers.get("x-timer-repeats") for request in requests] == [
+            None,
+            "attempt 1: the answer was 500",
+            "attempt 2: the answer was 302",
+        ]
         assert len({request.headers["idempotency-key"] for request in requests}) == 1
         assert until_state(http, timer, "fired")["attempts"] == 2
 
