@@ -186,9 +186,17 @@ class Unknown(Unavailable):
 
 
 class Overloaded(OnyxqError):
-    """A bounded queue is full."""
+    """A bounded queue is full; nothing was done. ``retry_after_ms``: pause before the next attempt."""
 
     code, status, exit_code, hint = "overloaded", 429, 5, "Slow down and try again."
+
+    def __init__(self, message: str = "", *, retry_after_ms: int = 1000, **more: Any) -> None:
+        super().__init__(message, **more)
+        self.retry_after_ms = retry_after_ms
+
+    def to_map(self) -> dict[str, Any]:
+        """See `OnyxqError.to_map`."""
+        return {**super().to_map(), "retry_after_ms": self.retry_after_ms}
 
 
 class TimedOut(OnyxqError):
@@ -325,7 +333,10 @@ def from_map(error: dict[str, Any]) -> OnyxqError:
     cls = BY_CODE.get(str(error.get("code")), OnyxqError)
     said = error.get("details")
     details = [one for one in said if isinstance(one, (list, tuple))] if isinstance(said, (list, tuple)) else ()
-    return cls(str(error.get("message", "")), field=error.get("field"), hint=error.get("hint"), details=details)
+    more: dict[str, Any] = {}
+    if cls is Overloaded and type(error.get("retry_after_ms")) is int:
+        more = {"retry_after_ms": error["retry_after_ms"]}
+    return cls(str(error.get("message", "")), field=error.get("field"), hint=error.get("hint"), details=details, **more)
 
 
 @frozen

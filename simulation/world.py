@@ -497,7 +497,7 @@ class World:
         tasks: list[Task] = []
         after: bytes | None = None
         while True:
-            page = await client.list(after=after, limit=500)
+            page = await client.list(after=after, limit=100)
             tasks += page.tasks
             after = page.after
             if after is None:

@@ -29,6 +29,7 @@ class Caller:
         certified: bool,
         welcome: Welcome,
         dispatch: Dispatch,
+        screen: Callable[[str, int], None],
         ask: Ask,
         start_soon: Callable[..., Any],
     ) -> None:
@@ -36,6 +37,7 @@ class Caller:
         self._certified = certified
         self._welcome = welcome
         self._dispatch = dispatch
+        self._screen = screen
         self._ask = ask
         self._start_soon = start_soon
         self._grants: Grants | None = None
@@ -75,6 +77,7 @@ class Caller:
             self._grants.pace.take(anyio.current_time())
         check_role(self._grants, operation)
         check_size(operation, size)
+        self._screen(operation, size)
 
     def dispatch(self, request: Request) -> None:
         """Serve a request if the caller may make it; raises `Forbidden`, or as its dispatching does."""

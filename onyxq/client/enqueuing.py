@@ -254,18 +254,25 @@ class Enqueuer:
             except OnyxqError as error:
                 errors.append(error)
 
+    async def _sent(self, runs: list[list[Any]], w: int | None, address: str | None, until: float) -> list[Any]:
+        async with self._pool.crowding.turn(sum(len(run[1]) for run in runs), until):
+            acks = (await self._pool.call("enqueue", {"runs": runs, "w": w}, until=until, address=address))["acks"]
+            for _, why in refusals(runs, acks):
+                self._pool.crowding.refused(why)
+        return list(acks)
+
     async def _ship(self, shipment: _Shipment, w: int | None, until: float) -> None:
         address, runs = shipment
         backoff = Backoff(until, self._pool.generator)
         while True:
             try:
-                answer = await self._pool.call("enqueue", {"runs": runs, "w": w}, until=until, address=address)
+                failed = refusals(runs, await self._sent(runs, w, address, until))
             except BadRequest as error:
                 raise told(error) from None
-            failed = refusals(runs, answer["acks"])
             if not failed:
                 return
             for run, why in failed:
+                backoff.heed(why)
                 if not isinstance(why, RETRYABLE) or backoff.over(margin_s=time_for(why)):
                     raise why
                 self._keep_away(partition_of(run[0]))

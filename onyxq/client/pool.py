@@ -16,6 +16,7 @@ from typing import Any
 import anyio
 from attrs import evolve, field, frozen
 
+from onyxq.client.crowding import ANSWER_S, Crowding
 from onyxq.errors import NotLeader, OnyxqError, Overloaded, StaleEpoch, TimedOut, Unavailable
 from onyxq.wire.background import Spawner
 from onyxq.wire.connection import Connection
@@ -55,15 +56,24 @@ class Backoff:
         self._until = until
         self._generator = generator
         self._pause_s = BACKOFF_FIRST_S
+        self._asked_s = 0.0
+        """Seconds that a peer asked for before the next attempt."""
+
+    def heed(self, error: OnyxqError) -> None:
+        """Pause no less than an overloaded peer asks for, and up to twice that: not all are to come back at once."""
+        if isinstance(error, Overloaded):
+            self._asked_s = max(self._asked_s, error.retry_after_ms / 1000 * (1 + self._generator.random()))
 
     def over(self, *, margin_s: float = 0.0) -> bool:
         """No time is left for another attempt that takes ``margin_s``."""
-        return anyio.current_time() + self._pause_s + margin_s >= self._until
+        if self._asked_s:
+            margin_s = max(margin_s, ANSWER_S)
+        return anyio.current_time() + max(self._pause_s, self._asked_s) + margin_s >= self._until
 
     async def wait(self) -> None:
         """Pause before the next attempt."""
-        await anyio.sleep(self._pause_s * (0.5 + self._generator.random() / 2))
-        self._pause_s = min(2 * self._pause_s, BACKOFF_MAX_S)
+        await anyio.sleep(max(self._pause_s * (0.5 + self._generator.random() / 2), self._asked_s))
+        self._pause_s, self._asked_s = min(2 * self._pause_s, BACKOFF_MAX_S), 0.0
 
 
 class _Search:
@@ -96,6 +106,7 @@ class Pool:
         self._trying: set[str] = set()
         """Leaders that connections are being made with."""
         self._search: _Search | None = None
+        self.crowding = Crowding(generator)
         self._refreshed = anyio.Event()
         self._wanted = anyio.Event()
 
@@ -136,6 +147,9 @@ class Pool:
             except RETRYABLE as error:
                 broke = connection is not None and connection.closed.is_set()
                 self._failed(connection, error)
+                backoff.heed(error)
+                if method == "enqueue":
+                    self.crowding.refused(error)
                 # An attempt that the time ran out on is made once more: the peer may have been leaving just then.
                 hurried = retry_until is not None and began >= retry_until and not first
                 if backoff.over() or (hurried and not broke):

@@ -175,12 +175,16 @@ class Singles:
         left = list(enumerate(list(run) for run in runs))
         backoff = Backoff(until, self._pool.generator)
         while left:
-            args = {"runs": [run for _, run in left], "w": w}
-            answer = await self._pool.call("enqueue", args, until=until, address=address)
+            sent = [run for _, run in left]
+            async with self._pool.crowding.turn(sum(len(run[1]) for run in sent), until):
+                answer = await self._pool.call("enqueue", {"runs": sent, "w": w}, until=until, address=address)
+                for _, why in refusals(sent, answer["acks"]):
+                    self._pool.crowding.refused(why)
             unsure, lacking = [], list[OnyxqError]()
             for (place, run), ack in zip(left, answer["acks"], strict=True):
                 outcomes[place] = outcome = _outcome(ack)
                 if isinstance(outcome, RETRYABLE):
+                    backoff.heed(outcome)
                     unsure.append((place, again(run)))
                     lacking.append(outcome)
                     self._avoid(partition_of(run[0]))

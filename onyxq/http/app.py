@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Protocol
 
 import anyio
 from attrs import define, frozen
@@ -101,6 +101,11 @@ class Arrival:
         """Decoded parts of the path; raises `BadRequest`."""
         return path_segments(self.scope.get("raw_path") or self.scope["path"].encode())
 
+    def source(self) -> Hashable:
+        """Address and port of the caller, of which each connection has its own."""
+        client = self.scope.get("client")
+        return tuple(client) if client else ""
+
     def address(self) -> str:
         """Path and query as they came."""
         path, query = self.scope.get("raw_path") or self.scope["path"].encode(), self.scope["query_string"]
@@ -141,16 +146,42 @@ class Gate:
             self.inside -= 1
 
 
+class Admitting(Protocol):
+    """A bound on the writes in progress; see `onyxq.peer.admission`."""
+
+    def check(self, size: int) -> None:
+        """Raise `Overloaded` for a write of so many bytes that no caller is admitted with now."""
+        ...
+
+    def admitted(self, caller: Hashable, size: int) -> AbstractContextManager[None]:
+        """Count a write while it is served; raises `Overloaded`."""
+        ...
+
+
+class NoBound:
+    """Admits every write."""
+
+    def check(self, size: int) -> None:
+        """See `Admitting`."""
+
+    def admitted(self, caller: Hashable, size: int) -> AbstractContextManager[None]:
+        """See `Admitting`."""
+        return nullcontext()
+
+
 def create_app(
     api: Api,
     *,
     access: Access | None = None,
     hosts: Hosts = EVERY,
     endpoints: Sequence[Endpoint] = ENDPOINTS,
+    admission: Admitting | None = None,
     now_ms: Callable[[], int] | None = None,
     random_64: Callable[[], int] | None = None,
 ) -> App:
     """The application in front of a node.
+
+    ``admission`` bounds the writes in progress.
 
     ``access``: the bearer tokens there are; without any, none is asked for.  ``hosts``: the names that
     requests may be sent to.  ``now_ms`` (wall clock, ms since the epoch) and ``random_64`` are for tests.
@@ -160,6 +191,7 @@ def create_app(
         access=access or OPEN,
         hosts=hosts,
         endpoints=endpoints,
+        admission=admission or NoBound(),
         now_ms=now_ms or _now_ms,
         random_64=random_64 or _random_64,
     )
@@ -175,10 +207,12 @@ class App:
         access: Access,
         hosts: Hosts,
         endpoints: Sequence[Endpoint],
+        admission: Admitting,
         now_ms: Callable[[], int],
         random_64: Callable[[], int],
     ) -> None:
         self._access = access
+        self._admission = admission
         self._hosts = hosts
         self._endpoints = tuple(endpoints)
         self._document: dict[str, Any] | None = None
@@ -291,6 +325,8 @@ class App:
             value = form_fields(arrival.headers, await arrival.body.read(SMALL_BODY_BYTES_MAX))
         elif endpoint.body is not None:
             check_media(arrival.headers)
+            if not endpoint.waits:
+                self._admission.check(arrival.body.length)
             raw = await arrival.body.read(BODY_BYTES_MAX if endpoint.large else SMALL_BODY_BYTES_MAX)
             if endpoint.form_field:
                 raw = form_text(raw, endpoint.form_field) or str(query.get(endpoint.form_field, "")).encode()
@@ -315,7 +351,9 @@ class App:
             receive=arrival.receive,
         )
         what, reads = f"{endpoint.method} {endpoint.path}", endpoint.method == "GET"
-        with serving(what, reads=reads, passes=(Disconnected,)):
+        bounded = not (reads or endpoint.waits)
+        admitted = self._admission.admitted(arrival.source(), len(raw)) if bounded else nullcontext()
+        with admitted, serving(what, reads=reads, passes=(Disconnected,)):
             return await endpoint.handle(call)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from onyxq.errors import BadRequest, OnyxqError, Unauthorized, Unavailable, Unknown
+from onyxq.errors import BadRequest, OnyxqError, Overloaded, Unauthorized, Unavailable, Unknown
 from onyxq.ids import ids_of
 
 PROBLEM_TYPE = "application/problem+json"
@@ -88,7 +88,9 @@ def problem(error: OnyxqError, extra: Mapping[str, Any] | None = None) -> Respon
 def error_headers(error: OnyxqError) -> dict[str, str]:
     """Headers that go with an error, however it is told."""
     headers = {"cache-control": "no-store"}
-    if error.status in (429, 503):
+    if isinstance(error, Overloaded):
+        headers["retry-after"] = str(-(-error.retry_after_ms // 1000))
+    elif error.status == 503:
         headers["retry-after"] = str(RETRY_AFTER_S)
     if isinstance(error, Unauthorized):
         headers["www-authenticate"] = 'Bearer realm="onyxq"'

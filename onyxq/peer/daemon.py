@@ -300,15 +300,20 @@ class RunningNode:
         bounds = Bounds()
         access, encrypted = self.config.access, bool(self.config.certificates)
 
+        def admit(method: str, size: int) -> None:
+            check_size(method, size)
+            service.screen(method, size)
+
         async def handler(stream: ByteStream) -> None:
             if not access and not encrypted:
-                await serve(stream, hello=node.welcome, dispatch=service.dispatch, bounds=bounds, admit=check_size)
+                await serve(stream, hello=node.welcome, dispatch=service.dispatch, bounds=bounds, admit=admit)
                 return
             caller = Caller(
                 access,
                 certified=not encrypted or stream.extra(TLSAttribute.peer_certificate_binary, None) is not None,
                 welcome=node.welcome,
                 dispatch=service.dispatch,
+                screen=service.screen,
                 ask=service.call,
                 start_soon=node.start_soon,
             )
@@ -352,6 +357,7 @@ class RunningNode:
             access=self.config.access,
             hosts=_hosts(self.config),
             endpoints=endpoints,
+            admission=service.admission,
             now_ms=service.node.wall_ms,
         )
         self._apps.append(app)

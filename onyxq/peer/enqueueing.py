@@ -10,16 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from onyxq import facts
-from onyxq.errors import BadRequest, NotLeader, OnyxqError, Overloaded, from_map
+from onyxq.errors import BadRequest, NotLeader, OnyxqError, from_map
 from onyxq.ids import TaskId, mask_of, stretch_of
 from onyxq.partition.headers import DEPENDS, may_say
 from onyxq.peer import arguments as check
 from onyxq.peer import guarantees
 from onyxq.peer.node import Node
 from onyxq.peer.routing import Router, passing_map
-
-ENQUEUE_BYTES_MAX = 256 * 1024 * 1024
-"""Payload bytes of enqueues being written; above it clients hear `Overloaded`."""
 
 Asked = Sequence[tuple[TaskId, bytes, int | None]]
 
@@ -31,19 +28,11 @@ class Enqueueing:
         self._node = node
         self._router = router
         self._partitions = partitions
-        self._bytes = 0
 
     async def enqueue(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Store task runs; see `onyxq.partition.enqueuing.Ack` for the answers. Raises `BadRequest`, `Overloaded`."""
+        """Store task runs; see `onyxq.partition.enqueuing.Ack` for the answers. Raises `BadRequest`."""
         runs, wanted = check.task_runs(args, self._partitions(), self._node.replica.settings.replicas)
-        size = sum(len(run[1]) for run in runs)
-        if self._bytes + size > ENQUEUE_BYTES_MAX:
-            raise Overloaded("too many bytes are being enqueued here")
-        self._bytes += size
-        try:
-            acks = await self._in_waves(runs, wanted)
-        finally:
-            self._bytes -= size
+        acks = await self._in_waves(runs, wanted)
         answer = {"acks": acks, "now_ms": self._node.wall_ms()}
         replica = self._node.replica
         if (wanted is not None or replica.queues) and (lacking := guarantees.of_enqueue(replica, runs, acks)):

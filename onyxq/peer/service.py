@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import trio
@@ -23,6 +24,7 @@ from onyxq.partition.cohort import checked_rows
 from onyxq.partition.granter import Granted
 from onyxq.peer import arguments as check
 from onyxq.peer import guarantees, views
+from onyxq.peer.admission import Admission
 from onyxq.peer.all_leaders import AllLeaders
 from onyxq.peer.backing_up import BackingUp
 from onyxq.peer.bulk_reading import BulkReading
@@ -67,6 +69,15 @@ READS = frozenset(
     """.split()
 )
 """Methods that change nothing."""
+URGENT = frozenset("complete fail release renew cancel".split())
+"""Writes that free what is claimed, or keep it claimed."""
+ADMITTED = URGENT | frozenset(
+    """
+    enqueue update transact prepare jobs.prepare jobs.commit job.submit dead.requeue requeue periodic.set queue.set
+    submit taskstore.update taskstore.claim timer.set timer.cancel
+    """.split()
+)
+"""Writes that are refused while too many are in progress; peers ask for some with ``lead.`` before the name."""
 
 
 class Service:
@@ -75,6 +86,8 @@ class Service:
     def __init__(self, node: Node, *, random_64: Callable[[], int], backend: LogBackend | None = None) -> None:
         self.node = node
         self.peer: Peer | None = None
+        self.admission = Admission(trio.current_time)
+        """Of the writes that clients, and other nodes for theirs, ask this node for."""
         self.operating = Operating(node)
         self._ids = IdMaker(node.wall_ms, random_64)
         self._next_partition = random_64() % 64
@@ -246,9 +259,25 @@ class Service:
         with trio.CancelScope() as scope:
             request.on_cancel = scope.cancel
             try:
-                request.reply(await self._perform(request.method, handler, request.args))
+                with self._admitted(request):
+                    request.reply(await self._perform(request.method, handler, request.args))
             except OnyxqError as error:
                 request.fail(error)
+
+    def screen(self, method: str, size: int) -> None:
+        """Judge a request before its arguments are decoded; raises `Overloaded`."""
+        if method in ADMITTED:
+            self.admission.check(size)
+
+    @contextmanager
+    def _admitted(self, request: Request) -> Iterator[None]:
+        """Count a write that came over the wire while it is served; raises `Overloaded`."""
+        method = request.method.removeprefix("lead.")
+        if method not in ADMITTED:
+            yield
+            return
+        with self.admission.admitted(request.caller, request.size, urgent=method in URGENT):
+            yield
 
     async def _perform(self, method: str, handler: Handler, args: dict[str, Any]) -> Any:
         """The answer of a method; raises `OnyxqError` only, and `BadRequest` only if nothing was changed."""
@@ -513,6 +542,8 @@ class Service:
         metrics.log_position.set(node.replica.position)
         metrics.log_lag_entries.set(node.log_lag)
         metrics.log_went_back.set(int(node.went_back is not None))
+        metrics.writes_bytes.set(self.admission.bytes)
+        metrics.writes_refused.set(self.admission.refused)
         self._sync_metrics()
         metrics.store_writable.set(int(not node.store.condition.refusal))
         if node.driving is not None:

@@ -74,6 +74,16 @@ class Request:
         """False once answered or withdrawn."""
 
     @property
+    def caller(self) -> object:
+        """The connection that it came by."""
+        return self._exchange
+
+    @property
+    def size(self) -> int:
+        """Bytes of it as it is in memory."""
+        return self._size
+
+    @property
     def one_way(self) -> bool:
         """Nobody waits for an answer."""
         return self._number < 0

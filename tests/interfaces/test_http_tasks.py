@@ -11,8 +11,10 @@ import httpx
 
 from onyxq.errors import Overloaded, Unavailable, Unknown
 from onyxq.facts import RUN_BYTES_MAX, unpack_task
+from onyxq.http.app import create_app
 from onyxq.http.keys import KEY_AGE_MAX_MS, KEYS_MAX, Keys
 from onyxq.ids import make_id, ms_of, offset_of, partition_of, with_counter
+from onyxq.peer.admission import Admission
 from tests.interfaces.http_world import NOW_MS, FakeService, check_problem, client_of, on_trio, world
 
 NDJSON = {"accept": "application/x-ndjson"}
@@ -242,6 +244,24 @@ async def test_overload_says_when_to_try_again() -> None:
         answer = await client.post("/v1/tasks", json={"tasks": [{"queue": "a"}]})
         check_problem(answer, 429, code="overloaded")
         assert int(answer.headers["retry-after"]) >= 1
+
+
+@on_trio
+async def test_a_full_queue_of_writes_is_told_before_the_body_is_looked_at() -> None:
+    """429 with the pause that the queue asks for; reads and small writes are answered, and nothing was stored."""
+    service = FakeService()
+    admission = Admission(lambda: 0.0)
+    app = create_app(service, admission=admission, now_ms=lambda: NOW_MS, random_64=lambda: 42)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+        with admission.admitted("flood", 1 << 26):
+            for content in (json.dumps({"tasks": [{"queue": "a", "data": "x" * 100_000}]}), "{" * 100_000):
+                answer = await client.post("/v1/tasks", content=content)
+                check_problem(answer, 429, code="overloaded")
+                assert int(answer.headers["retry-after"]) >= 4
+            assert not service.tasks
+            assert (await client.get("/v1/queues")).status_code == 200
+        assert (await client.post("/v1/tasks", json={"tasks": [{"queue": "a"}]})).status_code == 201
+    assert admission.bytes == 0
 
 
 # --- idempotency --------------------------------------------------------------
