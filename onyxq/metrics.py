@@ -224,7 +224,6 @@ class Metrics:
             "onyxq_sync_partitions_left", "Partitions led here of which a live holder lacks something still.", "node"
         )
         self.purged_rows = Counter("onyxq_purged_rows_total", "Rows of purged tasks that this node deleted.")
-        self.writes_bytes = Gauge("onyxq_writes_bytes", "Bytes of the writes that this peer is serving.")
         self.writes_refused = Gauge(
             "onyxq_writes_refused", "Writes that this peer has refused as overloaded since it started."
         )

@@ -11,7 +11,7 @@ from typing import Any
 
 import anyio
 
-from onyxq.access.checking import Ask, check_role, check_size, look_up, unmet
+from onyxq.access.checking import Ask, check_role, look_up, unmet
 from onyxq.access.grants import ALL, Access, Grants, digest_of
 from onyxq.access.table import Need
 from onyxq.errors import OnyxqError, Unauthorized
@@ -76,7 +76,6 @@ class Caller:
         if self._grants.pace is not None:
             self._grants.pace.take(anyio.current_time())
         check_role(self._grants, operation)
-        check_size(operation, size)
         self._screen(operation, size)
 
     def dispatch(self, request: Request) -> None:

@@ -24,7 +24,6 @@ from anyio.streams.tls import TLSAttribute
 from attrs import field, frozen
 
 from onyxq.access.certificates import PLAIN, Certificates
-from onyxq.access.checking import check_size
 from onyxq.access.credentials import ANONYMOUS, ZookeeperCredentials
 from onyxq.access.grants import OPEN, Access
 from onyxq.access.hosts import Hosts, hosts
@@ -300,13 +299,9 @@ class RunningNode:
         bounds = Bounds()
         access, encrypted = self.config.access, bool(self.config.certificates)
 
-        def admit(method: str, size: int) -> None:
-            check_size(method, size)
-            service.screen(method, size)
-
         async def handler(stream: ByteStream) -> None:
             if not access and not encrypted:
-                await serve(stream, hello=node.welcome, dispatch=service.dispatch, bounds=bounds, admit=admit)
+                await serve(stream, hello=node.welcome, dispatch=service.dispatch, bounds=bounds, admit=service.screen)
                 return
             caller = Caller(
                 access,

@@ -15,6 +15,7 @@ from typing import Any
 
 import trio
 
+from onyxq.access.checking import check_size
 from onyxq.claims import AHEAD_MS_MAX
 from onyxq.effects import serving
 from onyxq.errors import Forbidden, NotFound, OnyxqError, Unavailable
@@ -63,7 +64,8 @@ READS = frozenset(
     backup.rows cluster count dead extension get health ids job.get job.list job.wait list log log.raw metrics origin
     partition partitions peers periodic.get periodic.list queue.get queues queues.page rates replica ring routes
     task_history task_log taskstore.group taskstore.groups taskstore.tasks tasks.bodies timer.get timer.list workers
-    cohort.covering cohort.hours cohort.keys cohort.leaves cohort.pending cohort.position cohort.rows job.told
+    cohort.covering cohort.hours cohort.keys cohort.leaves cohort.pending cohort.position cohort.rows
+    cohort.step job.told
     lead.bodies lead.counts lead.dead lead.depended lead.head lead.list lead.outcomes lead.rates lead.rows
     lead.timer.find lead.told lead.view lead.waiting
     """.split()
@@ -265,7 +267,8 @@ class Service:
                 request.fail(error)
 
     def screen(self, method: str, size: int) -> None:
-        """Judge a request before its arguments are decoded; raises `Overloaded`."""
+        """Judge a request before its arguments are decoded; raises `TooLarge`, `Overloaded`."""
+        check_size(method, size)
         if method in ADMITTED:
             self.admission.check(size)
 
@@ -542,7 +545,6 @@ class Service:
         metrics.log_position.set(node.replica.position)
         metrics.log_lag_entries.set(node.log_lag)
         metrics.log_went_back.set(int(node.went_back is not None))
-        metrics.writes_bytes.set(self.admission.bytes)
         metrics.writes_refused.set(self.admission.refused)
         self._sync_metrics()
         metrics.store_writable.set(int(not node.store.condition.refusal))
