@@ -11,7 +11,7 @@ from attrs import define, field
 
 from onyxq.access.checking import Guarded
 from onyxq.access.grants import Access, Token
-from onyxq.errors import NotFound
+from onyxq.errors import Forbidden, NotFound
 from onyxq.facts import pack_task
 from onyxq.ids import ids_of
 from onyxq.peer.local_cluster import LocalCluster
@@ -134,6 +134,31 @@ def test_a_call_is_refused_while_the_queue_of_its_task_is_unknown(kind: int) -> 
     guarded = Guarded(node, Access((TOKEN,), "").of_token("a token for ours only"))
     with pytest.raises(NotFound):
         trio.run(guarded.call, operation, args)
+    assert node.done == []
+
+
+@define
+class Paged:
+    """A node that looks up one run at a time; the last one is of another queue."""
+
+    done: list[str] = field(factory=list)
+
+    async def call(self, method: str, args: dict[str, Any]) -> Any:
+        """Do every call; a look-up answers for the first run and gives back the rest."""
+        if method == "tasks.bodies":
+            first, *rest = args["runs"]
+            queue = OURS if rest else THEIRS
+            return {"bodies": [[first[0], pack_task({"queue": queue}, [b"x"])]], "missing": [], "rest": rest}
+        self.done.append(method)
+        return {}
+
+
+def test_every_page_of_a_look_up_is_checked() -> None:
+    """Also what the node leaves for a later page."""
+    node = Paged()
+    guarded = Guarded(node, Access((TOKEN,), "").of_token("a token for ours only"))
+    with pytest.raises(Forbidden):
+        trio.run(guarded.call, "cancel", {"ids": [fresh_id() for _ in range(3)]})
     assert node.done == []
 
 
