@@ -22,6 +22,10 @@ class SimulatedDisk:
         self.tables = MemoryTables()
         self.failing = False
         """While set, nothing is taken: the disk is full or broken."""
+        self.damaged = False
+        """A page is damaged: the next store finds nothing."""
+        self._refused = 0
+        self._lands = False
         self.bytes_written = 0
         self.syncs = 0
         self.delay_ms = delay_ms
@@ -32,7 +36,13 @@ class SimulatedDisk:
     def open(self) -> int:
         """Begin a run of a store; a store of an earlier run writes no more."""
         self._run += 1
+        if self.damaged:
+            self.tables, self.damaged = MemoryTables(), False
         return self._run
+
+    def refuse(self, *, times: int, lands: bool) -> None:
+        """Refuse the next writes; each is on the disk nevertheless if it ``lands``."""
+        self._refused, self._lands = times, lands
 
     async def sync(self, run: int, apply: Callable[[], None], size: int) -> None:
         """Take the bytes after the delay, all or nothing."""
@@ -41,6 +51,11 @@ class SimulatedDisk:
         try:
             await trio.sleep(self.delay_ms() / 1000)
             self._check(run)
+            if self._refused:
+                self._refused -= 1
+                if self._lands:
+                    apply()
+                raise StoreFailed("the simulated disk refused a write")
             apply()
         finally:
             if run == self._run:

@@ -14,6 +14,7 @@ from typing import Protocol
 from attrs import evolve, field, frozen
 
 from simulation.explorer import under_load
+from simulation.failing_disks import failing_disks
 from simulation.faults import EPISODES, storm
 from simulation.load import Mix
 from simulation.load_rules import RulesMix
@@ -89,6 +90,15 @@ class Faults:
         """Let them happen; afterwards nothing is broken."""
         if self.episodes:
             await storm(world, names=self.episodes, rounds=self.rounds, at_once=self.at_once, rest_s=self.rest_s)
+
+
+@frozen
+class FailingDisks(Faults):
+    """Machine after machine has a disk that fails; see `simulation.failing_disks`."""
+
+    async def befall(self, world: World) -> None:
+        """See `Faults.befall`."""
+        await failing_disks(world)
 
 
 NO_FAULTS = Faults("none", "nothing goes wrong", ())
@@ -371,6 +381,13 @@ _ALL: tuple[Workload, ...] = (
     LoadWorkload("membership", "machines come and go, partitions move", MEMBERSHIP, _some, _plain_mix),
     LoadWorkload("clocks", "every clock is wrong at some time", CLOCKS, _three, _leases_mix),
     LoadWorkload("disks", "bit rot, full and slow disks, crashes", DISKS, _three, _plain_mix),
+    LoadWorkload(
+        "failing_disk",
+        "writes that are refused and may have landed, pages that are damaged, disks that take nothing",
+        FailingDisks("failing disks", "one machine's disk after the other fails", ()),
+        _some,
+        _plain_mix,
+    ),
     LoadWorkload("log", "outages, lost sessions, collections under slow readers", LOG, _three, _plain_mix),
     LoadWorkload("everything", "any fault at any time", EVERYTHING, _five, _standard_mix),
     MovesWorkload("transactions", "moves by transactions, churn and message faults", CHURN_AND_MESSAGES, _five),

@@ -11,7 +11,7 @@ fault and scheduling order, so a failing run can be repeated.  Hours pass in sec
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -22,10 +22,11 @@ from log_entries.registry import ENTRIES
 from onyxq.client import AsyncClient
 from onyxq.client.values import Task
 from onyxq.entry import Entries
-from onyxq.errors import LogUnavailable, NotFound, OnyxqError
+from onyxq.errors import LogUnavailable, NotFound, OnyxqError, causes
 from onyxq.jobs.hosts import Launch
 from onyxq.jobs.launching import launch
 from onyxq.log.interface import Record, Trimmed
+from onyxq.peer.clock import WallClock
 from onyxq.peer.daemon import PeerConfig, RunningNode
 from onyxq.replica import Replica
 from onyxq.store.memory import MemoryStore, MemoryTables
@@ -139,6 +140,8 @@ class SimulatedNode:
     scope: trio.CancelScope = field(factory=trio.CancelScope)
     ended: trio.Event = field(factory=trio.Event)
     killed: bool = False
+    store: MemoryStore | None = None
+    """Of the last process."""
     known_id: str = ""
     """The id in the data directory, as a process there once told; empty before the first."""
     error: OnyxqError | None = None
@@ -264,7 +267,7 @@ class World:
             node.log,
             network=node.network,
             clock=node.clock,
-            open_store=lambda _, clock: MemoryStore(node.disk, now_ms=clock.wall_ms),
+            open_store=lambda _, clock: self._open_store(node, clock),
             seed=self.random.getrandbits(64),
             offload=_in_place,
             entries=node.entries,
@@ -273,13 +276,18 @@ class World:
         )
         self.nursery.start_soon(self._run, node, node.running)
 
+    def _open_store(self, node: SimulatedNode, clock: WallClock) -> MemoryStore:
+        if node.disk.damaged:
+            node.known_id = ""
+        node.store = MemoryStore(node.disk, now_ms=clock.wall_ms)
+        return node.store
+
     async def _run(self, node: SimulatedNode, running: RunningNode) -> None:
         try:
             with node.scope:
                 await running.run()
         except BaseException as error:
-            if isinstance(error, BaseExceptionGroup):
-                node.error = next((one for one in _leaves(error) if isinstance(one, OnyxqError)), None)
+            node.error = next((one for one in causes(error) if isinstance(one, OnyxqError)), None)
             if not node.killed and not (node.may_end and node.error is not None):
                 raise
         finally:
@@ -506,14 +514,6 @@ class World:
     def replicas(self) -> list[tuple[str, Replica]]:
         """Name and replica of every node that runs."""
         return [(node.name, node.replica) for node in self.nodes if node.replica is not None and not node.astray]
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error
 
 
 async def _in_place(function: Callable[..., Any], *args: Any) -> Any:

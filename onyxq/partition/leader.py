@@ -246,8 +246,13 @@ class PartitionLeader:
     def _heard_error(self, node: str, error: OnyxqError) -> None:
         if isinstance(error, StaleEpoch):
             self.deposed = True
-        self.current.discard(node)
-        if (event := self._behind.get(node)) is not None:
+        if node == self._host.node_id:
+            # It has all that was acknowledged, but not what others may have of this write: they are compared now.
+            behind = list(self._behind.values())
+        else:
+            self.current.discard(node)
+            behind = [self._behind[node]] if node in self._behind else []
+        for event in behind:
             event.set()
 
     # --- takeover, in the background until cancelled

@@ -171,6 +171,7 @@ class Node:
 
     async def run(self) -> None:
         """Background work until cancelled."""
+        self.store.condition.on_return(self._look_again)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.history.run)
             nursery.start_soon(self.granter.run)
@@ -549,6 +550,12 @@ class Node:
         if leader is not None:
             release = release_claims.Release(token, facts.RELEASED, 0, 0, "", tuple(runs))
             self.submit_lazily(release_claims.Args(partition, leader.epoch, (release,)))
+
+    def _look_again(self) -> None:
+        """A write that was refused may have landed: what it made ready is not known here yet."""
+        for number in self.granter.led():
+            self.granter.restart_windows(number)
+            self.upcoming.lead(number)
 
     def corrupt(self, partition: int, error: Corrupt) -> None:
         """A row is damaged: say so loudly. Its repair is under way."""

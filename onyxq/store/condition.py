@@ -26,6 +26,7 @@ class Condition:
         """When the disk last took a write, or writes began to wait for it."""
         self._waiting = 0
         self._ending: Callable[[], object] = lambda: None
+        self._returning: Callable[[], object] = lambda: None
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -39,9 +40,11 @@ class Condition:
             self._waiting -= 1
 
     def wrote(self) -> None:
-        """The disk took a write."""
-        self.refusal = ""
+        """The disk took a write, which can be read."""
+        was, self.refusal = self.refusal, ""
         self._since = trio.current_time()
+        if was:
+            self._returning()
 
     def refused(self, why: str) -> None:
         """A write that waited was not taken."""
@@ -56,6 +59,10 @@ class Condition:
         if self.fatal is None:
             self.fatal = error
             self._ending()
+
+    def on_return(self, returning: Callable[[], object]) -> None:
+        """Call ``returning`` whenever the disk takes writes again: what it refused may be in the store."""
+        self._returning = returning
 
     def on_end(self, ending: Callable[[], object]) -> None:
         """Call ``ending`` once the store can be used no longer, or now if that is so already."""

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import trio
 
-from onyxq.errors import OnyxqError, StoreFailed
+from onyxq.errors import OnyxqError, StoreDamaged, StoreFailed
 from onyxq.store.indexing import Applier, PreparedBatch, prepare_batch
 from onyxq.store.interface import Batch, Rider, Written
 from onyxq.store.purging import watermarks_in
@@ -149,9 +149,9 @@ class MemoryStore(StoreReads):
         super().__init__()
         self._disk: Disk = disk or PlainDisk()
         self._now_ms = now_ms or (lambda: time.time_ns() // 1_000_000)
+        self._run = self._disk.open()
         self._tables = self._disk.tables
         self._watermarks = watermarks_in(self._tables.meta)
-        self._run = self._disk.open()
         self._waiting: list[_Ticket] = []
         self._turn = trio.Lock()
         self._closed = False
@@ -160,6 +160,8 @@ class MemoryStore(StoreReads):
         """Make a batch durable; raises `StoreFailed` (it may or may not be stored), and `BadRequest`: nothing is."""
         if self._closed:
             raise StoreFailed("the store is closed")
+        if self.condition.fatal is not None:
+            raise self.condition.fatal
         ticket = _Ticket(prepare_batch(batch))
         self._note_purge(batch)
         self._waiting.append(ticket)
@@ -188,7 +190,7 @@ class MemoryStore(StoreReads):
 
         try:
             await self._disk.sync(self._run, apply, sum(ticket.prepared.bytes for ticket in group))
-        except StoreFailed as error:
+        except (StoreFailed, StoreDamaged) as error:
             self.condition.refused(error.message)
             for ticket in group:
                 ticket.outcome = error
@@ -198,6 +200,10 @@ class MemoryStore(StoreReads):
         for ticket in group:
             if ticket.rider is not None and ticket.outcome is not None:
                 ticket.rider.heard(ticket.outcome)
+
+    def read_through(self, tables: MemoryTables) -> None:
+        """Read and write through other tables, which stand before those of the disk."""
+        self._tables = tables
 
     async def aclose(self) -> None:
         """Finish what waits."""

@@ -7,6 +7,7 @@ from simulation.planted.bugs_backup import BACKUP_BUGS
 from simulation.planted.bugs_batches import BATCH_BUGS
 from simulation.planted.bugs_cancelling import CANCELLING_BUGS
 from simulation.planted.bugs_copies import COPY_BUGS
+from simulation.planted.bugs_disks import DISK_BUGS
 from simulation.planted.bugs_jobs import JOB_BUGS
 from simulation.planted.bugs_looks import LOOK_BUGS
 from simulation.planted.bugs_recovery import RECOVERY_BUGS
@@ -393,6 +394,7 @@ PLANTED: tuple[Planted, ...] = (
     ),
     *AHEAD_BUGS,
     *COPY_BUGS,
+    *DISK_BUGS,
     *RULE_BUGS,
     *CANCELLING_BUGS,
     *RETENTION_BUGS,
