@@ -11,7 +11,7 @@ from attrs import define, field
 
 from onyxq.access.checking import Guarded
 from onyxq.access.grants import Access, Token
-from onyxq.errors import Forbidden, NotFound
+from onyxq.errors import Forbidden, NotFound, Unauthorized
 from onyxq.facts import pack_task
 from onyxq.ids import ids_of
 from onyxq.peer.local_cluster import LocalCluster
@@ -151,6 +151,14 @@ class Paged:
             return {"bodies": [[first[0], pack_task({"queue": queue}, [b"x"])]], "missing": [], "rest": rest}
         self.done.append(method)
         return {}
+
+
+@pytest.mark.parametrize("secret", [None, ""])
+@pytest.mark.parametrize("credential", [None, "", "a token for everything"])
+def test_without_a_secret_nobody_is_taken_for_a_peer(secret: str | None, credential: str | None) -> None:
+    """A cluster of one peer may ask for tokens and have no secret; an empty credential must not match that."""
+    with pytest.raises(Unauthorized):
+        Access((ALL,), secret).check_peer(credential)
 
 
 def test_every_page_of_a_look_up_is_checked() -> None:
