@@ -32,7 +32,7 @@ RESTART_S = 0.3
 """How long the damaged log is away before it answers."""
 STORED_S = 6.0
 """After this time without a fault every store has how far its node has read."""
-NOTICE_S = 20.0
+NOTICE_S = 6.0
 """Within this time every node must have said that the log went back."""
 NOISE = b"not a record"
 

@@ -11,6 +11,7 @@ from simulation.planted.bugs_disks import DISK_BUGS
 from simulation.planted.bugs_jobs import JOB_BUGS
 from simulation.planted.bugs_looks import LOOK_BUGS
 from simulation.planted.bugs_recovery import RECOVERY_BUGS
+from simulation.planted.bugs_restored_log import RESTORED_LOG_BUGS
 from simulation.planted.bugs_retention import RETENTION_BUGS
 from simulation.planted.bugs_rules import RULE_BUGS
 from simulation.planted.bugs_shares import SHARE_BUGS
@@ -405,6 +406,7 @@ PLANTED: tuple[Planted, ...] = (
     *BATCH_BUGS,
     *BACKUP_BUGS,
     *RECOVERY_BUGS,
+    *RESTORED_LOG_BUGS,
     *LOOK_BUGS,
     *TIMER_BUGS,
     *TOKEN_BUGS,
