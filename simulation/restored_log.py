@@ -32,7 +32,7 @@ RESTART_S = 0.3
 """How long the damaged log is away before it answers."""
 STORED_S = 6.0
 """After this time without a fault every store has how far its node has read."""
-NOTICE_S = 6.0
+NOTICE_S = 8.0
 """Within this time every node must have said that the log went back."""
 NOISE = b"not a record"
 
@@ -149,6 +149,7 @@ class RestoredLog:
             damaged.pulse_owners |= {peer: said for peer, said in self._true.pulse_owners.items() if said[0] is session}
             session.backend = damaged
             damaged.reconnect(session)
+            self._true.notify()  # calls that wait for the session to reconnect look at it again
 
     # --- what is judged
 

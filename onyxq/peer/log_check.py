@@ -25,7 +25,10 @@ from onyxq.step import step
 from onyxq.store.interface import MILESTONES_META, Store
 
 LOOK_EVERY_S = 2.0
+SESSION_LOOK_S = 1.5
+"""How long the session may take to look: one that breaks meanwhile would wait until it reconnects."""
 LOOK_TIMEOUT_S = 5.0
+"""How long a connection of its own may take."""
 READ_WAIT_S = 0.5
 """How long a node that was asked for a promise waits until it has read what the leader has."""
 READ_TIMEOUT_S = 1.0
@@ -123,18 +126,25 @@ async def watch(node: WatchedNode, session: LogSession, look: Look) -> None:
     while True:
         await trio.sleep(LOOK_EVERY_S)
         position, known = node.replica.position, node.records.newest
-        with trio.move_on_after(LOOK_TIMEOUT_S):
-            try:
-                if session.connected:
-                    connected_at = trio.current_time()
+        found: Record | Trimmed | None = None
+        try:
+            if session.connected:
+                connected_at = trio.current_time()
+                with trio.move_on_after(SESSION_LOOK_S):
                     if _fits(position, known, await session.look(position)):
                         continue
-                check_record(position, known, await look(position))
-            except LogUnavailable:
-                continue
-            away_s = trio.current_time() - connected_at
-            if away_s > AWAY_TIMEOUTS * node.replica.settings.session_timeout_ms / 1000:
-                raise SessionLost("the log answers, but not to this session, which must have expired")
+            with trio.move_on_after(LOOK_TIMEOUT_S) as looking:
+                found = await look(position)
+        except LogUnavailable:
+            continue
+        if looking.cancelled_caught:
+            continue
+        check_record(position, known, found)
+        away_s = trio.current_time() - connected_at
+        # A log is not trimmed beyond what its peers have read: who is disconnected then is no peer any more.
+        stale = isinstance(found, Trimmed) and not session.connected
+        if stale or away_s > AWAY_TIMEOUTS * node.replica.settings.session_timeout_ms / 1000:
+            raise SessionLost("the log answers, but not to this session, which must have expired")
 
 
 def _fits(position: int, known: Record | None, found: Record | Trimmed | None) -> bool:

@@ -31,9 +31,9 @@ RESTORED_LOG_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "a running node does not look at the log",
-        "onyxq/peer/log_check.py",
-        "check_record(position, known, await look(position))",
-        "await look(position)",
+        "onyxq/peer/peer.py",
+        "nursery.start_soon(watch, node, session, self._look)",
+        "nursery.start_soon(trio.sleep_forever)",
         "a node whose session is refused says nothing",
         "restored_log",
     ),
