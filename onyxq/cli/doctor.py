@@ -161,7 +161,10 @@ def credentials(context: Context) -> Iterator[Finding]:
     except OnyxqError as error:
         yield Finding("credentials", FAILED, error.message, error.advice)
         return
-    if access:
+    if access and context.text("zookeeper") and not context.text("zookeeper_auth"):
+        exposed = "whoever can write to ZooKeeper learns the peers' secret"
+        yield Finding("credentials", WARNING, exposed, "Set zookeeper_auth, then: onyxq cluster protect NAME.")
+    elif access:
         yield Finding("credentials", OK, f"{len(access.tokens)} tokens are asked for")
     elif context.switched_on("allow_anyone"):
         yield Finding("credentials", WARNING, "whoever reaches a port may do everything", "Configure tokens: --access.")

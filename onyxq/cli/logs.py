@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import textwrap
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from typing import Any
 
 from onyxq.cli.context import Context
 from onyxq.config import SECRET
@@ -24,7 +26,7 @@ def set_up(context: Context, text: str = TEXT) -> None:
     """Log from now on as the settings say; ``text``: the form of a line of text. Raises `BadRequest`."""
     form, level = _one_of(context, "log_format", FORMATS), _one_of(context, "log_level", LEVELS)
     handler = logging.StreamHandler()
-    formatter = JsonLines() if form == "json" else logging.Formatter(text)
+    formatter = JsonLines() if form == "json" else TextLines(text)
     handler.setFormatter(Hiding(formatter, secrets_of(context)))
     logging.basicConfig(level=level.upper(), handlers=[handler])
 
@@ -60,6 +62,22 @@ class Hiding(logging.Formatter):
         for secret in self._secrets:
             line = line.replace(secret, HIDDEN)
         return line
+
+
+class TextLines(logging.Formatter):
+    """One line a message: what callers put into it can begin no line that looks like another message.
+
+    The lines of an error that follow a message are indented.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # the name that logging has
+        """Return the first line."""
+        record.message = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        """Return the lines of an error."""
+        return textwrap.indent("\n".join(super().formatException(ei).splitlines()), "  ", lambda line: True)
 
 
 class JsonLines(logging.Formatter):

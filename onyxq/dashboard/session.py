@@ -17,6 +17,8 @@ from onyxq.http.endpoint import Call, Endpoint, Failure
 from onyxq.http.problems import error_headers
 
 COOKIE = "onyxq_session"
+SECURE_COOKIE = "__Host-onyxq_session"
+"""The same over TLS: browsers take it from this very host alone, not from one beside it in the domain."""
 TOKEN_CHARS_MAX = 1_000
 LOGIN = "/ui/login"
 
@@ -53,11 +55,11 @@ def _token(headers: Headers) -> str:
 
 
 def _kept(headers: Mapping[str, str]) -> str:
+    found: dict[str, str] = {}
     for part in headers.get("cookie", "").split(";"):
         name, _, value = part.strip().partition("=")
-        if name == COOKIE:
-            return unquote(value)
-    return ""
+        found.setdefault(name, value)
+    return unquote(found.get(SECURE_COOKIE, found.get(COOKIE, "")))
 
 
 def refused(failure: Failure) -> Response:
@@ -85,17 +87,21 @@ async def post_login(call: Call) -> Response:
     """Keep the token; whether it is known shows with the next page, as with any other request."""
     token = call.body.get("token", [""])[0].strip()
     there = _local(call.body.get("next", ["/"])[0])
-    secure = "; Secure" if call.headers.get("origin", "").startswith("https:") else ""
     answer = RedirectResponse(there, status_code=303, headers=dict(HEADERS))
-    answer.headers["set-cookie"] = f"{COOKIE}={quote(token[:TOKEN_CHARS_MAX])}; {_ATTRIBUTES}{secure}"
+    answer.headers["set-cookie"] = _cookie(call, quote(token[:TOKEN_CHARS_MAX]))
     return answer
 
 
 async def post_logout(call: Call) -> Response:
     """Forget the token."""
     answer = RedirectResponse(LOGIN, status_code=303, headers=dict(HEADERS))
-    answer.headers["set-cookie"] = f"{COOKIE}=; Max-Age=0; {_ATTRIBUTES}"
+    answer.headers["set-cookie"] = _cookie(call, "") + "; Max-Age=0"
     return answer
+
+
+def _cookie(call: Call, value: str) -> str:
+    encrypted = call.headers.get("origin", "").startswith("https:")
+    return f"{SECURE_COOKIE}={value}; Secure; {_ATTRIBUTES}" if encrypted else f"{COOKIE}={value}; {_ATTRIBUTES}"
 
 
 _ATTRIBUTES = "Path=/; HttpOnly; SameSite=Strict"

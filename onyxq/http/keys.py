@@ -3,9 +3,9 @@
 The ids of a keyed request follow from the key (maker field), from the time of its first
 arrival and from the partitions chosen then; the last two are remembered here, in memory.
 
-Limits: a key is remembered for 24 hours by the peer that got it, at most 65,536 keys at
-a time (the oldest go first), and not across a restart of that peer.  A request that must
-be safe to repeat beyond that, or to another peer, carries ids from ``GET /v1/ids``.
+Limits: a key is remembered for 24 hours by the peer that got it, at most 65,536 keys at a time
+(of the credential that has the most, the oldest goes first), and not across a restart of that
+peer.  A request that must be safe to repeat beyond that, or to another peer, carries ids from ``GET /v1/ids``.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ KEY_AGE_MAX_MS = 24 * 3_600_000
 class Keyed:
     """What is remembered of a key's first request."""
 
+    owner: str
+    """Names the credential that the key came with."""
     key: bytes
     body: bytes
     """Digest of the request's body."""
@@ -40,14 +42,16 @@ class Keyed:
 
 
 class Keys:
-    """The keys seen lately, oldest first."""
+    """The keys seen lately: those of a credential with many make room for those of the others."""
 
     def __init__(self, *, keys_max: int = KEYS_MAX) -> None:
         self._keys_max = keys_max
-        self._seen: dict[bytes, Keyed] = {}
+        self._seen: dict[str, dict[bytes, Keyed]] = {}
+        """Of each owner, oldest first."""
+        self._count = 0
 
     def __len__(self) -> int:
-        return len(self._seen)
+        return self._count
 
     def find(self, key: str, *, owner: str, body: bytes, now_ms: int) -> Keyed:
         """What is known of the key, or a first record of it that is not stored yet.
@@ -57,9 +61,9 @@ class Keys:
         """
         digest = blake2b(f"{len(owner)}:{owner}{key}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
         body_digest = blake2b(body, digest_size=16).digest()
-        keyed = self._seen.get(digest)
+        keyed = self._seen.get(owner, {}).get(digest)
         if keyed is None or keyed.at_ms <= now_ms - KEY_AGE_MAX_MS:
-            return Keyed(digest, body_digest, now_ms)
+            return Keyed(owner, digest, body_digest, now_ms)
         if keyed.body != body_digest:
             raise Conflict(
                 "this Idempotency-Key came with another body before",
@@ -70,12 +74,21 @@ class Keys:
 
     def store(self, keyed: Keyed) -> None:
         """Remember the record of a request that is about to be sent on."""
-        if self._seen.get(keyed.key) is keyed:
+        own = self._seen.setdefault(keyed.owner, {})
+        if own.get(keyed.key) is keyed:
             return
-        while self._seen:
-            digest, oldest = next(iter(self._seen.items()))
-            if len(self._seen) < self._keys_max and oldest.at_ms > keyed.at_ms - KEY_AGE_MAX_MS:
-                break
-            del self._seen[digest]
-        self._seen.pop(keyed.key, None)
-        self._seen[keyed.key] = keyed
+        self._count -= own.pop(keyed.key, None) is not None
+        while own and next(iter(own.values())).at_ms <= keyed.at_ms - KEY_AGE_MAX_MS:
+            self._forget(keyed.owner)
+        while self._count >= self._keys_max:
+            self._forget(max(self._seen, key=lambda owner: len(self._seen[owner])))
+        self._seen.setdefault(keyed.owner, {})[keyed.key] = keyed
+        self._count += 1
+
+    def _forget(self, owner: str) -> None:
+        """Forget the oldest key of an owner."""
+        found = self._seen[owner]
+        del found[next(iter(found))]
+        self._count -= 1
+        if not found:
+            del self._seen[owner]

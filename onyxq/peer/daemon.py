@@ -510,6 +510,8 @@ def check_config(config: PeerConfig) -> None:
         raise BadRequest(f"taskstore_unit must be {known}, not {config.taskstore_unit!r}", field="taskstore_unit")
     targets(config.timer_targets, listens=(), asks=True)
     _hosts(config)
+    if config.access and config.zookeeper and not config.zookeeper_credentials.auth:
+        log.warning("without zookeeper_auth whoever can write to ZooKeeper learns the peers' secret")
     if config.record_archive:
         pyarrow()  # without it nothing could ever be trimmed
 

@@ -10,7 +10,7 @@ import pytest
 
 from onyxq.access.grants import Access, Token
 from onyxq.dashboard import ENDPOINTS
-from onyxq.dashboard.session import refused
+from onyxq.dashboard.session import COOKIE, SECURE_COOKIE, refused
 from onyxq.http.app import ENDPOINTS as ALL
 from onyxq.http.app import create_app
 from tests.interfaces.http_world import FakeService, app_of, on_trio
@@ -58,14 +58,6 @@ async def test_a_session_shows_pages() -> None:
         assert page.status_code == 200 and "Sign out" in page.text
         await client.post("/ui/logout", headers=SITE)
         assert (await client.get("/ui/dead")).status_code == 303
-
-
-@on_trio
-async def test_over_tls_the_cookie_stays_there() -> None:
-    """It is marked so that browsers never send it in the clear."""
-    async with browser() as (_, client):
-        answer = await client.post("https://peer/ui/login", data={"token": "t"}, headers={"origin": "https://peer"})
-        assert answer.headers["set-cookie"].endswith("; Secure")
 
 
 @on_trio
@@ -181,3 +173,16 @@ async def test_a_wrong_method_on_a_page_names_the_right_ones() -> None:
         answer = await client.put("/ui/queues")
         assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD, OPTIONS")
         assert "text/html" in answer.headers["content-type"]
+
+
+@on_trio
+async def test_over_tls_the_session_belongs_to_this_host_alone() -> None:
+    """It is never sent in the clear; another host of the domain can neither read it nor put its own in its place."""
+    async with browser() as (_, client):
+        for path, data in (("/ui/login", {"token": "r-token"}), ("/ui/logout", {})):
+            answer = await client.post(f"https://peer{path}", data=data, headers={"origin": "https://peer"})
+            said = answer.headers["set-cookie"]
+            assert said.startswith(f"{SECURE_COOKIE}=") and "; Secure; Path=/; " in said and "Domain" not in said
+    async with browser() as (_, client):
+        theirs = f"{COOKIE}=theirs; {SECURE_COOKIE}=r-token; {COOKIE}=theirs"
+        assert (await client.get("/ui/dead", headers={"cookie": theirs})).status_code == 200

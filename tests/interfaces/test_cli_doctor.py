@@ -124,6 +124,17 @@ def test_a_disk_that_is_nearly_full_fails(examine: Any, monkeypatch: pytest.Monk
         assert examine()[1]["disk"][0]["state"] == state
 
 
+def test_a_secret_that_zookeeper_s_writers_learn_is_told(examine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peers show their secret to the addresses in the log; without a credential anybody may change these."""
+    monkeypatch.setenv("ONYXQ_TOKENS", "a-token-of-some-length=admin")
+    monkeypatch.setenv("ONYXQ_PEER_SECRET", "what the peers share")
+    for auth, state in (("", "warning"), ("digest:u:p", "ok")):
+        monkeypatch.setenv("ONYXQ_ZOOKEEPER_AUTH", auth)
+        _, found = examine("--zookeeper", "127.0.0.1:1")
+        assert found["credentials"][0]["state"] == state
+        assert ("peers' secret" in found["credentials"][0]["found"]) == (state == "warning")
+
+
 def test_zookeeper_that_is_away_old_or_silent_is_told(examine: Any) -> None:
     """One finding for each server, and one about the majority."""
     old = b"Zookeeper version: 3.4.14-1, built on 2019\nMode: follower\n"

@@ -124,3 +124,17 @@ def test_a_worker_logs_json(tmp_path: Any) -> None:
     assert ended.returncode == 3, ended.stderr
     (line,) = [json.loads(line) for line in ended.stderr.splitlines() if line.startswith("{")]
     assert (line["logger"], line["message"]) == ("shop", "the token is (hidden)")
+
+
+def test_no_message_begins_a_line_that_looks_like_another() -> None:
+    """Line breaks, and whatever moves a terminal's cursor, are shown as escapes; an error's lines are indented."""
+    formatter = logs.TextLines("%(levelname)s %(message)s")
+    forged = "path\r\nERROR forged\x1b[2J\u2028ERROR too"
+    record = logging.LogRecord("a", logging.INFO, "", 0, "a request to %s failed", (forged,), None)
+    assert formatter.format(record) == "INFO a request to path\\r\\nERROR forged\\x1b[2J\\u2028ERROR too failed"
+    try:
+        raise ValueError("wrong\nERROR forged")
+    except ValueError:
+        record = logging.LogRecord("a", logging.INFO, "", 0, "failed", (), sys.exc_info())
+    first, *rest = formatter.format(record).splitlines()
+    assert first == "INFO failed" and rest and all(line.startswith("  ") for line in rest)

@@ -350,6 +350,18 @@ def test_keys_are_bounded_in_number_and_age() -> None:
     assert KEYS_MAX == 65_536
 
 
+def test_the_keys_of_one_credential_push_out_no_other_s() -> None:
+    """A client that uses many keys forgets its own."""
+    keys = Keys(keys_max=10)
+    keys.store(keys.find("k", owner="quiet", body=b"", now_ms=NOW_MS))
+    for number in range(100):
+        keys.store(keys.find(f"k{number}", owner="busy", body=b"", now_ms=NOW_MS + 1))
+    assert len(keys) == 10
+    assert keys.find("k", owner="quiet", body=b"", now_ms=NOW_MS + 2).at_ms == NOW_MS
+    assert keys.find("k99", owner="busy", body=b"", now_ms=NOW_MS + 2).at_ms == NOW_MS + 1
+    assert keys.find("k0", owner="busy", body=b"", now_ms=NOW_MS + 2).at_ms == NOW_MS + 2
+
+
 # --- reading ------------------------------------------------------------------
 
 
