@@ -187,7 +187,8 @@ class PartitionLeader:
                 self._heard_error(node, error)
 
         with effects.serving("a write"):
-            effects.begin()
+            if rows:  # without rows it asks only whether this node still leads
+                effects.begin()
             for node in self.holders():
                 self._host.sender(node).submit(self.partition, self.epoch, rows, heard, early=early)
         return vote

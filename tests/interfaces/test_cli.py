@@ -29,7 +29,7 @@ PROMISED = """
     demo; dev; doctor; simulate; peer start; peer list; peer leave; cluster create; cluster show; cluster destroy;
     cluster protect;
     zookeeper start; task enqueue; task get; task log; task list; task count; task claim; task complete;
-    cluster backup; cluster restore;
+    cluster backup; cluster restore; cluster recover;
     task fail; task renew; task cancel; queue list; queue show; queue pause; queue resume; queue set;
     dead list; dead show; dead requeue; dead discard; periodic list; periodic show; periodic add;
     periodic remove; periodic pause; periodic resume;

@@ -52,6 +52,9 @@ def test_a_leader_that_does_not_know_yet_that_it_was_deposed_gives_nothing() -> 
                 given, position = await rows(leader(world))
                 assert first in given and position >= claim.token
             assert old.running is not None and old.running.node is not None
+            epochs = old.running.node.epochs
+            epoch = world.audit.replica.partitions[0].epoch
+            await world.until(lambda: epochs.get(0) == epoch, "the successor writes to the old leader")
             assert old.running.node.replica.position < claim.token
             with pytest.raises(NotLeader):
                 await rows(old)

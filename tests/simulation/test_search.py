@@ -132,7 +132,7 @@ def test_a_reader_that_stepped_for_itself_must_come_out_equal() -> None:
     """Peers share replicas; one that is made to step alone is compared."""
     cluster = played("start a", "turn a", "turn a", "start b", "alone b 2", "slots a 3", "turn a")
     peer = cluster.peers["b"]
-    peer.replica = evolve(peer.replica, log_time_ms=peer.replica.log_time_ms + 1)
+    peer.replica = evolve(peer.replica, clock_ms=peer.replica.clock_ms + 1)
     cluster.log.listener = None
     with pytest.raises(Broken, match="equal replicas"):
         for _ in range(3):
