@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from onyxq.access.grants import Access, Token
-from tests.interfaces.live_world import Live, running
+from onyxq.facts import pack_task
+from tests.interfaces.live_world import Live, Wire, fresh_id, running
 
 pytestmark = pytest.mark.slow
 
@@ -116,3 +117,72 @@ def test_without_tokens_no_other_private_address_than_loopback_is_reached(unguar
 def test_without_tokens_loopback_is_reached_however_it_is_spelled(unguarded: Live, host: str) -> None:
     """So the attempts above are refused for the address and for nothing else."""
     assert set_timer(unguarded, f"http://{host}:9/x") is None
+
+
+# --- pages of other sites, where nobody is asked for a credential
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "http://evil.example",
+        "null",
+        "",
+        "http://localhost.evil.example",
+        "http://localhost@evil.example",
+        "https://localhost:1",
+        "file://",
+    ],
+)
+def test_a_page_of_another_site_changes_nothing(unguarded: Live, origin: str) -> None:
+    """However its origin resembles the peer's own name."""
+    asked = {"tasks": [{"queue": "attacked", "data": 1}]}
+    headers = {"host": "localhost", "origin": origin}
+    assert unguarded.http.post("/v1/tasks", json=asked, headers=headers).status_code == 403
+    assert unguarded.http.get("/v1/tasks?queue=attacked").json()["tasks"] == []
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "127.0.0.1.evil.example",
+        "localhost.evil.example",
+        "evil.example:7480",
+        "localhost:80@evil.example",
+        "evil.example#localhost",
+        "localhost evil.example",
+        "1.2.3.4.nip.io",
+    ],
+)
+def test_a_name_that_is_pointed_at_the_peer_is_not_answered(unguarded: Live, host: str) -> None:
+    """Reading and writing (DNS rebinding); a page there has an origin of the same name."""
+    headers = {"host": host, "origin": f"http://{host}"}
+    assert unguarded.http.get("/v1/queues", headers=headers).status_code in (400, 421)
+    asked = {"tasks": [{"queue": "attacked", "data": 1}]}
+    assert unguarded.http.post("/v1/tasks", json=asked, headers=headers).status_code in (400, 421)
+
+
+# --- names and ids that somebody else has
+
+
+def test_the_name_of_another_s_transaction_cannot_be_used_up_unseen(guarded: Live) -> None:
+    """A second transaction under a name is refused, never taken for a repeat of the first."""
+    hello = {"role": "client", "credential": ADMIN}
+    mine, theirs = ([fresh_id(), pack_task({"queue": queue}, [b"x"])] for queue in ("mine", "theirs"))
+    with Wire(guarded.address, hello=hello) as wire:
+        wire.call("transact", {"name": "a name to guess", "enqueue": [mine]})
+        assert wire.error("transact", {"name": "a name to guess", "enqueue": [theirs]})["code"] == "conflict"
+
+
+def test_a_task_under_an_id_that_is_taken_replaces_nothing(guarded: Live) -> None:
+    """Neither alone nor in a run that begins or ends with it."""
+    hello = {"role": "client", "credential": ADMIN}
+    first = fresh_id()
+    second = (int.from_bytes(first, "big") + 1).to_bytes(len(first), "big")
+    with Wire(guarded.address, hello=hello) as wire:
+        wire.call("enqueue", {"runs": [[second, pack_task({"queue": "theirs"}, [b"theirs"])]]})
+        for at, tasks in ((second, [b"mine"]), (second, [b"mine", b"more"]), (first, [b"mine", b"more"])):
+            wire.answer("enqueue", {"runs": [[at, pack_task({"queue": "mine"}, tasks)]]})
+            found = wire.call("get", {"id": second})
+            assert (found["queue"], found["data"]) == ("theirs", b"theirs")
