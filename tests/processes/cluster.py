@@ -148,6 +148,10 @@ class PeerProcess:
         """Return everything that it wrote to stderr."""
         return self._stderr.read_text(errors="replace")
 
+    def said(self) -> bytes:
+        """What the process has printed so far."""
+        return self._said.read_bytes()
+
     def tail(self) -> str:
         """The last lines it wrote to stderr."""
         if not self._stderr.exists():
