@@ -247,6 +247,7 @@ def test_a_cluster_works_for_clients_whose_clocks_are_wrong(seed: int) -> None:
         pytest.param(1_000, id="both jump by an hour: a retry was put off by an hour"),
         pytest.param(3_026, id="a record lands after an outage: a peer left for a clock that was right"),
         pytest.param(3_031, id="the log's clock goes to and fro: a lease ended early"),
+        pytest.param(5_002, id="of two members one is an hour ahead: tasks were put off by an hour"),
     ],
 )
 def test_what_clocks_once_broke_holds(seed: int) -> None:
