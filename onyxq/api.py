@@ -1,6 +1,6 @@
 """Functions for scripts: one call, one connection (design: interfaces).
 
-Each takes ``connect="HOST:PORT"``, any peer or several with commas between them, or
+Each takes ``connect="HOST:PORT"``, any peer or several, comma-separated, or
 ``zookeeper=HOSTS`` with ``cluster``: then a peer is found there by its pulse.
 """
 

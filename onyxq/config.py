@@ -52,10 +52,10 @@ SETTINGS: Mapping[str, Known] = {
     "tls_key": Known(None, "file of its key"),
     "allow_pickled": Known(None, "take jobs with pickled functions, though credentials are asked for", bool),
     "allow_local_code": Known(
-        None, "host Spark although nobody is asked for a credential: every user of this machine runs code as you", bool
+        None, "host Spark without tokens: every user of this machine may then run code as you", bool
     ),
     "job_modules": Known(
-        "", "modules whose functions jobs may name where credentials are asked for, comma-separated; `any`: all"
+        "", "comma-separated modules whose functions jobs may name if tokens are used (default: none); `any`: all"
     ),
     "cluster": Known("main", "name of the cluster"),
     "zookeeper": Known(None, "HOST:PORT,... of ZooKeeper; the embedded log without"),
@@ -69,12 +69,12 @@ SETTINGS: Mapping[str, Known] = {
     "listen": Known("127.0.0.1:7400", "HOST:PORT for clients and other peers"),
     "http": Known("127.0.0.1:7480", "HOST:PORT for HTTP, or `off`"),
     "http_hosts": Known(
-        "", "names that HTTP answers to besides localhost and addresses, with commas between them; `any`: whatever name"
+        "", "comma-separated names that HTTP answers to besides localhost and addresses; `any`: every name"
     ),
     "taskstore": Known(None, "HOST:PORT at whose root the task store is served too; none without"),
     "taskstore_unit": Known("ms", "unit of times at that port: `ms` or `ns`"),
     "zone": Known("", "failure zone of the node"),
-    "tags": Known("", "words, with commas between them, that jobs may ask of their peer"),
+    "tags": Known("", "comma-separated words that jobs may ask of their peer"),
     "spark": Known(None, "host Spark, and so run jobs", bool),
     "slots": Known(None, "job slots that the peer offers if it hosts Spark (default: its cores)", int),
     "spark_master": Known("local", "Spark's master: local, spark://HOST:PORT, yarn or k8s://..."),
@@ -91,9 +91,7 @@ SETTINGS: Mapping[str, Known] = {
     "purge_bucket_ms": Known(3_600_000, "time of ids that is purged together, once all finished in it may go"),
     "purge_margin_ms": Known(600_000, "age below which no task is purged, and no new id refused"),
     "task_archive": Known(None, "directory of Parquet files for purged tasks of queues that are archived"),
-    "timer_targets": Known(
-        "", "where callbacks may go: public, loopback, any, addresses, networks, with commas between them"
-    ),
+    "timer_targets": Known("", "where callbacks may go, comma-separated: public, loopback, any, addresses, networks"),
     "timer_timeout_ms": Known(10_000, "how long the receiver of a callback may take"),
     "log_format": Known("text", "what a daemon logs is lines of `text`, or of `json`"),
     "log_level": Known("warning", "least that a daemon logs: `debug`, `info`, `warning` or `error`"),

@@ -12,7 +12,7 @@ from onyxq.errors import BadRequest
 def peers(connect: str | None, zookeeper: str | None, cluster: str) -> list[str]:
     """Addresses of peers, to be tried in turn; blocking where ZooKeeper is asked.
 
-    ``connect``: one or several ``HOST:PORT``, with commas between them.  What ZooKeeper is shown
+    ``connect``: one or several ``HOST:PORT``, comma-separated.  What ZooKeeper is shown
     comes from ``ONYXQ_ZOOKEEPER_AUTH`` and its neighbours.  Raises
     `BadRequest` if both are given, and what `onyxq.log.zookeeper_pulses.addresses` raises.
     """

@@ -62,7 +62,7 @@ def hosts(said: str, *, listens: Iterable[str], asks: bool) -> Hosts:
             raise BadRequest(
                 f"{SETTING}: {word[:200]!r} is no name of a host",
                 field=SETTING,
-                hint=f"Names with commas between them, without port, or {ANY}.",
+                hint=f"Comma-separated names without port, or {ANY}.",
             )
     own = {place.rpartition(":")[0].strip("[]").lower() for place in listens}
     return Hosts(frozenset(own | set(words)))

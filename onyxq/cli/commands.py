@@ -201,17 +201,17 @@ COMMANDS: tuple[Command, ...] = (
     _own(
         "cluster recover",
         "recovery:recover",
-        "begin a cluster's log anew after ZooKeeper was wiped, replaced or set back to an older copy",
-        "cluster recover main --zookeeper 127.0.0.1:2181 --data /var/lib/onyxq --from node-b.rec --yes",
+        "begin a new log after ZooKeeper was wiped, replaced or set back; docs/runbooks.rst has the steps",
+        "cluster recover main --zookeeper 127.0.0.1:2181 --data /var/lib/onyxq --from node-b.rec",
         option("name", metavar="NAME"),
-        setting("zookeeper", help="HOST:PORT,... of ZooKeeper; without, the log of onyxq dev --data DIR"),
+        setting("zookeeper", help="HOST:PORT,... of ZooKeeper; leave it out only for onyxq dev --data DIR"),
         option(
             "--data",
             dest="directories",
             action="append",
             default=[],
             metavar="DIR",
-            help="data directory of a stopped peer; may be repeated",
+            help="data directory of a stopped peer on this machine; may be repeated",
         ),
         option(
             "--from",
@@ -219,19 +219,21 @@ COMMANDS: tuple[Command, ...] = (
             action="append",
             default=[],
             metavar="FILE",
-            help="what --export wrote on another machine; may be repeated",
+            help="file that --export wrote on another machine; may be repeated",
         ),
         option(
-            "--export", metavar="FILE", help="write what the one --data directory holds to FILE, and do nothing else"
+            "--export",
+            metavar="FILE",
+            help="only write to FILE what the node of --data knows of the log, for --from elsewhere",
         ),
         option(
             "--without",
             action="append",
             default=[],
             metavar="NODE",
-            help="go on although this node's directory cannot be given; may be repeated",
+            help="recover without this node, whose directory is lost or out of reach; may be repeated",
         ),
-        option("--yes", action="store_true", help="really do it; without, only show what was found"),
+        option("--yes", action="store_true", help="replace the log; without --yes, only show what was found"),
     ),
     _own(
         "zookeeper start",

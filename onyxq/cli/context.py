@@ -100,7 +100,7 @@ def take_token(args: argparse.Namespace, out: Output) -> None:
             out.note("other users of this machine see --token among the arguments: use --token-file or ONYXQ_TOKEN")
         return
     if args.token:
-        raise BadRequest("there are a --token and a --token-file", field="token", hint="Give one of them.")
+        raise BadRequest("--token and --token-file were both given", field="token", hint="Give one of them.")
     try:
         if path != "-":
             check_private(path, field="token_file")

@@ -162,7 +162,7 @@ def credentials(context: Context) -> Iterator[Finding]:
         yield Finding("credentials", FAILED, error.message, error.advice)
         return
     if access and context.text("zookeeper") and not context.text("zookeeper_auth"):
-        exposed = "whoever can write to ZooKeeper learns the peers' secret"
+        exposed = "anyone who can write to ZooKeeper can get the peers' secret"
         yield Finding("credentials", WARNING, exposed, "Set zookeeper_auth, then: onyxq cluster protect NAME.")
     elif access:
         yield Finding("credentials", OK, f"{len(access.tokens)} tokens are asked for")

@@ -29,9 +29,9 @@ def recover(context: Context) -> None:
         return
     if not args.directories and not args.files:
         raise BadRequest(
-            "the data directories of the cluster's nodes are needed",
+            "no data directory of a node was given",
             field="data",
-            hint="Give --data DIR for each stopped peer of this machine, and --from FILE for each of another one.",
+            hint="Give --data DIR for each stopped peer of this machine, and --from FILE for each one elsewhere.",
         )
     hosts = context.text("zookeeper")
     root = None if hosts else _root(args.directories)
@@ -54,7 +54,7 @@ def recover(context: Context) -> None:
         run_in_trio(body)
     finally:
         if not context.out.as_json:
-            _print(context, said)
+            _print(context, said, hosts)
     if context.out.as_json:
         context.out.document(said)
     elif args.yes:
@@ -85,7 +85,7 @@ def _export(context: Context) -> None:
 
 
 async def _newest(context: Context, directories: list[Path], said: dict[str, Any]) -> Newest:
-    """What the newest of the nodes knows; ``said`` gets what is told of all of them."""
+    """Return the newest replica that the nodes know; put what is printed of all nodes into ``said``."""
     from onyxq.recovery.findings import newest_of, read_directory, read_export
     from onyxq.recovery.new_replica import void_claims
 
@@ -99,7 +99,7 @@ async def _newest(context: Context, directories: list[Path], said: dict[str, Any
     newest = newest_of(found)
     replica = newest.replica
     if replica.cluster is None:
-        raise NotFound("no node that was given knows a cluster", field="data")
+        raise NotFound("none of the given nodes has joined a cluster", field="data")
     if replica.cluster.name != context.args.name:
         raise Conflict(
             f"the directories belong to cluster {replica.cluster.name!r}, not {context.args.name!r}", field="name"
@@ -148,9 +148,9 @@ def _check_needed(name: str, present: Present) -> None:
         )
     if present.state == LATER:
         raise Conflict(
-            f"the log is at position {present.position}, and its snapshot is after all that the given nodes have read",
-            hint="It may be intact: start the peers. If it is not the log that these nodes worked on, delete it with"
-            f" onyxq cluster destroy {name}, and run this command again.",
+            f"the log, at position {present.position}, begins after everything that the given nodes have read",
+            hint="It is probably intact: start the peers. Only if you know that these nodes worked on another log,"
+            f" run: onyxq cluster destroy {name}. Then run this command again.",
         )
 
 
@@ -209,9 +209,9 @@ def _root(directories: list[str]) -> Path:
     """The one directory of an embedded cluster; raises `BadRequest`."""
     if len(directories) != 1:
         raise BadRequest(
-            "which ZooKeeper?",
+            f"without --zookeeper, exactly one --data is expected, not {len(directories)}",
             field="zookeeper",
-            hint="Give --zookeeper HOST:PORT; or one --data, of onyxq dev or of a peer without ZooKeeper.",
+            hint="Give --zookeeper HOST:PORT,... Only a cluster of one process (onyxq dev) has no ZooKeeper.",
         )
     return Path(directories[0])
 
@@ -222,24 +222,27 @@ def _nodes_of(root: Path) -> list[Path]:
         return [root]
     found = sorted(place.parent for place in root.glob(f"node-*/{NODE_FILE}"))
     if not found:
-        raise NotFound(f"{root} holds no data directory of a node", field="data", hint="Give dev's --data.")
+        raise NotFound(f"{root} holds no data directory of a node", field="data", hint="Give the --data of onyxq dev.")
     return found
 
 
 # --- in words
 
 
-def _print(context: Context, said: dict[str, Any]) -> None:
+def _print(context: Context, said: dict[str, Any], hosts: str) -> None:
     rows = [{**row, "newest": "yes" if row.get("newest") else ""} for row in said.get("found", ())]
     if rows:
         context.out.table(rows, rows, COLUMNS)
     if "log" not in said:
         return
-    about = f": {said['log']['about']}" if said["log"]["about"] else ""
+    log = said["log"]
+    where = f"the log in ZooKeeper ({hosts})" if hosts else "the log of this process (no --zookeeper)"
+    position = f", position {log['position']}" if log["position"] >= 0 else ""
+    about = f": {log['about']}" if log["about"] else ""
     lines = [
         "",
         f"cluster {said['cluster']} ({said['cluster_id']}), newest position {said['position']}",
-        f"the log in place is {said['log']['state']}, position {said['log']['position']}{about}",
+        f"{where} is {log['state']}{position}{about}",
         f"claims that become void: {said['claims_made_void']}; transactions to finish:"
         f" {said['transactions_to_finish']}",
     ]

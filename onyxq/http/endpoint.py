@@ -32,7 +32,7 @@ PATH_FIELDS: Mapping[str, Field] = {
     "entry": Field(Text(), required=True, doc="Name of an extension's entry."),
     "extension": Field(Text(), required=True, doc="Name of the extension."),
     "number": Field(Digits(), required=True, doc="Id of a task of the task store."),
-    "numbers": Field(DigitsList(), required=True, doc="Ids of tasks of the task store, with commas between them."),
+    "numbers": Field(DigitsList(), required=True, doc="Comma-separated ids of tasks of the task store."),
     "group": Field(Text(name=False), required=True, doc="Name of the group; it may have slashes."),
     "file": Field(Text(), required=True, doc="Name of a file that pages use."),
 }

@@ -225,7 +225,7 @@ class Digits:
 
 @frozen
 class DigitsList:
-    """Integers in decimal digits with commas between them."""
+    """Comma-separated integers in decimal digits."""
 
     def check(self, value: Any) -> list[int]:
         """The integers; none if the text is empty."""

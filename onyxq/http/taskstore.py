@@ -98,7 +98,7 @@ _CHANGE = AnyCase(
 _CLIENT = Field(
     Integer(OWNER_MIN, OWNER_MAX),
     required=True,
-    doc="A number of the client's own, signed and of 32 bits; it owns what it claims and adds.",
+    doc="Owner number of the client, a signed 32-bit integer. The client owns the tasks that it claims and adds.",
 )
 _IDS = Field(Array(_INT64))
 _DEPENDS = Field(Array(_INT64), doc="Ids that must be there.")

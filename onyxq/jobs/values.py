@@ -193,7 +193,7 @@ def _unfit(value: Any) -> Unfit:
             return Unfit(path[:80] + "...", "lists and maps inside each other are too deep for a segment")
     path = path.removeprefix(".")
     if type(value) is str:
-        return Unfit(path, f"the text {value[:40]!r} is no Unicode: it has half of a surrogate pair")
+        return Unfit(path, f"the text {value[:40]!r} is not valid Unicode: it has half of a surrogate pair")
     if isinstance(value, dict):
         value = next((key for key in value if not _packs(key)), value)
     if isinstance(value, enum.Enum):

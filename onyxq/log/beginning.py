@@ -1,4 +1,4 @@
-"""The first record of a log that continues the positions of one that is no more."""
+"""The first record of a log that continues the positions of a lost one."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from onyxq.store.soundness import DATA, note_closed, note_doubt, write_metas_aga
 MAP_BYTES = 64 << 30
 """Address space set aside for the log; disk is used only as it grows."""
 LOAD_RECORDS, LOAD_BYTES = 256, 4 << 20
-"""What a reader that is behind takes from the disk at once."""
+"""Most records that a late reader takes from the disk at once."""
 TRIM_BATCH_RECORDS = 1_000
 
 _NEXT, _ORIGIN, _ENDS = b"next", b"origin", b"ends"
@@ -96,7 +96,7 @@ class LogFile:
                 tuple(msgpack.unpackb(ends)) if ends else (),
             )
         except (TypeError, ValueError, msgpack.UnpackException) as error:
-            raise LogDamaged(f"what the log says about itself is malformed: {error}") from None
+            raise LogDamaged(f"the description of the log is malformed: {error}") from None
 
     def close(self) -> None:
         """Close the file; a note says so if no damage was met."""
@@ -136,7 +136,7 @@ class LogFile:
     # --- records ----------------------------------------------------------------------
 
     def append(self, data: Sequence[bytes], ctime_ms: int) -> list[Record]:
-        """Write records behind the last one."""
+        """Write records after the last one."""
         first = self.next
         written = [Record(first + number, ctime_ms, one) for number, one in enumerate(data)]
         with self._env.begin(write=True) as transaction:

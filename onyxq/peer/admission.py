@@ -115,7 +115,7 @@ class Admission:
         # Those that were turned away lately come back too: all of them are to find room.
         wait_ms = int((self.bytes + self._turned_away) / self.rate * 1000)
         return Overloaded(
-            "more writes are waiting than can be served in time; nothing of this one was done",
+            "more writes are waiting than can be served in time; this one was refused before anything was stored",
             retry_after_ms=min(max(wait_ms, RETRY_MS_MIN), RETRY_MS_MAX),
         )
 

@@ -511,7 +511,7 @@ def check_config(config: PeerConfig) -> None:
     targets(config.timer_targets, listens=(), asks=True)
     _hosts(config)
     if config.access and config.zookeeper and not config.zookeeper_credentials.auth:
-        log.warning("without zookeeper_auth whoever can write to ZooKeeper learns the peers' secret")
+        log.warning("zookeeper_auth is not set: anyone who can write to ZooKeeper can get the peers' secret")
     if config.record_archive:
         pyarrow()  # without it nothing could ever be trimmed
 

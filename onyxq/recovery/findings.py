@@ -72,9 +72,9 @@ class Newest:
     position: int
     """The highest position that any node has read."""
     missing: Mapping[str, int]
-    """Nodes of which nothing was found, each with the number of partitions it has a copy of."""
+    """Nodes that were not given, each with the number of partitions that it has copies of."""
     without_majority: int
-    """Partitions of which a majority of the copies is on missing nodes."""
+    """Number of partitions with a majority of their copies on missing nodes."""
 
 
 # --- reading

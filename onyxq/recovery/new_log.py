@@ -1,4 +1,4 @@
-"""The new log of a recovered cluster, and what is looked at before the old one is given up."""
+"""The new log of a recovered cluster, and the checks before it replaces the old log."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from onyxq.replica import EMPTY, Replica
 from onyxq.step import step
 
 PULSES_S = 20.0
-"""How long sessions of peers that ended may take to end in ZooKeeper."""
+"""Longest wait for ZooKeeper to end the sessions of stopped peers, in seconds."""
 PULSES_LOOK_S = 0.5
 READ_S = 60.0
-"""How long reading the present log may take."""
+"""Time limit for reading the present log, in seconds."""
 
 EMPTY_LOG, OTHER_CLUSTER, OLDER, FORKED, INTACT, LATER, UNREADABLE = (
     "empty",
@@ -105,7 +105,7 @@ async def begin_anew(backend: LogBackend, newest: Newest, *, replace: bool, now_
     """Begin the cluster's log anew; returns the replica with which it begins.
 
     ``backend``: its segments may be closed after one record. ``replace``: delete the log that is there.
-    It may be repeated after it was interrupted. Raises `Conflict` if somebody else began a log meanwhile.
+    It may be repeated after it was interrupted. Raises `Conflict` if another process began a log meanwhile.
     """
     if replace:
         await backend.destroy()
@@ -124,6 +124,6 @@ async def _begin(session: LogSession, newest: Newest, now_ms: Callable[[], int])
     position = await begin_log(session, cluster.id, WRITER, segment=segment, now_ms=now_ms)
     made = new_replica(newest.replica, position=position, epochs=newest.epochs)
     if not await session.store_origin(position, snapshot.pack(made), expected_version=-1):
-        raise Conflict("somebody else began a log meanwhile", hint="Stop every peer, then run the command again.")
+        raise Conflict("another process began a log meanwhile", hint="Stop every peer, then run the command again.")
     await session.trim(position)
     return made

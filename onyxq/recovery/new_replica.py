@@ -2,11 +2,11 @@
 
 Pure.  The old log may have had records that no store has.  What those decided is unknown, so
 
-* claims are void: a task that nobody completed is ready again, its attempts stay as they are;
+* claims are void: a task that is not completed is ready again, its attempts stay as they are;
 * a claim that a committed transaction holds stays, and the transaction is made visible as usual;
 * an epoch lies above all that any node can have promised, so nothing written under an old epoch
   counts for more than what is written under a new one;
-* nobody is in the ring, nobody leads, and no job has a driver: peers join as they start;
+* the ring is empty, partitions have no leader and jobs no driver: peers join as they start;
 * the latest peer of a node is unknown, so any directory of the node may join.
 
 Members, settings, periodic tasks, jobs and the state of extensions stay as they were.  Log time
@@ -29,9 +29,9 @@ from onyxq.replica import HELD_MS, ClaimPiece, Partition, Replica, Ring, Snapsho
 WRITER = "recover"
 """Writer of the records with which the new log begins."""
 EPOCHS_AHEAD = 1_000_000
-"""The lost part of the log cannot have raised an epoch by so much: that takes days of a change every second."""
+"""By how much epochs rise. The lost part cannot have raised one as far: at a change a second that takes days."""
 SEGMENTS_AHEAD = 2
-"""The new log begins so many segments after the last known one: the lost part may have opened one more."""
+"""The new log begins this many segments after the last known one, as the lost part may have opened one more."""
 
 
 def new_replica(last: Replica, *, position: int, epochs: Mapping[int, int]) -> Replica:

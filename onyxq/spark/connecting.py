@@ -64,7 +64,7 @@ class Connection:
 
 
 def connection(connect: str, token: str, timeout_ms: int) -> Connection:
-    """This process' connection with the peers at ``connect`` (addresses, with commas between them)."""
+    """This process' connection with the peers at ``connect`` (comma-separated addresses)."""
     key = os.getpid(), connect, token
     with _lock:
         found = _open.get(key)

@@ -88,7 +88,7 @@ def _network(word: str) -> Network:
         raise BadRequest(
             f"{SETTING}: {error}",
             field=SETTING,
-            hint=f"Words with commas between them: {PUBLIC}, {LOOPBACK}, {ANY}, an address, a network 10.1.0.0/16.",
+            hint=f"Comma-separated words: {PUBLIC}, {LOOPBACK}, {ANY}, an address, a network 10.1.0.0/16.",
         ) from None
 
 

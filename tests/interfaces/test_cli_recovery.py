@@ -89,7 +89,11 @@ def test_a_lost_embedded_log_is_begun_anew(line: Line, tmp_path: Path, peers: in
     first, second, token = on_cluster(data, work, peers=peers)
     shutil.rmtree(data / "log")
     text = line.text("main", "--data", str(data))
-    assert str(data / "node-0") in text and "the log in place is empty" in text and "Nothing was changed" in text
+    assert (
+        str(data / "node-0") in text
+        and "the log of this process (no --zookeeper) is empty" in text
+        and "Nothing was changed" in text
+    )
     done = line.shown("main", "--data", str(data), "--yes")
     assert len(done["found"]) == peers and done["missing"] == []
     use = functools.partial(work_off, first=first, second=second)
@@ -123,7 +127,9 @@ def test_what_is_not_a_nodes_directory_is_named(line: Line, tmp_path: Path) -> N
         assert f"{place} is not the data directory of a node" in said
     assert not (tmp_path / "absent").exists() and not any(tmp_path.iterdir())
     assert "--data DIR" in line.refused("main", *hosts, code=BadRequest.exit_code)
-    assert "which ZooKeeper?" in line.refused("main", "--data", "a", "--data", "b", code=BadRequest.exit_code)
+    assert "without --zookeeper, exactly one --data is expected, not 2" in line.refused(
+        "main", "--data", "a", "--data", "b", code=BadRequest.exit_code
+    )
 
 
 async def read_on(directory: Path, position: int, data: bytes) -> None:

@@ -98,7 +98,7 @@ def test_subclasses_of_dict_become_dicts() -> None:
         ({Colour.RED: 1}, "cannot hold a .*Colour; return its value"),
         ([Pair(1, 2)], r"\[0\]: a segment cannot hold a .*Pair; return a tuple or a dict of it"),
         ({"t": datetime.time(1, tzinfo=datetime.UTC)}, "t: a segment cannot hold a time of day with a zone"),
-        ({"s": "\ud800"}, "s: the text .* is no Unicode"),
+        ({"s": "\ud800"}, "s: the text .* is not valid Unicode"),
         ({"l": {1, (2, object)}}, "l.*: a segment cannot hold a type"),
     ],
 )

@@ -74,7 +74,7 @@ def test_loopback_is_refused_where_credentials_are_asked_for(address: str) -> No
 
 
 def test_networks_and_addresses_are_named() -> None:
-    """With commas between them."""
+    """Comma-separated."""
     allowed = targets("public, 10.1.0.0/16,192.168.1.7, fc00::/7", listens=HERE, asks=False)
     assert [allows(allowed, one) for one in ("10.1.255.1", "192.168.1.7", "fc00::7", "93.184.216.34")] == [True] * 4
     assert [allows(allowed, one) for one in ("10.2.0.1", "192.168.1.8", "127.0.0.1", "fe80::1")] == [False] * 4
