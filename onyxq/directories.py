@@ -1,4 +1,4 @@
-"""Directories that a user names in a setting, and files that nobody else may read.
+"""Directories that a user names in a setting, and files that no other user may read.
 
 A directory is made, or refused by the setting's name where it cannot be used.
 """
@@ -13,7 +13,7 @@ from typing import IO
 from onyxq.errors import BadRequest
 
 PRIVATE = 0o700
-"""Mode of a new directory: data and archives hold what tasks carry."""
+"""Mode of a new directory: data and archives contain the data of tasks."""
 PRIVATE_FILE = 0o600
 """Mode of a new file with such contents."""
 
@@ -30,7 +30,7 @@ def keep_private() -> None:
 
 
 def given_umask() -> int:
-    """Return the umask for programs that write files of their users: the one of the start, -1 if it still holds."""
+    """Return the umask for programs that run a user's code: the one from the start, or -1 if it was not changed."""
     return _given[0] if _given else -1
 
 

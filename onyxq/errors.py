@@ -171,7 +171,7 @@ class Behind(Unavailable):
 
 
 class Unknown(Unavailable):
-    """It cannot be told whether the request took effect, or fewer nodes have it than asked; a repeat is safe.
+    """Whether the request took effect is not known, or fewer nodes have it than asked; a repeat is safe.
 
     Of an enqueue or update, ``details`` has ``[first id, count, copies]`` for each run of tasks.
     """
@@ -180,7 +180,7 @@ class Unknown(Unavailable):
 
     @property
     def copies(self) -> int | None:
-        """Number of nodes that are known to have all of it; None if that was not told."""
+        """Number of nodes that are known to have all of it; None if the answer does not state it."""
         told = [one[2] for one in self.details if len(one) == 3 and type(one[2]) is int]
         return min(told, default=None)
 

@@ -91,7 +91,7 @@ class ReadMark:
     """Some earlier digests; they may end long before the position."""
 
     def contradicted_by(self, trail: Trail, milestones: Milestones) -> int | None:
-        """Return a position up to which another reader, who is not behind, has read other records.
+        """Return a position up to which another reader, who has read at least as far, has read other records.
 
         None if no record is known to differ: if the trail does not reach back to this reader's
         position, nothing is known of the records after the last milestone that both have.

@@ -21,7 +21,7 @@ EXIT_PIPE_CLOSED = 141
 
 
 def run(arguments: Sequence[str], *, private: bool = False) -> int:
-    """Run one command and return its exit code; ``private``: nobody else may read the files that it writes."""
+    """Run one command and return its exit code; ``private``: other users may not read the files that it writes."""
     args, unknown = build(COMMANDS, NOUNS).parse_known_args(arguments)
     if unknown:
         args.parser.unknown(unknown)

@@ -58,7 +58,7 @@ class Command:
     example: str
     options: tuple[Option, ...] = ()
     runs_others: bool = False
-    """Whether it runs its user's code, whose files have the permissions that the user wants."""
+    """Whether the command runs the user's code, whose files follow the user's umask."""
     talks: bool = False
     """Whether it talks to a peer: it then has ``--connect`` and ``--token``."""
 

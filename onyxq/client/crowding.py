@@ -1,4 +1,4 @@
-"""What a client sends while peers are overloaded: few large writes at a time, and none before the time asked for."""
+"""Limits a client's writes while peers are overloaded: few large ones at a time, none before the pause is over."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import anyio
 from onyxq.errors import OnyxqError, Overloaded
 
 SMALL_BYTES = 64 * 1024
-"""A write of up to so many bytes is sent although others were refused: peers keep room for small ones."""
+"""Largest write that is sent although others were refused, in bytes: peers keep room for small writes."""
 ANSWER_S = 1.5
-"""Time for the answer of an overloaded peer, in seconds: with less left, a write is not sent again."""
+"""Time that an overloaded peer needs to answer, in seconds. With less time left, a write is not sent again."""
 WINDOW_MAX = 64
-"""Large writes in progress at which a client counts as no longer held back."""
+"""Number of large writes in progress from which on the limit no longer holds."""
 
 
 class Crowding:
@@ -45,7 +45,7 @@ class Crowding:
 
     @asynccontextmanager
     async def turn(self, size: int, until: float) -> AsyncIterator[None]:
-        """Wait for the turn of a write of ``size`` bytes; raises the last refusal if it is not until then."""
+        """Wait until a write of ``size`` bytes may be sent; raises the last refusal if the time is up before."""
         if size <= SMALL_BYTES:
             yield
             return

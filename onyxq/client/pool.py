@@ -60,12 +60,12 @@ class Backoff:
         """Seconds that a peer asked for before the next attempt."""
 
     def heed(self, error: OnyxqError) -> None:
-        """Pause no less than an overloaded peer asks for, and up to twice that: not all are to come back at once."""
+        """Set the next pause to once to twice what an overloaded peer asks for: clients must not all return at once."""
         if isinstance(error, Overloaded):
             self._asked_s = max(self._asked_s, error.retry_after_ms / 1000 * (1 + self._generator.random()))
 
     def over(self, *, margin_s: float = 0.0) -> bool:
-        """No time is left for another attempt that takes ``margin_s``."""
+        """Whether too little time is left for another attempt, which takes ``margin_s`` seconds."""
         if self._asked_s:
             margin_s = max(margin_s, ANSWER_S)
         return anyio.current_time() + max(self._pause_s, self._asked_s) + margin_s >= self._until

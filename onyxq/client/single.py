@@ -82,14 +82,14 @@ def told(error: OnyxqError) -> OnyxqError:
 
 
 def about(error: OnyxqError, task_id: TaskId) -> OnyxqError:
-    """The same error for the caller who enqueued one of the tasks."""
+    """Return the error as the caller of one of the tasks should see it."""
     found = copy.copy(error)
     found.ids = (task_id,)
     return found
 
 
 def time_for(error: OnyxqError) -> float:
-    """Seconds that a peer may wait for further copies before it gives the same error again."""
+    """Return for how many seconds a peer may wait for further copies before the same error comes again."""
     return COPIES_WAIT_S if isinstance(error, Unknown) and error.copies is not None else 0.0
 
 

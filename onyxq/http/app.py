@@ -83,7 +83,7 @@ REQUESTS_MAX = 1_024
 """Requests being answered at one time, those that wait aside."""
 WAITING_MAX = 4_096
 VITAL_ONLY = "vital_only"
-"""In the state of a connection beyond the bound: only probes are answered there."""
+"""Key in the state of a connection beyond the bound, on which only probes are answered."""
 
 _log = logging.getLogger("onyxq.http")
 
@@ -102,7 +102,7 @@ class Arrival:
         return path_segments(self.scope.get("raw_path") or self.scope["path"].encode())
 
     def source(self) -> Hashable:
-        """Address and port of the caller, of which each connection has its own."""
+        """Address and port of the caller; no two connections have the same."""
         client = self.scope.get("client")
         return tuple(client) if client else ""
 

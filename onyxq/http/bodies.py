@@ -24,7 +24,7 @@ BODIES_BYTES_MAX = 64 * 1024 * 1024
 DECODED_BYTES_MAX = 128 * 1024 * 1024
 """Estimated bytes of the values in one body."""
 BODIES_DECODED_BYTES_MAX = 512 * 1024 * 1024
-"""The same, of all bodies being answered at one time."""
+"""Estimated bytes of the values in all bodies that are being answered."""
 BODY_PAUSE_MAX_S = 30.0
 BODY_TIME_MAX_S = 120.0
 DRAIN_BYTES_MAX = 64 * 1024 * 1024
@@ -37,7 +37,7 @@ _MEDIA = ("application/json", "application/x-www-form-urlencoded", "application/
 
 
 _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
-"""A string of JSON; one that never ends goes to the end, so that nothing is looked at twice."""
+"""A string of JSON. One without a closing quote reaches to the end, so that no byte is scanned twice."""
 
 
 class Disconnected(Exception):

@@ -11,7 +11,7 @@ from hypercorn.trio.tcp_server import TCPServer
 from trio.abc import HalfCloseableStream
 
 SEND_PAUSE_MAX_S = 30.0
-"""How long a client may take to read one piece of an answer."""
+"""Time in which a client must read one piece of an answer, in seconds."""
 SEND_PIECE_BYTES = 64 * 1024
 
 
@@ -59,11 +59,11 @@ class BoundedStream(HalfCloseableStream):
 
 
 class _OtherVersion(Exception):
-    """The client speaks a version of HTTP that is not spoken here."""
+    """The client uses a version of HTTP that this server refuses."""
 
 
 class Http1(H11Protocol):
-    """HTTP/1.1, and no way from it to HTTP/2, whose connections would be under none of the limits of time."""
+    """HTTP/1.1 without a change to HTTP/2, for whose connections the time limits would not hold."""
 
     async def handle(self, event: Event) -> None:
         """Take what came; a request in another version ends the connection."""

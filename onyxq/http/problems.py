@@ -71,7 +71,7 @@ def problem_of(error: OnyxqError, extra: Mapping[str, Any] | None = None) -> dic
 
 
 def _copies_of(error: OnyxqError) -> dict[str, Any]:
-    """Of a write that fewer nodes have than asked: its tasks, and how many nodes have all of it."""
+    """Problem of a write that too few nodes have: its tasks, and the number of nodes that have all of it."""
     if not isinstance(error, Unknown) or error.copies is None:
         return {}
     ids = [one.hex() for first, count, _ in error.details for one in ids_of(first, count)]

@@ -13,7 +13,7 @@ from onyxq.jobs.fields import Problem
 from onyxq.jobs.model import Function, Job, Join, Reduce, Task
 
 OUTPUTS = ""
-"""Stands for the last stage, which leads to the outputs."""
+"""Name of the last stage, which leads to the outputs."""
 
 
 def bounds(job: Job, slots: int) -> dict[str, int]:

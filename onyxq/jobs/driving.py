@@ -50,7 +50,7 @@ CLAIMS_TOGETHER = 2_000
 ERROR_BYTES_MAX = 8 << 10
 PROGRESS_FIELDS_MAX = 40
 ENDED_MAX = 1_000
-"""Jobs that have ended here whose last progress is kept."""
+"""Number of ended jobs whose last progress a driver keeps."""
 RESTARTS = 5
 
 log = logging.getLogger(__name__)

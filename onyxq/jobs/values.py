@@ -118,7 +118,7 @@ def _packed(value: Any) -> bytes:
 
 
 def _extended(value: Any) -> Any:
-    """Return what stands for a value of which MessagePack has no form; raises `TypeError` if nothing does."""
+    """Return the extension for a value that MessagePack lacks; raises `TypeError` if none fits."""
     packer = _PACKERS.get(type(value))
     if packer is not None:
         return packer(value)

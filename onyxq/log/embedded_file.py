@@ -184,7 +184,7 @@ class LogFile:
             return found, transaction.get(_origin_key(found.generation), db=self._meta)
 
     def put_origin(self, position: int, data: bytes, expected: int) -> Pointer | None:
-        """Replace the origin of a generation; None if another is there, or one that is not older."""
+        """Replace the origin of a generation; None if the present one has another generation, or is not older."""
         found = self.pointer
         if (found.generation if found else -1) != expected or (found and position <= found.position):
             return None

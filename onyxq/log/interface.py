@@ -82,7 +82,7 @@ class LogSession(Protocol):
 
     @property
     def connections(self) -> int:
-        """How often this session connected. Within one connection the log cannot go back."""
+        """Number of times that this session connected. Within one connection the log cannot go back."""
         ...
 
     async def wait_lost(self) -> None:

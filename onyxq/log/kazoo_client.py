@@ -112,7 +112,7 @@ class Link:
         self.client = SessionClient(hosts, session_timeout_ms=session_timeout_ms, **(options or {}))
         self.connected = False
         self.connections = 0
-        """How often the session connected."""
+        """Number of times that the session connected."""
         self.suspected = False
         """The server left a call unanswered for `patience_s` and was not heard of since."""
         self.lost = trio.Event()

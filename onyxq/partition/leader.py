@@ -33,7 +33,7 @@ from onyxq.store.interface import Batch
 
 WRITE_TIMEOUT_S = 4.0
 EXTRA_ACKS_S = 1.0
-"""How long a write that wants more copies than a majority waits for them, in seconds."""
+"""Longest wait for more copies than a majority, in seconds."""
 FEW_COPIES = "It stays stored. Repeat the same request once more nodes are up, or ask for fewer copies."
 RETRY_PAUSE_S = 0.25
 RETRY_PAUSE_MAX_S = 5.0

@@ -88,12 +88,12 @@ class Vote:
         return len(self.acks) >= acks and self._leader in self.acks
 
     def _may_have(self, acks: int) -> bool:
-        """Whether so many may have it yet, the leader among them."""
+        """Whether that many nodes, the leader among them, may still get it."""
         holders = {self._leader}.union(*self._cohorts)
         return self._leader not in self.errors and len(holders - self.errors.keys()) >= acks
 
     async def wait_for(self, acks: int, timeout_s: float) -> int:
-        """How many have it, once ``acks`` do, the leader among them, or cannot any more, or ``timeout_s`` passed."""
+        """Return how many nodes have it, once ``acks`` have, or that has become impossible, or ``timeout_s`` passed."""
         if not self.has(acks) and self._may_have(acks):
             self._wanted, self._enough = acks, trio.Event()
             with trio.move_on_after(timeout_s):

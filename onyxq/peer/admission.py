@@ -19,20 +19,20 @@ QUEUE_BYTES_MIN = 1024 * 1024
 QUEUE_BYTES_MAX = 256 * 1024 * 1024
 """Bounds of the bytes of writes in progress, however slow or fast the node is."""
 REQUEST_BYTES = 2 * 1024
-"""Weight of a write beside its bytes: its cost if it is small."""
+"""Weight of each write in addition to its bytes."""
 SMALL_BYTES = 64 * 1024
 """A caller with no more than this in progress may use the reserve, as large as the queue."""
 RATE_FIRST = 16 * 1024 * 1024
 RATE_MIN = 256 * 1024
-"""Bytes a second: assumed until the node was busy, and at least."""
+"""Rate in bytes a second: the one assumed until the node was busy, and the least."""
 WINDOW_S = 0.25
-"""Time over which the rate is measured, while the node is busy throughout."""
+"""Time of uninterrupted load over which the rate is measured, in seconds."""
 ALONE_S_MAX = 0.75
-"""Longest time of a write alone that is believed, in seconds: in a long flood none is alone."""
+"""Upper bound of the measured time of a single write, in seconds: under lasting load no write runs alone."""
 ALONE_WINDOW_S = 5.0
-"""Time over which the shortest write is taken for one that waited for no other."""
+"""Time, in seconds, whose shortest write counts as one that did not wait for another."""
 RETRY_MS_MIN, RETRY_MS_MAX = 250, 5_000
-"""Bounds of the pause that a refusal asks for."""
+"""Bounds of the pause that a refusal asks for, in milliseconds."""
 
 
 class Admission:
@@ -52,7 +52,7 @@ class Admission:
         self._busy = False
         """Whether the queue was long until now."""
         self._busy_s = 0.0
-        """Seconds of this window in which it was, and the bytes that were finished in them."""
+        """Seconds of this window in which the queue was long, and the bytes that were finished in them."""
         self._finished = 0
         self._shortest = [0.0, ALONE_S_MAX]
         """Seconds of the shortest write in the last window and in this one."""

@@ -23,7 +23,7 @@ class Offer(NamedTuple):
 
 
 Taken = list[tuple[Offer, Head | None]]
-"""Offers of which something is claimed, and what is left of each."""
+"""Offers from which tasks are claimed, and what is left of each."""
 
 
 def shares(offers: Sequence[Offer], best: Offer, maximum: int) -> tuple[Taken, dict[str, int]]:

@@ -88,7 +88,7 @@ ahead it claims if nothing is ready."""
 
 
 Share = tuple[Claimer, int]
-"""A claimer, and how many tasks it is to have from a node."""
+"""A claimer, and the number of tasks that a node should give it."""
 
 
 class _Watched:
@@ -436,7 +436,7 @@ class Claiming:
         self._wake.set()
 
     def _take_answer(self, claimer: Claimer, answer: list[Granted] | OnyxqError) -> None:
-        """A node answered for a claimer; it hears of it once all that were asked for it have."""
+        """Note a node's answer for a claimer, which is woken once all nodes that were asked have answered."""
         claimer.asking -= 1
         if isinstance(answer, OnyxqError):
             claimer.trouble = answer

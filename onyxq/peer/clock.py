@@ -28,7 +28,7 @@ class Clock(WallClock, Protocol):
     """Both clocks of a machine."""
 
     def monotonic_ns(self) -> int:
-        """Nanoseconds since some moment before this process started. Nobody sets this clock."""
+        """Nanoseconds since some moment before this process started. This clock cannot be set."""
         ...
 
 
@@ -58,9 +58,9 @@ class SteadyClock:
 class RingClock:
     """A machine's clock as far as the ring believes it; for all times that are stored.
 
-    A clock that jumps is not followed until the ring agrees with it: until then, or until its
-    peer has left for it, time goes on as it was.  So a minute with a wrong clock puts nothing
-    off by an hour.  A small step back is waited for: time stands still instead.
+    A clock that jumps is not followed until the ring agrees with it, or its peer has left because
+    of it: time continues as before.  So a minute with a wrong clock delays no task by an hour.
+    After a small step back time stops until the clock has caught up.
     """
 
     def __init__(self, own: Clock) -> None:
@@ -75,7 +75,7 @@ class RingClock:
 
         About when the record was made this clock showed ``said_ms``, ``off_ms`` ahead of the ring's
         median. ``shared``: most members' clocks show about the same. If they do not, as where two
-        members disagree, nobody can say whose clock is right: what was believed before stays.
+        members disagree, it is unknown whose clock is right: what was believed before stays.
         """
         own_ms = self.own.wall_ms()
         if abs(off_ms) <= CLOCK_SKEW_MAX_MS:

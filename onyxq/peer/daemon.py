@@ -74,7 +74,7 @@ SESSION_RETRY_S = 1.0
 STORE_RETRY_S = 1.0
 REJOIN_PAUSE_S = 0.2
 WENT_BACK_RETRY_S = 2.0
-"""How often a node without a peer looks whether the log that it has read is back."""
+"""Pause between the looks of a node without a peer for the log that it has read, in seconds."""
 
 log = logging.getLogger(__name__)
 
@@ -400,7 +400,7 @@ class RunningNode:
         return await writes(store)
 
     async def _stay(self, node: Node, group: BaseExceptionGroup[LogWentBack]) -> None:
-        """The log went back while this node served: go on without a peer, and look again after a while.
+        """Serve without a peer after the log went back, and look for it again after a pause.
 
         Facts are served on, so that nothing acknowledged becomes unavailable; nothing is granted.
         """

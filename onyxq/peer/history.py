@@ -37,7 +37,7 @@ from onyxq.step import Outcome
 from onyxq.store.interface import MILESTONES_META, Batch, LogRecord, SnapshotPart, Store, Written
 
 IDLE_FLUSH_S = 5.0
-"""How often the log is written down while it holds nothing but signs of life, in seconds."""
+"""Pause between writes of the log to disk while it has only signs of life, in seconds."""
 RETRY_PAUSE_S = 0.5
 SNAPSHOT_PART_BYTES = 1 << 20
 """Bytes of a snapshot in one transaction: the event loop is busy for so long."""
@@ -161,7 +161,7 @@ def history_rows(
 class HistoryWriter:
     """Stores history, and the node's copy of the log, in the background, many records at a time.
 
-    What is known so far goes into every transaction of the store, whoever asked for that one.  So a
+    All that is known so far goes into every transaction of the store, whatever its purpose.  So a
     node has nothing on its disk without the records of the log that led to it.
     """
 
@@ -206,7 +206,7 @@ class HistoryWriter:
     ) -> None:
         """Take the rows of the record that led to ``replica``; ``after`` runs once they are stored.
 
-        ``eager``: store them now, although nobody waits; otherwise within `IDLE_FLUSH_S`.
+        ``eager``: store them at once; otherwise within `IDLE_FLUSH_S`.
         """
         position = replica.position
         if position > self._position:

@@ -26,11 +26,11 @@ from onyxq.store.interface import MILESTONES_META, Store
 
 LOOK_EVERY_S = 2.0
 SESSION_LOOK_S = 1.5
-"""How long the session may take to look: one that breaks meanwhile would wait until it reconnects."""
+"""Time limit for a look over the session, in seconds: a session that breaks would wait until it reconnects."""
 LOOK_TIMEOUT_S = 5.0
-"""How long a connection of its own may take."""
+"""Time limit for a look over a new connection, in seconds."""
 READ_WAIT_S = 0.5
-"""How long a node that was asked for a promise waits until it has read what the leader has."""
+"""Longest wait of a node, asked for a promise, until it has read as far as the leader, in seconds."""
 READ_TIMEOUT_S = 1.0
 AWAY_TIMEOUTS = 2
 """A session that was disconnected for this many session timeouts while the log answered others has expired."""
@@ -141,7 +141,7 @@ async def watch(node: WatchedNode, session: LogSession, look: Look) -> None:
             continue
         check_record(position, known, found)
         away_s = trio.current_time() - connected_at
-        # A log is not trimmed beyond what its peers have read: who is disconnected then is no peer any more.
+        # A log is not trimmed beyond what its peers have read: a disconnected reader is then not a peer any more.
         stale = isinstance(found, Trimmed) and not session.connected
         if stale or away_s > AWAY_TIMEOUTS * node.replica.settings.session_timeout_ms / 1000:
             raise SessionLost("the log answers, but not to this session, which must have expired")

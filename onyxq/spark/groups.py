@@ -141,7 +141,7 @@ def cut(frame: Any, work: Cut, *, job: str, groups: int, timed: bool) -> Any:
 
 
 def limited(frame: Any, most: int | None) -> Any:
-    """Return the frame as one of which no more parts are worked on at once, all through its stage."""
+    """Return the frame with at most ``most`` parts, so that its whole stage works on no more at once."""
     return frame if most is None else frame.coalesce(most)
 
 

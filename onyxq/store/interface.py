@@ -275,7 +275,7 @@ class Rider(Protocol):
         ...
 
     def heard(self, outcome: Written | OnyxqError) -> None:
-        """Hear what became of the batch that was taken last."""
+        """Learn whether the batch that was taken last is stored."""
         ...
 
 
@@ -289,7 +289,7 @@ class Store(Protocol):
 
     async def write(self, batch: Batch) -> Written:
         """Make a batch durable; raises `StoreFailed` (it may or may not be stored; repeating it is
-        safe) and `BadRequest` for malformed rows (nothing of it is stored)."""
+        safe) and `BadRequest` for malformed rows (no row of the batch is stored)."""
         ...
 
     def doubt(self) -> None:

@@ -28,7 +28,7 @@ DATA = "data.mdb"
 CLOSED = "store.closed"
 """The note of a file that was closed in order."""
 OPENED = "store.opened"
-"""How often the file was opened since it was last known to be sound."""
+"""Number of times that the file was opened since it was last known to be sound."""
 SUSPECT = "store.suspect"
 """The damages that were met in the file while it was open, one per line."""
 CRASHED = "store.crashed"
@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 def examine(directory: Path, *, follow_bytes_max: int = FOLLOW_BYTES_MAX) -> None:
-    """Raise `Corrupt` if the LMDB file in a directory must not be opened. Nobody may have it open.
+    """Raise `Corrupt` if the LMDB file in a directory must not be opened. No process may have it open.
 
     The file counts as open from now on.  Raises `OSError` if the directory cannot be written.
     """

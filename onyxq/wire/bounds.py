@@ -17,7 +17,7 @@ import anyio
 from onyxq.errors import Overloaded
 
 CONNECTIONS_MAX = 4_096
-"""Clients of a port at a time; fewer if the process may not open so many files."""
+"""Clients of a port at a time; fewer if the process may open too few files."""
 CONNECTIONS_PERCENT = 25
 NEWCOMERS_MAX = 1_024
 """Connections in their TLS handshake, and those that have not said hello; likewise."""
