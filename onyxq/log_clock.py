@@ -1,9 +1,9 @@
 """How a peer measures log time with its own monotonic clock (design: the log).
 
-Pure.  Every record tells what its writer has read and how long ago by its monotonic clock.
-A reading is always later than the record that was read, and a record lands after it is made.
-So the time between the two measures at least as much as passed in the log: no comparison of
-clocks of two machines is needed, and no wall clock.
+Pure.  Every record states what its writer has read, and how long ago by its monotonic clock.
+A peer reads a record after it was appended, and a new record is appended after it was made.
+So at least the measured time has passed in the log between the two.  No clocks of two machines
+are compared, and no wall clock is used.
 
 The proof. Let L(n) be log time after record n, and ``true(n)`` when n landed.  For all
 records g < n, L(n) - L(g) <= true(n) - true(g) + `LOG_TIME_SLACK_MS`:
@@ -23,9 +23,9 @@ NS = 1_000_000
 """Nanoseconds of a millisecond."""
 
 LOG_TIME_STEP_MAX_MS = 5_000
-"""A longer time without a record was an outage, or nothing had to be written: it adds nothing to log time."""
+"""A longer pause between records adds nothing to log time: it was an outage, or no record was needed."""
 LOG_TIME_SLACK_MS = 500
-"""How much more may pass in log time between two records than in truth."""
+"""By how much log time between two records may exceed true time."""
 
 
 class Measured(NamedTuple):
@@ -36,7 +36,7 @@ class Measured(NamedTuple):
     waited_ms: int = 0
     """Time since it read that one, by its monotonic clock."""
     reached_ms: int = 0
-    """Log time that has been reached for certain, but for the slack, whatever was written meanwhile."""
+    """Log time that has certainly been reached, except for the slack, even if other records were written since."""
 
 
 class _Anchor(NamedTuple):
@@ -54,8 +54,8 @@ class _Anchor(NamedTuple):
 class LogClock:
     """One peer's measure of log time; see the module's first paragraph.
 
-    It measures from the reading that is best among those of the last `LOG_TIME_SLACK_MS`: a
-    busy peer, which has always just read something, would else measure nothing.
+    It measures from the best reading of the last `LOG_TIME_SLACK_MS`.  Measured from its latest
+    reading, a busy peer would measure nothing: it has always just read something.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class LogClock:
         self._anchors.append(anchor)
 
     def measured(self, now_ns: int) -> Measured:
-        """What a record that is made now tells."""
+        """Return what a record that is made now states."""
         waited_ms = (now_ns - self._read_ns) // NS
         if waited_ms > LOG_TIME_STEP_MAX_MS:
             return Measured(self._position, waited_ms, 0)
@@ -91,7 +91,7 @@ class LogClock:
 
 
 def passed_ms(log_time_ms: int, counted_position: int, measured: Measured) -> int:
-    """Return what passed for certain, but for the slack, between two records that count.
+    """Return the milliseconds that certainly passed, except for the slack, between two records that count.
 
     ``log_time_ms`` and ``counted_position`` are of the first of them, ``measured`` is of the second.
     """

@@ -22,10 +22,10 @@ DIGEST_BYTES = 16
 MILESTONE_POSITIONS = 1_024
 """A milestone is taken at every multiple of this position."""
 MILESTONES_DENSE = 8
-"""Milestones this recent are all kept; of older ones fewer and fewer."""
+"""Milestones this recent are all kept; the older they are, the fewer are kept."""
 
 TRAIL_BLOCKS = 16
-"""Blocks of `MILESTONE_POSITIONS` positions that the trail covers: a collection is owed about as often."""
+"""Blocks of `MILESTONE_POSITIONS` positions that the trail covers: about as many as between two collections."""
 TRAIL_BYTES = 4
 """Bytes of each digest in the trail."""
 

@@ -17,12 +17,12 @@ from onyxq.jobs.model import Aggregation, Job
 from onyxq.jobs.predicates import And, Not, Or, Predicate
 
 ANY_MODULE = "any"
-"""In a list of modules: all of them."""
+"""The word for all modules in a list of modules."""
 
 
 @frozen
 class Allowed:
-    """The functions that the jobs of callers may have."""
+    """The functions that jobs of callers may use."""
 
     modules: tuple[str, ...] = ()
     pickled: bool = False

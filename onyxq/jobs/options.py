@@ -1,4 +1,4 @@
-"""The options that the formats of inputs and outputs have: an unknown one would do nothing, so it is refused."""
+"""The options of each format of inputs and outputs. An unknown option would have no effect, so it is refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OUTPUTS: dict[str, tuple[str, ...]] = {
     "parquet": (*_COLUMNS, "compression"),
     "text": (),
 }
-"""Of the formats that outputs have, which `onyxq.spark.formats` writes."""
+"""Options of outputs by format; `onyxq.spark.formats` writes them."""
 
 _FILES = (
     "basePath cleanSource discardCachedInputRatio fileNameOnly ignoreCorruptFiles ignoreInvalidPartitionPaths "
@@ -46,7 +46,7 @@ INPUTS: dict[str, tuple[str, ...]] = {
         "rate-micro-batch": "advanceMillisPerBatch numPartitions rowsPerBatch startTimestamp",
     }.items()
 }
-"""Of the formats of inputs that Spark itself reads. Spark does not care for the case of an option."""
+"""Options of inputs by format, for those that Spark itself reads. Spark ignores the case of an option."""
 
 _VALUES: dict[str, tuple[Callable[[str], bool], str]] = {
     "compression": (COMPRESSIONS.__contains__, f"one of {', '.join(COMPRESSIONS)}"),

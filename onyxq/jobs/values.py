@@ -170,7 +170,7 @@ _PACKERS: dict[type[Any], Callable[[Any], Any]] = {
 
 
 def _canonical(value: Any) -> Any:
-    """Return the value that stands for all that equal it, but for whole floats, which differ from integers."""
+    """Return the same value for all that are equal, except that whole floats differ from integers."""
     if isinstance(value, decimal.Decimal) and value.is_finite():
         return value.normalize(_EXACT) if value else decimal.Decimal(0)
     if isinstance(value, datetime.datetime) and value.tzinfo is not None:

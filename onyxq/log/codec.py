@@ -21,7 +21,7 @@ from onyxq.log_clock import Measured
 TIME_MAX_MS = 1 << 53
 NUMBER_MAX = 1 << 53
 NOTHING = Measured()
-"""Of a writer that has read nothing."""
+"""What a writer that has read no record measured."""
 
 _HEAD = msgpack.Packer(autoreset=True)
 

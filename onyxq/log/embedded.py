@@ -233,7 +233,7 @@ class EmbeddedBackend:
     def _publish(
         self, written: list[Record], batch: list[_Job], state: tuple[int, Pointer | None, tuple[int, ...]]
     ) -> None:
-        """In trio: what became durable is now seen, also of a write that failed at first."""
+        """Show readers what became durable, also of a write that failed at first. Runs in trio."""
         for record in written:
             self._recent[record.position] = record
             self._recent_bytes += len(record.data)

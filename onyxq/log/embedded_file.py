@@ -155,7 +155,7 @@ class LogFile:
             self._failed(error, "read")
 
     def close_segment(self, segment_records: int) -> bool:
-        """Have the next record be the next segment's first, if this one has had its records."""
+        """Begin the next segment with the next record if this one is full."""
         end = self.next
         if end - segment_start(segment_of(end)) < segment_records:
             return False

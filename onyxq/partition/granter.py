@@ -176,7 +176,7 @@ class Granter:
         return sorted(self._leaders)
 
     def serves(self, partition: int) -> bool:
-        """Whether the partition serves from here, and the store has all that the log said before it did."""
+        """Whether the partition serves here, and the store has every log record from before it began serving."""
         return partition in self._leaders
 
     def backed(self, leader: PartitionLeader) -> None:

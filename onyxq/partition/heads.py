@@ -53,7 +53,7 @@ class Head(NamedTuple):
 
     @property
     def key(self) -> tuple[int, int]:
-        """Compares heads: the least is the best."""
+        """Sort key of heads: the least is the best."""
         return self.priority, self.due_ms
 
 
@@ -90,7 +90,7 @@ class _QueueHeads:
         self.waiting = 0
         """Coordinators that wait for a better head."""
         self.wants: list[int] = []
-        """How many tasks those of other nodes want while they wait."""
+        """Number of tasks that waiting claimers of other nodes want."""
         self.near: list[Wanted] = []
         """What the one of this very node wants while it waits: no message brings a task closer to a worker."""
         self.looked: tuple[trio.Event, Head | None] | None = None

@@ -47,7 +47,7 @@ DRAIN_TIMEOUT_S = 30.0
 DEFAULTS = Settings()
 OWED_EVERY_S = 1.0
 STORE_PATIENCE_S = 10.0
-"""A peer whose store has taken no write for longer leaves the ring, until it takes one."""
+"""Seconds without a successful write after which a peer leaves the ring until its store takes one."""
 CLOCK_PATIENCE_S = 10.0
 CLOCK_NEWS_MS = 1_000
 """What a peer's clock must have moved against the log's for a record that does nothing but say so."""
@@ -314,7 +314,7 @@ class Peer:
         self._step(found)
 
     async def _take_snapshot(self, session: LogSession) -> None:
-        """Go on from the log's snapshot if it is above this node's replica; raises `LogWentBack`."""
+        """Continue from the log's snapshot if it is above this node's replica; raises `LogWentBack`."""
         before = self.node.replica
         origin = await session.origin()
         if origin is None or origin.position < before.position:
@@ -455,7 +455,7 @@ class Peer:
                     log.info("expiry waits: %s", error.message)
 
     def _check_store(self, store: Store) -> None:
-        """Raise `StoreFailed` if the disk has taken no write for long: another node does this one's work meanwhile."""
+        """Raise `StoreFailed` if the disk has taken no write for long: other nodes should do this one's work."""
         condition = store.condition
         if condition.trouble_s() > STORE_PATIENCE_S:
             why = condition.refusal or "the disk does not answer"

@@ -72,7 +72,7 @@ READS = frozenset(
 )
 """Methods that change nothing."""
 URGENT = frozenset("complete fail release renew cancel".split())
-"""Writes that free what is claimed, or keep it claimed."""
+"""Writes that end or extend claims."""
 ADMITTED = URGENT | frozenset(
     """
     enqueue update transact prepare jobs.prepare jobs.commit job.submit dead.requeue requeue periodic.set queue.set
@@ -89,7 +89,7 @@ class Service:
         self.node = node
         self.peer: Peer | None = None
         self.admission = Admission(trio.current_time)
-        """Of the writes that clients, and other nodes for theirs, ask this node for."""
+        """Bound on the writes that clients, directly or through other nodes, ask this node for."""
         self.operating = Operating(node)
         self._ids = IdMaker(node.wall_ms, random_64)
         self._next_partition = random_64() % 64

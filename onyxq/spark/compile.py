@@ -31,7 +31,7 @@ class Setting:
     version: int
     """Of the allocation that made this process its driver."""
     slots: int
-    """Of the session: parts of a batch that is not bounded."""
+    """Number of parts of a batch without a bound, from the session."""
     checkpoint: str
     """Folder of the query's checkpoint."""
     connect: str | None

@@ -29,7 +29,7 @@ _FOUND = f"The columns are those of the output's first batch. {_NO_SCHEMA}"
 
 
 class Described(Protocol):
-    """What a format is told: the output, its options and its columns."""
+    """What a writer of a format needs to know: the output, its options and its columns."""
 
     @property
     def name(self) -> str:

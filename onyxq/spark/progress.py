@@ -12,7 +12,7 @@ LATE = "late"
 
 
 def uses_of(frame: Any) -> list[int]:
-    """Return how often each source is used in the plan of a frame, in Spark's order of sources."""
+    """Return how many times the plan of a frame uses each source, in Spark's order of sources."""
     leaves = frame._jdf.queryExecution().analyzed().collectLeaves()
     sources: list[Any] = []
     counts: list[int] = []
@@ -38,7 +38,7 @@ def rows_of(progress: dict[str, Any], uses: list[int]) -> int:
 
 
 def told(progress: dict[str, Any], uses: list[int]) -> dict[str, Any]:
-    """Return the progress of one batch out of what Spark says of it; ``uses`` as by `uses_of`."""
+    """Return the progress of one batch from what Spark reports; ``uses``: as `uses_of` returns."""
     counted, rows = progress.get("numInputRows", 0), rows_of(progress, uses)
     per_s = (progress.get("processedRowsPerSecond") or 0.0) * (rows / counted if counted else 0.0)
     operators = progress.get("stateOperators") or []

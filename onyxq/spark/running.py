@@ -82,7 +82,7 @@ class Running:
         self._rows = 0
         """Rows of all batches of this run."""
         self._uses: list[int] = []
-        """How often each source is used in the query's plan."""
+        """How many times the query's plan uses each source."""
         self._late: dict[str, int] = {}
         """Segments that came too late, as each window's or join's groups told last."""
         self._places: dict[str, str] = {}

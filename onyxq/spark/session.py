@@ -135,7 +135,7 @@ def open_session(settings: Settings) -> Any:
 
 @contextmanager
 def _submit_arguments(path: Path) -> Iterator[None]:
-    """Have the virtual machine read its settings from a file: everybody sees what PySpark would pass as arguments."""
+    """Have the virtual machine read its settings from a file: other users could see PySpark's arguments."""
     before = os.environ.get(_ARGUMENTS)
     os.environ[_ARGUMENTS] = f"--properties-file {shlex.quote(str(path))} {before or 'pyspark-shell'}"
     try:

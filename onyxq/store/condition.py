@@ -40,18 +40,18 @@ class Condition:
             self._waiting -= 1
 
     def wrote(self) -> None:
-        """The disk took a write, which can be read."""
+        """Note that the disk took a write, which can be read."""
         was, self.refusal = self.refusal, ""
         self._since = trio.current_time()
         if was:
             self._returning()
 
     def refused(self, why: str) -> None:
-        """A write that waited was not taken."""
+        """Note that the disk refused a write."""
         self.refusal = why or "no reason was given"
 
     def trouble_s(self) -> float:
-        """How long the disk has taken no write although it should have, in seconds."""
+        """Return for how many seconds the disk has taken no write although one was due."""
         return trio.current_time() - self._since if self.refusal or self._waiting else 0.0
 
     def end(self, error: OnyxqError) -> None:
