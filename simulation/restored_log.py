@@ -17,6 +17,7 @@ from attrs import frozen
 
 from onyxq.client.claims import Claim
 from onyxq.errors import ClusterMismatch
+from onyxq.store.records import unpack_number
 from simulation.checkers import Broken
 from simulation.load import Load, Mix
 from simulation.log import MemoryBackend, MemorySession
@@ -173,6 +174,16 @@ class RestoredLog:
         await trio.sleep(world.random.uniform(1.0, 15.0))
         if silent := self._silent():
             raise Broken(f"restored log: {', '.join(silent)} went on with a log that went back")
+        self._check_promises()
+
+    def _check_promises(self) -> None:
+        """Raise `Broken` if a node has promised an epoch that the true log does not have."""
+        replica = self.world.audit.replica
+        for node in self.world.nodes[: self.world.options.nodes]:
+            for key, value in node.disk.tables.epochs.ascend(b""):
+                partition, epoch = int.from_bytes(key, "big"), unpack_number(key, value)
+                if epoch > replica.partitions[partition].epoch:
+                    raise Broken(f"restored log: {node.name} promised epoch {epoch} of {partition} to a wrong leader")
 
     def _silent(self) -> list[str]:
         """Nodes that have read the true log and do not say that this is another one."""
