@@ -77,6 +77,7 @@ class Standing:
                 # Had it been acknowledged nobody would have been granted the task after it.
                 if not self._granted_after(task_id, token):
                     return None
+                return StaleToken(f"task {task_id.hex()} was granted under a newer token than {token}")
             how = "was cancelled" if newest is not None and newest.outcome == facts.CANCELLED else "is finished already"
             return AlreadyFinished(f"task {task_id.hex()} {how}")
         if self._host.granter.is_undecided(run):
