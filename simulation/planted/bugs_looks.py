@@ -38,7 +38,7 @@ LOOK_BUGS: tuple[Planted, ...] = (
         "past = [number for number in epochs if self._node.epochs.get(number, 0) < 0]",
         "a deposed leader that reaches the other nodes, but not the log, answers without what its successor was given",
         "behind_the_times",
-        quick=2,
+        quick=6,
     ),
 )
 """Planted bugs about these."""

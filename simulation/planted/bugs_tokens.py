@@ -6,15 +6,6 @@ from simulation.planted.planted import Planted
 
 TOKEN_BUGS: tuple[Planted, ...] = (
     Planted(
-        "lapsed claims are judged before the store has their history",
-        "onyxq/partition/standing.py",
-        "if not self._host.granter.serves(partition_of(task_id)):",
-        "if False:",
-        "a new leader takes a completion under a token after a newer one, of which its store does not know",
-        "history_is_late",
-        quick=6,
-    ),
-    Planted(
         "grants that may have landed when the log was lost are forgotten",
         "onyxq/partition/granter.py",
         "if verdicts is None and outbox.closed:",

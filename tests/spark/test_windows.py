@@ -104,7 +104,7 @@ def test_windows_of_files_over_several_batches(spark: Any, tmp_path: Path) -> No
     setting = Setting(version=1, slots=2, checkpoint=str(at), connect=None)
     query = compiled(spark, decode(body), body, setting).start()
     query.awaitTermination()
-    marks = [told(json.loads(one.json))["watermark_ms"] for one in query.recentProgress if one.numInputRows]
+    marks = [told(json.loads(one.json), [])["watermark_ms"] for one in query.recentProgress if one.numInputRows]
     assert marks == [max(one["at"] for one in segments[end - 100 : end]) - 500 for end in (100, 200, 300)]
     early = written(tmp_path / "counts")
     assert early and {one["start_ms"] for one in early} == {0, 1_000}, "the watermark is 500 ms behind 3499"
@@ -223,7 +223,7 @@ def test_timers_fire_though_nothing_comes_and_an_endless_input_may_end(spark: An
     assert not written(tmp_path / "last")
     ending.note(setting.checkpoint)
     _waited(query, lambda: any(has_ended(json.loads(one.json)) for one in query.recentProgress))
-    shown = [told(json.loads(one.json))["watermark_ms"] for one in query.recentProgress]
+    shown = [told(json.loads(one.json), [])["watermark_ms"] for one in query.recentProgress]
     assert shown and set(shown) == {None}, "there is no time but the clock's"
     query.stop()
     assert {one["key"]: one["value"] for one in written(tmp_path / "last")} == {"a": 2, "b": 1}
