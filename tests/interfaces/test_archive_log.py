@@ -15,6 +15,7 @@ from onyxq.archive import Part
 from onyxq.diff import plain
 from onyxq.dump import Dump
 from onyxq.errors import BadRequest
+from onyxq.log.codec import decode_record
 from onyxq.parquet import records
 from onyxq.parquet.records import RECORDS, RecordWriter, Written, covered, write_records
 from onyxq.replay import steps
@@ -177,4 +178,8 @@ def test_the_log_of_a_cluster_is_archived_across_collections(
         rows = table(out)
         granted = [json.loads(row["args"]) for row in rows if row["entry"] == "grant_claims"]
         assert sum(run["count"] for one in granted for grant in one["grants"] for run in grant["runs"]) == 4
-        assert {row["position"] for row in rows} == set(range(found["last"] + 1))
+        missing = set(range(found["last"] + 1)) - {row["position"] for row in rows}
+        for place in missing:  # records that only let time pass have no row
+            ((_, _, data),) = client.call("log.raw", {"from": place})["records"][:1]
+            content = decode_record(data)
+            assert content is not None and not content.entries

@@ -64,8 +64,9 @@ def test_what_cannot_be_archived_is_not_trimmed(tmp_path: Path, monkeypatch: pyt
     """The collection waits until the directory can be written, and then goes on."""
     monkeypatch.setattr(archiving, "RETRY_PAUSE_S", 0.05)
     archive = tmp_path / "archive"
-    archive.write_text("a file where the directory should be")
     with started(peers=1, partitions=4, archive=str(archive)) as (cluster, portal), Client(cluster.addresses) as client:
+        archive.rmdir()
+        archive.write_text("a file where the directory should be")
         world = World(cluster, portal, client)
         world.story()
         reports: list[Any] = []
