@@ -23,9 +23,13 @@ def create(context: Context) -> None:
     from onyxq.replica import SETTINGS_LIMITS, Settings
 
     args = context.args
-    values = {"partitions": args.partitions, "replicas": args.replicas}
-    values |= {name: context.number(name) for name in ("absent_after_ms", "yield_after_ms", "gc_records", "gc_bytes")}
-    settings = Settings(**{name: integer(value, name, *SETTINGS_LIMITS[name]) for name, value in values.items()})
+    settings = Settings(
+        **{
+            name: integer(context.number(name), name, *limits)
+            for name, limits in SETTINGS_LIMITS.items()
+            if hasattr(args, name)
+        }
+    )
     hosts = _hosts(context)
 
     from onyxq.cli.daemons import run_in_trio
