@@ -40,6 +40,7 @@ from onyxq.store.indexing import Applier, PreparedBatch, prepare_batch
 from onyxq.store.interface import Batch, Rider, Written
 from onyxq.store.purging import watermarks_in
 from onyxq.store.reading import StoreReads
+from onyxq.store.records import SHAPES, Shape
 from onyxq.store.soundness import DATA, note_closed, note_doubt, set_aside, write_metas_again
 from onyxq.store.tables import FORMAT_KEY, TABLE_NAMES
 
@@ -68,24 +69,45 @@ _log = logging.getLogger(__name__)
 
 
 class LmdbTable:
-    """One named database inside a transaction; values are views into the map."""
+    """One named database inside a transaction; values are views into the map.
 
-    __slots__ = ("_db", "_txn", "add", "delete", "get", "put")
+    With a ``shape`` an entry of another raises `lmdb.CorruptedError`: nobody has written it.
+    """
 
-    def __init__(self, txn: lmdb.Transaction, db: Any) -> None:
+    __slots__ = ("_db", "_find", "_shape", "_txn", "add", "delete", "get", "put")
+
+    def __init__(self, txn: lmdb.Transaction, db: Any, shape: Shape | None = None) -> None:
         self._txn = txn
         self._db = db
-        self.get: Callable[[bytes], bytes | None] = cast(Any, partial(txn.get, db=db))
+        self._shape = shape
+        self._find: Callable[[bytes], bytes | None] = cast(Any, partial(txn.get, db=db))
+        self.get: Callable[[bytes], bytes | None] = self._find if shape is None else self._get_checked
         self.put: Callable[[bytes, bytes], object] = partial(txn.put, db=db)
         self.add: Callable[[bytes, bytes], bool] = partial(txn.put, overwrite=False, db=db)
         self.delete: Callable[[bytes], object] = partial(txn.delete, db=db)
+
+    def _get_checked(self, key: bytes) -> bytes | None:
+        value = self._find(key)
+        if value is not None:
+            self._check(key, value)
+        return value
+
+    def _check(self, key: bytes, value: bytes) -> None:
+        shape = self._shape
+        if shape is not None and (len(key) != shape.key or not shape.least <= len(value) <= shape.most):
+            raise lmdb.CorruptedError(f"an entry has a key of {len(key)} and a value of {len(value)} bytes")
+
+    def _entry(self, cursor: lmdb.Cursor) -> tuple[bytes, bytes]:
+        key, value = bytes(cursor.key()), cast(bytes, cursor.value())
+        self._check(key, value)
+        return key, value
 
     def ascend(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Entries from ``start`` on."""
         with self._txn.cursor(self._db) as cursor:
             found = cursor.set_range(start) if start else cursor.first()
             while found:
-                yield bytes(cursor.key()), cast(bytes, cursor.value())
+                yield self._entry(cursor)
                 found = cursor.next()
 
     def descend(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -96,7 +118,7 @@ class LmdbTable:
             else:
                 found = bytes(cursor.key()) == start or cursor.prev()
             while found:
-                yield bytes(cursor.key()), cast(bytes, cursor.value())
+                yield self._entry(cursor)
                 found = cursor.prev()
 
     def clear(self, prefix: bytes) -> None:
@@ -113,17 +135,18 @@ class LmdbTable:
 class ReadTable(LmdbTable):
     """A table that is only read; ``failed`` makes of an error of LMDB the one that is raised."""
 
-    __slots__ = ("_failed", "_find")
+    __slots__ = ("_failed",)
 
-    def __init__(self, txn: lmdb.Transaction, db: Any, failed: Callable[[lmdb.Error], OnyxqError]) -> None:
-        super().__init__(txn, db)
-        self._find = self.get
+    def __init__(
+        self, txn: lmdb.Transaction, db: Any, shape: Shape | None, failed: Callable[[lmdb.Error], OnyxqError]
+    ) -> None:
+        super().__init__(txn, db, shape)
         self._failed = failed
         self.get = self._get
 
     def _get(self, key: bytes) -> bytes | None:
         try:
-            return self._find(key)
+            return self._get_checked(key)
         except lmdb.Error as error:
             raise self._failed(error) from error
 
@@ -177,7 +200,10 @@ class LmdbTables:
         if name not in self._dbs:
             raise AttributeError(name)
         db = self._dbs[name]
-        table = LmdbTable(self._txn, db) if self._failed is None else ReadTable(self._txn, db, self._failed)
+        shape = SHAPES.get(name)
+        table = LmdbTable(self._txn, db, shape)
+        if self._failed is not None:
+            table = ReadTable(self._txn, db, shape, self._failed)
         setattr(self, name, table)
         return table
 

@@ -42,7 +42,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from onyxq.facts import seal, unseal
-from onyxq.ids import STRETCH_TASKS, TaskId, counter_of, ms_of, stretch_of, with_counter
+from onyxq.ids import COUNTER_MAX, STRETCH_TASKS, TaskId, counter_of, ms_of, stretch_of, with_counter
 from onyxq.store.heads import PRIORITY_MAX, Order, QueueKey, queue_digest
 from onyxq.store.interface import LEAVES, Piece
 
@@ -56,6 +56,7 @@ _PLACE = struct.Struct(">IQ")
 _DUE = struct.Struct(">Q")
 _PIECE = struct.Struct("<IH")
 _MORE = struct.Struct("<I16s")
+_MORE_END = _PIECE.size + _MORE.size
 _HAS_MORE = 1 << 15
 """Set in a piece's row offset where base and key follow."""
 _NO_KEY = bytes(16)
@@ -173,6 +174,32 @@ def order_ms_of(key: bytes) -> int:
     return int(_DUE.unpack_from(key, 19)[0])
 
 
+# --- shapes --------------------------------------------------------------------
+
+
+class Shape(NamedTuple):
+    """Bytes of a table's keys, and the fewest and most bytes of its values."""
+
+    key: int
+    least: int = 0
+    most: int = 1 << 31
+
+
+SHAPES = {
+    "ready": Shape(50, least=_PIECE.size),
+    "due": Shape(30, least=20 + _PIECE.size),
+    "waiting": Shape(22),
+    "keyed": Shape(63),
+    "unique": Shape(62),
+    "expiring": Shape(30),
+    "dead": Shape(38),
+    "stretch": Shape(27),
+    "hours": Shape(6, DIGEST.size, DIGEST.size),
+    "leaves": Shape(7, DIGEST.size, DIGEST.size),
+}
+"""Of the tables that hold no checksum, or whose keys are cut apart before it is looked at."""
+
+
 # --- pieces --------------------------------------------------------------------
 
 
@@ -193,7 +220,7 @@ def pack_piece(alike: Alike, row_offset: int, bits: int, key: bytes = b"") -> by
 
 
 def _bits_at(value: bytes) -> int:
-    return 26 if value[5] & 0x80 else 6
+    return _MORE_END if value[5] & 0x80 else _PIECE.size
 
 
 def bits_of(value: bytes) -> int:
@@ -212,11 +239,11 @@ def unpack_ready(queue: str, key: bytes, value: bytes) -> Piece:
     first = TaskId(key[30:50])
     attempts, offset = _PIECE.unpack_from(value)
     base, digest = 0, b""
-    if offset & _HAS_MORE:
+    if offset & _HAS_MORE and len(value) >= _MORE_END:
         base, digest = _MORE.unpack_from(value, 6)
-        offset &= ~_HAS_MORE
         digest = b"" if digest == _NO_KEY else digest
-    row_first = TaskId(first[:16] + ((int.from_bytes(first[16:], "big") & -STRETCH_TASKS) + offset).to_bytes(4, "big"))
+    counter = (int.from_bytes(first[16:], "big") & -STRETCH_TASKS) + (offset & ~_HAS_MORE)
+    row_first = TaskId(first[:16] + (counter & COUNTER_MAX).to_bytes(4, "big"))
     return Piece(queue, PRIORITY_MAX - inverted, due_ms, first, bits_of(value), attempts, row_first, base, digest)
 
 

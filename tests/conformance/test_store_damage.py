@@ -15,13 +15,14 @@ import pytest
 import trio
 
 from onyxq.errors import Corrupt, StoreDamaged, StoreFailed
-from onyxq.facts import Row, pack_task, sealed, task_row
+from onyxq.facts import FAILED, Row, pack_task, sealed, task_row
 from onyxq.store import soundness
 from onyxq.store.environment import judge
 from onyxq.store.interface import Batch, Mending
 from onyxq.store.lmdb_store import LmdbStore
 from onyxq.store.pages import check_file
-from tests.conformance.store_world import World, done, first_id, in_trio, put, tasks
+from onyxq.store.records import SHAPES
+from tests.conformance.store_world import NOW_MS, World, done, first_id, in_trio, put, tasks
 from tests.conformance.test_store_mending import scrub, tables
 
 PAGE = 4096
@@ -305,6 +306,75 @@ async def test_damage_met_while_the_file_is_open_ends_the_store(
     assert (store.meta("node"), store.partitions()) == (None, [])
     await store.aclose()
     assert (world.directory / "data.mdb.damaged-1").exists()
+
+
+def longer_key(key: bytes, value: bytes) -> tuple[bytes, bytes]:
+    """An entry whose key has a byte too many."""
+    return key + b"\1", value
+
+
+def shorter_key(key: bytes, value: bytes) -> tuple[bytes, bytes]:
+    """An entry that lacks the last byte of its key."""
+    return key[:-1], value
+
+
+def shorter_value(key: bytes, value: bytes) -> tuple[bytes, bytes]:
+    """An entry whose value is one byte long."""
+    return key, value[:1]
+
+
+def longer_value(key: bytes, value: bytes) -> tuple[bytes, bytes]:
+    """An entry whose value goes on for 40 bytes."""
+    return key, value + bytes(40)
+
+
+async def read_indexes(store: LmdbStore) -> None:
+    """Ask for what claims, timers, the cohort's comparison and the scrubber read."""
+    for partition in store.partitions():
+        for queue in store.queues(partition):
+            store.ready(partition, queue)
+        store.due(partition, 0, 1 << 60)
+        for hour in store.hours(partition):
+            store.leaves(partition, hour)
+    after = b""
+    while after := store.scrub(after, 1 << 20):
+        pass
+
+
+@pytest.mark.parametrize("change", [longer_key, shorter_key, shorter_value, longer_value])
+@pytest.mark.parametrize("table", sorted(SHAPES))
+@in_trio
+async def test_an_entry_that_nobody_can_have_written_is_damage(
+    world: World, table: str, change: Callable[[bytes, bytes], tuple[bytes, bytes]]
+) -> None:
+    """Whoever reads it, or writes beside it, hears of damage or is not disturbed: no other error comes of it."""
+    async with world.store() as store:
+        for partition in (3, 4):
+            ids = [first_id(number * 1024, maker=number, partition=partition) for number in range(6)]
+            rules: list[dict[str, object]] = [
+                {"priority": 3},
+                {"expires_ms": NOW_MS + 90_000},
+                {"ordering_key": "k", "order": [NOW_MS, 1, 1]},
+                {"depends": [ids[0]]},
+            ]
+            rows = [tasks(first, 4, **header) for first, header in zip(ids, rules, strict=False)]
+            rows += [tasks(ids[4], 1, unique_key="u", order=[NOW_MS, 1, 2])]
+            await put(store, *rows, tasks(ids[5], 2), done(ids[5], 2, outcome=FAILED))
+            await put(store, tasks(first_id(ms=NOW_MS + 60_000, partition=partition), 2))
+    with lmdb.open(str(world.directory), max_dbs=16, lock=False) as env, env.begin(write=True) as txn:
+        db = env.open_db(table.encode(), txn=txn)
+        found = list(txn.cursor(db))
+        assert found
+        for key, value in found:
+            txn.delete(key, db=db)
+            txn.put(*change(key, value), db=db)
+    store = LmdbStore.open(world.directory)
+    for use in (read_indexes, write_one):
+        try:
+            await use(store)
+        except StoreDamaged:
+            pass
+    await store.aclose()
 
 
 @in_trio
