@@ -217,8 +217,15 @@ def _root(directories: list[str]) -> Path:
 
 
 def _nodes_of(root: Path) -> list[Path]:
-    """Data directories of the nodes of an embedded cluster; raises `NotFound`."""
+    """Data directories of the nodes of an embedded cluster; raises `NotFound` and `BadRequest`."""
     if (root / NODE_FILE).exists():
+        if not (root / "log").is_dir():
+            raise BadRequest(
+                f"{root} has no log beside its data, as nodes of clusters on ZooKeeper have none",
+                field="zookeeper",
+                hint="Give --zookeeper HOST:PORT,... If this peer ran without ZooKeeper and its log is lost,"
+                f" make an empty directory {root / 'log'} first.",
+            )
         return [root]
     found = sorted(place.parent for place in root.glob(f"node-*/{NODE_FILE}"))
     if not found:

@@ -102,6 +102,19 @@ def test_a_lost_embedded_log_is_begun_anew(line: Line, tmp_path: Path, peers: in
     assert "intact" in said and "Nothing was changed" in said
 
 
+def test_a_node_of_a_cluster_on_zookeeper_gets_no_log_of_its_own(line: Line, tmp_path: Path) -> None:
+    """Forgetting --zookeeper makes nothing; only an empty ``log`` says that there was one."""
+    data = tmp_path / "dev"
+    on_cluster(data, work, peers=1)
+    node = data / "node-0"
+    before = sorted(node.iterdir())
+    said = line.refused("main", "--data", str(node), "--yes", code=BadRequest.exit_code)
+    assert f"zookeeper: {node} has no log beside its data" in said and str(node / "log") in said
+    assert sorted(node.iterdir()) == before
+    (node / "log").mkdir()
+    assert line.shown("main", "--data", str(node), "--yes")["done"]["position"] > 0
+
+
 def test_an_older_embedded_log_is_replaced(line: Line, tmp_path: Path) -> None:
     """As a file system that was set back leaves it."""
     data, older = tmp_path / "dev", tmp_path / "older"
