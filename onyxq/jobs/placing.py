@@ -148,7 +148,12 @@ class _Search:
     def _may_fit(self, job: Job) -> bool:
         """Whether there are peers for it at all, and slots enough if they were all in one place."""
         plan = self.plan
-        return sum(plan.room.values()) >= plan.needs[job.id] and any(plan.fits(job, peer) for peer in plan.offers)
+        mate = plan.mate(job)
+        if mate in self.kept or mate not in plan.drivers:
+            fit = any(plan.fits(job, peer) for peer in plan.offers)
+        else:  # the job that it runs beside is placed anew with it
+            fit = any(suits(offer, job) and offer.slots >= plan.needs[job.id] for offer in plan.offers.values())
+        return fit and sum(plan.room.values()) >= plan.needs[job.id]
 
     def _rearrange(self, job: Job) -> bool:
         """Place all jobs without a driver and this one anew, with as few moves as will do."""

@@ -113,6 +113,13 @@ def test_no_fewer_moves_would_do(crowd: tuple[list[Job], list[Offer], dict[str, 
     assert sum(found[name] != peer for name, peer in kept.items()) == moves
 
 
+def test_a_job_is_placed_where_one_beside_it_fits_too() -> None:
+    """The first alone would go where most room is, in a zone that the second may not run in."""
+    jobs = [job(0, max_slots=0), job(1, max_slots=0, zones=("a",), beside="j0")]
+    offered = [Offer("p1", 2, "a"), Offer("p2", 3, "b"), Offer("p3", 1, "a")]
+    assert pass_over(jobs, offered, {"j0": "", "j1": ""}) == {"j0": "p1", "j1": "p1"}
+
+
 @pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(crowds(jobs_max=12))
