@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 from onyxq.diff import plain
 from onyxq.entry import APPLIED
 from onyxq.facts import EXPIRED, GRANTED, RELEASED, REOPENED, RETRIED
+from onyxq.texts import visible
 
 Args: TypeAlias = Mapping[str, Any]
 
@@ -41,7 +42,7 @@ def sentence(name: str, args: Any, verdict: str = APPLIED) -> str:
             said = generic(name, shown)  # another version's arguments
     else:
         said = f"{title(name)} {brief(shown)}"
-    return said if verdict == APPLIED else f"{said}: nothing changed, {verdict}"
+    return visible(said if verdict == APPLIED else f"{said}: nothing changed, {verdict}")
 
 
 def generic(name: str, args: Args) -> str:
@@ -97,8 +98,8 @@ def listed(parts: Sequence[str]) -> str:
 def history(event: int, *, token: int, worker: str, retry_ms: int, attempts: int, note: str) -> str:
     """A history row of the store about one task, in words."""
     if event == GRANTED:
-        return f"granted to worker {worker or '(unnamed)'} under token {token}"
-    return _ended(event, {"token": token, "retry_ms": retry_ms, "attempts": attempts, "note": note})
+        return visible(f"granted to worker {worker or '(unnamed)'} under token {token}")
+    return visible(_ended(event, {"token": token, "retry_ms": retry_ms, "attempts": attempts, "note": note}))
 
 
 # --- one sentence for each entry ---------------------------------------------------

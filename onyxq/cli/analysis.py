@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onyxq.cli.context import Context, milliseconds
+from onyxq.cli.output import cell
 from onyxq.errors import BadRequest
 from onyxq.words import duration
 
@@ -37,7 +38,8 @@ def history_check(context: Context) -> int:
         None, [{"rule": rule, "broken": count} for rule, count in report.counts.items()], ("rule", "broken")
     )
     for one in report.first:
-        print(f"{one.rule}: task {one.id} of {one.queue}, token {'-' if one.token is None else one.token}: {one.what}")
+        token = "-" if one.token is None else one.token
+        context.out.line(None, f"{one.rule}: task {one.id} of {cell(one.queue)}, token {token}: {cell(one.what)}")
     repeats = f", {report.repeats:,} rows more than once" if report.repeats else ""
     granted = "" if report.grants is None else f", {report.grants:,} grants of the log"
     print(f"\n{report.tasks:,} tasks, {report.claims:,} claims, {report.updates:,} updates{granted}{repeats}")

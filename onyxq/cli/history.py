@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from onyxq import snapshot
 from onyxq.archive import Part, best, earliest, groups, parts
 from onyxq.cli.context import Context, clock, task_id
+from onyxq.cli.output import cell
 from onyxq.cli.sources import end_of, live, pieces
 from onyxq.diff import Tree, plain, tree
 from onyxq.dump import Dump, DumpWriter, read
@@ -165,9 +166,9 @@ def replica_show(context: Context) -> None:
     if context.out.as_json:
         context.out.document({"position": found.position, "digest": digest, "replica": shown})
         return
-    print(f"position {found.position}, digest {digest}")
+    context.out.line(None, f"position {found.position}, digest {digest}")
     for line in _branches(shown, 0):
-        print(line)
+        context.out.line(None, line)
 
 
 def _replica_of(context: Context) -> Replica:
@@ -216,11 +217,12 @@ def task_explain(context: Context) -> None:
         events = [plain(one) for one in found]
         context.out.document({"id": wanted.hex(), "task": task, "log_from": since, "events": events})
         return
-    print(f"task {wanted.hex()}" + (f" of queue {known['task']['queue']}: {known['task']['state']}" if known else ""))
+    about = f" of queue {known['task']['queue']}: {known['task']['state']}" if known else ""
+    context.out.line(None, f"task {wanted.hex()}{about}")
     for one in found:
         where = f"at {one.position}" if one.position is not None else ""
         by = f" (written by {one.peer})" if one.peer else f" (from {one.source})"
-        print(f"{clock(one.at_ms)}  {where:<12}  {one.words}{by}")
+        context.out.line(None, f"{clock(one.at_ms)}  {where:<12}  {cell(one.words)}{by}")
     if since > 0:
         context.out.note(f"records up to {since - 1} are trimmed: of the time before only the store's history is known")
 
@@ -238,12 +240,12 @@ def _stored(context: Context, client: Client, wanted: bytes) -> dict[str, Any] |
 def _branches(value: Tree, depth: int) -> Iterator[str]:
     indent = "  " * depth
     if not isinstance(value, dict):
-        yield f"{indent}{value}"
+        yield f"{indent}{cell(str(value))}"
         return
     for name, item in value.items():
         if isinstance(item, dict) and item:
-            yield f"{indent}{name}"
+            yield f"{indent}{cell(name)}"
             yield from _branches(item, depth + 1)
         else:
             shown = ", ".join(map(str, item)) if isinstance(item, list) else item
-            yield f"{indent}{name}: {'-' if shown in ('', None) or shown == {} else shown}"
+            yield f"{indent}{cell(name)}: {'-' if shown in ('', None) or shown == {} else cell(str(shown))}"

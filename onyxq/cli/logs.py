@@ -10,8 +10,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from onyxq.cli.context import Context
+from onyxq.cli.output import json_text
 from onyxq.config import SECRET
 from onyxq.errors import BadRequest
+from onyxq.texts import visible
 
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 FORMATS = ("text", "json")
@@ -72,12 +74,13 @@ class TextLines(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # the name that logging has
         """Return the first line."""
-        record.message = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in record.message)
+        record.message = visible(record.message)
         return super().formatMessage(record)
 
     def formatException(self, ei: Any) -> str:
         """Return the lines of an error."""
-        return textwrap.indent("\n".join(super().formatException(ei).splitlines()), "  ", lambda line: True)
+        lines = map(visible, super().formatException(ei).splitlines())
+        return textwrap.indent("\n".join(lines), "  ", lambda line: True)
 
 
 class JsonLines(logging.Formatter):
@@ -98,4 +101,4 @@ class JsonLines(logging.Formatter):
             value = getattr(record, name, NONE)
             if value != NONE:
                 said[name] = value
-        return json.dumps(said, ensure_ascii=False, default=str)
+        return json_text(said, default=str)

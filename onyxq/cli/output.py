@@ -1,18 +1,25 @@
-"""What commands print: JSON or tables on stdout, progress and errors on stderr."""
+"""What commands print: JSON or tables on stdout, progress and errors on stderr.
+
+Names, payloads and errors of tasks come from strangers. All that is printed passes `visible`, so that
+none of them moves the cursor, changes the terminal or shows text in another order.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, Any
 
 from onyxq.errors import OnyxqError
+from onyxq.texts import visible
 
 PROGRESS_EVERY_S = 2.0
 """Between lines of progress that are not written over."""
 BOLD, RED, PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[0m"
+_FOREIGN = re.compile(r"[^\n -~]+")
 
 
 class Output:
@@ -38,11 +45,11 @@ class Output:
 
     def document(self, value: Any) -> None:
         """One JSON document, indented for reading."""
-        print(json.dumps(value, indent=2, ensure_ascii=False), file=self._stdout)
+        print(json_text(value, indent=2), file=self._stdout)
 
     def line(self, value: Any, text: str) -> None:
         """One item of a stream: a JSON line or a line of text, seen at once."""
-        shown = json.dumps(value, ensure_ascii=False, separators=(",", ":")) if self.as_json else text
+        shown = json_text(value, separators=(",", ":")) if self.as_json else _lines(text)
         print(shown, file=self._stdout, flush=True)
 
     def result(self, value: Any, text: str) -> None:
@@ -50,7 +57,7 @@ class Output:
         if self.as_json:
             self.document(value)
         else:
-            print(text, file=self._stdout)
+            print(_lines(text), file=self._stdout)
 
     def table(self, value: Any, rows: Iterable[Mapping[str, Any]], columns: Sequence[str], *, empty: str = "") -> None:
         """Rows as a table with the named columns; with ``--json`` the whole ``value``."""
@@ -59,7 +66,7 @@ class Output:
             return
         cells = [[cell(row.get(column)) for column in columns] for row in rows]
         if not cells and empty:
-            print(empty, file=self._stdout)
+            print(_lines(empty), file=self._stdout)
             return
         for text in layout(columns, cells, bold=self._colour(self._stdout)):
             print(text, file=self._stdout)
@@ -71,10 +78,12 @@ class Output:
             return
         width = max(map(len, value), default=0)
         for name, item in value.items():
-            print(f"{name.replace('_', ' '):<{width}}  {cell(item)}", file=self._stdout)
+            shown = cell(item, keep="\n").replace("\n", "\n" + " " * (width + 2))
+            print(f"{name.replace('_', ' '):<{width}}  {shown}", file=self._stdout)
 
     def progress(self, text: str) -> None:
         """Say on stderr how far it is: on a terminal one line written over, else now and then a line."""
+        text = visible(text)
         if self._stderr.isatty():
             print(f"\r\x1b[K{text}", end="", file=self._stderr, flush=True)
             self._progress_shown = True
@@ -85,18 +94,18 @@ class Output:
     def note(self, text: str) -> None:
         """A line on stderr that stays."""
         self._end_progress()
-        print(text, file=self._stderr, flush=True)
+        print(_lines(text), file=self._stderr, flush=True)
 
     def error(self, error: OnyxqError) -> None:
         """An error and what to do about it, on stderr."""
         self._end_progress()
         if self.as_json:
-            print(json.dumps(error.to_map(), ensure_ascii=False, default=bytes.hex), file=self._stderr)
+            print(json_text(error.to_map(), default=bytes.hex), file=self._stderr)
             return
         start, end = (RED, PLAIN) if self._colour(self._stderr) else ("", "")
-        print(f"{start}error:{end} {error.named()}", file=self._stderr)
+        print(f"{start}error:{end} {_lines(error.named())}", file=self._stderr)
         if error.advice:
-            print(f"hint: {error.advice}", file=self._stderr)
+            print(f"hint: {_lines(error.advice)}", file=self._stderr)
 
     def _end_progress(self) -> None:
         if self._progress_shown:
@@ -107,17 +116,33 @@ class Output:
         return stream.isatty() and not self._no_color
 
 
-def cell(value: Any) -> str:
-    """A value as it stands in a table."""
+def _lines(text: str) -> str:
+    return visible(text, keep="\n")
+
+
+def json_text(value: Any, **form: Any) -> str:
+    """Return JSON in readable UTF-8; signs that `visible` would escape are escaped as JSON does it."""
+    text = json.dumps(value, ensure_ascii=False, **form)
+    return _FOREIGN.sub(lambda found: "".join(map(_escaped, found[0])), text)
+
+
+def _escaped(sign: str) -> str:
+    if sign.isprintable():
+        return sign
+    return "\\u007f" if sign == "\x7f" else json.dumps(sign)[1:-1]  # json leaves DEL as it is
+
+
+def cell(value: Any, *, keep: str = "") -> str:
+    """A value as it stands in a table; ``keep``: signs that `visible` would escape."""
     if value is None or value in ("", []):
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, dict):
-        return " ".join(f"{key}={cell(item)}" for key, item in value.items()) or "-"
+        return " ".join(f"{visible(str(key))}={cell(item)}" for key, item in value.items()) or "-"
     if isinstance(value, (list, tuple)):
         return ",".join(map(cell, value))
-    return str(value)
+    return visible(str(value), keep=keep)
 
 
 def layout(columns: Sequence[str], rows: Sequence[Sequence[str]], *, bold: bool = False) -> list[str]:

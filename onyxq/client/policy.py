@@ -147,6 +147,10 @@ def _each(key: str | Sequence[str] | None, count: int, field: str) -> list[Any]:
 def _check_name(value: Any, field: str, what: str) -> None:
     if not isinstance(value, str) or not 1 <= len(value) <= NAME_CHARACTERS_MAX:
         raise BadRequest(f"{what} has 1 to {NAME_CHARACTERS_MAX} characters", field=field)
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise BadRequest(f"{what} contains half of a surrogate pair, which is no character", field=field) from None
 
 
 def _dependency(value: Any) -> bytes:

@@ -144,9 +144,11 @@ def unpack(data: bytes) -> Any:
 def describe(error: BaseException) -> str:
     """The text stored for a failed attempt."""
     if isinstance(error, FailedThere):
-        return str(error)[:ERROR_CHARACTERS_MAX]
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return text[:ERROR_CHARACTERS_MAX]
+        text = str(error)
+    else:
+        text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    # Half of a surrogate pair, as in names of files, cannot be sent: the failure would never be heard of.
+    return text.encode(errors="backslashreplace").decode()[:ERROR_CHARACTERS_MAX]
 
 
 def latest_progress(entries: Iterable[tuple[bytes, int]]) -> Progress | None:

@@ -292,3 +292,49 @@ def test_json_leaves_out_the_table() -> None:
 def test_cells_are_readable(value: object, text: str) -> None:
     """Values of every kind have a short form."""
     assert cell(value) == text
+
+
+FORGED = "a\x1b]0;owned\x07\x1b[2J\u009b31m\u202egpj\u2066\u2028\x7f\ud800"
+"""Sets a terminal's title, clears it, turns text around, and cannot be encoded."""
+
+
+def _printed(*, as_json: bool) -> str:
+    """What every kind of output makes of hostile values."""
+    said = io.StringIO()
+    out = Output(as_json=as_json, environment={}, stdout=said, stderr=said)
+    error = BadRequest(FORGED, field=FORGED, hint=FORGED)
+    value = {FORGED: [FORGED, {FORGED: FORGED}]}
+    out.document(value)
+    out.line(value, FORGED)
+    out.result(value, FORGED)
+    out.table(value, [{"a": FORGED, "b": [FORGED], "c": {FORGED: FORGED}}], ("a", "b", "c"))
+    out.table([], [], ("a",), empty=FORGED)
+    out.fields({"name": FORGED, "list": [FORGED]})
+    out.progress(FORGED)
+    out.note(FORGED)
+    out.error(error)
+    return said.getvalue()
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_nothing_that_a_stranger_wrote_reaches_the_terminal_as_a_command(as_json: bool) -> None:
+    """Signs that move the cursor or turn text around are shown as escapes, in tables, lines, JSON and errors."""
+    said = _printed(as_json=as_json)
+    assert said.replace("\n", "").isprintable()
+    assert ("\\u001b]0;owned" if as_json else "\\x1b]0;owned") in said and "\\u202e" in said
+
+
+def test_escaped_json_is_the_same_value() -> None:
+    """Programs read what is there."""
+    said = io.StringIO()
+    Output(as_json=True, environment={}, stdout=said).document({FORGED: "ünï 😀"})
+    assert json.loads(said.getvalue()) == {FORGED: "ünï 😀"} and "ünï 😀" in said.getvalue()
+
+
+def test_a_line_break_in_a_value_makes_no_row_of_its_own() -> None:
+    """In a table it is an escape; the further lines of a field are indented."""
+    said = io.StringIO()
+    out = Output(as_json=False, environment={}, stdout=said)
+    out.table(None, [{"queue": "mail\nforged"}], ("queue",))
+    out.fields({"error": "first\nforged"})
+    assert "\nforged" not in said.getvalue() and "mail\\nforged" in said.getvalue()

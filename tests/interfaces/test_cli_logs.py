@@ -133,8 +133,10 @@ def test_no_message_begins_a_line_that_looks_like_another() -> None:
     record = logging.LogRecord("a", logging.INFO, "", 0, "a request to %s failed", (forged,), None)
     assert formatter.format(record) == "INFO a request to path\\r\\nERROR forged\\x1b[2J\\u2028ERROR too failed"
     try:
-        raise ValueError("wrong\nERROR forged")
+        raise ValueError("wrong\nERROR forged\x1b[2J")
     except ValueError:
         record = logging.LogRecord("a", logging.INFO, "", 0, "failed", (), sys.exc_info())
     first, *rest = formatter.format(record).splitlines()
-    assert first == "INFO failed" and rest and all(line.startswith("  ") for line in rest)
+    assert first == "INFO failed" and rest and all(line.startswith("  ") and line.isprintable() for line in rest)
+    record = logging.LogRecord("a", logging.INFO, "", 0, "%s", ("\u009b2J\u202e",), None)
+    assert logs.JsonLines().format(record).isprintable()

@@ -176,6 +176,8 @@ def test_repeating_a_call_with_its_ids_makes_no_second_task() -> None:
     [
         ({"queue": "", "payloads": [b""]}, BadRequest),
         ({"queue": "q" * 201, "payloads": [b""]}, BadRequest),
+        ({"queue": "half of a pair: \ud800", "payloads": [b""]}, BadRequest),
+        ({"queue": "q", "payloads": [b""], "unique_key": "\ud800"}, BadRequest),
         ({"queue": "q", "payloads": ["text"]}, BadRequest),
         ({"queue": "q", "payloads": [b""], "priority": 2**31}, BadRequest),
         ({"queue": "q", "payloads": [b""], "retries": -1}, BadRequest),
@@ -260,6 +262,20 @@ def test_a_bad_call_in_a_group_harms_nobody_else() -> None:
 
 
 # peers that die, lag and refuse
+
+
+def test_a_name_that_cannot_be_sent_harms_no_other_call() -> None:
+    """JSON of strangers may hold half of a surrogate pair: the call that has it fails, and the client goes on."""
+
+    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
+        await cluster.start(network.host("a"), "a:1")
+        async with client_of(network) as client:
+            for named in ({"queue": "\ud800"}, {"queue": "q", "unique_key": "\ud800"}):
+                with pytest.raises(BadRequest, match="surrogate"):
+                    await client.enqueue(payload=b"x", **named)
+            assert await client.enqueue("q", b"x") in cluster.tasks()
+
+    play(scenario)
 
 
 @BACKENDS
