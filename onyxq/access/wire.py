@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 
 from onyxq.access.checking import Ask, check_role, look_up, unmet
-from onyxq.access.grants import ALL, Access, Grants, digest_of
+from onyxq.access.grants import ALL, OWNER, Access, Grants, digest_of
 from onyxq.access.table import Need
 from onyxq.errors import OnyxqError, Unauthorized
 from onyxq.wire.protocol import Hello
@@ -68,6 +68,7 @@ class Caller:
         else:
             self._grants = self._access.of_token(theirs.credential)
             self._token = digest_of(theirs.credential or "")
+            OWNER.set(self._token.hex())  # of the connection's task, which takes all its requests
         return self._welcome(theirs)
 
     def admit(self, operation: str, size: int) -> None:

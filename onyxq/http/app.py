@@ -22,7 +22,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from onyxq import dashboard
 from onyxq.access.checking import Guarded
-from onyxq.access.grants import OPEN, Access, Grants, digest_of
+from onyxq.access.grants import OPEN, OWNER, Access, Grants, digest_of
 from onyxq.access.hosts import EVERY, Hosts
 from onyxq.dashboard.session import with_session
 from onyxq.effects import serving
@@ -337,6 +337,7 @@ class App:
             await arrival.body.read()  # the message that says so; behind it comes the disconnect only
         if closing is not self.kit.closing:  # tokens were read again while the body came
             closing, caller = self.kit.closing, self._authorize(endpoint, arrival.headers)
+        OWNER.set(caller.owner)
         call = Call(
             kit=self.kit,
             closing=closing,

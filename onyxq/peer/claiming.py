@@ -12,7 +12,7 @@ in a moment are such a head, too, for claimers that claim ahead.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
@@ -44,6 +44,7 @@ FIRST_LOOK_S = 0.1
 LOG_PATIENCE_S = 2.0
 """How long claimers wait on although the log is away."""
 CLAIMERS_MAX = 50_000
+"""Claims that wait at this node; those of one credential get the share that `Claiming._has_room` tells."""
 WANTED_CLAIMERS = 64
 """So many of those who wait are asked how many tasks they want."""
 WANTED_MAX = 1 << 16
@@ -67,6 +68,8 @@ class Claimer:
     deadline: float
     reply: Callable[[list[Granted]], None]
     fail: Callable[[OnyxqError], None]
+    owner: str = ""
+    """The credential that it came with; see `onyxq.access.grants.OWNER`."""
     ahead_ms: int = 0
     """If nothing is ready: so long before they are due it takes tasks."""
     gone: bool = False
@@ -115,6 +118,8 @@ class Claiming:
         """Releases claims that nobody waits for."""
         self._queues: dict[str, _Watched] = {}
         self._claimers: deque[Claimer] = deque()
+        self._held: Counter[str] = Counter()
+        """Claimers by owner; those that are gone may be counted for a moment."""
         self._wake = trio.Event()
         self._nursery: trio.Nursery | None = None
         self._draining = False
@@ -131,7 +136,7 @@ class Claiming:
         if self._draining:
             claimer.fail(Unavailable("this peer is leaving; ask another"))
             return
-        if len(self._claimers) >= CLAIMERS_MAX:
+        if not self._has_room(claimer.owner):
             claimer.fail(Unavailable("too many claims wait here"))
             return
         try:
@@ -139,9 +144,17 @@ class Claiming:
         except LogUnavailable as error:
             claimer.trouble = error
         self._claimers.append(claimer)
+        self._held[claimer.owner] += 1
         for queue in claimer.queues:
             self._watch(queue)
         self._wake.set()
+
+    def _has_room(self, owner: str) -> bool:
+        """Whether one more claim of a credential may wait: the share of each leaves room for one credential more."""
+        if len(self._claimers) >= CLAIMERS_MAX:
+            return False
+        owners = len(self._held) + (owner not in self._held)
+        return not owner or self._held[owner] < CLAIMERS_MAX // (owners + 1)
 
     async def drain(self) -> None:
         """Take no further claims; return once nobody is being answered (or soon after)."""
@@ -318,7 +331,7 @@ class Claiming:
                     next_look = min(next_look, claimer.ahead_again_at)
                 due = claimer.deadline if now < claimer.deadline else claimer.deadline + FIRST_ANSWERS_S
                 next_look = min(next_look, due)
-        self._claimers = left
+        self._claimers, self._held = left, Counter(claimer.owner for claimer in left)
         for queue in {queue for claimer in left for queue in claimer.queues}:
             self._watch(queue)
         assert self._nursery is not None

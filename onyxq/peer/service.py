@@ -16,6 +16,7 @@ from typing import Any
 import trio
 
 from onyxq.access.checking import check_size
+from onyxq.access.grants import OWNER
 from onyxq.claims import AHEAD_MS_MAX
 from onyxq.effects import serving
 from onyxq.errors import Forbidden, NotFound, OnyxqError, Unavailable
@@ -391,6 +392,7 @@ class Service:
             maximum=maximum,
             lease_ms=lease_ms,
             worker=worker,
+            owner=OWNER.get(),
             deadline=trio.current_time() + wait_ms / 1000,
             ahead_ms=ahead_ms,
             reply=lambda granted: reply(_claims(granted, told=not lease_ms)),

@@ -11,13 +11,21 @@ import pytest
 
 from onyxq.access.grants import Access, Token
 from onyxq.facts import pack_task
-from tests.interfaces.live_world import Live, Wire, fresh_id, running
+from onyxq.peer import claiming
+from tests.interfaces.live_world import PATIENCE_MS, Live, Wire, claim_of, fresh_id, running
 
 pytestmark = pytest.mark.slow
 
-ADMIN, TIMERS = "a token of everything", "a token for timers alone"
+ADMIN, TIMERS, OURS = "a token of everything", "a token for timers alone", "a token for ours only"
 SECRET = "what the peers share"
-ACCESS = Access((Token.of(ADMIN, "all", ["admin"]), Token.of(TIMERS, "timers", ["produce:onyxq.timers"])), SECRET)
+ACCESS = Access(
+    (
+        Token.of(ADMIN, "all", ["admin"]),
+        Token.of(TIMERS, "timers", ["produce:onyxq.timers"]),
+        Token.of(OURS, "ours", ["admin:ours."]),
+    ),
+    SECRET,
+)
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +169,27 @@ def test_a_name_that_is_pointed_at_the_peer_is_not_answered(unguarded: Live, hos
     assert unguarded.http.get("/v1/queues", headers=headers).status_code in (400, 421)
     asked = {"tasks": [{"queue": "attacked", "data": 1}]}
     assert unguarded.http.post("/v1/tasks", json=asked, headers=headers).status_code in (400, 421)
+
+
+# --- what one credential takes from others
+
+
+def test_one_credential_does_not_take_the_room_of_all_claims(guarded: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its claims beyond its share are refused, over TCP and HTTP together; another credential's claim waits."""
+    monkeypatch.setattr(claiming, "CLAIMERS_MAX", 30)
+    headers = {"authorization": f"Bearer {OURS}"}
+    waiting, terms = claim_of("ours.none", wait_ms=PATIENCE_MS), {"queues": ["ours.none"], "wait_ms": 1}
+    with Wire(guarded.address, hello={"role": "client", "credential": OURS}) as greedy:
+        for number in range(1, 31):
+            greedy.send([number, "claim", waiting])
+        refused = [greedy.receive() for _ in range(15)]
+        assert {answer[2]["code"] for answer in refused} == {"unavailable"}
+        assert [answer[0] for answer in refused] == list(range(16, 31))
+        assert guarded.http.post("/v1/claims", json=terms, headers=headers).status_code == 503
+        with Wire(guarded.address, hello={"role": "client", "credential": ADMIN}) as other:
+            task = [fresh_id(), pack_task({"queue": "theirs"}, [b"x"])]
+            other.call("enqueue", {"runs": [task]})
+            assert len(other.call("claim", claim_of("theirs", wait_ms=PATIENCE_MS))["claims"]) == 1
 
 
 # --- names and ids that somebody else has
