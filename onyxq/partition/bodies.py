@@ -18,6 +18,7 @@ from onyxq.partition.headers import EXPIRES_MS, UNIQUE_KEY, may_say
 from onyxq.store.interface import Piece, Store
 
 ROW_CACHE_ROWS = 256
+ROW_CACHE_BYTES = 16 * 1024 * 1024
 
 
 class Bodies:
@@ -28,6 +29,7 @@ class Bodies:
         self._store = store
         self._stands = stands
         self._rows: dict[bytes, tuple[bytes, bool]] = {}
+        self._rows_bytes = 0
         """Body per task row, and whether it must be looked at closely."""
 
     def of(self, piece: Piece, bits: int, *, most: int, now_ms: int) -> list[tuple[Run, bytes]]:
@@ -67,8 +69,10 @@ class Bodies:
             row = self._store.task_row(first)
             if row is None or row[0] != first:
                 raise Corrupt(f"the task row at {first.hex()} is missing")
-            if len(self._rows) >= ROW_CACHE_ROWS:
+            if len(self._rows) >= ROW_CACHE_ROWS or self._rows_bytes >= ROW_CACHE_BYTES:
                 self._rows.clear()
+                self._rows_bytes = 0
+            self._rows_bytes += len(row[1])
             found = self._rows[first] = (row[1], may_say(row[1], UNIQUE_KEY, EXPIRES_MS))
         return found
 

@@ -39,6 +39,8 @@ from onyxq.store.interface import Piece, Store
 
 REQUESTS_MAX = 10_000
 QUEUES_KNOWN_MAX = 100_000
+ROOM_BYTES = 3 * 1024 * 1024
+"""Task rows behind which requests that are answered together get no more; the last one may go beyond."""
 WRITE_AGAIN_S = 0.5
 log = logging.getLogger(__name__)
 
@@ -54,6 +56,13 @@ class Granted(NamedTuple):
     lease_ms: int = 0
     due_in_ms: int = 0
     """How long it is not to be begun yet: it was claimed ahead."""
+
+
+@define(eq=False)
+class Room:
+    """How many bytes of tasks still fit in one answer."""
+
+    left: int = ROOM_BYTES
 
 
 Reply = Callable[[list[Granted], OnyxqError | None], bool]
@@ -72,6 +81,8 @@ class ClaimRequest:
     reply: Reply
     ahead_ms: int = 0
     """If nothing is ready: so long before they are due it may have tasks."""
+    room: Room = field(factory=Room)
+    """Shared by those that are answered together."""
     granted: list[Granted] = field(factory=list)
     entries: int = 0
     """Entries whose verdict is awaited."""
@@ -441,7 +452,7 @@ class Granter:
     def _pick(self, request: ClaimRequest) -> list[_Pick]:
         found: list[_Pick] = []
         left = request.maximum
-        while left > 0:
+        while left > 0 and request.room.left > 0:
             best = self.heads.best_of(request.queues)
             if best is None:
                 break
@@ -458,7 +469,7 @@ class Granter:
             return []
         found: list[_Pick] = []
         now_ms, left = self._host.wall_ms(), max(1, request.maximum // 2)
-        while left > 0 and (best := self.heads.best_ahead(request.queues)) is not None:
+        while left > 0 and request.room.left > 0 and (best := self.heads.best_ahead(request.queues)) is not None:
             if best[0].due_ms > now_ms + request.ahead_ms:
                 break
             taken = self._take(request, None, *best, left)
@@ -481,6 +492,7 @@ class Granter:
             self._drop(window, piece)
         lease_ms = request.lease_ms or settings_of(self._host.replica, piece.queue).lease_ms
         picks = [_Pick(request, run, piece, body, lease_ms) for run, body in found]
+        request.room.left -= sum(len(body) for _, body in found)
         self.block(pick.run for pick in picks)
         if self.limits.limited(piece.queue):
             self.limits.ask(piece.queue, sum(pick.run.count for pick in picks))

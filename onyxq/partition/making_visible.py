@@ -24,7 +24,8 @@ from onyxq.partition.completing import Completing
 from onyxq.partition.finishing import Finish
 from onyxq.partition.host import OperationsHost
 from onyxq.partition.leader import PartitionLeader
-from onyxq.partition.pending import key_in, updates_of
+from onyxq.partition.pending import key_in
+from onyxq.partition.updating import updates_of
 from onyxq.peer.outbox import Outbox
 from onyxq.replica import Replica, Transaction
 
@@ -270,7 +271,7 @@ class MakingVisible:
         for _, task_id, token, seq, data in (one for one in items if one[0] == "U"):
             stored = taken.get((task_id, token))
             if stored is None:
-                stored = {one.seq: one.data for one in updates_of(self._host.store, task_id, token)}
+                stored = {one.seq: one.data for one in updates_of(self._host.store, task_id) if one.token == token}
                 taken[task_id, token] = stored
             while stored.get(seq, data) != data:
                 seq += 1

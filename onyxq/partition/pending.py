@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from onyxq.errors import BadRequest, Corrupt
-from onyxq.facts import UPDATE, Row, Update, seal, sealed, unpack_update, unseal
+from onyxq.facts import Row, seal, sealed, unseal
 from onyxq.ids import Run, TaskId, mask_of, partition_of, stretch_of
 from onyxq.jobs.batches import is_void
 from onyxq.replica import Replica, Transaction
@@ -57,12 +57,6 @@ def key_in(found: Transaction, name: str, partition: int) -> str:
     """The name of the pending rows that a committed transaction has in a partition."""
     _, digest = found.parts.get(partition, (0, b""))
     return part_key(Part(found.deadline_ms, digest, name))
-
-
-def updates_of(store: Store, task_id: TaskId, token: int) -> list[Update]:
-    """The updates that are stored of one claim."""
-    found = map(unpack_update, (body for _, body in store.covering(UPDATE, task_id)))
-    return [one for one in found if one.token == token]
 
 
 def is_over(replica: Replica, partition: int, key: str) -> bool:

@@ -30,8 +30,9 @@ from onyxq.partition.finishing import overtaken_bits
 from onyxq.partition.judging import unsure_partitions
 from onyxq.partition.leader import PartitionLeader
 from onyxq.partition.making_visible import Enqueue, MakingVisible, TransactingHost
-from onyxq.partition.pending import Part, is_over, key_in, updates_of
+from onyxq.partition.pending import Part, is_over, key_in
 from onyxq.partition.standing import Standing
+from onyxq.partition.updating import check_room, updates_of
 from onyxq.replica import Replica, Transaction, held_bits
 from onyxq.step import Step
 from onyxq.store.interface import Batch, PendingRow
@@ -221,16 +222,21 @@ class Transacting:
 
     def _check_updates(self, asked: Asked) -> None:
         following: dict[tuple[TaskId, int], int] = {}
+        more: dict[TaskId, int] = {}
         for kind, *item in asked.items:
             if kind != "U":
                 continue
             task_id, token, seq, data = item
-            stored = {one.seq: one.data for one in updates_of(self._host.store, task_id, token)}
+            found = updates_of(self._host.store, task_id)
+            stored = {one.seq: one.data for one in found if one.token == token}
             expected = following.get((task_id, token), len(stored))
             if seq in stored and stored[seq] != data:
                 raise Conflict(f"update {seq} of this claim holds other data", field="update")
             if seq not in stored and seq != expected:
                 raise SequenceGap(f"update {expected} comes next on {task_id.hex()}, not {seq}", field="update")
+            if seq not in stored:
+                more[task_id] = more.get(task_id, 0) + len(data)
+                check_room(found, more[task_id], "update")
             following[task_id, token] = max(expected, seq + 1)
 
     # --- what is over

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from onyxq import facts
-from onyxq.errors import AlreadyFinished, Conflict, OnyxqError, SequenceGap, StaleToken, Unavailable, Unknown
+from onyxq.errors import AlreadyFinished, Conflict, OnyxqError, SequenceGap, StaleToken, TooLarge, Unavailable, Unknown
 from onyxq.facts import Update
 from onyxq.ids import Run, TaskId
 from onyxq.partition.host import OperationsHost
@@ -14,6 +14,24 @@ from onyxq.partition.judging import unsure_partitions
 from onyxq.partition.leader import PartitionLeader
 from onyxq.partition.replication import Vote
 from onyxq.partition.standing import Standing
+from onyxq.store.interface import Store
+
+UPDATES_BYTES_MAX = 8 * 1024 * 1024
+"""Data in the updates of one task: whoever reads the task's log gets them in one answer."""
+
+
+def updates_of(store: Store, task_id: TaskId) -> list[Update]:
+    """The updates that are stored of a task, of all its claims."""
+    return [facts.unpack_update(body) for _, body in store.covering(facts.UPDATE, task_id)]
+
+
+def check_room(stored: Sequence[Update], more: int, field: str) -> None:
+    """Raise `TooLarge` if a task's updates would hold too much with so many bytes more."""
+    if sum(len(one.data) for one in stored) + more > UPDATES_BYTES_MAX:
+        raise TooLarge(
+            f"the updates of a task hold at most {UPDATES_BYTES_MAX} bytes, those of earlier attempts included",
+            field=field,
+        )
 
 
 class Updating:
@@ -70,7 +88,8 @@ class Updating:
             raise (StaleToken if code == StaleToken.code else AlreadyFinished)(
                 refused[0][2]["message"] if refused else f"task {task_id.hex()} is finished already"
             )
-        stored = {one.seq: one for one in self._stored_updates(task_id, token)}
+        found = updates_of(self._host.store, task_id)
+        stored = {one.seq: one for one in found if one.token == token}
         if seq in stored:
             if stored[seq].data != data:
                 raise Conflict(f"update {seq} of this claim holds other data", field="data")
@@ -81,18 +100,15 @@ class Updating:
                 raise Unavailable(f"update {seq} of this claim is just being stored")
             if seq != expected:
                 raise SequenceGap(f"update {expected} comes next, not {seq}", field="seq")
+            check_room(found, len(data), "data")
             self._updates[task_id, token] = seq + 1
             row = facts.update_row(task_id, Update(token, seq, self._host.wall_ms(), data, leader.mark()))
         return leader, leader.replicate([row])
-
-    def _stored_updates(self, task_id: TaskId, token: int) -> list[Update]:
-        found = map(facts.unpack_update, (body for _, body in self._host.store.covering(facts.UPDATE, task_id)))
-        return [one for one in found if one.token == token]
 
     def check_sequence(self, first: TaskId, count: int, token: int, seq: int | None) -> None:
         """A completion that names a sequence number must follow the claim's last update."""
         if seq is None:
             return
-        stored = len(self._stored_updates(first, token))
+        stored = sum(one.token == token for one in updates_of(self._host.store, first))
         if count != 1 or seq != stored:
             raise SequenceGap(f"the completion's seq must be {stored}, not {seq}", field="seq")

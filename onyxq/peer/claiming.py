@@ -22,7 +22,7 @@ from attrs import define, field
 
 from onyxq.errors import LogUnavailable, OnyxqError, Unavailable, from_map
 from onyxq.ids import Run, TaskId, partition_of
-from onyxq.partition.granter import ClaimRequest, Granted
+from onyxq.partition.granter import ClaimRequest, Granted, Room
 from onyxq.partition.heads import Head, is_ahead, unpack_head
 from onyxq.peer.claim_shares import Offer, shares
 from onyxq.peer.node import Node
@@ -52,6 +52,8 @@ AHEAD_AGAIN_S = 0.05
 """A claimer that was given nothing ahead asks for what is ready only for so long."""
 GATHER_S = 0.5
 """How long a claimer that was granted tasks at one node waits for the other nodes that were asked."""
+ANSWER_BYTES_MAX = 18 * 1024 * 1024
+"""Task rows in one answer to a claimer, unless one alone is larger; the rest is given back."""
 ASKS_MAX = 2
 """Questions in flight to one node; further claimers gather."""
 
@@ -477,7 +479,9 @@ class Claiming:
             self._give_back(granted)
             return
         claimer.gone = True
-        claimer.reply(granted)
+        fit = _fitting(granted)
+        self._give_back(granted[fit:])
+        claimer.reply(granted[:fit])
 
     async def _claim_at(
         self, requests: list[Asked], node_id: str, wanted: int
@@ -488,6 +492,16 @@ class Claiming:
         answer = await self._node.call(node_id, "lead.claim", args, timeout_s=ASK_TIMEOUT_S)
         heads = {queue: unpack_head(head) for queue, head in answer["heads"].items()}
         return [unpack_answer(one) for one in answer["claims"]], heads
+
+
+def _fitting(granted: Sequence[Granted]) -> int:
+    """How many of what several nodes granted fit in one answer, at least one."""
+    size = 0
+    for number, one in enumerate(granted):
+        size += len(one.body)
+        if size > ANSWER_BYTES_MAX and number:
+            return number
+    return len(granted)
 
 
 def pack_answer(answer: list[Granted] | OnyxqError) -> Any:
@@ -523,8 +537,9 @@ async def claim_here(
 
         return reply
 
+    room = Room()
     for place, (queues, maximum, lease_ms, worker, ahead_ms) in enumerate(requests):
-        node.granter.submit(ClaimRequest(queues, maximum, lease_ms or 0, worker, replier(place), ahead_ms))
+        node.granter.submit(ClaimRequest(queues, maximum, lease_ms or 0, worker, replier(place), ahead_ms, room))
     try:
         with trio.move_on_after(ASK_TIMEOUT_S - 1.0 if requests else 0.0):
             await done.wait()

@@ -30,6 +30,8 @@ LOOKS_MAX = 10_000
 """Rows that one look goes through at most."""
 VIEW_LOOKS = 40
 """What putting a task together counts as."""
+PAGE_BYTES_MAX = 4 * 1024 * 1024
+"""Payloads and results behind which a page ends; the last task may go beyond."""
 LOOKS_PER_TURN = 250
 """Rows between two of which others get their turn."""
 ROWS_FIRST, ROWS_MAX = 8, 256
@@ -65,8 +67,9 @@ class Listing:
             reached = min((part["reached"] for part in parts if part["reached"] is not None), default=None)
             ours = (one for part in parts for one in part["found"] if reached is None or _id_of(one) <= reached)
             found += sorted(ours, key=_id_of)[:left]
-            if len(found) == wanted["limit"]:
-                return found, _id_of(found[-1])
+            end = _end_of_page(found)
+            if end == wanted["limit"] or end < len(found):
+                return found[:end], _id_of(found[end - 1])
             if reached is None or trio.current_time() >= until:
                 return found, reached
             after = reached
@@ -152,14 +155,15 @@ def merged(
 async def look(places: Iterator[Place], take: Callable[[TaskId], Any], *, limit: int, cost: int = VIEW_LOOKS) -> Found:
     """Take up to ``limit`` of the tasks that may be wanted; ``cost``: what it takes to tell about one, in rows."""
     found: list[Any] = []
-    looked = turn = 0
+    looked = turn = size = 0
     for task_id, wanted, rows in places:
         looked += rows
         if wanted:
             looked += cost
             if (one := take(task_id)) is not None:
                 found.append(one)
-        if len(found) == limit or looked >= LOOKS_MAX:
+                size += _bytes_of(one)
+        if len(found) == limit or looked >= LOOKS_MAX or size >= PAGE_BYTES_MAX:
             return {"found": found, "reached": task_id}
         if looked >= turn + LOOKS_PER_TURN:
             turn = looked
@@ -172,6 +176,23 @@ def _in(stretch: TaskId, bits: int, rows: int) -> Iterator[Place]:
         for task_id in ids_of(*run):
             yield task_id, True, rows
             rows = 1
+
+
+def _bytes_of(found: Any) -> int:
+    """What one that was found adds to an answer beside its small fields."""
+    if not isinstance(found, dict):
+        return 0
+    return sum(len(found[name]) for name in ("data", "result") if found.get(name) is not None)
+
+
+def _end_of_page(found: Sequence[Any]) -> int:
+    """How many of what was found are a page: all, or up to the one with which it is full."""
+    size = 0
+    for number, one in enumerate(found, 1):
+        size += _bytes_of(one)
+        if size >= PAGE_BYTES_MAX:
+            return number
+    return len(found)
 
 
 def _id_of(found: Any) -> TaskId:

@@ -20,8 +20,8 @@ from onyxq.wire.background import Background, Spawner
 from onyxq.wire.network import Network
 from onyxq.wire.outlet import UNSENT_BYTES_MAX, Outlet
 from onyxq.wire.protocol import (
+    ANSWER_BYTES_MAX,
     CANCEL,
-    FRAME_BYTES_MAX,
     HELLO_BYTES_MAX,
     PING,
     Decoder,
@@ -222,7 +222,7 @@ class Connection:
             for message, _ in self._decoder.messages():
                 self.peer = Hello.from_message(message)
                 check_cluster(hello, self.peer)
-                self._decoder.frame_bytes_max = FRAME_BYTES_MAX
+                self._decoder.frame_bytes_max = ANSWER_BYTES_MAX
                 self._heard_at = anyio.current_time()
                 return
 

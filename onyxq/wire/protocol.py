@@ -24,7 +24,9 @@ from attrs import field, frozen
 from onyxq.errors import BadRequest, ClusterMismatch, OnyxqError, ProtocolError, TooLarge, from_map
 
 FRAME_BYTES_MAX = 20 * 1024 * 1024
-"""Bytes of msgpack in one frame."""
+"""Bytes of msgpack in one frame to a server."""
+ANSWER_BYTES_MAX = 64 * 1024 * 1024
+"""Bytes of msgpack in one frame from a server: a task may come with its payload, its result and its updates."""
 HELLO_BYTES_MAX = 64 * 1024
 """The same until the hello was understood."""
 ARRAY_ITEMS_MAX = 1 << 18
@@ -90,8 +92,9 @@ class Encoder:
     def __init__(self) -> None:
         self._packer = msgpack.Packer()
 
-    def encode(self, message: list[Any]) -> bytes:
-        """The frame of a message; raises `TooLarge` and, for what msgpack cannot hold, `BadRequest`."""
+    def encode(self, message: list[Any], *, most: int = FRAME_BYTES_MAX) -> bytes:
+        """The frame of a message of at most ``most`` bytes; raises `TooLarge`, and `BadRequest` for what msgpack
+        cannot hold."""
         try:
             body: bytes = self._packer.pack(message)
         except (TypeError, ValueError, OverflowError) as error:
@@ -100,8 +103,8 @@ class Encoder:
         size = len(body)
         if size > PACKER_BYTES_KEPT:
             self._packer = msgpack.Packer()
-            if size > FRAME_BYTES_MAX:
-                raise TooLarge(f"a message of {size} bytes; at most {FRAME_BYTES_MAX}")
+            if size > most:
+                raise TooLarge(f"a message of {size} bytes; at most {most}")
         return _LENGTH.pack(size) + body
 
 

@@ -22,6 +22,7 @@ from onyxq.wire.bounds import Bounds
 from onyxq.wire.connection import BREAKS, RECEIVE_BYTES
 from onyxq.wire.outlet import Outlet
 from onyxq.wire.protocol import (
+    ANSWER_BYTES_MAX,
     CANCEL,
     FRAME_BYTES_MAX,
     HELLO_BYTES_MAX,
@@ -201,7 +202,7 @@ class _Exchange:
         if number < 0:
             return
         try:
-            frame = self.encoder.encode([number, status, result])
+            frame = self.encoder.encode([number, status, result], most=ANSWER_BYTES_MAX)
         except OnyxqError as error:
             log.error("the answer to a request could not be encoded: %s", error.message)
             frame = self.encoder.encode([number, 1, error.to_map()])
