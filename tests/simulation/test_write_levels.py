@@ -82,6 +82,31 @@ def test_three_copies_may_be_asked_for() -> None:
     simulate(workload, seed=2, options=OPTIONS)
 
 
+def test_one_copy_that_was_asked_for_is_the_leaders() -> None:
+    """What other nodes alone have, the leader knows nothing of yet: it could neither show it nor give it to anybody."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            leader(world, 1).disk.delay_ms = lambda: 20_000
+            (refusal,) = (await enqueue(client, run(world, 1, 1), w=1))["acks"]
+            assert refusal["code"] == "unknown"
+
+    simulate(workload, seed=1, options=OPTIONS)
+
+
+def test_fewer_copies_than_a_majority_are_as_many_as_were_asked_for() -> None:
+    """One node of five has it, where two were asked for."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            for node in world.nodes:
+                node.disk.delay_ms = (lambda: 1) if node is leader(world, 1) else (lambda: 20_000)
+            (refusal,) = (await enqueue(client, run(world, 1, 1), w=2))["acks"]
+            assert refusal["code"] == "unknown"
+
+    simulate(workload, seed=1, options=evolve(OPTIONS, nodes=5, replicas=5))
+
+
 @pytest.mark.parametrize("key", ["ordering_key", "unique_key"])
 def test_a_keyed_task_is_on_a_majority_whatever_is_asked_for(key: str) -> None:
     """Order and uniqueness must survive the leader."""
