@@ -9,6 +9,7 @@ import pytest
 import trio
 from attrs import evolve
 
+from log_entries import drain_node
 from onyxq.errors import BadRequest, Unknown
 from onyxq.facts import pack_task, partition_of_keys
 from onyxq.ids import TaskId, make_id
@@ -105,6 +106,32 @@ def test_fewer_copies_than_a_majority_are_as_many_as_were_asked_for() -> None:
             assert refusal["code"] == "unknown"
 
     simulate(workload, seed=1, options=evolve(OPTIONS, nodes=5, replicas=5))
+
+
+def test_while_a_copy_moves_a_write_needs_a_majority_of_the_old_nodes_and_of_the_new() -> None:
+    """The one that leaves does not count among the new ones: with it gone, the write would be on one node."""
+
+    async def workload(world: World) -> None:
+        led_by = leader(world, 0)
+        members = world.audit.replica.partitions[0].members
+        leaves, stays = (one for one in world.nodes if one is not led_by and one.node_id in members)
+        (comes,) = (one for one in world.nodes if one.node_id not in members)
+        async with world.client() as client:
+            await enqueue(client, run(world, 1, 0))
+            for node in (stays, comes):
+                node.disk.delay_ms = lambda: 8_000
+            assert led_by.running is not None and led_by.running.node is not None
+            await led_by.running.node.verdicts([drain_node.Args(leaves.node_id, permanent=True)])
+            placed = world.audit.replica.partitions[0]
+            assert set(placed.target) - set(placed.members) == {comes.node_id} and leaves.node_id not in placed.target
+            (refusal,) = (await enqueue(client, run(world, 2, 0)))["acks"]
+            assert refusal["code"] == "unknown"
+            for node in (stays, comes):
+                node.disk.delay_ms = lambda: 1
+            await trio.sleep(10)
+            assert (await enqueue(client, run(world, 2, 0)))["acks"][0] >= 2
+
+    simulate(workload, seed=1, options=evolve(OPTIONS, nodes=4, partitions=1))
 
 
 @pytest.mark.parametrize("key", ["ordering_key", "unique_key"])
