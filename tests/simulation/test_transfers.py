@@ -11,6 +11,7 @@ from attrs import evolve
 
 from onyxq.partition.pacing import BUSY_PAUSE, Pacer
 from simulation.clock import mock_clock
+from simulation.scenes import leader_of
 from simulation.workloads import WORKLOADS
 from simulation.world import Options, SimulatedNode, World, simulate
 
@@ -78,6 +79,34 @@ def test_the_limit_holds_and_progress_is_shown() -> None:
         assert not any(placed["transfers"] for placed in (await call(away, "partitions"))["partitions"])
 
     limited(workload, seed=1)
+
+
+def test_a_node_that_missed_a_write_is_shown_until_it_has_it() -> None:
+    """It is in the ring, and was whole before; only the leader cannot reach it."""
+
+    async def workload(world: World) -> None:
+        led_by = leader_of(world)
+        missed = next(node for node in world.nodes if node is not led_by)
+
+        async def shown() -> list[str]:
+            (placed,) = (await call(led_by, "partitions"))["partitions"]
+            return [one["node"] for one in placed["transfers"]]
+
+        assert not await shown()
+        world.network.part([led_by.name], [missed.name])
+        async with world.client(nodes=[led_by]) as client:
+            await client.enqueue("q", [b"x"])
+        with trio.fail_after(10):
+            while await shown() != [missed.node_id]:
+                await trio.sleep(0.1)
+        await trio.sleep(2)
+        assert await shown() == [missed.node_id]
+        world.network.heal()
+        await world.until(lambda: rows(missed) == 1, "it is copied")
+        await trio.sleep(1)
+        assert not await shown()
+
+    simulate(workload, seed=1, options=evolve(OPTIONS, partitions=1))
 
 
 def test_a_takeover_waits_for_no_copies() -> None:
