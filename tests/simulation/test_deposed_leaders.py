@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from log_entries import grant_claims, renew_claims, yield_partition
-from onyxq.errors import Behind
+from onyxq.errors import Behind, OnyxqError
 from onyxq.facts import pack_task, task_row
 from onyxq.ids import Run, id_at, stretch_of
 from onyxq.replica import claim_of
-from simulation.scenes import ONE, leader_of, misled_clients, promise_kept
+from simulation.scenes import ONE, back, deposed, leader_of, misled_clients, promise_kept
 from simulation.world import World, simulate
 
 
@@ -29,6 +29,28 @@ def test_it_is_asked_to_complete_while_its_successor_grants(seed: int, isolated:
 def test_cut_off_from_the_log_while_a_follower_restarts(seed: int) -> None:
     """A promise of an epoch outlives the process that gave it: the old leader finds no majority with it."""
     simulate(promise_kept, seed=seed, options=ONE)
+
+
+def test_once_it_has_heard_of_it_a_majority_is_read_instead() -> None:
+    """It cannot read the log, but a node that refused its write said so: what its own store has is old."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            (task,) = await client.enqueue("q", [b"x"])
+            old, new = await deposed(world, isolated=False)
+            world.network.part([old.name], [new.name])
+            async with world.client(nodes=[old]) as misled, world.client(nodes=[new]) as served:
+                with pytest.raises(OnyxqError):
+                    await misled.enqueue("q", [b"y"], timeout_ms=1_000)
+                (claim,) = await served.claim("q", maximum=1, wait_ms=10_000)
+                assert claim.id == task
+                await served.complete(claim, b"done")
+                assert old.running is not None and old.running.service is not None
+                found = await old.running.service.call("get", {"id": task})
+                assert (found["state"], found["result"]) == ("completed", b"done")
+            await back(world, old)
+
+    simulate(workload, seed=1, options=ONE)
 
 
 def test_what_it_granted_before_it_was_deposed_holds_nothing_when_it_leads_again() -> None:
