@@ -9,6 +9,7 @@ import trio
 from attrs import define, field
 
 from onyxq.errors import Conflict, NotFound, OnyxqError
+from onyxq.peer.timers import Timers
 from onyxq.timers.model import QUEUE, unpack
 from simulation.clients import RecordingClient
 from simulation.world import Options, World, simulate
@@ -175,5 +176,28 @@ def test_a_repeated_request_sets_nothing_twice() -> None:
             await ask("timer.set", again)
             assert await ask("timer.get", {"id": "t"}) == second
             assert (second["data"], second["task"] == first["task"]) == ("two", False)
+
+    simulate(workload, seed=1, options=OPTIONS)
+
+
+def test_a_cancel_that_a_replacement_overtakes_cancels_the_replacement() -> None:
+    """Whoever cancels looks for the task that stands first; by the time the cancel arrives it is another one."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            ask, find, monkeypatch = client.client.call, Timers._find, pytest.MonkeyPatch()
+            said = {"id": "t", "timeout": LATER_MS, "data": "one", "callback": CALLBACK}
+            await ask("timer.set", said)
+
+            async def find_before(timers: Timers, timer: str) -> dict[str, Any]:
+                monkeypatch.undo()
+                found = await find(timers, timer)
+                await ask("timer.set", {**said, "data": "two", "replace": True})
+                return found
+
+            monkeypatch.setattr(Timers, "_find", find_before)
+            await ask("timer.cancel", {"id": "t"})
+            found = await ask("timer.get", {"id": "t"})
+            assert (found["state"], found["data"]) == ("cancelled", "two")
 
     simulate(workload, seed=1, options=OPTIONS)
