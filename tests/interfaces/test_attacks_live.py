@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -125,6 +128,94 @@ def test_without_tokens_no_other_private_address_than_loopback_is_reached(unguar
 def test_without_tokens_loopback_is_reached_however_it_is_spelled(unguarded: Live, host: str) -> None:
     """So the attempts above are refused for the address and for nothing else."""
     assert set_timer(unguarded, f"http://{host}:9/x") is None
+
+
+@pytest.fixture(scope="module")
+def selective() -> Iterator[Live]:
+    """A node whose callbacks may go to 127.0.0.2, which stands for a public address, and not to 127.0.0.1."""
+    with running(http=True, access=ACCESS, timers={"timer_targets": "127.0.0.2"}) as cluster:
+        live = Live(cluster)
+        yield live
+        live.close()
+
+
+@contextmanager
+def answering(status: int, location: str) -> Iterator[tuple[str, list[str]]]:
+    """A receiver at 127.0.0.2 that answers with a redirect: its place, and what it was asked for."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.append(self.path)
+            self.send_response(status)
+            self.send_header("location", location)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.2", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"127.0.0.2:{server.server_address[1]}", asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def error_of_first_attempt(live: Live, uri: str) -> str:
+    """Set a timer that is due at once: why its first attempt failed."""
+    callback = {"transport": "http", "method": "post", "uri": uri}
+    with Wire(live.address, hello={"role": "client", "credential": ADMIN}) as wire:
+        name = fresh_id().hex()
+        wire.call("timer.set", {"id": name, "timeout": 1, "data": "x", "callback": callback})
+        deadline = time.monotonic() + PATIENCE_MS / 1_000
+        while time.monotonic() < deadline:
+            found = wire.call("timer.get", {"id": name})
+            if found["attempts"]:
+                wire.call("timer.cancel", {"id": name})
+                task = wire.call("task_history", {"id": found["task"]})
+                return str(task["history"][-1]["note"] or task["history"])
+            time.sleep(0.02)
+    raise AssertionError("no attempt was made in time")
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_leads_to_no_address_that_is_not_allowed(selective: Live, status: int) -> None:
+    """Redirects are not followed: the attempt fails, and the private service hears nothing."""
+    with listener() as private:
+        with answering(status, f"http://127.0.0.1:{private.getsockname()[1]}/admin") as (place, asked):
+            assert str(status) in error_of_first_attempt(selective, f"http://{place}/hook")
+        assert asked == ["/hook"]
+        with pytest.raises(BlockingIOError):
+            private.accept()
+
+
+def test_a_name_that_changes_its_address_reaches_no_private_service(
+    selective: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Allowed when the timer is set and private when it is due; or both at a time: nothing is sent."""
+    answers: dict[str, list[list[str]]] = {
+        "turning.example": [["127.0.0.2"], ["127.0.0.1"]],
+        "both.example": [["127.0.0.2", "127.0.0.1"]],
+    }
+    real = socket.getaddrinfo
+
+    def look_up(host: Any, port: Any, *args: Any, **more: Any) -> Any:
+        left = answers.get(host)
+        if left is None:
+            return real(host, port, *args, **more)
+        found = left.pop(0) if len(left) > 1 else left[0]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in found]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    with listener() as private:
+        port = private.getsockname()[1]
+        assert "must not go to 127.0.0.1" in error_of_first_attempt(selective, f"http://turning.example:{port}/")
+        assert set_timer(selective, f"http://both.example:{port}/", token=TIMERS) == "callback.uri"
+        with pytest.raises(BlockingIOError):
+            private.accept()
 
 
 # --- pages of other sites, where nobody is asked for a credential
