@@ -19,11 +19,14 @@ import msgpack
 from attrs import frozen
 
 from onyxq.directories import create
-from onyxq.errors import BadRequest, Corrupt, NotFound
+from onyxq.errors import BadRequest, Corrupt, NotFound, TooLarge
+from onyxq.wire.weight import decoded_bytes
 
 END = b"E"
 BLOCK_BYTES_MAX = 64 << 20
-"""No block is longer: a damaged length is not believed."""
+"""No block is longer, as it is in the file and unpacked: a damaged length is not believed."""
+DECODED_BYTES_MAX = 512 << 20
+"""Estimated bytes of a decoded block."""
 COMPRESSION_LEVEL = 3
 _HEAD = struct.Struct("<cII")
 _SEALED = struct.Struct("<QcI")
@@ -113,20 +116,28 @@ def packed(value: Any) -> bytes:
 def unpacked(path: Path, kind: Kind, number: int, body: bytes) -> Any:
     """What `packed` packed, with tuples for lists; raises `Corrupt`."""
     try:
-        return msgpack.unpackb(zlib.decompress(body), use_list=False)
-    except (zlib.error, ValueError, msgpack.UnpackException) as error:
+        found = zlib.decompressobj().decompress(body, BLOCK_BYTES_MAX + 1)
+    except zlib.error as error:
         raise damaged(path, kind, number, str(error)) from None
+    if len(found) > BLOCK_BYTES_MAX:
+        raise damaged(path, kind, number, f"it unpacks to more than {BLOCK_BYTES_MAX} bytes")
+    return _decoded(path, kind, number, found)
 
 
 def unpacked_map(path: Path, kind: Kind, number: int, body: bytes) -> dict[str, Any]:
     """The msgpack map that a block is; raises `Corrupt`."""
-    try:
-        found = msgpack.unpackb(body)
-    except (ValueError, msgpack.UnpackException) as error:
-        raise damaged(path, kind, number, str(error)) from None
+    found = _decoded(path, kind, number, body)
     if not isinstance(found, dict):
         raise damaged(path, kind, number, "a map is expected")
     return found
+
+
+def _decoded(path: Path, kind: Kind, number: int, data: bytes) -> Any:
+    try:
+        decoded_bytes(memoryview(data), DECODED_BYTES_MAX)
+        return msgpack.unpackb(data, use_list=False, strict_map_key=False)
+    except (ValueError, TypeError, TooLarge, msgpack.UnpackException) as error:
+        raise damaged(path, kind, number, str(error)) from None
 
 
 def damaged(path: Path, kind: Kind, number: int, why: str) -> Corrupt:

@@ -23,6 +23,7 @@ from attrs import frozen
 
 from onyxq import snapshot
 from onyxq.blocks import BlockFile, Kind, damaged, packed, read_blocks, unpacked, unpacked_map
+from onyxq.entry import INT_MAX
 from onyxq.errors import BadRequest, Corrupt
 from onyxq.log.interface import Record
 from onyxq.replica import START_POSITION, Replica
@@ -163,11 +164,12 @@ def _header(path: Path, kind: Kind, body: bytes) -> dict[str, Any]:
 
 
 def _records(path: Path, kind: Kind, number: int, body: bytes) -> Iterator[Record]:
-    for one in unpacked(path, kind, number, body):
-        try:
-            position, ctime_ms, data = one
-        except (TypeError, ValueError):
-            raise damaged(path, kind, number, "a record is malformed") from None
-        if not (isinstance(position, int) and isinstance(ctime_ms, int) and isinstance(data, bytes)):
-            raise damaged(path, kind, number, "a record is malformed")
-        yield Record(position, ctime_ms, data)
+    found = unpacked(path, kind, number, body)
+    for one in found if isinstance(found, tuple) else (found,):
+        match one:
+            case (int(position), int(ctime_ms), bytes(data)) if (
+                0 <= min(position, ctime_ms) <= max(position, ctime_ms) <= INT_MAX
+            ):
+                yield Record(position, ctime_ms, data)
+            case _:
+                raise damaged(path, kind, number, "a record is malformed")

@@ -20,8 +20,8 @@ import struct
 import types
 import typing
 import zlib
-from collections.abc import Generator, Iterator
-from functools import cache
+from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import cache, partial
 from heapq import merge
 from typing import Any
 
@@ -42,8 +42,12 @@ SLICE_KEYS = 1_024
 """Keys of a map that are looked at in a slice."""
 SLICE_ITEMS = 256
 """A longer tuple is packed and built item by item."""
+KEYS_FORESEEN_MAX = 1 << 20
+"""Room for so many keys is made before they are there; a damaged number of keys is not believed."""
 ITEMS_FEW = 32
 """What has more takes long enough to be looked at one by one."""
+UNPACKED_BYTES_MAX, UNPACKED_FACTOR_MAX = 64 << 20, 100
+"""A snapshot that unpacks to more bytes than this, and to more than so many times its size, is refused."""
 _CRC = struct.Struct("<I")
 
 
@@ -130,9 +134,13 @@ def unpacking(data: bytes) -> Generator[None, None, Replica]:
         raise Corrupt("the snapshot of the replica does not match its checksum")
     unpacker = msgpack.Unpacker(strict_map_key=False, max_buffer_size=0)
     try:
-        decompress = zlib.decompressobj()
+        decompress, left = zlib.decompressobj(), max(UNPACKED_BYTES_MAX, UNPACKED_FACTOR_MAX * len(data))
         while body and not decompress.eof:
-            unpacker.feed(decompress.decompress(body, 16 * SLICE_BYTES))
+            part = decompress.decompress(body, 16 * SLICE_BYTES)
+            left -= len(part)
+            if left < 0:
+                raise ValueError("it unpacks to far more bytes than it has")
+            unpacker.feed(part)
             body = decompress.unconsumed_tail
             yield
         found = {}
@@ -140,7 +148,7 @@ def unpacking(data: bytes) -> Generator[None, None, Replica]:
         for name, kind in _fields(Replica)[:count]:
             found[name] = yield from _build_map(kind, unpacker)
         replica = Replica(**found)
-    except (ValueError, TypeError, KeyError, zlib.error, msgpack.UnpackException) as error:
+    except (ValueError, TypeError, zlib.error, msgpack.UnpackException) as error:
         raise Corrupt(f"the snapshot of the replica is malformed: {error}") from None
     return replica
 
@@ -151,12 +159,14 @@ def _build_map(kind: Any, unpacker: msgpack.Unpacker) -> Generator[None, None, A
         return (yield from _build_any_in_slices(unpacker.unpack()))
     if typing.get_origin(kind) is not PMap:
         return _build(kind, unpacker.unpack())
-    item_kind = typing.get_args(kind)[1]
+    key_kind, item_kind = typing.get_args(kind)
+    build_key = _builder(key_kind)
     count = unpacker.read_map_header()
-    built: Any = pmap(pre_size=2 * count).evolver()  # of its final size: growing would be a long slice
+    # Of its final size: growing would be a long slice.
+    built: Any = pmap(pre_size=2 * min(count, KEYS_FORESEEN_MAX)).evolver()
     start = unpacker.tell()
     for _ in range(count):
-        key = unpacker.unpack()
+        key = build_key(unpacker.unpack())
         built[key] = yield from _build_map(item_kind, unpacker)
         if unpacker.tell() - start >= SLICE_BYTES:
             start = unpacker.tell()
@@ -220,21 +230,55 @@ def _fields(kind: Any) -> tuple[tuple[str, Any], ...]:
 
 
 def _build(kind: Any, plain: Any) -> Any:
-    """The value of type ``kind`` that `_plain` turned into ``plain``."""
-    if kind is Any:
-        return _build_any(plain)
+    """The value of type ``kind`` that `_plain` turned into ``plain``; raises `TypeError` and `ValueError`."""
+    return _builder(kind)(plain)
+
+
+@cache
+def _builder(kind: Any) -> Callable[[Any], Any]:
+    """What builds values of a type; a snapshot may come in a file that a stranger made, so types are checked."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
-        return None if plain is None else _build(arguments[0], plain)
+        (inner,) = (_builder(one) for one in arguments if one is not types.NoneType)
+        return lambda plain: None if plain is None else inner(plain)
     if origin is PMap:
-        return pmap({key: _build(arguments[1], item) for key, item in plain.items()})
+        return partial(_build_pmap, *map(_builder, arguments))
+    if origin is tuple and arguments[-1] is Ellipsis:
+        return partial(_build_items, _builder(arguments[0]))
     if origin is tuple:
-        kinds = arguments[:1] * len(plain) if arguments[-1] is Ellipsis else arguments
-        return tuple([_build(item_kind, item) for item_kind, item in zip(kinds, plain, strict=True)])
-    if isinstance(kind, type) and attrs.has(kind):
-        fields = _fields(kind)
-        return kind(**{name: _build(field, item) for (name, field), item in zip(fields, plain, strict=False)})
-    return plain
+        return partial(_build_tuple, tuple(map(_builder, arguments)))
+    if attrs.has(kind):
+        return partial(_build_class, kind, tuple((name, _builder(field)) for name, field in _fields(kind)))
+    return {Any: _build_any, int: _build_int}.get(kind) or partial(_checked, kind)
+
+
+def _build_pmap(of_key: Callable[[Any], Any], of_item: Callable[[Any], Any], plain: Any) -> Any:
+    return pmap({of_key(key): of_item(item) for key, item in _checked(dict, plain).items()})
+
+
+def _build_items(of_item: Callable[[Any], Any], plain: Any) -> Any:
+    return tuple([of_item(item) for item in _checked(list, plain)])
+
+
+def _build_tuple(builders: Sequence[Callable[[Any], Any]], plain: Any) -> Any:
+    return tuple([build(item) for build, item in zip(builders, _checked(list, plain), strict=True)])
+
+
+def _build_class(kind: Any, fields: Sequence[tuple[str, Callable[[Any], Any]]], plain: Any) -> Any:
+    found = zip(fields, _checked(list, plain), strict=False)
+    return kind(**{name: build(item) for (name, build), item in found})
+
+
+def _build_int(plain: Any) -> int:
+    if type(plain) is int and INT_MIN <= plain <= INT_MAX:
+        return plain
+    raise ValueError(f"{plain!r:.100} is no number that a replica may hold")
+
+
+def _checked(kind: type, plain: Any) -> Any:
+    if type(plain) is kind:
+        return plain
+    raise TypeError(f"{kind.__name__} is expected, not {type(plain).__name__}")
 
 
 def _build_any(plain: Any) -> Any:

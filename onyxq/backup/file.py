@@ -16,10 +16,12 @@ from attrs import frozen
 
 from onyxq import snapshot
 from onyxq.blocks import Kind, damaged, packed, read_blocks, unpacked, unpacked_map
-from onyxq.facts import Row
+from onyxq.errors import BadRequest
+from onyxq.facts import Row, partition_of_key
 from onyxq.log.interface import Record
 from onyxq.log_file import LogFileWriter, read_beginning, read_records
 from onyxq.replica import Replica
+from onyxq.store.checks import prepare
 
 KIND = Kind(
     b"ONYXQBAK",
@@ -65,21 +67,38 @@ class Backup:
         for number, (kind, body) in enumerate(read_blocks(self.path, KIND)):
             if kind != b"P":
                 continue
+            yield self._page(number, body)
+
+    def _page(self, number: int, body: bytes) -> tuple[int, list[Row]]:
+        """A partition and some of its rows, each checked as a store would; raises `Corrupt`."""
+        match unpacked(self.path, KIND, number, body):
+            case (int(partition), tuple(found)) if partition in self.origin.partitions:
+                pass
+            case _:
+                raise damaged(self.path, KIND, number, "rows of a partition are expected there")
+        rows = []
+        for one in found:
+            match one:
+                case (bytes(key), bytes(value)):
+                    rows.append(Row(key, value))
+                case _:
+                    raise damaged(self.path, KIND, number, "a row is malformed")
             try:
-                partition, rows = unpacked(self.path, KIND, number, body)
-                yield int(partition), [Row(*row) for row in rows]
-            except (TypeError, ValueError) as error:
-                raise damaged(self.path, KIND, number, str(error)) from None
+                prepare(rows[-1])
+            except BadRequest as error:
+                raise damaged(self.path, KIND, number, error.message) from None
+            if partition_of_key(key) != partition:
+                raise damaged(self.path, KIND, number, "a row is of another partition")
+        return partition, rows
 
     def check(self) -> dict[str, int]:
-        """Read every block and compare what there is with what the last one says; raises `Corrupt`."""
-        records = rows = number = 0
+        """Read and check every block, and compare what there is with what the last one says; raises `Corrupt`."""
+        records = sum(1 for _ in self.records())
+        rows = number = 0
         said: dict[str, int] = {}
         for number, (kind, body) in enumerate(read_blocks(self.path, KIND)):
-            if kind == b"R":
-                records += len(unpacked(self.path, KIND, number, body))
-            elif kind == b"P":
-                rows += len(unpacked(self.path, KIND, number, body)[1])
+            if kind == b"P":
+                rows += len(self._page(number, body)[1])
             elif kind == b"E":
                 said = unpacked_map(self.path, KIND, number, body)
         if (said.get("records"), said.get("rows")) != (records, rows):

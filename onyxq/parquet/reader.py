@@ -17,7 +17,7 @@ from attrs import frozen
 from onyxq.errors import Corrupt, NotFound, OnyxqError
 from onyxq.ids import TaskId, ms_of
 from onyxq.parquet.layout import day_of, named
-from onyxq.parquet.schema import CLAIMS, TASKS, UPDATES, pyarrow, queue_in
+from onyxq.parquet.schema import CLAIMS, TASKS, UPDATES, pyarrow, queue_in, schema_of
 
 Found = dict[str, Any]
 """A row: values by column, times in ms since the epoch, and the queue."""
@@ -83,6 +83,7 @@ def _rows_in(file: Path, table: str, hexed: str) -> Iterator[Found]:
     try:
         with pa.parquet.ParquetFile(file) as opened:
             queue = queue_in(opened.schema_arrow.metadata, table=table, path=str(file))
+            _check_types(opened.schema_arrow, table, str(file))
             for number in range(opened.num_row_groups):
                 if not _may_hold(opened.metadata.row_group(number), hexed):
                     continue
@@ -99,6 +100,17 @@ def _rows_in(file: Path, table: str, hexed: str) -> Iterator[Found]:
         raise Corrupt(
             f"{file} cannot be read: {error}", hint="Bring the file back from a copy, or take it out of the archive."
         ) from error
+
+
+def _check_types(schema: Any, table: str, path: str) -> None:
+    """Raise `Corrupt` for a file whose columns are of other types than those of an archive."""
+    for wanted in schema_of(table, queue="", partition=0):
+        place = schema.get_field_index(wanted.name)
+        if place >= 0 and schema.field(place).type != wanted.type:
+            raise Corrupt(
+                f"{path}: column {wanted.name} is {schema.field(place).type}, not {wanted.type}",
+                hint="Take it out of the archive's directory.",
+            )
 
 
 def _may_hold(group: Any, hexed: str) -> bool:

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from pyarrow import dataset
+from pyarrow import array, dataset, parquet
 
 from onyxq import facts
 from onyxq.errors import Conflict, Corrupt, NotFound, StoreFailed
@@ -347,6 +347,22 @@ async def test_a_damaged_file_is_named(tmp_path: Path) -> None:
         find([tmp_path / "archive"], first)
     with pytest.raises(Corrupt):
         found(tmp_path / "archive", TaskId(with_counter(first, 5)))
+
+
+@in_trio
+async def test_a_file_of_other_types_is_named(tmp_path: Path) -> None:
+    """A file that looks like an archive's and holds numbers for texts is refused, not half read."""
+    first = task_id()
+    async with World("memory", tmp_path / "store").store() as store:
+        await put(store, tasks(first, 1), completed(first, [b"ok"]))
+        await archived(store, tmp_path / "archive")
+    (file,) = (tmp_path / "archive" / "tasks").rglob("*.parquet")
+    table = parquet.read_table(file, partitioning=None)
+    place = table.schema.get_field_index("error")
+    numbers = array([7] * len(table))
+    parquet.write_table(table.set_column(place, "error", numbers), file)
+    with pytest.raises(Corrupt, match="column error is int64"):
+        find([tmp_path / "archive"], first)
 
 
 @in_trio
