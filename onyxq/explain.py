@@ -18,6 +18,7 @@ from onyxq.diff import plain
 from onyxq.dump import Dump
 from onyxq.entry import APPLIED
 from onyxq.extensions import installed
+from onyxq.facts import GRANTED
 from onyxq.ids import counter_of, ms_of, partition_of
 from onyxq.replay import traced
 from onyxq.replica import Replica, claim_of
@@ -95,6 +96,7 @@ def from_store(task_id: bytes, known: Mapping[str, Any]) -> list[Told]:
         )
     ]
     out += [_from_history(row) for row in known["history"]]
+    out += _voided(known)
     for update in known["updates"]:
         said = f"worker wrote update {update['seq']} under token {update['token']}"
         out.append(_plain_told(update["at_ms"], STORE, said, token=update["token"]))
@@ -104,6 +106,18 @@ def from_store(task_id: bytes, known: Mapping[str, Any]) -> list[Told]:
         error = f": {words.brief(done['error'])}" if done.get("error") else ""
         out.append(_plain_told(done["at_ms"], STORE, f"{done['outcome']}{under}{error}", token=done["token"]))
     return out
+
+
+def _voided(known: Mapping[str, Any]) -> list[Told]:
+    """The end of a claim that only a recovery of the log ended. When that was is not known: after the grant."""
+    below = known["void_below"]
+    last = max(known["history"], key=lambda row: (row["position"], row["index"]), default=None)
+    if last is None or last["event"] != GRANTED or last["token"] >= below:
+        return []
+    if known["completion"] is not None or known["task"]["state"] == "claimed":
+        return []
+    said = f"the claim under token {last['token']} became void: the log was begun anew at position {below}"
+    return [_plain_told(last["at_ms"], STORE, said, token=last["token"], position=below)]
 
 
 def merged(found: Iterable[Told]) -> list[Told]:
@@ -214,8 +228,8 @@ def _from_history(row: Mapping[str, Any]) -> Told:
     )
 
 
-def _plain_told(at_ms: int, source: str, said: str, *, token: int | None = None) -> Told:
-    return Told(at_ms, None, 0, source, "", "", "", token, "", said)
+def _plain_told(at_ms: int, source: str, said: str, *, token: int | None = None, position: int | None = None) -> Told:
+    return Told(at_ms, position, 0, source, "", "", "", token, "", said)
 
 
 def _order(one: Told) -> tuple[int, int, int]:

@@ -99,7 +99,8 @@ class Reading:
             raise missing(self._node.store, task_id)
         # A peer of an older version leads the partition and does not tell.
         known = {"history": [], "completion": None, **found}
-        return {"task": found["view"], **{name: known[name] for name in ("history", "completion", "updates")}}
+        told = {name: known[name] for name in ("history", "completion", "updates")}
+        return {"task": found["view"], **told, "void_below": self._node.replica.void_below}
 
     def _task_id(self, args: dict[str, Any]) -> TaskId:
         if self._node.replica.cluster is None:

@@ -15,6 +15,7 @@ import trio
 from onyxq.cli.main import run
 from onyxq.client import AsyncClient
 from onyxq.errors import BadRequest, Conflict, NotFound
+from onyxq.explain import from_store, merged
 from onyxq.log_digest import chained
 from onyxq.peer.local_cluster import LocalCluster
 from onyxq.store.interface import Batch, LogRecord
@@ -82,6 +83,12 @@ async def work_off(client: AsyncClient, first: bytes, second: bytes) -> int:
     return claim.token
 
 
+async def explained(client: AsyncClient, task: bytes) -> list[str]:
+    """What is told of a task by the store."""
+    known = await client.call("task_history", {"id": task})
+    return [one.words for one in merged(from_store(task, known))]
+
+
 @pytest.mark.parametrize("peers", [1, 2])
 def test_a_lost_embedded_log_is_begun_anew(line: Line, tmp_path: Path, peers: int) -> None:
     """The same command, with the directory of ``onyxq dev``: tasks and completions are kept, tokens rise."""
@@ -96,6 +103,8 @@ def test_a_lost_embedded_log_is_begun_anew(line: Line, tmp_path: Path, peers: in
     )
     done = line.shown("main", "--data", str(data), "--yes")
     assert len(done["found"]) == peers and done["missing"] == []
+    said = on_cluster(data, functools.partial(explained, task=second), peers=peers)
+    assert f"the claim under token {token} became void" in said[-1], said
     use = functools.partial(work_off, first=first, second=second)
     assert on_cluster(data, use, peers=peers) > done["done"]["position"] > token
     said = line.refused("main", "--data", str(data), "--yes", code=Conflict.exit_code)
