@@ -19,7 +19,7 @@ from onyxq.replica import majority
 SENDER_FLIGHTS = 2
 """Messages in flight per destination."""
 SENDER_BYTES_MAX = 4 * 1024 * 1024
-"""Row bytes of one message."""
+"""Row bytes of one message, unless one write alone has more."""
 
 WAITING_BYTES_MAX = 64 * 1024 * 1024
 """Row bytes that may wait for one node before it counts as down."""
@@ -208,9 +208,13 @@ class Sender:
     def _take(self) -> list[_Waiting]:
         group: list[_Waiting] = []
         size = 0
-        while self._waiting and (not group or (size < SENDER_BYTES_MAX and self._waiting[0].early == group[0].early)):
+        while self._waiting:
+            following = self._waiting[0]
+            more = sum(len(row.value) for row in following.rows)
+            if group and (size + more > SENDER_BYTES_MAX or following.early != group[0].early):
+                break
             group.append(self._waiting.popleft())
-            size += sum(len(row.value) for row in group[-1].rows)
+            size += more
         self._bytes -= size
         return group
 
