@@ -16,6 +16,7 @@ from starlette.responses import Response
 from onyxq import __version__, words
 from onyxq.http.endpoint import Call
 from onyxq.http.values import plain
+from onyxq.texts import visible
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -174,6 +175,7 @@ def _environment() -> Environment:
         "beginning": beginning,
         "cut": cut,
         "plain": plain,
+        "visible": visible,
         "words": words.title,
     }
     made.filters.update(filters)

@@ -10,6 +10,8 @@ from onyxq.client import Client
 from onyxq.peer.local_cluster import LocalCluster
 from tests.interfaces.http_world import JOB
 
+TURNED = "in\u202egnp.exe\u2066\u2028\u200bvoice"
+"""Reads in another order than it is written, and holds signs that cannot be seen."""
 HOSTILE = (
     "<script>alert(1)</script>",
     '"><img src=x onerror=alert(1)>',
@@ -18,6 +20,7 @@ HOSTILE = (
     "a/b?c=d&e#f",
     "{{7*7}}",
     "ünïcödé 队列",
+    TURNED,
     "x" * 200,
 )
 """Names of queues."""

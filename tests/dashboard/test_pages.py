@@ -88,12 +88,13 @@ def test_a_page_runs_nothing_of_its_own_text(name: str, world: Filled, http: htt
 
 
 def test_hostile_names_are_shown_as_they_are(world: Filled, http: httpx.Client) -> None:
-    """In the list, on the page that the list leads to, and in the list of their tasks."""
+    """In the list, on the page that the list leads to, and in the list of their tasks; unseen signs as escapes."""
     tree = parsed(http.get("/ui/queues").text)
     links = {one.text: one.get("href") for one in found(tree, "a") if one.get("href", "").startswith("/ui/queue?")}
     for name in HOSTILE:
-        page = parsed(http.get(links[name]).text)
-        assert found(page, "h1")[0].text == name
+        shown = name if name.isprintable() else r"in\u202egnp.exe\u2066\u2028\u200bvoice"
+        page = parsed(http.get(links[shown]).text)
+        assert found(page, "h1")[0].text == shown
         tasks = next(one.get("href") for one in found(page, "a") if one.text == "Its tasks")
         listed = parsed(http.get(tasks).text)
         assert len(found(listed, "tbody")[0]) == 2 and "<script>alert('data')</script>" in texts(listed)
