@@ -92,8 +92,18 @@ def _check_queues(grants: Grants, roles: Sequence[str], queues: Sequence[str]) -
             raise Forbidden(f"this needs the role {roles[0]} on queue {queue[:200]!r}", field="token")
 
 
+def _check_found(grants: Grants, roles: Sequence[str], queues: Sequence[str]) -> None:
+    try:
+        _check_queues(grants, roles, queues)
+    except Forbidden:
+        raise Forbidden(f"this needs the role {roles[0]} on the queue of what is named", field="token") from None
+
+
 async def look_up(grants: Grants, needs: Sequence[Need], ask: Ask) -> None:
-    """Check the queues of tasks and of periodic tasks; raises `Forbidden`, and `NotFound` for what is not there."""
+    """Check the queues of tasks and of periodic tasks; raises `Forbidden`, and `NotFound` for what is not there.
+
+    The errors do not name the queues that were found: the caller may not know them.
+    """
     for need in needs:
         if need.tasks:
             await _check_tasks(grants, need.roles, need.tasks, ask)
@@ -102,12 +112,12 @@ async def look_up(grants: Grants, needs: Sequence[Need], ask: Ask) -> None:
             for number, task in zip(need.stored, found["tasks"], strict=True):
                 if task is None:  # or not known here yet: then it cannot be told whose it is
                     raise NotFound(f"there is no task {number} in the task store", field="id")
-                _check_queues(grants, need.roles, [task[1]])
+                _check_found(grants, need.roles, [task[1]])
         if need.periodic is not None:
             queue = await _periodic(need.periodic, ask)
             # One that is to be made names its queue itself.
             if queue is not None:
-                _check_queues(grants, need.roles, [queue])
+                _check_found(grants, need.roles, [queue])
             elif not need.queues:
                 raise NotFound(f"there is no periodic task {need.periodic[:200]!r}", field="name")
 
@@ -124,7 +134,7 @@ async def _check_tasks(grants: Grants, roles: Sequence[str], runs: Sequence[Run]
     while left:
         part, left = left[:RUNS_AT_ONCE], left[RUNS_AT_ONCE:]
         found = await ask("tasks.bodies", {"runs": part})
-        _check_queues(grants, roles, [task_header(body)[0]["queue"] for _, body in found["bodies"]])
+        _check_found(grants, roles, [task_header(body)[0]["queue"] for _, body in found["bodies"]])
         if found["missing"]:
             raise NotFound(f"there is no task {bytes(found['missing'][0][0]).hex()}", field="id")
         left = [*found["rest"], *left]

@@ -11,11 +11,13 @@ from attrs import define, field
 
 from onyxq.access.checking import Guarded
 from onyxq.access.grants import Access, Token
+from onyxq.access.table import RULES
 from onyxq.errors import Forbidden, NotFound, Unauthorized
 from onyxq.facts import pack_task
 from onyxq.ids import ids_of
 from onyxq.peer.local_cluster import LocalCluster
 from tests.interfaces.live_world import PATIENCE_MS, Wire, claim_of, fresh_id, running
+from tests.interfaces.test_protocol_page import TOLD
 
 OURS, THEIRS = "ours.q", "theirs.q"
 TOKEN = Token.of("a token for ours only", "ours", ["admin:ours."])
@@ -178,3 +180,105 @@ def test_a_call_that_names_a_missing_task_changes_no_other_task(wires: tuple[Wir
     ours.call("enqueue", {"runs": [[there, pack_task({"queue": "ours.partly"}, [b"x", b"y"])]]})
     assert ours.error("cancel", {"ids": [there, fresh_id()]})["code"] == "not_found"
     assert [ours.call("get", {"id": one})["state"] for one in ids_of(there, 2)] == ["ready", "ready"]
+
+
+# --- every argument of every method of the protocol's page
+
+NEUTRAL = set(
+    """
+    ahead_ms after args backoff batch by bytes_max callback claimed client count data deadline_ms digest
+    duration_ms error expires_ms for_ms format from input job keep_ms lease_ms like limit made_ms max missed offsets
+    order owned part paused permanent priority progress request replace seen seen_seq seen_token schedule settings skip
+    state task_bytes_max timeout version w wait_ms where why worker zone position partition peer entry
+    """.split()
+)
+"""Arguments that name nothing that belongs to a queue, in any method."""
+
+
+def named_by(argument: str, task: bytes, token: int, stored: int) -> dict[str, list[Any]]:
+    """By method, values of an argument that mean something of theirs."""
+    claim = [[task, 1, token]]
+    found: dict[str, dict[str, list[Any]]] = {
+        "id": {"timer.set": ["t"], "timer.get": ["t"], "timer.cancel": ["t"], "": [task]}
+        | {f"job.{verb}": ["theirs"] for verb in ("get", "wait", "kill", "seal")},
+        "ids": {"taskstore.tasks": [[stored]], "": [[task]]},
+        "items": {
+            "complete": [[[task, 1, token, None, []]]],
+            "fail": [[[task, 1, token, "", None]]],
+            "renew": [[[task, 1, token, 30_000]]],
+            "release": [claim],
+            "update": [[[task, token, 0, b"x"]]],
+        },
+        "runs": {"enqueue": [[[fresh_id(), pack_task({"queue": THEIRS}, [b"x"])]]], "tasks.bodies": [[[task, 1]]]},
+        "complete": {"": [[[task, 1, token, []]]]},
+        "update": {"": [[[task, token, 0, b"x"]]]},
+        "require": {"": [claim]},
+        "enqueue": {"": [[[fresh_id(), pack_task({"queue": THEIRS}, [b"x"])]]]},
+        "queue": {"": [THEIRS]},
+        "queues": {"": [[THEIRS]]},
+        "name": {"": ["theirs"]},
+        "group": {"": [THEIRS]},
+        "adds": {"": [[[THEIRS, "x", 0]]]},
+        "changes": {"": [[[stored, "x", 0]]]},
+        "deletes": {"": [[stored]]},
+        "depends": {"": [[stored]]},
+        "prepared": {"": [[]]},
+        "body": {"": [b""]},
+    }
+    return found[argument]
+
+
+FREE = {("transact", "name")}
+"""Names that belong to no queue; docs/security.rst says what follows."""
+NAMING = [
+    (method, argument)
+    for method, arguments in TOLD.items()
+    for argument in arguments
+    if argument not in NEUTRAL and (method, argument) not in FREE
+]
+
+
+def test_each_argument_is_judged() -> None:
+    """A new argument is listed above: as one that names nothing of a queue, or with a value that does."""
+    for method, argument in NAMING:
+        values = named_by(argument, b"", 0, 0)
+        assert method in values or "" in values, f"{method}: {argument}"
+    assert set(TOLD) <= set(RULES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "argument"), NAMING)
+def test_an_argument_that_names_what_is_theirs_is_refused_and_tells_nothing(
+    wires: tuple[Wire, Wire], method: str, argument: str
+) -> None:
+    """What exists is forbidden, what does not is forbidden or not found. No answer names what the call did not."""
+    ours, every = wires
+    task, token = held(every)
+    ((stored, *_),) = every.call("taskstore.update", {"client": 1, "adds": [[THEIRS, "their secret", 0]]})["tasks"]
+    every.call("periodic.set", {"name": "theirs", "queue": THEIRS, "schedule": "0 0 1 1 *"})
+    before = every.call("get", {"id": task}), every.call("count", {"queue": THEIRS})
+    codes = []
+    for there in (True,) if (method, argument) == ("periodic.set", "name") else (True, False):  # a free name may be had
+        values = named_by(argument, *((task, token, stored) if there else (fresh_id(), token, stored + 1_000)))
+        (value,) = values.get(method, values.get("", []))
+        if not there and value == "theirs":
+            value = "nobody's"
+        args = {**{name: given for name, given in OTHERS.get(method, {}).items() if name != argument}, argument: value}
+        error = ours.error(method, args)
+        codes.append(error["code"])
+        said = f"{error['message']} {error['hint']} {error.get('details')}"
+        assert "their secret" not in said and (THEIRS not in said or THEIRS in repr(args)), said
+    assert codes[0] == "forbidden" and codes[-1] in ("forbidden", "not_found")
+    assert (every.call("get", {"id": task}), every.call("count", {"queue": THEIRS})) == before
+    every.call("complete", {"items": [[task, 1, token, None, []]]})
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "transact": {"name": "t", "enqueue": []},
+    "periodic.set": {"name": "ours", "queue": OURS, "schedule": "0 0 1 1 *"},
+    "queue.set": {"settings": {}},
+    "taskstore.update": {"client": 2, "adds": [[OURS, "x", 0]]},
+    "taskstore.claim": {"client": 2, "group": OURS},
+    "backup.hold": {"for_ms": -1},
+}
+"""What else a call needs, of our own."""
