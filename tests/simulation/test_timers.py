@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import trio
-from attrs import define, field
+from attrs import define, evolve, field
 
 from onyxq.errors import Conflict, NotFound, OnyxqError
 from onyxq.peer.timers import Timers
 from onyxq.timers.model import QUEUE, unpack
 from simulation.clients import RecordingClient
+from simulation.scenes import leader_of
 from simulation.world import Options, World, simulate
 
 OPTIONS = Options(partitions=4, clock_offset_ms=0)
@@ -201,3 +202,23 @@ def test_a_cancel_that_a_replacement_overtakes_cancels_the_replacement() -> None
             assert (found["state"], found["data"]) == ("cancelled", "two")
 
     simulate(workload, seed=1, options=OPTIONS)
+
+
+def test_a_cancel_sees_the_replacement_that_nobody_waits_for_any_more() -> None:
+    """Its caller went away while it was on its way to slow disks: what was cancelled after that does not fire."""
+
+    async def workload(world: World) -> None:
+        led_by = leader_of(world)
+        said = {"id": "t", "timeout": LATER_MS, "data": "one", "callback": CALLBACK}
+        async with world.client(nodes=[led_by]) as client, world.client(nodes=[led_by]) as impatient:
+            await client.client.call("timer.set", said)
+            for node in world.nodes:
+                node.disk.delay_ms = lambda: 500
+            with trio.move_on_after(0.1):
+                await impatient.client.call("timer.set", {**said, "data": "two", "replace": True})
+            await client.client.call("timer.cancel", {"id": "t"})
+            await trio.sleep(5)
+            found = await client.client.call("timer.get", {"id": "t"})
+            assert (found["state"], found["data"]) == ("cancelled", "two")
+
+    simulate(workload, seed=1, options=evolve(OPTIONS, partitions=1))
