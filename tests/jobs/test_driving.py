@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from log_entries import commit_batch
+from log_entries import commit_batch, drain_node
 from onyxq.jobs import encoding
 from onyxq.jobs.holding import worker_name
 from simulation.world import World
@@ -450,6 +450,27 @@ def test_the_claims_of_an_earlier_driver_are_given_back_before_the_job_starts() 
         await stage.until(lambda: stage.job().version > version and stage.job().ready, "another one drives it")
         await stage.world.settle()
         await claim_as(stage, stage.job().version, 10)
+        assert claimed(stage.world) == {worker_name("j", stage.job().version): 10}
+
+    on_stage(play)
+
+
+def test_the_claims_of_the_next_driver_stay_when_the_one_before_it_ends() -> None:
+    """Its query takes a while to stop."""
+
+    async def play(stage: Stage) -> None:
+        await stage.client.enqueue_many("a", [b"x"] * 10)
+        await submit(stage)
+        await stage.ready()
+        old, version, link = stage.driver(), stage.job().version, stage.link()
+        link._answer = lambda link, order: None
+        assert old.running is not None and old.running.node is not None
+        await old.running.node.verdicts([drain_node.Args(old.node_id, permanent=False)])
+        await stage.until(lambda: stage.job().version > version and stage.job().ready, "another one drives it")
+        await claim_as(stage, stage.job().version, 10)
+        assert link.told("stop")
+        link.say("stopped", "j", version)
+        await trio.sleep(5)
         assert claimed(stage.world) == {worker_name("j", stage.job().version): 10}
 
     on_stage(play)

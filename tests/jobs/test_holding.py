@@ -6,7 +6,7 @@ import pytest
 from pyrsistent import pmap
 
 from onyxq.ids import make_id, stretch_of
-from onyxq.jobs.holding import held, worker_name
+from onyxq.jobs.holding import Held, held, to_renew, useless, worker_name
 from onyxq.replica import Replica
 
 STRETCH = stretch_of(make_id(1_000, 3, 7, 0))
@@ -28,3 +28,11 @@ def test_what_a_job_claimed_is_found_by_its_name() -> None:
 def test_workers_with_the_name_of_a_job_hold_nothing_for_it(version: str) -> None:
     """Every peer looks at them with every change: one that it could not read would end it."""
     assert held(claimed_by(f"job/j/{version}"), {"j"}) == {}
+
+
+def test_a_claim_is_of_use_if_it_was_granted_after_the_floor_and_under_the_present_version() -> None:
+    """Of use: renewed as it gets old. Else given back at once, rather than kept from everybody until its lease ends."""
+    claims = [Held(version, bytes(20), 1, token, 0) for version in (3, 4, 5) for token in (76, 77, 78)]
+    (kept,) = to_renew(claims, version=4, floor=77, log_time_ms=0)
+    assert (kept.version, kept.token) == (4, 78)
+    assert useless(claims, version=4, floor=77) == [one for one in claims if one is not kept]
