@@ -252,3 +252,27 @@ def test_a_collector_whose_own_store_cannot_write_keeps_the_log_for_it() -> None
         assert world.backend.stored.trimmed == report["position"]
 
     simulate(workload, seed=9, options=Options(partitions=2))
+
+
+def test_the_log_is_kept_for_a_live_node_that_does_not_answer_the_collector() -> None:
+    """Where its store is cannot be asked, and it lags: what it has still to read is not trimmed."""
+
+    async def workload(world: World) -> None:
+        asked, away = world.nodes[0], world.nodes[2]
+        assert asked.running is not None and asked.running.service is not None
+        assert away.running is not None and away.running.node is not None and away.log.session_now is not None
+        away.log.session_now.paused = True
+        world.isolate(away)
+        stored = away.running.node.history.stored
+        async with world.client(nodes=[asked]) as client:
+            await client.enqueue("q", [b"x"] * 20)
+            await client.claim("q", maximum=20, lease_ms=60_000, wait_ms=5_000)
+        report = await asked.running.service.call("gc", {})
+        assert away.peer_id in world.audit.replica.ring.members and report["position"] > stored
+        assert world.backend.stored is not None and world.backend.stored.trimmed <= stored
+        away.log.session_now.paused = False
+        world.backend.notify()
+        world.network.heal()
+        await world.settle()
+
+    simulate(workload, seed=9, options=Options(partitions=2))
