@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
+from onyxq.errors import TimedOut, Unavailable
 from onyxq.facts import COMPLETION, TASK
 from onyxq.partition.repair import SCRUB_PAUSE_S
 from simulation.world import Options, SimulatedNode, World, simulate
@@ -94,6 +95,35 @@ def test_a_row_whose_checksum_rots_is_repaired_too() -> None:
             assert node.disk.sound(key)
 
     simulate(workload, seed=1, options=ONE)
+
+
+@pytest.mark.parametrize("seed", range(1, 3))
+def test_a_task_of_which_the_only_copy_that_is_up_is_damaged_is_not_said_to_be_absent(seed: int) -> None:
+    """Whoever leads next waits for the node that has it whole."""
+
+    async def workload(world: World) -> None:
+        led_by, peer = leader_of(world), world.audit.replica.partitions[0].leader
+        missed, rotten = (node for node in world.nodes if node is not led_by)
+        world.network.part([missed.name], [led_by.name, rotten.name])
+        async with world.client(nodes=[led_by]) as client:
+            (task,) = await client.enqueue("q", [b"x"])
+        await world.until(lambda: bool(rotten.disk.row_keys()), "it has a copy")
+        await world.crash_node(led_by)
+        rot(rotten, TASK, bit=200)
+        world.network.heal()
+        async with world.client(nodes=[missed, rotten]) as client:
+            await world.until(lambda: world.audit.replica.partitions[0].leader != peer, "somebody else is to lead")
+            with trio.move_on_after(15):
+                while True:
+                    try:
+                        await client.client.get(task)
+                    except (Unavailable, TimedOut):
+                        await trio.sleep(0.1)
+            world.start_node(led_by)
+            (claim,) = await client.claim("q", wait_ms=20_000)
+            await client.complete(claim)
+
+    simulate(workload, seed=seed, options=ONE)
 
 
 def test_scrubbing_leaves_the_machine_to_a_node_that_still_reads_the_log() -> None:
