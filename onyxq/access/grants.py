@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
+import secrets
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 
@@ -133,6 +134,25 @@ class Access:
     tokens: tuple[Token, ...] = ()
     peer_secret: str | None = field(default=None, repr=False)
     """What peers show each other."""
+    _session_key: bytes = field(init=False, repr=False, eq=False, default=b"")
+
+    def session(self, token: str, until_ms: int) -> str:
+        """Return what stands for a token until a time, at every peer with the same secret; it tells no token."""
+        said = f"{until_ms}.{digest_of(token).hex()}"
+        return f"{said}.{self._signature(said)}"
+
+    def digest_of_session(self, text: str, now_ms: int) -> bytes | None:
+        """Return the digest of the token that a session stands for; None if it is over, or not one of these."""
+        said, _, signature = text.rpartition(".")
+        if not hmac.compare_digest(self._signature(said).encode(), signature.encode("utf-8", "surrogatepass")):
+            return None
+        until_ms, _, digest = said.partition(".")
+        return bytes.fromhex(digest) if now_ms < int(until_ms) else None
+
+    def _signature(self, said: str) -> str:
+        if not self._session_key:
+            self._session_key = _session_key(self.peer_secret)
+        return hmac.new(self._session_key, said.encode("utf-8", "surrogatepass"), "sha256").hexdigest()
 
     def __bool__(self) -> bool:
         return bool(self.tokens or self.peer_secret)
@@ -179,6 +199,13 @@ class Access:
             raise Unauthorized(
                 "the peers' secret is needed", field="credential", hint="Give every peer the same peer_secret."
             )
+
+
+def _session_key(peer_secret: str | None) -> bytes:
+    """The key of sessions, the same at peers with the same secret; slow, so that no signature helps to guess it."""
+    if peer_secret is None:
+        return secrets.token_bytes(32)
+    return hashlib.scrypt(peer_secret.encode("utf-8", "surrogatepass"), salt=b"onyxq sessions", n=1 << 14, r=8, p=1)
 
 
 OPEN = Access()

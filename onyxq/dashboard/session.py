@@ -1,16 +1,17 @@
-"""How a browser shows its token: a cookie that scripts cannot read and other sites cannot have sent.
+"""How a browser that has signed in is known: by a cookie that scripts cannot read and other sites cannot have sent.
 
-It holds the token itself, so any peer knows it; it counts for pages only, never for ``/v1``.
+It holds a session of the token, signed with a key that all peers have, and never the token. It is valid for
+`SESSION_MS` and for pages only: neither ``/v1`` nor the TCP port takes it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from urllib.parse import quote, unquote
 
 from starlette.datastructures import Headers
 from starlette.responses import RedirectResponse, Response
 
+from onyxq.access.grants import Access
 from onyxq.dashboard.rendering import HEADERS, link, rendered
 from onyxq.errors import Forbidden, Unauthorized
 from onyxq.http.endpoint import Call, Endpoint, Failure
@@ -19,26 +20,21 @@ from onyxq.http.problems import error_headers
 COOKIE = "onyxq_session"
 SECURE_COOKIE = "__Host-onyxq_session"
 """The same over TLS: browsers take it from this very host alone, not from one beside it in the domain."""
+SESSION_MS = 24 * 3_600_000
+"""How long a session is valid, in milliseconds."""
 TOKEN_CHARS_MAX = 1_000
 LOGIN = "/ui/login"
 
 
-def with_session(endpoint: Endpoint, headers: Headers) -> Headers:
-    """The headers of a request with the cookie's token as its credential, where a page is asked for.
-
-    Raises `Forbidden` for what would change something and was not sent by a page of this peer.
-    """
-    if not endpoint.page:
-        return headers
-    if endpoint.method != "GET":
-        _check_sender(headers)
-    token = _token(headers)
-    if not token or "authorization" in headers:
-        return headers
-    return Headers(raw=[*headers.raw, (b"authorization", b"Bearer " + token.encode("latin-1"))])
+def digest_in(endpoint: Endpoint, headers: Headers, access: Access, now_ms: int) -> bytes | None:
+    """The digest of the token whose session is in the cookie, where a page is asked for; None if there is none."""
+    return access.digest_of_session(_kept(headers), now_ms) if endpoint.page else None
 
 
-def _check_sender(headers: Headers) -> None:
+def check_sender(endpoint: Endpoint, headers: Headers) -> None:
+    """Raise `Forbidden` if a page would change something and the request was not sent by a page of this peer."""
+    if not endpoint.page or endpoint.method == "GET":
+        return
     # Browsers name the origin of every POST, so a request without one is not of a browser's form.
     origin = headers.get("origin", "")
     if origin.partition("://")[2] != headers.get("host"):
@@ -49,17 +45,12 @@ def _check_sender(headers: Headers) -> None:
         )
 
 
-def _token(headers: Headers) -> str:
-    token = _kept(headers)
-    return token if token.isprintable() and token.isascii() else ""
-
-
 def _kept(headers: Mapping[str, str]) -> str:
     found: dict[str, str] = {}
     for part in headers.get("cookie", "").split(";"):
         name, _, value = part.strip().partition("=")
         found.setdefault(name, value)
-    return unquote(found.get(SECURE_COOKIE, found.get(COOKIE, "")))
+    return found.get(SECURE_COOKIE, found.get(COOKIE, ""))
 
 
 def refused(failure: Failure) -> Response:
@@ -84,16 +75,18 @@ async def get_login(call: Call) -> Response:
 
 
 async def post_login(call: Call) -> Response:
-    """Keep the token; whether it is known shows with the next page, as with any other request."""
+    """Begin a session; whether the token is known shows with the next page, as with any other request."""
     token = call.body.get("token", [""])[0].strip()
     there = _local(call.body.get("next", ["/"])[0])
     answer = RedirectResponse(there, status_code=303, headers=dict(HEADERS))
-    answer.headers["set-cookie"] = _cookie(call, quote(token[:TOKEN_CHARS_MAX]))
+    answer.headers["set-cookie"] = _cookie(
+        call, call.kit.access.session(token[:TOKEN_CHARS_MAX], call.kit.now_ms() + SESSION_MS)
+    )
     return answer
 
 
 async def post_logout(call: Call) -> Response:
-    """Forget the token."""
+    """Have the browser forget the session."""
     answer = RedirectResponse(LOGIN, status_code=303, headers=dict(HEADERS))
     answer.headers["set-cookie"] = _cookie(call, "") + "; Max-Age=0"
     return answer

@@ -24,7 +24,7 @@ from onyxq import dashboard
 from onyxq.access.checking import Guarded
 from onyxq.access.grants import OPEN, OWNER, Access, Grants, digest_of
 from onyxq.access.hosts import EVERY, Hosts
-from onyxq.dashboard.session import with_session
+from onyxq.dashboard.session import check_sender, digest_in
 from onyxq.effects import serving
 from onyxq.errors import Forbidden, NotFound, OnyxqError, Overloaded, Unauthorized, Unavailable
 from onyxq.http import (
@@ -216,7 +216,7 @@ class App:
         self._hosts = hosts
         self._endpoints = tuple(endpoints)
         self._document: dict[str, Any] | None = None
-        self.kit = Kit(api, now_ms, IdMaker(now_ms, random_64), Keys(), self.document)
+        self.kit = Kit(api, now_ms, IdMaker(now_ms, random_64), Keys(), self.document, access)
         self._budget, self._decoded = Budget(BODIES_BYTES_MAX), Budget(BODIES_DECODED_BYTES_MAX)
         self._gate, self._waiting = Gate(REQUESTS_MAX), Gate(WAITING_MAX)
 
@@ -294,7 +294,7 @@ class App:
 
     def _authorize(self, endpoint: Endpoint, headers: Headers) -> Caller:
         """Who asks; raises `Misdirected`, `Unauthorized`, `Forbidden` or, for a token used too often, `Overloaded`."""
-        headers = with_session(endpoint, headers)
+        check_sender(endpoint, headers)
         if endpoint.roles:
             self._hosts.check(headers.get("host", headers.get(":authority")))
         if not self._access:
@@ -302,19 +302,17 @@ class App:
             return Caller()
         if not endpoint.roles:
             return Caller()
-        scheme, _, text = headers.get("authorization", "").partition(" ")
-        token = text.strip()
-        if scheme.lower() != "bearer" or not token:
+        digest = _bearer(headers) or digest_in(endpoint, headers, self._access, self.kit.now_ms())
+        if digest is None:
             raise Unauthorized("a bearer token is needed", field="Authorization")
-        try:
-            grants = self._access.of_token(token)
-        except Unauthorized as error:
-            raise Unauthorized(error.message, field="Authorization") from None
+        grants = self._access.of_digest(digest)
+        if grants is None:
+            raise Unauthorized("the token is not known", field="Authorization")
         if not any(grants.has(role) for role in endpoint.roles):
             raise Forbidden(f"this needs the role {' or '.join(endpoint.roles)}", field="Authorization")
         if grants.pace is not None:
             grants.pace.take(anyio.current_time())
-        return Caller(digest_of(token).hex(), grants)
+        return Caller(digest.hex(), grants)
 
     async def _handle(self, endpoint: Endpoint, arrival: Arrival, caller: Caller, closing: anyio.Event) -> Response:
         """The answer to a request; ``closing``: that of `Kit` when it was found who asks."""
@@ -394,6 +392,13 @@ class Sender:
     async def _swallow(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             await anyio.lowlevel.checkpoint()
+
+
+def _bearer(headers: Headers) -> bytes | None:
+    """The digest of the token that a program shows; None if it shows none."""
+    scheme, _, text = headers.get("authorization", "").partition(" ")
+    token = text.strip()
+    return digest_of(token) if scheme.lower() == "bearer" and token else None
 
 
 def _now_ms() -> int:

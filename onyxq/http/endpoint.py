@@ -14,6 +14,7 @@ from attrs import define, field, frozen
 from starlette.responses import Response
 from starlette.types import Receive
 
+from onyxq.access.grants import Access
 from onyxq.errors import OnyxqError
 from onyxq.http.keys import Keys
 from onyxq.http.past import Past
@@ -67,6 +68,8 @@ class Kit:
     keys: Keys
     document: Callable[[], dict[str, Any]]
     """The OpenAPI document."""
+    access: Access
+    """The credentials that are asked for."""
     closing: anyio.Event = field(factory=anyio.Event)
     """Set when the server stops, or another one takes its place: whoever waits answers now."""
     avoided: dict[int, int] = field(factory=dict)

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
-from onyxq.access.grants import Access, Token
+from onyxq.access.grants import Access, Token, digest_of
 from onyxq.dashboard import ENDPOINTS
-from onyxq.dashboard.session import COOKIE, SECURE_COOKIE, refused
+from onyxq.dashboard.session import COOKIE, SECURE_COOKIE, SESSION_MS, refused
 from onyxq.http.app import ENDPOINTS as ALL
 from onyxq.http.app import create_app
 from tests.interfaces.http_world import FakeService, app_of, on_trio
@@ -184,5 +184,42 @@ async def test_over_tls_the_session_belongs_to_this_host_alone() -> None:
             said = answer.headers["set-cookie"]
             assert said.startswith(f"{SECURE_COOKIE}=") and "; Secure; Path=/; " in said and "Domain" not in said
     async with browser() as (_, client):
-        theirs = f"{COOKIE}=theirs; {SECURE_COOKIE}=r-token; {COOKIE}=theirs"
+        answer = await client.post(
+            "https://peer/ui/login", data={"token": "r-token"}, headers={"origin": "https://peer"}
+        )
+        own = answer.cookies[SECURE_COOKIE]
+        client.cookies.clear()
+        theirs = f"{COOKIE}=theirs; {SECURE_COOKIE}={own}; {COOKIE}=theirs"
         assert (await client.get("/ui/dead", headers={"cookie": theirs})).status_code == 200
+
+
+@on_trio
+async def test_the_cookie_does_not_hold_the_token() -> None:
+    """Who steals it has pages for a day, and no credential: not for ``/v1``, the TCP port or a client."""
+    async with browser() as (service, client):
+        cookie = (await enter(client, "r-token")).cookies[COOKIE]
+        assert "r-token" not in cookie and b"r-token".hex() not in cookie
+        assert (await client.get("/ui/dead")).status_code == 200
+        assert (await client.get("/v1/queues", headers={"authorization": f"Bearer {cookie}"})).status_code == 401
+        service.now_ms += SESSION_MS
+        assert (await client.get("/ui/dead")).headers["location"].startswith("/ui/login")
+
+
+@on_trio
+async def test_nobody_makes_or_changes_a_session_without_the_key() -> None:
+    """Neither its time nor its token, and not at a cluster of another secret."""
+    async with browser() as (_, client):
+        read, admin = [(await enter(client, token)).cookies[COOKIE].split(".") for token in ("r-token", "a-token")]
+        client.cookies.clear()
+        foreign = Access(peer_secret="the secret of another cluster").session("a-token", 1 << 50)
+        forged = [[read[0], admin[1], read[2]], [str(1 << 50), *read[1:]], [*read[:2], ""], ["", "", ""], [foreign]]
+        for parts in forged:
+            answer = await client.get("/ui/dead", headers={"cookie": f"{COOKIE}={'.'.join(parts)}"})
+            assert answer.status_code == 303, parts
+
+
+def test_a_session_is_known_to_every_peer_of_the_cluster() -> None:
+    """Also after a peer was started again, and behind a proxy that chooses among peers."""
+    one, other = (Access(peer_secret="what the peers share") for _ in range(2))
+    assert other.digest_of_session(one.session("r-token", 2_000), 1_999) == digest_of("r-token")
+    assert other.digest_of_session(one.session("r-token", 2_000), 2_000) is None

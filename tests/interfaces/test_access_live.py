@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import quote
 
 import httpx
 import pytest
@@ -421,11 +420,11 @@ def visited(cluster: LocalCluster, endpoint: Endpoint, token: str | None) -> htt
     path = endpoint.path.replace("{id}", TASK.hex()).replace("{file}", "no-such")
     host = cluster.http_addresses[0]
     headers = {"origin": f"http://{host}"}
-    if token is not None:
-        headers["cookie"] = f"{COOKIE}={quote(token)}"
     form = {"queue": THEIRS, "id": TASK.hex(), "name": "theirs"}
     asked = {name: form[name] for name in form if name in endpoint.query.fields}
     with httpx.Client(timeout=ANSWER_S_MAX, trust_env=False, verify=False) as client:  # there is no TLS to check
+        if token is not None:
+            assert client.post(f"http://{host}/ui/login", data={"token": token}, headers=headers).cookies[COOKIE]
         if endpoint.method == "GET":
             return client.get(f"http://{host}{path}", params=asked, headers=headers)
         return client.post(f"http://{host}{path}", data=form, headers=headers)
