@@ -12,7 +12,6 @@ import hmac
 import re
 import secrets
 from collections.abc import Iterable, Mapping
-from contextvars import ContextVar
 
 from attrs import define, evolve, field, frozen
 
@@ -28,8 +27,6 @@ ROLES: Mapping[str, tuple[str, ...]] = {
 """What each role of a token may be used as."""
 ALIASES: Mapping[str, tuple[str, ...]] = {"write": ("consume", "produce", "read")}
 """Words for several roles at a time."""
-OWNER: ContextVar[str] = ContextVar("owner", default="")
-"""Digest of the token of the request that is being served; empty where none is asked for."""
 TOKEN_CHARS_MIN = 16
 """Shorter tokens could be guessed."""
 

@@ -12,9 +12,10 @@ from typing import Any
 import anyio
 
 from onyxq.access.checking import Ask, check_role, look_up, unmet
-from onyxq.access.grants import ALL, OWNER, Access, Grants, digest_of
+from onyxq.access.grants import ALL, Access, Grants, digest_of
 from onyxq.access.table import Need
 from onyxq.errors import OnyxqError, Unauthorized
+from onyxq.wire.bounds import OWNER
 from onyxq.wire.protocol import Hello
 from onyxq.wire.server import Dispatch, Request, Welcome
 

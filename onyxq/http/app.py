@@ -22,7 +22,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from onyxq import dashboard
 from onyxq.access.checking import Guarded
-from onyxq.access.grants import OPEN, OWNER, Access, Grants, digest_of
+from onyxq.access.grants import OPEN, Access, Grants, digest_of
 from onyxq.access.hosts import EVERY, Hosts
 from onyxq.dashboard.session import check_sender, digest_in
 from onyxq.effects import serving
@@ -62,6 +62,7 @@ from onyxq.http.problems import MethodNotAllowed, problem
 from onyxq.http.shapes import Invalid
 from onyxq.http.values import decode_json
 from onyxq.ids import IdMaker
+from onyxq.wire.bounds import OWNER
 
 ENDPOINTS: tuple[Endpoint, ...] = (
     *tasks.ENDPOINTS,

@@ -71,7 +71,7 @@ class Claimer:
     reply: Callable[[list[Granted]], None]
     fail: Callable[[OnyxqError], None]
     owner: str = ""
-    """The credential that it came with; see `onyxq.access.grants.OWNER`."""
+    """The credential that it came with; see `onyxq.wire.bounds.OWNER`."""
     ahead_ms: int = 0
     """If nothing is ready: so long before they are due it takes tasks."""
     gone: bool = False

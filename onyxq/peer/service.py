@@ -16,7 +16,6 @@ from typing import Any
 import trio
 
 from onyxq.access.checking import check_size
-from onyxq.access.grants import OWNER
 from onyxq.claims import AHEAD_MS_MAX
 from onyxq.effects import serving
 from onyxq.errors import Forbidden, NotFound, OnyxqError, Unavailable
@@ -51,6 +50,7 @@ from onyxq.peer.timers import Timers
 from onyxq.peer.transaction_arguments import asked_parts
 from onyxq.peer.transactions import Transactions
 from onyxq.replica import live_nodes, unserved
+from onyxq.wire.bounds import OWNER
 from onyxq.wire.server import Request
 
 HEAD_TIMEOUT_MS_MAX = 10_000

@@ -11,11 +11,14 @@ from __future__ import annotations
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 import anyio
 
 from onyxq.errors import Overloaded
 
+OWNER: ContextVar[str] = ContextVar("owner", default="")
+"""Digest of the token of the connection or request that is being served; empty where none is asked for."""
 CONNECTIONS_MAX = 4_096
 """Clients of a port at a time; fewer if the process may open too few files."""
 CONNECTIONS_PERCENT = 25
@@ -75,23 +78,47 @@ class Bounds:
         self._partial_max = partial_bytes
         self.newcomers = Newcomers(share(NEWCOMERS_PERCENT, NEWCOMERS_MAX) if newcomers is None else newcomers)
         """Those that have not said hello."""
-        self.clients = 0
+        self._clients: dict[str, dict[anyio.CancelScope, None]] = {}
+        """Connections by credential, oldest first."""
         self.partial = 0
         self.requests = 0
         """Bytes of the requests in progress, decoded; counted by their connections."""
 
+    @property
+    def clients(self) -> int:
+        """Connections of clients."""
+        return sum(map(len, self._clients.values()))
+
     @contextmanager
     def client(self) -> Iterator[None]:
-        """Count a client; raises `Overloaded`."""
-        if self.clients >= self._clients_max:
+        """Count a client; raises `Overloaded`, also once another credential needs its place."""
+        owner = OWNER.get()
+        if self.clients >= self._clients_max and not self._make_room(owner):
             raise Overloaded(
                 f"{self._clients_max} clients are connected", hint="Ask another peer, or close connections."
             )
-        self.clients += 1
-        try:
-            yield
-        finally:
-            self.clients -= 1
+        with anyio.CancelScope() as scope:
+            self._clients.setdefault(owner, {})[scope] = None
+            try:
+                yield
+            finally:
+                self._forget(owner, scope)
+        if scope.cancelled_caught:
+            raise Overloaded("other credentials need this connection", hint="Ask another peer, or connect less often.")
+
+    def _make_room(self, owner: str) -> bool:
+        """Close the newest connection of the credential with the most, if it has at least two more than this one."""
+        most = max(self._clients, key=lambda one: len(self._clients[one]))
+        if len(self._clients[most]) < len(self._clients.get(owner, ())) + 2:
+            return False
+        scope = next(reversed(self._clients[most]))
+        self._forget(most, scope)
+        scope.cancel()
+        return True
+
+    def _forget(self, owner: str, scope: anyio.CancelScope) -> None:
+        if self._clients.get(owner, {}).pop(scope, self) is None and not self._clients[owner]:
+            del self._clients[owner]
 
     def hold(self, before: int, now: int) -> int:
         """Count that a connection has ``now`` bytes of a message, after ``before`` that counted; gives what counts."""

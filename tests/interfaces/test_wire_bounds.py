@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from onyxq.errors import Forbidden
 from onyxq.wire import bounds as bounds_module
-from onyxq.wire.bounds import PARTIAL_BYTES_FREE, Bounds
+from onyxq.wire.bounds import OWNER, PARTIAL_BYTES_FREE, Bounds
 from onyxq.wire.protocol import FRAME_BYTES_MAX, Decoder, Encoder, Hello
 from onyxq.wire.server import MESSAGE_PAUSE_S, MESSAGE_TIMEOUT_S, REQUESTS_MAX, Admit, Dispatch, Request, serve
 from onyxq.wire.weight import LOOKED_AT_BYTES, decoded_bytes
@@ -69,6 +69,12 @@ def echo(request: Request) -> None:
     request.reply(request.args)
 
 
+def welcome(theirs: Hello) -> Hello:
+    """The server's hello; the caller's connection counts for its credential."""
+    OWNER.set(theirs.credential or "")
+    return Hello(cluster="main", cluster_id="c1")
+
+
 def served(
     bounds: Bounds,
     body: Callable[[Open], Awaitable[None]],
@@ -80,8 +86,7 @@ def served(
 
     async def scenario(_: FakeCluster, network: SimulatedNetwork) -> None:
         async def handler(stream: Any) -> None:
-            hello = Hello(cluster="main", cluster_id="c1")
-            await serve(stream, hello=hello, dispatch=dispatch, bounds=bounds, admit=admit)
+            await serve(stream, hello=welcome, dispatch=dispatch, bounds=bounds, admit=admit)
 
         async with anyio.create_task_group() as group:
             address = await group.start(
@@ -212,6 +217,33 @@ def test_clients_are_bounded_and_peers_are_not() -> None:
         await fourth.said()
         assert await fourth.answer(1) == [1, 0, {"a": 1}]
         assert bounds.clients == 2
+
+    served(bounds, body)
+
+
+def test_one_credential_does_not_keep_the_connections_of_all() -> None:
+    """It may have all of them while nobody else comes; then its newest ones make room, up to an equal share."""
+    bounds = Bounds(clients=4)
+
+    async def body(opened: Open) -> None:
+        def of(credential: str) -> bytes:
+            return Encoder().encode(Hello(credential=credential).to_message())
+
+        async def entered(credential: str) -> Caller:
+            caller = await opened(of(credential))
+            await caller.said()
+            return caller
+
+        greedy = [await entered("greedy") for _ in range(4)]
+        assert (await (await opened(of("greedy"))).said(2))[1][2]["code"] == "overloaded"
+        others = []
+        for pushed_out in (greedy[3], greedy[2]):
+            others.append(await entered("other"))
+            assert (await pushed_out.said())[0][2]["code"] == "overloaded"
+        assert (await (await opened(of("other"))).said(2))[1][2]["code"] == "overloaded"
+        for one in (*greedy[:2], *others):
+            assert await one.answer(1) == [1, 0, {"a": 1}]
+        assert bounds.clients == 4
 
     served(bounds, body)
 
