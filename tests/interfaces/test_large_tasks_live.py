@@ -18,6 +18,9 @@ from onyxq.peer.local_cluster import LocalCluster
 LARGE = 900_000
 TASKS = 60
 """Together more than two messages hold."""
+HUGE = 10 * 1024 * 1024
+"""One fits an answer, two do not."""
+HUGE_TASKS = 6
 UPDATE = 256 * 1024
 
 
@@ -69,6 +72,20 @@ def test_claims_of_many_large_tasks_end(peers: int, claimers: int) -> None:
         assert sum(len(one or b"") for one in results) == (TASKS - 1) * LARGE
 
     with_client(body, peers=peers)
+
+
+def test_what_several_nodes_granted_beyond_one_answer_is_granted_again_at_once() -> None:
+    """Each node gives one task that is larger than its share; none of them waits until its lease is over."""
+
+    async def body(client: AsyncClient) -> None:
+        ids = [await client.enqueue("q", bytes(HUGE)) for _ in range(HUGE_TASKS)]
+        claims: list[Any] = []
+        with trio.fail_after(60):
+            while len(claims) < HUGE_TASKS:
+                claims += await client.claim(["q"], max=100, lease_ms=600_000, wait_ms=1_000)
+        assert sorted(claim.id for claim in claims) == sorted(ids)
+
+    with_client(body)
 
 
 def test_failed_large_tasks_are_listed() -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import trio
 
-from onyxq import errors
-from onyxq.errors import BadRequest, OnyxqError
+from onyxq import effects, errors
+from onyxq.errors import BadRequest, OnyxqError, Unknown
 from onyxq.facts import pack_task
 from onyxq.ids import TaskId, make_id
 from onyxq.jobs import encoding
@@ -423,3 +423,16 @@ def test_a_refusal_after_the_first_effect_is_unknown() -> None:
             assert found > 20, found
 
     trio.run(main)
+
+
+@pytest.mark.parametrize("changes", [0, 1, 2])
+def test_a_part_of_a_request_takes_back_no_effect_of_another_part(changes: int) -> None:
+    """Also if the part changed nothing, or its own effects were refused."""
+    with pytest.raises(Unknown), effects.serving("a request"):
+        effects.begin()
+        with effects.serving("a part of it"):
+            for _ in range(changes):
+                effects.begin()
+        for _ in range(changes):
+            effects.refused()
+        raise BadRequest("too late")

@@ -6,7 +6,8 @@ import pytest
 import trio
 
 from onyxq.errors import BadRequest
-from onyxq.ids import make_id
+from onyxq.ids import make_id, partition_of
+from onyxq.partition.dependencies import LOOK_EVERY_S
 from simulation.world import World, simulate
 from tests.simulation.scheduled import STEADY, Tasks
 
@@ -37,6 +38,27 @@ def test_a_task_waits_for_all_that_it_depends_on() -> None:
             await finish(tasks, b"last")
             assert trio.current_time() - done_s < 0.5
             assert (await tasks.get(last))["depends"] == first
+
+    simulate(workload, seed=1, options=STEADY)
+
+
+def test_a_completion_counts_for_others_once_a_majority_has_what_its_leader_found() -> None:
+    """A leader that has just taken over may alone have it, and be gone a moment later."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            first = await tasks.put(b"first")
+            last = await tasks.put(b"last", depends=[first])
+            led = [node.running.node.leaders for node in world.nodes if node.running and node.running.node]
+            (leader,) = (found[partition_of(first)] for found in led if partition_of(first) in found)
+            assert leader.backed
+            leader.backed = False
+            await finish(tasks, b"first")
+            await trio.sleep(LOOK_EVERY_S + 1)
+            assert not leader.backed and await tasks.state(last) == "waiting"
+            leader.backed = True
+            await finish(tasks, b"last")
 
     simulate(workload, seed=1, options=STEADY)
 

@@ -8,13 +8,15 @@ import trio
 from onyxq.errors import BadRequest
 from onyxq.facts import key_digest, pack_task, task_row
 from onyxq.ids import TaskId, make_id
-from onyxq.partition.keys import Keys
+from onyxq.partition.keys import INTERVAL_MS, TIMES_MAX, Keys
 from onyxq.peer.enqueueing import needed, waves
 from onyxq.store.interface import Batch, Piece
 from onyxq.store.memory import MemoryStore
 from simulation.disk import SimulatedDisk
 
 DIGEST = key_digest("q", "k")
+PER_SECOND = INTERVAL_MS // 1_000
+"""The rate of one task a second."""
 
 
 def task(counter: int, order_ms: int) -> tuple[TaskId, bytes]:
@@ -45,6 +47,19 @@ def test_a_task_that_comes_before_a_claimed_one_waits_for_it() -> None:
         assert keys.free(piece(sooner)) and not keys.free(piece(later))
 
     trio.run(main)
+
+
+def test_the_pace_of_a_key_holds_however_many_keys_have_one() -> None:
+    """Keys whose time has come are forgotten to save memory; those that must wait still wait."""
+    keys = Keys(MemoryStore(SimulatedDisk(), now_ms=lambda: 5_000), set[TaskId]().__contains__)
+    pieces = [piece(task(1, 0)[0])._replace(key=key_digest("q", str(number))) for number in range(2 * TIMES_MAX + 2)]
+    early, late = pieces[: len(pieces) // 2], pieces[len(pieces) // 2 :]
+    for one in early:
+        keys.granted(one, PER_SECOND, 10_000)
+    for one in late:
+        keys.granted(one, PER_SECOND, 11_000)
+    assert {keys.next_ms(one, 0, PER_SECOND) for one in late} == {12_000}
+    assert all(keys.next_ms(one, 0, PER_SECOND) <= 11_000 for one in early)
 
 
 def test_runs_of_a_request_go_once_what_they_depend_on_is_stored() -> None:

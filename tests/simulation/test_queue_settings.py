@@ -8,6 +8,7 @@ import pytest
 import trio
 
 from onyxq.errors import BadRequest
+from onyxq.ids import partition_of
 from simulation.world import Options, World, simulate
 
 STEADY = Options(clock_offset_ms=0)
@@ -114,5 +115,23 @@ def test_a_queue_that_is_held_back_shows_how_long_its_tasks_wait() -> None:
             assert await age_ms() is None
             await client.complete(claim)
             await client.complete(other)
+
+    simulate(workload, seed=1, options=STEADY)
+
+
+def test_a_queue_is_as_old_as_its_oldest_ready_task_wherever_that_is() -> None:
+    """Younger tasks in other partitions do not hide it, whichever node is asked."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            await client.client.pause("q")
+            ids = []
+            for number in range(12):
+                ids += await client.enqueue("q", [b"%d" % number])
+                await trio.sleep(1)
+            assert len({partition_of(task) for task in ids}) > 1
+            (found,) = await client.client.queues()
+            assert 12_000 <= found["oldest_ready_ms"] < 13_000
+            assert (await client.client.queue("q"))["oldest_ready_ms"] >= found["oldest_ready_ms"]
 
     simulate(workload, seed=1, options=STEADY)

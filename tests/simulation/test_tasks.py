@@ -189,6 +189,22 @@ def test_a_failing_task_is_retried_and_then_dead() -> None:
     simulate(workload, seed=1)
 
 
+def test_a_worker_may_have_a_failed_task_tried_again_at_once() -> None:
+    """The worker's delay replaces the back-off. The attempt counts as usual."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            await client.enqueue("q", [b"x"], backoff_ms=600_000)
+            for attempt in range(3):
+                failed_s = trio.current_time()
+                claim = await take(client)
+                assert trio.current_time() - failed_s < 0.5
+                assert claim.attempts == attempt
+                await client.fail(claim, "not yet", retry_in_ms=0)
+
+    simulate(workload, seed=1, options=ONE)
+
+
 def test_a_released_task_is_granted_again_at_once_uncounted() -> None:
     """Giving back is no attempt."""
 
