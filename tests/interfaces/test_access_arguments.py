@@ -9,7 +9,7 @@ import pytest
 import trio
 from attrs import define, field
 
-from onyxq.access.checking import Guarded
+from onyxq.access.checking import RUNS_AT_ONCE, Guarded
 from onyxq.access.grants import Access, Token
 from onyxq.access.table import RULES
 from onyxq.errors import Forbidden, NotFound, Unauthorized
@@ -169,6 +169,34 @@ def test_every_page_of_a_look_up_is_checked() -> None:
     guarded = Guarded(node, Access((TOKEN,), "").of_token("a token for ours only"))
     with pytest.raises(Forbidden):
         trio.run(guarded.call, "cancel", {"ids": [fresh_id() for _ in range(3)]})
+    assert node.done == []
+
+
+@define
+class Whole:
+    """A node that looks up all that one question names; one task is of another queue."""
+
+    theirs: bytes
+    done: list[str] = field(factory=list)
+
+    async def call(self, method: str, args: dict[str, Any]) -> Any:
+        """Do every call; a look-up leaves nothing for a later page."""
+        if method == "tasks.bodies":
+            queues = ((first, THEIRS if first == self.theirs else OURS) for first, _ in args["runs"])
+            bodies = [[first, pack_task({"queue": queue}, [b"x"])] for first, queue in queues]
+            return {"bodies": bodies, "missing": [], "rest": []}
+        self.done.append(method)
+        return {}
+
+
+@pytest.mark.parametrize("place", [0, RUNS_AT_ONCE - 1, RUNS_AT_ONCE, 2 * RUNS_AT_ONCE])
+def test_a_task_of_another_queue_is_found_wherever_a_long_call_names_it(place: int) -> None:
+    """Also if it takes several questions to look all of them up."""
+    ids = [fresh_id() for _ in range(2 * RUNS_AT_ONCE + 1)]
+    node = Whole(ids[place])
+    guarded = Guarded(node, Access((TOKEN,), "").of_token("a token for ours only"))
+    with pytest.raises(Forbidden):
+        trio.run(guarded.call, "complete", {"items": [[task, 1, 7, None, []] for task in ids]})
     assert node.done == []
 
 

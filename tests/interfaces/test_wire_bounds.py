@@ -265,6 +265,24 @@ def test_connections_that_say_nothing_keep_nobody_out() -> None:
     served(bounds, body)
 
 
+def test_a_hello_on_its_way_is_not_lost_to_connections_that_come_after_it() -> None:
+    """The flood continues while a caller's hello travels: only older connections make room."""
+
+    async def body(opened: Open) -> None:
+        silent = [await opened(b"") for _ in range(10)]
+        await anyio.sleep(1)
+        caller = await opened(b"")
+        silent += [await opened(b"") for _ in range(5)]
+        await anyio.sleep(1)
+        await caller.stream.send(HELLO)
+        await caller.said()
+        assert await caller.answer(1) == [1, 0, {"a": 1}]
+        for one in silent:
+            await one.stream.aclose()
+
+    served(Bounds(newcomers=10), body)
+
+
 def requests(count: int, *, one_way: bool) -> bytes:
     """Frames of that many requests that nobody answers."""
     return b"".join(Encoder().encode([0 if one_way else number, "wait", {}]) for number in range(1, count + 1))
