@@ -154,6 +154,33 @@ def test_a_task_that_nobody_ran_in_time_fails_with_the_reason() -> None:
     simulate(workload, seed=1, options=STEADY)
 
 
+def test_a_task_that_was_asked_for_in_time_does_not_fail_while_the_log_is_slow() -> None:
+    """Its deadline passes while the grant travels. The task does not fail, and its worker completes it."""
+
+    async def workload(world: World) -> None:
+        async with world.client() as client:
+            tasks = Tasks(world, client)
+            task = await tasks.put(b"x", expires_ms=tasks.now_ms() + 2_000)
+            await trio.sleep(1)
+            world.backend.append_delay_s = lambda: 3.0
+            states = set[str]()
+            async with trio.open_nursery() as nursery:
+
+                @nursery.start_soon
+                async def look() -> None:
+                    while not states & {"claimed", "failed"}:
+                        states.add(await tasks.state(task))
+                        await trio.sleep(0.2)
+
+                claim = await tasks.take(wait_ms=20_000)
+            assert claim is not None and states == {"ready", "claimed"}
+            world.backend.append_delay_s = lambda: 0.002
+            await tasks.done(claim)
+            assert await tasks.state(task) == "completed"
+
+    simulate(workload, seed=1, options=STEADY)
+
+
 def test_a_time_too_far_in_the_past_is_refused_and_a_little_late_runs_at_once() -> None:
     """By the queue's grace, ten seconds unless it says otherwise."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -220,5 +221,30 @@ def test_a_cancel_sees_the_replacement_that_nobody_waits_for_any_more() -> None:
             await trio.sleep(5)
             found = await client.client.call("timer.get", {"id": "t"})
             assert (found["state"], found["data"]) == ("cancelled", "two")
+
+    simulate(workload, seed=1, options=evolve(OPTIONS, partitions=1))
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_a_timer_whose_delivery_is_being_recorded_has_fired(replace: bool) -> None:
+    """On slow disks, a request for its id waits for that. Then the id is free, and there is nothing to replace."""
+
+    async def workload(world: World) -> None:
+        led_by = leader_of(world)
+        said = {"id": "t", "timeout": 1_000, "data": "one", "callback": CALLBACK}
+        again = {**said, "data": "two", "timeout": LATER_MS, "replace": replace}
+        async with world.client(nodes=[led_by]) as client, world.client(nodes=[led_by]) as other:
+            await client.client.call("timer.set", said)
+            (claim,) = await client.claim(QUEUE, lease_ms=60_000, wait_ms=10_000)
+            await world.settle()
+            for node in world.nodes:
+                node.disk.delay_ms = lambda: 500
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(client.complete, claim)
+                await trio.sleep(0.1)
+                with pytest.raises(NotFound) if replace else nullcontext():
+                    await other.client.call("timer.set", again)
+            found = await client.client.call("timer.get", {"id": "t"})
+            assert (found["state"], found["data"]) == (("fired", "one") if replace else ("scheduled", "two"))
 
     simulate(workload, seed=1, options=evolve(OPTIONS, partitions=1))

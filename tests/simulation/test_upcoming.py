@@ -170,6 +170,18 @@ async def test_a_crowd_is_offered_in_time() -> None:
 
 
 @on_simulated_time
+async def test_none_of_those_due_in_one_millisecond_is_late_where_reading_ends_between_them() -> None:
+    """What is read at once ends in the middle of a millisecond: the others of it are read next."""
+    world = Offered()
+    ids = [world.id_due(5_000 + place // 3) for place in range(3 * LOOK_PIECES_MAX)]
+    await world.put(*ids)
+    world.upcoming.lead(PARTITION)
+    await seen_to(world, 6_000)
+    assert world.at_ms.keys() == set(ids)
+    assert 0 <= min(world.late_ms(ids)) <= max(world.late_ms(ids)) <= TOGETHER_MS
+
+
+@on_simulated_time
 async def test_memory_is_bounded() -> None:
     """With room for a few only all are offered, at the latest when they are promoted."""
     world = Offered(pieces_max=10)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import ssl
+import time
 import uuid
 from collections.abc import Iterator
 from itertools import count
@@ -20,7 +21,7 @@ from onyxq import AsyncClient, Client
 from onyxq.errors import Conflict
 from onyxq.peer.local_cluster import LocalCluster
 from onyxq.timers import http_callback
-from onyxq.timers.delivering import LANE_RUNS_MAX
+from onyxq.timers.delivering import AHEAD_MAX, LANE_RUNS_MAX
 from onyxq.timers.model import QUEUE, Callback, Timer, pack
 from tests.interfaces.live_world import running
 from tests.timers.receivers import Receiver, http_receiver, tcp_receiver, wall_ms
@@ -473,7 +474,7 @@ def test_pages_are_in_the_order_of_due_times() -> None:
 
 def test_a_receiver_that_never_answers_delays_no_other(receiver: Receiver) -> None:
     """However many timers it has: few wait for it at a time, and the others come in between."""
-    many = 120
+    many = LANE_RUNS_MAX + AHEAD_MAX + 20  # more than a node claims at a time
     with running(http=True, timers={"timer_timeout_ms": 120_000}) as cluster:
         with httpx.Client(base_url=f"http://{cluster.http_addresses[0]}", timeout=30) as http:
             with http_receiver(lambda request: None) as hanging:
@@ -481,7 +482,9 @@ def test_a_receiver_that_never_answers_delays_no_other(receiver: Receiver) -> No
                     set_timer(http, f"hanging-{number}", 1, to(hanging))
                 hanging.until(1)
                 set_timer(http, "quick", 1, to(receiver))
+                began = time.monotonic()
                 receiver.until(1)
+                assert time.monotonic() - began < 20
                 assert len(hanging.requests) <= LANE_RUNS_MAX
 
 
