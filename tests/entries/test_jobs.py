@@ -166,6 +166,22 @@ def test_a_job_goes_on_where_another_stopped(world: World) -> None:
     assert [(now(world, name).batch, now(world, name).offsets) for name in ("two", "three")] == [(7, b"so far")] * 2
 
 
+@pytest.mark.parametrize(("batch", "known"), [(0, True), (7, True), (-1, False)])
+def test_a_job_does_not_begin_anew_because_offsets_were_forgotten(
+    world: World, monkeypatch: pytest.MonkeyPatch, batch: int, known: bool
+) -> None:
+    """A single committed batch is enough. Without one there is nothing to forget."""
+    monkeypatch.setattr(lifetime, "OFFSETS_BYTES_MAX", 0)
+    done(world, job("one"))
+    how_far = evolve(now(world, "one"), batch=batch, offsets=b"so far" if known else b"")
+    world.replicas[-1] = evolve(world.now, jobs=world.now.jobs.set("one", how_far))
+    done(world, kill_job.Args("one"), gc.Args())
+    if known:
+        assert refused(world, job("two", resume="one")) == "resume names a job whose offsets are not kept any more"
+    else:
+        done(world, job("two", resume="one"))
+
+
 def test_offsets_of_ended_jobs_are_kept_as_long_as_there_is_room(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that ended first lose theirs, and nobody can go on where they stopped."""
     monkeypatch.setattr(lifetime, "OFFSETS_BYTES_MAX", 10)

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import trio
 
-from log_entries import commit_batch, drain_node
+from log_entries import commit_batch, drain_node, set_slots
 from onyxq.jobs import encoding
 from onyxq.jobs.holding import worker_name
 from simulation.world import World
-from tests.jobs.driving_world import Stage, completion, job_of, on_stage, submit
+from tests.jobs.driving_world import SLOTS, Stage, completion, job_of, on_stage, submit
 
 
 def test_a_job_is_started_at_its_drivers_host_and_completes() -> None:
@@ -338,6 +338,28 @@ def test_the_checkpoint_of_a_job_that_has_ended_is_deleted_by_its_host(own_host:
         assert [one["do"] for one in hosts.last.orders][-2:] == ["stop", "forget"]
 
     on_stage(play)
+
+
+def test_a_job_that_waits_for_slots_keeps_its_checkpoint() -> None:
+    """The only peer with slots takes them back for a while: the job stops, and its state is there afterwards."""
+
+    async def play(stage: Stage) -> None:
+        await submit(stage)
+        await stage.ready()
+        driver, version, link = stage.driver(), stage.job().version, stage.link()
+        node = driver.running
+        assert node is not None and node.node is not None and driver.peer_id is not None
+        for slots in (0, SLOTS):
+            _, verdicts = await node.node.verdicts([set_slots.Args(driver.peer_id, slots)])
+            assert verdicts == ["applied"]
+            if not slots:
+                assert stage.job().state == "waiting"
+                await stage.until(lambda: bool(link.told("stop")), "it is stopped")
+        await stage.ready()
+        assert stage.job().version > version and stage.driver() is driver
+        assert stage.hosts_of().told("forget") == []
+
+    on_stage(play, spark=(0,))
 
 
 def test_jobs_that_share_a_host_are_not_blamed_for_its_first_death() -> None:
