@@ -165,6 +165,21 @@ def test_a_backup_whose_hold_ended_too_early_fails(client: Client, queue: str, t
     assert file.read_bytes() == b"an older one" and list(tmp_path.iterdir()) == [file]
 
 
+def test_a_backup_whose_hold_ended_and_began_anew_fails(client: Client, queue: str, tmp_path: Path) -> None:
+    """It is held again at the end, but a transaction that became visible meanwhile may be in it by halves."""
+
+    def lapse(_: Any) -> None:
+        hold = meddling.hold
+        client.call("backup.hold", {**hold, "for_ms": 0})
+        transact(client, queue)
+        client.call("backup.hold", hold)
+
+    meddling = Meddling(client, lapse, page=3)
+    with pytest.raises(Unavailable, match="transactions went on"):
+        take_with(meddling, tmp_path / "backup")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_one_backup_at_a_time(client: Client, queue: str, tmp_path: Path) -> None:
     """The second is refused, and does the first no harm."""
 

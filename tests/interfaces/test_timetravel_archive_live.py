@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from onyxq import Client, api
-from onyxq.archive import Archive, earliest, files, parts
+from onyxq.archive import Archive, best, earliest, files, parts
 from onyxq.dump import read
+from onyxq.log.interface import Origin
 from onyxq.peer import archiving
 from onyxq.replay import replay
 from tests.interfaces.timetravel_world import PATIENCE_S, Line, World, eventually, started
@@ -129,3 +130,34 @@ def test_an_archive_that_starts_late_starts_at_the_origin(tmp_path: Path) -> Non
         dump = read(path)
         assert dump.start.position == before
         assert [done.replica.position for done in replay(dump)] == list(range(before + 1, last + 1))
+
+
+def test_a_file_does_not_start_at_an_origin_that_lies_before_its_first_record(tmp_path: Path) -> None:
+    """A collector that died after it archived left the records between the two in another file."""
+    with (
+        started(peers=1, partitions=4, archive=str(tmp_path)) as (cluster, portal),
+        Client(cluster.addresses) as client,
+    ):
+        world = World(cluster, portal, client)
+        world.story()
+        first = world.collect()
+        world.story()
+        died_at = client.call("cluster", {})["position"]
+        node = cluster.nodes[0].node
+        assert node is not None
+        (archive,) = node.archivers
+
+        async def begun_before(old: Origin | None, upto: int) -> None:
+            await archive(old, died_at)
+            await archive(old, upto)
+
+        node.archivers[:] = [begun_before]
+        world.story()
+        last = world.collect()
+        pieces = parts([tmp_path])
+        assert [(one.after, one.last) for one in pieces] == [(-1, first), (first, died_at), (died_at, last)]
+        assert [one.start for one in pieces] == [-1, first, None]
+        assert best(pieces[2:], last) is None, "alone it tells nothing of the past"
+        found = best(pieces, last)
+        assert found is not None
+        assert [done.replica.position for done in replay(found)] == list(range(first + 1, last + 1))

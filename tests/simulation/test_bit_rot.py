@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 import trio
+from attrs import evolve
+from trio.testing import MockClock
 
 from onyxq.errors import TimedOut, Unavailable
-from onyxq.facts import COMPLETION, TASK
-from onyxq.partition.repair import SCRUB_PAUSE_S
+from onyxq.facts import COMPLETION, TASK, Mark, Row
+from onyxq.metrics import Metrics
+from onyxq.partition.repair import SCRUB_PAUSE_S, Repair
+from onyxq.replica import EMPTY, Partition
+from onyxq.store.interface import Piece
+from onyxq.store.memory import MemoryStore
+from simulation.disk import SimulatedDisk
 from simulation.world import Options, SimulatedNode, World, simulate
+from tests.conformance.store_world import NOW_MS, done, first_id, put, tasks
 
 ONE = Options(partitions=1, clock_offset_ms=0)
 
@@ -124,6 +135,50 @@ def test_a_task_of_which_the_only_copy_that_is_up_is_damaged_is_not_said_to_be_a
             await client.complete(claim)
 
     simulate(workload, seed=seed, options=ONE)
+
+
+class Holder:
+    """A node with a store, and other nodes that answer with their copy of one row."""
+
+    def __init__(self, others: dict[str, Row]) -> None:
+        self.node_id = "n"
+        self.disk = SimulatedDisk()
+        self.store = MemoryStore(self.disk, now_ms=lambda: NOW_MS)
+        self.replica = evolve(EMPTY, partitions=EMPTY.partitions.set(3, Partition(members=("a", "b", "n"))))
+        self.metrics = Metrics()
+        self.quiet = True
+        self._others = others
+
+    async def call(self, node: str, method: str, args: dict[str, Any], *, timeout_s: float) -> Any:
+        """Return the rows that a node has."""
+        assert method == "cohort.rows"
+        return [[*self._others[node]]]
+
+    def pieces_added(self, pieces: Sequence[Piece]) -> None:
+        """Ignore it: no claimer waits."""
+
+    def repaired(self, partition: int, rows: int) -> None:
+        """Ignore it: no leader compares copies."""
+
+
+@pytest.mark.parametrize("stale", ["a", "b"])
+def test_a_row_is_repaired_with_the_value_that_counts(stale: str) -> None:
+    """One of the others missed what a later leader wrote, and has not been compared with it yet."""
+    old, new = (done(first_id(), 1, mark=Mark(epoch, 1)) for epoch in (1, 2))
+    assert old.key == new.key
+
+    async def main() -> None:
+        host = Holder({"a": new, "b": new, stale: old})
+        await put(host.store, tasks(first_id(), 1), new)
+        assert host.disk.rot(new.key, bit=100) and not host.disk.sound(new.key)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(Repair(host).run)
+            while not host.disk.sound(new.key):
+                await trio.sleep(1)
+            nursery.cancel_scope.cancel()
+        assert host.store.get(new.key) == new.value
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
 def test_scrubbing_leaves_the_machine_to_a_node_that_still_reads_the_log() -> None:
