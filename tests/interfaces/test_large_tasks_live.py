@@ -22,15 +22,18 @@ HUGE = 10 * 1024 * 1024
 """One fits an answer, two do not."""
 HUGE_TASKS = 6
 UPDATE = 256 * 1024
+LIMIT_S = 300
+"""By then a task that was lost has been missed."""
 
 
 def with_client(test: Callable[[AsyncClient], Awaitable[None]], *, peers: int = 3) -> None:
     """Run a test against a cluster in this process."""
 
     async def body() -> None:
-        async with LocalCluster(peers=peers, partitions=4) as cluster:
-            async with AsyncClient(cluster.addresses) as client:
-                await test(client)
+        with trio.fail_after(LIMIT_S):
+            async with LocalCluster(peers=peers, partitions=4) as cluster:
+                async with AsyncClient(cluster.addresses) as client:
+                    await test(client)
 
     trio.run(body)
 
