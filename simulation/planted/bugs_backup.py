@@ -48,8 +48,8 @@ BACKUP_BUGS: tuple[Planted, ...] = (
     Planted(
         "completions are left out",
         "onyxq/backup/file.py",
-        "yield int(partition), [Row(*row) for row in rows]",
-        'yield int(partition), [Row(*row) for row in rows if row[0][2:3] != b"C"]',
+        "yield self._page(number, body)",
+        'partition, rows = self._page(number, body); yield partition, [row for row in rows if row.key[2:3] != b"C"]',
         "what was done is done again",
         "backups",
     ),

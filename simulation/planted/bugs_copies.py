@@ -8,9 +8,8 @@ COPY_BUGS: tuple[Planted, ...] = (
     Planted(
         "rows of strict queues ride in messages that are answered early",
         "onyxq/partition/replication.py",
-        "while self._waiting and (not group or (size < SENDER_BYTES_MAX "
-        "and self._waiting[0].early == group[0].early)):",
-        "while self._waiting and (not group or size < SENDER_BYTES_MAX):",
+        "if group and (size + more > SENDER_BYTES_MAX or following.early != group[0].early):",
+        "if group and size + more > SENDER_BYTES_MAX:",
         "tasks of a strict queue are acknowledged, and lost when all machines stop",
         "strict_beside_early",
     ),
