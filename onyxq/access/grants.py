@@ -134,12 +134,12 @@ class Access:
     _session_key: bytes = field(init=False, repr=False, eq=False, default=b"")
 
     def session(self, token: str, until_ms: int) -> str:
-        """Return what stands for a token until a time, at every peer with the same secret; it tells no token."""
+        """Return a session that does not contain the token, valid until a time at every peer with the same secret."""
         said = f"{until_ms}.{digest_of(token).hex()}"
         return f"{said}.{self._signature(said)}"
 
     def digest_of_session(self, text: str, now_ms: int) -> bytes | None:
-        """Return the digest of the token that a session stands for; None if it is over, or not one of these."""
+        """Return the digest of a session's token; None if the session has ended or was not made by these peers."""
         said, _, signature = text.rpartition(".")
         if not hmac.compare_digest(self._signature(said).encode(), signature.encode("utf-8", "surrogatepass")):
             return None

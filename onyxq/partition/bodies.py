@@ -29,8 +29,8 @@ class Bodies:
         self._store = store
         self._stands = stands
         self._rows: dict[bytes, tuple[bytes, bool]] = {}
-        self._rows_bytes = 0
         """Body per task row, and whether it must be looked at closely."""
+        self._rows_bytes = 0
 
     def of(self, piece: Piece, bits: int, *, most: int, now_ms: int) -> list[tuple[Run, bytes]]:
         """Those of the tasks ``bits`` of a piece that may be granted, ``most`` at most, in runs with their

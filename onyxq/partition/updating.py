@@ -17,7 +17,7 @@ from onyxq.partition.standing import Standing
 from onyxq.store.interface import Store
 
 UPDATES_BYTES_MAX = 8 * 1024 * 1024
-"""Data in the updates of one task: whoever reads the task's log gets them in one answer."""
+"""Most bytes of data in all updates of a task. They are read in one answer."""
 
 
 def updates_of(store: Store, task_id: TaskId) -> list[Update]:

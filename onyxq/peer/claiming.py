@@ -495,7 +495,7 @@ class Claiming:
 
 
 def _fitting(granted: Sequence[Granted]) -> int:
-    """How many of what several nodes granted fit in one answer, at least one."""
+    """Return how many of the grants of several nodes fit in one answer; at least one does."""
     size = 0
     for number, one in enumerate(granted):
         size += len(one.body)

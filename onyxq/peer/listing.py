@@ -186,7 +186,7 @@ def _bytes_of(found: Any) -> int:
 
 
 def _end_of_page(found: Sequence[Any]) -> int:
-    """How many of what was found are a page: all, or up to the one with which it is full."""
+    """Return the length of the page: all that was found, or up to the task that fills it."""
     size = 0
     for number, one in enumerate(found, 1):
         size += _bytes_of(one)

@@ -88,18 +88,14 @@ class LmdbTable:
 
     def _get_checked(self, key: bytes) -> bytes | None:
         value = self._find(key)
-        if value is not None:
-            self._check(key, value)
+        if value is not None and self._shape is not None:
+            _check(self._shape, key, value)
         return value
-
-    def _check(self, key: bytes, value: bytes) -> None:
-        shape = self._shape
-        if shape is not None and (len(key) != shape.key or not shape.least <= len(value) <= shape.most):
-            raise lmdb.CorruptedError(f"an entry has a key of {len(key)} and a value of {len(value)} bytes")
 
     def _entry(self, cursor: lmdb.Cursor) -> tuple[bytes, bytes]:
         key, value = bytes(cursor.key()), cast(bytes, cursor.value())
-        self._check(key, value)
+        if self._shape is not None:
+            _check(self._shape, key, value)
         return key, value
 
     def ascend(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -135,18 +131,19 @@ class LmdbTable:
 class ReadTable(LmdbTable):
     """A table that is only read; ``failed`` makes of an error of LMDB the one that is raised."""
 
-    __slots__ = ("_failed",)
+    __slots__ = ("_failed", "_look")
 
     def __init__(
         self, txn: lmdb.Transaction, db: Any, shape: Shape | None, failed: Callable[[lmdb.Error], OnyxqError]
     ) -> None:
         super().__init__(txn, db, shape)
+        self._look = self.get
         self._failed = failed
         self.get = self._get
 
     def _get(self, key: bytes) -> bytes | None:
         try:
-            return self._get_checked(key)
+            return self._look(key)
         except lmdb.Error as error:
             raise self._failed(error) from error
 
@@ -201,9 +198,8 @@ class LmdbTables:
             raise AttributeError(name)
         db = self._dbs[name]
         shape = SHAPES.get(name)
-        table = LmdbTable(self._txn, db, shape)
-        if self._failed is not None:
-            table = ReadTable(self._txn, db, shape, self._failed)
+        failed = self._failed
+        table = LmdbTable(self._txn, db, shape) if failed is None else ReadTable(self._txn, db, shape, failed)
         setattr(self, name, table)
         return table
 
@@ -569,6 +565,12 @@ class LmdbStore(StoreReads):
     def size_bytes(self) -> int:
         """Bytes of the file that were ever used; LMDB reuses but does not return them."""
         return (int(self._env.info()["last_pgno"]) + 1) * int(self._env.stat()["psize"])
+
+
+def _check(shape: Shape, key: bytes, value: bytes) -> None:
+    """Raise `lmdb.CorruptedError` for an entry of another shape."""
+    if len(key) != shape.key or not shape.least <= len(value) <= shape.most:
+        raise lmdb.CorruptedError(f"an entry has a key of {len(key)} and a value of {len(value)} bytes")
 
 
 def _wake(ticket: _Ticket, result: Written | OnyxqError) -> None:

@@ -324,7 +324,7 @@ def shorter_value(key: bytes, value: bytes) -> tuple[bytes, bytes]:
 
 
 def longer_value(key: bytes, value: bytes) -> tuple[bytes, bytes]:
-    """An entry whose value goes on for 40 bytes."""
+    """An entry whose value is 40 bytes too long."""
     return key, value + bytes(40)
 
 
@@ -347,7 +347,7 @@ async def read_indexes(store: LmdbStore) -> None:
 async def test_an_entry_that_nobody_can_have_written_is_damage(
     world: World, table: str, change: Callable[[bytes, bytes], tuple[bytes, bytes]]
 ) -> None:
-    """Whoever reads it, or writes beside it, hears of damage or is not disturbed: no other error comes of it."""
+    """Reads and writes raise `StoreDamaged`, or succeed where they do not meet the entry."""
     async with world.store() as store:
         for partition in (3, 4):
             ids = [first_id(number * 1024, maker=number, partition=partition) for number in range(6)]

@@ -334,13 +334,19 @@ def test_a_wrong_directory_is_named(tmp_path: Path) -> None:
         find([tmp_path], task_id())
 
 
-@in_trio
-async def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    """Rather than the task being said not to exist."""
+async def one_archived(tmp_path: Path) -> TaskId:
+    """The id of a completed task in an archive of its own."""
     first = task_id()
     async with World("memory", tmp_path / "store").store() as store:
         await put(store, tasks(first, 1), completed(first, [b"ok"]))
         await archived(store, tmp_path / "archive")
+    return first
+
+
+@in_trio
+async def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    """Rather than the task being said not to exist."""
+    first = await one_archived(tmp_path)
     (file,) = (tmp_path / "archive").rglob("*.parquet")
     file.write_bytes(file.read_bytes()[:-20])
     with pytest.raises(Corrupt, match=r"\.parquet cannot be read"):
@@ -352,10 +358,7 @@ async def test_a_damaged_file_is_named(tmp_path: Path) -> None:
 @in_trio
 async def test_a_file_of_other_types_is_named(tmp_path: Path) -> None:
     """A file that looks like an archive's and holds numbers for texts is refused, not half read."""
-    first = task_id()
-    async with World("memory", tmp_path / "store").store() as store:
-        await put(store, tasks(first, 1), completed(first, [b"ok"]))
-        await archived(store, tmp_path / "archive")
+    first = await one_archived(tmp_path)
     (file,) = (tmp_path / "archive" / "tasks").rglob("*.parquet")
     table = parquet.read_table(file, partitioning=None)
     place = table.schema.get_field_index("error")

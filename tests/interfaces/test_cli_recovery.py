@@ -84,7 +84,7 @@ async def work_off(client: AsyncClient, first: bytes, second: bytes) -> int:
 
 
 async def explained(client: AsyncClient, task: bytes) -> list[str]:
-    """What is told of a task by the store."""
+    """The story of a task as its store tells it."""
     known = await client.call("task_history", {"id": task})
     return [one.words for one in merged(from_store(task, known))]
 

@@ -54,6 +54,14 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[Kind, list[Block]]:
 KINDS = {dump.KIND: "dump", backup.KIND: "backup"}
 
 
+def spoiled_somewhere(blocks: list[Block], seed: int) -> list[Block]:
+    """The blocks of a file with one of them spoiled."""
+    random, out = Random(seed), list(blocks)
+    place = random.randrange(len(out))
+    out[place] = spoiled(random, out[place])
+    return out
+
+
 def written(path: Path, kind: Kind, blocks: Sequence[Block]) -> str:
     """A file of these blocks, each under its right checksum."""
     with BlockFile(path, kind) as file:
@@ -105,10 +113,7 @@ def test_a_dump_that_is_wrong_anywhere_is_replayed_or_refused(
     files: dict[Kind, list[Block]], seed: int, tmp_path: Path
 ) -> None:
     """No other exception than the program's own errors, which become exit codes."""
-    random, blocks = Random(seed), list(files[dump.KIND])
-    place = random.randrange(len(blocks))
-    blocks[place] = spoiled(random, blocks[place])
-    path = written(tmp_path / "dump", dump.KIND, blocks)
+    path = written(tmp_path / "dump", dump.KIND, spoiled_somewhere(files[dump.KIND], seed))
     assert run(["log", "replay", path]) in (0, 1, *REFUSED)
     assert run(["replica", "show", "--file", path]) in (0, *REFUSED)
 
@@ -119,10 +124,8 @@ def test_a_backup_that_is_wrong_anywhere_is_restored_or_leaves_nothing(
     files: dict[Kind, list[Block]], seed: int, tmp_path: Path
 ) -> None:
     """What is refused is refused before a store or a log is made."""
-    random, blocks = Random(seed), list(files[backup.KIND])
-    place = random.randrange(len(blocks))
-    blocks[place] = spoiled(random, blocks[place])
-    path, data = written(tmp_path / "backup", backup.KIND, blocks), tmp_path / "data"
+    path = written(tmp_path / "backup", backup.KIND, spoiled_somewhere(files[backup.KIND], seed))
+    data = tmp_path / "data"
     code = run(["cluster", "restore", path, "--data", str(data)])
     assert code == 0 or (code in REFUSED and not data.exists())
 

@@ -104,7 +104,7 @@ def test_failed_large_tasks_are_listed() -> None:
 
 
 def test_the_largest_task_with_the_largest_result_and_log_is_read() -> None:
-    """One update more is refused by name, and the task goes on."""
+    """One more update is refused as too large, and the task can still be completed."""
 
     async def body(client: AsyncClient) -> None:
         ids = [await client.enqueue("q", bytes(TASK_BYTES_MAX)) for _ in range(3)]
