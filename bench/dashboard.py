@@ -54,7 +54,7 @@ def _options() -> argparse.Namespace:
 def _peer() -> Iterator[tuple[int, str, str]]:
     """A peer's process, its address and where its pages are."""
     data = tempfile.mkdtemp(prefix="onyxq-bench-")
-    command = [sys.executable, "-m", "onyxq.cli.main", "peer", "start", "--json", "--data", data]
+    command = [sys.executable, "-m", "onyxq", "peer", "start", "--json", "--data", data]
     command += ["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
     try:

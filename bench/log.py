@@ -21,8 +21,8 @@ from typing import Any
 import trio
 
 from bench.common import emit, machine, median_of, percentiles, progress
+from onyxq.core.log.interface import LogBackend, LogSession
 from onyxq.log.embedded import EmbeddedBackend
-from onyxq.log.interface import LogBackend, LogSession
 from onyxq.log.zookeeper import ZookeeperBackend
 from onyxq.log.zookeeper_server import ZookeeperServer
 

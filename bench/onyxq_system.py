@@ -76,7 +76,7 @@ class OnyxqEmbedded1(AsyncSystem):
         for number in range(self.peers):
             name = f"peer-{number}"
             self._servers.run(
-                [sys.executable, "-m", "onyxq.cli.main", "peer", "start", "--data", str(directory / name),
+                [sys.executable, "-m", "onyxq", "peer", "start", "--data", str(directory / name),
                  "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", *more],
                 directory=directory,
                 name=name,

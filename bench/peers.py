@@ -74,7 +74,7 @@ class Cluster:
         said_before = output.stat().st_size if output.exists() else 0
         more = ["--zookeeper", self.zookeeper.hosts] if self.zookeeper is not None else []
         process = self.servers.run(
-            [sys.executable, "-m", "onyxq.cli.main", "peer", "start", "--json", "--data", str(self.home / name),
+            [sys.executable, "-m", "onyxq", "peer", "start", "--json", "--data", str(self.home / name),
              "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", *more,
              "--session-timeout-ms", str(SESSION_TIMEOUT_MS), "--absent-after-ms", str(self.absent_after_ms),
              *options],
@@ -98,7 +98,16 @@ class Cluster:
     def create(self, partitions: int) -> None:
         """Make the cluster that peers will find, with another number of partitions than the usual."""
         assert self.zookeeper is not None, "an embedded log begins with its first peer"
-        made = [sys.executable, "-m", "onyxq.cli.main", "cluster", "create", "main", "--partitions", str(partitions)]
+        made = [
+            sys.executable,
+            "-m",
+            "onyxq",
+            "cluster",
+            "create",
+            "main",
+            "--partitions",
+            str(partitions),
+        ]
         subprocess.run([*made, "--zookeeper", self.zookeeper.hosts], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
 
     def kill(self, peer: Peer) -> None:

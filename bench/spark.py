@@ -2,7 +2,7 @@
 
 An archive of 10,000,000 claims (four tasks in five have one, the fifth has two; one task in
 twenty has an ordering key) is made with pyarrow, as peers lay it out.  It is checked by
-``onyxq.analysis``, once as a command would, with the time in which Spark starts, and once
+``onyxq.spark.analysis``, once as a command would, with the time in which Spark starts, and once
 more in the same session.  How fast peers themselves archive is measured apart, from a store
 in memory.  Queues, of one peer on the embedded log, are read and written beside Spark's own rate
 source, without a sink, and Parquet sink: rows per second, all batches of 10,000, the first not
@@ -30,15 +30,15 @@ from bench.onyxq_system import OnyxqEmbedded1
 from bench.options import end_on_signal, guarded
 from bench.spark_archive import write_archive
 from bench.spark_queues import functions, queues
-from onyxq import facts
-from onyxq.analysis.checking import check
-from onyxq.analysis.session import spark_session
-from onyxq.analysis.stats import stats
-from onyxq.facts import Completion, History
-from onyxq.ids import make_id
-from onyxq.parquet.bucket import Bucket
-from onyxq.parquet.writer import write_bucket
-from onyxq.replica import Queue, Replica
+from onyxq.core import facts
+from onyxq.core.facts import Completion, History
+from onyxq.core.ids import make_id
+from onyxq.core.replica import Queue, Replica
+from onyxq.history.parquet.bucket import Bucket
+from onyxq.history.parquet.writer import write_bucket
+from onyxq.spark.analysis.history_check import check
+from onyxq.spark.analysis.session import spark_session
+from onyxq.spark.analysis.stats import stats
 from onyxq.spark.session import machine_of
 from onyxq.store.interface import Batch
 from onyxq.store.memory import MemoryStore

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from onyxq.parquet.layout import FileName, Place, day_of
-from onyxq.parquet.schema import CLAIMS, COLUMNS, TASKS, options_of, schema_of
+from onyxq.history.parquet.layout import FileName, Place, day_of
+from onyxq.history.parquet.schema import CLAIMS, COLUMNS, TASKS, options_of, schema_of
 
 DAYS = 7
 FILES_OF_DAY = 16

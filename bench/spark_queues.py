@@ -19,10 +19,10 @@ from bench.drive import make_payloads
 from onyxq import Client
 from onyxq.jobs.encoding import encode
 from onyxq.jobs.model import Function, Input, Job, Output
-from onyxq.spark import rows
 from onyxq.spark.datasource import register
-from onyxq.spark.fused import Place, run
-from onyxq.spark.regions import stages
+from onyxq.spark.plan import rows
+from onyxq.spark.plan.fused import Place, run
+from onyxq.spark.plan.regions import stages
 
 ENQUEUED_AT_ONCE = 1_000
 BATCH_ROWS = 10_000

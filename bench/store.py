@@ -19,8 +19,8 @@ from typing import Any
 import trio
 
 from bench.common import emit, machine, median_of, progress
-from onyxq.facts import COMPLETED, Completion, Row, completion_row, pack_task, task_row
-from onyxq.ids import IdMaker, Run
+from onyxq.core.facts import COMPLETED, Completion, Row, completion_row, pack_task, task_row
+from onyxq.core.ids import IdMaker, Run
 from onyxq.store.interface import Batch
 from onyxq.store.lmdb_store import LmdbStore
 

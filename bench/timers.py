@@ -33,8 +33,8 @@ from bench.options import end_on_signal, guarded
 from bench.peers import PARTITIONS, PEERS, SESSION_TIMEOUT_MS, Cluster, running, until_whole
 from onyxq.client import AsyncClient
 from onyxq.client.claims import ClaimBatch
+from onyxq.core.ids import TaskId, ids_of, ms_of
 from onyxq.errors import BatchRefused, OnyxqError
-from onyxq.ids import TaskId, ids_of, ms_of
 from onyxq.worker.loop import AHEAD_MS
 
 GOAL_P50_MS, GOAL_P99_MS = 20.0, 250.0

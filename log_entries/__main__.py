@@ -12,8 +12,8 @@ import typing
 import attrs
 
 from log_entries.registry import ENTRIES
-from onyxq.entry import Entries, Entry
-from onyxq.extensions import installed
+from onyxq.core.entry import Entries, Entry
+from onyxq.system.extensions import installed
 
 
 def page(entries: Entries = ENTRIES) -> str:

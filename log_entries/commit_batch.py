@@ -17,10 +17,10 @@ from __future__ import annotations
 from attrs import evolve, frozen
 
 from log_entries import commit_transaction
-from onyxq.entry import APPLIED, Stamp, Verdict
-from onyxq.jobs.lifetime import refusal
-from onyxq.replica import Replica
-from onyxq.transactions import Prepared
+from onyxq.core.entry import APPLIED, Stamp, Verdict
+from onyxq.core.jobs.lifetime import refusal
+from onyxq.core.replica import Replica
+from onyxq.core.transactions import Prepared
 
 VERSION = 1
 

@@ -14,11 +14,11 @@ from __future__ import annotations
 from attrs import evolve, frozen
 from pyrsistent import pmap
 
-from onyxq.claims import BAD_RUN
-from onyxq.entry import APPLIED, Stamp, Verdict
-from onyxq.remembering import remember
-from onyxq.replica import Replica, Transaction, TransactionClaim
-from onyxq.transactions import (
+from onyxq.core.claims import BAD_RUN
+from onyxq.core.entry import APPLIED, Stamp, Verdict
+from onyxq.core.remembered import remember
+from onyxq.core.replica import Replica, Transaction, TransactionClaim
+from onyxq.core.transactions import (
     DEADLINE_AHEAD_MS_MAX,
     KEEP_MS,
     KEEP_MS_MAX,

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from onyxq.entry import APPLIED, Stamp, Verdict
-from onyxq.jobs.allocation import allocated
-from onyxq.jobs.lifetime import COMPLETED, ended, refusal
-from onyxq.replica import Replica
+from onyxq.core.entry import APPLIED, Stamp, Verdict
+from onyxq.core.jobs.allocation import allocated
+from onyxq.core.jobs.lifetime import COMPLETED, ended, refusal
+from onyxq.core.replica import Replica
 
 VERSION = 1
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from attrs import asdict, evolve, frozen
 from pyrsistent import PMap, pmap
 
-from onyxq.entry import APPLIED, Stamp, Verdict
-from onyxq.replica import SETTINGS_LIMITS, Cluster, Partition, Replica, Settings
+from onyxq.core.entry import APPLIED, Stamp, Verdict
+from onyxq.core.replica import SETTINGS_LIMITS, Cluster, Partition, Replica, Settings
 
 VERSION = 1
 NAME_CHARACTERS_MAX = 200

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from attrs import evolve, frozen
 
-from onyxq import placement
-from onyxq.entry import APPLIED, Stamp, Verdict
-from onyxq.jobs.allocation import allocated
-from onyxq.replica import Replica
+from onyxq.core import placement
+from onyxq.core.entry import APPLIED, Stamp, Verdict
+from onyxq.core.jobs.allocation import allocated
+from onyxq.core.replica import Replica
 
 VERSION = 1
 

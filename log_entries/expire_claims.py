@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from attrs import frozen
 
-from onyxq.claims import BAD_RUN, NOTHING_HELD, Pieces, change, gather, lapsed, merged, refusal, split
-from onyxq.entry import APPLIED, Stamp, Verdict
-from onyxq.ids import Run
-from onyxq.replica import Replica
+from onyxq.core.claims import BAD_RUN, NOTHING_HELD, Pieces, change, gather, lapsed, merged, refusal, split
+from onyxq.core.entry import APPLIED, Stamp, Verdict
+from onyxq.core.ids import Run
+from onyxq.core.replica import Replica
 
 VERSION = 1
 

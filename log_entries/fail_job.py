@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from onyxq.entry import APPLIED, Stamp, Verdict
-from onyxq.jobs.allocation import allocated
-from onyxq.jobs.lifetime import ERROR_BYTES_MAX, FAILED, ended, refusal
-from onyxq.replica import Replica
+from onyxq.core.entry import APPLIED, Stamp, Verdict
+from onyxq.core.jobs.allocation import allocated
+from onyxq.core.jobs.lifetime import ERROR_BYTES_MAX, FAILED, ended, refusal
+from onyxq.core.replica import Replica
 
 VERSION = 1
 

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 from attrs import evolve, frozen
 
-from onyxq.entry import APPLIED, Stamp, Verdict
-from onyxq.replica import Replica
+from onyxq.core.entry import APPLIED, Stamp, Verdict
+from onyxq.core.replica import RUNS_MAX, Replica
 
 VERSION = 1
-
-RUNS_MAX = 1_000
-"""Runs that one entry stands for."""
 
 
 @frozen

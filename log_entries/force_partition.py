@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from attrs import evolve, frozen
 
-from onyxq.entry import APPLIED, Stamp, Verdict
-from onyxq.placement import holders, reconcile
-from onyxq.replica import Replica, majority
+from onyxq.core.entry import APPLIED, Stamp, Verdict
+from onyxq.core.placement import holders, reconcile
+from onyxq.core.replica import Replica, majority
 
 VERSION = 1
 

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 
 from attrs import evolve, frozen
 
-from onyxq.entry import APPLIED, Stamp, Verdict
-from onyxq.jobs.lifetime import forget_ended
-from onyxq.remembering import forget_departed, forget_old
-from onyxq.replica import Replica, Snapshot, first_peer
+from onyxq.core.entry import APPLIED, Stamp, Verdict
+from onyxq.core.jobs.lifetime import forget_ended
+from onyxq.core.remembered import forget_departed, forget_old
+from onyxq.core.replica import Replica, Snapshot, first_peer
 
 VERSION = 1
 

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from attrs import frozen
 
-from onyxq.claims import BAD_LEASE, BAD_RUN, Pieces, gather, lease_fits, merged, refusal
-from onyxq.entry import APPLIED, Stamp, Verdict
-from onyxq.ids import Run, spans
-from onyxq.purged import PURGED, names_purged
-from onyxq.replica import ClaimPiece, Replica, claimed_bits, with_pieces
+from onyxq.core.claims import BAD_LEASE, BAD_RUN, Pieces, gather, lease_fits, merged, refusal
+from onyxq.core.entry import APPLIED, Stamp, Verdict
+from onyxq.core.ids import Run, spans
+from onyxq.core.purged import PURGED, names_purged
+from onyxq.core.replica import ClaimPiece, Replica, claimed_bits, with_pieces
 
 VERSION = 1
 

@@ -14,11 +14,11 @@ from typing import NamedTuple
 from attrs import evolve, frozen
 
 from log_entries import grant_claims
-from onyxq.claims import gather
-from onyxq.entry import APPLIED, Stamp, Verdict
-from onyxq.ids import spans
-from onyxq.queues import is_name, room, settings_of, taken
-from onyxq.replica import Counted, Replica, with_counted
+from onyxq.core.claims import gather
+from onyxq.core.entry import APPLIED, Stamp, Verdict
+from onyxq.core.ids import spans
+from onyxq.core.queues import is_name, room, settings_of, taken
+from onyxq.core.replica import Counted, Replica, with_counted
 
 VERSION = 1
 

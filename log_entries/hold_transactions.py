@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from attrs import evolve, frozen
 
-from onyxq.entry import APPLIED, Stamp, Verdict
-from onyxq.replica import Hold, Replica
-from onyxq.transactions import on_hold
+from onyxq.core.entry import APPLIED, Stamp, Verdict
+from onyxq.core.replica import Hold, Replica
+from onyxq.core.transactions import on_hold
 
 VERSION = 1
 HOLD_MS_MAX = 600_000

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from onyxq.entry import APPLIED, Stamp, Verdict
-from onyxq.jobs.allocation import allocated
-from onyxq.jobs.lifetime import KILLED, absence, ended
-from onyxq.replica import Replica
+from onyxq.core.entry import APPLIED, Stamp, Verdict
+from onyxq.core.jobs.allocation import allocated
+from onyxq.core.jobs.lifetime import KILLED, absence, ended
+from onyxq.core.replica import Replica
 
 VERSION = 1
 

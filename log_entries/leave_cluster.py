@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from onyxq import ring
-from onyxq.entry import APPLIED, Stamp, Verdict
-from onyxq.replica import Replica
+from onyxq.core import ring
+from onyxq.core.entry import APPLIED, Stamp, Verdict
+from onyxq.core.replica import Replica
 
 VERSION = 1
 

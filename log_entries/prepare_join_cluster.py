@@ -17,9 +17,9 @@ from __future__ import annotations
 from attrs import evolve, frozen
 from pyrsistent import PMap
 
-from onyxq import ring
-from onyxq.entry import APPLIED, Stamp, Verdict
-from onyxq.replica import Peer, Replica
+from onyxq.core import ring
+from onyxq.core.entry import APPLIED, Stamp, Verdict
+from onyxq.core.replica import Peer, Replica
 
 VERSION = 1
 NAME_CHARACTERS_MAX = 200
@@ -32,7 +32,7 @@ OVERTAKEN = "another peer of this node asked first"
 class Args:
     """``address``, ``http``: HOST:PORT; ``versions``: entry name -> highest version that the peer knows.
 
-    ``previous``: the node's latest peer before this one (`onyxq.ring.latest_peer`), empty if it had none.
+    ``previous``: the node's latest peer before this one (`onyxq.core.ring.latest_peer`), empty if it had none.
     """
 
     peer: str

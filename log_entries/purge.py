@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from attrs import evolve, frozen
 
-from onyxq.claims import refusal
-from onyxq.entry import APPLIED, Stamp, Verdict
-from onyxq.ids import ID_BYTES, ms_of, offset_of, partition_of
-from onyxq.purged import KEPT_MAX, MARGIN_MS, contains
-from onyxq.replica import Partition, Replica
+from onyxq.core.claims import refusal
+from onyxq.core.entry import APPLIED, Stamp, Verdict
+from onyxq.core.ids import ID_BYTES, ms_of, offset_of, partition_of
+from onyxq.core.purged import KEPT_MAX, MARGIN_MS, contains
+from onyxq.core.replica import Partition, Replica
 
 VERSION = 1
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from attrs import evolve, frozen
 
-from onyxq.entry import APPLIED, Stamp, Verdict
-from onyxq.replica import Replica, first_peer
+from onyxq.core.entry import APPLIED, Stamp, Verdict
+from onyxq.core.replica import Replica, first_peer
 
 VERSION = 1
 

@@ -1,4 +1,4 @@
-"""The explicit list of entries: what `onyxq.step` and the codec know.
+"""The explicit list of entries: what `onyxq.core.step` and the codec know.
 
 A new entry is one module and one line here.  The order is that in which obligations
 are looked for and in which the reference page lists them.
@@ -48,7 +48,7 @@ from log_entries import (
     submit_job,
     yield_partition,
 )
-from onyxq.entry import Entries, describe
+from onyxq.core.entry import Entries, describe
 
 MODULES: tuple[ModuleType, ...] = (
     create_cluster,
@@ -92,7 +92,7 @@ MODULES: tuple[ModuleType, ...] = (
 )
 
 ENTRIES = Entries(map(describe, MODULES))
-"""Name of an entry -> the entry; with those of installed extensions: `onyxq.extensions.installed`."""
+"""Name of an entry -> the entry; with those of installed extensions: `onyxq.system.extensions.installed`."""
 
 VERSIONS = ENTRIES.versions
 """What a peer of this program announces when it joins: name -> highest version known."""

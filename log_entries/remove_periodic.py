@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from attrs import evolve, frozen
 
-from onyxq.entry import APPLIED, Stamp, Verdict
-from onyxq.replica import Replica
+from onyxq.core.entry import APPLIED, Stamp, Verdict
+from onyxq.core.replica import Replica
 
 VERSION = 1
 

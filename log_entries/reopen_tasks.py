@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from attrs import frozen
 
-from onyxq.claims import BAD_RUN, gather, refusal
-from onyxq.entry import APPLIED, Stamp, Verdict
-from onyxq.ids import Run
-from onyxq.purged import PURGED, names_purged
-from onyxq.replica import Replica, claimed_bits, pieces_of
+from onyxq.core.claims import BAD_RUN, gather, refusal
+from onyxq.core.entry import APPLIED, Stamp, Verdict
+from onyxq.core.ids import Run
+from onyxq.core.purged import PURGED, names_purged
+from onyxq.core.replica import Replica, claimed_bits, pieces_of
 
 VERSION = 1
 

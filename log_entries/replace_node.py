@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from attrs import evolve, frozen
 
-from onyxq.entry import APPLIED, Stamp, Verdict
-from onyxq.placement import eligible_nodes, reconcile
-from onyxq.replica import Node, Replica, first_peer
+from onyxq.core.entry import APPLIED, Stamp, Verdict
+from onyxq.core.placement import eligible_nodes, reconcile
+from onyxq.core.replica import Node, Replica, first_peer
 
 VERSION = 1
 

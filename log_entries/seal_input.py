@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from attrs import evolve, frozen
 
-from onyxq.entry import APPLIED, Stamp, Verdict
-from onyxq.jobs.lifetime import absence, with_job
-from onyxq.replica import Replica
+from onyxq.core.entry import APPLIED, Stamp, Verdict
+from onyxq.core.jobs.lifetime import absence, with_job
+from onyxq.core.replica import Replica
 
 VERSION = 1
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from attrs import evolve, frozen
 
-from onyxq.entry import APPLIED, Stamp, Verdict
-from onyxq.queues import is_name
-from onyxq.replica import Periodic, Replica
+from onyxq.core.entry import APPLIED, Stamp, Verdict
+from onyxq.core.queues import is_name
+from onyxq.core.replica import Periodic, Replica
 
 VERSION = 1
 
@@ -29,7 +29,7 @@ PAYLOADS_BYTES_MAX = 16 << 20
 
 @frozen
 class Args:
-    """See `onyxq.replica.Periodic`; ``next_ms``: the first run by the wall clock, if the schedule is new."""
+    """See `onyxq.core.replica.Periodic`; ``next_ms``: the first run by the wall clock, if the schedule is new."""
 
     name: str
     queue: str

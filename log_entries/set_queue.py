@@ -12,9 +12,9 @@ from __future__ import annotations
 from attrs import evolve, frozen
 from pyrsistent import PMap
 
-from onyxq.entry import APPLIED, Stamp, Verdict
-from onyxq.queues import DEFAULTS, QUEUES_MAX, WHY_CHARACTERS_MAX, changed, is_name, problem_of, settings_of
-from onyxq.replica import Replica
+from onyxq.core.entry import APPLIED, Stamp, Verdict
+from onyxq.core.queues import DEFAULTS, QUEUES_MAX, WHY_CHARACTERS_MAX, changed, is_name, problem_of, settings_of
+from onyxq.core.replica import Replica
 
 VERSION = 1
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from attrs import evolve, frozen
 
-from onyxq.entry import APPLIED, Stamp, Verdict
-from onyxq.jobs.allocation import allocated
-from onyxq.jobs.sharing import SLOTS_MAX
-from onyxq.replica import Replica
+from onyxq.core.entry import APPLIED, Stamp, Verdict
+from onyxq.core.jobs.allocation import allocated
+from onyxq.core.jobs.slots import SLOTS_MAX
+from onyxq.core.replica import Replica
 
 VERSION = 1
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from onyxq.claims import refusal
-from onyxq.entry import APPLIED, Stamp, Verdict
-from onyxq.replica import Replica
-from onyxq.transactions import settled
+from onyxq.core.claims import refusal
+from onyxq.core.entry import APPLIED, Stamp, Verdict
+from onyxq.core.replica import Replica
+from onyxq.core.transactions import settled
 
 VERSION = 1
 

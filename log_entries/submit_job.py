@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from onyxq.entry import APPLIED, Stamp, Verdict
-from onyxq.jobs.allocation import allocated
-from onyxq.jobs.lifetime import active, digest_of, is_id, outcome_of, with_job
-from onyxq.jobs.sharing import SCHEDULERS, SLOTS_MAX
-from onyxq.queues import is_name
-from onyxq.replica import Job, Replica, TaskLimits
+from onyxq.core.entry import APPLIED, Stamp, Verdict
+from onyxq.core.jobs.allocation import allocated
+from onyxq.core.jobs.lifetime import active, digest_of, is_id, outcome_of, with_job
+from onyxq.core.jobs.slots import SCHEDULERS, SLOTS_MAX
+from onyxq.core.queues import is_name
+from onyxq.core.replica import Job, Replica, TaskLimits
 
 VERSION = 1
 
@@ -37,7 +37,7 @@ KEEP_MS_MAX = 10 * 366 * 86_400_000
 
 @frozen
 class Args:
-    """See `onyxq.replica.Job`; ``resume``: a job whose committed offsets it starts from, or empty."""
+    """See `onyxq.core.replica.Job`; ``resume``: a job whose committed offsets it starts from, or empty."""
 
     id: str
     body: bytes

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from attrs import evolve, frozen
 
-from onyxq.entry import APPLIED, Stamp, Verdict
-from onyxq.placement import yielded
-from onyxq.replica import Replica
+from onyxq.core.entry import APPLIED, Stamp, Verdict
+from onyxq.core.placement import yielded
+from onyxq.core.replica import Replica
 
 VERSION = 1
 

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from onyxq import api
-    from onyxq.app import App
     from onyxq.client import OF_QUEUE, AsyncClient, Client, Step
-    from onyxq.embedded import open
+    from onyxq.interfaces.embedded import open
     from onyxq.jobs.model import (
         Aggregation,
         And,
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
         Window,
     )
     from onyxq.worker import blocking_context, context
+    from onyxq.worker.app import App
 
 __version__ = "0.1.0"
 
@@ -66,10 +66,10 @@ _JOBS = (
     "Aggregation And Condition Function Input Job Join Lifecycle Not Or Output Predicate Reduce Trigger Window".split()
 )
 _HOMES = {
-    "App": "onyxq.app",
+    "App": "onyxq.worker.app",
     **dict.fromkeys(("AsyncClient", "Client", "OF_QUEUE", "Step"), "onyxq.client"),
     **dict.fromkeys(_JOBS, "onyxq.jobs.model"),
-    "open": "onyxq.embedded",
+    "open": "onyxq.interfaces.embedded",
     **dict.fromkeys(("blocking_context", "context"), "onyxq.worker"),
 }
 

@@ -6,6 +6,7 @@ Each takes ``connect="HOST:PORT"``, any peer or several, comma-separated, or
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -15,12 +16,13 @@ import anyio
 import anyio.to_thread
 from attrs import frozen
 
-from onyxq import following
+from onyxq.access.credentials import ZookeeperCredentials
 from onyxq.client import AsyncClient, Client, JobOutcome, Submitted
+from onyxq.client.asynchronous import ADDRESS
 from onyxq.client.jobs import WAIT_MS
-from onyxq.discovery import peers
-from onyxq.errors import OnyxqError
-from onyxq.following import Event, LogEntry
+from onyxq.core.errors import BadRequest, OnyxqError
+from onyxq.history import following
+from onyxq.history.following import Event, LogEntry
 from onyxq.jobs.model import Job
 
 GC_TIMEOUT_MS = 600_000
@@ -183,7 +185,7 @@ def subscribe(
 
     Each item is ``(position, entry, verdict, diff)``: the entry (its ``str`` is a sentence),
     what became of it, and all that differs in the replica since the item before, as a tuple
-    of `onyxq.diff.Change`.  It goes on when peers die and connections break.  Where it
+    of `onyxq.core.diff.Change`.  It goes on when peers die and connections break.  Where it
     would need records that are trimmed, it yields the entry ``set_replica``, which no
     record holds, with the difference to the origin, and goes on behind that.
 
@@ -275,3 +277,20 @@ __all__ = [
     "subscribe_async",
     "wait",
 ]
+
+
+def peers(connect: str | None, zookeeper: str | None, cluster: str) -> list[str]:
+    """Addresses of peers, to be tried in turn; blocking where ZooKeeper is asked.
+
+    ``connect``: one or several ``HOST:PORT``, comma-separated.  What ZooKeeper is shown
+    comes from ``ONYXQ_ZOOKEEPER_AUTH`` and its neighbours.  Raises
+    `BadRequest` if both are given, and what `onyxq.log.zookeeper_pulses.addresses` raises.
+    """
+    if zookeeper is None:
+        return [one.strip() for one in (connect or ADDRESS).split(",")]
+    if connect is not None:
+        raise BadRequest("give either connect or zookeeper", field="zookeeper")
+    from onyxq.log.zookeeper_pulses import addresses  # kazoo is loaded by those who need it
+
+    shown = {name: os.environ.get(f"ONYXQ_ZOOKEEPER_{name.upper()}", "") for name in ("auth", "ca", "cert", "key")}
+    return addresses(zookeeper, cluster, ZookeeperCredentials(**shown))

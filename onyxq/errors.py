@@ -1,391 +1,93 @@
-"""Every error a user can meet: one hierarchy with stable codes.
-
-Each class carries ``code`` (stable, for programs), ``status`` (HTTP), ``exit_code``
-(command line) and ``hint`` (what to do about it).  ``field`` names the argument at
-fault where there is one.  Errors travel over the wire as maps; see `to_map`.
-"""
+"""Every error a user can meet, to be imported from here: one hierarchy with stable codes."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from typing import Any, ClassVar
-
-from attrs import frozen
-
-
-class OnyxqError(Exception):
-    """Base of all errors raised by OnyxQ."""
-
-    code: ClassVar[str] = "internal"
-    status: ClassVar[int] = 500
-    exit_code: ClassVar[int] = 1
-    hint: ClassVar[str] = "This is a bug in OnyxQ; please report it with the server's log."
-
-    def __init__(
-        self,
-        message: str = "",
-        *,
-        field: str | None = None,
-        hint: str | None = None,
-        details: Sequence[Sequence[Any]] = (),
-    ) -> None:
-        super().__init__(message or self.code.replace("_", " "))
-        self.message = message or self.code.replace("_", " ")
-        self.field = field
-        self.advice = hint or self.hint
-        self.details = [list(one) for one in details]
-        """What the error is about, one by one, where it is about several things."""
-        self.ids: tuple[bytes, ...] = ()
-        """Ids of the tasks of an enqueue that may be stored although it failed, in the caller's order.
-
-        A repeat with these ids makes no second task.
-        """
-
-    def named(self) -> str:
-        """Return the message with the whole name of the field in front, once."""
-        if not self.field or re.match(rf"{re.escape(self.field)}\b", self.message):
-            return self.message
-        last = self.field.rpartition(".")[2]
-        if re.match(rf"{re.escape(last)}\b", self.message):
-            return self.field + self.message[len(last) :]
-        return f"{self.field}: {self.message}"
-
-    def to_map(self) -> dict[str, Any]:
-        """The form that travels over the wire."""
-        said = {"code": self.code, "message": self.message, "field": self.field, "hint": self.advice}
-        return {**said, "details": self.details} if self.details else said
-
-
-class BadRequest(OnyxqError):
-    """An argument is missing, of the wrong type or out of range; nothing was stored."""
-
-    code, status, exit_code, hint = "bad_request", 400, 2, "Correct the named field and send it again."
-
-
-class TooLarge(BadRequest):
-    """A body, task or frame is over its limit."""
-
-    code, status, hint = "too_large", 413, "Send less at once, or keep large data elsewhere."
-
-
-class NotFound(OnyxqError):
-    """No such task, queue, peer or partition."""
-
-    code, status, exit_code, hint = "not_found", 404, 3, "Check the id."
-
-
-class Conflict(OnyxqError):
-    """The request contradicts what is stored."""
-
-    code, status, exit_code, hint = "conflict", 409, 4, "Read the present state first."
-
-
-class Purged(OnyxqError):
-    """The id is of a time of which the cluster keeps no finished tasks any more."""
-
-    code, status, exit_code, hint = (
-        "purged",
-        410,
-        4,
-        "A task that is new needs a fresh id; one that was sent before may have been done, and purged since.",
-    )
-
-
-class JobConflict(Conflict):
-    """Another job was submitted under the id."""
-
-    code, hint = "job_conflict", "Give the job an id of its own, or submit exactly what was submitted before."
-
-
-class StaleToken(Conflict):
-    """The claim no longer stands: a newer one was granted, or it is not this token's."""
-
-    code, hint = "stale_token", "Stop working on the task: it belongs to a newer claim."
-
-
-class Superseded(Conflict):
-    """A newer driver of the job has taken over, or the job has ended: nothing was done."""
-
-    code, hint = "superseded", "Stop: whatever this driver was at is the newer one's."
-
-
-class SequenceGap(Conflict):
-    """An update's sequence number is not the next one of its claim."""
-
-    code, hint = "sequence_gap", "Send the missing updates first; they count from 0 per claim."
-
-
-class AlreadyFinished(Conflict):
-    """The task is completed, failed for good or cancelled."""
-
-    code, hint = "already_finished", "Nothing is left to do for this task."
-
-
-class StoreFull(Conflict):
-    """The task store holds as much as it may."""
-
-    code, hint = "store_full", "Delete tasks, or have an operator raise the limit."
-
-
-class Unauthorized(OnyxqError):
-    """No credential, or an unknown one."""
-
-    code, status, exit_code, hint = "unauthorized", 401, 1, "Give a token: --token or ONYXQ_TOKEN."
-
-
-class Forbidden(OnyxqError):
-    """The credential's role does not allow this."""
-
-    code, status, exit_code, hint = "forbidden", 403, 1, "Use a token with the role that is needed."
-
-
-class Unavailable(OnyxqError):
-    """No leader, log or quorum for this now; a retry may succeed."""
-
-    code, status, exit_code, hint = "unavailable", 503, 5, "Try again in a moment."
-
-
-class LogUnavailable(Unavailable):
-    """The coordination log cannot be reached: claims wait, enqueues and completions go on."""
-
-    code, hint = "log_unavailable", "ZooKeeper cannot be reached from there; claims resume by themselves."
-
-
-class NotLeader(Unavailable):
-    """The node does not lead that partition (any more, or not yet)."""
-
-    code, hint = "not_leader", "Ask the partition's present leader."
-
-
-class StaleEpoch(Unavailable):
-    """The node has reached a higher epoch of the partition."""
-
-    code, hint = "stale_epoch", "Another leader has taken over."
-
-
-class Behind(Unavailable):
-    """The node must catch up before it takes writes of this epoch."""
-
-    code, hint = "behind", "The leader brings it up to date and repeats."
-
-
-class Unknown(Unavailable):
-    """Whether the request took effect is not known, or fewer nodes have it than asked; a repeat is safe.
-
-    Of an enqueue or update, ``details`` has ``[first id, count, copies]`` for each run of tasks.
-    """
-
-    code, hint = "unknown", "Repeat the same request: it has effect at most once."
-
-    @property
-    def copies(self) -> int | None:
-        """Number of nodes that are known to have all of it; None if the answer does not state it."""
-        told = [one[2] for one in self.details if len(one) == 3 and type(one[2]) is int]
-        return min(told, default=None)
-
-
-class Overloaded(OnyxqError):
-    """A bounded queue is full; nothing was done. ``retry_after_ms``: pause before the next attempt."""
-
-    code, status, exit_code, hint = "overloaded", 429, 5, "Slow down and try again."
-
-    def __init__(self, message: str = "", *, retry_after_ms: int = 1000, **more: Any) -> None:
-        super().__init__(message, **more)
-        self.retry_after_ms = retry_after_ms
-
-    def to_map(self) -> dict[str, Any]:
-        """See `OnyxqError.to_map`."""
-        return {**super().to_map(), "retry_after_ms": self.retry_after_ms}
-
-
-class TimedOut(OnyxqError):
-    """The time given for a request passed."""
-
-    code, status, exit_code, hint = "timed_out", 504, 6, "Allow more time or look at the cluster's health."
-
-
-class ClusterMismatch(OnyxqError):
-    """A store, record or connection belongs to another cluster."""
-
-    code, status, exit_code, hint = "cluster_mismatch", 421, 1, "Point it at the cluster it belongs to."
-
-
-class LogWentBack(ClusterMismatch):
-    """The log lacks records that this node has read, or holds others in their place."""
-
-    code, status, exit_code, hint = (
-        "log_went_back",
-        503,
-        1,
-        (
-            "ZooKeeper was set back to an older copy, wiped or replaced. Keep all data directories. Bring back the"
-            " newest copy of ZooKeeper's data; if there is none, run: onyxq cluster recover (see docs/runbooks.rst)."
-        ),
-    )
-
-
-class NodeCopied(OnyxqError):
-    """Another process has joined the cluster as this node, from another data directory."""
-
-    code, hint = (
-        "node_copied",
-        (
-            "Run one of the two directories only. To run this one beside the other, move it away and start with an"
-            " empty directory: the cluster refills it under a new node id."
-        ),
-    )
-
-
-class Misdirected(OnyxqError):
-    """The request was sent to a name that is none of this peer's."""
-
-    code, status, hint = (
-        "misdirected",
-        421,
-        "Ask by the peer's address or as localhost, name the host in its setting http_hosts, or configure tokens.",
-    )
-
-
-class ClockWrong(OnyxqError):
-    """This machine's clock is over 5 s off the median of the ring."""
-
-    code, hint = "clock_wrong", "Set the machine's clock (NTP) and start the peer again."
-
-
-class OlderThanCluster(OnyxqError):
-    """The cluster has enabled an entry, or a version of one, that this program does not know."""
-
-    code, hint = "older_than_cluster", "Install the version, and the extensions, that the other peers run."
-
-
-class NotEnabled(Conflict):
-    """The entry may not be used yet: not every peer in the ring knows it."""
-
-    code, hint = "not_enabled", "It is enabled by itself once every peer of the ring has it installed."
-
-
-class BadExtension(OnyxqError):
-    """An installed extension cannot be loaded."""
-
-    code, hint = "bad_extension", "Correct the extension that the message names, or uninstall it."
-
-
-class ExtensionFailed(OnyxqError):
-    """The pure part of an extension broke its promises: no peer can go on past the entry until it is corrected."""
-
-    code, hint = "extension_failed", "Install a corrected version of the extension on every peer; nothing is lost."
-
-
-class Corrupt(Unavailable):
-    """Stored or received bytes do not match their checksum; a row is repaired, so a retry may succeed."""
-
-    code, hint = "corrupt", "The row is repaired from its cohort; try again, and check the disk."
-
-
-class StoreFailed(Unavailable):
-    """The store could not write: disk full or failing. Repeating the request is safe."""
-
-    code, hint = "store_failed", "Free space on, or replace, the node's disk."
-
-
-class StoreDamaged(Unavailable):
-    """The store's file is damaged beyond its rows: the node ends, and sets the file aside when it starts again."""
-
-    code = "store_damaged"
-    hint = (
-        "Start the peer again: it checks the file, and other nodes refill it if it is set aside. "
-        "Without other nodes, restore a backup. Check the disk."
-    )
-
-
-class LogDamaged(Corrupt):
-    """The file of the embedded log is damaged; no other copy of it exists."""
-
-    code = "log_damaged"
-    hint = (
-        "Check the disk. Then move the data directory away, start with an empty one, and restore the newest backup "
-        "into it. Only --data names this log; a cluster on ZooKeeper has no such file."
-    )
-
-
-class ProtocolError(OnyxqError):
-    """A frame is malformed; the connection is closed."""
-
-    code, status, hint = "protocol_error", 400, "Check that client and server versions fit."
-
-
-class Incomplete(OnyxqError):
-    """Something that this command needs is not installed."""
-
-    code, exit_code, hint = "missing_part", 1, "Install what the message names."
-
-
-def _all(cls: type[OnyxqError]) -> list[type[OnyxqError]]:
-    return [cls, *(found for child in cls.__subclasses__() for found in _all(child))]
-
-
-BY_CODE: dict[str, type[OnyxqError]] = {cls.code: cls for cls in _all(OnyxqError)}
-
-
-def from_map(error: dict[str, Any]) -> OnyxqError:
-    """The error that `OnyxqError.to_map` described."""
-    cls = BY_CODE.get(str(error.get("code")), OnyxqError)
-    said = error.get("details")
-    details = [one for one in said if isinstance(one, (list, tuple))] if isinstance(said, (list, tuple)) else ()
-    more: dict[str, Any] = {}
-    if cls is Overloaded and type(error.get("retry_after_ms")) is int:
-        more = {"retry_after_ms": error["retry_after_ms"]}
-    return cls(str(error.get("message", "")), field=error.get("field"), hint=error.get("hint"), details=details, **more)
-
-
-@frozen
-class Refused:
-    """Tasks of a request that were refused, and why: ``count`` consecutive ids from ``first`` on."""
-
-    first: bytes
-    count: int
-    error: OnyxqError
-
-
-class BatchRefused(Conflict):
-    """Some claims of a request were refused; the others were taken. ``refused`` names them."""
-
-    code, hint = "batch_refused", "Stop working on the refused tasks; the others are done."
-
-    def __init__(self, refused: list[Refused]) -> None:
-        tasks = sum(part.count for part in refused)
-        super().__init__(f"{tasks} claims were refused, the first because: {refused[0].error.message}")
-        self.refused = refused
-
-
-class StoreRefused(Conflict):
-    """A request to the task store changed nothing: what it rests on is not so.
-
-    The lists name ids; ``bugs`` tells faults of the request itself.
-    """
-
-    code, hint = "store_refused", "Look at the tasks that are named, and decide anew."
-
-    def __init__(self, refused: dict[str, list[Any]]) -> None:
-        said = [f"{name}: {', '.join(map(str, found))}" for name, found in refused.items() if found]
-        super().__init__(f"the task store refused: {'; '.join(said)}")
-        self.changes: list[int] = refused["changes"]
-        self.deletes: list[int] = refused["deletes"]
-        self.depends: list[int] = refused["depends"]
-        self.owned: list[int] = refused["owned"]
-        self.bugs: list[str] = refused["bugs"]
-
-
-def causes(error: BaseException) -> list[Exception]:
-    """The errors that tasks raised together, one by one, without cancellations and interrupts."""
-    if isinstance(error, BaseExceptionGroup):
-        return [one for part in error.exceptions for one in causes(part)]
-    return [error] if isinstance(error, Exception) else []
-
-
-def first_cause(error: BaseException) -> BaseException:
-    """Of errors that tasks raised together the first one, which is what went wrong."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+from onyxq.core.errors import (
+    BY_CODE,
+    AlreadyFinished,
+    BadExtension,
+    BadRequest,
+    BatchRefused,
+    Behind,
+    ClockWrong,
+    ClusterMismatch,
+    Conflict,
+    Corrupt,
+    ExtensionFailed,
+    Forbidden,
+    Incomplete,
+    JobConflict,
+    LogDamaged,
+    LogUnavailable,
+    LogWentBack,
+    Misdirected,
+    NodeCopied,
+    NotEnabled,
+    NotFound,
+    NotLeader,
+    OlderThanCluster,
+    OnyxqError,
+    Overloaded,
+    ProtocolError,
+    Purged,
+    Refused,
+    SequenceGap,
+    StaleEpoch,
+    StaleToken,
+    StoreDamaged,
+    StoreFailed,
+    StoreFull,
+    StoreRefused,
+    Superseded,
+    TimedOut,
+    TooLarge,
+    Unauthorized,
+    Unavailable,
+    Unknown,
+    from_map,
+)
+
+__all__ = [
+    "BY_CODE",
+    "AlreadyFinished",
+    "BadExtension",
+    "BadRequest",
+    "BatchRefused",
+    "Behind",
+    "ClockWrong",
+    "ClusterMismatch",
+    "Conflict",
+    "Corrupt",
+    "ExtensionFailed",
+    "Forbidden",
+    "Incomplete",
+    "JobConflict",
+    "LogDamaged",
+    "LogUnavailable",
+    "LogWentBack",
+    "Misdirected",
+    "NodeCopied",
+    "NotEnabled",
+    "NotFound",
+    "NotLeader",
+    "OlderThanCluster",
+    "OnyxqError",
+    "Overloaded",
+    "ProtocolError",
+    "Purged",
+    "Refused",
+    "SequenceGap",
+    "StaleEpoch",
+    "StaleToken",
+    "StoreDamaged",
+    "StoreFailed",
+    "StoreFull",
+    "StoreRefused",
+    "Superseded",
+    "TimedOut",
+    "TooLarge",
+    "Unauthorized",
+    "Unavailable",
+    "Unknown",
+    "from_map",
+]

@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from simulation.faults import storm
-from simulation.load import Load, Mix
-from simulation.world import Options, World, simulate
+from simulation.world.faults import storm
+from simulation.world.load import Load, Mix
+from simulation.world.world import Options, World, simulate
 
 Faults = Callable[[World], Awaitable[None]]
 WARM_UP_S = 2.0

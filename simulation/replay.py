@@ -10,12 +10,12 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 
-from onyxq import snapshot
-from onyxq.dump import Dump, read
-from onyxq.ids import Run, id_at, ids_of
-from onyxq.replay import replay as replay_steps
-from onyxq.replica import Replica
-from onyxq.step import Step
+from onyxq.core import snapshot
+from onyxq.core.ids import Run, id_at, ids_of
+from onyxq.core.replica import Replica
+from onyxq.core.step import Step
+from onyxq.history.dump import Dump, read
+from onyxq.history.replay import replay as replay_steps
 from simulation.checkers import Broken, Checker
 from simulation.checkers.attempts_counted import AttemptsCounted
 from simulation.checkers.counted_once import CountedOnce
@@ -23,7 +23,7 @@ from simulation.checkers.invariants_hold import InvariantsHold
 from simulation.checkers.leaders_only import LeadersOnly
 from simulation.checkers.one_claim import OneClaim
 from simulation.checkers.tokens_increase import TokensIncrease
-from simulation.history import History
+from simulation.world.history import History
 
 
 def checkers_from(start: Replica) -> tuple[Checker, ...]:

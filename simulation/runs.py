@@ -113,7 +113,7 @@ def play(workload: str, seed: int) -> Result:
 def blame(error: BaseException) -> tuple[str, str]:
     """Which checker an error of a run is of, and what it says."""
     from simulation.checkers import Broken
-    from simulation.pure_checks import Broken as PureBroken
+    from simulation.search.checks import Broken as PureBroken
 
     leaves = list(_leaves(error))
     for leaf in leaves:

@@ -19,15 +19,15 @@ from typing import Any
 
 from attrs import define, field
 
-from onyxq.log.interface import Record
-from onyxq.replica import Replica
-from onyxq.step import Step
-from simulation.pure import ACTIONS, Cluster, Options, parameters
-from simulation.pure_calm import calm, lead
-from simulation.pure_checks import Broken
-from simulation.pure_run import new_cluster, perform
-from simulation.scenario_expect import EXPECTATIONS, ScenarioError, Unmet
-from simulation.scenario_words import claims_words, job_words, partition_words, record_words, ring_words
+from onyxq.core.log.interface import Record
+from onyxq.core.replica import Replica
+from onyxq.core.step import Step
+from simulation.scenarios.expect import EXPECTATIONS, ScenarioError, Unmet
+from simulation.scenarios.words import claims_words, job_words, partition_words, record_words, ring_words
+from simulation.search.calm import calm, lead
+from simulation.search.checks import Broken
+from simulation.search.cluster import ACTIONS, Cluster, Options, parameters
+from simulation.search.run import new_cluster, perform
 
 DIRECTORY = Path(__file__).with_name("scenarios")
 INDENT = "    "

@@ -14,30 +14,30 @@ from typing import Protocol
 from attrs import evolve, field, frozen
 
 from simulation.explorer import under_load
-from simulation.failing_disks import failing_disks
-from simulation.faults import EPISODES, storm
-from simulation.load import Mix
-from simulation.load_rules import RulesMix
-from simulation.moves import MovesMix, under_moves
-from simulation.restored_log import restored_log
-from simulation.scenes import SCENES, Scene
-from simulation.scenes_ahead import AHEAD_SCENES
-from simulation.scenes_backup import BACKUP_SCENES
-from simulation.scenes_batches import BATCH_SCENES
-from simulation.scenes_cancelling import CANCELLING_SCENES
-from simulation.scenes_copies import COPY_SCENES
-from simulation.scenes_looks import LOOK_SCENES
-from simulation.scenes_recovery import RECOVERY_SCENES
-from simulation.scenes_retention import RETENTION_SCENES
-from simulation.scenes_rules import RULE_SCENES
-from simulation.scenes_shares import SHARE_SCENES
-from simulation.scenes_taskstore import TASKSTORE_SCENES
-from simulation.scenes_timers import TIMER_SCENES
-from simulation.scenes_tokens import TOKEN_SCENES
-from simulation.scenes_transactions import TRANSACTION_SCENES
-from simulation.scenes_withdrawn import WITHDRAWN_SCENES
-from simulation.scenes_workers import WORKER_SCENES
-from simulation.world import Options, World, simulate
+from simulation.scenes.ahead import AHEAD_SCENES
+from simulation.scenes.backup import BACKUP_SCENES
+from simulation.scenes.base import SCENES, Scene
+from simulation.scenes.batches import BATCH_SCENES
+from simulation.scenes.cancelling import CANCELLING_SCENES
+from simulation.scenes.copies import COPY_SCENES
+from simulation.scenes.looks import LOOK_SCENES
+from simulation.scenes.recovery import RECOVERY_SCENES
+from simulation.scenes.retention import RETENTION_SCENES
+from simulation.scenes.rules import RULE_SCENES
+from simulation.scenes.shares import SHARE_SCENES
+from simulation.scenes.taskstore import TASKSTORE_SCENES
+from simulation.scenes.timers import TIMER_SCENES
+from simulation.scenes.tokens import TOKEN_SCENES
+from simulation.scenes.transactions import TRANSACTION_SCENES
+from simulation.scenes.withdrawn import WITHDRAWN_SCENES
+from simulation.scenes.workers import WORKER_SCENES
+from simulation.world.failing_disks import failing_disks
+from simulation.world.faults import EPISODES, storm
+from simulation.world.load import Mix
+from simulation.world.load_rules import RulesMix
+from simulation.world.moves import MovesMix, under_moves
+from simulation.world.restored_log import restored_log
+from simulation.world.world import Options, World, simulate
 
 Draw = random.Random
 
@@ -80,7 +80,7 @@ class Faults:
     name: str
     about: str
     episodes: tuple[str, ...]
-    """Names in `simulation.faults.EPISODES`; one that stands twice is drawn twice as often."""
+    """Names in `simulation.world.faults.EPISODES`; one that stands twice is drawn twice as often."""
     rounds: int = 4
     at_once: int = 2
     rest_s: float = 5.0
@@ -94,7 +94,7 @@ class Faults:
 
 @frozen
 class FailingDisks(Faults):
-    """Machine after machine has a disk that fails; see `simulation.failing_disks`."""
+    """Machine after machine has a disk that fails; see `simulation.world.failing_disks`."""
 
     async def befall(self, world: World) -> None:
         """See `Faults.befall`."""
@@ -216,7 +216,7 @@ class SceneWorkload:
 
 @frozen
 class RestoredLogWorkload:
-    """The log is set back, wiped or overtaken under a cluster; see `simulation.restored_log`."""
+    """The log is set back, wiped or overtaken under a cluster; see `simulation.world.restored_log`."""
 
     name: str
     about: str
@@ -234,14 +234,14 @@ class RestoredLogWorkload:
 
 @frozen
 class JobsWorkload:
-    """Jobs of the pure cluster under a seeded search; see `simulation.search_jobs`."""
+    """Jobs of the pure cluster under a seeded search; see `simulation.search.jobs_search`."""
 
     name: str
     about: str
 
     def play(self, seed: int) -> Played:
         """See `Workload.play`."""
-        from simulation.search_jobs import JobSearch
+        from simulation.search.jobs_search import JobSearch
 
         run = JobSearch(seed).run()
         if run.broken is not None:
@@ -251,7 +251,7 @@ class JobsWorkload:
 
 @frozen
 class ExplorerWorkload:
-    """The pure cluster under a seeded search; see `simulation.search`."""
+    """The pure cluster under a seeded search; see `simulation.search.search`."""
 
     name: str
     about: str
@@ -259,7 +259,7 @@ class ExplorerWorkload:
 
     def play(self, seed: int) -> Played:
         """See `Workload.play`."""
-        from simulation.search import Search
+        from simulation.search.search import Search
 
         run = Search(seed).run(self.steps)
         if run.broken is not None:

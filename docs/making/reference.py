@@ -15,13 +15,14 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from onyxq import api, errors, metrics
-from onyxq.cli.commands import COMMANDS, NOUNS
-from onyxq.cli.parser import Command
-from onyxq.config import SETTINGS
-from onyxq.http.app import ENDPOINTS
-from onyxq.http.endpoint import Endpoint
-from onyxq.http.openapi import openapi
+from onyxq import api, errors
+from onyxq.interfaces.cli.commands.all import COMMANDS, NOUNS
+from onyxq.interfaces.cli.parser import Command
+from onyxq.interfaces.http.app import ENDPOINTS
+from onyxq.interfaces.http.endpoint import Endpoint
+from onyxq.interfaces.http.openapi import openapi
+from onyxq.system import metrics
+from onyxq.system.settings import SETTINGS
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -60,7 +61,7 @@ def plain(text: str) -> str:
 
 
 def settings_page() -> list[str]:
-    """Every setting of `onyxq.config`."""
+    """Every setting of `onyxq.system.settings`."""
     kinds = {str: "text", int: "number", bool: "on or off"}
     return table(
         ("setting", "flag", "environment", "kind", "default", "meaning"),
@@ -193,7 +194,7 @@ def schemas_page() -> list[str]:
 
 
 def metrics_page() -> list[str]:
-    """Every metric of `onyxq.metrics`."""
+    """Every metric of `onyxq.system.metrics`."""
     known = [one for one in vars(metrics.Metrics()).values() if hasattr(one, "render")]
     return table(
         ("metric", "type", "labels", "meaning"),

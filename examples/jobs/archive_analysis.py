@@ -9,8 +9,8 @@ ends. Finished tasks are purged, and archived before: Parquet files of tasks and
 
     claims -> spans -> held -> sums
 
-* `onyxq.analysis` does what ``onyxq history check`` and ``onyxq history stats`` do: it looks for what must never be,
-  such as two claims on a task at a time, and sums up waits, run times and retries;
+* `onyxq.spark.analysis` does what ``onyxq history check`` and ``onyxq history stats`` do: it looks for what must
+  never be, such as two claims on a task at a time, and sums up waits, run times and retries;
 * a claim that nobody was ever granted is added to the archive, and the check has to find it.
 """
 
@@ -28,11 +28,11 @@ import running
 from pyarrow import dataset, parquet
 
 from onyxq import Client, Function, Input, Job, Output, Reduce, Trigger, Window
-from onyxq.analysis.checking import check
-from onyxq.analysis.rules import OVERLAPPING
-from onyxq.analysis.session import spark_session
-from onyxq.analysis.stats import stats
 from onyxq.errors import StaleToken
+from onyxq.spark.analysis.history_check import check
+from onyxq.spark.analysis.rules import OVERLAPPING
+from onyxq.spark.analysis.session import spark_session
+from onyxq.spark.analysis.stats import stats
 
 TASKS = 1_000
 CUSTOMERS = 100

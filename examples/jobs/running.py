@@ -68,7 +68,7 @@ def local_cluster(data: Path, *options: str) -> Iterator[Cluster]:
     It gets what is given to the example too: ``word_count.py --spark-master spark://HOST:PORT``.
     """
     data.mkdir(parents=True)
-    command = [sys.executable, "-m", "onyxq.cli.main", "peer", "start", "--json", "--data", str(data)]
+    command = [sys.executable, "-m", "onyxq", "peer", "start", "--json", "--data", str(data)]
     command += [
         "--listen",
         "127.0.0.1:0",

@@ -191,7 +191,7 @@ def cluster(connect: str | None) -> Iterator[str]:
     if connect:
         yield connect
         return
-    command = [sys.executable, "-m", "onyxq.cli.main", "dev", "--peers", "3", "--json"]
+    command = [sys.executable, "-m", "onyxq", "dev", "--peers", "3", "--json"]
     command += ["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
     try:

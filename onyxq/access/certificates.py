@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
-from onyxq.errors import BadRequest
+from onyxq.core.errors import BadRequest
 
 if TYPE_CHECKING:
     from onyxq.wire.tcp import TcpNetwork

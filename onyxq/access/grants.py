@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 
 from attrs import define, evolve, field, frozen
 
-from onyxq.errors import BadRequest, Overloaded, Unauthorized
+from onyxq.core.errors import BadRequest, Overloaded, Unauthorized
 
 ROLES: Mapping[str, tuple[str, ...]] = {
     "read": ("read",),

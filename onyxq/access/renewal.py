@@ -8,7 +8,7 @@ from collections.abc import Callable
 from attrs import define
 
 from onyxq.access.grants import Access
-from onyxq.errors import BadRequest
+from onyxq.core.errors import BadRequest
 
 _log = logging.getLogger(__name__)
 _log.setLevel(logging.INFO)  # whether it was done is told whatever else is

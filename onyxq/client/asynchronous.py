@@ -1,6 +1,6 @@
 """The client for trio and asyncio (design: one picture, interfaces).
 
-Times given are milliseconds.  Every call raises an `onyxq.errors.OnyxqError`; calls that
+Times given are milliseconds.  Every call raises an `onyxq.core.errors.OnyxqError`; calls that
 may be repeated safely are, at one peer after the other, until ``timeout_ms``.
 """
 
@@ -17,22 +17,22 @@ import anyio
 import anyio.lowlevel
 
 from onyxq.access.certificates import Certificates
-from onyxq.claims import AHEAD_MS_MAX
 from onyxq.client.batches import Batching
 from onyxq.client.claims import Claim, ClaimBatch, Claims, kept_claims
-from onyxq.client.enqueuing import Enqueuer
+from onyxq.client.enqueues import Enqueuer
 from onyxq.client.flows import Enqueued, Flow, Part, chain, group
-from onyxq.client.holding import Holder, completion_items, extend, items_of, renewal_items
+from onyxq.client.held_claims import Holder, completion_items, extend, items_of, renewal_items
 from onyxq.client.jobs import Jobs
-from onyxq.client.managing import Managing
+from onyxq.client.management import Managing
 from onyxq.client.policy import OF_QUEUE, Policy, Retries, When, tuple_of, with_keys
 from onyxq.client.pool import Pool
 from onyxq.client.taskstore import AsyncTaskStore
 from onyxq.client.transactions import AsyncTransaction, Committed, Committer, Gathered, gather
 from onyxq.client.values import Task, TaskUpdate, as_id
-from onyxq.errors import BadRequest, BatchRefused, OnyxqError, Refused, TimedOut, from_map
-from onyxq.ids import TaskId
-from onyxq.tracing import enqueuing
+from onyxq.core.claims import AHEAD_MS_MAX
+from onyxq.core.errors import BadRequest, BatchRefused, OnyxqError, Refused, TimedOut, from_map
+from onyxq.core.ids import TaskId
+from onyxq.system.tracing import enqueuing
 from onyxq.wire.background import Background
 from onyxq.wire.network import Network
 from onyxq.wire.protocol import Hello

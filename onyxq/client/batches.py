@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import anyio
 
 from onyxq.client.pool import Pool
-from onyxq.errors import OnyxqError
-from onyxq.ids import TaskId, partition_of
+from onyxq.core.errors import OnyxqError
+from onyxq.core.ids import TaskId, partition_of
 
 COMMIT_WAIT_MS = 20_000
 """How long a peer may take to answer beyond what an ordinary request takes."""

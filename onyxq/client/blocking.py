@@ -16,12 +16,12 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from onyxq.access.certificates import Certificates
 from onyxq.client.asynchronous import ADDRESS, TIMEOUT_MS, AsyncClient
 from onyxq.client.flows import Enqueued, Flow, Part, chain, group
-from onyxq.client.managing import PAGE_TASKS
+from onyxq.client.management import PAGE_TASKS
 from onyxq.client.taskstore import TaskStore
 from onyxq.client.transactions import BlockingTransaction, Committed, Gathered
 from onyxq.client.values import Task
-from onyxq.errors import Unavailable
-from onyxq.ids import TaskId
+from onyxq.core.errors import Unavailable
+from onyxq.core.ids import TaskId
 from onyxq.wire.network import Network
 
 P = ParamSpec("P")

@@ -15,9 +15,9 @@ from zlib import crc32
 
 import anyio
 
-from onyxq.errors import BadRequest, Corrupt
-from onyxq.facts import TaskRun, task_header, unpack_task
-from onyxq.ids import TaskId, Token, counter_of, with_counter
+from onyxq.core.errors import BadRequest, Corrupt
+from onyxq.core.facts import TaskRun, task_header, unpack_task
+from onyxq.core.ids import TaskId, Token, counter_of, with_counter
 
 LEASE_MS_MIN = 1_000
 """The shortest lease that there is."""

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from onyxq.client.policy import DEFAULTS, DEPENDS_MAX, Policy, When, tuple_of
-from onyxq.errors import BadRequest
-from onyxq.ids import TaskId
-from onyxq.tracing import carried
+from onyxq.core.errors import BadRequest
+from onyxq.core.ids import TaskId
+from onyxq.system.tracing import carried
 
 R = TypeVar("R")
 

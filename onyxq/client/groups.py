@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 import anyio
 
-from onyxq.errors import BadRequest, OnyxqError, TimedOut
+from onyxq.core.errors import BadRequest, OnyxqError, TimedOut
 from onyxq.wire.background import Spawner
 
 OVERLAP_AFTER_S = 0.1

@@ -8,9 +8,9 @@ from typing import Any
 import anyio
 from attrs import frozen
 
-from onyxq.errors import Overloaded, TimedOut, Unavailable
-from onyxq.jobs.checking import check
+from onyxq.core.errors import Overloaded, TimedOut, Unavailable
 from onyxq.jobs.encoding import encode
+from onyxq.jobs.job_check import check
 from onyxq.jobs.model import Job
 
 WAIT_MS = 86_400_000

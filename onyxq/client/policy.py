@@ -10,8 +10,8 @@ from enum import Enum
 from typing import Any, Final, NamedTuple
 
 from onyxq.client.values import as_id
-from onyxq.errors import BadRequest
-from onyxq.tracing import check_traceparent
+from onyxq.core.errors import BadRequest
+from onyxq.system.tracing import check_traceparent
 
 NAME_CHARACTERS_MAX = 200
 DEPENDS_MAX = 100

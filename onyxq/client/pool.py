@@ -16,8 +16,8 @@ from typing import Any
 import anyio
 from attrs import evolve, field, frozen
 
-from onyxq.client.crowding import ANSWER_S, Crowding
-from onyxq.errors import NotLeader, OnyxqError, Overloaded, StaleEpoch, TimedOut, Unavailable
+from onyxq.client.backpressure import ANSWER_S, Crowding
+from onyxq.core.errors import NotLeader, OnyxqError, Overloaded, StaleEpoch, TimedOut, Unavailable
 from onyxq.wire.background import Spawner
 from onyxq.wire.connection import Connection
 from onyxq.wire.network import Network

@@ -17,8 +17,8 @@ import anyio
 from onyxq.client.groups import Group
 from onyxq.client.policy import Policy, When
 from onyxq.client.pool import RETRYABLE, Backoff, Pool
-from onyxq.errors import BadRequest, OnyxqError, Unavailable, Unknown, from_map
-from onyxq.ids import TaskId, ms_of, partition_of
+from onyxq.core.errors import BadRequest, OnyxqError, Unavailable, Unknown, from_map
+from onyxq.core.ids import TaskId, ms_of, partition_of
 from onyxq.wire.background import Spawner
 
 GROUP_MAX = 512

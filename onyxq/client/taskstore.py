@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from onyxq.errors import StoreRefused
+from onyxq.core.errors import StoreRefused
 
 T = TypeVar("T")
 

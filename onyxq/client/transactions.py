@@ -18,16 +18,16 @@ from typing import Any, NamedTuple
 from attrs import frozen
 
 from onyxq.client.claims import Claim, ClaimBatch, Claims, kept_claims
-from onyxq.client.enqueuing import Enqueuer, check_payloads, cut_with_ids
-from onyxq.client.holding import completion_items, items_of, merged
+from onyxq.client.enqueues import Enqueuer, check_payloads, cut_with_ids
+from onyxq.client.held_claims import completion_items, items_of, merged
 from onyxq.client.policy import Policy, When
 from onyxq.client.pool import Pool
 from onyxq.client.single import named_by_caller
 from onyxq.client.values import as_id
-from onyxq.errors import BadRequest, Conflict, StaleToken
-from onyxq.facts import pack_task, partition_of_keys
-from onyxq.ids import TaskId, counter_of, partition_of
-from onyxq.tracing import carried
+from onyxq.core.errors import BadRequest, Conflict, StaleToken
+from onyxq.core.facts import pack_task, partition_of_keys
+from onyxq.core.ids import TaskId, counter_of, partition_of
+from onyxq.system.tracing import carried
 
 NAME_CHARACTERS_MAX = 200
 WAIT_MS = 10_000

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from attrs import frozen
 
-from onyxq.entry import APPLIED
-from onyxq.errors import BadRequest
-from onyxq.ids import ID_BYTES, TaskId
+from onyxq.core.entry import APPLIED
+from onyxq.core.errors import BadRequest
+from onyxq.core.ids import ID_BYTES, TaskId
 
 _HEX = re.compile(r"[0-9a-fA-F]{40}")
 

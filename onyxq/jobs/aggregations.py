@@ -7,8 +7,8 @@ from typing import Any
 
 from attrs import frozen
 
+from onyxq.jobs.flow_conditions import Resolve
 from onyxq.jobs.model import Aggregation, Window
-from onyxq.jobs.routing import Resolve
 
 
 @frozen

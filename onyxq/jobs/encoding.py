@@ -17,11 +17,11 @@ from typing import Any
 import attrs
 import msgpack
 
-from onyxq.config import did_you_mean
-from onyxq.errors import BadRequest, TooLarge
+from onyxq.core.errors import BadRequest, TooLarge
 from onyxq.jobs import model
 from onyxq.jobs.functions import named_or_pickled
 from onyxq.jobs.predicates import And, Not, Or, Pickled, Predicate
+from onyxq.system.settings import did_you_mean
 
 BODY_BYTES_MAX = 192 * 1024
 DIGEST_BYTES = 16
@@ -65,7 +65,7 @@ def digest(body: bytes) -> bytes:
 def decode(body: bytes) -> model.Job:
     """The job of such bytes; raises `BadRequest`, naming the field, if they are not one's.
 
-    What the fields hold is looked at by `onyxq.jobs.checking.check`.
+    What the fields hold is looked at by `onyxq.jobs.job_check.check`.
     """
     if len(body) > BODY_BYTES_MAX:
         raise TooLarge(f"a job of {len(body)} bytes; at most {BODY_BYTES_MAX}", field="job")

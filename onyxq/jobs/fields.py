@@ -1,4 +1,4 @@
-"""What each field of a job may hold, by itself: types, sizes, words (see `onyxq.jobs.checking`)."""
+"""What each field of a job may hold, by itself: types, sizes, words (see `onyxq.jobs.job_check`)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from onyxq.config import did_you_mean
-from onyxq.errors import BadRequest
+from onyxq.core.errors import BadRequest
 from onyxq.jobs import model
 from onyxq.jobs.encoding import canonical
 from onyxq.jobs.functions import REFERENCE
 from onyxq.jobs.predicates import And, Not, Or, Pickled, Predicate
+from onyxq.system.settings import did_you_mean
 
 NAME_CHARS_MAX = 100
 TEXT_CHARS_MAX = 4_000

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from onyxq.errors import Incomplete
+from onyxq.core.errors import Incomplete
 from onyxq.jobs.predicates import Pickled
 
 REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -27,13 +27,12 @@ def named_or_pickled(fn: Callable[..., Any]) -> str | Pickled:
     if name is not None:
         return name
     try:
-        from onyxq.spark.pickling import pickled
+        return Pickled(_called(fn), _pickled(fn))
     except ModuleNotFoundError as error:
         raise Incomplete(
             f"{_called(fn)} cannot be imported by name and is pickled with pyspark, which is not installed ({error})",
             hint="Put the function in a module that can be imported, or: pip install 'onyxq[spark]'",
         ) from None
-    return Pickled(_called(fn), pickled(fn))
 
 
 def importable_name(fn: Callable[..., Any]) -> str | None:
@@ -60,3 +59,18 @@ def _is_found(module: str, file: str | None) -> bool:
 
 def _called(fn: Callable[..., Any]) -> str:
     return str(getattr(fn, "__qualname__", type(fn).__name__))
+
+
+def _pickled(fn: Callable[..., Any]) -> bytes:
+    """Return the function with all that it uses of its module, whether or not that can be imported elsewhere."""
+    from pyspark import cloudpickle as _cloudpickle
+
+    cloudpickle: Any = _cloudpickle
+    module = sys.modules.get(getattr(fn, "__module__", None) or "")
+    if module is None or module.__name__ == "__main__":
+        return bytes(cloudpickle.dumps(fn))
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        return bytes(cloudpickle.dumps(fn))
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)

@@ -1,7 +1,7 @@
 """A job as a value: what flows where, by which functions, kept how long (design: jobs on Spark).
 
 Everything is frozen and compares by value.  Lists become tuples; nothing else is looked at
-here, so that a wrong job can be made and `onyxq.jobs.checking` can say what is wrong with it.
+here, so that a wrong job can be made and `onyxq.jobs.job_check` can say what is wrong with it.
 `onyxq.jobs.encoding` makes the bytes that are submitted.
 
 A segment is any value that msgpack holds.  A function is given as ``package.module:name``, or

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from onyxq.config import did_you_mean
 from onyxq.jobs.fields import Problem
 from onyxq.jobs.model import Input, Output
+from onyxq.system.settings import did_you_mean
 
 COMPRESSIONS = ("snappy", "gzip", "zstd", "lz4", "brotli", "none")
 OTHER_FIELDS = ("refuse", "drop")
@@ -17,7 +17,7 @@ OUTPUTS: dict[str, tuple[str, ...]] = {
     "parquet": (*_COLUMNS, "compression"),
     "text": (),
 }
-"""Options of outputs by format; `onyxq.spark.formats` writes them."""
+"""Options of outputs by format; `onyxq.spark.files.formats` writes them."""
 
 _FILES = (
     "basePath cleanSource discardCachedInputRatio fileNameOnly ignoreCorruptFiles ignoreInvalidPartitionPaths "

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgpack
 
-from onyxq.errors import BadRequest
+from onyxq.core.errors import BadRequest
 
 BIG_INTEGER, DECIMAL, DATETIME, DATE, TIME, DURATION, UUID, TUPLE, SET, FROZENSET = range(64, 74)
 """Codes of the extensions. MessagePack leaves 0 to 127 to programs."""

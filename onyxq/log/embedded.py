@@ -22,12 +22,9 @@ from typing import Any
 import trio
 from attrs import define
 
-from onyxq.directories import PRIVATE
-from onyxq.entry import RECORD_BYTES_MAX
-from onyxq.errors import LogDamaged, LogUnavailable, TooLarge
-from onyxq.locking import lock_file
-from onyxq.log.embedded_file import LogFile, Pointer
-from onyxq.log.interface import (
+from onyxq.core.entry import RECORD_BYTES_MAX
+from onyxq.core.errors import LogDamaged, LogUnavailable, TooLarge
+from onyxq.core.log.interface import (
     SEGMENT_RECORDS,
     START,
     AppendUnknown,
@@ -38,7 +35,10 @@ from onyxq.log.interface import (
     segment_of,
     segment_start,
 )
-from onyxq.peer.clock import SteadyClock, WallClock
+from onyxq.log.embedded_file import LogFile, Pointer
+from onyxq.system.clock import SteadyClock, WallClock
+from onyxq.system.directories import PRIVATE
+from onyxq.system.directory_lock import lock_file
 
 GROUP_RECORDS_MAX = 1_000
 RECENT_BYTES_MAX = 16 << 20

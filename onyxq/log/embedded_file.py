@@ -20,11 +20,11 @@ import lmdb
 import msgpack
 from attrs import frozen
 
-from onyxq.directories import PRIVATE_FILE
-from onyxq.errors import LogDamaged, LogUnavailable
-from onyxq.log.interface import START, Record, segment_of, segment_start
+from onyxq.core.errors import LogDamaged, LogUnavailable
+from onyxq.core.log.interface import START, Record, segment_of, segment_start
 from onyxq.store.environment import Failure, cannot_open, judge, open_file
-from onyxq.store.soundness import DATA, note_closed, note_doubt, write_metas_again
+from onyxq.store.integrity.lmdb_check import DATA, note_closed, note_doubt, write_metas_again
+from onyxq.system.directories import PRIVATE_FILE
 
 MAP_BYTES = 64 << 30
 """Address space set aside for the log; disk is used only as it grows."""

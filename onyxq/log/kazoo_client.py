@@ -21,8 +21,8 @@ from kazoo.exceptions import (
 )
 from kazoo.protocol.states import KazooState
 
-from onyxq.errors import LogUnavailable
-from onyxq.log.interface import SessionLost
+from onyxq.core.errors import LogUnavailable
+from onyxq.core.log.interface import SessionLost
 from onyxq.log.kazoo_connection import RECONNECT_FIRST_S, SessionClient
 
 CLOSE_TIMEOUT_S = 3.0

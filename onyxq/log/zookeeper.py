@@ -18,9 +18,9 @@ from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
 from kazoo.protocol.states import EventType
 
 from onyxq.access.credentials import ANONYMOUS, ZookeeperCredentials
-from onyxq.entry import RECORD_BYTES_MAX
-from onyxq.errors import BadRequest, LogUnavailable, TooLarge
-from onyxq.log.interface import (
+from onyxq.core.entry import RECORD_BYTES_MAX
+from onyxq.core.errors import BadRequest, LogUnavailable, TooLarge
+from onyxq.core.log.interface import (
     SEGMENT_RECORDS,
     START,
     AppendUnknown,

@@ -15,7 +15,7 @@ from kazoo.exceptions import NoAuthError
 from kazoo.security import OPEN_ACL_UNSAFE, make_acl, make_digest_acl
 
 from onyxq.access.credentials import ZookeeperCredentials
-from onyxq.errors import BadRequest, Incomplete
+from onyxq.core.errors import BadRequest, Incomplete
 
 REFUSED = NoAuthError
 

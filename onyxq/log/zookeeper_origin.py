@@ -17,8 +17,8 @@ import trio
 from attrs import astuple, evolve, frozen
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
-from onyxq.errors import Corrupt
-from onyxq.log.interface import START, Origin, segment_of, segment_start
+from onyxq.core.errors import Corrupt
+from onyxq.core.log.interface import START, Origin, segment_of, segment_start
 from onyxq.log.kazoo_client import BROKEN, Link, create, delete, get, replace, sync
 from onyxq.log.zookeeper_reader import Layout
 from onyxq.log.zookeeper_segments import Segments

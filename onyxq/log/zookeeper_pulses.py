@@ -7,7 +7,7 @@ from kazoo.exceptions import KazooException, NoNodeError
 from kazoo.handlers.threading import KazooTimeoutError
 
 from onyxq.access.credentials import ANONYMOUS, ZookeeperCredentials
-from onyxq.errors import Forbidden, LogUnavailable, NotFound
+from onyxq.core.errors import Forbidden, LogUnavailable, NotFound
 from onyxq.log.zookeeper_access import REFUSED, shown
 from onyxq.log.zookeeper_reader import Layout
 

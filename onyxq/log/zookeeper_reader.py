@@ -14,8 +14,8 @@ from typing import Any
 import trio
 from kazoo.exceptions import NoNodeError
 
-from onyxq.errors import Corrupt, LogUnavailable
-from onyxq.log.interface import SEQUENCE_BITS, Record, Trimmed, segment_of, segment_start
+from onyxq.core.errors import Corrupt, LogUnavailable
+from onyxq.core.log.interface import SEQUENCE_BITS, Record, Trimmed, segment_of, segment_start
 from onyxq.log.kazoo_client import BROKEN, Link, Reply, exists, get
 
 AHEAD_MAX = 64

@@ -14,8 +14,8 @@ from typing import Any
 
 from kazoo.exceptions import NodeExistsError, NoNodeError, NotEmptyError
 
-from onyxq.errors import Corrupt, LogUnavailable
-from onyxq.log.interface import START, segment_of, segment_start
+from onyxq.core.errors import Corrupt, LogUnavailable
+from onyxq.core.log.interface import START, segment_of, segment_start
 from onyxq.log.kazoo_client import BROKEN, Link, create, delete, exists, sync
 from onyxq.log.zookeeper_reader import END, Layout
 

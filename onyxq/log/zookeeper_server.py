@@ -12,7 +12,6 @@ import contextlib
 import ctypes
 import importlib.util
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -24,8 +23,9 @@ from types import FrameType, TracebackType
 
 import trio
 
-from onyxq.directories import usable
-from onyxq.errors import Conflict, Incomplete
+from onyxq.core.errors import Conflict, Incomplete
+from onyxq.system.directories import usable
+from onyxq.system.java import find_java
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 5.0
@@ -38,20 +38,6 @@ _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 # Only what the server loads: opening all of pyspark's jars doubles the time to start.
 _JARS = ("zookeeper-*.jar", "slf4j-api-*.jar", "log4j-*.jar", "netty-*.jar", "metrics-core-*.jar", "snappy-java-*.jar")
 _LIBC = ctypes.CDLL(None, use_errno=True)
-
-
-def find_java() -> str:
-    """Path of the ``java`` program; raises `Incomplete` if there is none."""
-    home = os.environ.get("JAVA_HOME")
-    candidates = [os.path.join(home, "bin", "java")] if home else []
-    for candidate in [*candidates, "java"]:
-        found = shutil.which(candidate)
-        if found:
-            return found
-    raise Incomplete(
-        "ZooKeeper needs Java, and there is none in JAVA_HOME or on PATH",
-        hint="Install a Java runtime, version 17 or newer (Debian: apt-get install openjdk-17-jre-headless).",
-    )
 
 
 def find_jars() -> list[str]:

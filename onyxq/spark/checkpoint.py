@@ -18,10 +18,10 @@ import msgpack
 from attrs import frozen
 from pyarrow import fs
 
-from onyxq.errors import Incomplete
+from onyxq.core.errors import Incomplete
 from onyxq.jobs.model import Job
 from onyxq.spark.places import located
-from onyxq.spark.regions import stateful
+from onyxq.spark.plan.regions import stateful
 
 RECORD_BYTES_MAX = 60 * 1024
 """What the log takes with a batch, less some room."""
@@ -71,7 +71,7 @@ class Checkpoints:
 def recorded(folder: str, batch: int, mark: str = "") -> bytes:
     """What the log keeps with a batch: its offsets, and what a fresh folder needs to go on from there.
 
-    ``mark`` is of the files that the batch wrote, see `onyxq.spark.files`.  A repeat of a batch is known
+    ``mark`` is of the files that the batch wrote, see `onyxq.spark.files.file_sink`.  A repeat of a batch is known
     by its record: the same offsets give the same bytes, whatever was planned behind them.
     """
     system, path = located(folder)

@@ -18,8 +18,8 @@ MODULES = (
     "pyarrow.compute",
     "pyspark.worker",
     "onyxq.spark.datasource",
-    "onyxq.spark.fused",
-    "onyxq.spark.outputs",
+    "onyxq.spark.plan.fused",
+    "onyxq.spark.plan.outputs",
 )
 """What workers of jobs use."""
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from pyspark.sql.datasource import DataSource
 
-from onyxq.errors import BadRequest
-from onyxq.spark import arrow
-from onyxq.spark.options import read_options, write_options
-from onyxq.spark.sink import QueueStreamWriter, QueueWriter, check_columns, check_segments
-from onyxq.spark.source import QueueScan, QueueStream
+from onyxq.core.errors import BadRequest
+from onyxq.spark.queues import arrow
+from onyxq.spark.queues.options import read_options, write_options
+from onyxq.spark.queues.sink import QueueStreamWriter, QueueWriter, check_columns, check_segments
+from onyxq.spark.queues.source import QueueScan, QueueStream
 
 FORMAT = "onyxq"
 SCAN_SCHEMA = (
@@ -25,7 +25,7 @@ SCAN_SCHEMA = (
 
 
 class OnyxqSource(DataSource):
-    """Queues as Spark finds them; options are those of `onyxq.spark.options`."""
+    """Queues as Spark finds them; options are those of `onyxq.spark.queues.options`."""
 
     @classmethod
     def name(cls) -> str:

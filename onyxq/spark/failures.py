@@ -11,12 +11,14 @@ import base64
 import json
 import os
 import re
+import shutil
 import traceback
+from collections.abc import Mapping
 from typing import Any
 
 from attrs import asdict, evolve, frozen
 
-from onyxq.errors import BY_CODE, BadRequest, Incomplete, OnyxqError
+from onyxq.core.errors import BY_CODE, BadRequest, Incomplete, OnyxqError
 
 SEGMENT_CHARS_MAX = 400
 TRACEBACK_CHARS_MAX = 4_000
@@ -144,3 +146,34 @@ def _tail(text: str) -> str:
 
 def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
+
+
+# --- full disks: Spark says that a disk is full, and not which
+
+_NO_ROOM = ("No space left on device", "Disk quota exceeded")
+FULL_BYTES = 1 << 20
+"""With less than so much room a disk counts as full."""
+
+
+def with_full_disks(failure: Failure, places: Mapping[str, str]) -> Failure:
+    """The failure with the place that is full, of those that a job writes to (what it is -> its path or URI).
+
+    What a task's own function failed with is left as it is.
+    """
+    text = f"{failure.error}\n{failure.traceback}"
+    said = next((one for one in _NO_ROOM if one in text), None)
+    if said is None or failure.task is not None:
+        return failure
+    full = [f"{what} ({path}) has {room >> 10} KiB left" for what, path in places.items() if (room := _room(path)) >= 0]
+    if not full:
+        return failure
+    return evolve(failure, error=f"{said}: {', '.join(full)}. Once there is room the job goes on from its last batch.")
+
+
+def _room(path: str) -> int:
+    """Bytes that are free on a full disk; -1 for one that is not full, or cannot be asked."""
+    try:
+        room = shutil.disk_usage(path.removeprefix("file://")).free
+    except OSError:
+        return -1
+    return room if room < FULL_BYTES else -1

@@ -9,7 +9,7 @@ from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
-from onyxq.errors import BadRequest
+from onyxq.core.errors import BadRequest
 from onyxq.jobs.predicates import Pickled, Ref
 
 

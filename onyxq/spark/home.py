@@ -28,8 +28,8 @@ from pathlib import Path
 
 from attrs import frozen
 
-from onyxq.errors import Incomplete
-from onyxq.log.zookeeper_server import find_java
+from onyxq.core.errors import Incomplete
+from onyxq.system.java import find_java
 
 LINKED = ("bin", "sbin", "jars")
 ARCHIVE = "classes.jsa"
@@ -125,7 +125,7 @@ def build_archive(home: Home) -> bool:
     with _only_builder(home.path) as mine:
         if mine and not home.archive.exists():
             part = home.path / f".{ARCHIVE}.{uuid.uuid4().hex}"
-            command = ["nice", "-n", "19", sys.executable, "-m", "onyxq.spark.warming", str(part)]
+            command = ["nice", "-n", "19", sys.executable, "-m", "onyxq.spark.warm_up", str(part)]
             try:
                 subprocess.run(command, check=False, timeout=ARCHIVE_TIMEOUT_S, stdin=subprocess.DEVNULL, stdout=2)
                 if part.exists():

@@ -23,11 +23,11 @@ from typing import IO, Any
 from attrs import field, frozen
 from py4j.protocol import Py4JError
 
-from onyxq.errors import OnyxqError
+from onyxq.core.errors import OnyxqError
 from onyxq.jobs.encoding import decode
-from onyxq.spark import home, warming
+from onyxq.spark import home, warm_up
 from onyxq.spark.checkpoint import Checkpoints
-from onyxq.spark.running import Order, Place, Running
+from onyxq.spark.job_run import Order, Place, Running
 from onyxq.spark.session import Settings, descendants, kill_machine, open_session
 
 REHEARSE_FIRST_S = 1.0
@@ -147,7 +147,7 @@ def main() -> None:
         print(f"onyxq.spark.host: {error.message}. {error.advice}", file=sys.stderr)
         end(1)
     if asked.warm:
-        warming.warm(session, Path(asked.work))
+        warm_up.warm(session, Path(asked.work))
     host = Host(session, asked, out)
     _watch(session, host)
     host.say({"event": "up", "alive_s": asked.alive_s})
@@ -156,7 +156,7 @@ def main() -> None:
         threading.Thread(target=home.build_archive, args=(home.find_home(),), name="archive", daemon=True).start()
     first_s = REHEARSE_EVERY_S if asked.warm else REHEARSE_FIRST_S
     later_s = REHEARSE_EVERY_S if asked.warm else None
-    _carry_out(orders, host, first_s, later_s, lambda: warming.warm(session, Path(asked.work)))
+    _carry_out(orders, host, first_s, later_s, lambda: warm_up.warm(session, Path(asked.work)))
 
 
 def _carry_out(

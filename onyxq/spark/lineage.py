@@ -5,13 +5,17 @@ follows them is the path: how a segment came to be from its source.  A task that
 has the batch's time, a partition and a maker that are hashed from lineage (and output), and the
 *source's* counter.  So tasks made of consecutive sources by the same way are consecutive, a repeat
 makes the same ids, and neither where nor in what order rows are computed plays a part.
+
+The path is 8 bytes: a hash over the edges of the workflow that a segment took, and its place among its siblings
+at each.  The source itself has none.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from hashlib import blake2b
 
-from onyxq.ids import ID_BYTES
+from onyxq.core.ids import ID_BYTES
 
 PREFIX_BYTES = 16
 """Of an id without its counter."""
@@ -34,3 +38,29 @@ def made_prefix(lineage: bytes, output: str, *, time_ms: int, partitions: int, p
 
 def _hash(data: bytes) -> bytes:
     return blake2b(data, digest_size=8).digest()
+
+
+PATH_BYTES = 8
+START = bytes(PATH_BYTES)
+"""The path of a source segment."""
+
+
+def child(lineage: bytes, edge: int, ordinal: int) -> bytes:
+    """The lineage of what comes over an edge of the workflow, the ``ordinal``-th of its siblings."""
+    return lineage[:ID_BYTES] + _longer(lineage[ID_BYTES:], edge, ordinal)
+
+
+def source_of(lineage: bytes) -> bytes:
+    """The 20 bytes of the source."""
+    return lineage[:ID_BYTES]
+
+
+def path_of(lineage: bytes) -> bytes:
+    """The 8 bytes of the path."""
+    return lineage[ID_BYTES:] or START
+
+
+@lru_cache(maxsize=1 << 16)
+def _longer(path: bytes, edge: int, ordinal: int) -> bytes:
+    said = (path or START) + edge.to_bytes(4, "big") + ordinal.to_bytes(8, "big")
+    return blake2b(said, digest_size=PATH_BYTES).digest()

@@ -10,7 +10,7 @@ from typing import Any
 
 from pyarrow import ArrowException, fs
 
-from onyxq.errors import Incomplete
+from onyxq.core.errors import Incomplete
 
 ARROW = {"s3a": "s3"}
 """Hadoop's scheme -> Arrow's, where they differ."""

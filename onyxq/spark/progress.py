@@ -65,12 +65,12 @@ def _observed(progress: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def has_ended(progress: dict[str, Any]) -> bool:
-    """Whether the end of all inputs (`onyxq.spark.ending`) was part of that batch, or of one before."""
+    """Whether the end of all inputs (`onyxq.spark.plan.end_of_input`) was part of that batch, or of one before."""
     return any(source.get("endOffset") == {"ended": 1} for source in progress.get("sources") or [])
 
 
 def _is_end(source: dict[str, Any]) -> bool:
-    """Whether a source is `onyxq.spark.ending`, whose row is none of the inputs'."""
+    """Whether a source is `onyxq.spark.plan.end_of_input`, whose row is none of the inputs'."""
     return set(source.get("endOffset") or ()) == {"ended"}
 
 

@@ -19,11 +19,9 @@ from typing import Any
 
 from attrs import field, frozen
 
-from onyxq.directories import create
 from onyxq.spark.home import LOGGING, Home, find_home
+from onyxq.system.directories import LOCAL, TEMPORARY, create
 
-TEMPORARY, LOCAL = "temporary", "local"
-"""Folders in a session's own, of what is there while it runs: temporary files, and what Spark spills."""
 _LOOPBACK = "127.0.0.1"
 PROPERTIES = "spark.properties"
 """Where the virtual machine reads its settings, until it is up."""

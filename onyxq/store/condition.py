@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import trio
 
-from onyxq.errors import OnyxqError
+from onyxq.core.errors import OnyxqError
 
 
 class Condition:

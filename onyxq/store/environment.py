@@ -13,8 +13,8 @@ from typing import Any
 
 import lmdb
 
-from onyxq.errors import Corrupt, OnyxqError
-from onyxq.store.soundness import FOLLOW_BYTES_MAX, examine
+from onyxq.core.errors import Corrupt, OnyxqError
+from onyxq.store.integrity.lmdb_check import FOLLOW_BYTES_MAX, examine
 
 
 class Failure(Enum):

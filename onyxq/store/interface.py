@@ -4,8 +4,8 @@ Writes are batches of operations, durable when `Store.write` returns; all batche
 wait go into one transaction of one writer thread.  Reads are synchronous, from memory
 maps, and see every batch whose write has returned.
 
-Facts are the rows of `onyxq.facts`.  Putting a row that exists changes nothing; putting
-another value under its key keeps the one of higher `onyxq.facts.rank`, and a sound one
+Facts are the rows of `onyxq.core.facts`.  Putting a row that exists changes nothing; putting
+another value under its key keeps the one of higher `onyxq.core.facts.rank`, and a sound one
 takes the place of a damaged one.
 Indexes are derived in the same transaction, are private to the node and are rebuilt by
 nothing: takeover reads them as they are.
@@ -27,7 +27,7 @@ nothing: takeover reads them as they are.
 * ``dead``: failed tasks by queue.
 * counts per partition and queue; digests per partition, hour and leaf.
 
-Purged tasks (see `onyxq.purged`) are in no answer, whether their rows are deleted yet or not,
+Purged tasks (see `onyxq.core.purged`) are in no answer, whether their rows are deleted yet or not,
 but may still be counted; rows about them that come are passed over.
 
 Pending rows of transactions are no facts: they have a table of their own, which digests
@@ -41,12 +41,12 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from attrs import field, frozen
 
-from onyxq.errors import OnyxqError
-from onyxq.facts import Row
-from onyxq.ids import TaskId
-from onyxq.purged import Watermark
-from onyxq.store.checks import Prepared
+from onyxq.core.errors import OnyxqError
+from onyxq.core.facts import Row
+from onyxq.core.ids import TaskId
+from onyxq.core.purged import Watermark
 from onyxq.store.condition import Condition
+from onyxq.store.row_checks import Prepared
 
 
 class Piece(NamedTuple):
@@ -66,7 +66,7 @@ class Piece(NamedTuple):
     base: int = 0
     """``attempts`` when they were reopened last: the retry limit counts from there."""
     key: bytes = b""
-    """`onyxq.facts.key_digest` of their ordering key; empty without."""
+    """`onyxq.core.facts.key_digest` of their ordering key; empty without."""
 
     @property
     def sort_key(self) -> tuple[int, int, bytes]:
@@ -116,7 +116,7 @@ class PendingRow(NamedTuple):
 
 
 class LogRecord(NamedTuple):
-    """A record of the log as a store keeps it; see `onyxq.log.interface.Record`."""
+    """A record of the log as a store keeps it; see `onyxq.core.log.interface.Record`."""
 
     position: int
     ctime_ms: int
@@ -140,7 +140,7 @@ class KeptLog(NamedTuple):
     position: int
     """Of the snapshot; -1: the copy begins with the log's first record."""
     snapshot: bytes
-    """As `onyxq.snapshot` packs it; empty if the position is -1."""
+    """As `onyxq.core.snapshot` packs it; empty if the position is -1."""
     records: tuple[LogRecord, ...]
     """All records after the snapshot that the node has read."""
 
@@ -435,7 +435,7 @@ class Store(Protocol):
         """Earliest time at which such a task expires."""
         ...
 
-    # keys: digests are those of `onyxq.facts.key_digest`
+    # keys: digests are those of `onyxq.core.facts.key_digest`
     def unique(self, partition: int, queue: str, key: str) -> TaskId | None:
         """The task that stands for a unique key, finished or not."""
         ...

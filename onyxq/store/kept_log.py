@@ -1,7 +1,7 @@
 """The copy of the log that a store keeps: the last snapshot of the replica and the records after it.
 
 ZooKeeper owns the log.  A node's own copy serves one purpose: if ZooKeeper is wiped or set back, the
-replica at `Store.log_position` can be built again (`onyxq.recovery`).  Records are added in the
+replica at `Store.log_position` can be built again (`onyxq.history.recovery`).  Records are added in the
 transaction that raises the position, so the copy never ends before the position.
 
 Keys of the table: ``S``, position (8) and part number (4) of a piece of a snapshot; ``R`` and the
@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import msgpack
 
-from onyxq.errors import BadRequest, Corrupt
-from onyxq.facts import seal, unseal
+from onyxq.core.errors import BadRequest, Corrupt
+from onyxq.core.facts import seal, unseal
 from onyxq.store.interface import KeptLog, LogRecord, SnapshotPart
 from onyxq.store.tables import Table
 

@@ -32,17 +32,17 @@ from typing import Any, TypeAlias, cast
 import lmdb
 import trio
 
-from onyxq.directories import PRIVATE, PRIVATE_FILE
-from onyxq.errors import Corrupt, OnyxqError, StoreDamaged, StoreFailed
-from onyxq.locking import lock_file
+from onyxq.core.errors import Corrupt, OnyxqError, StoreDamaged, StoreFailed
 from onyxq.store.environment import Failure, cannot_open, judge, open_file
-from onyxq.store.indexing import Applier, PreparedBatch, prepare_batch
+from onyxq.store.index.applier import Applier, PreparedBatch, prepare_batch
+from onyxq.store.index.purge import watermarks_in
+from onyxq.store.index.records import SHAPES, Shape
+from onyxq.store.integrity.lmdb_check import DATA, note_closed, note_doubt, set_aside, write_metas_again
 from onyxq.store.interface import Batch, Rider, Written
-from onyxq.store.purging import watermarks_in
-from onyxq.store.reading import StoreReads
-from onyxq.store.records import SHAPES, Shape
-from onyxq.store.soundness import DATA, note_closed, note_doubt, set_aside, write_metas_again
+from onyxq.store.read_view import StoreReads
 from onyxq.store.tables import FORMAT_KEY, TABLE_NAMES
+from onyxq.system.directories import PRIVATE, PRIVATE_FILE
+from onyxq.system.directory_lock import lock_file
 
 MAP_BYTES = 1 << 30
 """First size of the memory map; only what is used takes room on the disk."""
@@ -266,7 +266,7 @@ class LmdbStore(StoreReads):
 
         ``now_ms`` gives milliseconds since the epoch. Raises `Conflict` if another
         process has the directory, `StoreFailed` if it cannot be used, and `Corrupt` if
-        the file is damaged and must not be opened (see `onyxq.store.soundness`).
+        the file is damaged and must not be opened (see `onyxq.store.integrity.lmdb_check`).
         """
         directory = Path(path)
         try:

@@ -15,11 +15,11 @@ from typing import Protocol
 
 import trio
 
-from onyxq.errors import OnyxqError, StoreDamaged, StoreFailed
-from onyxq.store.indexing import Applier, PreparedBatch, prepare_batch
+from onyxq.core.errors import OnyxqError, StoreDamaged, StoreFailed
+from onyxq.store.index.applier import Applier, PreparedBatch, prepare_batch
+from onyxq.store.index.purge import watermarks_in
 from onyxq.store.interface import Batch, Rider, Written
-from onyxq.store.purging import watermarks_in
-from onyxq.store.reading import StoreReads
+from onyxq.store.read_view import StoreReads
 
 
 class MemoryTable:
@@ -81,7 +81,7 @@ class MemoryTable:
 
 
 class MemoryTables:
-    """All tables; see `onyxq.store.indexing.Tables`."""
+    """All tables; see `onyxq.store.index.applier.Tables`."""
 
     def __init__(self) -> None:
         self.rows = MemoryTable()
@@ -103,7 +103,7 @@ class MemoryTables:
 
 
 class Disk(Protocol):
-    """Where a memory store keeps its tables; `simulation.disk` has one with faults."""
+    """Where a memory store keeps its tables; `simulation.world.disk` has one with faults."""
 
     tables: MemoryTables
 

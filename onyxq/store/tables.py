@@ -1,6 +1,6 @@
 """The ordered tables that a store consists of, as the index logic sees them.
 
-LMDB and memory differ only in how they make these; `onyxq.store.records` says what each
+LMDB and memory differ only in how they make these; `onyxq.store.index.records` says what each
 table holds.
 """
 

@@ -11,22 +11,22 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onyxq.testing.checking import check_extension
     from onyxq.testing.cluster import AsyncCluster, Cluster, open_cluster
     from onyxq.testing.core import die_here
-    from onyxq.testing.draining import Drained, NotDrained
-    from onyxq.testing.finding import FoundTask
+    from onyxq.testing.drain import Drained, NotDrained
+    from onyxq.testing.entry_check import check_extension
+    from onyxq.testing.found_tasks import FoundTask
     from onyxq.testing.workers import Run
 
 _HOMES = {
-    "check_extension": "checking",
+    "check_extension": "entry_check",
     "AsyncCluster": "cluster",
     "Cluster": "cluster",
     "open_cluster": "cluster",
     "die_here": "core",
-    "Drained": "draining",
-    "NotDrained": "draining",
-    "FoundTask": "finding",
+    "Drained": "drain",
+    "NotDrained": "drain",
+    "FoundTask": "found_tasks",
     "Run": "workers",
 }
 

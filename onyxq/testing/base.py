@@ -11,20 +11,20 @@ from typing import Any
 
 import trio
 
-from onyxq.app import App
-from onyxq.cron import NEVER_MS
-from onyxq.duties import Extended, duties
-from onyxq.errors import BadRequest
-from onyxq.extensions import installed
+from onyxq.core.cron import NEVER_MS
+from onyxq.core.duties import Extended, duties
+from onyxq.core.errors import BadRequest
+from onyxq.system.extensions import installed
+from onyxq.testing.asyncio_host import AsyncioHost
 from onyxq.testing.clients import AwaitedClient, BlockingClient, Losses, Machine
 from onyxq.testing.cuts import Cuts
-from onyxq.testing.finding import FoundTask
-from onyxq.testing.hosting import AsyncioHost
+from onyxq.testing.found_tasks import FoundTask
 from onyxq.testing.loop import BlockingThread, Loop
 from onyxq.testing.workers import Plan, Run, RunningWorker, current_worker
 from onyxq.worker import Worker
-from simulation.clock import EPOCH_MS
-from simulation.world import Options, SimulatedNode, World
+from onyxq.worker.app import App
+from simulation.world.clock import EPOCH_MS
+from simulation.world.world import Options, SimulatedNode, World
 
 BACKENDS = ("asyncio", "trio")
 PARTITIONS = 4

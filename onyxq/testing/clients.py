@@ -22,11 +22,11 @@ from anyio.abc import ByteStream
 
 from onyxq.client import AsyncClient, Client
 from onyxq.client.taskstore import AsyncTaskStore
-from onyxq.errors import OnyxqError, ProtocolError
+from onyxq.core.errors import OnyxqError, ProtocolError
 from onyxq.wire.network import Network
 from onyxq.wire.protocol import Decoder
-from simulation.clock import SimulatedClock
-from simulation.world import World
+from simulation.world.clock import SimulatedClock
+from simulation.world.world import World
 
 T = TypeVar("T")
 

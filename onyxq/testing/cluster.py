@@ -15,12 +15,12 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import trio
 
-from onyxq.app import App
 from onyxq.testing.clients import AwaitedClient, BlockingClient, told_here, told_there
 from onyxq.testing.core import Core
 from onyxq.testing.loop import Loop
 from onyxq.testing.workers import Run, RunningWorker
 from onyxq.worker import Worker, current_client
+from onyxq.worker.app import App
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -10,11 +10,11 @@ from typing import Any
 
 import trio
 
-from onyxq.errors import BadRequest
-from onyxq.replica import majority
+from onyxq.core.errors import BadRequest
+from onyxq.core.replica import majority
 from onyxq.testing.base import Base
 from onyxq.testing.clients import REQUESTS
-from onyxq.testing.draining import Drained, drain
+from onyxq.testing.drain import Drained, drain
 from onyxq.testing.workers import Plan, WorkerKilled
 
 NOTICED_S_MAX = 600.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import define
 
-from simulation.network import SimulatedNetwork
+from simulation.world.network import SimulatedNetwork
 
 
 @define(eq=False)

@@ -25,8 +25,8 @@ from typing import Any, TypeVar
 import outcome
 import trio
 
-from simulation.clock import mock_clock
-from simulation.scheduling import seeded_scheduling
+from simulation.world.clock import mock_clock
+from simulation.world.scheduling import seeded_scheduling
 
 T = TypeVar("T")
 

@@ -12,10 +12,10 @@ from typing import Any, NoReturn, Protocol
 import trio
 from attrs import define, field
 
-from onyxq.app import App, TaskFunction
 from onyxq.testing.clients import AwaitedClient, Machine
 from onyxq.testing.loop import BlockingThread, Loop
 from onyxq.worker import Worker, current_bridge, current_client
+from onyxq.worker.app import App, TaskFunction
 
 MOMENT_S = 0.000_001
 """Simulated time passes only when everybody waits: after this, whatever could run has run."""

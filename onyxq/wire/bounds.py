@@ -15,7 +15,7 @@ from contextvars import ContextVar
 
 import anyio
 
-from onyxq.errors import Overloaded
+from onyxq.core.errors import Overloaded
 
 OWNER: ContextVar[str] = ContextVar("owner", default="")
 """Digest of the token of the connection or request that is being served; empty where none is asked for."""

@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 from anyio.abc import ByteStream
 
-from onyxq.errors import OnyxqError, ProtocolError, TimedOut, Unavailable, Unknown
+from onyxq.core.errors import OnyxqError, ProtocolError, TimedOut, Unavailable, Unknown
 from onyxq.wire.background import Background, Spawner
 from onyxq.wire.network import Network
 from onyxq.wire.outlet import UNSENT_BYTES_MAX, Outlet

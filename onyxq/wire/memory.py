@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import anyio
 from anyio.abc import ByteStream, ObjectReceiveStream, ObjectSendStream, TaskStatus
 
-from onyxq.errors import Unavailable
+from onyxq.core.errors import Unavailable
 from onyxq.wire.connection import BREAKS
 
 HOST = "memory"

@@ -21,7 +21,7 @@ from typing import Any
 import msgpack
 from attrs import field, frozen
 
-from onyxq.errors import BadRequest, ClusterMismatch, OnyxqError, ProtocolError, TooLarge, from_map
+from onyxq.core.errors import BadRequest, ClusterMismatch, OnyxqError, ProtocolError, TooLarge, from_map
 
 FRAME_BYTES_MAX = 20 * 1024 * 1024
 """Bytes of msgpack in one frame to a server."""

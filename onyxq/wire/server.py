@@ -17,7 +17,7 @@ from typing import Any
 import anyio
 from anyio.abc import ByteStream
 
-from onyxq.errors import OnyxqError, ProtocolError, TimedOut
+from onyxq.core.errors import OnyxqError, ProtocolError, TimedOut
 from onyxq.wire.bounds import Bounds
 from onyxq.wire.connection import BREAKS, RECEIVE_BYTES
 from onyxq.wire.outlet import Outlet

@@ -12,8 +12,8 @@ import anyio
 from anyio.abc import ByteStream, SocketAttribute, SocketListener, SocketStream, TaskStatus
 from anyio.streams.tls import TLSStream
 
-from onyxq.errors import BadRequest, Unavailable
-from onyxq.numbers import whole
+from onyxq.core.errors import BadRequest, Unavailable
+from onyxq.core.texts import whole
 from onyxq.wire.bounds import NEWCOMERS_MAX, NEWCOMERS_PERCENT, Newcomers, share
 
 BACKLOG = 1024

@@ -5,7 +5,7 @@ One byte of MessagePack may be an empty map, which takes over 64 bytes: 20 MiB o
 
 from __future__ import annotations
 
-from onyxq.errors import TooLarge
+from onyxq.core.errors import TooLarge
 
 DECODED_BYTES_MAX = 128 * 1024 * 1024
 """Estimated bytes of one decoded message."""

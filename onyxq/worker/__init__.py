@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from onyxq.worker.app import load_app
 from onyxq.worker.attempts import LogEntry, Progress, TaskCancelled, current_claim, current_client
 from onyxq.worker.contexts import BlockingContext, Context, blocking_context, context, current_bridge
 from onyxq.worker.logs import contextual_logs
 from onyxq.worker.loop import Body, Worker
-from onyxq.worker.process import load_app, run_worker
+from onyxq.worker.process import run_worker
 
 __all__ = [
     "BlockingContext",

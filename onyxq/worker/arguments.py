@@ -13,7 +13,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from onyxq.errors import BadRequest
+from onyxq.core.errors import BadRequest
 from onyxq.worker.values import Misfit, from_json, to_json
 
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

@@ -12,7 +12,7 @@ import anyio
 
 from onyxq.client import AsyncClient, Claim, Committed
 from onyxq.client.transactions import Gathered
-from onyxq.errors import AlreadyFinished, BadRequest, StaleToken
+from onyxq.core.errors import AlreadyFinished, BadRequest, StaleToken
 
 PROGRESS_S = 1.0
 """Progress is stored at most this often."""

@@ -17,20 +17,39 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 from onyxq.client import BlockingTransaction, Claim, Committed
 from onyxq.client.claims import ClaimedRun
-from onyxq.errors import BadRequest, from_map
-from onyxq.tracing import within
+from onyxq.core.errors import BadRequest, from_map
+from onyxq.system.tracing import within
 from onyxq.worker.arguments import Arguments
 from onyxq.worker.attempts import Attempt, TaskCancelled, current_attempt, current_claim, describe, pack
 from onyxq.worker.contexts import BlockingContext, current_blocking
 from onyxq.worker.logs import contextual_logs
-from onyxq.worker.processes import SIGNALS, Work
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""Meant for the worker, also if all processes of its group get them."""
 
 _Outcome = tuple[bytes | None, str | None, str]
 """Result, error, and where it was raised."""
+
+
+class Work(NamedTuple):
+    """One task as its process gets it."""
+
+    module: str
+    qualname: str
+    name: str
+    id: bytes
+    token: int
+    attempts: int
+    queue: str
+    depends: tuple[bytes, ...]
+    args: list[Any]
+    kwargs: dict[str, Any]
+    trace: str | None
+    """The span of the attempt, in the worker."""
 
 
 class _Line:

@@ -25,8 +25,8 @@ import anyio.from_thread
 
 from onyxq.client import AsyncClient, AsyncTransaction, BlockingTransaction, Committed
 from onyxq.client.transactions import Gathered
-from onyxq.errors import Conflict
-from onyxq.ids import TaskId
+from onyxq.core.errors import Conflict
+from onyxq.core.ids import TaskId
 from onyxq.worker.attempts import Attempt, LogEntry, TaskCancelled, current_attempt, current_client, pack
 
 Bridge = Callable[[Callable[[], Awaitable[Any]]], Any]

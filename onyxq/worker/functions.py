@@ -11,8 +11,8 @@ import anyio.to_thread
 
 from onyxq.client import AsyncClient, Client, Step, Task
 from onyxq.client.transactions import Gathered
-from onyxq.errors import Conflict
-from onyxq.ids import TaskId
+from onyxq.core.errors import Conflict
+from onyxq.core.ids import TaskId
 from onyxq.worker.arguments import Arguments
 from onyxq.worker.attempts import Progress, current_client, latest_progress
 from onyxq.worker.contexts import current_bridge

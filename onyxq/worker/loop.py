@@ -16,12 +16,12 @@ import anyio
 from anyio.abc import TaskGroup
 
 from onyxq.client import AsyncClient, Claim, ClaimBatch
-from onyxq.errors import BadRequest, OnyxqError, Overloaded, TimedOut, Unavailable
-from onyxq.tracing import attempting
+from onyxq.core.errors import BadRequest, OnyxqError, Overloaded, TimedOut, Unavailable
+from onyxq.system.tracing import attempting
 from onyxq.worker.attempts import Attempt, current_attempt, current_claim, current_client, describe
+from onyxq.worker.heartbeats import RENEWALS_PER_LEASE, Renewals
 from onyxq.worker.pace import PATIENCE_S, Pace
-from onyxq.worker.renewing import RENEWALS_PER_LEASE, Renewals
-from onyxq.worker.scaling import LOOK_EVERY_S, Scaling
+from onyxq.worker.slot_count import LOOK_EVERY_S, Scaling
 
 GATHER_S = 0.02
 """A free slot waits so long for others: asking for one at a time would cost a grant per task."""

@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 from attrs import evolve, fields_dict, frozen
 
 from onyxq.client.policy import OF_QUEUE, Retries
-from onyxq.errors import BadRequest
+from onyxq.core.errors import BadRequest
 
 RUNS = ("thread", "process")
 TIMEOUT_S_MAX = 30 * 86_400.0

@@ -15,7 +15,7 @@ import anyio
 from attrs import frozen
 
 from onyxq.client import AsyncClient
-from onyxq.errors import NotFound, OnyxqError, Overloaded, TimedOut, Unavailable
+from onyxq.core.errors import NotFound, OnyxqError, Overloaded, TimedOut, Unavailable
 from onyxq.worker.functions import TaskFunction
 
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.5, 30.0

@@ -14,13 +14,14 @@ import threading
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import Any, NamedTuple
+from typing import Any
 
 import anyio
 
 from onyxq.client import AsyncClient, AsyncTransaction
-from onyxq.errors import Conflict, OnyxqError
+from onyxq.core.errors import Conflict, OnyxqError
 from onyxq.worker.attempts import Attempt, FailedThere
+from onyxq.worker.child import SIGNALS, Work, main
 from onyxq.worker.threads import Threads
 
 KILL_S = 5.0
@@ -30,29 +31,9 @@ END_S = 2.0
 
 log = logging.getLogger(__name__)
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""Meant for the worker, also if all processes of its group get them."""
-
 Message = tuple[Any, ...]
 
 _starting = threading.Lock()
-
-
-class Work(NamedTuple):
-    """One task as its process gets it."""
-
-    module: str
-    qualname: str
-    name: str
-    id: bytes
-    token: int
-    attempts: int
-    queue: str
-    depends: tuple[bytes, ...]
-    args: list[Any]
-    kwargs: dict[str, Any]
-    trace: str | None
-    """The span of the attempt, in the worker."""
 
 
 class ProcessEnded(Exception):
@@ -63,8 +44,6 @@ class _Child:
     """A process, and the thread that listens to it."""
 
     def __init__(self, threads: Threads, address: str | Sequence[str], token: str | None) -> None:
-        from onyxq.worker.child import main
-
         spawn = multiprocessing.get_context("spawn")
         self._connection, theirs = spawn.Pipe()
         self.process: BaseProcess = spawn.Process(target=main, args=(theirs, address, token), daemon=True)

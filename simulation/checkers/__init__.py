@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 from attrs import define
 
 from log_entries import grant_claims, grant_limited_claims
-from onyxq.entry import APPLIED
-from onyxq.ids import TaskId, ids_of
-from onyxq.replica import Replica
-from onyxq.step import Step
-from simulation.history import History
+from onyxq.core.entry import APPLIED
+from onyxq.core.ids import TaskId, ids_of
+from onyxq.core.replica import Replica
+from onyxq.core.step import Step
+from simulation.world.history import History
 
 GRANTS = (grant_claims.Args, grant_limited_claims.Args)
 """The entries that grant claims."""

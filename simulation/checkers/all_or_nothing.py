@@ -14,12 +14,12 @@ from attrs import define, field
 
 from log_entries.commit_batch import committed_by
 from onyxq.client.values import Task
-from onyxq.entry import APPLIED
-from onyxq.ids import TaskId
-from onyxq.replica import Replica
-from onyxq.step import Step
+from onyxq.core.entry import APPLIED
+from onyxq.core.ids import TaskId
+from onyxq.core.replica import Replica
+from onyxq.core.step import Step
 from simulation.checkers import Checker
-from simulation.history import OK, REFUSED, Transacted
+from simulation.world.history import OK, REFUSED, Transacted
 
 
 @define(eq=False)

@@ -12,14 +12,14 @@ from typing import ClassVar
 from attrs import define, field
 
 from log_entries import expire_claims, release_claims, renew_claims, reopen_tasks
-from onyxq.claims import lapsed
-from onyxq.entry import APPLIED
-from onyxq.facts import RETRIED
-from onyxq.ids import Run, TaskId, ids_of
-from onyxq.replica import Replica, claim_of
-from onyxq.step import Step
+from onyxq.core.claims import lapsed
+from onyxq.core.entry import APPLIED
+from onyxq.core.facts import RETRIED
+from onyxq.core.ids import Run, TaskId, ids_of
+from onyxq.core.replica import Replica, claim_of
+from onyxq.core.step import Step
 from simulation.checkers import Checker
-from simulation.history import CLAIM, FAIL, OK
+from simulation.world.history import CLAIM, FAIL, OK
 
 
 @define(eq=False)

@@ -14,9 +14,9 @@ from attrs import define, field
 
 from log_entries import commit_batch
 from onyxq.client.values import Task
-from onyxq.entry import APPLIED
-from onyxq.replica import Replica
-from onyxq.step import Step
+from onyxq.core.entry import APPLIED
+from onyxq.core.replica import Replica
+from onyxq.core.step import Step
 from simulation.checkers import Checker
 
 

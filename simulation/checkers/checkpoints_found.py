@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from attrs import define
 
-from onyxq.ids import TaskId
+from onyxq.core.ids import TaskId
 from onyxq.worker.attempts import LogEntry, unpack
 from simulation.checkers import Checker
 

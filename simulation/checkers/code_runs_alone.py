@@ -6,9 +6,9 @@ from typing import ClassVar
 
 from attrs import define
 
-from onyxq.ids import TaskId
+from onyxq.core.ids import TaskId
 from simulation.checkers import Checker
-from simulation.history import RUNNING, Worked
+from simulation.world.history import RUNNING, Worked
 
 
 @define(eq=False)

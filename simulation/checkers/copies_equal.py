@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from attrs import define, field
 
-from onyxq.replica import Replica
+from onyxq.core.replica import Replica
 from simulation.checkers import Checker
 
 Rows = Mapping[bytes, bytes]

@@ -9,8 +9,8 @@ from typing import ClassVar
 
 from attrs import define, field
 
-from onyxq.replica import Replica
-from onyxq.step import Step
+from onyxq.core.replica import Replica
+from onyxq.core.step import Step
 from simulation.checkers import Checker
 
 

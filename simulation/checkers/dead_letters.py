@@ -10,12 +10,12 @@ from typing import ClassVar
 from attrs import define
 
 from onyxq.client.values import Task
-from onyxq.ids import TaskId
-from onyxq.replica import Replica
-from onyxq.step import Step
+from onyxq.core.ids import TaskId
+from onyxq.core.replica import Replica
+from onyxq.core.step import Step
 from simulation.checkers import Checker, granted_in
 from simulation.checkers.ledger import Ledger
-from simulation.history import OK, REQUEUE
+from simulation.world.history import OK, REQUEUE
 
 WITHOUT_RUNNING = ("expired: ", "task ")
 """How the errors begin of tasks that failed without being run: in time, or for others."""

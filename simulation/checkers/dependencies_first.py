@@ -7,10 +7,10 @@ from typing import ClassVar
 from attrs import define
 
 from onyxq.client.values import Task
-from onyxq.ids import TaskId
+from onyxq.core.ids import TaskId
 from simulation.checkers import Checker
 from simulation.checkers.ledger import Ledger
-from simulation.history import COMPLETE, GIVING_UP, REFUSED
+from simulation.world.history import COMPLETE, GIVING_UP, REFUSED
 
 ENDED_BADLY = ("failed", "cancelled")
 

@@ -10,11 +10,11 @@ from typing import ClassVar
 from attrs import define, field
 
 from onyxq.client.values import Task
-from onyxq.ids import TaskId
-from onyxq.replica import Replica
-from onyxq.step import Step
+from onyxq.core.ids import TaskId
+from onyxq.core.replica import Replica
+from onyxq.core.step import Step
 from simulation.checkers import Checker, granted_in
-from simulation.history import GIVING_UP, REFUSED
+from simulation.world.history import GIVING_UP, REFUSED
 
 
 @define(eq=False)

@@ -12,12 +12,12 @@ from typing import ClassVar
 
 from attrs import define, field
 
-from onyxq.ids import TaskId, mask_of, partition_of, stretch_of
-from onyxq.partition.pending import key_in
-from onyxq.replica import Partition, Replica
-from onyxq.step import Step
+from onyxq.core.ids import TaskId, mask_of, partition_of, stretch_of
+from onyxq.core.replica import Partition, Replica
+from onyxq.core.step import Step
+from onyxq.leader.cohort.pending_facts import key_in
 from onyxq.store.memory import MemoryTables
-from onyxq.store.reading import StoreReads
+from onyxq.store.read_view import StoreReads
 from simulation.checkers import Checker
 
 

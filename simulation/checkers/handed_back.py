@@ -8,7 +8,7 @@ from attrs import define
 
 from simulation.checkers import Checker
 from simulation.checkers.ledger import Ledger
-from simulation.history import RAISED
+from simulation.world.history import RAISED
 
 
 @define(eq=False)

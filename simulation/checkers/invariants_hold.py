@@ -6,9 +6,9 @@ from typing import ClassVar
 
 from attrs import define
 
-from onyxq.invariants import violations
-from onyxq.replica import Replica
-from onyxq.step import Step
+from onyxq.core.invariants.replica import violations
+from onyxq.core.replica import Replica
+from onyxq.core.step import Step
 from simulation.checkers import Checker
 
 

@@ -17,11 +17,11 @@ from typing import ClassVar
 from attrs import define, field
 
 from onyxq.client.values import Task
-from onyxq.ids import TaskId
+from onyxq.core.ids import TaskId
 from simulation.checkers import Checker
 from simulation.checkers.ledger import Ledger, Placed
 from simulation.checkers.queues_followed import QueuesFollowed
-from simulation.history import COMPLETE, GIVING_UP, REFUSED
+from simulation.world.history import COMPLETE, GIVING_UP, REFUSED
 
 Key = tuple[str, str]
 """Queue and ordering key."""

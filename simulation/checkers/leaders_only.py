@@ -11,9 +11,9 @@ from typing import ClassVar
 from attrs import define
 
 from log_entries import expire_claims, release_claims, renew_claims, reopen_tasks
-from onyxq.entry import APPLIED
-from onyxq.replica import Replica
-from onyxq.step import Step
+from onyxq.core.entry import APPLIED
+from onyxq.core.replica import Replica
+from onyxq.core.step import Step
 from simulation.checkers import GRANTS, Checker
 
 CLAIM_ENTRIES = (*GRANTS, renew_claims.Args, release_claims.Args, expire_claims.Args, reopen_tasks.Args)

@@ -13,10 +13,10 @@ from attrs import define, field
 
 from log_entries import expire_claims, release_claims, renew_claims
 from log_entries.commit_batch import committed_by
-from onyxq.entry import APPLIED
-from onyxq.ids import Run, TaskId, ids_of
-from onyxq.replica import Replica, claim_of
-from onyxq.step import Step
+from onyxq.core.entry import APPLIED
+from onyxq.core.ids import Run, TaskId, ids_of
+from onyxq.core.replica import Replica, claim_of
+from onyxq.core.step import Step
 from simulation.checkers import GRANTS, Checker
 
 FAST_PPM = 500

@@ -12,12 +12,12 @@ from attrs import define, field
 
 from log_entries import reopen_tasks
 from onyxq.client.values import Task
-from onyxq.entry import APPLIED
-from onyxq.ids import TaskId, ids_of
-from onyxq.replica import Replica
-from onyxq.step import Step
+from onyxq.core.entry import APPLIED
+from onyxq.core.ids import TaskId, ids_of
+from onyxq.core.replica import Replica
+from onyxq.core.step import Step
 from simulation.checkers import Checker, granted_in
-from simulation.history import Said
+from simulation.world.history import Said
 
 
 class Event(NamedTuple):

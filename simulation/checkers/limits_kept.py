@@ -13,8 +13,8 @@ from attrs import define, field
 
 from log_entries import expire_claims, grant_claims, grant_limited_claims, release_claims
 from log_entries.commit_batch import committed_by
-from onyxq.ids import Run, TaskId, ids_of
-from onyxq.step import Outcome, Step
+from onyxq.core.ids import Run, TaskId, ids_of
+from onyxq.core.step import Outcome, Step
 from simulation.checkers import granted_by
 from simulation.checkers.queues_followed import NEVER_S, QueuesFollowed
 

@@ -16,10 +16,10 @@ from typing import ClassVar, NamedTuple
 
 from attrs import define
 
-from onyxq.ids import TaskId
+from onyxq.core.ids import TaskId
 from simulation.checkers import Checker
 from simulation.checkers.leases_last import least_ms
-from simulation.history import (
+from simulation.world.history import (
     CANCEL,
     CLAIM,
     COMPLETE,

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from attrs import define
 
-from onyxq.ids import TaskId
+from onyxq.core.ids import TaskId
 from simulation.checkers import Checker
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 from attrs import define, field
 
 from onyxq.client.values import Task
-from onyxq.ids import TaskId
+from onyxq.core.ids import TaskId
 from simulation.checkers import Checker
 
 

@@ -8,9 +8,9 @@ from typing import ClassVar
 from attrs import define, field
 
 from onyxq.client.values import Task, TaskUpdate
-from onyxq.ids import TaskId
+from onyxq.core.ids import TaskId
 from simulation.checkers import Checker
-from simulation.history import Enqueued
+from simulation.world.history import Enqueued
 
 
 @define(eq=False)

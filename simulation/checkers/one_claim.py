@@ -12,12 +12,12 @@ from attrs import define, field
 
 from log_entries import commit_transaction, expire_claims, release_claims, renew_claims, settle_transaction
 from log_entries.commit_batch import committed_by
-from onyxq.claims import lapsed
-from onyxq.entry import APPLIED
-from onyxq.ids import Run, TaskId, ids_of
-from onyxq.replica import Replica
-from onyxq.step import Step
-from onyxq.transactions import Prepared
+from onyxq.core.claims import lapsed
+from onyxq.core.entry import APPLIED
+from onyxq.core.ids import Run, TaskId, ids_of
+from onyxq.core.replica import Replica
+from onyxq.core.step import Step
+from onyxq.core.transactions import Prepared
 from simulation.checkers import GRANTS, Checker
 
 

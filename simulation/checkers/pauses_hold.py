@@ -7,7 +7,7 @@ from typing import ClassVar
 from attrs import define
 
 from log_entries import grant_limited_claims
-from onyxq.step import Outcome, Step
+from onyxq.core.step import Outcome, Step
 from simulation.checkers.queues_followed import NEVER_S, QueuesFollowed
 
 

@@ -10,10 +10,10 @@ from typing import ClassVar
 from attrs import define, field
 
 from log_entries import fire_periodic, pause_periodic, set_periodic
-from onyxq.entry import APPLIED
-from onyxq.ids import TaskId, ms_of
-from onyxq.replica import Replica
-from onyxq.step import Step
+from onyxq.core.entry import APPLIED
+from onyxq.core.ids import TaskId, ms_of
+from onyxq.core.replica import Replica
+from onyxq.core.step import Step
 from simulation.checkers import Checker
 from simulation.checkers.ledger import Ledger
 

@@ -13,14 +13,14 @@ from attrs import define, field
 
 from log_entries import purge
 from onyxq.client.values import Task
-from onyxq.entry import APPLIED
-from onyxq.errors import Corrupt
-from onyxq.facts import COMPLETION, KINDS, unpack_completion
-from onyxq.ids import TaskId, mask_of, partition_of, stretch_of
-from onyxq.purged import Watermark, is_purged, watermark_of
-from onyxq.queues import settings_of
-from onyxq.replica import Replica
-from onyxq.step import Step
+from onyxq.core.entry import APPLIED
+from onyxq.core.errors import Corrupt
+from onyxq.core.facts import COMPLETION, KINDS, unpack_completion
+from onyxq.core.ids import TaskId, mask_of, partition_of, stretch_of
+from onyxq.core.purged import Watermark, is_purged, watermark_of
+from onyxq.core.queues import settings_of
+from onyxq.core.replica import Replica
+from onyxq.core.step import Step
 from onyxq.store.memory import MemoryTables
 from simulation.checkers import Checker, granted_in
 from simulation.checkers.enough_copies import DiskReads

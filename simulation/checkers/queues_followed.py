@@ -12,9 +12,9 @@ from typing import Any
 from attrs import define, field
 
 from log_entries import set_queue
-from onyxq.entry import APPLIED
-from onyxq.replica import Replica
-from onyxq.step import Outcome, Step
+from onyxq.core.entry import APPLIED
+from onyxq.core.replica import Replica
+from onyxq.core.step import Outcome, Step
 from simulation.checkers import Checker
 
 NEVER_S = float("inf")

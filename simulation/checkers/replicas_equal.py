@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from attrs import define, field, fields
 
-from onyxq.replica import Replica
-from onyxq.step import Step
+from onyxq.core.replica import Replica
+from onyxq.core.step import Step
 from simulation.checkers import Checker
 
 COMPARED_EVERY = 4

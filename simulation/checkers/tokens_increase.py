@@ -6,9 +6,9 @@ from typing import ClassVar
 
 from attrs import define, field
 
-from onyxq.ids import TaskId
-from onyxq.replica import Replica
-from onyxq.step import Step
+from onyxq.core.ids import TaskId
+from onyxq.core.replica import Replica
+from onyxq.core.step import Step
 from simulation.checkers import Checker, granted_in
 
 

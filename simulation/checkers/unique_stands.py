@@ -11,10 +11,10 @@ from typing import ClassVar
 from attrs import define, field
 
 from onyxq.client.values import Task
-from onyxq.ids import TaskId
+from onyxq.core.ids import TaskId
 from simulation.checkers import Checker
 from simulation.checkers.ledger import Event, Ledger
-from simulation.history import Sent
+from simulation.world.history import Sent
 
 Key = tuple[str, str]
 """Queue and unique key."""

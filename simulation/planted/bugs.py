@@ -25,7 +25,7 @@ PLANTED: tuple[Planted, ...] = (
     # --- the log and the ring
     Planted(
         "outbox numbers ignored",
-        "onyxq/step.py",
+        "onyxq/core/step.py",
         "if content.number == last + 1:",
         "if content.number >= 0:",
         "a record that was appended twice counts twice",
@@ -33,7 +33,7 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "outbox gap accepted",
-        "onyxq/step.py",
+        "onyxq/core/step.py",
         "if content.number == last + 1:",
         "if content.number > last:",
         "a record that is late finds its number used up",
@@ -41,7 +41,7 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "queued joiner watches nobody",
-        "onyxq/ring.py",
+        "onyxq/core/ring.py",
         "found = {*stitching(ring), *ring.queue[max(place - 1, 0) : place]}",
         "found = set()",
         "where everybody else died nobody reports it",
@@ -49,7 +49,7 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "watch not moved on leave",
-        "onyxq/ring.py",
+        "onyxq/core/ring.py",
         "return rest.remove(watcher) if watcher == successor else rest.set(watcher, successor)",
         "return rest.remove(watcher)",
         "the successor of a peer that left is watched by nobody",
@@ -58,7 +58,7 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "joiner of a dead helper forgotten",
-        "onyxq/ring.py",
+        "onyxq/core/ring.py",
         "queue=(held, *queue) if held else queue,",
         "queue=queue,",
         "a peer whose helper died in the middle of its join never joins",
@@ -66,7 +66,7 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "expiry by the log's clock",
-        "onyxq/step.py",
+        "onyxq/core/step.py",
         "log_time_ms=replica.log_time_ms + (passed if passed <= LOG_TIME_STEP_MAX_MS else 0),",
         "log_time_ms=replica.log_time_ms + min(5_000, max(0, record.ctime_ms - replica.ctime_ms)),",
         "a jump of the log's clock ages everybody's claims",
@@ -74,7 +74,7 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "log time of a writer that has not read",
-        "onyxq/log_clock.py",
+        "onyxq/core/log/clock.py",
         "waited_ms = measured.waited_ms if measured.position >= counted_position else 0",
         "waited_ms = measured.waited_ms",
         "several peers count the same time, each for itself",
@@ -82,7 +82,7 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "log time measured without bound",
-        "onyxq/log_clock.py",
+        "onyxq/core/log/clock.py",
         "while self._anchors and now_ns - self._anchors[0].at_ns >= LOG_TIME_SLACK_MS * NS:",
         "while self._anchors and now_ns - self._anchors[0].at_ns >= LOG_TIME_STEP_MAX_MS * NS:",
         "a claim that was granted while its clock ran elsewhere expires early",
@@ -90,7 +90,7 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "obligation lost after a trim",
-        "onyxq/replica.py",
+        "onyxq/core/replica.py",
         "return taken.peer if taken.peer in replica.ring.members else first_peer(replica)",
         "return taken.peer",
         "a collector dies before or behind its trim, and nobody owes the rest",
@@ -98,7 +98,7 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "a joiner that was put out waits on",
-        "onyxq/peer/peer.py",
+        "onyxq/node/membership.py",
         "known = known or self._passed or contains(replica.ring, self.id)",
         "known = known or contains(replica.ring, self.id)",
         "a joiner that goes on from an origin in which it is no more waits for its join for ever",
@@ -107,7 +107,7 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "landed records awaited behind an origin",
-        "onyxq/peer/outbox.py",
+        "onyxq/log/outbox.py",
         "if behind <= number or self._landed.get(behind, position + 1) <= position:",
         "if behind <= number:",
         "a joiner that was put out long ago does not see that its request lies behind it",
@@ -124,7 +124,7 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "an entry counts before it is enabled",
-        "onyxq/step.py",
+        "onyxq/core/step.py",
         "if not creating and raw.version > replica.enabled.get(raw.name, 0):",
         "if not creating and raw.name not in entries:",
         "peers that know an entry and peers that do not hold different replicas",
@@ -141,7 +141,7 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "no epoch check in grant",
-        "onyxq/claims.py",
+        "onyxq/core/claims.py",
         "if found.epoch != epoch:",
         "if found.epoch < epoch:",
         "what a leader granted before it was deposed holds when it leads again",
@@ -149,7 +149,7 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "epoch not stored before answering",
-        "onyxq/partition/cohort.py",
+        "onyxq/leader/cohort/member.py",
         "await host.store.write(Batch(epochs=((partition, epoch),)))",
         "await host.store.write(Batch())",
         "a promise is forgotten with the process that gave it",
@@ -158,7 +158,7 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "follower accepts a write below its epoch",
-        "onyxq/partition/cohort.py",
+        "onyxq/leader/cohort/member.py",
         'reached = self._host.epochs.get(_number(partition, "partition", PARTITIONS_MAX), 0)',
         "reached = epoch",
         "a deposed leader still gathers majorities",
@@ -167,7 +167,7 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "quorum one too small",
-        "onyxq/replica.py",
+        "onyxq/core/replica.py",
         "return not nodes or 2 * sum(node in have for node in nodes) > len(nodes)",
         "return not nodes or 2 * sum(node in have for node in nodes) + 1 >= len(nodes)",
         "what was acknowledged is on one node of three",
@@ -175,7 +175,7 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "leader acks before its own store has it",
-        "onyxq/partition/replication.py",
+        "onyxq/leader/cohort/replication.py",
         "self._won = self._leader in self.acks and all(majority(cohort, self.acks) for cohort in self._cohorts)",
         "self._won = all(majority(cohort, self.acks) for cohort in self._cohorts)",
         "the leader does not know of a completion and grants the task again",
@@ -184,7 +184,7 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "takeover without the majority read",
-        "onyxq/partition/leader.py",
+        "onyxq/leader/leader.py",
         "while not majority(self.placed.members, self._merged):",
         "while not majority(self.placed.members, self._reached):",
         "a new leader serves without what it missed",
@@ -193,7 +193,7 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "settle without the target's majority",
-        "onyxq/partition/leader.py",
+        "onyxq/leader/leader.py",
         "return majority(placed.target, self.current) and sum(n in self.current for n in placed.target) >= wanted",
         "return bool(self.current)",
         "members change to nodes that do not have the tasks",
@@ -203,7 +203,7 @@ PLANTED: tuple[Planted, ...] = (
     # --- claims
     Planted(
         "completion taken after the re-grant is in the outbox",
-        "onyxq/partition/available.py",
+        "onyxq/leader/grants/grantable.py",
         "return self._blocked.get(stretch_of(run.first), 0) & mask_of(*run)",
         "return 0",
         "two workers' completions of one task are both taken",
@@ -212,7 +212,7 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "a completed task granted again after takeover",
-        "onyxq/partition/available.py",
+        "onyxq/leader/grants/grantable.py",
         "state = (taken | self._host.store.finished_bits(stretch), self._host.store.moved(stretch))",
         "state = (taken, self._host.store.moved(stretch))",
         "what is ready is believed without asking what is finished",
@@ -237,7 +237,7 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "retry not counted",
-        "onyxq/partition/claims_kept.py",
+        "onyxq/leader/claim_updates.py",
         "attempts = piece.attempts + counted",
         "attempts = piece.attempts",
         "a task that always fails is tried for ever",
@@ -245,7 +245,7 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "long poll misses a wake-up",
-        "onyxq/partition/heads.py",
+        "onyxq/leader/grants/ready_heads.py",
         "self.changed.set()",
         "self.changed.is_set()",
         "a claimer that waits is not told of a task until it asks again",
@@ -253,7 +253,7 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "a valid claim called stale by a deposed leader",
-        "onyxq/partition/judging.py",
+        "onyxq/leader/freshness.py",
         "unsure.add(partition)",
         "pass",
         "a worker is told to stop although its claim is valid",
@@ -262,7 +262,7 @@ PLANTED: tuple[Planted, ...] = (
     # --- facts and stores
     Planted(
         "enqueue retry makes a second task",
-        "onyxq/client/enqueuing.py",
+        "onyxq/client/enqueues.py",
         "address, runs = None, [run for run, _ in failed]",
         "address, runs = None, [[self._run(RUN_TASKS_MAX, NOW).first, run[1]] for run, _ in failed]",
         "an enqueue whose answer was lost is done twice",
@@ -270,7 +270,7 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "anti-entropy ignores updates",
-        "onyxq/partition/sync.py",
+        "onyxq/leader/cohort/anti_entropy.py",
         "await self._push(sorted(key for key, _ in mine - theirs))",
         'await self._push(sorted(key for key, _ in mine - theirs if key[2:3] != b"U"))',
         "a copy that missed updates never gets them",
@@ -278,20 +278,24 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "digest not updated with the row",
-        "onyxq/store/digests.py",
+        "onyxq/store/index/digests.py",
         "changes[1] += row_hash(key, value)",
         "changes[1] += 0",
         "copies that hold different rows look alike",
         "crossed",
         quick=3,
         more=(
-            ("onyxq/store/digests.py", "changes[1] += row_hash(key, new) - row_hash(key, old)", "changes[1] += 0"),
-            ("onyxq/partition/repair.py", "if store.crooked:", "if False:"),
+            (
+                "onyxq/store/index/digests.py",
+                "changes[1] += row_hash(key, new) - row_hash(key, old)",
+                "changes[1] += 0",
+            ),
+            ("onyxq/leader/cohort/row_repair.py", "if store.crooked:", "if False:"),
         ),
     ),
     Planted(
         "history position written before the rows",
-        "onyxq/peer/history.py",
+        "onyxq/history/claim_rows.py",
         "rows, self._rows = self._rows, []",
         "rows, self._rows = [], self._rows",
         "a crash between the two leaves a hole in the history",
@@ -300,7 +304,7 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "renewed claims recorded as expired",
-        "onyxq/peer/history.py",
+        "onyxq/history/claim_rows.py",
         "ended = [(run, held.end(run, expiry.token, lapsed_only=True)) for run in expiry.runs]",
         "ended = [(run, held.end(run, expiry.token)) for run in expiry.runs]",
         "attempts are counted for claims that go on",
@@ -318,7 +322,7 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "pending dropped before the deadline",
-        "onyxq/partition/pending.py",
+        "onyxq/leader/cohort/pending_facts.py",
         "return replica.log_time_ms > part.deadline_ms or is_void(replica, part.name)",
         "return True",
         "what is prepared is gone when it is committed",
@@ -327,7 +331,7 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "a task expires while a transaction holds it",
-        "onyxq/transactions.py",
+        "onyxq/core/transactions.py",
         "taken = [(offset, count, position, worker, HELD_MS) for offset, count, *_ in inside]",
         "taken = [(offset, count, position, worker, 0) for offset, count, *_ in inside]",
         "a task that is completed by a commit is given to somebody else",
@@ -352,7 +356,7 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "settled before it is written",
-        "onyxq/partition/making_visible.py",
+        "onyxq/leader/transaction_apply.py",
         "await self._make_visible(leader, [item for own in items.values() for item in own])",
         "self._host.start_soon(self._make_visible, leader, [item for own in items.values() for item in own])",
         "a leader that dies takes what was committed with it",
@@ -361,7 +365,7 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "prepared before a majority keeps it",
-        "onyxq/partition/transacting.py",
+        "onyxq/leader/transaction_parts.py",
         "failed = await self._keep(rows)",
         "failed = dict[int, dict[str, Any]]() if self._host.start_soon(self._keep, rows) is None else {}",
         "what is committed was kept by nobody who lives",
@@ -369,7 +373,7 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "what came back meanwhile is not offered",
-        "onyxq/partition/completing.py",
+        "onyxq/leader/completions.py",
         "self._host.granter.offer(self._unclaimed(tasks))",
         "pass",
         "nobody gets a task that was given back, or expired, while a transaction was about to complete it",
@@ -378,8 +382,8 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "takeover without what is pending",
-        "onyxq/partition/leader.py",
-        "theirs = await pending.pull(store, call, self.partition)",
+        "onyxq/leader/leader.py",
+        "theirs = await pending_facts.pull(store, call, self.partition)",
         "theirs = set(store.pending_transactions(self.partition))",
         "the next leader does not know what is to be committed, nor does who follows it",
         "handed_over",
@@ -387,8 +391,8 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "new copies lack what is pending",
-        "onyxq/partition/leader.py",
-        "await pending.push(store, call, self.partition, self.epoch, theirs=theirs)",
+        "onyxq/leader/leader.py",
+        "await pending_facts.push(store, call, self.partition, self.epoch, theirs=theirs)",
         "pass",
         "when a partition's nodes have gone one by one, so has what was to be committed",
         "handed_over",

@@ -7,7 +7,7 @@ from simulation.planted.planted import Planted
 AHEAD_BUGS: tuple[Planted, ...] = (
     Planted(
         "what was claimed ahead is begun at once",
-        "onyxq/partition/granter.py",
+        "onyxq/leader/grants/granter.py",
         "due_in_ms = min(max(0, pick.piece.due_ms - now_ms), pick.ahead_ms)",
         "due_in_ms = 0",
         "timers fire before their time",
@@ -16,7 +16,7 @@ AHEAD_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "the lease of what was claimed ahead begins when it is claimed",
-        "onyxq/partition/granter.py",
+        "onyxq/leader/grants/granter.py",
         "by_request.setdefault((pick.request, min(pick.lease_ms + pick.ahead_ms, LEASE_MS_MAX)), []).append(pick.run)",
         "by_request.setdefault((pick.request, pick.lease_ms), []).append(pick.run)",
         "somebody else is given a task whose worker was told that its lease runs",
@@ -25,7 +25,7 @@ AHEAD_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "tasks with keys are claimed ahead",
-        "onyxq/partition/heads.py",
+        "onyxq/leader/grants/ready_heads.py",
         "if piece.key or partition not in self._leaders:",
         "if partition not in self._leaders:",
         "one that comes later and is due earlier waits for it",
@@ -34,7 +34,7 @@ AHEAD_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "tasks that are counted are claimed ahead",
-        "onyxq/partition/heads.py",
+        "onyxq/leader/grants/ready_heads.py",
         "if heads is None or not heads.ahead or self._limits.room(queue) is not None:",
         "if heads is None or not heads.ahead:",
         "they take the places of others that could run",

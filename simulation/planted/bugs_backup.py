@@ -15,7 +15,7 @@ BACKUP_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "a backup does not wait for what was committed",
-        "onyxq/backup/taking.py",
+        "onyxq/history/backup/capture.py",
         "while self._now.transactions:",
         "while self._now.transactions and not self._now.hold:",
         "what a partition has not made visible yet is not in it",
@@ -23,7 +23,7 @@ BACKUP_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "a hold that was over is not noticed",
-        "onyxq/backup/taking.py",
+        "onyxq/history/backup/capture.py",
         "if self._held_since() != since or self._now.transactions:",
         "if self._now.transactions:",
         "a transaction that came in between is in a backup by halves",
@@ -31,7 +31,7 @@ BACKUP_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "pages are given before the log is read",
-        "onyxq/peer/backing_up.py",
+        "onyxq/operations/backup_rows.py",
         "while node.replica.position < position:",
         "while node.replica.position < 0:",
         "a leader that was deposed gives what it has: acknowledged tasks are missing",
@@ -39,7 +39,7 @@ BACKUP_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "the end of attempts is forgotten",
-        "onyxq/backup/restoring.py",
+        "onyxq/history/backup/restore.py",
         "rows += history_rows(done.replica, done.outcomes, returned, lambda _: True)",
         "rows += ()",
         "attempts that ended while rows were read are not counted",
@@ -47,7 +47,7 @@ BACKUP_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "completions are left out",
-        "onyxq/backup/file.py",
+        "onyxq/history/backup/file.py",
         "yield self._page(number, body)",
         'partition, rows = self._page(number, body); yield partition, [row for row in rows if row.key[2:3] != b"C"]',
         "what was done is done again",
@@ -55,7 +55,7 @@ BACKUP_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "rows are restored to one node of each partition",
-        "onyxq/backup/restoring.py",
+        "onyxq/history/backup/restore.py",
         "for node in holders(replica.partitions[partition]):",
         "for node in holders(replica.partitions[partition])[:1]:",
         "two nodes that start first go on without what they lack",
@@ -63,7 +63,7 @@ BACKUP_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "tokens begin anew",
-        "onyxq/log/beginning.py",
+        "onyxq/log/first_record.py",
         "if segment_of(position) >= segment:",
         "if position >= 0:",
         "who worked before the restore keeps others out after it",
@@ -71,7 +71,7 @@ BACKUP_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "a restored cluster is on hold",
-        "onyxq/backup/restoring.py",
+        "onyxq/history/backup/restore.py",
         "made = evolve(replica, position=position, cluster=renamed, hold=None)",
         "made = evolve(replica, position=position, cluster=renamed)",
         "no transaction goes through for as long as the hold had left",
@@ -88,12 +88,12 @@ BACKUP_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "a failed backup keeps its name",
-        "onyxq/blocks.py",
+        "onyxq/history/blocks.py",
         "if kind is not None:",
         "if kind is not None and not self._blocks:",
         "part of a cluster is restored for the whole",
         "backups",
-        more=(("onyxq/log_file.py", "if kind is None:", "if self._blocks is not None:"),),
+        more=(("onyxq/history/log_file.py", "if kind is None:", "if self._blocks is not None:"),),
     ),
 )
 """Planted bugs about these."""

@@ -40,7 +40,7 @@ BATCH_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "what a batch has read is not completed",
-        "onyxq/peer/job_batches.py",
+        "onyxq/operations/job_batches.py",
         "done = (ready,)",
         "done = ()",
         "it is read again when its lease has run out",
@@ -56,7 +56,7 @@ BATCH_BUGS: tuple[Planted, ...] = (
         "late_batches",
         more=(
             (
-                "onyxq/peer/job_batches.py",
+                "onyxq/operations/job_batches.py",
                 "if asked.batch == job.batch and asked.offsets != job.offsets:",
                 "if asked.batch < 0:",
             ),
@@ -65,7 +65,7 @@ BATCH_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "what replaced drivers have prepared is kept",
-        "onyxq/partition/pending.py",
+        "onyxq/leader/cohort/pending_facts.py",
         "return replica.log_time_ms > part.deadline_ms or is_void(replica, part.name)",
         "return replica.log_time_ms > part.deadline_ms",
         "each driver that dies leaves its batch in the stores for an hour",
@@ -74,7 +74,7 @@ BATCH_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "what is prepared for the next batch is dropped",
-        "onyxq/jobs/batches.py",
+        "onyxq/core/jobs/batch_names.py",
         "return share.version < job.version or (share.version == job.version and share.batch <= job.batch)",
         "return share.version < job.version or (share.version == job.version and share.batch <= job.batch + 1)",
         "the batch is committed and its tasks are not there",

@@ -7,7 +7,7 @@ from simulation.planted.planted import Planted
 COPY_BUGS: tuple[Planted, ...] = (
     Planted(
         "rows of strict queues ride in messages that are answered early",
-        "onyxq/partition/replication.py",
+        "onyxq/leader/cohort/replication.py",
         "if group and (size + more > SENDER_BYTES_MAX or following.early != group[0].early):",
         "if group and size + more > SENDER_BYTES_MAX:",
         "tasks of a strict queue are acknowledged, and lost when all machines stop",
@@ -15,7 +15,7 @@ COPY_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "a follower promises an epoch before its early answers are on disk",
-        "onyxq/partition/cohort.py",
+        "onyxq/leader/cohort/member.py",
         "await host.floating.landed()",
         "pass",
         "a new leader serves without acknowledged tasks",
@@ -24,7 +24,7 @@ COPY_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "a leader compares copies before its own early answers are on disk",
-        "onyxq/partition/leader.py",
+        "onyxq/leader/leader.py",
         "await self._host.floating.landed()",
         "await trio.lowlevel.checkpoint()",
         "a follower counts as up to date and lacks acknowledged tasks",
@@ -33,7 +33,7 @@ COPY_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "a key goes on before its head's end is backed",
-        "onyxq/partition/available.py",
+        "onyxq/leader/grants/grantable.py",
         "if leader is None or not leader.backed or not self.keys.free(piece):",
         "if leader is None or not self.keys.free(piece):",
         "a task runs before the one ahead of it, which is run again by the next leader",
@@ -42,7 +42,7 @@ COPY_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "backed by a majority that promised only",
-        "onyxq/partition/leader.py",
+        "onyxq/leader/leader.py",
         "if self.ready and not self.backed and majority(self.placed.members, self.current):",
         "if self.ready and not self.backed and majority(self.placed.members, self._reached):",
         "a completion that only one node has lets the next task of its key run",
@@ -50,7 +50,7 @@ COPY_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "a completion that was refused counts once it turns up",
-        "onyxq/store/stretches.py",
+        "onyxq/store/index/stretches.py",
         "return max(self.reopened, self.ended)",
         "return self.reopened",
         "a task that everybody who worked on it was refused is completed, and dependents run",
@@ -59,7 +59,7 @@ COPY_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "settled with a mere majority of whole copies",
-        "onyxq/partition/leader.py",
+        "onyxq/leader/leader.py",
         "return majority(placed.target, self.current) and sum(n in self.current for n in placed.target) >= wanted",
         "return majority(placed.target, self.current) and wanted >= 0",
         "a node that leaves for good takes one of the full copies with it",
@@ -68,7 +68,7 @@ COPY_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "a member that was not compared yet counts as no copy",
-        "onyxq/partition/leader.py",
+        "onyxq/leader/leader.py",
         "whole = [node for node in lives if node in self.current or node not in self._failing]",
         "whole = [node for node in lives if node in self.current]",
         "a leader that is new gives up copies that it has not heard of",
@@ -76,7 +76,7 @@ COPY_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "copies are compared before the leader's own promise is on its disk",
-        "onyxq/partition/leader.py",
+        "onyxq/leader/leader.py",
         "await self._promised.wait()  # what is compared must have all that this node has answered for",
         "await trio.lowlevel.checkpoint()",
         "a write that the leader took in an earlier epoch is acknowledged, and not on the copy that it made meanwhile",
@@ -85,7 +85,7 @@ COPY_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "a copy is dropped though a later epoch is promised",
-        "onyxq/peer/moved_away.py",
+        "onyxq/node/moved_copies.py",
         "return host.epochs.get(number, 0) <= placed.epoch",
         "return placed.epoch >= 0",
         "a node that reads the log late drops what a new leader has just counted as one of its copies",
@@ -94,7 +94,7 @@ COPY_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "nobody looks for who missed something",
-        "onyxq/peer/probing.py",
+        "onyxq/node/liveness.py",
         "sender.returned()",
         "pass",
         "a node that is back lacks for seconds what was written without it",
@@ -103,7 +103,7 @@ COPY_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "silent nodes are not asked",
-        "onyxq/peer/probing.py",
+        "onyxq/node/liveness.py",
         "nursery.start_soon(self._probe, sender)",
         "pass",
         "a leader that is cut off goes on leading as long as nothing is written",
@@ -112,7 +112,7 @@ COPY_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "no window for what is answered early",
-        "onyxq/partition/floating.py",
+        "onyxq/leader/cohort/unflushed_writes.py",
         "if now - oldest >= WINDOW_S or self._bytes >= BYTES_MAX:",
         "if self._bytes >= BYTES_MAX:",
         "when all machines stop everything is lost that disks had not taken for seconds",
@@ -121,7 +121,7 @@ COPY_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "answered early though the queue is strict",
-        "onyxq/partition/enqueuing.py",
+        "onyxq/leader/enqueues.py",
         'return settings_of(replica, one.header["queue"]).durability == "opportunistic"',
         "return True",
         "an acknowledged task is on no disk",

@@ -17,7 +17,7 @@ DISK_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "a leader that missed a write counts as incomplete for ever",
-        "onyxq/partition/leader.py",
+        "onyxq/leader/leader.py",
         "if node == self._host.node_id:",
         'if node == "":',
         "copies are never whole again under this leader, and nothing settles in small clusters",
@@ -26,7 +26,7 @@ DISK_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "a peer stays whose disk takes nothing",
-        "onyxq/peer/peer.py",
+        "onyxq/node/membership.py",
         "if condition.trouble_s() > STORE_PATIENCE_S:",
         "if condition.trouble_s() < 0:",
         "partitions are under-replicated, and nobody is told or makes other copies",
@@ -35,7 +35,7 @@ DISK_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "what a disk refused counts as stored",
-        "onyxq/peer/node.py",
+        "onyxq/node/node.py",
         "return [error if found is None else found for found in errors]",
         "return errors",
         "an acknowledged task is not on the disks of a majority",

@@ -7,7 +7,7 @@ from simulation.planted.planted import Planted
 JOB_BUGS: tuple[Planted, ...] = (
     Planted(
         "a new driver under the old version",
-        "onyxq/jobs/allocation.py",
+        "onyxq/core/jobs/allocation.py",
         "version = max(position, job.version + 1)",
         "version = position if job.version < 0 else job.version",
         "nobody can tell what a driver that was replaced still says from what the present one does",
@@ -16,7 +16,7 @@ JOB_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "a replaced driver completes its job",
-        "onyxq/jobs/lifetime.py",
+        "onyxq/core/jobs/lifetime.py",
         'return "" if found.state == RUNNING and found.version == version else SUPERSEDED',
         'return "" if found.state == RUNNING else SUPERSEDED',
         "a job is called done by who has not seen all of it",
@@ -25,7 +25,7 @@ JOB_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "a job that waits hears its last driver",
-        "onyxq/jobs/lifetime.py",
+        "onyxq/core/jobs/lifetime.py",
         'return "" if found.state == RUNNING and found.version == version else SUPERSEDED',
         'return "" if found.version == version else SUPERSEDED',
         "a driver that had to stop commits a batch all the same",
@@ -33,7 +33,7 @@ JOB_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "a draining peer's slots are given out",
-        "onyxq/jobs/allocation.py",
+        "onyxq/core/jobs/allocation.py",
         "if peer.slots > 0 and not (node is not None and node.draining):",
         "if peer.slots > 0:",
         "jobs move to a peer that is about to stop",
@@ -41,7 +41,7 @@ JOB_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "jobs of a dead driver stay with it",
-        "onyxq/ring.py",
+        "onyxq/core/ring.py",
         "return allocated(placement.reconcile(moved), stamp.position)",
         "return placement.reconcile(moved)",
         "a job stands still until something else changes",
@@ -50,7 +50,7 @@ JOB_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "the maximum ignored",
-        "onyxq/jobs/sharing.py",
+        "onyxq/core/jobs/slots.py",
         "return max(job.max_slots, need(job)) if job.max_slots else SLOTS_MAX",
         "return SLOTS_MAX",
         "a job takes slots that it asked not to have",
@@ -58,7 +58,7 @@ JOB_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "a minimum that others eat into",
-        "onyxq/jobs/placing.py",
+        "onyxq/core/jobs/placement.py",
         "return self.room[peer] >= self.needs[job.id]",
         "return self.room[peer] > 0",
         "peers promise more slots than they have",
@@ -66,7 +66,7 @@ JOB_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "jobs in the order of a map",
-        "onyxq/jobs/lifetime.py",
+        "onyxq/core/jobs/lifetime.py",
         "return sorted(found, key=lambda job: job.submitted)",
         "return found",
         "peers that loaded an origin give slots to others than peers that did not",
@@ -74,7 +74,7 @@ JOB_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "who leaves a job beside him is moved",
-        "onyxq/jobs/placing.py",
+        "onyxq/core/jobs/placement.py",
         "found = [other for other in plan.at[peer] if other.id not in settled and other.id not in plan.bound]",
         "found = [other for other in plan.at[peer] if other.id not in settled]",
         "two jobs that were to share a peer do not",
@@ -82,7 +82,7 @@ JOB_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "a name that is taken again binds who ran beside the last",
-        "onyxq/jobs/placing.py",
+        "onyxq/core/jobs/placement.py",
         'return mate.id if mate is not None and mate.submitted < job.submitted else ""',
         'return mate.id if mate is not None else ""',
         "two jobs wait for each other for ever",
@@ -90,7 +90,7 @@ JOB_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "two moved where one was enough",
-        "onyxq/jobs/placing.py",
+        "onyxq/core/jobs/placement.py",
         "for moves in range(self.moved, self.moved + MOVES_MAX + 1):",
         "for moves in range(self.moved + MOVES_MAX, self.moved + MOVES_MAX + 1):",
         "drivers start anew for nothing",
@@ -98,7 +98,7 @@ JOB_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "a job moved for a better share",
-        "onyxq/jobs/placing.py",
+        "onyxq/core/jobs/placement.py",
         "if peer and plan.fits(job, peer) and plan.has_room(job, peer):",
         "if peer and plan.fits(job, peer) and 2 * plan.room[peer] > plan.offers[peer].slots:",
         "every peer that comes has drivers start anew",
@@ -106,7 +106,7 @@ JOB_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "what is sealed is forgotten by the next driver",
-        "onyxq/jobs/allocation.py",
+        "onyxq/core/jobs/allocation.py",
         'return evolve(job, state=RUNNING, why="", driver=driver, version=version, ready=False)',
         'return evolve(job, state=RUNNING, why="", driver=driver, version=version, ready=False, sealed=())',
         "a job that was to end waits for more for ever",
@@ -114,7 +114,7 @@ JOB_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "ready before it runs",
-        "onyxq/jobs/allocation.py",
+        "onyxq/core/jobs/allocation.py",
         'return evolve(job, state=RUNNING, why="", driver=driver, version=version, ready=False)',
         'return evolve(job, state=RUNNING, why="", driver=driver, version=version)',
         "who waits for the new driver goes ahead too early",
@@ -122,7 +122,7 @@ JOB_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "a collection forgets how a job ended",
-        "onyxq/jobs/lifetime.py",
+        "onyxq/core/jobs/lifetime.py",
         "replica = remember(replica, KIND, name, for_ms=max(0, left_ms), answer=_outcome(job))",
         "left_ms = 0",
         "submitting again runs a job a second time, and who asks late is told nothing",
@@ -131,7 +131,7 @@ JOB_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "an outcome kept from the collection on",
-        "onyxq/jobs/lifetime.py",
+        "onyxq/core/jobs/lifetime.py",
         "left_ms = job.ended_ms + job.keep_ms - replica.clock_ms",
         "left_ms = job.keep_ms",
         "names are free again later than was asked",
@@ -139,7 +139,7 @@ JOB_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "an ended job can be submitted again",
-        "onyxq/jobs/lifetime.py",
+        "onyxq/core/jobs/lifetime.py",
         "return found.digest",
         "return None if is_over(found) else found.digest",
         "a submission that is repeated late runs the job twice",

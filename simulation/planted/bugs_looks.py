@@ -7,7 +7,7 @@ from simulation.planted.planted import Planted
 LOOK_BUGS: tuple[Planted, ...] = (
     Planted(
         "what the leaders answered is taken for all there is",
-        "onyxq/peer/all_leaders.py",
+        "onyxq/node/all_leaders.py",
         "if not left:",
         "if not left or answers:",
         "partitions that move while everything is counted or listed are missing from it",
@@ -16,7 +16,7 @@ LOOK_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "a leader answers for a partition under any epoch",
-        "onyxq/peer/all_leaders.py",
+        "onyxq/node/all_leaders.py",
         "return [number for number, one in ready if one.epoch == epochs[number]]",
         "return [number for number, one in ready if one.epoch >= 0]",
         "a partition that moved is counted at both leaders",
@@ -24,7 +24,7 @@ LOOK_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "nobody is asked for promises before an answer counts",
-        "onyxq/peer/all_leaders.py",
+        "onyxq/node/all_leaders.py",
         "if majority(members, told) and majority(target, told):",
         "if members and target and told:",
         "a leader that does not know that it was deposed answers without what its successor was given",
@@ -33,7 +33,7 @@ LOOK_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "later promises are not told",
-        "onyxq/peer/all_leaders.py",
+        "onyxq/node/all_leaders.py",
         "past = [number for number, epoch in epochs.items() if self._node.epochs.get(number, 0) > epoch]",
         "past = [number for number in epochs if self._node.epochs.get(number, 0) < 0]",
         "a deposed leader that reaches the other nodes, but not the log, answers without what its successor was given",

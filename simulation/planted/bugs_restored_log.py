@@ -7,7 +7,7 @@ from simulation.planted.planted import Planted
 RESTORED_LOG_BUGS: tuple[Planted, ...] = (
     Planted(
         "a node that starts does not check the log",
-        "onyxq/peer/peer.py",
+        "onyxq/node/membership.py",
         "if node.replica.position == START:",
         "if node.replica.position < START:",
         "a node goes on with an older copy: tokens fall, finished tasks run again",
@@ -15,7 +15,7 @@ RESTORED_LOG_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "the digest of the log is not compared",
-        "onyxq/peer/log_check.py",
+        "onyxq/node/log_check.py",
         "if digest != mark.digest or records[-1].position != mark.position:",
         "if records[-1].position != mark.position:",
         "an older copy on which others have written is taken for the log",
@@ -23,7 +23,7 @@ RESTORED_LOG_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "the digests that a snapshot has of earlier positions are not compared",
-        "onyxq/log_digest.py",
+        "onyxq/core/log/digest.py",
         "return self.position if step is not None and step != self.digest[:TRAIL_BYTES] else None",
         "return None",
         "an older copy that was collected since is taken for the log",
@@ -31,7 +31,7 @@ RESTORED_LOG_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "a running node does not look at the log",
-        "onyxq/peer/peer.py",
+        "onyxq/node/membership.py",
         "nursery.start_soon(watch, node, session, self._look)",
         "nursery.start_soon(trio.sleep_forever)",
         "a node whose session is refused says nothing",
@@ -39,7 +39,7 @@ RESTORED_LOG_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "a session that reconnects reads on without a check",
-        "onyxq/peer/peer.py",
+        "onyxq/node/membership.py",
         "while session.connections != self._connection:",
         "while session.connections < self._connection:",
         "records of another log follow on those of the one that was read",
@@ -47,7 +47,7 @@ RESTORED_LOG_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "a node promises epochs to leaders of any log",
-        "onyxq/peer/service.py",
+        "onyxq/operations/service.py",
         'await confirm_leader(self.node, *args["log"])',
         'assert args["log"]',
         "new machines on an older copy lead with the votes of nodes that know better",

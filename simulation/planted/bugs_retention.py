@@ -7,7 +7,7 @@ from simulation.planted.planted import Planted
 RETENTION_BUGS: tuple[Planted, ...] = (
     Planted(
         "unfinished tasks are purged",
-        "onyxq/store/ending.py",
+        "onyxq/store/index/endings.py",
         "if owner.tasks & (~stretch.finished | stretch.done[STOPPED]) and not superseded:",
         "if owner.tasks & stretch.done[STOPPED] and not superseded:",
         "an acknowledged task is lost",
@@ -16,7 +16,7 @@ RETENTION_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "retention from when a task was made",
-        "onyxq/store/ending.py",
+        "onyxq/store/index/endings.py",
         "at_ms = max([ms_of(stretch.key[7:]), *(at_ms for mask, at_ms in times if mask & owner.tasks)])",
         "at_ms = ms_of(stretch.key[7:])",
         "the result of a task that took long is gone before anybody can read it",
@@ -24,7 +24,7 @@ RETENTION_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "failed tasks are purged whoever waits for them",
-        "onyxq/partition/purging.py",
+        "onyxq/leader/purge.py",
         "if not found.failed:",
         "if found is not None:",
         "what was to fail with them runs",
@@ -33,14 +33,14 @@ RETENTION_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "anti-entropy takes what is purged",
-        "onyxq/partition/sync.py",
+        "onyxq/leader/cohort/anti_entropy.py",
         "await self._pull(sorted(key for key, _ in theirs - mine if not purged.covers(key[3:23])))",
         "await self._pull(sorted(key for key, _ in theirs - mine))",
         "a node that was away for long brings everything back",
         "purged_under_fire",
         more=(
             (
-                "onyxq/store/indexing.py",
+                "onyxq/store/index/applier.py",
                 "if purges and self._is_purged(stretch_id):",
                 "if not purges and rows is None:",
             ),
@@ -48,7 +48,7 @@ RETENTION_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "the log's history of purged tasks is stored again",
-        "onyxq/store/indexing.py",
+        "onyxq/store/index/applier.py",
         "if purges and self._is_purged(stretch_id):",
         "if purges and row.kind != HISTORY and self._is_purged(stretch_id):",
         "rows that nobody deletes pile up on nodes that were away",
@@ -56,7 +56,7 @@ RETENTION_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "who reads the origin does not hear of watermarks",
-        "onyxq/peer/node.py",
+        "onyxq/node/node.py",
         "self.deleting.note(EMPTY, replica)",
         "self.deleting.note(replica, replica)",
         "a node that was away while the log was trimmed shows what was purged",

@@ -8,7 +8,7 @@ RULE_BUGS: tuple[Planted, ...] = (
     # --- ordering keys
     Planted(
         "the head of a key by kind instead of time",
-        "onyxq/store/facets.py",
+        "onyxq/store/index/facets.py",
         "key, bits = min(heads)",
         "key, bits = heads[0]",
         "tasks due at once overtake one of their key that was due earlier",
@@ -17,7 +17,7 @@ RULE_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "order by this leader's clock alone",
-        "onyxq/partition/keyed.py",
+        "onyxq/leader/task_keys.py",
         "due_ms = max(now_ms, self._host.store.last_immediate_ms(leader.partition, digest))",
         "due_ms = now_ms",
         "a successor whose clock is behind puts new tasks before older ones",
@@ -25,7 +25,7 @@ RULE_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "a dead letter lets its key go on",
-        "onyxq/partition/headers.py",
+        "onyxq/core/task_headers.py",
         "return STOPPED if stops else FAILED",
         "return FAILED",
         "what a failed task was to prepare is not there",
@@ -33,7 +33,7 @@ RULE_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "attempts of what came to stand behind another of its key are forgotten",
-        "onyxq/store/reading_keys.py",
+        "onyxq/store/key_reads.py",
         "if alike != origin and (held := bits & ~record.finished)",
         "if alike != origin and (held := bits & free_bits(self._tables, record, owner))",
         "a dead letter that comes back before the claimed task of its key takes an attempt from it",
@@ -41,7 +41,7 @@ RULE_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "a task in front of those of its key that it depends on",
-        "onyxq/partition/keyed.py",
+        "onyxq/leader/task_keys.py",
         "if behind_ms > due_ms:",
         "if behind_ms < 0:",
         "each waits for the other, and everything behind them for both",
@@ -50,7 +50,7 @@ RULE_BUGS: tuple[Planted, ...] = (
     # --- unique keys
     Planted(
         "a repeat of a unique key is another task",
-        "onyxq/partition/keyed.py",
+        "onyxq/leader/task_keys.py",
         "if standing is None or standing == first:",
         "if standing != first:",
         "the same thing is done twice",
@@ -59,7 +59,7 @@ RULE_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "data replaced behind the first grant",
-        "onyxq/partition/keyed.py",
+        "onyxq/leader/task_keys.py",
         "if await self._was_had(standing):",
         "if not await self._was_had(standing) and False:",
         "who looks finds other data than what was run with",
@@ -67,7 +67,7 @@ RULE_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "granted with the data that was replaced",
-        "onyxq/partition/bodies.py",
+        "onyxq/leader/grants/bodies.py",
         "epoch, payload = replaced.mark.epoch, replaced.payload",
         "epoch = replaced.mark.epoch",
         "an acknowledged replacement is ignored",
@@ -76,7 +76,7 @@ RULE_BUGS: tuple[Planted, ...] = (
     # --- dependencies
     Planted(
         "one dependency is enough",
-        "onyxq/partition/dependencies.py",
+        "onyxq/leader/dependencies.py",
         'return "run" if all(one is None or one in ENDS for one in said) else ""',
         'return "run" if any(one is None or one in ENDS for one in said) else ""',
         "a task runs before all that it depends on is done",
@@ -85,7 +85,7 @@ RULE_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "a failed dependency counts as done",
-        "onyxq/partition/dependencies.py",
+        "onyxq/leader/dependencies.py",
         'if policy != "run" and any(one in ("failed", "cancelled") for one in said):',
         'if policy == "fail" and any(one in ("failed", "cancelled") for one in said):',
         "a task that was to be cancelled runs",
@@ -102,7 +102,7 @@ RULE_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "grants of limited queues are not counted",
-        "onyxq/partition/limits.py",
+        "onyxq/leader/grants/limits.py",
         "return queue in replica.queues and queues.is_limited(replica.queues[queue])",
         "return False",
         "limits do not hold",
@@ -111,7 +111,7 @@ RULE_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "pauses unknown to leaders",
-        "onyxq/queues.py",
+        "onyxq/core/queues.py",
         "if settings.paused:",
         "if settings.paused and settings.concurrency:",
         "a paused queue without limits goes on",
@@ -120,7 +120,7 @@ RULE_BUGS: tuple[Planted, ...] = (
     # --- deadlines
     Planted(
         "granted behind the deadline",
-        "onyxq/partition/bodies.py",
+        "onyxq/leader/grants/bodies.py",
         "if isinstance(expires_ms, int) and expires_ms <= now_ms:",
         "if isinstance(expires_ms, int) and expires_ms <= now_ms - 60_000:",
         "a task that expired while nobody led is run all the same",
@@ -128,7 +128,7 @@ RULE_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "expired although it was granted",
-        "onyxq/store/facets.py",
+        "onyxq/store/index/facets.py",
         "expiring = live & ~stretch.granted if rules.expires_ms is not None else 0",
         "expiring = live if rules.expires_ms is not None else 0",
         "a task that was begun in time and is to be tried again fails",
@@ -138,7 +138,7 @@ RULE_BUGS: tuple[Planted, ...] = (
     # --- dead letters
     Planted(
         "completions of an earlier life count",
-        "onyxq/store/stretches.py",
+        "onyxq/store/index/stretches.py",
         "if state.counts_from > token:",
         "if state.ended > token:",
         "a requeued dead letter stays dead",
@@ -147,7 +147,7 @@ RULE_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "retries counted from the first life",
-        "onyxq/partition/claims_kept.py",
+        "onyxq/leader/claim_updates.py",
         "if counted and policy.retries is not None and attempts - piece.base > policy.retries:",
         "if counted and policy.retries is not None and attempts > policy.retries:",
         "a requeued dead letter dies at its first failure",
@@ -155,7 +155,7 @@ RULE_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "a discarded dead letter is merely failed",
-        "onyxq/partition/dead.py",
+        "onyxq/leader/dead_letters.py",
         "return Finish(Run(task_id, 1), token, facts.CANCELLED, [])",
         "return Finish(Run(task_id, 1), token, facts.FAILED, [])",
         "it comes up again and again, and may be requeued",
@@ -163,7 +163,7 @@ RULE_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "a requeue that was never sent is under way for ever",
-        "onyxq/partition/dead.py",
+        "onyxq/leader/dead_letters.py",
         "self._decided(groups, ())",
         "pass",
         "a dead letter cannot be requeued or discarded, and what waits behind it in its key does so for ever",
@@ -171,7 +171,7 @@ RULE_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "a requeue is under way although the task is open again",
-        "onyxq/partition/dead.py",
+        "onyxq/leader/dead_letters.py",
         "self._host.start_soon(self._opened, leader, ids)",
         "pass",
         "it cannot be requeued a second time, and is never purged",
@@ -189,7 +189,7 @@ RULE_BUGS: tuple[Planted, ...] = (
     # --- periodic tasks
     Planted(
         "missed times run once though all are wanted",
-        "onyxq/periodic.py",
+        "onyxq/core/periodic.py",
         "most = RUNS_MAX if periodic.missed == ALL else 1",
         "most = 1",
         "what was due while nobody could fire is lost",
@@ -198,7 +198,7 @@ RULE_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "fired although it could not be enqueued",
-        "onyxq/peer/firing.py",
+        "onyxq/node/periodic_duty.py",
         "entries = [one.entry for place, one in enumerate(firings) if place not in waiting]",
         "entries = [one.entry for place, one in enumerate(firings) if place not in waiting or firings]",
         "a planned time is lost",

@@ -7,7 +7,7 @@ from simulation.planted.planted import Planted
 SHARE_BUGS: tuple[Planted, ...] = (
     Planted(
         "a claim of many takes from one node",
-        "onyxq/peer/claim_shares.py",
+        "onyxq/operations/claim_shares.py",
         "counts = _counts(offers, maximum) if len(offers) > 1 and not is_ahead(best.head) else {}",
         "counts = {}",
         "a task that is older than those that are claimed and given back is never granted",
@@ -16,7 +16,7 @@ SHARE_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "partitions with outdated heads come first",
-        "onyxq/partition/heads.py",
+        "onyxq/leader/grants/ready_heads.py",
         "elif head[0].sort_key > keys[partition]:",
         "elif head[0].sort_key < keys[partition]:",
         "worse tasks of one partition are granted before better ones of another",

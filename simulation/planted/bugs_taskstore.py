@@ -7,7 +7,7 @@ from simulation.planted.planted import Planted
 TASKSTORE_BUGS: tuple[Planted, ...] = (
     Planted(
         "ids of one record begin anew with each entry",
-        "onyxq/taskstore/state.py",
+        "onyxq/core/taskstore/state.py",
         "return max(store.last + 1, stamp.position << ID_SHIFT)",
         "return stamp.position << ID_SHIFT",
         "a new task overwrites another of the same record",
@@ -15,7 +15,7 @@ TASKSTORE_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "what an update rests on need not be there",
-        "onyxq/taskstore/update.py",
+        "onyxq/core/taskstore/update.py",
         "depends=tuple(number for number in args.depends if store.get(number) is None),",
         "depends=(),",
         "work goes on that rests on what somebody else has taken away",
@@ -24,7 +24,7 @@ TASKSTORE_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "others' tasks can be changed",
-        "onyxq/taskstore/update.py",
+        "onyxq/core/taskstore/update.py",
         "owned=tuple(others),",
         "owned=(),",
         "a lease keeps nobody away",
@@ -32,7 +32,7 @@ TASKSTORE_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "a claim takes what is not available",
-        "onyxq/taskstore/claim.py",
+        "onyxq/core/taskstore/claim.py",
         "count = store.available(args.group, now_ms)",
         "count = store.available(args.group, now_ms + 60_000)",
         "two have one task",
@@ -40,7 +40,7 @@ TASKSTORE_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "answers are told from the request before",
-        "onyxq/taskstore/state.py",
+        "onyxq/core/taskstore/state.py",
         "return _with(replica, store, (stamp.position, answers.set(request, answer)))",
         "return _with(replica, store, (stamp.position, answers.set(request, min(answers.values(), default=answer))))",
         "a client works on what another one has claimed",

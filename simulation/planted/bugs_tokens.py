@@ -7,7 +7,7 @@ from simulation.planted.planted import Planted
 TOKEN_BUGS: tuple[Planted, ...] = (
     Planted(
         "grants that may have landed when the log was lost are forgotten",
-        "onyxq/partition/granter.py",
+        "onyxq/leader/grants/granter.py",
         "if verdicts is None and outbox.closed:",
         "if False:",
         "a lapsed claim is taken for the newest while the log has a newer one",

@@ -24,7 +24,7 @@ WORKER_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "claims are not renewed",
-        "onyxq/worker/renewing.py",
+        "onyxq/worker/heartbeats.py",
         "await self._renew(client, claims, pause_s)",
         "await anyio.sleep(0)",
         "what takes longer than its lease is run by several at a time",
@@ -41,7 +41,7 @@ WORKER_BUGS: tuple[Planted, ...] = (
     ),
     Planted(
         "code goes on behind its lease",
-        "onyxq/worker/renewing.py",
+        "onyxq/worker/heartbeats.py",
         "self._lost(claim)",
         "claim.unsure = None",
         "a worker that is cut off goes on with what another one has",

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from onyxq.core.log.interface import SEGMENT_RECORDS, LogBackend, LogSession
 from onyxq.errors import Incomplete
 from onyxq.log import zookeeper_reader
 from onyxq.log.embedded import EmbeddedBackend
-from onyxq.log.interface import SEGMENT_RECORDS, LogBackend, LogSession
 from onyxq.log.zookeeper import ZookeeperBackend
 from onyxq.log.zookeeper_server import ZookeeperServer
-from onyxq.peer.clock import SystemClock
-from simulation.log import MemoryBackend
+from onyxq.system.clock import SystemClock
+from simulation.world.log import MemoryBackend
 from tests.conformance.log_world import Opener
 
 

@@ -12,7 +12,7 @@ import trio
 import trio.testing
 from kazoo.client import KazooClient
 
-from onyxq.log.interface import LogSession
+from onyxq.core.log.interface import LogSession
 from onyxq.log.zookeeper import ZookeeperBackend, ZookeeperSession
 from onyxq.log.zookeeper_server import ZookeeperServer
 from tests.conformance.zookeeper_proxy import Frames

@@ -11,7 +11,7 @@ from typing import Any
 import trio
 import trio.testing
 
-from onyxq.facts import (
+from onyxq.core.facts import (
     COMPLETED,
     REOPENED,
     UNMARKED,
@@ -28,11 +28,11 @@ from onyxq.facts import (
     task_row,
     unpack_completion,
 )
-from onyxq.ids import TaskId, counter_of, make_id
+from onyxq.core.ids import TaskId, counter_of, make_id
 from onyxq.store.interface import Batch, Digest, QueueCounts, Written
 from onyxq.store.lmdb_store import LmdbStore
 from onyxq.store.memory import MemoryStore
-from simulation.disk import SimulatedDisk
+from simulation.world.disk import SimulatedDisk
 
 NOW_MS = 1_700_000_000_000
 AnyStore = LmdbStore | MemoryStore

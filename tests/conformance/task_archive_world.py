@@ -8,14 +8,14 @@ from typing import Any
 
 from pyrsistent import pmap
 
-from onyxq import facts
-from onyxq.facts import Completion, History, Mark, Row, Update
-from onyxq.ids import TaskId, make_id, stretch_of, with_counter
-from onyxq.parquet.bucket import Bucket
-from onyxq.parquet.reader import ArchivedTask, find
-from onyxq.parquet.writer import Written, write_bucket
-from onyxq.peer.taskview import placed_by_keys, task_view, updates_of
-from onyxq.replica import Queue, Replica
+from onyxq.core import facts
+from onyxq.core.facts import Completion, History, Mark, Row, Update
+from onyxq.core.ids import TaskId, make_id, stretch_of, with_counter
+from onyxq.core.replica import Queue, Replica
+from onyxq.history.parquet.bucket import Bucket
+from onyxq.history.parquet.reader import ArchivedTask, find
+from onyxq.history.parquet.writer import Written, write_bucket
+from onyxq.operations.task_view import placed_by_keys, task_view, updates_of
 from tests.conformance.store_world import NOW_MS, AnyStore
 
 HOUR_MS = 3_600_000

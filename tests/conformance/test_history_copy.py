@@ -8,10 +8,10 @@ import pytest
 import trio
 from attrs import evolve
 
+from onyxq.core.log.interface import Record
+from onyxq.core.replica import EMPTY
 from onyxq.errors import StoreFailed
-from onyxq.log.interface import Record
-from onyxq.peer.history import SNAPSHOT_PART_BYTES, HistoryWriter
-from onyxq.replica import EMPTY
+from onyxq.history.claim_rows import SNAPSHOT_PART_BYTES, HistoryWriter
 from onyxq.store.interface import Batch, KeptLog, LogRecord
 from tests.conformance.store_world import World, first_id, in_trio, tasks
 

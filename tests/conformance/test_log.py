@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import trio
 
-from onyxq.entry import RECORD_BYTES_MAX
+from onyxq.core.entry import RECORD_BYTES_MAX
+from onyxq.core.log.interface import START, LogBackend, LogSession, Origin, Record, SessionLost, Trimmed
 from onyxq.errors import TooLarge
-from onyxq.log.interface import START, LogBackend, LogSession, Origin, Record, SessionLost, Trimmed
-from onyxq.peer.clock import SystemClock
+from onyxq.system.clock import SystemClock
 from tests.conformance.log_world import Opener, bounded, under_way, until
 
 pytestmark = pytest.mark.anyio

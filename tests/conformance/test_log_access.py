@@ -15,8 +15,8 @@ from kazoo.exceptions import NoAuthError, NotEmptyError
 from kazoo.security import OPEN_ACL_UNSAFE
 
 from onyxq.access.credentials import ANONYMOUS, ZookeeperCredentials
+from onyxq.core.log.interface import AppendUnknown, Record
 from onyxq.errors import BadRequest, Forbidden, LogUnavailable
-from onyxq.log.interface import AppendUnknown, Record
 from onyxq.log.zookeeper import ZookeeperBackend, ZookeeperSession
 from onyxq.log.zookeeper_pulses import addresses
 from onyxq.log.zookeeper_server import ZookeeperServer, free_port

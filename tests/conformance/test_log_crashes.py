@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import trio
 
+from onyxq.core.log.interface import LogSession, Record, Trimmed
 from onyxq.log import embedded_file, zookeeper_origin
 from onyxq.log.embedded import EmbeddedBackend
-from onyxq.log.interface import LogSession, Record, Trimmed
 from onyxq.log.zookeeper import ZookeeperBackend, ZookeeperSession
 from onyxq.log.zookeeper_server import ZookeeperServer
 from tests.conformance.log_world import TEST_TIMEOUT_S, bounded, intruder, session_with

@@ -11,10 +11,10 @@ import lmdb
 import pytest
 import trio
 
+from onyxq.core.log.interface import Record, SessionLost, Trimmed
 from onyxq.errors import Conflict, Corrupt, LogDamaged, LogUnavailable
 from onyxq.log.embedded import EmbeddedBackend
-from onyxq.log.interface import Record, SessionLost, Trimmed
-from onyxq.store.soundness import DATA
+from onyxq.store.integrity.lmdb_check import DATA
 
 pytestmark = pytest.mark.anyio
 

@@ -9,12 +9,12 @@ import trio
 from attrs import evolve
 from pyrsistent import pmap
 
-from onyxq import snapshot
+from onyxq.core import snapshot
+from onyxq.core.replica import EMPTY, ClaimPiece, Partition, Replica
 from onyxq.log.zookeeper import ZookeeperBackend
 from onyxq.log.zookeeper_origin import CHUNK_BYTES
 from onyxq.log.zookeeper_server import ZookeeperServer
-from onyxq.peer.collecting import packed, unpacked
-from onyxq.replica import EMPTY, ClaimPiece, Partition, Replica
+from onyxq.node.collector import packed, unpacked
 from tests.conformance.log_world import session_with
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]

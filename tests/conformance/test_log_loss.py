@@ -5,19 +5,22 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 import trio
 
 from log_entries import set_slots
-from onyxq.log.interface import LogSession, Record, SessionLost
+from log_entries.registry import ENTRIES
+from onyxq.core.log.clock import Measured
+from onyxq.core.log.interface import LogSession, Record, SessionLost
+from onyxq.core.log.record import encode_entry
+from onyxq.core.replica import EMPTY, Replica
+from onyxq.core.step import step
+from onyxq.log.outbox import Outbox
 from onyxq.log.zookeeper import ZookeeperBackend
 from onyxq.log.zookeeper_server import ZookeeperServer
-from onyxq.log_clock import Measured
-from onyxq.peer.clock import SystemClock
-from onyxq.peer.outbox import Outbox
-from onyxq.replica import EMPTY, Replica
-from onyxq.step import step
+from onyxq.system.clock import SystemClock
 from tests.conformance.log_world import SESSION_TIMEOUT_MS, bounded, expire, identity_of, session_with, until
 from tests.conformance.zookeeper_proxy import AFTER, ANSWERED, BEFORE, DURING, WHOLE, proxies
 from tests.entries.world import CLUSTER_ID, creation, joining
@@ -32,7 +35,14 @@ class Writer:
 
     def __init__(self, session: LogSession) -> None:
         self.session = session
-        self.outbox = Outbox(session, peer=PEER, clock=SystemClock(), measure=Measured, on_append=lambda _: None)
+        self.outbox = Outbox(
+            session,
+            peer=PEER,
+            clock=SystemClock(),
+            measure=Measured,
+            on_append=lambda _: None,
+            encode=partial(encode_entry, entries=ENTRIES),
+        )
         self.outbox.cluster_id = CLUSTER_ID
         self.known: list[int] = []
         """Slot counts that the peer was told are applied."""
@@ -49,7 +59,7 @@ class Writer:
         while True:
             found = await self.session.read(replica.position + 1)
             assert isinstance(found, Record)
-            done = step(replica, found)
+            done = step(replica, found, ENTRIES)
             replica = done.replica
             if done.peer == PEER and not done.problem:
                 self.outbox.applied(done.number, replica.position, done.outcomes)
@@ -79,7 +89,7 @@ async def applied(session: LogSession) -> list[int]:
     while replica.position < end:
         found = await session.read(replica.position + 1)
         assert isinstance(found, Record)
-        done = step(replica, found)
+        done = step(replica, found, ENTRIES)
         replica = done.replica
         slots += [one.args.slots for one in done.outcomes if one.name == "set_slots" and one.verdict == "applied"]
     return slots

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 import trio
 
+from onyxq.core.log.interface import AppendUnknown, Record, SessionLost
 from onyxq.errors import LogUnavailable
-from onyxq.log.interface import AppendUnknown, Record, SessionLost
-from simulation.clock import EPOCH_MS, SimulatedClock, mock_clock
-from simulation.log import MemoryBackend
+from simulation.world.clock import EPOCH_MS, SimulatedClock, mock_clock
+from simulation.world.log import MemoryBackend
 
 Scenario = Callable[[MemoryBackend], Awaitable[None]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from onyxq.log.interface import SEQUENCE_BITS, START, LogBackend, LogSession, Record, Trimmed
+from onyxq.core.log.interface import SEQUENCE_BITS, START, LogBackend, LogSession, Record, Trimmed
 from tests.conformance.log_world import Opener, bounded, under_way
 
 pytestmark = pytest.mark.anyio

@@ -9,18 +9,19 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
+from log_entries.registry import ENTRIES
+from onyxq.core.log.digest import ReadMark
+from onyxq.core.log.interface import LogBackend, Record, Trimmed
+from onyxq.core.replica import EMPTY
+from onyxq.core.snapshot import pack
+from onyxq.core.step import step
 from onyxq.errors import LogWentBack
 from onyxq.log.embedded import EmbeddedBackend
-from onyxq.log.interface import LogBackend, Record, Trimmed
 from onyxq.log.zookeeper import ZookeeperBackend
 from onyxq.log.zookeeper_server import ZookeeperServer
-from onyxq.log_digest import ReadMark
-from onyxq.peer.clock import SystemClock
-from onyxq.peer.log_check import mark_of, read_again
-from onyxq.replica import EMPTY
-from onyxq.snapshot import pack
-from onyxq.step import step
-from simulation.log import MemoryBackend
+from onyxq.node.log_check import mark_of, read_again
+from onyxq.system.clock import SystemClock
+from simulation.world.log import MemoryBackend
 from tests.conformance.conftest import start_zookeeper
 from tests.conformance.log_world import bounded
 
@@ -144,7 +145,7 @@ async def read(log: LogBackend) -> ReadMark:
     while replica.position < end:
         found = await session.read(replica.position + 1)
         assert isinstance(found, Record)
-        replica = step(replica, found).replica
+        replica = step(replica, found, ENTRIES).replica
     await session.aclose()
     return mark_of(replica)
 
@@ -215,7 +216,7 @@ async def test_a_log_that_was_collected_beyond_the_position_is_compared_by_its_s
     for position in range(4):
         found = await session.read(position)
         assert isinstance(found, Record)
-        replica = step(replica, found).replica
+        replica = step(replica, found, ENTRIES).replica
     assert await session.store_origin(3, pack(replica), expected_version=-1)
     await session.trim(3)
     assert await session.look(1) == Trimmed(3)

@@ -14,14 +14,14 @@ import pytest
 import trio
 from attrs import define, field
 
+from onyxq.core.log.interface import SEGMENT_RECORDS, AppendUnknown, Record, SessionLost
+from onyxq.core.replica import SEGMENT_POSITIONS
 from onyxq.errors import Corrupt, LogUnavailable
-from onyxq.log.interface import SEGMENT_RECORDS, AppendUnknown, Record, SessionLost
 from onyxq.log.kazoo_client import append, get
 from onyxq.log.kazoo_connection import RECONNECT_FIRST_S, SessionClient
 from onyxq.log.zookeeper import ZookeeperBackend, ZookeeperSession
 from onyxq.log.zookeeper_reader import END
 from onyxq.log.zookeeper_server import ZookeeperServer
-from onyxq.replica import SEGMENT_POSITIONS
 from tests.conformance.log_world import (
     SESSION_TIMEOUT_MS,
     TEST_TIMEOUT_S,

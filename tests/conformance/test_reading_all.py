@@ -8,8 +8,8 @@ from random import Random
 import pytest
 
 from onyxq.errors import Conflict, Corrupt
-from onyxq.peer import reading_all
-from onyxq.peer.reading_all import NAME_BYTES, Reading
+from onyxq.operations import partition_rows
+from onyxq.operations.partition_rows import NAME_BYTES, Reading
 from tests.conformance.store_world import NOW_MS, AnyStore, World, done, first_id, in_trio, put, tasks
 from tests.conformance.test_store_mending import flip
 
@@ -21,7 +21,7 @@ NAME = b"a".ljust(NAME_BYTES)
 @pytest.fixture(params=["memory", "lmdb"])
 def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     """Stores of each kind, and pages of a few rows."""
-    monkeypatch.setattr(reading_all, "PAGE_ROWS", 7)
+    monkeypatch.setattr(partition_rows, "PAGE_ROWS", 7)
     return World(request.param, tmp_path)
 
 
@@ -65,7 +65,7 @@ async def test_the_last_page_completes_what_the_store_has_then(world: World, see
             if random.random() < 0.3:
                 reading.page(after)
             rows, after = reading.page(after)
-            assert len(rows) <= reading_all.PAGE_ROWS
+            assert len(rows) <= partition_rows.PAGE_ROWS
             given.update((key, value) for key, value in rows)
             if after is not None and random.random() < 0.8:
                 await put_some(store, random, made)
@@ -89,7 +89,7 @@ async def test_a_reading_that_ended_notes_nothing_more(world: World) -> None:
 @in_trio
 async def test_rows_that_come_faster_than_they_are_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory is bounded: reading has to begin anew."""
-    monkeypatch.setattr(reading_all, "NOTED_MAX", 20)
+    monkeypatch.setattr(partition_rows, "NOTED_MAX", 20)
     async with world.store() as store:
         reading = Reading(store, PARTITION, name=NAME)
         await put(store, *(tasks(first_id(1024 * number), 1) for number in range(21)))

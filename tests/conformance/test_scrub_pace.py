@@ -9,17 +9,17 @@ import pytest
 import trio
 import trio.testing
 
-from onyxq.ids import TaskId, id_at
-from onyxq.metrics import Metrics
-from onyxq.partition import repair
-from onyxq.partition.repair import BUSY_PAUSE_S, QUIET_PAUSE_S, REST, SLICE_S, Repair
-from onyxq.replica import EMPTY
-from onyxq.store import stretches
-from onyxq.store.auditing import PHASES, WORK, progress
-from onyxq.store.heads import task_head
+from onyxq.core.ids import TaskId, id_at
+from onyxq.core.replica import EMPTY
+from onyxq.leader.cohort import row_repair
+from onyxq.leader.cohort.row_repair import BUSY_PAUSE_S, QUIET_PAUSE_S, REST, SLICE_S, Repair
+from onyxq.store.index import stretches
+from onyxq.store.index.heads import task_head
+from onyxq.store.integrity.audit import PHASES, WORK, progress
 from onyxq.store.interface import Piece
 from onyxq.store.memory import MemoryStore
-from simulation.disk import SimulatedDisk
+from onyxq.system.metrics import Metrics
+from simulation.world.disk import SimulatedDisk
 from tests.conformance.store_world import NOW_MS, first_id, put, tasks
 
 
@@ -47,7 +47,7 @@ class Host:
 
 def in_a_host(monkeypatch: pytest.MonkeyPatch, check: Callable[[Host], Any]) -> None:
     """Have a store scrubbed one thing at a time while ``check`` runs, on a clock that jumps."""
-    monkeypatch.setattr(repair, "SCRUB_BYTES", 1)
+    monkeypatch.setattr(row_repair, "SCRUB_BYTES", 1)
 
     async def main() -> None:
         host = Host()
@@ -149,7 +149,7 @@ def test_a_round_that_is_over_has_told_what_it_found(monkeypatch: pytest.MonkeyP
     """Who sees a round counted sees the damage it found too, before any of it is repaired."""
 
     async def check(host: Host) -> None:
-        monkeypatch.setattr(repair, "SCRUB_BYTES", 1 << 30)
+        monkeypatch.setattr(row_repair, "SCRUB_BYTES", 1 << 30)
         assert host.disk.rot(host.disk.row_keys()[-1])
         told: list[tuple[object, object]] = []
         count = host.metrics.scrub_rounds.add

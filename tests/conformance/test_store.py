@@ -9,8 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from onyxq.errors import BadRequest
-from onyxq.facts import (
+from onyxq.core.facts import (
     CANCELLED,
     COMPLETION,
     EXPIRED,
@@ -35,8 +34,9 @@ from onyxq.facts import (
     unpack_update,
     update_row,
 )
-from onyxq.ids import mask_of, ms_of, stretch_of, with_counter
-from onyxq.store.indexing import PROMOTE_PIECES_MAX
+from onyxq.core.ids import mask_of, ms_of, stretch_of, with_counter
+from onyxq.errors import BadRequest
+from onyxq.store.index.applier import PROMOTE_PIECES_MAX
 from onyxq.store.interface import Batch, Digest, Piece, Written
 from tests.conformance.store_world import (
     NOW_MS,

@@ -14,14 +14,14 @@ import lmdb
 import pytest
 import trio
 
+from onyxq.core.facts import FAILED, Row, pack_task, sealed, task_row
 from onyxq.errors import Corrupt, StoreDamaged, StoreFailed
-from onyxq.facts import FAILED, Row, pack_task, sealed, task_row
-from onyxq.store import soundness
 from onyxq.store.environment import judge
+from onyxq.store.index.records import SHAPES
+from onyxq.store.integrity import lmdb_check
+from onyxq.store.integrity.lmdb_pages import check_file
 from onyxq.store.interface import Batch, Mending
 from onyxq.store.lmdb_store import LmdbStore
-from onyxq.store.pages import check_file
-from onyxq.store.records import SHAPES
 from tests.conformance.store_world import NOW_MS, World, done, first_id, in_trio, put, tasks
 from tests.conformance.test_store_mending import scrub, tables
 
@@ -60,7 +60,7 @@ def flip(path: Path, places: list[int]) -> None:
 @in_trio
 async def test_a_closed_store_leaves_a_note_that_is_gone_while_it_is_open(world: World) -> None:
     """So a process that dies leaves none."""
-    note = world.directory / soundness.CLOSED
+    note = world.directory / lmdb_check.CLOSED
     async with world.store() as store:
         assert not note.exists()
         await put(store, tasks(first_id(), 1))
@@ -73,7 +73,7 @@ async def test_a_closed_store_leaves_a_note_that_is_gone_while_it_is_open(world:
 async def test_a_sound_file_passes(world: World) -> None:
     """With large rows, free pages and every table in use."""
     await filled(world)
-    check_file(world.directory / soundness.DATA)
+    check_file(world.directory / lmdb_check.DATA)
     check_file(Path("/dev/null"))
 
 
@@ -86,7 +86,7 @@ FIELDS = {"page number": 1, "flags": 10, "lower": 12, "upper": 15, "pointer": 17
 async def test_damage_to_a_page_is_found_before_the_file_is_opened(world: World, name: str) -> None:
     """In any page that is in use: the store is refused, whatever LMDB would have made of it."""
     await filled(world)
-    path = world.directory / soundness.DATA
+    path = world.directory / lmdb_check.DATA
     sound = path.read_bytes()
     found = 0
     for page in range(2, len(sound) // PAGE):
@@ -105,7 +105,7 @@ async def test_damage_to_a_page_is_found_before_the_file_is_opened(world: World,
 async def test_damage_to_a_meta_page_is_found(world: World, page: int, place: int) -> None:
     """Magic number, version, page size, root, last page, transaction: of the page that counts, at least."""
     await filled(world)
-    path = world.directory / soundness.DATA
+    path = world.directory / lmdb_check.DATA
     with lmdb.open(str(world.directory), max_dbs=16, lock=False, readonly=True) as env:
         newest = env.info()["last_txnid"] & 1
     flip(path, [page * PAGE + place])
@@ -119,7 +119,7 @@ async def test_damage_to_a_meta_page_is_found(world: World, page: int, place: in
 async def test_a_thousand_flipped_bytes_are_met_with_an_error(world: World, seed: int) -> None:
     """Nothing is opened; what was there is kept under another name, and the node begins anew."""
     await filled(world)
-    path = world.directory / soundness.DATA
+    path = world.directory / lmdb_check.DATA
     random_bytes = random.Random(seed)
     flip(path, [random_bytes.randrange(path.stat().st_size) for _ in range(1000)])
     damaged = path.read_bytes()
@@ -136,7 +136,7 @@ async def test_a_thousand_flipped_bytes_are_met_with_an_error(world: World, seed
 async def test_what_is_set_aside_is_told(world: World, caplog: pytest.LogCaptureFixture) -> None:
     """Loudly, with the file's name."""
     await filled(world)
-    flip(world.directory / soundness.DATA, [2 * PAGE, 16])
+    flip(world.directory / lmdb_check.DATA, [2 * PAGE, 16])
     with caplog.at_level(logging.ERROR):
         await LmdbStore.open_or_begin_anew(world.directory).aclose()
     assert "data.mdb.damaged-1" in caplog.text
@@ -147,7 +147,7 @@ async def test_what_is_set_aside_is_told(world: World, caplog: pytest.LogCapture
 async def test_flipped_bytes_of_rows_and_entries_are_found_and_mended(world: World, seed: int) -> None:
     """As long as the pages hang together: every row that reads as sound is as it was."""
     rows = await filled(world)
-    path = world.directory / soundness.DATA
+    path = world.directory / lmdb_check.DATA
     sound, values = path.read_bytes(), {row.key: row.value for row in rows}
     chosen, places = random.Random(seed), []
     while len(places) < 40:
@@ -214,8 +214,8 @@ async def left_by_a_dead_process(world: World) -> Path:
     """A store whose process died, and whose pages do not hang together."""
     await filled(world)
     directory = world.directory
-    soundness.examine(directory)
-    flip(directory / soundness.DATA, [144, PAGE + 144])
+    lmdb_check.examine(directory)
+    flip(directory / lmdb_check.DATA, [144, PAGE + 144])
     return directory
 
 
@@ -223,47 +223,47 @@ async def left_by_a_dead_process(world: World) -> Path:
 async def test_after_two_deaths_a_large_file_is_followed_too(world: World) -> None:
     """The first restart of a large store does not wait for that."""
     directory = await left_by_a_dead_process(world)
-    soundness.examine(directory, follow_bytes_max=10)
+    lmdb_check.examine(directory, follow_bytes_max=10)
     with pytest.raises(Corrupt):
-        soundness.examine(directory, follow_bytes_max=10)
+        lmdb_check.examine(directory, follow_bytes_max=10)
     with pytest.raises(Corrupt):
-        soundness.examine(directory)
+        lmdb_check.examine(directory)
 
 
 def test_a_large_file_is_followed_after_a_fatal_signal(world: World) -> None:
     """A damage that kills is met once."""
     directory = trio.run(left_by_a_dead_process, world)
-    code = "import os, pathlib, sys; from onyxq.store.soundness import fatal_signals_noted as noted\n"
+    code = "import os, pathlib, sys; from onyxq.store.integrity.lmdb_check import fatal_signals_noted as noted\n"
     code += "with noted(pathlib.Path(sys.argv[1])): os.kill(os.getpid(), int(sys.argv[2]))"
     done = subprocess.run([sys.executable, "-c", code, str(directory), str(int(signal.SIGBUS))], check=False)
     assert done.returncode == -signal.SIGBUS
     with pytest.raises(Corrupt):
-        soundness.examine(directory, follow_bytes_max=10)
+        lmdb_check.examine(directory, follow_bytes_max=10)
 
 
 @in_trio
 async def test_a_large_file_in_which_damage_was_met_is_followed(world: World) -> None:
     """Even if the disk is full, so that the damage cannot be noted."""
     directory = await left_by_a_dead_process(world)
-    soundness.note_doubt(directory)
+    lmdb_check.note_doubt(directory)
     with pytest.raises(Corrupt):
-        soundness.examine(directory, follow_bytes_max=10)
+        lmdb_check.examine(directory, follow_bytes_max=10)
 
 
 @in_trio
 async def test_a_large_file_that_was_closed_in_order_is_trusted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """However often it is opened and closed, although nobody sums it."""
     await filled(world)
-    monkeypatch.setattr(soundness, "SUM_BYTES_MAX", 10)
-    monkeypatch.setattr(soundness, "check_file", lambda _: pytest.fail("it was followed"))
+    monkeypatch.setattr(lmdb_check, "SUM_BYTES_MAX", 10)
+    monkeypatch.setattr(lmdb_check, "check_file", lambda _: pytest.fail("it was followed"))
     for _ in range(3):
-        soundness.note_closed(world.directory)
-        soundness.examine(world.directory, follow_bytes_max=10)
+        lmdb_check.note_closed(world.directory)
+        lmdb_check.examine(world.directory, follow_bytes_max=10)
 
 
 def swap_leaves(directory: Path) -> None:
     """Make branch pages of all leaf pages, while the file is open."""
-    with (directory / soundness.DATA).open("r+b") as file:
+    with (directory / lmdb_check.DATA).open("r+b") as file:
         data = file.read()
         for page in range(2 * PAGE, len(data), PAGE):
             if data[page + 10 : page + 12] == b"\2\0":
@@ -299,7 +299,7 @@ async def test_damage_met_while_the_file_is_open_ends_the_store(
         await write_one(store)
     await store.aclose()
     assert ended == ["now"]
-    assert not (world.directory / soundness.CLOSED).exists()
+    assert not (world.directory / lmdb_check.CLOSED).exists()
     with pytest.raises(Corrupt):
         LmdbStore.open(world.directory)
     store = LmdbStore.open_or_begin_anew(world.directory)
@@ -381,7 +381,7 @@ async def test_an_entry_that_nobody_can_have_written_is_damage(
 async def test_a_file_in_which_damage_is_met_twice_is_set_aside_though_its_pages_hang_together(world: World) -> None:
     """Once may have been the machine's memory; after twice the node would never stay."""
     await filled(world)
-    soundness.note_doubt(world.directory, "CorruptedError: page type")
+    lmdb_check.note_doubt(world.directory, "CorruptedError: page type")
     await world.open().aclose()
     for number in (1, 2):
         store = world.open()
@@ -396,7 +396,7 @@ async def test_a_file_in_which_damage_is_met_twice_is_set_aside_though_its_pages
 async def test_a_page_that_cannot_be_read_is_damage(world: World, tmp_path: Path) -> None:
     """The file is refused, not followed through a map, which would kill the process."""
     with pytest.raises(Corrupt, match="cannot be read"):
-        soundness._check(tmp_path)  # a directory cannot be read either
+        lmdb_check._check(tmp_path)  # a directory cannot be read either
 
 
 @in_trio
@@ -406,7 +406,7 @@ async def test_a_store_in_doubt_leaves_no_note(world: World) -> None:
     store = world.open()
     store.doubt()
     await store.aclose()
-    assert not (world.directory / soundness.CLOSED).exists()
+    assert not (world.directory / lmdb_check.CLOSED).exists()
     await world.open().aclose()
 
 
@@ -433,7 +433,7 @@ def test_every_error_of_lmdb_has_one_meaning() -> None:
 async def test_a_file_that_is_no_store_is_told(world: World) -> None:
     """A directory whose file is something else is not touched by `open`."""
     world.directory.mkdir(exist_ok=True)
-    (world.directory / soundness.DATA).write_bytes(b"hello")
+    (world.directory / lmdb_check.DATA).write_bytes(b"hello")
     with pytest.raises((Corrupt, StoreFailed)):
         world.open()
-    assert (world.directory / soundness.DATA).read_bytes() == b"hello"
+    assert (world.directory / lmdb_check.DATA).read_bytes() == b"hello"

@@ -12,8 +12,7 @@ import pytest
 import trio
 import trio.testing
 
-from onyxq.errors import Conflict, Corrupt, StoreFailed
-from onyxq.facts import (
+from onyxq.core.facts import (
     EXPIRED,
     FAILED,
     TASK,
@@ -25,8 +24,9 @@ from onyxq.facts import (
     task_row,
     unpack_completion,
 )
+from onyxq.errors import Conflict, Corrupt, StoreFailed
 from onyxq.store.interface import Batch, Written
-from simulation.disk import SimulatedDisk
+from simulation.world.disk import SimulatedDisk
 from tests.conformance.store_world import (
     NOW_MS,
     AnyStore,

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from onyxq.core.facts import CANCELLED, FAILED, RETRIED
+from onyxq.core.ids import TaskId, ids_of, mask_of, runs_of
 from onyxq.errors import Corrupt
-from onyxq.facts import CANCELLED, FAILED, RETRIED
-from onyxq.ids import TaskId, ids_of, mask_of, runs_of
-from onyxq.store.finding import last_of
+from onyxq.store.state_lookup import last_of
 from tests.conformance.store_world import NOW_MS, AnyStore, World, done, event, first_id, in_trio, put, tasks
 
 PLAIN, LATER, KEYED, WAITS = (first_id(maker=maker) for maker in (1, 2, 3, 4))

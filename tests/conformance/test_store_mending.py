@@ -9,7 +9,7 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from onyxq.facts import Row
+from onyxq.core.facts import Row
 from onyxq.store.interface import Batch
 from onyxq.store.memory import MemoryTable
 from onyxq.store.tables import INDEX_TABLES

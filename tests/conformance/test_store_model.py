@@ -15,7 +15,7 @@ import trio.testing
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from onyxq.facts import (
+from onyxq.core.facts import (
     CANCELLED,
     COMPLETED,
     COMPLETION,
@@ -37,7 +37,7 @@ from onyxq.facts import (
     unpack_history,
     unpack_task,
 )
-from onyxq.ids import TaskId, id_at, ids_of, make_id, mask_of, ms_of, runs_of, stretch_of
+from onyxq.core.ids import TaskId, id_at, ids_of, make_id, mask_of, ms_of, runs_of, stretch_of
 from onyxq.store.interface import Batch, QueueCounts
 from tests.conformance.store_world import (
     NOW_MS,

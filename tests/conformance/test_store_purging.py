@@ -10,9 +10,9 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from onyxq.facts import FAILED, GRANTED, RETRIED, STOPPED, TASK, Row, key_digest, key_of
-from onyxq.ids import TaskId, id_at, make_id, mask_of, stretch_of
-from onyxq.purged import Watermark
+from onyxq.core.facts import FAILED, GRANTED, RETRIED, STOPPED, TASK, Row, key_digest, key_of
+from onyxq.core.ids import TaskId, id_at, make_id, mask_of, stretch_of
+from onyxq.core.purged import Watermark
 from onyxq.store.interface import Batch, Ended, Purge
 from onyxq.store.tables import PARTITION_TABLES
 from tests.conformance.store_world import (

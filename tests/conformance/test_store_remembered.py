@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from onyxq.ids import stretch_of
+from onyxq.core.ids import stretch_of
+from onyxq.store.index.records import stretch_key
+from onyxq.store.index.stretches import Remembered, State, Stretch
 from onyxq.store.memory import MemoryTable
-from onyxq.store.records import stretch_key
-from onyxq.store.stretches import Remembered, State, Stretch
 from tests.conformance.store_world import first_id
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from onyxq.errors import BadRequest, Corrupt
-from onyxq.facts import (
+from onyxq.core.facts import (
     CANCELLED,
     EXPIRED,
     FAILED,
@@ -30,8 +29,9 @@ from onyxq.facts import (
     task_header,
     unpack_task,
 )
-from onyxq.ids import TaskId, id_at
-from onyxq.store.indexing import Applier, prepare_batch
+from onyxq.core.ids import TaskId, id_at
+from onyxq.errors import BadRequest, Corrupt
+from onyxq.store.index.applier import Applier, prepare_batch
 from onyxq.store.interface import Batch, PendingRow, Piece
 from onyxq.store.memory import MemoryTable, MemoryTables
 from onyxq.store.tables import PARTITION_TABLES

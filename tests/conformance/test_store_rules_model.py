@@ -16,7 +16,7 @@ import trio
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from onyxq.facts import (
+from onyxq.core.facts import (
     CANCELLED,
     COMPLETED,
     COMPLETION,
@@ -44,7 +44,7 @@ from onyxq.facts import (
     unpack_resolution,
     unpack_task,
 )
-from onyxq.ids import TaskId, id_at, ids_of, make_id, mask_of, ms_of, runs_of, stretch_of
+from onyxq.core.ids import TaskId, id_at, ids_of, make_id, mask_of, ms_of, runs_of, stretch_of
 from onyxq.store.interface import Batch, QueueCounts
 from onyxq.store.tables import INDEX_TABLES
 from tests.conformance.store_world import NOW_MS, AnyStore, World, done, event, put, reopening, resolved, tasks

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from pyarrow import array, dataset, parquet
 
-from onyxq import facts
+from onyxq.core import facts
+from onyxq.core.facts import Mark, key_of
+from onyxq.core.ids import TaskId, stretch_of, with_counter
+from onyxq.core.replica import Queue, Replica
 from onyxq.errors import Conflict, Corrupt, NotFound, StoreFailed
-from onyxq.facts import Mark, key_of
-from onyxq.ids import TaskId, stretch_of, with_counter
-from onyxq.parquet.bucket import Bucket
-from onyxq.parquet.layout import encoded
-from onyxq.parquet.reader import find
-from onyxq.parquet.writer import Written, write_bucket
-from onyxq.replica import Queue, Replica
+from onyxq.history.parquet.bucket import Bucket
+from onyxq.history.parquet.layout import encoded
+from onyxq.history.parquet.reader import find
+from onyxq.history.parquet.writer import Written, write_bucket
 from onyxq.store.interface import Batch
 from tests.conformance.store_world import NOW_MS, AnyStore, World, in_trio, put, tasks
 from tests.conformance.task_archive_world import (

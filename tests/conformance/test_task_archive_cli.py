@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from onyxq import facts
-from onyxq.cli.main import run
-from onyxq.cli.tasks import presented
+from onyxq.core import facts
+from onyxq.interfaces.cli.main import run
+from onyxq.interfaces.cli.tasks import presented
 from tests.conformance.store_world import World, in_trio, put, tasks
 from tests.conformance.task_archive_world import archived, completed, live, progress, said, task_id
 

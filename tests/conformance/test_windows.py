@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from onyxq.ids import TaskId
-from onyxq.partition import window as windows
-from onyxq.partition.window import Held, Window
+from onyxq.core.ids import TaskId
+from onyxq.leader.grants import window as windows
+from onyxq.leader.grants.window import Held, Window
 from onyxq.store.interface import Piece
 from tests.conformance.store_world import NOW_MS, AnyStore, World, done, first_id, in_trio, put, tasks
 

@@ -7,7 +7,7 @@ from typing import Any
 from attrs import frozen
 
 from onyxq.client import Client
-from onyxq.peer.local_cluster import LocalCluster
+from onyxq.interfaces.local_cluster import LocalCluster
 from tests.interfaces.http_world import JOB
 
 TURNED = "in\u202egnp.exe\u2066\u2028\u200bvoice"

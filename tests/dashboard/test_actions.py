@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from onyxq.dashboard.actions import ACTIONS
-from onyxq.dashboard.rendering import DONE
+from onyxq.core.facts import pack_task
+from onyxq.core.ids import make_id
 from onyxq.errors import Conflict
-from onyxq.facts import pack_task
-from onyxq.ids import make_id
+from onyxq.interfaces.dashboard.actions import ACTIONS
+from onyxq.interfaces.dashboard.rendering import DONE
 from tests.interfaces.http_world import JOB, NOW_MS, FakeService, client_of, on_trio
 
 IDS = [make_id(NOW_MS, 3, 7, number) for number in range(3)]
@@ -149,7 +149,7 @@ def test_what_was_done_is_written_down(caplog: pytest.LogCaptureFixture) -> None
 
     assert logging.getLogger().getEffectiveLevel() == logging.WARNING
     done()
-    (said,) = [one.getMessage() for one in caplog.records if one.name == "onyxq.dashboard"]
+    (said,) = [one.getMessage() for one in caplog.records if one.name == "onyxq.interfaces.dashboard"]
     assert said == "pause by the dashboard: {'queue': ['a'], 'by': ['ann'], 'why': ['so']}"
 
 

@@ -7,7 +7,7 @@ from importlib.resources import files
 
 import pytest
 
-CSS = files("onyxq.dashboard").joinpath("static/dashboard.css").read_text("utf-8")
+CSS = files("onyxq.interfaces.dashboard").joinpath("static/dashboard.css").read_text("utf-8")
 BLOCK = re.compile(r"\{([^{}]*--ground:[^{}]*)\}")
 VARIABLE = re.compile(r"--([a-z0-9-]+):\s*#([0-9a-f]{6})")
 PAIRS = (

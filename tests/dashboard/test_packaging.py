@@ -14,7 +14,7 @@ def test_every_file_of_the_pages_is_installed() -> None:
     """The patterns of ``package_data`` are relative to the package and go into no folder by themselves."""
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg", "utf-8")
-    patterns = [one.strip() for one in config["options.package_data"]["onyxq.dashboard"].split(",")]
+    patterns = [one.strip() for one in config["options.package_data"]["onyxq.interfaces.dashboard"].split(",")]
     files = [
         one.relative_to(FOLDER).as_posix() for name in ("templates", "static") for one in (FOLDER / name).iterdir()
     ]

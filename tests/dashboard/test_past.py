@@ -8,8 +8,8 @@ import httpx
 from attrs import evolve
 
 from onyxq.client import Client
-from onyxq.http.past import KEPT_MAX, Past
-from onyxq.replica import EMPTY
+from onyxq.core.replica import EMPTY
+from onyxq.interfaces.http.past import KEPT_MAX, Past
 from tests.interfaces.live_world import running
 
 

@@ -9,10 +9,10 @@ import httpx
 import pytest
 
 from onyxq.access.grants import Access, Token, digest_of
-from onyxq.dashboard import ENDPOINTS
-from onyxq.dashboard.session import COOKIE, SECURE_COOKIE, SESSION_MS, refused
-from onyxq.http.app import ENDPOINTS as ALL
-from onyxq.http.app import create_app
+from onyxq.interfaces.dashboard import ENDPOINTS
+from onyxq.interfaces.dashboard.session import COOKIE, SECURE_COOKIE, SESSION_MS, refused
+from onyxq.interfaces.http.app import ENDPOINTS as ALL
+from onyxq.interfaces.http.app import create_app
 from tests.interfaces.http_world import FakeService, app_of, on_trio
 
 TOKENS = {"r-token": "read", "a-token": "admin"}

@@ -47,11 +47,11 @@ from log_entries import (
     yield_partition,
 )
 from log_entries.registry import VERSIONS
-from onyxq.facts import RELEASED, RETRIED
-from onyxq.ids import Run, TaskId, make_id, runs_of
-from onyxq.replica import Replica
-from onyxq.snapshot import pack
-from onyxq.transactions import Claim, Part, Prepared
+from onyxq.core.facts import RELEASED, RETRIED
+from onyxq.core.ids import Run, TaskId, make_id, runs_of
+from onyxq.core.replica import Replica
+from onyxq.core.snapshot import pack
+from onyxq.core.transactions import Claim, Part, Prepared
 from tests.entries.world import START_MS, Ensemble, World, creation
 
 PARTITIONS = 6

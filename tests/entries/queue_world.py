@@ -8,12 +8,12 @@ from attrs import evolve
 from pyrsistent import pmap
 
 from log_entries import commit_transaction, grant_claims, grant_limited_claims, release_claims, set_queue
-from onyxq.entry import APPLIED, Verdict
-from onyxq.facts import RELEASED
-from onyxq.ids import Run, make_id
-from onyxq.invariants_queues import violations
-from onyxq.replica import Replica
-from onyxq.transactions import Claim, Part
+from onyxq.core.entry import APPLIED, Verdict
+from onyxq.core.facts import RELEASED
+from onyxq.core.ids import Run, make_id
+from onyxq.core.invariants.queues import violations
+from onyxq.core.replica import Replica
+from onyxq.core.transactions import Claim, Part
 from tests.entries import cohorts
 
 PARTITIONS = 4

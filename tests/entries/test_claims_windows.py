@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onyxq.claims import WINDOW_PIECES_MIN, Pieces, merged, split, window
-from onyxq.ids import STRETCH_TASKS
+from onyxq.core.claims import WINDOW_PIECES_MIN, Pieces, merged, split, window
+from onyxq.core.ids import STRETCH_TASKS
 
 
 @st.composite

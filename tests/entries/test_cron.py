@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onyxq.cron import NEVER_MS, last, next_ms, parse, times
+from onyxq.core.cron import NEVER_MS, last, next_ms, parse, times
 from onyxq.errors import BadRequest
 
 BERLIN, NEW_YORK, LORD_HOWE, APIA = "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Pacific/Apia"

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from log_entries.registry import ENTRIES
-from onyxq.snapshot import pack, unpack
-from onyxq.step import step
+from onyxq.core.snapshot import pack, unpack
+from onyxq.core.step import step
 from tests.entries.generated import generated_world
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,6 +52,6 @@ def test_a_reader_that_starts_from_a_snapshot_goes_on_equally() -> None:
     for start in (1, 60, 150):
         replica = unpack(pack(world.replicas[start]))
         for record in world.records[start:]:
-            replica = step(replica, record).replica
+            replica = step(replica, record, ENTRIES).replica
         assert replica == world.now
         assert pack(replica) == pack(world.now)

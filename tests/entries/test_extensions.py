@@ -14,19 +14,20 @@ from pyrsistent import PMap, pmap
 
 from log_entries.__main__ import page
 from log_entries.registry import ENTRIES
-from onyxq.diff import diff
-from onyxq.duties import Extended, duties
-from onyxq.entry import APPLIED, Entries, Malformed, Stamp, named_args
+from onyxq.core.diff import diff
+from onyxq.core.duties import Extended, duties
+from onyxq.core.entry import APPLIED, Entries, Malformed, Stamp, named_args
+from onyxq.core.extensions import state_of, with_state
+from onyxq.core.invariants.replica import violations
+from onyxq.core.log.interface import Record
+from onyxq.core.log.record import encode_entry, encode_record
+from onyxq.core.replica import EMPTY, Replica
+from onyxq.core.snapshot import pack, unpack
+from onyxq.core.step import owed, step
 from onyxq.errors import BadExtension, ExtensionFailed
-from onyxq.extensions import GROUP, entry_of, installed, state_of, with_extensions, with_state
-from onyxq.invariants import violations
-from onyxq.log.codec import encode_entry, encode_record
-from onyxq.log.interface import Record
-from onyxq.replica import EMPTY, Replica
-from onyxq.snapshot import pack, unpack
-from onyxq.step import owed, step
+from onyxq.history.words import sentence
+from onyxq.system.extensions import GROUP, entry_of, installed, with_extensions
 from onyxq.testing import check_extension
-from onyxq.words import sentence
 from tests.entries.world import CLUSTER_ID, START_MS, creation, joining
 
 
@@ -310,8 +311,8 @@ def test_the_check_finds_what_differs_between_peers(tmp_path: Any, monkeypatch: 
 
 import time
 from attrs import frozen
-from onyxq.entry import APPLIED
-from onyxq.extensions import with_state
+from onyxq.core.entry import APPLIED
+from onyxq.core.extensions import with_state
 
 VERSION = 1
 

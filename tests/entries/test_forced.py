@@ -5,9 +5,9 @@ from __future__ import annotations
 from attrs import evolve
 
 from log_entries import force_partition, reopen_tasks
-from onyxq.entry import APPLIED
-from onyxq.ids import Run, make_id
-from onyxq.replica import Replica
+from onyxq.core.entry import APPLIED
+from onyxq.core.ids import Run, make_id
+from onyxq.core.replica import Replica
 from tests.entries import cohorts
 
 

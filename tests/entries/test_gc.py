@@ -7,10 +7,11 @@ from attrs import evolve
 from pyrsistent import pmap
 
 from log_entries import finish_gc, gc, leave_cluster
-from onyxq import remembering
-from onyxq.duties import Snapshot, duties
-from onyxq.replica import EMPTY, Replica, collector
-from onyxq.step import REPEAT, owed
+from log_entries.registry import ENTRIES
+from onyxq.core import remembered
+from onyxq.core.duties import Snapshot, duties
+from onyxq.core.replica import EMPTY, Replica, collector
+from onyxq.core.step import REPEAT, owed
 from tests.entries.world import World, created, creation, joining
 
 HOURS_MS = 4 * 3_600_000
@@ -40,10 +41,10 @@ def test_the_rings_first_peer_owes_a_collection_once_the_log_has_so_many_records
     world = growing(records=40)
     while world.now.grown_records < 39:
         world.submit("b")
-    assert owed(world.now, "a") == []
+    assert owed(world.now, "a", ENTRIES) == []
     world.submit("b")
-    assert owed(world.now, "a") == [gc.Args()]
-    assert owed(world.now, "b") == owed(world.now, "c") == []
+    assert owed(world.now, "a", ENTRIES) == [gc.Args()]
+    assert owed(world.now, "b", ENTRIES) == owed(world.now, "c", ENTRIES) == []
 
 
 def test_records_that_count_for_nothing_fill_the_log_too() -> None:
@@ -60,9 +61,9 @@ def test_a_collection_is_owed_after_so_many_bytes() -> None:
     """Whichever comes first."""
     world = growing(size=1 << 20)
     while world.now.grown_bytes < 1 << 20:
-        assert owed(world.now, "a") == []
+        assert owed(world.now, "a", ENTRIES) == []
         world.append(bytes(100_000))
-    assert owed(world.now, "a") == [gc.Args()]
+    assert owed(world.now, "a", ENTRIES) == [gc.Args()]
 
 
 def test_a_large_origin_is_not_written_again_for_a_little_log() -> None:
@@ -71,9 +72,9 @@ def test_a_large_origin_is_not_written_again_for_a_little_log() -> None:
     position = world.submit("a", gc.Args()).replica.position
     assert world.verdicts("a", finish_gc.Args(position, 7, 3 << 20)) == ["applied"]
     while world.now.grown_bytes < 3 << 20:
-        assert owed(world.now, "a") == []
+        assert owed(world.now, "a", ENTRIES) == []
         world.append(bytes(100_000))
-    assert owed(world.now, "a") == [gc.Args()]
+    assert owed(world.now, "a", ENTRIES) == [gc.Args()]
 
 
 def test_a_collection_starts_the_count_anew_and_is_owed_again_only_when_it_is_over() -> None:
@@ -84,11 +85,11 @@ def test_a_collection_starts_the_count_anew_and_is_owed_again_only_when_it_is_ov
     position = world.now.position
     for _ in range(30):
         world.submit("b")
-    assert owed(world.now, "a") == []
+    assert owed(world.now, "a", ENTRIES) == []
     assert world.verdicts("a", finish_gc.Args(position, 7, 9)) == ["applied"]
     taken = world.now.snapshot
     assert (taken.position, taken.finished, taken.trimmed, taken.origin_bytes) == (position, True, 7, 9)
-    assert owed(world.now, "a") == [gc.Args()]
+    assert owed(world.now, "a", ENTRIES) == [gc.Args()]
 
 
 def test_the_collector_is_the_peer_that_asked() -> None:
@@ -182,15 +183,15 @@ def test_numbers_of_peers_that_left_long_ago_are_forgotten_by_a_further_gc() -> 
 def test_what_is_remembered_goes_with_the_first_gc_behind_its_time() -> None:
     """Until then a repeat gets the first answer."""
     replica: Replica = evolve(EMPTY, clock_ms=1_000)
-    replica = remembering.remember(replica, "job", "x", for_ms=500, answer=("done", 7))
-    replica = remembering.remember(replica, "transaction", "x", for_ms=900)
-    assert remembering.forget_old(evolve(replica, clock_ms=1_499)) == evolve(replica, clock_ms=1_499)
-    kept = remembering.recall(replica, "job", "x")
+    replica = remembered.remember(replica, "job", "x", for_ms=500, answer=("done", 7))
+    replica = remembered.remember(replica, "transaction", "x", for_ms=900)
+    assert remembered.forget_old(evolve(replica, clock_ms=1_499)) == evolve(replica, clock_ms=1_499)
+    kept = remembered.recall(replica, "job", "x")
     assert kept is not None and kept.answer == ("done", 7)
-    later = remembering.forget_old(evolve(replica, clock_ms=1_500))
-    assert remembering.recall(later, "job", "x") is None
-    assert remembering.recall(later, "transaction", "x") is not None
-    assert remembering.forget_old(evolve(later, clock_ms=1_900)).remembered == pmap()
+    later = remembered.forget_old(evolve(replica, clock_ms=1_500))
+    assert remembered.recall(later, "job", "x") is None
+    assert remembered.recall(later, "transaction", "x") is not None
+    assert remembered.forget_old(evolve(later, clock_ms=1_900)).remembered == pmap()
 
 
 @pytest.mark.parametrize("count", [0, 1, 50])

@@ -12,8 +12,8 @@ from attrs import evolve, frozen
 
 from log_entries import set_slots
 from log_entries.registry import ENTRIES
-from onyxq.entry import APPLIED, Entries, Stamp
-from onyxq.replica import Replica
+from onyxq.core.entry import APPLIED, Entries, Stamp
+from onyxq.core.replica import Replica
 from tests.entries.golden import HOME, add_missing, broken_bytes, broken_meaning, frozen_log, read_entries, read_logs
 from tests.entries.golden.examples import EXAMPLES, SCRIPTS
 

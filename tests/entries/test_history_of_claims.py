@@ -16,13 +16,13 @@ from log_entries import (
     renew_claims,
     reopen_tasks,
 )
-from onyxq import facts
-from onyxq.entry import APPLIED
-from onyxq.ids import Run, make_id, stretch_of
-from onyxq.peer.history import history_rows, returned_runs
-from onyxq.replica import EMPTY, HELD_MS, Replica, Transaction
-from onyxq.step import Outcome
-from onyxq.transactions import Claim
+from onyxq.core import facts
+from onyxq.core.entry import APPLIED
+from onyxq.core.ids import Run, make_id, stretch_of
+from onyxq.core.replica import EMPTY, HELD_MS, Replica, Transaction
+from onyxq.core.step import Outcome
+from onyxq.core.transactions import Claim
+from onyxq.history.claim_rows import history_rows, returned_runs
 
 FIRST = make_id(1_700_000_000_000, 0, 1, 0)
 TOKEN = 7

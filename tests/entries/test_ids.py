@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onyxq.ids import (
+from onyxq.core.ids import (
     COUNTER_MAX,
     STRETCH_TASKS,
     counter_of,

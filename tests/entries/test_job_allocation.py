@@ -11,9 +11,9 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onyxq.jobs.placing import MOVES_MAX, Offer, Plan, pass_over, placed, suits
-from onyxq.jobs.sharing import BALANCED, GREEDY, PERCENTAGE, most, need, shares, tasks_of
-from onyxq.replica import Job
+from onyxq.core.jobs.placement import MOVES_MAX, Offer, Plan, pass_over, placed, suits
+from onyxq.core.jobs.slots import BALANCED, GREEDY, PERCENTAGE, most, need, shares, tasks_of
+from onyxq.core.replica import Job
 
 PEERS = ("p1", "p2", "p3")
 

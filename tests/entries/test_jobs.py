@@ -22,13 +22,13 @@ from log_entries import (
     submit_job,
 )
 from log_entries.registry import VERSIONS
-from onyxq.duties import Drive, duties
-from onyxq.entry import Stamp
-from onyxq.invariants import violations
-from onyxq.jobs import lifetime
-from onyxq.jobs.lifetime import outcome_of
-from onyxq.replica import Job
-from onyxq.snapshot import pack, unpack
+from onyxq.core.duties import Drive, duties
+from onyxq.core.entry import Stamp
+from onyxq.core.invariants.replica import violations
+from onyxq.core.jobs import lifetime
+from onyxq.core.jobs.lifetime import outcome_of
+from onyxq.core.replica import Job
+from onyxq.core.snapshot import pack, unpack
 from tests.entries.golden.jobs import job
 from tests.entries.world import World, created, joining
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from attrs import evolve
 
-from onyxq.log.interface import Record
-from onyxq.log_digest import (
+from log_entries.registry import ENTRIES
+from onyxq.core.log.digest import (
     MILESTONE_POSITIONS,
     TRAIL_BLOCKS,
     TRAIL_BYTES,
@@ -15,8 +15,9 @@ from onyxq.log_digest import (
     trail_at,
     with_milestone,
 )
-from onyxq.replica import EMPTY, Replica
-from onyxq.step import step
+from onyxq.core.log.interface import Record
+from onyxq.core.replica import EMPTY, Replica
+from onyxq.core.step import step
 from tests.entries.world import created
 
 RECORDS = [Record(place, 1_000 + place, b"%d" % place) for place in range(4)]
@@ -26,7 +27,7 @@ def read(records: list[Record]) -> Replica:
     """The replica after records of which none changes anything."""
     replica = EMPTY
     for record in records:
-        replica = step(replica, record).replica
+        replica = step(replica, record, ENTRIES).replica
     return replica
 
 
@@ -66,7 +67,7 @@ def test_milestones_hold_the_digest_of_their_position() -> None:
     replica = EMPTY
     digests = {}
     for place in range(2 * MILESTONE_POSITIONS + 5):
-        replica = step(replica, Record(place, 1, b"")).replica
+        replica = step(replica, Record(place, 1, b""), ENTRIES).replica
         digests[place] = replica.digest
     expected = [(place, digests[place]) for place in (0, MILESTONE_POSITIONS, 2 * MILESTONE_POSITIONS)]
     assert list(replica.milestones) == expected
@@ -78,7 +79,7 @@ def test_the_trail_has_the_last_digests() -> None:
     digests = {}
     last = MILESTONE_POSITIONS * (TRAIL_BLOCKS + 1)
     for place in (*range(last), last + 7):
-        replica = step(replica, Record(place, 1, b"")).replica
+        replica = step(replica, Record(place, 1, b""), ENTRIES).replica
         digests[place] = replica.digest[:TRAIL_BYTES]
     for place in (2 * MILESTONE_POSITIONS, last - 1, last + 7):
         assert trail_at(replica.trail, place) == digests[place]
@@ -96,11 +97,11 @@ def test_a_snapshot_of_another_log_contradicts_what_was_read(more: int) -> None:
     """By the trail near its end, by milestones far from it; one of the same log never does."""
     same = other = EMPTY
     for place in range(8 * MILESTONE_POSITIONS + 1):
-        same = step(same, Record(place, 1, b"")).replica
-        other = step(other, Record(place, 1, b"x" if place == 900 else b"")).replica
+        same = step(same, Record(place, 1, b""), ENTRIES).replica
+        other = step(other, Record(place, 1, b"x" if place == 900 else b""), ENTRIES).replica
     read = mark(same)
     for place in range(read.position + 1, read.position + 1 + more):
-        same, other = (step(one, Record(place, 1, b"")).replica for one in (same, other))
+        same, other = (step(one, Record(place, 1, b""), ENTRIES).replica for one in (same, other))
     assert read.contradicted_by(same.trail, same.milestones) is None
     assert read.contradicted_by(other.trail, other.milestones) is not None
 

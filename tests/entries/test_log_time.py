@@ -10,12 +10,13 @@ from attrs import define, evolve, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onyxq.claims import GRACE_MS, lapsed
-from onyxq.log.codec import encode_record
-from onyxq.log.interface import Record
-from onyxq.log_clock import LOG_TIME_SLACK_MS, LOG_TIME_STEP_MAX_MS, NS, LogClock, Measured
-from onyxq.replica import CLOCK_SKEW_MAX_MS, Replica
-from onyxq.step import CLOCK_TOLERANCE_MS, step
+from log_entries.registry import ENTRIES
+from onyxq.core.claims import GRACE_MS, lapsed
+from onyxq.core.log.clock import LOG_TIME_SLACK_MS, LOG_TIME_STEP_MAX_MS, NS, LogClock, Measured
+from onyxq.core.log.interface import Record
+from onyxq.core.log.record import encode_record
+from onyxq.core.replica import CLOCK_SKEW_MAX_MS, Replica
+from onyxq.core.step import CLOCK_TOLERANCE_MS, step
 from tests.entries.world import CLUSTER_ID, World, created
 
 PEERS = ("a", "b", "c")
@@ -92,7 +93,7 @@ class Log:
     def append(self, data: bytes) -> int:
         """A record lands; by how much log time rose."""
         before = self.replicas[-1]
-        done = step(before, Record(before.position + 1, max(0, self.now_ms + self.ctime_off_ms), data))
+        done = step(before, Record(before.position + 1, max(0, self.now_ms + self.ctime_off_ms), data), ENTRIES)
         self.replicas.append(done.replica)
         if not done.problem:
             self.landed.append(Landed(self.now_ms, done.replica.log_time_ms))

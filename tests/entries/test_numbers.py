@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onyxq.numbers import DIGITS_MAX, whole
+from onyxq.core.texts import DIGITS_MAX, whole
 
 
 @given(st.integers(0, 10**DIGITS_MAX - 1))

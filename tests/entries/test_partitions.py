@@ -8,11 +8,11 @@ import pytest
 from attrs import evolve
 
 from log_entries import ready_partition, replace_node, settle_partition, yield_partition
-from onyxq.duties import Lead, Snapshot, Watch, duties
-from onyxq.entry import APPLIED
-from onyxq.placement import holders, reconcile
-from onyxq.replica import Partition, Replica, first_peer
-from onyxq.replica import Snapshot as Gc
+from onyxq.core.duties import Lead, Snapshot, Watch, duties
+from onyxq.core.entry import APPLIED
+from onyxq.core.placement import holders, reconcile
+from onyxq.core.replica import Partition, Replica, first_peer
+from onyxq.core.replica import Snapshot as Gc
 from tests.entries.cohorts import cluster, copies, join, leaders, leave, mark, ready, settle, submit, targets
 
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from log_entries import fire_periodic, pause_periodic, remove_periodic, set_periodic
 from log_entries.fire_periodic import RUNS_MAX
 from log_entries.set_periodic import PAYLOAD_BYTES_MAX, PAYLOADS_BYTES_MAX, PERIODIC_MAX
-from onyxq.cron import NEVER_MS
-from onyxq.duties import Fire, duties
+from onyxq.core.cron import NEVER_MS
+from onyxq.core.duties import Fire, duties
+from onyxq.core.ids import ms_of, partition_of
+from onyxq.core.periodic import ON_TIME_MS, due, next_due_ms, plan, task_id
+from onyxq.core.replica import Periodic, first_peer
 from onyxq.errors import BadRequest
-from onyxq.ids import ms_of, partition_of
-from onyxq.periodic import ON_TIME_MS, due, next_due_ms, plan, task_id
-from onyxq.replica import Periodic, first_peer
 from tests.entries import cohorts
 from tests.entries.queue_world import QueueWorld
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from pyrsistent import pmap
 
 from log_entries import replace_node
-from onyxq.placement import eligible_nodes, reconcile
-from onyxq.replica import EMPTY, Replica
+from onyxq.core.placement import eligible_nodes, reconcile
+from onyxq.core.replica import EMPTY, Replica
 from tests.entries.cohorts import (
     arrive,
     cluster,

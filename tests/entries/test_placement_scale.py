@@ -9,8 +9,8 @@ from attrs import evolve
 from pyrsistent import pmap
 
 from log_entries import force_partition
-from onyxq.placement import reconcile
-from onyxq.replica import Partition, Replica
+from onyxq.core.placement import reconcile
+from onyxq.core.replica import Partition, Replica
 from tests.entries.cohorts import arrive, cluster, copies, join, leaders, leave, mark, moves, settle, submit, targets
 
 PARTITIONS = 512

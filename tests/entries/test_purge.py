@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from log_entries import grant_claims, purge, reopen_tasks
-from onyxq.entry import APPLIED
-from onyxq.facts import RELEASED
-from onyxq.ids import Run, TaskId, make_id
-from onyxq.invariants import violations
-from onyxq.purged import KEPT_MAX, MARGIN_MS, Watermark, is_purged, watermark_of
-from onyxq.snapshot import pack, unpack
-from onyxq.words import sentence
+from onyxq.core.entry import APPLIED
+from onyxq.core.facts import RELEASED
+from onyxq.core.ids import Run, TaskId, make_id
+from onyxq.core.invariants.replica import violations
+from onyxq.core.purged import KEPT_MAX, MARGIN_MS, Watermark, is_purged, watermark_of
+from onyxq.core.snapshot import pack, unpack
+from onyxq.history.words import sentence
 from tests.entries.queue_world import QueueWorld
 
 NOW_MS = 1_000_000

@@ -6,16 +6,16 @@ import pytest
 from attrs import evolve
 
 from log_entries import hold_transactions
-from onyxq import snapshot
+from onyxq.core import snapshot
+from onyxq.core.invariants.replica import violations
+from onyxq.core.log.interface import Record, segment_start
+from onyxq.core.replica import EMPTY, HELD_MS, claim_of
+from onyxq.core.transactions import Claim
 from onyxq.errors import Conflict, Corrupt
-from onyxq.invariants import violations
-from onyxq.log.interface import Record, segment_start
-from onyxq.partition.pending import Part as PendingPart
-from onyxq.partition.pending import is_over, part_key
-from onyxq.recovery.findings import Found, newest_of
-from onyxq.recovery.new_replica import EPOCHS_AHEAD, expected_nodes, new_replica, void_claims
-from onyxq.replica import EMPTY, HELD_MS, claim_of
-from onyxq.transactions import Claim
+from onyxq.history.recovery.findings import Found, newest_of
+from onyxq.history.recovery.new_replica import EPOCHS_AHEAD, expected_nodes, new_replica, void_claims
+from onyxq.leader.cohort.pending_facts import Part as PendingPart
+from onyxq.leader.cohort.pending_facts import is_over, part_key
 from tests.entries import generated
 from tests.entries.queue_world import DEADLINE_MS, QueueWorld, commit, tasks
 from tests.entries.world import CLUSTER_ID, World, created, joining

@@ -12,9 +12,10 @@ from log_entries import (
     prepare_join_cluster,
     set_slots,
 )
-from onyxq import ring
-from onyxq.replica import Ring, first_peer
-from onyxq.step import owed
+from log_entries.registry import ENTRIES
+from onyxq.core import ring
+from onyxq.core.replica import Ring, first_peer
+from onyxq.core.step import owed
 from tests.entries.world import World, created, joining
 
 
@@ -48,11 +49,11 @@ def test_a_join_goes_through_three_phases() -> None:
     other = "b" if host == "a" else "a"
     assert ring.watches(world.now, "s") == (host,)
     assert ring.watches(world.now, host) == tuple(sorted((other, "s")))
-    assert owed(world.now, host) == [notify_join_cluster.Args("s")]
+    assert owed(world.now, host, ENTRIES) == [notify_join_cluster.Args("s")]
     world.submit(host, notify_join_cluster.Args("s"))
     assert ring.watches(world.now, "s") == (other,)
     assert ring.watches(world.now, host) == tuple(sorted((other, "s")))
-    assert owed(world.now, "s") == [accept_join_cluster.Args("s")]
+    assert owed(world.now, "s", ENTRIES) == [accept_join_cluster.Args("s")]
     world.submit("s", accept_join_cluster.Args("s"))
     assert dict(world.now.ring.pairs) == {host: "s", "s": other, other: host}
     assert world.now.peers["s"].joined_position == world.now.position

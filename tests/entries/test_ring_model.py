@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from log_entries import abort_join_cluster, gc
-from onyxq import ring
+from onyxq.core import ring
 from tests.entries.world import Ensemble, World, created, creation
 
 NODES = 6

@@ -8,9 +8,9 @@ import pytest
 from attrs import evolve
 from pyrsistent import pmap, v
 
+from onyxq.core.replica import EMPTY, Replica
+from onyxq.core.snapshot import pack, packing, unpack, unpacking
 from onyxq.errors import Corrupt
-from onyxq.replica import EMPTY, Replica
-from onyxq.snapshot import pack, packing, unpack, unpacking
 from tests.entries.generated import generated_world
 
 

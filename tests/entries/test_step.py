@@ -13,16 +13,16 @@ from pyrsistent import pmap
 
 from log_entries import gc, leave_cluster, prepare_join_cluster, set_slots
 from log_entries.registry import ENTRIES, VERSIONS
-from onyxq import step as stepping
-from onyxq.entry import ENTRY_BYTES_MAX, RECORD_BYTES_MAX
+from onyxq.core import step as stepping
+from onyxq.core.entry import ENTRY_BYTES_MAX, RECORD_BYTES_MAX
+from onyxq.core.invariants.replica import violations
+from onyxq.core.log.clock import Measured
+from onyxq.core.log.digest import chained, with_step
+from onyxq.core.log.interface import Record
+from onyxq.core.log.record import RawEntry, decode_record, encode_entry, encode_record
+from onyxq.core.replica import EMPTY, SEGMENT_POSITIONS, Replica
+from onyxq.core.step import step
 from onyxq.errors import OlderThanCluster, TooLarge
-from onyxq.invariants import violations
-from onyxq.log.codec import RawEntry, decode_record, encode_entry, encode_record
-from onyxq.log.interface import Record
-from onyxq.log_clock import Measured
-from onyxq.log_digest import chained, with_step
-from onyxq.replica import EMPTY, SEGMENT_POSITIONS, Replica
-from onyxq.step import step
 from tests.entries.world import CLUSTER_ID, START_MS, World, created, creation, joining
 
 
@@ -137,7 +137,7 @@ def test_bytes_that_are_no_record_only_advance_the_position(data: bytes) -> None
 def test_no_bytes_make_step_raise(data: bytes) -> None:
     """Bytes from anywhere, at both stages of a log."""
     for replica in (EMPTY, SMALL.now):
-        step(replica, Record(replica.position + 1, START_MS, data))
+        step(replica, Record(replica.position + 1, START_MS, data), ENTRIES)
 
 
 plain = st.recursive(
@@ -153,7 +153,7 @@ plain = st.recursive(
 def test_no_arguments_make_an_entry_raise(name: str, args: list[Any], peer: str) -> None:
     """Any msgpack values in place of an entry's arguments give a verdict, and no invariant breaks."""
     data = raw_record([name, 1, args], peer=peer, world=SMALL)
-    done = step(SMALL.now, Record(SMALL.now.position + 1, START_MS, data))
+    done = step(SMALL.now, Record(SMALL.now.position + 1, START_MS, data), ENTRIES)
     assert len(done.outcomes) == 1 and done.outcomes[0].verdict
     assert violations(done.replica) == []
 
@@ -230,7 +230,10 @@ def test_positions_go_on_in_the_next_segment() -> None:
     """Position = segment * 2^31 + sequence."""
     world = created("a")
     data = raw_record(["gc", 1, []], world=world)
-    assert step(world.now, Record(SEGMENT_POSITIONS, START_MS, data)).replica.snapshot.position == SEGMENT_POSITIONS
+    assert (
+        step(world.now, Record(SEGMENT_POSITIONS, START_MS, data), ENTRIES).replica.snapshot.position
+        == SEGMENT_POSITIONS
+    )
 
 
 # --- bytes ---------------------------------------------------------------------
@@ -240,7 +243,7 @@ def test_a_record_comes_back_from_its_bytes() -> None:
     """Whatever the number of entries needs as msgpack head."""
     for count in (0, 1, 15, 16, 70_000):
         measured = Measured(7, 8, 9)
-        data = encode_record("c", "p", 5, 6, [encode_entry(gc.Args())] * count, measured=measured)
+        data = encode_record("c", "p", 5, 6, [encode_entry(gc.Args(), ENTRIES)] * count, measured=measured)
         content = decode_record(data)
         assert content == ("c", "p", 5, 6, measured, (RawEntry("gc", 1, []),) * count)
 
@@ -254,9 +257,9 @@ def test_a_record_without_a_sound_measure_is_no_record() -> None:
 def test_an_entry_over_its_limit_is_refused_where_it_is_made() -> None:
     """And so is a record."""
     with pytest.raises(TooLarge):
-        encode_entry(leave_cluster.Args("a", "x" * ENTRY_BYTES_MAX))
+        encode_entry(leave_cluster.Args("a", "x" * ENTRY_BYTES_MAX), ENTRIES)
     with pytest.raises(TooLarge):
-        encode_record("c", "p", 1, 0, [encode_entry(leave_cluster.Args("a", "x" * 200_000))] * 3)
+        encode_record("c", "p", 1, 0, [encode_entry(leave_cluster.Args("a", "x" * 200_000), ENTRIES)] * 3)
     assert 2 * ENTRY_BYTES_MAX <= RECORD_BYTES_MAX
 
 
@@ -271,7 +274,7 @@ def test_stepping_the_same_log_again_gives_equal_replicas() -> None:
     """One world replayed from its records."""
     replica: Replica = EMPTY
     for record, known in zip(SMALL.records, SMALL.replicas[1:], strict=True):
-        replica = step(replica, record).replica
+        replica = step(replica, record, ENTRIES).replica
         assert replica == known
 
 

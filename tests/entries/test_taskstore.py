@@ -16,12 +16,12 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onyxq.entry import APPLIED, Stamp, decode_args, encode_args
-from onyxq.replica import Replica
-from onyxq.snapshot import pack, unpack
-from onyxq.taskstore import claim, order, set_limits, state, update
+from onyxq.core.entry import APPLIED, Stamp, decode_args, encode_args
+from onyxq.core.replica import Replica
+from onyxq.core.snapshot import pack, unpack
+from onyxq.core.taskstore import claim, order, set_limits, state, update
 from onyxq.testing import check_extension
-from simulation.stored import Model
+from simulation.world.stored import Model
 
 PROGRAMS = int(os.environ.get("ONYXQ_TEST_PROGRAMS", "300"))
 STEPS_MAX = 30

@@ -13,11 +13,10 @@ from log_entries.commit_transaction import REPEAT, TOO_LATE
 from log_entries.release_claims import COMPLETED_EVENT
 from log_entries.renew_claims import Args as Renew
 from log_entries.renew_claims import Renewal
-from onyxq.entry import APPLIED, Stamp
-from onyxq.ids import Run
-from onyxq.partition import pending
-from onyxq.replica import HELD_MS, claim_of, held_bits
-from onyxq.transactions import (
+from onyxq.core.entry import APPLIED, Stamp
+from onyxq.core.ids import Run
+from onyxq.core.replica import HELD_MS, claim_of, held_bits
+from onyxq.core.transactions import (
     DEADLINE_AHEAD_MS_MAX,
     KEEP_MS_MAX,
     Claim,
@@ -28,6 +27,7 @@ from onyxq.transactions import (
     stale,
     worker_of,
 )
+from onyxq.leader.cohort import pending_facts
 from tests.entries.queue_world import DEADLINE_MS, PARTITIONS, QueueWorld, commit, tasks
 
 
@@ -335,8 +335,12 @@ def test_pending_rows_of_another_attempt_are_over_at_their_deadline() -> None:
     world.done(commit("t", Claim(1, world.granted(tasks(0, 2, partition=1)), (tasks(0, 2, partition=1),))))
     found = world.replica.transactions["t"]
     (_, digest), late = found.parts[1], evolve(world.replica, log_time_ms=found.deadline_ms + 1)
-    assert not pending.is_over(late, 1, pending.part_key(pending.Part(found.deadline_ms, digest, "t")))
-    assert pending.is_over(late, 1, pending.part_key(pending.Part(found.deadline_ms, b"another attempt", "t")))
+    assert not pending_facts.is_over(
+        late, 1, pending_facts.part_key(pending_facts.Part(found.deadline_ms, digest, "t"))
+    )
+    assert pending_facts.is_over(
+        late, 1, pending_facts.part_key(pending_facts.Part(found.deadline_ms, b"another attempt", "t"))
+    )
 
 
 def test_runs_are_named_as_plain_tuples_in_the_replica() -> None:

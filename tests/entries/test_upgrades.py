@@ -15,16 +15,16 @@ from pyrsistent import pmap
 
 from log_entries import leave_cluster, raise_minimum
 from log_entries.registry import ENTRIES
-from onyxq import step as stepping
-from onyxq.entry import Entries
+from onyxq.core import step as stepping
+from onyxq.core.entry import Entries
+from onyxq.core.invariants.replica import violations
+from onyxq.core.log.interface import Record
+from onyxq.core.log.record import encode_entry, encode_record
+from onyxq.core.replica import EMPTY, Replica
+from onyxq.core.ring import latest_peer
+from onyxq.core.snapshot import MAGIC, pack, unpack
+from onyxq.core.step import Step, owed, step
 from onyxq.errors import NotEnabled, OlderThanCluster
-from onyxq.invariants import violations
-from onyxq.log.codec import encode_entry, encode_record
-from onyxq.log.interface import Record
-from onyxq.replica import EMPTY, Replica
-from onyxq.ring import latest_peer
-from onyxq.snapshot import MAGIC, pack, unpack
-from onyxq.step import Step, owed, step
 from tests.entries.versions import NEW, OLD, OWING, Brand, Paint, PaintOnce
 from tests.entries.world import CLUSTER_ID, START_MS, creation, joining
 

@@ -11,8 +11,8 @@ from typing import Any
 from attrs import evolve, frozen
 
 from log_entries.registry import ENTRIES
-from onyxq.entry import APPLIED, Entries, Stamp, Verdict, describe
-from onyxq.replica import Replica
+from onyxq.core.entry import APPLIED, Entries, Stamp, Verdict, describe
+from onyxq.core.replica import Replica
 
 
 @frozen

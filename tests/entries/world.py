@@ -12,14 +12,14 @@ from attrs import define, field
 from pyrsistent import PMap
 
 from log_entries import create_cluster, leave_cluster, prepare_join_cluster
-from log_entries.registry import VERSIONS
-from onyxq import ring
-from onyxq.invariants import violations
-from onyxq.log.codec import encode_entry, encode_record
-from onyxq.log.interface import Record
-from onyxq.log_clock import Measured
-from onyxq.replica import EMPTY, Replica
-from onyxq.step import Step, owed, step
+from log_entries.registry import ENTRIES, VERSIONS
+from onyxq.core import ring
+from onyxq.core.invariants.replica import violations
+from onyxq.core.log.clock import Measured
+from onyxq.core.log.interface import Record
+from onyxq.core.log.record import encode_entry, encode_record
+from onyxq.core.replica import EMPTY, Replica
+from onyxq.core.step import Step, owed, step
 
 CLUSTER_ID = "c1"
 START_MS = 1_700_000_000_000
@@ -60,7 +60,7 @@ class World:
         """Append bytes as the next record."""
         self.now_ms += TICK_MS
         record = Record(len(self.records), self.now_ms, data)
-        done = step(self.now, record)
+        done = step(self.now, record, ENTRIES)
         self.read_ms = self.now_ms
         self.records.append(record)
         self.steps.append(done)
@@ -76,7 +76,7 @@ class World:
         number = number or self.now.outbox.get(peer, 0) + 1
         now_ms = self.now_ms + TICK_MS
         measured = Measured(self.now.position, now_ms - self.read_ms)
-        packed = [encode_entry(entry) for entry in entries]
+        packed = [encode_entry(entry, ENTRIES) for entry in entries]
         return self.append(encode_record(cluster_id, peer, number, now_ms + clock_ahead_ms, packed, measured=measured))
 
     def verdicts(self, peer: str, *entries: Any) -> list[str]:
@@ -86,7 +86,7 @@ class World:
     def settle(self, *peers: str) -> None:
         """Let ``peers`` append what they owe until they owe nothing."""
         for _ in range(1000):
-            debts = [(peer, args) for peer in peers for args in owed(self.now, peer)]
+            debts = [(peer, args) for peer in peers for args in owed(self.now, peer, ENTRIES)]
             if not debts:
                 return
             self.submit(*debts[0])
@@ -140,7 +140,7 @@ class Sim:
     def act(self, world: World, pulses: frozenset[str]) -> None:
         """Append what it owes, and reports of the watched peers that have no pulse."""
         known = self.replica(world)
-        for args in owed(known, self.id):
+        for args in owed(known, self.id, ENTRIES):
             self.append(world, args)
         for other in ring.watches(known, self.id):
             if other not in pulses:

@@ -7,8 +7,8 @@ from typing import Any
 import msgpack
 from hypothesis import strategies as st
 
-from onyxq.facts import pack_task
-from onyxq.ids import make_id
+from onyxq.core.facts import pack_task
+from onyxq.core.ids import make_id
 from tests.interfaces.live_world import claim_of, fresh_id
 
 QUEUE = "fine"

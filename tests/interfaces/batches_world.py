@@ -13,11 +13,11 @@ import trio.from_thread
 
 from log_entries import kill_job, set_slots, submit_job
 from onyxq.client import Client
-from onyxq.entry import APPLIED
-from onyxq.partition.pending import part_of
-from onyxq.peer.local_cluster import LocalCluster
-from onyxq.peer.node import Node
-from onyxq.replica import Job, Replica
+from onyxq.core.entry import APPLIED
+from onyxq.core.replica import Job, Replica
+from onyxq.interfaces.local_cluster import LocalCluster
+from onyxq.leader.cohort.pending_facts import part_of
+from onyxq.node.node import Node
 
 R = TypeVar("R")
 

@@ -12,7 +12,7 @@ import trio
 from onyxq import AsyncClient
 from onyxq.client.claims import Claim
 from onyxq.client.values import Task
-from onyxq.peer.local_cluster import LocalCluster
+from onyxq.interfaces.local_cluster import LocalCluster
 from tests.interfaces.live_world import PATIENCE_MS
 
 TEST_TIMEOUT_S = 120

@@ -14,14 +14,14 @@ import trio
 from anyio.abc import TaskGroup
 from trio.testing import MockClock
 
-from onyxq import facts
 from onyxq.client import AsyncClient
+from onyxq.core import facts
+from onyxq.core.ids import TaskId, ids_of, partition_of
 from onyxq.errors import BadRequest, NotFound, OnyxqError, StaleToken
-from onyxq.ids import TaskId, ids_of, partition_of
 from onyxq.wire.network import Network
 from onyxq.wire.protocol import Hello
 from onyxq.wire.server import Request, serve
-from simulation.network import SimulatedNetwork
+from simulation.world.network import SimulatedNetwork
 
 PARTITIONS = 4
 QUEUES_LEASE_MS = 8_000

@@ -16,15 +16,15 @@ import httpx
 from attrs import define, field
 
 from onyxq.access.grants import Access, Token
+from onyxq.core.facts import pack_task, unpack_task
+from onyxq.core.ids import IdMaker, ids_of, ms_of, partition_of
+from onyxq.core.replica import Queue
 from onyxq.errors import AlreadyFinished, Conflict, JobConflict, NotFound, OnyxqError, SequenceGap, StaleToken
-from onyxq.facts import pack_task, unpack_task
-from onyxq.http.app import App, create_app
-from onyxq.ids import IdMaker, ids_of, ms_of, partition_of
+from onyxq.interfaces.http.app import App, create_app
 from onyxq.jobs.encoding import decode
 from onyxq.jobs.encoding import digest as digest_of
-from onyxq.metrics import Metrics
-from onyxq.peer.views import queue_settings
-from onyxq.replica import Queue
+from onyxq.operations.cluster_views import queue_settings
+from onyxq.system.metrics import Metrics
 
 PARTITIONS = 64
 NOW_MS = 1_800_000_000_000

@@ -21,11 +21,11 @@ import trio
 
 from onyxq.access.certificates import PLAIN, Certificates
 from onyxq.access.grants import OPEN, Access
-from onyxq.facts import pack_task
-from onyxq.ids import TaskId, make_id
-from onyxq.jobs.hosts import Launch
-from onyxq.jobs.launching import launch
-from onyxq.peer.local_cluster import LocalCluster
+from onyxq.core.facts import pack_task
+from onyxq.core.ids import TaskId, make_id
+from onyxq.interfaces.local_cluster import LocalCluster
+from onyxq.node.jobs.host_process import launch
+from onyxq.node.jobs.hosts import Launch
 
 START_S_MAX = 60
 ANSWER_S_MAX = 30

@@ -9,13 +9,13 @@ import pytest
 import trio
 from attrs import define, field
 
-from onyxq.access.checking import RUNS_AT_ONCE, Guarded
 from onyxq.access.grants import Access, Token
-from onyxq.access.table import RULES
+from onyxq.core.facts import pack_task
+from onyxq.core.ids import ids_of
 from onyxq.errors import Forbidden, NotFound, Unauthorized
-from onyxq.facts import pack_task
-from onyxq.ids import ids_of
-from onyxq.peer.local_cluster import LocalCluster
+from onyxq.interfaces.local_cluster import LocalCluster
+from onyxq.operations.access.check import RUNS_AT_ONCE, Guarded
+from onyxq.operations.access.table import RULES
 from tests.interfaces.live_world import PATIENCE_MS, Wire, claim_of, fresh_id, running
 from tests.interfaces.test_protocol_page import TOLD
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from onyxq.access.files import load_access
+from onyxq.access.credential_files import load_access
 from onyxq.access.grants import Access, Pace, Token, digest_of
-from onyxq.cli.main import run
-from onyxq.config import SECRET, load
 from onyxq.errors import BadRequest, Overloaded, Unauthorized
+from onyxq.interfaces.cli.main import run
+from onyxq.system.settings import SECRET, load
 
 GOOD = "a token of some length"
 HASHED = digest_of(GOOD).hex()

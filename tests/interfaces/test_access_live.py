@@ -9,16 +9,16 @@ import httpx
 import pytest
 
 from onyxq.access.grants import Access, Token
-from onyxq.access.table import RULES
-from onyxq.dashboard.session import COOKIE
-from onyxq.facts import pack_task
-from onyxq.http import taskstore
-from onyxq.http.app import ENDPOINTS as ALL
-from onyxq.http.endpoint import Endpoint
+from onyxq.core.facts import pack_task
+from onyxq.interfaces.dashboard.session import COOKIE
+from onyxq.interfaces.http.app import ENDPOINTS as ALL
+from onyxq.interfaces.http.endpoint import Endpoint
+from onyxq.interfaces.http.routes import taskstore
+from onyxq.interfaces.local_cluster import LocalCluster
 from onyxq.jobs.encoding import encode
 from onyxq.jobs.model import Function, Input, Job, Output
 from onyxq.jobs.predicates import Pickled
-from onyxq.peer.local_cluster import LocalCluster
+from onyxq.operations.access.table import RULES
 from tests.interfaces.http_world import JOB
 from tests.interfaces.live_world import ANSWER_S_MAX, PATIENCE_MS, Wire, claim_of, fresh_id, running
 

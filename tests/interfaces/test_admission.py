@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack
 import pytest
 
 from onyxq.errors import Overloaded, from_map
-from onyxq.peer.admission import (
+from onyxq.operations.admission import (
     QUEUE_BYTES_MIN,
     RATE_FIRST,
     REQUEST_BYTES,

@@ -21,7 +21,7 @@ from onyxq.client import AsyncClient
 from onyxq.errors import BadRequest
 from onyxq.wire.tcp import TcpNetwork
 from onyxq.worker import current_claim, load_app
-from simulation.network import SimulatedNetwork
+from simulation.world.network import SimulatedNetwork
 from tests.interfaces.fake_service import FakeCluster, FakePeer, play
 from tests.interfaces.worker_world import a_call, until, with_worker
 

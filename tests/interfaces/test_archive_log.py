@@ -11,15 +11,15 @@ from attrs import evolve
 from pyarrow import dataset
 
 from onyxq import Client
-from onyxq.archive import Part
-from onyxq.diff import plain
-from onyxq.dump import Dump
+from onyxq.core.diff import plain
+from onyxq.core.log.record import decode_record
+from onyxq.core.replica import EMPTY
 from onyxq.errors import BadRequest
-from onyxq.log.codec import decode_record
-from onyxq.parquet import records
-from onyxq.parquet.records import RECORDS, RecordWriter, Written, covered, write_records
-from onyxq.replay import steps
-from onyxq.replica import EMPTY
+from onyxq.history.archive import Part
+from onyxq.history.dump import Dump
+from onyxq.history.parquet import records
+from onyxq.history.parquet.records import RECORDS, RecordWriter, Written, covered, write_records
+from onyxq.history.replay import steps
 from tests.entries.generated import generated_world
 from tests.entries.world import World as Generated
 from tests.interfaces.timetravel_world import Line, World, started

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from onyxq.access.grants import Access, Token
-from onyxq.facts import pack_task
-from onyxq.peer import claiming
+from onyxq.core.facts import pack_task
+from onyxq.operations import claims
 from tests.interfaces.live_world import PATIENCE_MS, Live, Wire, claim_of, fresh_id, running
 
 pytestmark = pytest.mark.slow
@@ -267,7 +267,7 @@ def test_a_name_that_is_pointed_at_the_peer_is_not_answered(unguarded: Live, hos
 
 def test_one_credential_does_not_take_the_room_of_all_claims(guarded: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its claims beyond its share are refused, over TCP and HTTP together; another credential's claim waits."""
-    monkeypatch.setattr(claiming, "CLAIMERS_MAX", 30)
+    monkeypatch.setattr(claims, "CLAIMERS_MAX", 30)
     headers = {"authorization": f"Bearer {OURS}"}
     waiting, terms = claim_of("ours.none", wait_ms=PATIENCE_MS), {"queues": ["ours.none"], "wait_ms": 1}
     with Wire(guarded.address, hello={"role": "client", "credential": OURS}) as greedy:

@@ -12,12 +12,12 @@ import pytest
 import trio
 
 from onyxq import Client
-from onyxq.backup.file import KIND, read
-from onyxq.backup.taking import HOLD_MS, take
-from onyxq.cli.main import run
 from onyxq.client import AsyncClient
 from onyxq.errors import BadRequest, Conflict, Corrupt, NotFound, OnyxqError, Unavailable
-from onyxq.peer.local_cluster import LocalCluster
+from onyxq.history.backup.capture import HOLD_MS, take
+from onyxq.history.backup.file import KIND, read
+from onyxq.interfaces.cli.main import run
+from onyxq.interfaces.local_cluster import LocalCluster
 from tests.interfaces.live_world import running
 
 pytestmark = pytest.mark.slow

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import onyxq
-from onyxq.cli.main import run
 from onyxq.errors import BadRequest
+from onyxq.interfaces.cli.main import run
 
 COMMANDS = [
     (["dev"], "data"),

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from onyxq.facts import pack_task
+from onyxq.core.facts import pack_task
 from tests.interfaces.bad_calls import BAD_CALLS, ID, PEER_METHODS, QUEUE, RUN, UNKNOWN_PARTITION, VALUES, run
 from tests.interfaces.live_world import (
     PATIENCE_MS,
@@ -287,7 +287,7 @@ class TestMadeUpNames:
         self, live: Live, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Neither where they were asked for nor at the leader."""
-        monkeypatch.setattr("onyxq.peer.claiming.LINGER_S", 0.1)
+        monkeypatch.setattr("onyxq.operations.claims.LINGER_S", 0.1)
         node = live.cluster.nodes[0]
         assert node.service is not None and node.node is not None
         claiming, granter = node.service.claiming, node.node.granter

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from onyxq.facts import pack_task
+from onyxq.core.facts import pack_task
 from tests.interfaces.bad_calls import HUGE, ID, NAN, PEER_METHODS, QUEUE, RUN, VALUES
 from tests.interfaces.live_world import Live, Wire, complete_error, running
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from onyxq.client import Client
+from onyxq.core.facts import pack_task, unpack_task
+from onyxq.core.ids import TaskId, ids_of, make_id, with_counter
 from onyxq.errors import BadRequest, Conflict, StaleToken, Superseded, TimedOut, TooLarge, Unavailable
-from onyxq.facts import pack_task, unpack_task
-from onyxq.ids import TaskId, ids_of, make_id, with_counter
 from tests.interfaces.batches_world import JobsCluster, jobs_cluster
 
 pytestmark = pytest.mark.slow

@@ -9,10 +9,10 @@ import trio
 
 from onyxq import AsyncClient
 from onyxq.client.claims import ClaimBatch
+from onyxq.core.facts import pack_task
+from onyxq.core.ids import TaskId, ids_of
 from onyxq.errors import from_map
-from onyxq.facts import pack_task
-from onyxq.ids import TaskId, ids_of
-from onyxq.peer.local_cluster import LocalCluster
+from onyxq.interfaces.local_cluster import LocalCluster
 from tests.interfaces.claims_world import World, in_cluster, refusal
 from tests.interfaces.live_world import PATIENCE_MS, fresh_id, running
 
@@ -137,8 +137,8 @@ class TestCrowds:
         ids = [fresh_id(14) for _ in range(700)]
         runs = [[task_id, pack_task({"queue": world.queue}, [b"x"])] for task_id in ids]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("onyxq.log.codec.ENTRY_BYTES_MAX", 16 * 1024)
-            patch.setattr("onyxq.partition.cutting.ENTRY_ROOM_BYTES", 15 * 1024)
+            patch.setattr("onyxq.core.log.record.ENTRY_BYTES_MAX", 16 * 1024)
+            patch.setattr("onyxq.leader.entry_chunks.ENTRY_ROOM_BYTES", 15 * 1024)
             await world.client.call("enqueue", {"runs": runs, "w": None})
             batch = await world.client.claim([world.queue], max=700, lease_ms=1_000, wait_ms=PATIENCE_MS)
             assert len(batch) == 700

@@ -9,12 +9,12 @@ import trio
 import trio.testing
 
 from onyxq import AsyncClient
+from onyxq.core.facts import pack_task
+from onyxq.core.ids import TaskId, ids_of, ms_of
 from onyxq.errors import AlreadyFinished, Conflict, SequenceGap, StaleToken
-from onyxq.facts import pack_task
-from onyxq.ids import TaskId, ids_of, ms_of
-from onyxq.peer import claiming
-from onyxq.peer.local_cluster import LocalCluster
-from onyxq.peer.service import HEAD_TIMEOUT_MS_MAX
+from onyxq.interfaces.local_cluster import LocalCluster
+from onyxq.operations import claims
+from onyxq.operations.service import HEAD_TIMEOUT_MS_MAX
 from tests.interfaces.claims_world import World, in_cluster, refusal
 from tests.interfaces.live_world import PATIENCE_MS, Wire, claim_of, fresh_id, running
 
@@ -36,7 +36,7 @@ def cluster() -> Iterator[LocalCluster]:
 @pytest.fixture
 def no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes hear of tasks by being told: what they would only find by looking again comes too late."""
-    monkeypatch.setattr(claiming, "POLL_S", HEAD_TIMEOUT_MS_MAX / 1000)
+    monkeypatch.setattr(claims, "POLL_S", HEAD_TIMEOUT_MS_MAX / 1000)
 
 
 class TestOrder:

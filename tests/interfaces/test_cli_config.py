@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from onyxq.cli.daemons import spark_conf
-from onyxq.cli.main import run
-from onyxq.config import SETTINGS, load
 from onyxq.errors import BadRequest
+from onyxq.interfaces.cli.daemons import spark_conf
+from onyxq.interfaces.cli.main import run
+from onyxq.system.settings import SETTINGS, load
 
 
 @pytest.fixture

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from onyxq.demo import corpus
-from onyxq.demo.worker import count_chunk, pack_counts, unpack_counts
 from onyxq.errors import NotFound
+from onyxq.interfaces.demo import corpus
+from onyxq.interfaces.demo.worker import count_chunk, pack_counts, unpack_counts
 
 DEMO_SECONDS_MAX = 120
 
 
 def _demo(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "onyxq.cli.main", "demo", "--input", str(directory), *arguments]
+    command = [sys.executable, "-m", "onyxq", "demo", "--input", str(directory), *arguments]
     return subprocess.run(command, check=False, capture_output=True, text=True, timeout=DEMO_SECONDS_MAX)
 
 

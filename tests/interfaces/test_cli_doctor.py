@@ -16,11 +16,12 @@ from typing import Any, cast
 import pytest
 import trustme
 
-from onyxq.cli import doctor
-from onyxq.cli.main import run
-from onyxq.config import SETTINGS, Known
 from onyxq.errors import Incomplete
-from onyxq.log.zookeeper_server import ZookeeperServer, find_jars, find_java
+from onyxq.interfaces.cli import doctor
+from onyxq.interfaces.cli.main import run
+from onyxq.log.zookeeper_server import ZookeeperServer, find_jars
+from onyxq.system.java import find_java
+from onyxq.system.settings import SETTINGS, Known
 from tests.interfaces.live_world import Wire, running
 
 FREE = ["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]

@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from onyxq.cli.main import run
+from onyxq.interfaces.cli.main import run
 
 pytestmark = pytest.mark.slow
 
 STOP_SECONDS_MAX = 60
 PATIENCE = "20s"
 """Of a claim of a task that is there."""
-ONYXQ = [sys.executable, "-m", "onyxq.cli.main"]
+ONYXQ = [sys.executable, "-m", "onyxq"]
 FREE = ["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
 
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from onyxq.cli import logs
-from onyxq.cli.context import Context
-from onyxq.cli.main import run
-from onyxq.cli.output import Output
-from onyxq.config import Config
+from onyxq.interfaces.cli import logs
+from onyxq.interfaces.cli.context import Context
+from onyxq.interfaces.cli.main import run
+from onyxq.interfaces.cli.output import Output
+from onyxq.system.settings import Config
 
 SECRETS = {
     "ONYXQ_TOKEN": 'a-token-with-"quotes"',
@@ -114,7 +114,7 @@ def test_a_worker_logs_json(tmp_path: Any) -> None:
         "app.__class__ = Early\n"
     )
     ended = subprocess.run(
-        [sys.executable, "-m", "onyxq.cli.main", "worker", "start", "shop:app", "--log-format", "json"],
+        [sys.executable, "-m", "onyxq", "worker", "start", "shop:app", "--log-format", "json"],
         check=False,
         capture_output=True,
         text=True,

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import trio
 
-from onyxq.cli.main import run
 from onyxq.client import AsyncClient
+from onyxq.core.log.digest import chained
 from onyxq.errors import BadRequest, Conflict, NotFound
-from onyxq.explain import from_store, merged
-from onyxq.log_digest import chained
-from onyxq.peer.local_cluster import LocalCluster
+from onyxq.history.explain import from_store, merged
+from onyxq.interfaces.cli.main import run
+from onyxq.interfaces.local_cluster import LocalCluster
 from onyxq.store.interface import Batch, LogRecord
 from onyxq.store.lmdb_store import LmdbStore
 

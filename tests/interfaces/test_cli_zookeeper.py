@@ -11,13 +11,15 @@ from collections.abc import Iterator
 import pytest
 import trio
 
-from onyxq.cli.main import run
+from log_entries.registry import ENTRIES
+from onyxq.core.log.interface import Record
+from onyxq.core.replica import EMPTY, Settings
+from onyxq.core.step import step
 from onyxq.errors import Incomplete
-from onyxq.log.interface import Record
+from onyxq.interfaces.cli.main import run
 from onyxq.log.zookeeper import ZookeeperBackend
-from onyxq.log.zookeeper_server import find_jars, find_java
-from onyxq.replica import EMPTY, Settings
-from onyxq.step import step
+from onyxq.log.zookeeper_server import find_jars
+from onyxq.system.java import find_java
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +34,7 @@ def zookeeper() -> Iterator[str]:
         find_jars()
     except Incomplete as missing:
         pytest.skip(f"{missing}. {missing.advice}")
-    command = [sys.executable, "-m", "onyxq.cli.main", "zookeeper", "start", "--json", "--port", "0"]
+    command = [sys.executable, "-m", "onyxq", "zookeeper", "start", "--json", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         yield json.loads(server.stdout.readline())["zookeeper"]
@@ -46,7 +48,7 @@ async def settings_of(zookeeper: str, name: str) -> Settings:
     try:
         record = await session.read(EMPTY.position + 1)
         assert isinstance(record, Record)
-        return step(EMPTY, record).replica.settings
+        return step(EMPTY, record, ENTRIES).replica.settings
     finally:
         await session.aclose()
 

@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onyxq.client import Claim, Client
-from onyxq.client.enqueuing import cut_payloads, cut_with_ids
+from onyxq.client.enqueues import cut_payloads, cut_with_ids
 from onyxq.client.pool import ROUTES_EVERY_S
+from onyxq.core.facts import RUN_BYTES_MAX, task_header, unpack_task
+from onyxq.core.ids import RUN_TASKS_MAX, ids_of, make_id, partition_of
 from onyxq.errors import (
     BadRequest,
     Corrupt,
@@ -24,11 +26,9 @@ from onyxq.errors import (
     Unavailable,
     Unknown,
 )
-from onyxq.facts import RUN_BYTES_MAX, task_header, unpack_task
-from onyxq.ids import RUN_TASKS_MAX, ids_of, make_id, partition_of
 from onyxq.wire.server import Request
 from onyxq.wire.tcp import TcpNetwork
-from simulation.network import SimulatedNetwork
+from simulation.world.network import SimulatedNetwork
 from tests.interfaces.fake_service import (
     PARTITIONS,
     FakeCluster,

@@ -10,7 +10,9 @@ import pytest
 
 from onyxq.client import Claim
 from onyxq.client.claims import ClaimBatch
-from onyxq.client.holding import merged, narrowed, requests_of
+from onyxq.client.held_claims import merged, narrowed, requests_of
+from onyxq.core.facts import pack_task
+from onyxq.core.ids import TaskId, make_id
 from onyxq.errors import (
     BadRequest,
     BatchRefused,
@@ -20,10 +22,8 @@ from onyxq.errors import (
     Refused,
     StaleToken,
 )
-from onyxq.facts import pack_task
-from onyxq.ids import TaskId, make_id
 from onyxq.wire.server import Request
-from simulation.network import SimulatedNetwork
+from simulation.world.network import SimulatedNetwork
 from tests.interfaces.fake_service import QUEUES_LEASE_MS, FakeCluster, client_of, play, refuse_once, together
 
 BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])

@@ -7,7 +7,7 @@ import pytest
 
 from onyxq.errors import Overloaded
 from onyxq.wire.server import Request
-from simulation.network import SimulatedNetwork
+from simulation.world.network import SimulatedNetwork
 from tests.interfaces.fake_service import FakeCluster, client_of, play, refuse_once, together
 
 LARGE = bytes(100_000)

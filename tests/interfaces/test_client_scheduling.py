@@ -9,11 +9,11 @@ import pytest
 
 from onyxq.client import OF_QUEUE
 from onyxq.client.policy import Policy
+from onyxq.core.facts import partition_of_keys, task_header
+from onyxq.core.ids import make_id, ms_of, partition_of
 from onyxq.errors import BadRequest, NotFound, OnyxqError, Unavailable
-from onyxq.facts import partition_of_keys, task_header
-from onyxq.ids import make_id, ms_of, partition_of
 from onyxq.wire.server import Request
-from simulation.network import SimulatedNetwork
+from simulation.world.network import SimulatedNetwork
 from tests.interfaces.fake_service import PARTITIONS, FakeCluster, FakePeer, client_of, led_by, play, together
 
 SOME = make_id(5, 1, 7, 0)

@@ -35,7 +35,7 @@ def peer(tmp_path: Path) -> Iterator[dict[str, Any]]:
         *limited,
         sys.executable,
         "-m",
-        "onyxq.cli.main",
+        "onyxq",
         "peer",
         "start",
         "--json",

@@ -97,7 +97,16 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
 def test_nothing_of_http_is_loaded_for_it(tmp_path: Path) -> None:
     """A node that serves no HTTP, in whatever process, starts without the modules that do."""
     code = "import sys, onyxq; onyxq.open(sys.argv[1]).close(); print([m for m in sys.modules if m in sys.argv[2:]])"
-    command = [sys.executable, "-c", code, str(tmp_path / "kept"), "starlette", "hypercorn", "jinja2", "onyxq.http.app"]
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        str(tmp_path / "kept"),
+        "starlette",
+        "hypercorn",
+        "jinja2",
+        "onyxq.interfaces.http.app",
+    ]
     found = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     assert found.stdout == "[]\n"
 

@@ -10,7 +10,7 @@ import trio
 
 from onyxq.client import AsyncClient
 from onyxq.errors import BadRequest
-from onyxq.peer.local_cluster import LocalCluster
+from onyxq.interfaces.local_cluster import LocalCluster
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import msgpack
 import pytest
 
 from onyxq import Client
-from onyxq.http.bodies import BODIES_BYTES_MAX
+from onyxq.interfaces.http.bodies import BODIES_BYTES_MAX
 from onyxq.wire.bounds import PARTIAL_BYTES_MAX
 from onyxq.wire.protocol import FRAME_BYTES_MAX
 
@@ -36,7 +36,7 @@ PATIENCE_S = 60.0
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, dict[str, Any]]]:
     """Process id and addresses of a node that runs in a process of its own."""
     where = tmp_path_factory.mktemp("node")
-    command = [sys.executable, "-m", "onyxq.cli.main", "dev", "--json", "--data", str(where)]
+    command = [sys.executable, "-m", "onyxq", "dev", "--json", "--data", str(where)]
     with subprocess.Popen(
         [*command, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True
     ) as process:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from onyxq import Step
 from onyxq.client.flows import Enqueued, Flow, chain, group
+from onyxq.core.facts import partition_of_keys, task_header, unpack_task
+from onyxq.core.ids import ids_of, make_id, partition_of
 from onyxq.errors import BadRequest
-from onyxq.facts import partition_of_keys, task_header, unpack_task
-from onyxq.ids import ids_of, make_id, partition_of
-from simulation.network import SimulatedNetwork
+from simulation.world.network import SimulatedNetwork
 from tests.interfaces.fake_service import PARTITIONS, FakeCluster, client_of, play
 
 OUTSIDE = make_id(1, 1, 1, 1)

@@ -14,13 +14,14 @@ from typing import Any
 import msgpack
 import pytest
 
-from onyxq import dump, snapshot
-from onyxq.backup import file as backup
-from onyxq.blocks import BlockFile, Kind, packed, read_blocks
-from onyxq.cli.main import run
+from onyxq.core import snapshot
+from onyxq.core.facts import TASK, Row, key_of, pack_task, seal
+from onyxq.core.ids import make_id
 from onyxq.errors import BadRequest, Corrupt
-from onyxq.facts import TASK, Row, key_of, pack_task, seal
-from onyxq.ids import make_id
+from onyxq.history import dump
+from onyxq.history.backup import file as backup
+from onyxq.history.blocks import BlockFile, Kind, packed, read_blocks
+from onyxq.interfaces.cli.main import run
 from tests.entries.generated import generated_world
 
 Block = tuple[bytes, bytes]

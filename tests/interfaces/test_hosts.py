@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
-from onyxq.access.hosts import EVERY, Hosts, hosts
-from onyxq.cli.main import run
+from onyxq.access.host_names import EVERY, Hosts, hosts
 from onyxq.errors import BadRequest, Misdirected
-from onyxq.http.app import create_app
-from onyxq.peer.local_cluster import LocalCluster
+from onyxq.interfaces.cli.main import run
+from onyxq.interfaces.http.app import create_app
+from onyxq.interfaces.local_cluster import LocalCluster
 from tests.interfaces.http_world import FakeService, access_of, check_problem, on_trio
 from tests.interfaces.live_world import ANSWER_S_MAX, running
 

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from onyxq.core.ids import make_id
 from onyxq.errors import TooLarge
-from onyxq.http import bodies
-from onyxq.http.bodies import BODY_BYTES_MAX, SMALL_BODY_BYTES_MAX, Budget
-from onyxq.ids import make_id
+from onyxq.interfaces.http import bodies
+from onyxq.interfaces.http.bodies import BODY_BYTES_MAX, SMALL_BODY_BYTES_MAX, Budget
 from tests.interfaces.http_world import NOW_MS, FakeService, app_of, check_problem, client_of, on_trio, world
 
 ID = make_id(NOW_MS, 1, 2, 3).hex()

@@ -9,10 +9,10 @@ from typing import Any
 import anyio
 import httpx
 
+from onyxq.core.facts import pack_task
+from onyxq.core.ids import make_id
 from onyxq.errors import Unavailable
-from onyxq.facts import pack_task
-from onyxq.http.app import create_app
-from onyxq.ids import make_id
+from onyxq.interfaces.http.app import create_app
 from tests.interfaces.http_world import NOW_MS, FakeService, access_of, app_of, check_problem, on_trio, world
 
 

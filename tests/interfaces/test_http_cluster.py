@@ -10,10 +10,10 @@ from urllib.parse import quote
 import pytest
 
 from onyxq.access.grants import Token
+from onyxq.core.ids import make_id
 from onyxq.errors import BadRequest, LogUnavailable
-from onyxq.http.app import ENDPOINTS, create_app
-from onyxq.http.endpoint import Endpoint
-from onyxq.ids import make_id
+from onyxq.interfaces.http.app import ENDPOINTS, create_app
+from onyxq.interfaces.http.endpoint import Endpoint
 from tests.interfaces.http_world import JOB, NOW_MS, FakeService, access_of, check_problem, client_of, on_trio, world
 
 SAME_SITE = {"origin": "http://peer"}

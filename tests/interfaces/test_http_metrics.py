@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from onyxq.metrics import OTHER, Counter, Gauge, Histogram, Metrics
+from onyxq.system.metrics import OTHER, Counter, Gauge, Histogram, Metrics
 
 LINE = re.compile(r'[a-z_]+(\{[a-z_]+="(\\.|[^"\\])*"(,[a-z_]+="(\\.|[^"\\])*")*\})? [-+0-9.e]+')
 

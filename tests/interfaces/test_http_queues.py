@@ -7,9 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
+from onyxq.core.facts import partition_of_keys, unpack_task
+from onyxq.core.ids import make_id, ms_of, partition_of
 from onyxq.errors import BadRequest, Unavailable
-from onyxq.facts import partition_of_keys, unpack_task
-from onyxq.ids import make_id, ms_of, partition_of
 from tests.interfaces.http_world import NOW_MS, PARTITIONS, FakeService, FakeTask, check_problem, on_trio, world
 
 DEAD = [make_id(NOW_MS, partition, 1, 0) for partition in (1, 2, 3)]

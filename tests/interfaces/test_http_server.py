@@ -13,8 +13,8 @@ import pytest
 import trio
 
 from onyxq.errors import BadRequest, Unavailable
-from onyxq.http import connection, server
-from onyxq.http.server import Places, serve_http
+from onyxq.interfaces.http import connection, server
+from onyxq.interfaces.http.server import Places, serve_http
 from onyxq.wire.tcp import split_address
 from tests.interfaces.http_world import FakeService, app_of, check_problem, on_trio
 

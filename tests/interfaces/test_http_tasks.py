@@ -9,12 +9,12 @@ from typing import Any
 import anyio
 import httpx
 
+from onyxq.core.facts import RUN_BYTES_MAX, unpack_task
+from onyxq.core.ids import make_id, ms_of, offset_of, partition_of, with_counter
 from onyxq.errors import Overloaded, Unavailable, Unknown
-from onyxq.facts import RUN_BYTES_MAX, unpack_task
-from onyxq.http.app import create_app
-from onyxq.http.keys import KEY_AGE_MAX_MS, KEYS_MAX, Keys
-from onyxq.ids import make_id, ms_of, offset_of, partition_of, with_counter
-from onyxq.peer.admission import Admission
+from onyxq.interfaces.http.app import create_app
+from onyxq.interfaces.http.keys import KEY_AGE_MAX_MS, KEYS_MAX, Keys
+from onyxq.operations.admission import Admission
 from tests.interfaces.http_world import NOW_MS, FakeService, check_problem, client_of, on_trio, world
 
 NDJSON = {"accept": "application/x-ndjson"}

@@ -20,9 +20,9 @@ import attrs
 import pytest
 
 from onyxq import AsyncClient, Client, Function, Input, Job, Output, api
-from onyxq.cli.main import run
 from onyxq.errors import BadRequest, Conflict, JobConflict, NotFound, TimedOut, TooLarge
-from onyxq.jobs.hosts import Message
+from onyxq.interfaces.cli.main import run
+from onyxq.node.jobs.hosts import Message
 from tests.interfaces.live_world import Live, running
 from tests.jobs.fake_host import FakeHosts, FakeLink, obedient
 

@@ -9,11 +9,11 @@ import pytest
 import trio
 
 from onyxq.client import AsyncClient
+from onyxq.core.facts import TASK_BYTES_MAX
 from onyxq.errors import TooLarge
-from onyxq.facts import TASK_BYTES_MAX
-from onyxq.partition.updating import UPDATES_BYTES_MAX
-from onyxq.peer.arguments import RESULT_BYTES_MAX
-from onyxq.peer.local_cluster import LocalCluster
+from onyxq.interfaces.local_cluster import LocalCluster
+from onyxq.leader.task_updates import UPDATES_BYTES_MAX
+from onyxq.node.arguments import RESULT_BYTES_MAX
 
 LARGE = 900_000
 TASKS = 60

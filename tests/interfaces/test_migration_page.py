@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from attrs import fields_dict
 
-from onyxq import App, Client, queues
-from onyxq.cli.commands import COMMANDS, NOUNS
-from onyxq.cli.parser import build
+from onyxq import App, Client
+from onyxq.core import queues
+from onyxq.interfaces.cli.commands.all import COMMANDS, NOUNS
+from onyxq.interfaces.cli.parser import build
 from onyxq.testing import Cluster, open_cluster
 from onyxq.worker import BlockingContext, Context
 from onyxq.worker.functions import TaskFunction

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import trio
 
-from onyxq.backup.directories import Directories
-from onyxq.backup.file import KIND
-from onyxq.blocks import BlockFile
-from onyxq.directories import close_to_others, create
 from onyxq.errors import Corrupt
-from onyxq.locking import lock_file
+from onyxq.history.backup.directories import Directories
+from onyxq.history.backup.file import KIND
+from onyxq.history.blocks import BlockFile
+from onyxq.system.directories import close_to_others, create
+from onyxq.system.directory_lock import lock_file
 
 
 @pytest.mark.parametrize("there", ["a link", "a file", "a link to nothing"])

@@ -18,7 +18,7 @@ from onyxq import Client
 
 pytestmark = pytest.mark.slow
 
-ONYXQ = (sys.executable, "-m", "onyxq.cli.main")
+ONYXQ = (sys.executable, "-m", "onyxq")
 PATIENCE_S = 60.0
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from attrs import fields_dict
 
-from onyxq.facts import RUN_BYTES_MAX, TASK_BYTES_MAX, pack_task, partition_of_keys
-from onyxq.peer import arguments, settings
+from onyxq.core.facts import RUN_BYTES_MAX, TASK_BYTES_MAX, pack_task, partition_of_keys
+from onyxq.node import arguments
+from onyxq.operations import settings
 from onyxq.wire import protocol, server
 from tests.interfaces.live_world import Wire, fresh_id, running
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from onyxq import queues
-from onyxq.cli.commands import COMMANDS, NOUNS
-from onyxq.cli.parser import build
 from onyxq.client.policy import DEFAULTS
-from onyxq.http.tasks import NEW_TASK
+from onyxq.core import queues
+from onyxq.interfaces.cli.commands.all import COMMANDS, NOUNS
+from onyxq.interfaces.cli.parser import build
+from onyxq.interfaces.http.routes.tasks import NEW_TASK
 from tests.interfaces.live_world import running
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/queues.rst").read_text("utf-8")

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from onyxq.cli.commands import COMMANDS, NOUNS
-from onyxq.cli.parser import build
-from onyxq.peer.local_cluster import LocalCluster
+from onyxq.interfaces.cli.commands.all import COMMANDS, NOUNS
+from onyxq.interfaces.cli.parser import build
+from onyxq.interfaces.local_cluster import LocalCluster
 
 README = (Path(__file__).resolve().parents[2] / "README.rst").read_text("utf-8")
 DEMO_SECONDS_MAX = 180
@@ -48,7 +48,7 @@ def test_the_readme_shows_commands_and_programs() -> None:
 def test_the_demo_does_what_the_first_screen_says() -> None:
     """``onyxq demo`` without arguments counts the standard library exactly and loses a peer on the way."""
     ended = subprocess.run(
-        [sys.executable, "-m", "onyxq.cli.main", "demo"],
+        [sys.executable, "-m", "onyxq", "demo"],
         check=False,
         capture_output=True,
         text=True,

@@ -61,7 +61,7 @@ def peer(data: Path, **settings: str) -> Iterator[Running]:
     """One that runs until the end, and leaves in order."""
     environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
     environment |= {f"ONYXQ_{name.upper()}": value for name, value in settings.items()}
-    command = [sys.executable, "-m", "onyxq.cli.main", "peer", "start", "--json", "--data", str(data)]
+    command = [sys.executable, "-m", "onyxq", "peer", "start", "--json", "--data", str(data)]
     with subprocess.Popen(
         [*command, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"],
         env={**os.environ, **environment},

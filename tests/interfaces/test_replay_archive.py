@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from onyxq import snapshot
-from onyxq.analysis.replays import pieces, replayed, summed
-from onyxq.archive import Archive
-from onyxq.cli.main import run
-from onyxq.dump import Dump
+from onyxq.core import snapshot
+from onyxq.core.replica import Replica
 from onyxq.errors import NotFound
-from onyxq.replay import checked
-from onyxq.replica import Replica
+from onyxq.history.archive import Archive
+from onyxq.history.dump import Dump
+from onyxq.history.replay import checked
+from onyxq.interfaces.cli.main import run
+from onyxq.spark.analysis.replays import pieces, replayed, summed
 from tests.entries.generated import generated_world
 from tests.entries.world import World
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from onyxq import Client, Step
-from onyxq.cli.main import run
 from onyxq.errors import BadRequest, Conflict, NotFound
+from onyxq.interfaces.cli.main import run
 from tests.interfaces.live_world import Live, running
 
 pytestmark = pytest.mark.slow

@@ -45,7 +45,7 @@ def test_no_secret_is_told(tmp_path: Path) -> None:
         "ONYXQ_ZOOKEEPER_AUTH": AUTH,
     }
     # Everything that any module logs.
-    program = "import logging; logging.basicConfig(level=1); from onyxq.cli.main import main; main()"
+    program = "import logging; logging.basicConfig(level=1); from onyxq.interfaces.cli.main import main; main()"
     command = [sys.executable, "-c", program]
     start = ["dev", "--json", "--peers", "2", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
     said = tmp_path / "said"

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 import onyxq
-from onyxq.embedded import Embedded
+from onyxq.core.replica import EMPTY
 from onyxq.errors import StoreRefused, Unavailable
-from onyxq.extensions import installed
-from onyxq.following import drive, records
-from onyxq.replica import EMPTY
-from simulation.stored import Requests, Truth, as_answered
+from onyxq.history.following import drive, records
+from onyxq.interfaces.embedded import Embedded
+from onyxq.system.extensions import installed
+from simulation.world.stored import Requests, Truth, as_answered
 
 PROGRAMS = int(os.environ.get("ONYXQ_TEST_PROGRAMS", "160"))
 TOGETHER = 2_000

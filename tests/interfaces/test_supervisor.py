@@ -14,7 +14,7 @@ import pytest
 import trio
 import trio.testing
 
-from onyxq.cli.supervisor import Supervisor
+from onyxq.interfaces.cli.supervisor import Supervisor
 
 PATIENCE_S = 60.0
 
@@ -67,7 +67,7 @@ def test_a_peer_is_ready_alive_and_stopping(systemd: tuple[socket.socket, str], 
     listening, path = systemd
     free = ["--listen", "127.0.0.1:0", "--http", "off", "--data", str(tmp_path / "data")]
     with subprocess.Popen(
-        [sys.executable, "-m", "onyxq.cli.main", "peer", "start", *free],
+        [sys.executable, "-m", "onyxq", "peer", "start", *free],
         env=os.environ | {"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "200000"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from onyxq import snapshot
-from onyxq.archive import Archive, Part, best, earliest, files, groups, parts
-from onyxq.dump import Dump
+from onyxq.core import snapshot
+from onyxq.core.replica import Replica
 from onyxq.errors import NotFound
-from onyxq.replay import replica_at
-from onyxq.replica import Replica
+from onyxq.history.archive import Archive, Part, best, earliest, files, groups, parts
+from onyxq.history.dump import Dump
+from onyxq.history.replay import replica_at
 from tests.entries.generated import generated_world
 from tests.entries.world import World
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from onyxq import Client, api
-from onyxq.archive import Archive, best, earliest, files, parts
-from onyxq.dump import read
-from onyxq.log.interface import Origin
-from onyxq.peer import archiving
-from onyxq.replay import replay
+from onyxq.core.log.interface import Origin
+from onyxq.history.archive import Archive, best, earliest, files, parts
+from onyxq.history.dump import read
+from onyxq.history.replay import replay
+from onyxq.node import record_archive
 from tests.interfaces.timetravel_world import PATIENCE_S, Line, World, eventually, started
 
 pytestmark = pytest.mark.slow
@@ -63,7 +63,7 @@ def test_history_outlives_collections(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_what_cannot_be_archived_is_not_trimmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The collection waits until the directory can be written, and then goes on."""
-    monkeypatch.setattr(archiving, "RETRY_PAUSE_S", 0.05)
+    monkeypatch.setattr(record_archive, "RETRY_PAUSE_S", 0.05)
     archive = tmp_path / "archive"
     with started(peers=1, partitions=4, archive=str(archive)) as (cluster, portal), Client(cluster.addresses) as client:
         archive.rmdir()
@@ -122,7 +122,7 @@ def test_an_archive_that_starts_late_starts_at_the_origin(tmp_path: Path) -> Non
         running = cluster.nodes[0]
         assert running.node is not None and running.service is not None
         archive = Archive(tmp_path, running.node.node_id)
-        running.node.archivers.append(archiving.Archiver(archive, running.node, running.service.log_view).keep)
+        running.node.archivers.append(record_archive.Archiver(archive, running.node, running.service.log_view).keep)
         world.story()
         last = world.collect()
         ((first, end, path),) = files(tmp_path)

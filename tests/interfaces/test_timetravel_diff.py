@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyrsistent import pmap
 
-from onyxq.diff import ABSENT, BOOKKEEPING, diff, in_words, patched, plain, render, tree
-from onyxq.replica import EMPTY, Replica
-from onyxq.snapshot import pack, unpack
+from onyxq.core.diff import ABSENT, BOOKKEEPING, diff, in_words, patched, plain, render, tree
+from onyxq.core.replica import EMPTY, Replica
+from onyxq.core.snapshot import pack, unpack
 from tests.entries.generated import generated_world
 from tests.entries.world import World
 

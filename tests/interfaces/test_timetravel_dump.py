@@ -11,12 +11,13 @@ from random import Random
 import msgpack
 import pytest
 
-from onyxq import blocks, dump, log_file, snapshot
-from onyxq.dump import Dump, DumpWriter, read, write
+from onyxq.core import snapshot
+from onyxq.core.log.interface import Record
+from onyxq.core.replica import EMPTY
 from onyxq.errors import BadRequest, Corrupt, NotFound, OnyxqError
-from onyxq.log.interface import Record
-from onyxq.replay import checked, replay, replica_at, steps
-from onyxq.replica import EMPTY
+from onyxq.history import blocks, dump, log_file
+from onyxq.history.dump import Dump, DumpWriter, read, write
+from onyxq.history.replay import checked, replay, replica_at, steps
 from tests.entries.generated import generated_world
 from tests.entries.world import World
 

@@ -14,15 +14,16 @@ import httpx
 import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from onyxq import Client, api, snapshot
-from onyxq.diff import patched, tree
-from onyxq.dump import read
+from onyxq import Client, api
+from onyxq.core import snapshot
+from onyxq.core.diff import patched, tree
+from onyxq.core.replica import EMPTY
 from onyxq.errors import BadRequest, Conflict, NotFound, Unavailable
-from onyxq.following import Event, SetReplica, ask, drive, origin, records
-from onyxq.peer import logview
-from onyxq.peer.local_cluster import LocalCluster
-from onyxq.replay import replica_at, steps
-from onyxq.replica import EMPTY
+from onyxq.history.dump import read
+from onyxq.history.following import Event, SetReplica, ask, drive, origin, records
+from onyxq.history.replay import replica_at, steps
+from onyxq.interfaces.local_cluster import LocalCluster
+from onyxq.node import log_view
 from tests.interfaces.timetravel_world import PATIENCE_MS, PATIENCE_S, Line, World, started
 
 pytestmark = pytest.mark.slow
@@ -238,7 +239,7 @@ def test_raw_records_can_be_waited_for(world: World) -> None:
 
 def test_large_answers_come_in_parts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """An origin and a replica larger than an answer; a part of an older one is refused."""
-    monkeypatch.setattr(logview, "PART_BYTES", 100)
+    monkeypatch.setattr(log_view, "PART_BYTES", 100)
     position = world.collect()
     assert snapshot.unpack(ask(origin(), world.client.call)).position == position
     one = world.client.call("replica", {"part": 0})

@@ -18,12 +18,12 @@ from log_entries import (
     set_queue,
     submit_job,
 )
-from onyxq.dump import Dump
-from onyxq.explain import from_log
-from onyxq.facts import REOPENED
-from onyxq.ids import TaskId, id_at
-from onyxq.transactions import Claim, Part
-from onyxq.words import history, sentence
+from onyxq.core.facts import REOPENED
+from onyxq.core.ids import TaskId, id_at
+from onyxq.core.transactions import Claim, Part
+from onyxq.history.dump import Dump
+from onyxq.history.explain import from_log
+from onyxq.history.words import history, sentence
 from tests.entries.golden import batches
 from tests.entries.golden.batches import batch_log
 from tests.entries.golden.examples import EXAMPLES, FIRST, RUNS, queue_log

@@ -9,11 +9,11 @@ from attrs import frozen
 
 from log_entries import expire_claims, grant_claims, leave_cluster, release_claims, renew_claims
 from log_entries.registry import ENTRIES
-from onyxq import words
-from onyxq.diff import plain
-from onyxq.facts import EXPIRED, GRANTED, RELEASED, RETRIED
-from onyxq.ids import Run, make_id
-from onyxq.words import duration, sentence
+from onyxq.core.diff import plain
+from onyxq.core.facts import EXPIRED, GRANTED, RELEASED, RETRIED
+from onyxq.core.ids import Run, make_id
+from onyxq.history import words
+from onyxq.history.words import duration, sentence
 from tests.entries.generated import generated_world
 
 FIRST = make_id(1_700_000_000_000, 3, 7, 0)
@@ -23,7 +23,7 @@ ONE = (Run(FIRST, 1),)
 
 @pytest.mark.parametrize("name", ENTRIES)
 def test_every_built_in_entry_has_a_sentence_of_its_own(name: str) -> None:
-    """A new entry wants one in `onyxq.words`."""
+    """A new entry wants one in `onyxq.history.words`."""
     assert name in words._SENTENCES
 
 

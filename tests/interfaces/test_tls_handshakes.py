@@ -13,8 +13,8 @@ import trio
 import trustme
 from anyio.abc import ByteStream
 
-from onyxq.http import server
-from onyxq.http.server import Places, serve_http
+from onyxq.interfaces.http import server
+from onyxq.interfaces.http.server import Places, serve_http
 from onyxq.wire import tcp
 from onyxq.wire.tcp import TcpNetwork, split_address
 from tests.interfaces.http_world import FakeService, app_of, on_trio

@@ -17,10 +17,10 @@ import trustme
 from onyxq import Client
 from onyxq.access.certificates import PLAIN, Certificates
 from onyxq.access.grants import Access, Token
-from onyxq.cli.main import run
 from onyxq.errors import BadRequest, Unavailable
-from onyxq.peer.daemon import PeerConfig, check_config
-from onyxq.peer.local_cluster import LocalCluster
+from onyxq.interfaces.cli.main import run
+from onyxq.interfaces.daemon import PeerConfig, check_config
+from onyxq.interfaces.local_cluster import LocalCluster
 from onyxq.wire import tcp
 from tests.interfaces.live_world import ANSWER_S_MAX, running
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from onyxq.cli.daemons import spark_conf
-from onyxq.cli.main import run
 from onyxq.errors import BadRequest
+from onyxq.interfaces.cli.daemons import spark_conf
+from onyxq.interfaces.cli.main import run
 
 
 @pytest.mark.parametrize("content", ["the-token-of-a-test", "the-token-of-a-test\n", "  the-token-of-a-test \n\n"])

@@ -15,10 +15,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
 
-from onyxq import App, AsyncClient, Client, context, tracing
+from onyxq import App, AsyncClient, Client, context
 from onyxq.client.flows import Step
 from onyxq.errors import BadRequest
-from onyxq.peer.local_cluster import LocalCluster
+from onyxq.interfaces.local_cluster import LocalCluster
+from onyxq.system import tracing
 from tests.interfaces.live_world import running
 from tests.interfaces.worker_tasks import app as there
 

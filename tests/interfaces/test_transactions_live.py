@@ -15,7 +15,7 @@ from onyxq import AsyncClient, Client
 from onyxq.client import Claim
 from onyxq.client.transactions import stale_claims
 from onyxq.errors import BadRequest, Conflict, StaleToken
-from onyxq.peer.local_cluster import LocalCluster
+from onyxq.interfaces.local_cluster import LocalCluster
 from onyxq.worker import Worker, blocking_context, context
 from tests.interfaces.live_world import running
 

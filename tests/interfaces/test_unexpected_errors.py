@@ -12,19 +12,20 @@ from typing import Any
 import pytest
 import trio
 
-from onyxq import effects, errors
+from onyxq import errors
+from onyxq.core.facts import pack_task
+from onyxq.core.ids import TaskId, make_id
 from onyxq.errors import BadRequest, OnyxqError, Unknown
-from onyxq.facts import pack_task
-from onyxq.ids import TaskId, make_id
+from onyxq.interfaces.local_cluster import LocalCluster
 from onyxq.jobs import encoding
 from onyxq.jobs.model import Function, Input, Job, Output
-from onyxq.partition.leader import PartitionLeader
-from onyxq.partition.replication import Sender
-from onyxq.peer.local_cluster import LocalCluster
-from onyxq.peer.node import Node
-from onyxq.peer.outbox import Outbox
-from onyxq.peer.service import READS, Service
+from onyxq.leader.cohort.replication import Sender
+from onyxq.leader.leader import PartitionLeader
+from onyxq.log.outbox import Outbox
+from onyxq.node.node import Node
+from onyxq.operations.service import READS, Service
 from onyxq.store.lmdb_store import LmdbStore
+from onyxq.system import failures
 from onyxq.wire.memory import HOST, MemoryNetwork
 
 pytestmark = pytest.mark.slow
@@ -336,7 +337,7 @@ async def one_node() -> AsyncIterator[World]:
     async with LocalCluster(peers=1, partitions=2, listen=f"{HOST}:0", network=network, allow_anyone=True) as cluster:
         service = cluster.nodes[0].service
         assert service is not None
-        service.timers.transports = None  # callbacks may go anywhere
+        service.timers.check_callback = None  # callbacks may go anywhere
         yield World(service)
 
 
@@ -428,11 +429,11 @@ def test_a_refusal_after_the_first_effect_is_unknown() -> None:
 @pytest.mark.parametrize("changes", [0, 1, 2])
 def test_a_part_of_a_request_takes_back_no_effect_of_another_part(changes: int) -> None:
     """Also if the part changed nothing, or its own effects were refused."""
-    with pytest.raises(Unknown), effects.serving("a request"):
-        effects.begin()
-        with effects.serving("a part of it"):
+    with pytest.raises(Unknown), failures.serving("a request"):
+        failures.begin()
+        with failures.serving("a part of it"):
             for _ in range(changes):
-                effects.begin()
+                failures.begin()
         for _ in range(changes):
-            effects.refused()
+            failures.refused()
         raise BadRequest("too late")

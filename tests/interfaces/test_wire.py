@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from onyxq.errors import BadRequest, ClusterMismatch, OnyxqError, ProtocolError, TooLarge
 from onyxq.wire.protocol import FRAME_BYTES_MAX, Decoder, Encoder, Hello, parse_answer, parse_request
 from onyxq.wire.server import serve
-from simulation.network import SimulatedNetwork
+from simulation.world.network import SimulatedNetwork
 from tests.interfaces.fake_service import FakeCluster, play
 
 VALUES = st.recursive(

@@ -20,7 +20,7 @@ from onyxq.wire.bounds import OWNER, PARTIAL_BYTES_FREE, Bounds
 from onyxq.wire.protocol import FRAME_BYTES_MAX, Decoder, Encoder, Hello
 from onyxq.wire.server import MESSAGE_PAUSE_S, MESSAGE_TIMEOUT_S, REQUESTS_MAX, Admit, Dispatch, Request, serve
 from onyxq.wire.weight import LOOKED_AT_BYTES, decoded_bytes
-from simulation.network import SimulatedNetwork
+from simulation.world.network import SimulatedNetwork
 from tests.interfaces.fake_service import FakeCluster, play
 
 HELLO = Encoder().encode(Hello().to_message())

@@ -18,7 +18,7 @@ from onyxq.wire.outlet import SEND_BYTES_MAX, STALL_S, Outlet
 from onyxq.wire.protocol import Hello
 from onyxq.wire.server import REQUESTS_MAX, Request, serve
 from onyxq.wire.tcp import TcpNetwork
-from simulation.network import SimulatedNetwork
+from simulation.world.network import SimulatedNetwork
 from tests.interfaces.fake_service import FakeCluster, play, together
 
 BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])

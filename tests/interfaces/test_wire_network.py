@@ -12,7 +12,7 @@ import pytest
 from anyio.abc import ByteStream
 
 from onyxq.errors import Unavailable
-from simulation.network import BUFFER_BYTES_MAX, SimulatedNetwork
+from simulation.world.network import BUFFER_BYTES_MAX, SimulatedNetwork
 from tests.interfaces.fake_service import FakeCluster, play
 
 

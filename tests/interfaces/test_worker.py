@@ -13,7 +13,7 @@ from onyxq.errors import BadRequest, LogUnavailable, OnyxqError, TooLarge, Unava
 from onyxq.wire.server import Request
 from onyxq.worker import Worker, context
 from onyxq.worker.pace import Pace
-from simulation.network import SimulatedNetwork
+from simulation.world.network import SimulatedNetwork
 from tests.interfaces.fake_service import FakeCluster, FakePeer, play
 from tests.interfaces.worker_world import play_in_real_time, until, with_worker
 

@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from onyxq import App, AsyncClient
-from onyxq.cli.main import run
 from onyxq.errors import Conflict
-from onyxq.peer.local_cluster import LocalCluster
+from onyxq.interfaces.cli.main import run
+from onyxq.interfaces.local_cluster import LocalCluster
 from onyxq.worker import TaskCancelled, Worker, blocking_context, context
 from tests.interfaces.live_world import running
 from tests.interfaces.worker_tasks import app as processes

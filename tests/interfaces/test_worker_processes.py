@@ -21,7 +21,7 @@ from onyxq.client import AsyncClient
 from onyxq.wire.server import Request
 from onyxq.wire.tcp import TcpNetwork
 from onyxq.worker import processes
-from simulation.network import SimulatedNetwork
+from simulation.world.network import SimulatedNetwork
 from tests.interfaces.fake_service import FakeCluster, FakePeer
 from tests.interfaces.worker_tasks import app
 from tests.interfaces.worker_world import a_call, play_in_real_time, until, with_worker
@@ -159,7 +159,7 @@ async def at_work(directory: Path, body: Callable[[subprocess.Popen[bytes], int]
     """Have ``onyxq worker start`` begin a task; then ``body(worker, id of the task's process)``."""
     directory.joinpath("shop.py").write_text(textwrap.dedent(SHOP))
     os.mkfifo(directory / "go")
-    command = [sys.executable, "-m", "onyxq.cli.main", "worker", "start", "shop:app", "--connect"]
+    command = [sys.executable, "-m", "onyxq", "worker", "start", "shop:app", "--connect"]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{directory}"}
     async with anyio.create_task_group() as group:
         cluster = FakeCluster(group)

@@ -8,12 +8,12 @@ from typing import Any
 import anyio
 import pytest
 
-from onyxq.cli.worker import bounds
 from onyxq.client import AsyncClient, Claim
 from onyxq.errors import BadRequest
-from onyxq.worker import Worker, loop, scaling
-from onyxq.worker.scaling import UNUSED_LOOKS, Scaling
-from simulation.network import SimulatedNetwork
+from onyxq.interfaces.cli.worker import bounds
+from onyxq.worker import Worker, loop, slot_count
+from onyxq.worker.slot_count import UNUSED_LOOKS, Scaling
+from simulation.world.network import SimulatedNetwork
 from tests.interfaces.fake_service import FakeCluster, FakePeer, play
 from tests.interfaces.test_worker_processes import gone, work
 from tests.interfaces.worker_world import a_call, until, with_worker
@@ -92,7 +92,7 @@ def test_a_worker_grows_with_its_backlog_and_shrinks_after_it() -> None:
 def test_processes_that_are_not_needed_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the slots that went."""
     monkeypatch.setattr(loop, "LOOK_EVERY_S", 0.05)
-    monkeypatch.setattr(scaling, "UNUSED_LOOKS", 20)
+    monkeypatch.setattr(slot_count, "UNUSED_LOOKS", 20)
 
     async def body(cluster: FakeCluster, client: AsyncClient, peer: FakePeer, worker: Any) -> None:
         pids: set[int] = set()

@@ -13,7 +13,7 @@ from onyxq import App, blocking_context
 from onyxq.client import AsyncClient
 from onyxq.errors import Overloaded
 from onyxq.worker import TaskCancelled, contextual_logs, threads
-from simulation.network import SimulatedNetwork
+from simulation.world.network import SimulatedNetwork
 from tests.interfaces.fake_service import FakeCluster, FakePeer
 from tests.interfaces.worker_world import a_call, play_in_real_time, until, with_worker
 

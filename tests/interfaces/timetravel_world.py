@@ -13,8 +13,8 @@ import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from onyxq import Client, api
-from onyxq.cli.main import run
-from onyxq.peer.local_cluster import LocalCluster
+from onyxq.interfaces.cli.main import run
+from onyxq.interfaces.local_cluster import LocalCluster
 
 PATIENCE_S = 60.0
 PATIENCE_MS = 20_000

@@ -10,7 +10,7 @@ import anyio
 
 from onyxq.client import AsyncClient
 from onyxq.worker import Worker
-from simulation.network import SimulatedNetwork
+from simulation.world.network import SimulatedNetwork
 from tests.interfaces.fake_service import FakeCluster, FakePeer
 
 PATIENCE_S = 60

@@ -10,9 +10,9 @@ from attrs import evolve, field, frozen
 
 from log_entries import complete_job
 from onyxq.client import AsyncClient
+from onyxq.core.replica import Job as Known
 from onyxq.jobs.model import Function, Input, Job, Output
-from onyxq.replica import Job as Known
-from simulation.world import Options, SimulatedNode, World, simulate
+from simulation.world.world import Options, SimulatedNode, World, simulate
 from tests.jobs.fake_host import FakeHosts, FakeLink
 
 SLOTS = 4

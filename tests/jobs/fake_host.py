@@ -8,7 +8,7 @@ from typing import Any
 
 import trio
 
-from onyxq.jobs.hosts import HostEnded, Message, Plan
+from onyxq.node.jobs.hosts import HostEnded, Message, Plan
 
 Answer = Callable[["FakeLink", Message], None]
 
@@ -50,7 +50,7 @@ class FakeLink:
         return [order for order in self.orders if order["do"] == what]
 
     async def send(self, message: Mapping[str, Any]) -> None:
-        """See `onyxq.jobs.hosts.Link`."""
+        """See `onyxq.node.jobs.hosts.Link`."""
         await trio.lowlevel.checkpoint()
         if not self.running:
             raise HostEnded(self._why)
@@ -58,14 +58,14 @@ class FakeLink:
         self._answer(self, dict(message))
 
     async def receive(self) -> Message | None:
-        """See `onyxq.jobs.hosts.Link`."""
+        """See `onyxq.node.jobs.hosts.Link`."""
         try:
             return await self._receive.receive()
         except trio.EndOfChannel:
             return None
 
     def why(self) -> str:
-        """See `onyxq.jobs.hosts.Link`."""
+        """See `onyxq.node.jobs.hosts.Link`."""
         return self._why
 
 
@@ -95,7 +95,7 @@ class FakeHosts:
 
     @asynccontextmanager
     async def launch(self, plan: Plan) -> AsyncIterator[FakeLink]:
-        """See `onyxq.jobs.hosts.Launch`."""
+        """See `onyxq.node.jobs.hosts.Launch`."""
         await trio.lowlevel.checkpoint()
         if self.refusals:
             raise HostEnded(self.refusals.pop(0))

@@ -7,7 +7,7 @@ from typing import Any
 from attrs import evolve
 from hypothesis import strategies as st
 
-from onyxq.jobs import bounds
+from onyxq.jobs import slot_bounds
 from onyxq.jobs.model import (
     Aggregation,
     Condition,
@@ -179,7 +179,7 @@ def jobs(draw: st.DrawFn) -> Job:
         resume=draw(st.none() | st.just("earlier")),
         metadata=draw(maps),
     )
-    if not any(bounds.problems(job)):
+    if not any(slot_bounds.problems(job)):
         return job
     ends = (Input, Output)
     free = [task if isinstance(task, ends) else evolve(task, max_slots=None, percentage=0) for task in job.catalog]

@@ -26,7 +26,7 @@ from onyxq import (
 )
 from onyxq.errors import BadRequest
 from onyxq.jobs import encoding
-from onyxq.jobs.checking import check, problems
+from onyxq.jobs.job_check import check, problems
 from tests.jobs import generated
 
 

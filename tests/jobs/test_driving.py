@@ -10,8 +10,8 @@ import trio
 
 from log_entries import commit_batch, drain_node, set_slots
 from onyxq.jobs import encoding
-from onyxq.jobs.holding import worker_name
-from simulation.world import World
+from onyxq.node.jobs.held_claims import worker_name
+from simulation.world.world import World
 from tests.jobs.driving_world import SLOTS, Stage, completion, job_of, on_stage, submit
 
 

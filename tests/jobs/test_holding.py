@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from pyrsistent import pmap
 
-from onyxq.ids import make_id, stretch_of
-from onyxq.jobs.holding import Held, held, to_renew, useless, worker_name
-from onyxq.replica import Replica
+from onyxq.core.ids import make_id, stretch_of
+from onyxq.core.replica import Replica
+from onyxq.node.jobs.held_claims import Held, held, to_renew, useless, worker_name
 
 STRETCH = stretch_of(make_id(1_000, 3, 7, 0))
 

@@ -12,8 +12,8 @@ import trio
 from attrs import evolve
 from trio.testing import MockClock
 
-from onyxq.jobs import hosts, suspects
-from onyxq.jobs.hosts import HostEnded, HostStopped, KeptHost, Plan, Run
+from onyxq.node.jobs import hosts, suspects
+from onyxq.node.jobs.hosts import HostEnded, HostStopped, KeptHost, Plan, Run
 from tests.jobs.fake_host import FakeHosts, FakeLink
 
 PLAN = Plan(connect="127.0.0.1:1", slots=2, work="nowhere")

@@ -8,7 +8,7 @@ import pytest
 from onyxq.errors import BadRequest
 from onyxq.jobs.encoding import REFS
 from onyxq.jobs.fields import KINDS
-from onyxq.jobs.importing import ANY_FUNCTION, Allowed
+from onyxq.jobs.function_imports import ANY_FUNCTION, Allowed
 from onyxq.spark.functions import resolve
 
 

@@ -11,11 +11,11 @@ import attrs
 import pytest
 
 import onyxq
-from onyxq.cli.jobs import load_job
 from onyxq.client import JobOutcome
-from onyxq.jobs import lifetime
-from onyxq.jobs.checking import check
+from onyxq.core.jobs import lifetime
+from onyxq.interfaces.cli.jobs import load_job
 from onyxq.jobs.encoding import decode, encode
+from onyxq.jobs.job_check import check
 from onyxq.jobs.model import Job
 from tests.interfaces.live_world import running
 from tests.jobs.fake_host import FakeHosts, FakeLink, Message, obedient

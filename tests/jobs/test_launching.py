@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 import trio
 
-from onyxq.cli.main import run
 from onyxq.errors import Incomplete
-from onyxq.jobs import launching
-from onyxq.jobs.hosts import HostEnded, KeptHost, Plan
-from onyxq.jobs.launching import BoundedLog, end_leftover, launch
+from onyxq.interfaces.cli.main import run
+from onyxq.node.jobs import host_process
+from onyxq.node.jobs.host_process import BoundedLog, end_leftover, launch
+from onyxq.node.jobs.hosts import HostEnded, KeptHost, Plan
 
 COMMAND = (sys.executable, str(Path(__file__).with_name("small_host.py")))
 TEST_S_MAX = 60
@@ -187,7 +187,7 @@ async def test_a_host_that_a_killed_peer_left_behind_is_killed_before_the_next_o
         try:
             (work / "host.pid").write_text(json.dumps({"pid": stranger.pid, "started": "1"}))
             assert not end_leftover(work) and stranger.poll() is None
-            launching._note_process(work, left.pid)
+            host_process._note_process(work, left.pid)
             async with launch(plan_of(tmp_path), command=COMMAND) as link:
                 assert left.wait() == -signal.SIGKILL
                 assert await link.receive() is not None
@@ -206,7 +206,7 @@ def test_the_log_of_a_host_is_bounded(tmp_path: Path) -> None:
     old = tmp_path / "host.log.1"
     assert path.stat().st_size <= 1_000 and old.stat().st_size <= 1_000
     assert sorted(one.name for one in tmp_path.iterdir()) == ["host.log", "host.log.1"]
-    assert kept.tail[-1].startswith("line  99") and len(kept.tail) == launching.TAIL_LINES
+    assert kept.tail[-1].startswith("line  99") and len(kept.tail) == host_process.TAIL_LINES
     assert (old.read_text() + path.read_text()).splitlines()[-1].startswith("line  99")
 
 
@@ -222,7 +222,7 @@ def test_a_log_goes_on_where_the_last_run_left_it(tmp_path: Path) -> None:
 def test_a_missing_package_is_named_with_how_to_get_it() -> None:
     """Nothing is imported to find out."""
     with pytest.raises(Incomplete, match="no_such_package, not installed") as error:
-        launching.check_installed(("json", "no_such_package"))
+        host_process.check_installed(("json", "no_such_package"))
     assert "pip install" in error.value.advice
 
 
@@ -231,12 +231,12 @@ def test_missing_java_is_named_with_how_to_get_it(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(Incomplete, match="needs Java") as error:
-        launching.check_installed(("json",))
+        host_process.check_installed(("json",))
     assert "Install a Java runtime" in error.value.advice
     java = tmp_path / "bin/java"
     java.parent.mkdir()
     java.touch(mode=0o755)
-    launching.check_installed(("json",))
+    host_process.check_installed(("json",))
 
 
 def test_a_peer_that_cannot_host_spark_does_not_start(

@@ -9,8 +9,8 @@ import msgpack
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from onyxq.jobs.join_pairs import Batch, Group, Index
 from onyxq.jobs.model import Join
-from onyxq.jobs.pairing import Batch, Group, Index
 from tests.jobs.test_windowing import Memory
 
 Segment = tuple[int, int, int]

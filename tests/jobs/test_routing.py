@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from onyxq.jobs.flow_conditions import compiled, routes
 from onyxq.jobs.model import Condition, Function, Input, Job, Output, Ref
 from onyxq.jobs.predicates import Predicate
-from onyxq.jobs.routing import compiled, routes
 
 TASKS = ("children", "adults", "athletes", "everyone")
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onyxq.jobs.values import Unfit, pack, pack_key, to_json, unpack, unpack_all
-from onyxq.jobs.windowing import time_of
+from onyxq.jobs.windows import time_of
 from tests.jobs.generated_values import scalars, values
 
 BERLIN = zoneinfo.ZoneInfo("Europe/Berlin")

@@ -13,9 +13,9 @@ from attrs import field, mutable
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from onyxq.jobs.gathering import Batch, Fired, Group, Index
 from onyxq.jobs.model import Aggregation, Job, Reduce, Ref, Trigger, Window
-from onyxq.jobs.windowing import NEVER, Parts, Windowing, extents_at, windowings
+from onyxq.jobs.window_groups import Batch, Fired, Group, Index
+from onyxq.jobs.windows import NEVER, Parts, Windowing, extents_at, windowings
 
 Segment = dict[str, Any]
 

@@ -68,7 +68,7 @@ class PeerProcess:
         self.http = ""
         self.process: subprocess.Popen[bytes] | None = None
         self.frozen = False
-        self.program = "onyxq.cli.main"
+        self.program = "onyxq"
         """The module that the process runs."""
         self.surroundings: dict[str, str] = {}
         """Environment variables for the program, besides those of this process."""

@@ -40,7 +40,7 @@ async def die_collecting(cluster: Cluster, victim: PeerProcess, step: str) -> No
         return (await applied(cluster, witness))[-1:] == ["finish_gc"]
 
     await cluster.until(f"{step}: the collection ends", finished)
-    victim.program = "onyxq.cli.main"
+    victim.program = "onyxq"
 
 
 async def applied(cluster: Cluster, witness: PeerProcess) -> list[str]:

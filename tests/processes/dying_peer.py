@@ -11,15 +11,15 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from onyxq.cli.main import main
-from onyxq.dump import DumpWriter
+from onyxq.history.dump import DumpWriter
+from onyxq.history.parquet import records
+from onyxq.history.parquet.records import RecordWriter
+from onyxq.interfaces.cli.main import main
 from onyxq.log import zookeeper_origin
 from onyxq.log.zookeeper_origin import Origins
-from onyxq.parquet import records
-from onyxq.parquet.records import RecordWriter
-from onyxq.peer.archiving import Archiver
-from onyxq.peer.collecting import Collector
-from onyxq.peer.record_keeping import RecordKeeper
+from onyxq.node.collector import Collector
+from onyxq.node.record_archive import Archiver
+from onyxq.node.record_table import RecordKeeper
 
 STEPS: dict[str, tuple[type, str]] = {
     "before the chunks": (Origins, "store"),

@@ -14,7 +14,7 @@ import trio
 
 from onyxq.client import AsyncClient
 from onyxq.errors import OnyxqError
-from onyxq.store.soundness import DATA
+from onyxq.store.integrity.lmdb_check import DATA
 from tests.processes.cluster import POLL_S, READY_TIMEOUT_S, Cluster, PeerProcess
 from tests.processes.failing_disk import ALWAYS, META_WRITES, SYNCS, WRITES, FailingDisk
 from tests.processes.workload import History

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import trio
 
-from onyxq.cli.daemons import spare_collections
+from onyxq.interfaces.cli.daemons import spare_collections
+from onyxq.interfaces.daemon import PeerConfig, RunningNode
 from onyxq.log.zookeeper import ZookeeperBackend
-from onyxq.peer.daemon import PeerConfig, RunningNode
 
 
 async def run(node: RunningNode, nursery: trio.Nursery) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from functools import partial
 
-from onyxq.cli.main import main
+from onyxq.interfaces.cli.main import main
 from onyxq.log import zookeeper
 
 if __name__ == "__main__":

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import trio
 
-from onyxq.backup.file import read
-from onyxq.backup.taking import take
-from onyxq.cli.main import run
 from onyxq.client import AsyncClient, Task
 from onyxq.errors import BadRequest, OnyxqError
+from onyxq.history.backup.capture import take
+from onyxq.history.backup.file import read
+from onyxq.interfaces.cli.main import run
 from onyxq.log.zookeeper_server import ZookeeperServer
 from tests.processes.cluster import Cluster, bounded
 

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from onyxq.client import AsyncClient
-from onyxq.ids import partition_of
+from onyxq.core.ids import partition_of
 from tests.processes.cluster import Cluster, PeerProcess, bounded
 from tests.processes.workload import all_there, spread
 

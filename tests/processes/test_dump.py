@@ -15,16 +15,17 @@ import pytest
 import trio
 from pyarrow import dataset
 
-from onyxq import api, snapshot
-from onyxq.archive import earliest, parts
-from onyxq.archive import files as archived
-from onyxq.cli.main import run
-from onyxq.dump import read
+from onyxq import api
+from onyxq.core import snapshot
+from onyxq.core.invariants.replica import violations
 from onyxq.errors import NotFound
-from onyxq.invariants import violations
+from onyxq.history.archive import earliest, parts
+from onyxq.history.archive import files as archived
+from onyxq.history.dump import read
+from onyxq.history.parquet.records import covered
+from onyxq.history.replay import replay
+from onyxq.interfaces.cli.main import run
 from onyxq.log.zookeeper_server import ZookeeperServer
-from onyxq.parquet.records import covered
-from onyxq.replay import replay
 from tests.processes.cluster import POLL_S, Cluster, bounded
 from tests.processes.collecting import die_collecting
 from tests.processes.dying_peer import ARCHIVE_STEPS, TABLE_STEPS

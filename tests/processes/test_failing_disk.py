@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from onyxq.log.embedded import EmbeddedBackend
-from onyxq.store.pages import check_file
-from onyxq.store.soundness import CLOSED, DATA
+from onyxq.store.integrity.lmdb_check import CLOSED, DATA
+from onyxq.store.integrity.lmdb_pages import check_file
 from tests.processes.cluster import surroundings
 from tests.processes.failing_disk import META_WRITES, SYNCS, WRITES, FailingDisk, compile_library
 from tests.processes.store_on_failing_disk import FILL

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from onyxq.store.pages import check_file
-from onyxq.store.soundness import DATA
+from onyxq.store.integrity.lmdb_check import DATA
+from onyxq.store.integrity.lmdb_pages import check_file
 from tests.processes.cluster import Cluster, bounded
 from tests.processes.failing_disk import ALWAYS, META_WRITES, compile_library
 from tests.processes.failing_moments import NAMES, Moments, produce

@@ -9,9 +9,9 @@ from pathlib import Path
 import lmdb
 import pytest
 
+from onyxq.core.facts import sealed
 from onyxq.errors import OnyxqError
-from onyxq.facts import sealed
-from onyxq.store.soundness import DATA
+from onyxq.store.integrity.lmdb_check import DATA
 from tests.processes.cluster import Cluster, PeerProcess, bounded
 from tests.processes.workload import all_there, spread
 

@@ -10,8 +10,8 @@ import pytest
 import trio
 
 from onyxq.client import AsyncClient, ClaimBatch
+from onyxq.core.ids import partition_of
 from onyxq.errors import StaleToken
-from onyxq.ids import partition_of
 from tests.processes.cluster import STATE_TIMEOUT_S, Cluster, PeerProcess, bounded
 from tests.processes.workload import History, all_there, complete
 

@@ -45,7 +45,7 @@ async def check_files(cluster: Cluster, root: Path) -> None:
     file.write_text(PIPELINES.replace("IN", str(root / "lines")).replace("OUT", str(root / "shouted")))
     submitted = await trio.run_process(
         [
-            *(sys.executable, "-m", "onyxq.cli.main", "job", "submit", f"{file}:job", "--wait", "--json"),
+            *(sys.executable, "-m", "onyxq", "job", "submit", f"{file}:job", "--wait", "--json"),
             *("--connect", cluster["a"].address, "--timeout", f"{STEP_S_MAX:.0f}s"),
         ],
         capture_stdout=True,

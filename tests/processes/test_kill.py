@@ -7,7 +7,7 @@ import os
 import pytest
 import trio
 
-from onyxq.ids import TaskId, partition_of
+from onyxq.core.ids import TaskId, partition_of
 from tests.processes.cluster import Cluster, PeerProcess, bounded
 from tests.processes.workload import History, all_there, enqueue_over_http, enqueue_over_tcp, work
 

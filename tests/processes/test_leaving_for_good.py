@@ -18,7 +18,7 @@ TASKS = 400
 
 async def onyxq(*words: str, peer: PeerProcess) -> subprocess.CompletedProcess[bytes]:
     """Run a command that asks a peer."""
-    command = [sys.executable, "-m", "onyxq.cli.main", *words, "--json", "--connect", peer.address]
+    command = [sys.executable, "-m", "onyxq", *words, "--json", "--connect", peer.address]
     return await trio.run_process(
         command, capture_stdout=True, capture_stderr=True, check=False, env={"PYTHONPATH": ":".join(sys.path)}
     )

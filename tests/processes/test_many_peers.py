@@ -23,12 +23,13 @@ import pytest
 import trio
 from attrs import define, field
 
-from onyxq.invariants import violations
-from onyxq.log.interface import LogSession, Record
+from log_entries.registry import ENTRIES
+from onyxq.core.invariants.replica import violations
+from onyxq.core.log.interface import LogSession, Record
+from onyxq.core.replica import EMPTY, Replica
+from onyxq.core.step import step
 from onyxq.log.zookeeper import ZookeeperBackend
 from onyxq.log.zookeeper_server import ZookeeperServer
-from onyxq.replica import EMPTY, Replica
-from onyxq.step import step
 from tests.processes.cluster import bounded, die_with
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -60,7 +61,7 @@ class Observer:
         while True:
             record = await self.session.read(self.replica.position + 1)
             assert isinstance(record, Record)
-            done = step(self.replica, record)
+            done = step(self.replica, record, ENTRIES)
             self.replica = done.replica
             assert violations(self.replica) == []
             for outcome in done.outcomes:

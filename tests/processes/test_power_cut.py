@@ -11,10 +11,10 @@ import pytest
 import trio
 
 from onyxq import api
-from onyxq.archive import files
 from onyxq.client import AsyncClient
-from onyxq.dump import read
-from onyxq.parquet.reader import find
+from onyxq.history.archive import files
+from onyxq.history.dump import read
+from onyxq.history.parquet.reader import find
 from tests.processes.cluster import POLL_S, PeerProcess, bounded
 from tests.processes.power_cut import PowerCut
 

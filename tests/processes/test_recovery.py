@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import trio
 
-from onyxq.cli.main import run
 from onyxq.client import AsyncClient, Claim
+from onyxq.core.log.interface import segment_of
 from onyxq.errors import Conflict, StaleToken
-from onyxq.log.interface import segment_of
+from onyxq.interfaces.cli.main import run
 from onyxq.log.zookeeper_server import ZookeeperServer
 from tests.processes.cluster import Cluster, bounded
 

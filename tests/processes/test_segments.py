@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from onyxq.client import AsyncClient
-from onyxq.log.interface import segment_of
+from onyxq.core.log.interface import segment_of
 from tests.processes.cluster import Cluster, PeerProcess, bounded
 from tests.processes.workload import History, all_there, enqueue_over_tcp, work
 

@@ -24,7 +24,7 @@ PURGING = {"ONYXQ_PURGE_BUCKET_MS": "1000", "ONYXQ_PURGE_MARGIN_MS": "10000"}
 
 async def onyxq(*words: str) -> subprocess.CompletedProcess[bytes]:
     """Run a command that asks nobody."""
-    command = [sys.executable, "-m", "onyxq.cli.main", *words, "--json"]
+    command = [sys.executable, "-m", "onyxq", *words, "--json"]
     return await trio.run_process(
         command, capture_stdout=True, capture_stderr=True, check=False, env={"PYTHONPATH": ":".join(sys.path)}
     )

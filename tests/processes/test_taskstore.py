@@ -19,10 +19,10 @@ import httpx
 import pytest
 import trio
 
-from onyxq.cli.main import run
-from onyxq.dump import read
-from onyxq.extensions import installed
-from simulation.stored import Requests, Truth, as_answered
+from onyxq.history.dump import read
+from onyxq.interfaces.cli.main import run
+from onyxq.system.extensions import installed
+from simulation.world.stored import Requests, Truth, as_answered
 from tests.processes.cluster import ASK_TIMEOUT_S, Cluster, PeerProcess, bounded, surroundings
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]

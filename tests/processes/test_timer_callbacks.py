@@ -18,7 +18,7 @@ import pytest
 import trio
 from attrs import define, field
 
-from onyxq.timers.model import QUEUE
+from onyxq.core.timer_model import QUEUE
 from tests.processes.cluster import Cluster, bounded
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]

@@ -15,8 +15,8 @@ import pytest
 import trio
 
 from onyxq.client import AsyncClient, Claim
+from onyxq.core.ids import ids_of
 from onyxq.errors import BatchRefused, OnyxqError, Unavailable
-from onyxq.ids import ids_of
 from tests.processes.cluster import POLL_S, Cluster
 
 LEASE_MS = 5_000

@@ -7,13 +7,13 @@ from typing import Any
 
 import trio
 
-from onyxq import facts
 from onyxq.client.claims import Claim
+from onyxq.core import facts
+from onyxq.core.ids import TaskId, make_id
 from onyxq.errors import OnyxqError, from_map
-from onyxq.ids import TaskId, make_id
-from simulation.clients import RecordingClient
-from simulation.history import Said, Sent
-from simulation.world import Options, World
+from simulation.world.clients import RecordingClient
+from simulation.world.history import Said, Sent
+from simulation.world.world import Options, World
 
 STEADY = Options(partitions=4, clock_offset_ms=0)
 PASSING = ("unavailable", "not_leader", "stale_epoch", "unknown", "timed_out", "corrupt")

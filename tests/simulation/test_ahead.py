@@ -8,11 +8,11 @@ import pytest
 import trio
 
 from onyxq.client import Claim
+from onyxq.core.ids import ms_of
 from onyxq.errors import BadRequest, Conflict
-from onyxq.ids import ms_of
-from onyxq.partition.granter import ClaimRequest
+from onyxq.leader.grants.granter import ClaimRequest
 from onyxq.worker import Worker
-from simulation.world import Options, World, simulate
+from simulation.world.world import Options, World, simulate
 from tests.interfaces.worker_world import until
 
 CALM = Options(partitions=2, clock_offset_ms=0)

@@ -8,7 +8,7 @@ import pytest
 
 from onyxq.errors import NotLeader
 from simulation.workloads import WORKLOADS
-from simulation.world import Options, SimulatedNode, World, simulate
+from simulation.world.world import Options, SimulatedNode, World, simulate
 
 ONE = Options(partitions=1, clock_offset_ms=0, absent_after_ms=600_000)
 

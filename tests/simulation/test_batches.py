@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from simulation.scenes_batches import BATCH_SCENES
-from simulation.world import simulate
+from simulation.scenes.batches import BATCH_SCENES
+from simulation.world.world import simulate
 
 SEEDS = {"replaced_drivers": (1, 2), "batches_under_fire": (1, 4), "late_batches": (1, 3, 5, 9)}
 

@@ -10,15 +10,15 @@ import trio
 from attrs import evolve
 from trio.testing import MockClock
 
+from onyxq.core.facts import COMPLETION, TASK, Mark, Row
+from onyxq.core.replica import EMPTY, Partition
 from onyxq.errors import TimedOut, Unavailable
-from onyxq.facts import COMPLETION, TASK, Mark, Row
-from onyxq.metrics import Metrics
-from onyxq.partition.repair import SCRUB_PAUSE_S, Repair
-from onyxq.replica import EMPTY, Partition
+from onyxq.leader.cohort.row_repair import SCRUB_PAUSE_S, Repair
 from onyxq.store.interface import Piece
 from onyxq.store.memory import MemoryStore
-from simulation.disk import SimulatedDisk
-from simulation.world import Options, SimulatedNode, World, simulate
+from onyxq.system.metrics import Metrics
+from simulation.world.disk import SimulatedDisk
+from simulation.world.world import Options, SimulatedNode, World, simulate
 from tests.conformance.store_world import NOW_MS, done, first_id, put, tasks
 
 ONE = Options(partitions=1, clock_offset_ms=0)

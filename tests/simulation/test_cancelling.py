@@ -6,12 +6,12 @@ import pytest
 import trio
 
 from onyxq.client.claims import Claim
+from onyxq.core.ids import TaskId
 from onyxq.errors import AlreadyFinished, Conflict, StaleToken
-from onyxq.ids import TaskId
-from simulation.clients import RecordingClient
-from simulation.scenes import ONE, back, deposed
+from simulation.scenes.base import ONE, back, deposed
 from simulation.workloads import WORKLOADS
-from simulation.world import World, simulate
+from simulation.world.clients import RecordingClient
+from simulation.world.world import World, simulate
 
 
 async def held(client: RecordingClient, data: bytes = b"x") -> tuple[TaskId, Claim]:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onyxq.partition.heads import AHEAD, RANKS_MAX, Head, Rank
-from onyxq.peer.claim_shares import Offer, shares, without
+from onyxq.leader.grants.ready_heads import AHEAD, RANKS_MAX, Head, Rank
+from onyxq.operations.claim_shares import Offer, shares, without
 from simulation.workloads import WORKLOADS
 
 RANKS = st.lists(st.tuples(st.integers(-2, 2), st.integers(0, 30), st.integers(1, 3)), min_size=1, max_size=6)

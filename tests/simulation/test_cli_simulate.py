@@ -7,10 +7,10 @@ import json
 import pytest
 from attrs import evolve
 
-from onyxq.cli.main import run
-from simulation.faults import EPISODES
+from onyxq.interfaces.cli.main import run
 from simulation.runs import Result, Totals, blame, play
 from simulation.workloads import FAULTS, WORKLOADS
+from simulation.world.faults import EPISODES
 
 
 def test_a_run_prints_its_seed_first_and_the_rates_last(capsys: pytest.CaptureFixture[str]) -> None:

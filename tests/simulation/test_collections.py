@@ -7,12 +7,12 @@ from functools import partial
 
 import trio
 
-from onyxq.log.codec import decode_record
-from onyxq.log.interface import SEQUENCE_BITS
-from onyxq.replica import first_peer
+from onyxq.core.log.interface import SEQUENCE_BITS
+from onyxq.core.log.record import decode_record
+from onyxq.core.replica import first_peer
 from simulation.explorer import under_load
-from simulation.log import MemorySession
-from simulation.world import Options, SimulatedNode, World, simulate
+from simulation.world.log import MemorySession
+from simulation.world.world import Options, SimulatedNode, World, simulate
 
 OFTEN = Options(gc_records=30, partitions=2)
 """So that a run of minutes has many collections."""

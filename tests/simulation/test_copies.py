@@ -9,12 +9,12 @@ import pytest
 import trio
 
 from onyxq.client.claims import Claim
+from onyxq.core.facts import COMPLETION, unpack_completion
+from onyxq.core.ids import Run, mask_of, stretch_of
 from onyxq.errors import AlreadyFinished, OnyxqError, StaleToken
-from onyxq.facts import COMPLETION, unpack_completion
-from onyxq.ids import Run, mask_of, stretch_of
-from simulation.clients import RecordingClient
-from simulation.scenes import ONE, back, cut_off, leader_of, payloads, successor
-from simulation.world import SimulatedNode, World, simulate
+from simulation.scenes.base import ONE, back, cut_off, leader_of, payloads, successor
+from simulation.world.clients import RecordingClient
+from simulation.world.world import SimulatedNode, World, simulate
 
 
 def others(world: World, node: SimulatedNode) -> list[SimulatedNode]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import trio
 
+from onyxq.core.ids import TaskId
 from onyxq.errors import BadRequest
-from onyxq.ids import TaskId
-from simulation.world import World, simulate
+from simulation.world.world import World, simulate
 from tests.simulation.scheduled import STEADY, Tasks
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import trio
 
+from onyxq.core.ids import make_id, partition_of
 from onyxq.errors import BadRequest
-from onyxq.ids import make_id, partition_of
-from onyxq.partition.dependencies import LOOK_EVERY_S
-from simulation.world import World, simulate
+from onyxq.leader.dependencies import LOOK_EVERY_S
+from simulation.world.world import World, simulate
 from tests.simulation.scheduled import STEADY, Tasks
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from onyxq.errors import OnyxqError, TimedOut, Unavailable
-from simulation.scenes import ONE, deposed
-from simulation.world import World, simulate
+from simulation.scenes.base import ONE, deposed
+from simulation.world.world import World, simulate
 
 
 @pytest.mark.parametrize("call", ["complete", "renew", "fail", "release", "update"])

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from log_entries import grant_claims, renew_claims, yield_partition
+from onyxq.core.facts import pack_task, task_row
+from onyxq.core.ids import Run, id_at, stretch_of
+from onyxq.core.replica import claim_of
 from onyxq.errors import Behind, OnyxqError
-from onyxq.facts import pack_task, task_row
-from onyxq.ids import Run, id_at, stretch_of
-from onyxq.replica import claim_of
-from simulation.scenes import ONE, back, deposed, leader_of, misled_clients, promise_kept
-from simulation.world import World, simulate
+from simulation.scenes.base import ONE, back, deposed, leader_of, misled_clients, promise_kept
+from simulation.world.world import World, simulate
 
 
 @pytest.mark.parametrize("seed", range(3))

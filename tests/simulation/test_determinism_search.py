@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from attrs import evolve
 
-from simulation.determinism import compare, difference, marks
+from simulation.search.determinism import compare, difference, marks
 
 
 @pytest.mark.slow

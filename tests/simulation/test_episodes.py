@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from simulation.explorer import under_load
-from simulation.faults import EPISODES
-from simulation.world import World, simulate
+from simulation.world.faults import EPISODES
+from simulation.world.world import World, simulate
 
 SEEDS = (1, 2)
 

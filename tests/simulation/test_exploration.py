@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from simulation.explorer import explore, under_load
-from simulation.faults import crash
-from simulation.world import World, simulate
+from simulation.world.faults import crash
+from simulation.world.world import World, simulate
 
 
 @pytest.mark.slow

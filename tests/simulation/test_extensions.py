@@ -13,11 +13,12 @@ from attrs import frozen
 
 from log_entries.registry import ENTRIES
 from onyxq.client import Submitted
-from onyxq.entry import APPLIED, Entries, Stamp
+from onyxq.core.entry import APPLIED, Entries, Stamp
+from onyxq.core.extensions import state_of, with_state
+from onyxq.core.replica import Replica, first_peer
 from onyxq.errors import BadRequest, ExtensionFailed, Forbidden, NotEnabled, NotFound, OnyxqError
-from onyxq.extensions import Context, entry_of, state_of, with_state
-from onyxq.replica import Replica, first_peer
-from simulation.world import Options, SimulatedNode, World, simulate
+from onyxq.system.extensions import Context, entry_of
+from simulation.world.world import Options, SimulatedNode, World, simulate
 
 
 @frozen
@@ -230,7 +231,7 @@ def test_a_duty_that_fails_is_tried_again_and_harms_nobody(caplog: pytest.LogCap
             assert (await client.client.submit_entry("notes.add", {"word": "a"})).applied
         assert first(world).peer_id == before
 
-    with caplog.at_level(logging.CRITICAL, "onyxq.peer.extending"):
+    with caplog.at_level(logging.CRITICAL, "onyxq.node.extension_duties"):
         running(workload, notes(run))
     pauses = [round(after - one, 1) for one, after in zip(failed, failed[1:], strict=False)]
     assert pauses == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]

@@ -1,13 +1,13 @@
-"""Disks that fail in single writes, single pages, or altogether; see `simulation.failing_disks`."""
+"""Disks that fail in single writes, single pages, or altogether; see `simulation.world.failing_disks`."""
 
 from __future__ import annotations
 
 import pytest
 import trio
 
-from simulation.scenes import ONE, leader_of
+from simulation.scenes.base import ONE, leader_of
 from simulation.workloads import WORKLOADS
-from simulation.world import World, simulate
+from simulation.world.world import World, simulate
 
 
 @pytest.mark.slow

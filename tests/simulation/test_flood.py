@@ -7,8 +7,8 @@ from collections import Counter
 import trio
 
 from onyxq.errors import OnyxqError
-from onyxq.peer.admission import WAIT_S
-from simulation.world import Options, World, simulate
+from onyxq.operations.admission import WAIT_S
+from simulation.world.world import Options, World, simulate
 
 OPTIONS = Options(partitions=4, clock_offset_ms=0, absent_after_ms=600_000)
 WRITERS, SIZE = 200, 100_000

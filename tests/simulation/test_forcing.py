@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import trio
 
+from onyxq.core.ids import partition_of
 from onyxq.errors import Conflict, NotFound, OnyxqError
-from onyxq.ids import partition_of
-from simulation.clients import RecordingClient
-from simulation.world import Options, SimulatedNode, World, simulate
+from simulation.world.clients import RecordingClient
+from simulation.world.world import Options, SimulatedNode, World, simulate
 
 THREE = Options(nodes=3, partitions=4, clock_offset_ms=0, absent_after_ms=600_000)
 

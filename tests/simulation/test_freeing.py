@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import trio
 
-from onyxq.log.codec import decode_record
-from simulation.world import Options, World, simulate
+from onyxq.core.log.record import decode_record
+from simulation.world.world import Options, World, simulate
 
 ONE = Options(partitions=1, clock_offset_ms=0)
 TASKS = 30

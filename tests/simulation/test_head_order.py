@@ -8,10 +8,10 @@ from typing import cast
 import pytest
 import trio
 
-from onyxq.ids import make_id
-from onyxq.partition.heads import Heads
-from onyxq.partition.leader import PartitionLeader
-from onyxq.partition.limits import Limits
+from onyxq.core.ids import make_id
+from onyxq.leader.grants.limits import Limits
+from onyxq.leader.grants.ready_heads import Heads
+from onyxq.leader.leader import PartitionLeader
 from onyxq.store.interface import Batch, Piece
 from onyxq.store.memory import MemoryStore
 from tests.simulation.test_telling import NOW_MS, QUEUE, Host, Leader, tasks

@@ -10,9 +10,9 @@ import trio
 
 from onyxq.client.claims import Claim
 from onyxq.errors import BadRequest, OnyxqError
-from simulation.faults import storm
 from simulation.workloads import CHURN_AND_MESSAGES
-from simulation.world import Options, World, simulate
+from simulation.world.faults import storm
+from simulation.world.world import Options, World, simulate
 from tests.simulation.scheduled import STEADY, Tasks
 
 

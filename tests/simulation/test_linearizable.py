@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from onyxq.ids import TaskId
+from onyxq.core.ids import TaskId
 from simulation.checkers import Broken
 from simulation.checkers.linearizable import Linearizable, explains
-from simulation.history import (
+from simulation.world.history import (
     CANCEL,
     CLAIM,
     COMPLETE,

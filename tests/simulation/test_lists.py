@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import trio
 
-from onyxq.peer import listing
-from onyxq.peer.listing import STATES
-from simulation.clients import RecordingClient
-from simulation.world import Options, World, simulate
+from onyxq.operations import task_lists
+from onyxq.operations.task_lists import STATES
+from simulation.world.clients import RecordingClient
+from simulation.world.world import Options, World, simulate
 
 
 async def fill(client: RecordingClient) -> None:
@@ -25,11 +25,11 @@ async def fill(client: RecordingClient) -> None:
         await raw.enqueue_many(queue, [b"x"] * 5, ordering_key="one")
 
 
-@pytest.mark.parametrize("looks", [1, 40, listing.LOOKS_MAX])
+@pytest.mark.parametrize("looks", [1, 40, task_lists.LOOKS_MAX])
 def test_lists_by_state_are_the_parts_of_the_list_of_all(monkeypatch: pytest.MonkeyPatch, looks: int) -> None:
     """Each page ends soon, and the next goes on behind it."""
-    monkeypatch.setattr(listing, "LOOKS_MAX", looks)
-    monkeypatch.setattr(listing, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(task_lists, "LOOKS_MAX", looks)
+    monkeypatch.setattr(task_lists, "PATIENCE_S", 0.0)
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -49,7 +49,7 @@ def test_lists_by_state_are_the_parts_of_the_list_of_all(monkeypatch: pytest.Mon
 
 def test_a_look_that_finds_nothing_says_how_far_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page may be short, or empty, and yet not be the last."""
-    monkeypatch.setattr(listing, "LOOKS_MAX", 1)
+    monkeypatch.setattr(task_lists, "LOOKS_MAX", 1)
 
     async def workload(world: World) -> None:
         async with world.client() as client:
@@ -60,7 +60,7 @@ def test_a_look_that_finds_nothing_says_how_far_it_came(monkeypatch: pytest.Monk
             assert reading is not None and reading.service is not None
             first = await reading.service.call("list", {"state": "waiting", "limit": 100})
             assert first["after"] is None and len(first["tasks"]) == 2
-            monkeypatch.setattr(listing, "PATIENCE_S", 0.0)
+            monkeypatch.setattr(task_lists, "PATIENCE_S", 0.0)
             first = await reading.service.call("list", {"state": "waiting", "limit": 100})
             assert first["after"] is not None
 

@@ -10,12 +10,13 @@ import pytest
 import trio
 
 from log_entries.registry import ENTRIES
-from onyxq.entry import APPLIED, Entries
+from onyxq.core.entry import APPLIED, Entries
+from onyxq.core.extensions import state_of
+from onyxq.core.replica import EMPTY, Replica
+from onyxq.core.step import step
 from onyxq.errors import OnyxqError
-from onyxq.extensions import entry_of, state_of
-from onyxq.replica import EMPTY, Replica
-from onyxq.step import step
-from simulation.world import Options, World, simulate
+from onyxq.system.extensions import entry_of
+from simulation.world.world import Options, World, simulate
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "lock"
 OWNERS = 4

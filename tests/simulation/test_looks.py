@@ -10,12 +10,12 @@ import pytest
 
 from log_entries import yield_partition
 from onyxq.errors import Unavailable
-from onyxq.peer import arguments as check
-from onyxq.peer.all_leaders import AllLeaders
-from onyxq.peer.node import Node
-from simulation.scenes import leader_of
-from simulation.scenes_looks import LOOK_SCENES
-from simulation.world import Options, SimulatedNode, World, simulate
+from onyxq.node import arguments as check
+from onyxq.node.all_leaders import AllLeaders
+from onyxq.node.node import Node
+from simulation.scenes.base import leader_of
+from simulation.scenes.looks import LOOK_SCENES
+from simulation.world.world import Options, SimulatedNode, World, simulate
 
 EIGHT = Options(partitions=8, clock_offset_ms=0, absent_after_ms=600_000)
 TASKS = 40

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import trio
 
-from onyxq.ids import TaskId, mask_of, stretch_of
-from onyxq.peer.probing import MISSED_EVERY_S, MISSED_TIMEOUT_S, PROBE_TIMEOUT_S
+from onyxq.core.ids import TaskId, mask_of, stretch_of
+from onyxq.node.liveness import MISSED_EVERY_S, MISSED_TIMEOUT_S, PROBE_TIMEOUT_S
 from simulation.checkers.enough_copies import DiskReads
-from simulation.world import Options, SimulatedNode, World, simulate
+from simulation.world.world import Options, SimulatedNode, World, simulate
 
 OPTIONS = Options(partitions=8, clock_offset_ms=0, absent_after_ms=600_000)
 PROMPT_S = 1.0

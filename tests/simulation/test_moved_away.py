@@ -9,14 +9,14 @@ import pytest
 import trio
 
 from log_entries import yield_partition
-from onyxq.facts import Row
-from onyxq.peer.moved_away import LOOK_EVERY_S
-from onyxq.peer.node import Node
+from onyxq.core.facts import Row
+from onyxq.node.moved_copies import LOOK_EVERY_S
+from onyxq.node.node import Node
 from onyxq.store.interface import Batch, Written
 from simulation.runs import run_many
-from simulation.scenes import leader_of
+from simulation.scenes.base import leader_of
 from simulation.workloads import WORKLOADS
-from simulation.world import Options, SimulatedNode, World, simulate
+from simulation.world.world import Options, SimulatedNode, World, simulate
 
 SPARE = Options(nodes=4, partitions=1, clock_offset_ms=0, absent_after_ms=600_000)
 LOOKED_S = LOOK_EVERY_S + 1.0

@@ -7,12 +7,12 @@ import contextlib
 import pytest
 import trio
 
-from onyxq import facts
+from onyxq.core import facts
+from onyxq.core.ids import TaskId, make_id, partition_of
 from onyxq.errors import BadRequest, OnyxqError
-from onyxq.ids import TaskId, make_id, partition_of
-from simulation.faults import storm
 from simulation.workloads import CHURN_AND_MESSAGES
-from simulation.world import Options, World, simulate
+from simulation.world.faults import storm
+from simulation.world.world import Options, World, simulate
 from tests.simulation.scheduled import STEADY, Tasks
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import trio
 
+from onyxq.core.facts import key_digest, pack_task, task_row
+from onyxq.core.ids import TaskId, make_id
 from onyxq.errors import BadRequest
-from onyxq.facts import key_digest, pack_task, task_row
-from onyxq.ids import TaskId, make_id
-from onyxq.partition.keys import INTERVAL_MS, TIMES_MAX, Keys
-from onyxq.peer.enqueueing import needed, waves
+from onyxq.leader.grants.ordering_keys import INTERVAL_MS, TIMES_MAX, Keys
+from onyxq.operations.enqueues import needed, waves
 from onyxq.store.interface import Batch, Piece
 from onyxq.store.memory import MemoryStore
-from simulation.disk import SimulatedDisk
+from simulation.world.disk import SimulatedDisk
 
 DIGEST = key_digest("q", "k")
 PER_SECOND = INTERVAL_MS // 1_000

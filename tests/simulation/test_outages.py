@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import trio
 
+from onyxq.core.placement import holders
 from onyxq.errors import LogUnavailable, OnyxqError, TimedOut, Unavailable
-from onyxq.placement import holders
-from simulation.world import Options, SimulatedNode, World, simulate
+from simulation.world.world import Options, SimulatedNode, World, simulate
 
 SKEWLESS = Options(clock_offset_ms=0)
 

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from onyxq.snapshot import unpack
-from simulation.scenes import SCENES, overtake_a_joiner
-from simulation.world import World, simulate
+from onyxq.core.snapshot import unpack
+from simulation.scenes.base import SCENES, overtake_a_joiner
+from simulation.world.world import World, simulate
 
 
 @pytest.mark.parametrize("forgotten", [False, True], ids=["its number is known", "its number is forgotten"])

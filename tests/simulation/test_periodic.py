@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import trio
 
+from onyxq.core.ids import ms_of
+from onyxq.core.replica import Periodic, first_peer
 from onyxq.errors import BadRequest, NotFound
-from onyxq.ids import ms_of
-from onyxq.peer.node import Node
-from onyxq.replica import Periodic, first_peer
-from simulation.world import Options, SimulatedNode, World, simulate
+from onyxq.node.node import Node
+from simulation.world.world import Options, SimulatedNode, World, simulate
 
 EVERY_MS = 5_000
 STEADY = Options(clock_offset_ms=0)

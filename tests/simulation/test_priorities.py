@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simulation.world import Options, World, simulate
+from simulation.world.world import Options, World, simulate
 
 TASKS = 80
 QUIET = Options(nodes=3, partitions=8, clock_offset_ms=0)

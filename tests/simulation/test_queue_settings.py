@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import trio
 
+from onyxq.core.ids import partition_of
 from onyxq.errors import BadRequest
-from onyxq.ids import partition_of
-from simulation.world import Options, World, simulate
+from simulation.world.world import Options, World, simulate
 
 STEADY = Options(clock_offset_ms=0)
 

@@ -11,11 +11,12 @@ import trio
 import trio.testing
 
 from log_entries import gc
-from onyxq import snapshot
+from onyxq.core import snapshot
+from onyxq.core.log.interface import Record, segment_of
+from onyxq.core.replica import EMPTY
 from onyxq.errors import Conflict, Unknown
-from onyxq.log.interface import Record, segment_of
-from onyxq.recovery.findings import Newest
-from onyxq.recovery.new_log import (
+from onyxq.history.recovery.findings import Newest
+from onyxq.history.recovery.new_log import (
     EMPTY_LOG,
     FORKED,
     INTACT,
@@ -26,11 +27,10 @@ from onyxq.recovery.new_log import (
     check_nobody_runs,
     present_log,
 )
-from onyxq.replica import EMPTY
-from simulation.clock import SimulatedClock, mock_clock
-from simulation.log import MemoryBackend
-from simulation.scenes_recovery import RECOVERY_SCENES
-from simulation.world import simulate
+from simulation.scenes.recovery import RECOVERY_SCENES
+from simulation.world.clock import SimulatedClock, mock_clock
+from simulation.world.log import MemoryBackend
+from simulation.world.world import simulate
 from tests.entries.test_recovery import Later, found, three
 from tests.entries.world import World, created
 

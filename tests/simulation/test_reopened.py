@@ -8,14 +8,14 @@ import pytest
 import trio
 
 from onyxq.client.claims import Claim
+from onyxq.core.facts import REOPENED, RETRIED, History, history_row
+from onyxq.core.ids import Run, TaskId, stretch_of
 from onyxq.errors import LogUnavailable, OnyxqError, StaleToken
-from onyxq.facts import REOPENED, RETRIED, History, history_row
-from onyxq.ids import Run, TaskId, stretch_of
-from onyxq.partition.finishing import not_ended_by
+from onyxq.leader.completion_rows import not_ended_by
 from onyxq.store.interface import Batch
-from simulation.clients import RecordingClient
-from simulation.scenes import ONE, back, cut_off, leader_of, successor
-from simulation.world import Options, SimulatedNode, World, simulate
+from simulation.scenes.base import ONE, back, cut_off, leader_of, successor
+from simulation.world.clients import RecordingClient
+from simulation.world.world import Options, SimulatedNode, World, simulate
 
 
 async def taken(client: RecordingClient, **said: int) -> Claim:

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import trio
 
-from onyxq import snapshot
-from onyxq.dump import Dump, write
-from onyxq.log.interface import Record
-from onyxq.replay import replay as plain
-from onyxq.replica import Replica
+from onyxq.core import snapshot
+from onyxq.core.log.interface import Record
+from onyxq.core.replica import Replica
+from onyxq.history.dump import Dump, write
+from onyxq.history.replay import replay as plain
 from simulation.checkers import Broken
-from simulation.load import Load
 from simulation.replay import main, replay
-from simulation.world import Options, World, simulate
+from simulation.world.load import Load
+from simulation.world.world import Options, World, simulate
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ import pytest
 import trio
 from attrs import evolve
 
+from onyxq.core.facts import pack_task
+from onyxq.core.ids import TaskId, make_id, partition_of
 from onyxq.errors import NotFound, Purged
-from onyxq.facts import pack_task
-from onyxq.ids import TaskId, make_id, partition_of
-from simulation.world import World, simulate
+from simulation.world.world import World, simulate
 from tests.simulation.scheduled import STEADY, Tasks
 
 SHORT = evolve(STEADY, purge_bucket_ms=2_000, purge_margin_ms=20_000)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import trio
 
-from onyxq.peer.clock import RingClock
-from simulation.clock import SimulatedClock, mock_clock
+from onyxq.system.clock import RingClock
+from simulation.world.clock import SimulatedClock, mock_clock
 
 
 def with_clock(body: Callable[[SimulatedClock, RingClock], None]) -> None:

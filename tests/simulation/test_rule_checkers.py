@@ -17,10 +17,10 @@ from log_entries import (
     set_queue,
 )
 from onyxq.client.values import Task
-from onyxq.entry import APPLIED
-from onyxq.ids import Run, TaskId, make_id, offset_of, stretch_of
-from onyxq.replica import EMPTY, Partition, Periodic
-from onyxq.step import Outcome, Step
+from onyxq.core.entry import APPLIED
+from onyxq.core.ids import Run, TaskId, make_id, offset_of, stretch_of
+from onyxq.core.replica import EMPTY, Partition, Periodic
+from onyxq.core.step import Outcome, Step
 from simulation.checkers import Broken
 from simulation.checkers.keys_in_order import KeysInOrder
 from simulation.checkers.ledger import Event, Ledger
@@ -29,7 +29,8 @@ from simulation.checkers.linearizable import explains
 from simulation.checkers.one_claim import OneClaim
 from simulation.checkers.pauses_hold import PausesHold
 from simulation.checkers.periodic_once import PeriodicOnce
-from simulation.history import (
+from simulation.replay import checkers_from
+from simulation.world.history import (
     CANCEL,
     CLAIM,
     COMPLETE,
@@ -43,7 +44,6 @@ from simulation.history import (
     Said,
     Sent,
 )
-from simulation.replay import checkers_from
 
 SECOND_MS = 1_000
 

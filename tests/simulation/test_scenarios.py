@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from simulation.pure import ACTIONS
 from simulation.scenario import OWN, ScenarioError, files, main, play
-from simulation.scenario_expect import EXPECTATIONS
+from simulation.scenarios.expect import EXPECTATIONS
+from simulation.search.cluster import ACTIONS
 from tests.tidy.rules import ROOT
 
 HEAD = "cluster partitions=1 replicas=1\n"
@@ -61,7 +61,7 @@ def test_a_mistake_is_named_with_file_and_line(line: str, said: str) -> None:
 
 def test_a_broken_property_names_the_line_that_broke_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scenarios are checked like the search: here nobody watches anybody, and the dead stay."""
-    monkeypatch.setattr("simulation.pure_peer.watches", lambda replica, me: ())
+    monkeypatch.setattr("simulation.search.peer.watches", lambda replica, me: ())
     with pytest.raises(ScenarioError, match=r"^x.txt:6: calm: liveness: members are"):
         play("x.txt", HEAD + "join a\njoin b\nsettle\nkill b # dies\ncalm\n")
 

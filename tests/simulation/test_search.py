@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from onyxq import ring, step
-from onyxq.replica import Ring
-from simulation import search
+from onyxq.core import ring, step
+from onyxq.core.replica import Ring
 from simulation.probes import Probes
-from simulation.pure import ACTIONS, Cluster, Options, parameters
-from simulation.pure_checks import Broken
-from simulation.pure_probes import PROBES
-from simulation.pure_run import new_cluster, perform, replay, shrink, trace
 from simulation.scenario import ScenarioError, play
-from simulation.search import Search, search_many
-from simulation.search_plan import plan_of
+from simulation.search import search
+from simulation.search.checks import Broken
+from simulation.search.cluster import ACTIONS, Cluster, Options, parameters
+from simulation.search.plan import plan_of
+from simulation.search.probes import PROBES
+from simulation.search.run import new_cluster, perform, replay, shrink, trace
+from simulation.search.search import Search, search_many
 
 OPTIONS = Options(partitions=1, replicas=1)
 
@@ -121,7 +121,7 @@ def test_a_trim_without_an_origin_is_found() -> None:
 
 def test_a_cluster_that_does_not_recover_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Peers that report nobody never close the ring around the dead."""
-    monkeypatch.setattr("simulation.pure_peer.watches", lambda replica, me: ())
+    monkeypatch.setattr("simulation.search.peer.watches", lambda replica, me: ())
     actions = [("start", "a"), ("turn", "a"), ("turn", "a"), ("start", "b"), ("turn", "b")]
     actions += [("turn", "a"), ("turn", "b"), ("kill", "b")]
     broken = replay(OPTIONS, actions)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from simulation.probes import Probes
-from simulation.pure_jobs_model import PROBES
-from simulation.search_jobs import JOBS, KINDS, JobSearch
+from simulation.search.jobs_model import PROBES
+from simulation.search.jobs_search import JOBS, KINDS, JobSearch
 from simulation.workloads import WORKLOADS
 
 

@@ -9,9 +9,9 @@ import pytest
 from attrs import evolve
 
 from log_entries import commit_transaction, fire_periodic, grant_limited_claims, settle_transaction
-from onyxq import claims, replica
-from onyxq.replica import Replica
-from simulation.search import search_many
+from onyxq.core import claims, replica
+from onyxq.core.replica import Replica
+from simulation.search.search import search_many
 
 
 def settled_in_part(before: Replica, name: str, partition: int) -> Replica:

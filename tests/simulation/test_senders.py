@@ -9,9 +9,9 @@ import pytest
 import trio
 import trio.testing
 
+from onyxq.core.facts import Row
 from onyxq.errors import OnyxqError
-from onyxq.facts import Row
-from onyxq.partition.replication import SENDER_FLIGHTS, Sender
+from onyxq.leader.cohort.replication import SENDER_FLIGHTS, Sender
 
 ROWS = 200
 

@@ -10,11 +10,11 @@ import trio
 from attrs import evolve
 
 from onyxq.client import AsyncClient
+from onyxq.core.ids import TaskId, partition_of
 from onyxq.errors import NotFound
-from onyxq.ids import TaskId, partition_of
-from onyxq.parquet.reader import find
-from simulation.scenes import leader_of
-from simulation.world import World, simulate
+from onyxq.history.parquet.reader import find
+from simulation.scenes.base import leader_of
+from simulation.world.world import World, simulate
 from tests.simulation.scheduled import STEADY
 
 SHORT = evolve(STEADY, purge_bucket_ms=2_000, purge_margin_ms=20_000)

@@ -6,12 +6,12 @@ import pytest
 import trio
 
 from onyxq.client.claims import Claim
+from onyxq.core.ids import TaskId
+from onyxq.core.log.record import decode_record
 from onyxq.errors import AlreadyFinished, Conflict, StaleToken
-from onyxq.ids import TaskId
-from onyxq.log.codec import decode_record
-from simulation.clients import RecordingClient
-from simulation.load import Load, Mix
-from simulation.world import Options, World, simulate
+from simulation.world.clients import RecordingClient
+from simulation.world.load import Load, Mix
+from simulation.world.world import Options, World, simulate
 
 ONE = Options(partitions=1, clock_offset_ms=0)
 

@@ -9,11 +9,11 @@ import trio
 import trio.lowlevel
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from onyxq.ids import make_id
-from onyxq.partition.heads import TOLD_S, Head, Heads, is_ahead
-from onyxq.partition.leader import PartitionLeader
-from onyxq.partition.limits import Limits
-from onyxq.replica import EMPTY, Replica
+from onyxq.core.ids import make_id
+from onyxq.core.replica import EMPTY, Replica
+from onyxq.leader.grants.limits import Limits
+from onyxq.leader.grants.ready_heads import TOLD_S, Head, Heads, is_ahead
+from onyxq.leader.leader import PartitionLeader
 from onyxq.store.interface import Batch, Piece
 from onyxq.store.memory import MemoryStore
 from tests.conformance.store_world import tasks

@@ -9,12 +9,12 @@ import pytest
 import trio
 from attrs import define, evolve, field
 
+from onyxq.core.timer_model import QUEUE, unpack
 from onyxq.errors import Conflict, NotFound, OnyxqError
-from onyxq.peer.timers import Timers
-from onyxq.timers.model import QUEUE, unpack
-from simulation.clients import RecordingClient
-from simulation.scenes import leader_of
-from simulation.world import Options, World, simulate
+from onyxq.operations.timers import Timers
+from simulation.scenes.base import leader_of
+from simulation.world.clients import RecordingClient
+from simulation.world.world import Options, World, simulate
 
 OPTIONS = Options(partitions=4, clock_offset_ms=0)
 LATER_MS = 3_600_000

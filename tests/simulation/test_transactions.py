@@ -9,16 +9,16 @@ import pytest
 import trio
 
 from onyxq.client.claims import Claim
+from onyxq.core.facts import COMPLETED
+from onyxq.core.ids import Run, make_id
 from onyxq.errors import BadRequest, Conflict, OnyxqError, SequenceGap, StaleToken, TooLarge
-from onyxq.facts import COMPLETED
-from onyxq.ids import Run, make_id
-from onyxq.partition.finishing import Finish
+from onyxq.leader.completion_rows import Finish
 from onyxq.store.interface import Batch
-from simulation.clients import RecordingClient
-from simulation.moves import MovesMix, under_moves
-from simulation.scenes import ONE, leader_of
+from simulation.scenes.base import ONE, leader_of
 from simulation.workloads import NO_FAULTS
-from simulation.world import Options, World, simulate
+from simulation.world.clients import RecordingClient
+from simulation.world.moves import MovesMix, under_moves
+from simulation.world.world import Options, World, simulate
 
 FOUR = Options(partitions=4, clock_offset_ms=0)
 

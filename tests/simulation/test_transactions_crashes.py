@@ -12,13 +12,13 @@ import pytest
 import trio
 
 from onyxq.client.claims import Claim
+from onyxq.core.ids import partition_of
 from onyxq.errors import OnyxqError
-from onyxq.ids import partition_of
-from simulation.clients import RecordingClient
-from simulation.moves import CLEAN_S
-from simulation.scenes_transactions import TRANSACTION_SCENES
+from simulation.scenes.transactions import TRANSACTION_SCENES
 from simulation.workloads import WORKLOADS
-from simulation.world import Options, SimulatedNode, World, simulate
+from simulation.world.clients import RecordingClient
+from simulation.world.moves import CLEAN_S
+from simulation.world.world import Options, SimulatedNode, World, simulate
 
 SLOW = Options(
     nodes=4,

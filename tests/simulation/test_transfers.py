@@ -9,11 +9,11 @@ import pytest
 import trio
 from attrs import evolve
 
-from onyxq.partition.pacing import BUSY_PAUSE, Pacer
-from simulation.clock import mock_clock
-from simulation.scenes import leader_of
+from onyxq.leader.cohort.copy_pace import BUSY_PAUSE, Pacer
+from simulation.scenes.base import leader_of
 from simulation.workloads import WORKLOADS
-from simulation.world import Options, SimulatedNode, World, simulate
+from simulation.world.clock import mock_clock
+from simulation.world.world import Options, SimulatedNode, World, simulate
 
 OPTIONS = Options(partitions=4, clock_offset_ms=0, absent_after_ms=600_000)
 LIMIT = 1 << 20

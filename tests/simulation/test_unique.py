@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import trio
 
-from simulation.world import World, simulate
+from simulation.world.world import World, simulate
 from tests.simulation.scheduled import STEADY, Tasks
 
 

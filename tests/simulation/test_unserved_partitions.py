@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from onyxq.errors import BatchRefused, TimedOut, Unavailable
-from simulation.world import Options, World, simulate
+from simulation.world.world import Options, World, simulate
 
 
 def test_an_empty_answer_is_not_given_while_partitions_have_no_leader() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import trio
 from trio.testing import MockClock
 
-from onyxq.ids import make_id
-from onyxq.partition.upcoming import LOOK_PIECES_MAX, PROMOTE_EVERY_MS, ROUND_MS, SOON_MS, TOGETHER_MS, Upcoming
-from onyxq.store.indexing import PROMOTE_PIECES_MAX
+from onyxq.core.ids import make_id
+from onyxq.leader.grants.due_queue import LOOK_PIECES_MAX, PROMOTE_EVERY_MS, ROUND_MS, SOON_MS, TOGETHER_MS, Upcoming
+from onyxq.store.index.applier import PROMOTE_PIECES_MAX
 from onyxq.store.interface import Batch, Piece
 from onyxq.store.memory import MemoryStore
 from tests.conformance.store_world import done, tasks

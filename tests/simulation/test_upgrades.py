@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 
 from onyxq.errors import OlderThanCluster
-from simulation.world import Options, SimulatedNode, World, simulate
+from simulation.world.world import Options, SimulatedNode, World, simulate
 from tests.entries.versions import NEW, OLD, Paint
 
 

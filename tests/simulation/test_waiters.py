@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import trio
 import trio.testing
 
 from log_entries import set_slots
-from onyxq.log.codec import decode_record
-from onyxq.log.interface import LogSession
-from onyxq.log_clock import Measured
-from onyxq.peer.clock import SystemClock
-from onyxq.peer.outbox import Outbox
-from onyxq.step import Outcome
-from simulation.clock import SimulatedClock, mock_clock
-from simulation.log import MemoryBackend
+from log_entries.registry import ENTRIES
+from onyxq.core.log.clock import Measured
+from onyxq.core.log.interface import LogSession
+from onyxq.core.log.record import decode_record, encode_entry
+from onyxq.core.step import Outcome
+from onyxq.log.outbox import Outbox
+from onyxq.system.clock import SystemClock
+from simulation.world.clock import SimulatedClock, mock_clock
+from simulation.world.log import MemoryBackend
 
 PEER = "p"
 
@@ -48,7 +50,14 @@ def numbers(backend: MemoryBackend) -> list[int]:
 
 def outbox_on(session: LogSession) -> Outbox:
     """An outbox that has sent nothing."""
-    return Outbox(session, peer=PEER, clock=SystemClock(), measure=Measured, on_append=lambda _: None)
+    return Outbox(
+        session,
+        peer=PEER,
+        clock=SystemClock(),
+        measure=Measured,
+        on_append=lambda _: None,
+        encode=partial(encode_entry, entries=ENTRIES),
+    )
 
 
 def test_verdicts_among_skipped_records_are_unknown_and_later_ones_are_heard() -> None:

@@ -12,12 +12,12 @@ import pytest
 import trio
 from attrs import evolve
 
+from onyxq.core.ids import partition_of
 from onyxq.errors import AlreadyFinished
-from onyxq.ids import partition_of
-from simulation.clients import RecordingClient
-from simulation.scenes import ONE, leader_of
+from simulation.scenes.base import ONE, leader_of
 from simulation.workloads import WORKLOADS
-from simulation.world import World, simulate
+from simulation.world.clients import RecordingClient
+from simulation.world.world import World, simulate
 from tests.simulation.scheduled import Tasks
 
 

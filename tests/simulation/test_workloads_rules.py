@@ -7,12 +7,12 @@ import random
 import pytest
 
 from simulation.explorer import under_load
-from simulation.load import Mix
-from simulation.load_rules import LIMITED, STOPS, TICKS, RulesMix, draw
 from simulation.runs import play
-from simulation.scenes_rules import RULE_SCENES
+from simulation.scenes.rules import RULE_SCENES
 from simulation.workloads import NO_FAULTS
-from simulation.world import Options, World, simulate
+from simulation.world.load import Mix
+from simulation.world.load_rules import LIMITED, STOPS, TICKS, RulesMix, draw
+from simulation.world.world import Options, World, simulate
 
 PARTS = ("ordering_key", "unique_key", "depends", "expires_ms")
 

@@ -10,13 +10,13 @@ import trio
 from attrs import evolve
 
 from log_entries import drain_node
+from onyxq.core.facts import pack_task, partition_of_keys
+from onyxq.core.ids import TaskId, make_id
 from onyxq.errors import BadRequest, Unknown
-from onyxq.facts import pack_task, partition_of_keys
-from onyxq.ids import TaskId, make_id
-from onyxq.partition.floating import WINDOW_S
-from simulation.clients import RecordingClient
-from simulation.scenes_copies import stop_all
-from simulation.world import Options, SimulatedNode, World, simulate
+from onyxq.leader.cohort.unflushed_writes import WINDOW_S
+from simulation.scenes.copies import stop_all
+from simulation.world.clients import RecordingClient
+from simulation.world.world import Options, SimulatedNode, World, simulate
 
 OPTIONS = Options(partitions=4, clock_offset_ms=0, absent_after_ms=600_000)
 SLOW_MS = 1_500

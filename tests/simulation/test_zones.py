@@ -6,8 +6,8 @@ import pytest
 import trio
 
 from simulation.explorer import under_load
-from simulation.faults import crash
-from simulation.world import Options, World, simulate
+from simulation.world.faults import crash
+from simulation.world.world import Options, World, simulate
 
 OPTIONS = Options(nodes=6, zones=3, partitions=12, absent_after_ms=8_000)
 

@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from onyxq.analysis.rules import APART_MS, KEYS, LOST, OVERLAPPING, TOKENS, UNCLAIMED
-from onyxq.ids import make_id, ms_of
-from onyxq.parquet.layout import FileName, Place, day_of
-from onyxq.parquet.schema import CLAIMS, COLUMNS, TASKS, UPDATES, options_of, schema_of
+from onyxq.core.ids import make_id, ms_of
+from onyxq.history.parquet.layout import FileName, Place, day_of
+from onyxq.history.parquet.schema import CLAIMS, COLUMNS, TASKS, UPDATES, options_of, schema_of
+from onyxq.spark.analysis.rules import APART_MS, KEYS, LOST, OVERLAPPING, TOKENS, UNCLAIMED
 
 Row = dict[str, Any]
 MS = 1_795_219_200_000

@@ -12,7 +12,7 @@ from pyarrow import parquet
 from onyxq.jobs.encoding import decode, encode
 from onyxq.jobs.model import Function, Input, Job, Output
 from onyxq.spark.checkpoint import Checkpoints
-from onyxq.spark.compile import Setting, compiled
+from onyxq.spark.plan.compile import Setting, compiled
 
 HERE = "tests.spark.tasks"
 

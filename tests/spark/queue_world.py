@@ -12,7 +12,7 @@ from typing import Any
 from attrs import define
 
 from onyxq.client import Client
-from onyxq.replica import Job
+from onyxq.core.replica import Job
 from onyxq.spark.datasource import register
 from tests.interfaces.batches_world import JobsCluster
 

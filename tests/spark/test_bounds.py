@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as of
 
-from onyxq.jobs.bounds import OUTPUTS, bounds
-from onyxq.jobs.checking import problems
 from onyxq.jobs.encoding import encode
+from onyxq.jobs.job_check import problems
 from onyxq.jobs.model import Function, Input, Job, Join, Output, Reduce, Trigger, Window
-from onyxq.spark import fused, rows
-from onyxq.spark.regions import stages
+from onyxq.jobs.slot_bounds import OUTPUTS, bounds
+from onyxq.spark.plan import fused, rows
+from onyxq.spark.plan.regions import stages
 from tests.spark.job_world import HERE, run, written
 
 FILES = 12

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from onyxq.jobs.checking import check
+from onyxq.jobs.job_check import check
 from onyxq.jobs.model import Function, Input, Job, Output
 from onyxq.jobs.options import INPUTS
 from onyxq.spark.failures import of_exception

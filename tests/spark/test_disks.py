@@ -8,7 +8,7 @@ from collections import namedtuple
 import pytest
 from attrs import evolve
 
-from onyxq.spark import disks
+from onyxq.spark import failures
 from onyxq.spark.failures import Failure
 
 Usage = namedtuple("Usage", "total used free")
@@ -31,7 +31,7 @@ def usage(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_place_that_is_full_is_named_with_what_it_is() -> None:
     """As a path or a URI of one; others are not spoken of."""
     places = {"its checkpoint": "file:///full", "output a": "/empty", "output b": "s3://bucket/b"}
-    told = disks.told(FULL, places)
+    told = failures.with_full_disks(FULL, places)
     assert told.error == (
         "No space left on device: its checkpoint (file:///full) has 3 KiB left. "
         "Once there is room the job goes on from its last batch."
@@ -49,10 +49,12 @@ def test_the_place_that_is_full_is_named_with_what_it_is() -> None:
 )
 def test_what_is_not_known_to_be_so_is_not_said(failure: Failure, places: dict[str, str]) -> None:
     """No place is full; there was another error; a user's own function wrote somewhere."""
-    assert disks.told(failure, places) == failure
+    assert failures.with_full_disks(failure, places) == failure
 
 
 def test_a_quota_is_a_full_disk_too() -> None:
     """Also where only the traceback tells."""
     said = evolve(FULL, error="FSError", traceback="Caused by: java.io.IOException: Disk quota exceeded")
-    assert disks.told(said, {"output a": "/full"}).error.startswith("Disk quota exceeded: output a (/full) has 3 KiB")
+    assert failures.with_full_disks(said, {"output a": "/full"}).error.startswith(
+        "Disk quota exceeded: output a (/full) has 3 KiB"
+    )

@@ -13,9 +13,9 @@ pytest.importorskip("pyarrow")
 
 from onyxq.errors import BadRequest
 from onyxq.jobs.values import pack
-from onyxq.spark import files
-from onyxq.spark.files import Folder, Staging, Written, publish, stage, staged
-from onyxq.spark.formats import WRITERS
+from onyxq.spark.files import file_sink
+from onyxq.spark.files.file_sink import Folder, Staging, Written, publish, stage, staged
+from onyxq.spark.files.formats import WRITERS
 from tests.spark.job_world import written
 
 JOB = "j"
@@ -43,11 +43,11 @@ class Breaking:
 @pytest.fixture
 def breaking(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Breaking]:
     """Makes all that is done with files from now on fail after so many calls."""
-    real = files.located
+    real = file_sink.located
 
     def install(calls: int) -> Breaking:
         system = Breaking(real("/")[0], calls)
-        monkeypatch.setattr(files, "located", lambda path: (system, path))
+        monkeypatch.setattr(file_sink, "located", lambda path: (system, path))
         return system
 
     return install
@@ -95,7 +95,7 @@ def test_batches_are_shown_one_by_one(tmp_path: Path) -> None:
     assert shown(tmp_path) == wanted("x", "y")
     aside = [file.name for out in outs for file in (Path(out.path) / "_onyxq" / JOB).iterdir()]
     assert aside == ["1.done.json"]
-    files.forget(outs, job=JOB)
+    file_sink.forget(outs, job=JOB)
     assert not (tmp_path / "a" / "_onyxq").exists()
 
 

@@ -13,9 +13,9 @@ from onyxq.jobs.encoding import decode, encode
 from onyxq.jobs.model import Condition, Function, Input, Job, Lifecycle, Output
 from onyxq.jobs.values import unpack
 from onyxq.spark.failures import Failure, TaskFailed, of_exception, of_text
-from onyxq.spark.fused import Fused, Row
-from onyxq.spark.paths import source_of
-from onyxq.spark.regions import stages
+from onyxq.spark.lineage import source_of
+from onyxq.spark.plan.fused import Fused, Row
+from onyxq.spark.plan.regions import stages
 from tests.spark.naive import HERE, jobs, leaving
 
 SOURCE = b"s" * 16 + b"\0\0\0\1"

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from onyxq.analysis.checking import check
-from onyxq.analysis.rules import APART_MS, KEYS, LOST, OVERLAPPING, TOKENS, UNCLAIMED, Report
 from onyxq.errors import NotFound
+from onyxq.spark.analysis.history_check import check
+from onyxq.spark.analysis.rules import APART_MS, KEYS, LOST, OVERLAPPING, TOKENS, UNCLAIMED, Report
 from tests.spark.archive_world import MS, Found, Row, claim, id_of, naive, task, update, write
 
 pytestmark = pytest.mark.slow

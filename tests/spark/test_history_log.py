@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from onyxq.analysis.checking import check
-from onyxq.analysis.crossing import ELSEWHERE
-from onyxq.analysis.rules import LOST, UNCLAIMED
 from onyxq.errors import NotFound
-from onyxq.parquet.layout import day_of
-from onyxq.parquet.records import schema
+from onyxq.history.parquet.layout import day_of
+from onyxq.history.parquet.records import schema
+from onyxq.spark.analysis.history_check import check
+from onyxq.spark.analysis.log_check import ELSEWHERE
+from onyxq.spark.analysis.rules import LOST, UNCLAIMED
 from tests.spark.archive_world import MS, Row, claim, id_of, task, write
 from tests.spark.test_history_check import aged, told
 

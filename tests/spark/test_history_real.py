@@ -10,12 +10,12 @@ import trio
 from attrs import evolve
 from pyarrow import dataset
 
-from onyxq.analysis.checking import check
-from onyxq.analysis.rules import LOST, UNCLAIMED
-from onyxq.analysis.stats import stats
 from onyxq.errors import OnyxqError
-from simulation.scenes import leader_of
-from simulation.world import World, simulate
+from onyxq.spark.analysis.history_check import check
+from onyxq.spark.analysis.rules import LOST, UNCLAIMED
+from onyxq.spark.analysis.stats import stats
+from simulation.scenes.base import leader_of
+from simulation.world.world import World, simulate
 from tests.simulation.scheduled import STEADY
 from tests.spark.test_history_check import aged
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from onyxq.analysis import session as sessions
-from onyxq.analysis.plots import BARS_MAX, QUEUES_MAX, TICKS_MAX, _ticks, _told, draw
-from onyxq.analysis.stats import Figures, Stats, Times, stats
-from onyxq.cli.main import run
+from onyxq.interfaces.cli.main import run
+from onyxq.spark.analysis import session as sessions
+from onyxq.spark.analysis.plots import BARS_MAX, QUEUES_MAX, TICKS_MAX, _ticks, _told, draw
+from onyxq.spark.analysis.stats import Figures, Stats, Times, stats
 from tests.spark.archive_world import MS, Row, claim, id_of, task, write
 from tests.spark.test_history_check import aged
 

@@ -13,7 +13,7 @@ import pytest
 
 from log_entries import set_slots, submit_job
 from onyxq.client import Client
-from onyxq.entry import APPLIED
+from onyxq.core.entry import APPLIED
 from onyxq.jobs.encoding import digest, encode
 from onyxq.jobs.model import Function, Input, Job, Output
 from tests.interfaces.batches_world import JobsCluster, jobs_cluster

@@ -16,7 +16,7 @@ from onyxq.client import Client
 from onyxq.jobs.encoding import decode, encode
 from onyxq.jobs.model import Function, Input, Job, Join, Output, Reduce, Trigger, Window
 from onyxq.spark import progress
-from onyxq.spark.compile import Setting, compiled
+from onyxq.spark.plan.compile import Setting, compiled
 from tests.interfaces.batches_world import JobsCluster, jobs_cluster
 from tests.spark.job_world import HERE, run, written
 

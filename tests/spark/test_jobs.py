@@ -14,8 +14,9 @@ from attrs import evolve
 
 from onyxq.errors import BadRequest, Incomplete
 from onyxq.jobs.model import Condition, Function, Input, Job, Output, Reduce, Trigger, Window
-from onyxq.spark import checkpoint, ending, pools
+from onyxq.spark import checkpoint, pools
 from onyxq.spark.failures import of_exception
+from onyxq.spark.plan import end_of_input
 from tests.spark.job_world import HERE, lines_job, run, written
 
 pytestmark = pytest.mark.slow
@@ -228,7 +229,7 @@ def test_windows_speak_when_all_inputs_have_ended(spark: Any, tmp_path: Path) ->
     at = run(spark, job, tmp_path, version=2, batch=batch)
     assert written(tmp_path / "out") == []
     batch = max(int(file.name) for file in (at / "commits").iterdir() if file.name.isdigit())
-    ending.note(str(at))
+    end_of_input.note(str(at))
     run(spark, job, tmp_path, version=2, batch=batch)
     found = {one["key"]: one["value"] for one in written(tmp_path / "out")}
     assert found == WORDS + Counter(["two", "five"])

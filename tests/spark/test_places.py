@@ -11,9 +11,9 @@ from attrs import evolve
 from pyarrow import fs
 
 from onyxq.errors import Incomplete
-from onyxq.jobs.checking import OUTPUT_FORMATS, check
+from onyxq.jobs.job_check import OUTPUT_FORMATS, check
 from onyxq.jobs.model import Function, Input, Job, Output
-from onyxq.spark.formats import WRITERS
+from onyxq.spark.files.formats import WRITERS
 from onyxq.spark.places import check_place, located
 from tests.spark.host_world import host_process
 from tests.spark.job_world import HERE, lines_job, run, written

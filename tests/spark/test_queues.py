@@ -116,7 +116,7 @@ def test_a_commit_that_raises_after_it_took_effect_counts(
 
     def raising() -> type:
         from onyxq.spark.datasource import OnyxqSource
-        from onyxq.spark.sink import QueueStreamWriter
+        from onyxq.spark.queues.sink import QueueStreamWriter
 
         class Writer(QueueStreamWriter):
             def commit(self, messages: list[Any], batchId: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 
 from onyxq.jobs.model import Function, Input, Job, Join, Output, Reduce
-from onyxq.spark.regions import ordered, stages, stateful
+from onyxq.spark.plan.regions import ordered, stages, stateful
 from tests.spark.naive import jobs
 
 SAME = "tests.spark.tasks:same"

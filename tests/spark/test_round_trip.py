@@ -21,9 +21,9 @@ from pyarrow import BufferReader, parquet, types
 
 from onyxq.errors import BadRequest
 from onyxq.jobs.values import pack
-from onyxq.spark.columns import segments
-from onyxq.spark.files import Folder
-from onyxq.spark.formats import WRITERS, described
+from onyxq.spark.files.columns import segments
+from onyxq.spark.files.file_sink import Folder
+from onyxq.spark.files.formats import WRITERS, described
 from tests.jobs.generated_values import TEXTS, values
 from tests.spark.generated_columns import Rows, alike, rows
 

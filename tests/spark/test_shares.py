@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onyxq.core.facts import pack_task, partition_of_keys, task_header, unpack_task
+from onyxq.core.ids import ids_of, make_id, ms_of, partition_of
 from onyxq.errors import BadRequest, TooLarge
-from onyxq.facts import pack_task, partition_of_keys, task_header, unpack_task
-from onyxq.ids import ids_of, make_id, ms_of, partition_of
-from onyxq.spark.arrow import batch_of
-from onyxq.spark.claiming import Held, joined
 from onyxq.spark.lineage import PREFIX_BYTES, source_prefix
-from onyxq.spark.options import QueueOutput, read_options, write_options
-from onyxq.spark.outputs import Routed
-from onyxq.spark.shares import Share, task_of
-from onyxq.spark.sink import queue_offsets, recorded
-from onyxq.spark.source import digest_of, held_in, spread
+from onyxq.spark.plan.outputs import Routed
+from onyxq.spark.queues.arrow import batch_of
+from onyxq.spark.queues.options import QueueOutput, read_options, write_options
+from onyxq.spark.queues.queue_claims import Held, joined
+from onyxq.spark.queues.shares import Share, task_of
+from onyxq.spark.queues.sink import queue_offsets, recorded
+from onyxq.spark.queues.source import digest_of, held_in, spread
 
 NOW_MS = 1_800_000_000_000
 OUT = QueueOutput("out")

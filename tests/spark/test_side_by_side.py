@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from onyxq.analysis.replays import on_spark, pieces, replayed, summed
+from onyxq.spark.analysis.replays import on_spark, pieces, replayed, summed
 from simulation import on_spark as on_spark_module
 from simulation.on_spark import run_on_spark
 from simulation.runs import Result, play

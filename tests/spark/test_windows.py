@@ -15,10 +15,10 @@ import pytest
 
 from onyxq.jobs.encoding import decode, encode
 from onyxq.jobs.model import Aggregation, Input, Job, Join, Output, Reduce, Trigger, Window
-from onyxq.spark import ending
-from onyxq.spark.compile import Setting, compiled
 from onyxq.spark.failures import of_exception
-from onyxq.spark.groups import labels
+from onyxq.spark.plan import end_of_input
+from onyxq.spark.plan.compile import Setting, compiled
+from onyxq.spark.plan.groups import labels
 from onyxq.spark.progress import has_ended, told
 from onyxq.spark.progress import late as late_of
 from tests.spark.job_world import HERE, run, written
@@ -46,7 +46,7 @@ def last_batch(at: Path) -> int:
 
 def say_the_rest(spark: Any, job: Job, folder: Path, at: Path) -> None:
     """Run a job of which all has been read once more, with the end of its inputs noted."""
-    ending.note(str(at))
+    end_of_input.note(str(at))
     run(spark, job, folder, version=int(at.name), batch=last_batch(at))
 
 
@@ -221,7 +221,7 @@ def test_timers_fire_though_nothing_comes_and_an_endless_input_may_end(spark: An
     said = _waited(query, lambda: written(tmp_path / "soon"))
     assert {one["key"]: one["value"] for one in said} == {"a": 2, "b": 1}
     assert not written(tmp_path / "last")
-    ending.note(setting.checkpoint)
+    end_of_input.note(setting.checkpoint)
     _waited(query, lambda: any(has_ended(json.loads(one.json)) for one in query.recentProgress))
     shown = [told(json.loads(one.json), [])["watermark_ms"] for one in query.recentProgress]
     assert shown and set(shown) == {None}, "there is no time but the clock's"

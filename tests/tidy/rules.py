@@ -7,59 +7,32 @@ violation of each; `test_tree` applies all of them to the whole tree.
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeAlias
 
 from attrs import frozen
 
-from onyxq import purity
+from onyxq.testing import purity
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE_LINES_MAX = 600
 
-PURE = (
-    "log_entries/*",
-    *(
-        f"onyxq/{name}.py"
-        for name in (
-            "ids",
-            "log_clock",
-            "log_digest",
-            "facts",
-            "replica",
-            "entry",
-            "ring",
-            "placement",
-            "step",
-            "invariants",
-            "invariants_placement",
-            "invariants_queues",
-            "duties",
-            "claims",
-            "snapshot",
-            "diff",
-            "purged",
-            "purity",
-            "remembering",
-            "queues",
-            "numbers",
-            "transactions",
-            "jobs/allocation",
-            "jobs/batches",
-            "jobs/lifetime",
-            "jobs/placing",
-            "jobs/sharing",
-            "taskstore/*",
-            "invariants_jobs",
-            "recovery/new_replica",
-        )
-    ),
-)
+FUNCTION_LINES_MAX = 60
+PARAMETERS_MAX = 7
+PACKAGE_MODULES_MAX = 25
+SMALL_MODULE_LINES = 40
+"""A module below this that only one other imports belongs into that one."""
+
+PURE = ("onyxq/core/*", "log_entries/*", "onyxq/history/recovery/new_replica.py")
 """Modules that only compute: same input, same output, on every peer."""
 
-PURE_MAY_IMPORT = ("onyxq.errors", "onyxq.log.interface", "onyxq.log.codec", "log_entries", "onyxq.extensions")
-"""Project modules beside the pure ones that pure modules may see: values and bytes only."""
+CALENDARS = (("onyxq/core/cron.py", "imports datetime"),)
+"""Who may reckon with dates. A clock is never asked."""
+
+PURE_PACKAGES = ("onyxq.core", "log_entries", "onyxq.history.recovery.new_replica")
+"""What pure modules may see of the project."""
 
 ONLY_IN = {
     "kazoo": tuple(
@@ -77,27 +50,54 @@ ONLY_IN = {
     ),
     **dict.fromkeys(
         ("pickle", "cloudpickle", "pyspark.cloudpickle", "dill", "marshal", "shelve", "jsonpickle"),
-        ("onyxq/spark/functions.py", "onyxq/spark/pickling.py"),  # what a job brings, in Spark's processes alone
+        ("onyxq/spark/functions.py", "onyxq/jobs/functions.py"),  # what a job brings, in Spark's processes alone
     ),
     "lmdb": ("onyxq/store/lmdb_store.py", "onyxq/store/environment.py", "onyxq/log/embedded_file.py"),
-    "simulation": ("simulation/*", "onyxq/cli/*", "onyxq/testing/*", "onyxq/testing.py"),
+    "simulation": ("simulation/*", "onyxq/interfaces/cli/*", "onyxq/testing/*"),
 }
 """Modules that only some files may import; tests and benchmarks may import anything."""
 
-NEVER_IMPORTS = {
-    "onyxq/wire/*": ("onyxq.peer", "onyxq.partition", "onyxq.http", "onyxq.cli"),
-    "onyxq/store/*": ("onyxq.peer", "onyxq.partition", "onyxq.wire", "onyxq.log", "onyxq.http", "onyxq.cli"),
-    "onyxq/log/*": ("onyxq.peer", "onyxq.partition", "onyxq.wire", "onyxq.http", "onyxq.cli"),
-    "onyxq/client.py": ("onyxq.peer", "onyxq.partition", "onyxq.store", "onyxq.http", "onyxq.cli"),
-    "onyxq/partition/*": ("onyxq.http", "onyxq.cli"),
-    "onyxq/peer/*": ("onyxq.cli",),
-    "onyxq/http/*": ("onyxq.cli",),
-    "onyxq/jobs/*": ("onyxq.http", "onyxq.cli"),
-}
-"""Imports run one way: what the files on the left never import."""
+SERVER_ORDER = (
+    "onyxq.core",
+    "log_entries",
+    "onyxq.wire",
+    "onyxq.access",
+    "onyxq.system",
+    "onyxq.store",
+    "onyxq.log",
+    "onyxq.jobs",
+    "onyxq.history",
+    "onyxq.leader",
+    "onyxq.node",
+    "onyxq.operations",
+    "onyxq.interfaces",
+)
+"""The packages of a peer: each may import those before it."""
 
-EVERYBODYS = ("onyxq.peer.clock",)
-"""Interfaces to the world, which any layer may import wherever they are."""
+_SHARED = ("onyxq.core", "onyxq.wire", "onyxq.access", "onyxq.system", "onyxq.jobs")
+
+MAY_IMPORT = {
+    **{package: SERVER_ORDER[:place] for place, package in enumerate(SERVER_ORDER)},
+    "onyxq.interfaces": (*SERVER_ORDER, "onyxq.client", "onyxq.worker", "onyxq.spark", "simulation"),
+    "onyxq.client": _SHARED,
+    "onyxq.worker": (*_SHARED, "onyxq.client"),
+    "onyxq.spark": (*_SHARED, "onyxq.client", "onyxq.worker", "onyxq.history"),
+    "simulation": (*SERVER_ORDER, "onyxq.client", "onyxq.worker", "onyxq.spark"),
+    "onyxq.testing": (*SERVER_ORDER, "onyxq.client", "onyxq.worker", "simulation"),
+}
+"""Which packages of the project each package may import, besides itself. `docs/design.rst` draws it.
+
+The root of `onyxq` is the facade: it may import everything, and nothing imports it but for ``__version__``.
+"""
+
+OF_ONE_KIND = (
+    "log_entries",
+    "onyxq/core/taskstore",
+    "onyxq/interfaces/dashboard",
+    "simulation/checkers",
+    "simulation/planted",
+)
+"""Packages with one module for each thing of a kind: entry, page, checker. They grow with the kind."""
 
 SIMULATED_TIME = ("simulation", "onyxq.testing", "trio.testing.MockClock")
 """Tests that import one of these run on a clock that jumps: their sleeps take no time and need no luck."""
@@ -117,9 +117,19 @@ class Source:
     tree: ast.Module
 
     @property
+    def module(self) -> str:
+        """Its dotted name."""
+        return self.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+    @property
     def pure(self) -> bool:
         """Whether it is one of the modules that only compute."""
-        return matches(self.path, PURE)
+        return matches(self.path, PURE) and not self.program
+
+    @property
+    def program(self) -> bool:
+        """Whether it is run by ``python -m``, and may import what its program needs."""
+        return self.path.endswith("/__main__.py")
 
     @property
     def product(self) -> bool:
@@ -170,6 +180,15 @@ def absolute(path: str, node: ast.ImportFrom) -> str:
     return ".".join([*package, *([node.module] if node.module else [])])
 
 
+def package_of(name: str) -> str:
+    """The package of the project that a module or a name in it belongs to; empty for other projects."""
+    top, _, rest = name.partition(".")
+    if top == "onyxq":
+        package = f"onyxq.{rest.partition('.')[0]}"
+        return package if package in MAY_IMPORT else "onyxq"
+    return top if top in MAY_IMPORT else ""
+
+
 def within(name: str, module: str) -> bool:
     """Whether a dotted name is ``module`` or something in it."""
     return name == module or name.startswith(module + ".")
@@ -181,20 +200,17 @@ def within(name: str, module: str) -> bool:
 def pure_modules_import_no_effects(source: Source) -> Complaints:
     """Pure modules see no clock, randomness, system, network or logging."""
     if source.pure:
-        yield from ((line, f"a pure module {what}") for line, what in purity.effects(source.tree))
+        for line, what in purity.effects(source.tree):
+            if (source.path, what) not in CALENDARS:
+                yield line, f"a pure module {what}"
 
 
 def pure_modules_import_pure_modules(source: Source) -> Complaints:
-    """Pure modules see of the project only pure modules, errors and the log's values."""
-    if not source.pure:
-        return
-    for line, name in imported(source):
-        if not within(name, "onyxq") or any(within(name, module) for module in PURE_MAY_IMPORT):
-            continue
-        parts = name.split(".")
-        candidates = ["/".join(parts[:size]) + ".py" for size in range(2, len(parts) + 1)]
-        if not any(matches(candidate, PURE) for candidate in candidates):
-            yield line, f"a pure module imports {name}, which is not pure"
+    """Pure modules see of the project only pure modules."""
+    if source.pure:
+        for line, name in imported(source):
+            if package_of(name) and not any(within(name, package) for package in PURE_PACKAGES):
+                yield line, f"a pure module imports {name}, which is not pure"
 
 
 def some_imports_have_one_home(source: Source) -> Complaints:
@@ -207,12 +223,14 @@ def some_imports_have_one_home(source: Source) -> Complaints:
 
 
 def imports_run_one_way(source: Source) -> Complaints:
-    """Lower layers do not know the upper ones."""
-    for pattern, modules in NEVER_IMPORTS.items():
-        if matches(source.path, (pattern,)):
-            for line, name in imported(source):
-                if any(within(name, module) for module in modules) and not any(within(name, one) for one in EVERYBODYS):
-                    yield line, f"{pattern} never imports {name}"
+    """A package imports only packages that lie before it, wherever and for whatever it does so."""
+    own = package_of(source.module)
+    if not source.product or source.program or own == "onyxq":
+        return
+    for line, name in imported(source):
+        package = package_of(name)
+        if package and package != own and name != "onyxq.__version__" and package not in MAY_IMPORT.get(own, ()):
+            yield line, f"{own} may not import {name}"
 
 
 # --- determinism --------------------------------------------------------------
@@ -272,7 +290,7 @@ def public_names_have_docstrings(source: Source) -> Complaints:
     """Public functions and classes say what they are."""
     if not source.product:
         return
-    # What an entry's Args, apply and owed are is the same in all of them: onyxq/entry.py says it.
+    # What an entry's Args, apply and owed are is the same in all of them: onyxq/core/entry.py says it.
     told = ("Args", "apply", "owed") if source.path.startswith("log_entries/") else ()
     for node in source.tree.body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -299,6 +317,28 @@ def modules_stay_short(source: Source) -> Complaints:
     lines = source.text.count("\n")
     if lines > MODULE_LINES_MAX:
         yield lines, f"{lines} lines; at most {MODULE_LINES_MAX}"
+
+
+def functions_stay_short(source: Source) -> Complaints:
+    """A function past the limit is two functions."""
+    if source.product:
+        for node in ast.walk(source.tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                if lines > FUNCTION_LINES_MAX:
+                    yield node.lineno, f"{node.name} has {lines} lines; at most {FUNCTION_LINES_MAX}"
+
+
+def functions_take_few_parameters(source: Source) -> Complaints:
+    """A function with more parameters than the limit wants a value that holds some of them."""
+    if source.product:
+        for node in ast.walk(source.tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                every = node.args
+                count = len([one for one in (*every.posonlyargs, *every.args) if one.arg not in ("self", "cls")])
+                if count + len(every.kwonlyargs) > PARAMETERS_MAX:
+                    taken = count + len(every.kwonlyargs)
+                    yield node.lineno, f"{node.name} takes {taken} parameters; at most {PARAMETERS_MAX}"
 
 
 def tests_do_not_sleep(source: Source) -> Complaints:
@@ -339,5 +379,67 @@ RULES = (
     public_names_have_docstrings,
     tests_say_what_they_show,
     modules_stay_short,
+    functions_stay_short,
+    functions_take_few_parameters,
     tests_do_not_sleep,
 )
+
+# --- the whole tree -----------------------------------------------------------
+
+
+def edges(sources: list[Source]) -> dict[str, set[str]]:
+    """Module of the product -> the modules of the product that it imports, for types too; without the facade."""
+    known = {source.module for source in sources if source.product}
+    found: dict[str, set[str]] = {}
+    for source in sources:
+        if source.product and source.module != "onyxq":
+            names = [name for _, name in imported(source)]
+            nearest = (name if name in known else name.rpartition(".")[0] for name in names)
+            found[source.module] = {name for name in nearest if name in known} - {"onyxq", source.module}
+    return found
+
+
+def loops(graph: dict[str, set[str]]) -> list[list[str]]:
+    """The groups of modules that import each other, each sorted."""
+
+    def reached(start: str) -> set[str]:
+        seen: set[str] = set()
+        waiting = [start]
+        while waiting:
+            for name in graph.get(waiting.pop(), set()) - seen:
+                seen.add(name)
+                waiting.append(name)
+        return seen
+
+    reach = {name: reached(name) for name in graph}
+    groups = {tuple(sorted(other for other in reach[one] if one in reach.get(other, ()))) for one in graph}
+    return sorted(list(group) for group in groups if group)
+
+
+def crowded_packages(sources: list[Source]) -> list[str]:
+    """Packages with more modules than the limit."""
+    counts = Counter(
+        source.path.rpartition("/")[0]
+        for source in sources
+        if source.product and not source.path.endswith("/__init__.py")
+    )
+    return sorted(
+        f"{package} has {count} modules; at most {PACKAGE_MODULES_MAX}"
+        for package, count in counts.items()
+        if count > PACKAGE_MODULES_MAX and package not in OF_ONE_KIND
+    )
+
+
+def fragments(sources: list[Source]) -> list[str]:
+    """Small modules that only one other imports; those of one kind, and those that are run or named, aside."""
+    importers: dict[str, set[str]] = {}
+    for module, targets in edges(sources).items():
+        for target in targets:
+            importers.setdefault(target, set()).add(module)
+    return sorted(
+        f"{source.path} has {source.text.count(chr(10))} lines, and only {importer} imports it"
+        for source in sources
+        if source.product and not source.path.startswith(OF_ONE_KIND) and not source.path.endswith("/__init__.py")
+        if source.text.count("\n") < SMALL_MODULE_LINES and len(importers.get(source.module, ())) == 1
+        for importer in importers[source.module]
+    )

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import yaml
 
-from onyxq.cli.commands import COMMANDS, NOUNS
-from onyxq.cli.parser import build
-from onyxq.config import SETTINGS
-from onyxq.http.app import ENDPOINTS
-from onyxq.metrics import Histogram, Metrics
+from onyxq.interfaces.cli.commands.all import COMMANDS, NOUNS
+from onyxq.interfaces.cli.parser import build
+from onyxq.interfaces.http.app import ENDPOINTS
+from onyxq.system.metrics import Histogram, Metrics
+from onyxq.system.settings import SETTINGS
 from tests.tidy.rules import ROOT
 
 DEPLOY = ROOT / "examples/deploy"

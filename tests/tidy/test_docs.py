@@ -14,9 +14,9 @@ import pytest
 
 from bench import page as figures
 from log_entries.__main__ import page
-from onyxq.cli.commands import COMMANDS, NOUNS
-from onyxq.cli.parser import Parser, build
-from onyxq.config import SETTINGS
+from onyxq.interfaces.cli.commands.all import COMMANDS, NOUNS
+from onyxq.interfaces.cli.parser import Parser, build
+from onyxq.system.settings import SETTINGS
 from tests.tidy.rules import ROOT
 
 DOCUMENTS = sorted([*ROOT.glob("*.rst"), *ROOT.glob("docs/**/*.rst")])

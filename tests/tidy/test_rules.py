@@ -11,18 +11,31 @@ DOC = '"""Doc."""\n'
 
 PLANTED = [
     (rules.pure_modules_import_no_effects, ENTRY, "import time", "import math"),
-    (rules.pure_modules_import_no_effects, "onyxq/step.py", "from os import path", "from struct import Struct"),
-    (rules.pure_modules_import_no_effects, "onyxq/ring.py", "def f():\n import trio.lowlevel", "import timeit"),
-    (rules.pure_modules_import_pure_modules, ENTRY, "import onyxq.client", "from onyxq import replica"),
-    (rules.pure_modules_import_pure_modules, ENTRY, "from onyxq.store import interface", "import onyxq.placement"),
-    (rules.pure_modules_import_pure_modules, "onyxq/ring.py", "from . import config", "from .replica import Ring"),
-    (rules.some_imports_have_one_home, "onyxq/client.py", "import kazoo.client", "import msgpack"),
-    (rules.some_imports_have_one_home, "onyxq/peer/loop.py", "import lmdb", "import trio"),
-    (rules.some_imports_have_one_home, "onyxq/peer/loop.py", "from simulation import world", "import onyxq"),
-    (rules.some_imports_have_one_home, "onyxq/peer/jobs.py", "import pickle", "import json"),
+    (rules.pure_modules_import_no_effects, "onyxq/core/step.py", "from os import path", "from struct import Struct"),
+    (rules.pure_modules_import_no_effects, "onyxq/core/ring.py", "def f():\n import trio.lowlevel", "import timeit"),
+    (rules.pure_modules_import_pure_modules, ENTRY, "import onyxq.client", "from onyxq.core import replica"),
+    (rules.pure_modules_import_pure_modules, ENTRY, "from onyxq.store import interface", "import onyxq.core.placement"),
+    (
+        rules.pure_modules_import_pure_modules,
+        "onyxq/core/ring.py",
+        "from ..wire import tcp",
+        "from .replica import Ring",
+    ),
+    (rules.some_imports_have_one_home, "onyxq/client/pool.py", "import kazoo.client", "import msgpack"),
+    (rules.some_imports_have_one_home, "onyxq/node/loop.py", "import lmdb", "import trio"),
+    (rules.some_imports_have_one_home, "onyxq/node/loop.py", "from simulation import world", "import onyxq"),
+    (rules.some_imports_have_one_home, "onyxq/operations/jobs.py", "import pickle", "import json"),
     (rules.some_imports_have_one_home, "onyxq/spark/host.py", "from pyspark import cloudpickle", "import pyspark"),
-    (rules.imports_run_one_way, "onyxq/wire/server.py", "from onyxq.peer import loop", "import onyxq.errors"),
-    (rules.imports_run_one_way, "onyxq/wire/server.py", "from ..peer import loop", "from ..errors import X"),
+    (rules.imports_run_one_way, "onyxq/wire/server.py", "from onyxq.node import loop", "import onyxq.core.errors"),
+    (rules.imports_run_one_way, "onyxq/wire/server.py", "from ..node import loop", "from ..core.errors import X"),
+    (rules.imports_run_one_way, "onyxq/client/pool.py", "from onyxq.node import loop", "from onyxq.wire import tcp"),
+    (
+        rules.imports_run_one_way,
+        "onyxq/node/node.py",
+        "if T:\n from onyxq.operations import a",
+        "import onyxq.leader.a",
+    ),
+    (rules.imports_run_one_way, "onyxq/leader/a.py", "import onyxq.errors", "from onyxq import __version__"),
     (rules.pure_modules_are_exact, ENTRY, "x = hash('a')", "x = hashed('a')"),
     (rules.pure_modules_are_exact, ENTRY, "x = 0.5", "x = 5"),
     (rules.pure_modules_are_exact, ENTRY, "x = a / b", "x = a // b"),
@@ -50,11 +63,18 @@ PLANTED = [
     (rules.public_names_have_docstrings, ENTRY, "class A: pass", "class Args: pass"),
     (rules.tests_say_what_they_show, "tests/test_a.py", "def test_a(): pass", "def test_a():\n " + DOC),
     (rules.modules_stay_short, "onyxq/a.py", "\n" * 601, "\n" * 600),
+    (rules.functions_stay_short, "onyxq/a.py", "def f():" + "\n 1" * 60, "def f():" + "\n 1" * 59),
+    (
+        rules.functions_take_few_parameters,
+        "onyxq/a.py",
+        "def f(self, a, b, c, d, *, e, f, g, h): pass",
+        "def f(self, a, b, c, d, *, e, f, g, **h): pass",
+    ),
     (rules.tests_do_not_sleep, "tests/test_a.py", "time.sleep(1)", "clock.sleep(1)"),
     (rules.tests_do_not_sleep, "tests/test_a.py", "from trio import sleep", "from trio import run"),
     (rules.tests_do_not_sleep, "tests/test_a.py", "trio.sleep(0.1)", "trio.sleep(0)"),
     (rules.tests_do_not_sleep, "tests/test_a.py", "while True: trio.sleep(1)", "while not done: trio.sleep(1)"),
-    (rules.tests_do_not_sleep, "tests/test_a.py", "trio.sleep(1)", "import simulation.clock\ntrio.sleep(1)"),
+    (rules.tests_do_not_sleep, "tests/test_a.py", "trio.sleep(1)", "import simulation.world.clock\ntrio.sleep(1)"),
 ]
 
 
@@ -68,3 +88,29 @@ def test_a_planted_violation_is_found(rule: rules.Rule, path: str, bad: str, goo
 def test_every_rule_has_a_planted_violation() -> None:
     """No rule stands here untested."""
     assert {rule for rule, *_ in PLANTED} == set(rules.RULES)
+
+
+def _sources(**texts: str) -> list[rules.Source]:
+    return [rules.parse(f"onyxq/core/{name}.py", text) for name, text in texts.items()]
+
+
+def test_a_loop_of_imports_is_found_wherever_it_hides() -> None:
+    """A loop over three modules is named, also if a function and a type check hide it."""
+    hidden = _sources(
+        a="from onyxq.core import b",
+        b="def f():\n    from onyxq.core.c import x",
+        c="if TYPE_CHECKING:\n    import onyxq.core.a",
+        d="import onyxq.core.a",
+    )
+    assert rules.loops(rules.edges(hidden)) == [["onyxq.core.a", "onyxq.core.b", "onyxq.core.c"]]
+    assert rules.loops(rules.edges(hidden[:2] + hidden[3:])) == []
+
+
+def test_crowds_and_fragments_are_found() -> None:
+    """A package of 26 modules is too large; a small module of one importer belongs into that one."""
+    many = _sources(**{f"m{number}": "" for number in range(26)})
+    assert rules.crowded_packages(many) == ["onyxq/core has 26 modules; at most 25"]
+    assert rules.crowded_packages(many[1:]) == []
+    small = _sources(a="import onyxq.core.b", b="x = 1\n", c="x = 1\n" * 40, d="import onyxq.core.c")
+    assert rules.fragments(small) == ["onyxq/core/b.py has 1 lines, and only onyxq.core.a imports it"]
+    assert rules.fragments([*small, *_sources(e="import onyxq.core.b")]) == []

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import onyxq
-from onyxq.cli.commands import COMMANDS
-from onyxq.config import SETTINGS
 from onyxq.errors import BY_CODE
-from onyxq.http.app import ENDPOINTS
-from onyxq.metrics import Metrics
+from onyxq.interfaces.cli.commands.all import COMMANDS
+from onyxq.interfaces.http.app import ENDPOINTS
+from onyxq.system.metrics import Metrics
+from onyxq.system.settings import SETTINGS
 from tests.tidy.rules import ROOT
 
 SECONDS_MAX = 300

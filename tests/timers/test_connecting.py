@@ -11,8 +11,8 @@ import pytest
 import trio
 
 from onyxq.errors import BadRequest
-from onyxq.timers.connecting import Failed, connect
-from onyxq.timers.targets import Resolver, Targets, targets
+from onyxq.interfaces.callbacks.addresses import Failed, connect
+from onyxq.interfaces.callbacks.targets import Resolver, Targets, targets
 
 HOST = "two.example"
 ALLOWED, PRIVATE = "127.0.0.2", "127.0.0.1"

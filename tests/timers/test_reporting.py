@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from onyxq.errors import Unavailable
-from onyxq.timers.reporting import Reporting
+from onyxq.interfaces.callbacks.reports import Reporting
 
 
 def test_what_comes_while_an_earlier_report_waits_for_its_next_try_is_told_too() -> None:

@@ -18,11 +18,11 @@ import trio
 import trustme
 
 from onyxq import AsyncClient, Client
+from onyxq.core.timer_model import QUEUE, Callback, Timer, pack
 from onyxq.errors import Conflict
-from onyxq.peer.local_cluster import LocalCluster
-from onyxq.timers import http_callback
-from onyxq.timers.delivering import AHEAD_MAX, LANE_RUNS_MAX
-from onyxq.timers.model import QUEUE, Callback, Timer, pack
+from onyxq.interfaces.callbacks import http_callback
+from onyxq.interfaces.callbacks.delivery import AHEAD_MAX, LANE_RUNS_MAX
+from onyxq.interfaces.local_cluster import LocalCluster
 from tests.interfaces.live_world import running
 from tests.timers.receivers import Receiver, http_receiver, tcp_receiver, wall_ms
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from onyxq.errors import BadRequest
-from onyxq.timers.targets import Targets, targets
+from onyxq.interfaces.callbacks.targets import Targets, targets
 
 HERE = ("127.0.0.1:7400", "[::1]:7480")
 INSIDE = (

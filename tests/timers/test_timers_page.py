@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from onyxq import Client
-from onyxq.cli.commands import COMMANDS, NOUNS
-from onyxq.cli.main import run
-from onyxq.cli.parser import build
-from onyxq.peer.local_cluster import LocalCluster
+from onyxq.interfaces.cli.commands.all import COMMANDS, NOUNS
+from onyxq.interfaces.cli.main import run
+from onyxq.interfaces.cli.parser import build
+from onyxq.interfaces.local_cluster import LocalCluster
 from tests.interfaces.live_world import running
 from tests.timers.receivers import http_receiver
 

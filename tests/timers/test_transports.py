@@ -7,10 +7,10 @@ from importlib.metadata import EntryPoint
 import pytest
 import trio
 
+from onyxq.core.timer_model import Callback, Delivery
 from onyxq.errors import BadExtension, BadRequest
-from onyxq.timers.model import Callback
-from onyxq.timers.targets import Targets
-from onyxq.timers.transports import Delivery, Transports, loaded
+from onyxq.interfaces.callbacks.targets import Targets
+from onyxq.interfaces.callbacks.transports import Transports, loaded
 
 GROUP = "onyxq.transports"
 HERE = "tests.timers.test_transports"

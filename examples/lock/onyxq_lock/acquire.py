@@ -2,9 +2,9 @@
 
 from attrs import frozen
 
-from onyxq.entry import APPLIED, Stamp, Verdict
-from onyxq.extensions import state_of, with_state
-from onyxq.replica import Replica
+from onyxq.core.entry import APPLIED, Stamp, Verdict
+from onyxq.core.extensions import state_of, with_state
+from onyxq.core.replica import Replica
 
 VERSION = 1
 SUBMIT = True

@@ -5,9 +5,10 @@ Log time moves with records, so the first peer has the duty to let it pass while
 
 from attrs import frozen
 
-from onyxq.entry import APPLIED, Stamp, Verdict
-from onyxq.extensions import Context, state_of, with_state
-from onyxq.replica import Replica, first_peer
+from onyxq.core.entry import APPLIED, Stamp, Verdict
+from onyxq.core.extensions import state_of, with_state
+from onyxq.core.replica import Replica, first_peer
+from onyxq.system.extensions import Context
 
 VERSION = 1
 

@@ -25,12 +25,12 @@ import attrs
 from attrs import frozen
 
 from log_entries.registry import ENTRIES
-from onyxq.diff import diff, in_words, plain
-from onyxq.entry import Entries, Form, Malformed, decode_args
-from onyxq.log.codec import decode_record, encode_entry, encode_record
-from onyxq.log.interface import Record
-from onyxq.log_clock import Measured
-from onyxq.replica import (
+from onyxq.core.diff import diff, in_words, plain
+from onyxq.core.entry import Entries, Form, Malformed, decode_args
+from onyxq.core.log.clock import Measured
+from onyxq.core.log.interface import Record
+from onyxq.core.log.record import decode_record, encode_entry, encode_record
+from onyxq.core.replica import (
     EMPTY,
     Cluster,
     Hold,
@@ -47,8 +47,8 @@ from onyxq.replica import (
     Snapshot,
     Transaction,
 )
-from onyxq.snapshot import pack, unpack
-from onyxq.step import Step, step
+from onyxq.core.snapshot import pack, unpack
+from onyxq.core.step import Step, step
 
 HOME = Path(__file__).parent
 KINDS = (

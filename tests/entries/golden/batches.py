@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from log_entries import commit_batch, grant_claims, kill_job, ready_partition, settle_transaction, submit_job
-from onyxq.ids import Run, make_id
-from onyxq.log.interface import Record
-from onyxq.transactions import Claim, Part, Prepared
+from onyxq.core.ids import Run, make_id
+from onyxq.core.log.interface import Record
+from onyxq.core.transactions import Claim, Part, Prepared
 from tests.entries.world import START_MS, World, creation
 
 FIRST = make_id(START_MS, 0, 7, 0)

@@ -50,12 +50,12 @@ from log_entries import (
     submit_job,
     yield_partition,
 )
-from log_entries.registry import VERSIONS
-from onyxq.facts import RELEASED, RETRIED
-from onyxq.ids import Run, id_at, make_id
-from onyxq.log.codec import encode_entry, encode_record
-from onyxq.log.interface import Record
-from onyxq.transactions import Claim, Part, Prepared
+from log_entries.registry import ENTRIES, VERSIONS
+from onyxq.core.facts import RELEASED, RETRIED
+from onyxq.core.ids import Run, id_at, make_id
+from onyxq.core.log.interface import Record
+from onyxq.core.log.record import encode_entry, encode_record
+from onyxq.core.transactions import Claim, Part, Prepared
 from tests.entries.golden.batches import batch_log
 from tests.entries.golden.jobs import job_log
 from tests.entries.world import CLUSTER_ID, START_MS, World, creation, joining
@@ -248,7 +248,7 @@ def _odd_records(world: World) -> None:
     world.submit("a", gc.Args(), cluster_id="another")
     world.submit("stranger", gc.Args())
     number = world.now.outbox["a"] + 1
-    odd = [b"\x93\xa2gc\x01\x91\x07", b"\x93\xa2gc\x07\x90", b"\x93\xa5later\x01\x90", encode_entry(gc.Args())]
+    odd = [b"\x93\xa2gc\x01\x91\x07", b"\x93\xa2gc\x07\x90", b"\x93\xa5later\x01\x90", encode_entry(gc.Args(), ENTRIES)]
     world.append(encode_record(CLUSTER_ID, "a", number, world.now_ms, odd))
 
 

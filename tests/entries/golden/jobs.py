@@ -16,7 +16,7 @@ from log_entries import (
     set_slots,
     submit_job,
 )
-from onyxq.log.interface import Record
+from onyxq.core.log.interface import Record
 from tests.entries.world import World, creation, joining
 
 

@@ -1,0 +1,36 @@
+"""Nothing but loopback is listened on without credentials, unless somebody says so plainly."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+from onyxq.core.errors import BadRequest
+from onyxq.wire.tcp import split_address
+
+
+def check_listening(address: str, *, field: str, asks: bool, allow_anyone: bool) -> None:
+    """Raise `BadRequest` if others than this machine's programs reach an address and nobody is asked who he is.
+
+    ``asks``: credentials are asked for.  A name counts as loopback if all it stands for is.
+    """
+    if asks or allow_anyone or is_loopback(split_address(address)[0]):
+        return
+    raise BadRequest(
+        f"{address} can be reached from other machines, and nobody would be asked for a credential",
+        field=field,
+        hint="Configure tokens with --access FILE, listen on 127.0.0.1, or say --allow-anyone.",
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only programs of this machine reach it."""
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        pass
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return bool(found) and all(ipaddress.ip_address(str(place[0]).partition("%")[0]).is_loopback for *_, place in found)

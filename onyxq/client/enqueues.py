@@ -1,0 +1,340 @@
+"""How a client turns payloads into runs and gets them stored (design: facts, runs).
+
+The client makes the ids and cuts the runs once; whatever happens afterwards, the same
+runs are sent again, so a retry can never make a second task.  The partition is chosen
+when the run is made, and stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import anyio
+
+from onyxq.client.flows import Flow
+from onyxq.client.groups import Group
+from onyxq.client.policy import NOW, Policy, When
+from onyxq.client.pool import RETRYABLE, Backoff, Pool
+from onyxq.client.single import Single, Singles, about, named_by_caller, refusals, time_for, told
+from onyxq.client.values import as_id
+from onyxq.core.errors import BadRequest, OnyxqError, TooLarge, Unavailable
+from onyxq.core.facts import RUN_BYTES_MAX, TASK_BYTES_MAX, pack_task, partition_of_keys
+from onyxq.core.ids import (
+    RUN_TASKS_MAX,
+    STRETCH_TASKS,
+    IdMaker,
+    Run,
+    TaskId,
+    counter_of,
+    ids_of,
+    ms_of,
+    offset_of,
+    partition_of,
+    with_counter,
+)
+from onyxq.wire.background import Spawner
+
+SHIPMENT_BYTES = 1024 * 1024
+"""Payload bytes from which on a request takes no further run."""
+SHIPMENT_RUNS_MAX = 64
+SHIPMENTS_MAX = 8
+"""Requests of one call in flight at a time."""
+AVOID_S = 5.0
+"""How long new runs go elsewhere after a partition could not take one."""
+
+
+class _Shipment(NamedTuple):
+    address: str | None
+    runs: list[list[Any]]
+
+
+class Enqueuer:
+    """Makes ids and runs for one client."""
+
+    def __init__(
+        self, spawner: Spawner, pool: Pool, *, now_ms: Callable[[], int], random_64: Callable[[], int]
+    ) -> None:
+        self._spawner = spawner
+        self._pool = pool
+        self._now_ms = now_ms
+        self._maker = IdMaker(now_ms, random_64)
+        self._groups: dict[Policy, Group[bytes, TaskId]] = {}
+        self._singles = Singles(spawner, pool, avoid=self._keep_away)
+        self._turn = pool.generator.randrange(1 << 16)
+        self._avoid: dict[int, float] = {}
+
+    async def one(
+        self, policy: Policy, payload: bytes, *, until: float, when: When = NOW, id: bytes | str | None = None
+    ) -> TaskId:
+        """Store one task, together with others that come while a request is in flight; the id of what stands."""
+        policy.check()
+        check_payloads([payload])
+        if when is not NOW or id is not None or policy.key is not None:
+            await self._pool.loaded_routes(until)
+            return await self._singles.add(self._single(policy, payload, id, when), policy.w, until=until)
+        if len(payload) > RUN_BYTES_MAX // 4:
+            return (await self.many(policy, [payload], until=until))[0]
+        group = self._groups.get(policy)
+        if group is None:
+            self._groups = {kept: group for kept, group in self._groups.items() if not group.idle}
+            group = self._groups[policy] = self._group(policy)
+        return await group.add(payload, until=until)
+
+    async def many(
+        self,
+        policy: Policy,
+        payloads: Sequence[bytes],
+        *,
+        until: float,
+        when: When = NOW,
+        ids: Sequence[bytes | str] | None = None,
+    ) -> list[TaskId]:
+        """Store tasks; the ids of what stands, in the order of the payloads. Raises the first error met."""
+        policy.check()
+        check_payloads(payloads)
+        given = None if ids is None else [as_id(task_id) for task_id in ids]
+        if given is not None and len(given) != len(payloads):
+            raise BadRequest(f"{len(given)} ids for {len(payloads)} payloads", field="ids")
+        await self._pool.loaded_routes(until)
+        made: list[TaskId] = []
+        shipments = self._shipments(policy.header(), payloads, given, when, made)
+        try:
+            await self._ship_all(shipments, policy.w, until)
+        except RETRYABLE as error:
+            for _ in shipments:
+                pass  # the tasks that were not sent get ids too
+            error.ids = tuple(made if given is None else given)
+            raise
+        return made if given is None else given
+
+    async def keyed(
+        self,
+        policies: Sequence[Policy],
+        payloads: Sequence[bytes],
+        *,
+        until: float,
+        when: When = NOW,
+        ids: Sequence[bytes | str] | None = None,
+    ) -> list[TaskId]:
+        """The same of tasks that have keys, each a policy of its own with the same ``w``."""
+        for policy in policies:
+            policy.check()
+        check_payloads(payloads)
+        given = [None] * len(payloads) if ids is None else list(ids)
+        if len(given) != len(payloads):
+            raise BadRequest(f"{len(given)} ids for {len(payloads)} payloads", field="ids")
+        await self._pool.loaded_routes(until)
+        singles = [self._single(*one, when) for one in zip(policies, payloads, given, strict=True)]
+        return await self._singles.store(singles, policies[0].w if policies else None, until=until)
+
+    async def flow(self, flow: Flow[Any], *, until: float) -> None:
+        """Store the tasks of a flow by way of one peer, which sees to their order."""
+        await self._pool.loaded_routes(until)
+        if not flow.ids:
+            flow.ids = tuple(one for part in flow.runs() for one in self._ids_of_steps(flow, *part))
+        await self._singles.in_order(list(runs_of_flow(flow)), until=until)
+
+    def _ids_of_steps(self, flow: Flow[Any], start: int, end: int, when: When) -> list[TaskId]:
+        first = flow.plan.steps[start].step.policy(())
+        key, partitions = first.key, self._pool.routes.partitions
+        there = None if key is None else partition_of_keys(first.queue, key, partitions)
+        return self.make_ids(end - start, when=when, partition=there)
+
+    def make_ids(self, count: int, *, when: When = NOW, partition: int | None = None) -> list[TaskId]:
+        """Fresh ids, in the partitions that new tasks would go to, or in one of the caller's choice."""
+        made: list[TaskId] = []
+        while len(made) < count:
+            part = min(RUN_TASKS_MAX, count - len(made))
+            made += ids_of(*self._run(part, when, partition))
+        return made
+
+    def _run(self, count: int, when: When, partition: int | None = None) -> Run:
+        """Fresh ids that are due by the clock of their leader, not by this machine's."""
+        if partition is None:
+            partition = self._choose_partition()
+        now_ms, base_ms = self._pool.now_ms(partition) or (self._now_ms(),) * 2
+        due_ms = when.due_ms(base_ms) if when != NOW else 0
+        return self._maker.run(partition, count, due_ms=due_ms, now_ms=now_ms)
+
+    def _single(self, policy: Policy, payload: bytes, task_id: bytes | str | None, when: When) -> Single:
+        """A task with the id that it keeps, whatever is sent again."""
+        if task_id is None:
+            key = policy.key
+            there = None if key is None else partition_of_keys(policy.queue, key, self._pool.routes.partitions)
+            first = self._run(1, when, there).first
+        else:
+            first = as_id(task_id)
+        return Single(first, pack_task(policy.header(), [payload]), named_by_caller(first, when, policy))
+
+    def _keep_away(self, partition: int) -> None:
+        self._avoid[partition] = anyio.current_time() + AVOID_S
+
+    def _group(self, policy: Policy) -> Group[bytes, TaskId]:
+        async def send(payloads: list[bytes], until: float) -> list[TaskId | OnyxqError]:
+            try:
+                return list(await self.many(policy, payloads, until=until))
+            except RETRYABLE as error:
+                return [about(error, TaskId(one)) for one in error.ids] or [error] * len(payloads)
+
+        return Group(self._spawner, send, size_max=RUN_TASKS_MAX)
+
+    def _choose_partition(self) -> int:
+        """The next partition in turn with a leader that answers, whose clock is known, and took what it was sent."""
+        routes = self._pool.routes
+        if not routes.partitions:
+            raise Unavailable("the cluster's partitions are not known yet")
+        now = anyio.current_time()
+        self._avoid = {partition: end for partition, end in self._avoid.items() if end > now}
+        for _ in range(routes.partitions):
+            self._turn += 1
+            partition = self._turn % routes.partitions
+            served = partition in routes.leaders or not routes.leaders
+            if not served or partition in self._avoid:
+                continue
+            # A leader that died is still named by the routes until its session is over.
+            if self._pool.reachable(partition) and self._pool.clock_known(partition):
+                return partition
+        self._turn += 1
+        return self._turn % routes.partitions
+
+    def _shipments(
+        self,
+        header: dict[str, Any],
+        payloads: Sequence[bytes],
+        given: list[TaskId] | None,
+        when: When,
+        made: list[TaskId],
+    ) -> Iterator[_Shipment]:
+        """The requests that store the payloads, each to one leader; new ids go to ``made``."""
+        loading: dict[str | None, tuple[list[list[Any]], int]] = {}
+        for start, end in cut_payloads(payloads) if given is None else cut_with_ids(payloads, given):
+            if given is None:
+                run = self._run(end - start, when)
+                first = run.first
+                made += ids_of(first, run.count)
+            else:
+                first = given[start]
+            address = self._pool.leader_of(partition_of(first))
+            body = pack_task(header, payloads[start:end])
+            runs, size = loading.pop(address, ([], 0))
+            late = when.at_ms is not None and ms_of(first) != when.at_ms
+            runs.append([first, body, when.at_ms] if late else [first, body])
+            size += len(body)
+            if size >= SHIPMENT_BYTES or len(runs) >= SHIPMENT_RUNS_MAX:
+                yield _Shipment(address, runs)
+            else:
+                loading[address] = (runs, size)
+        for address, (runs, _) in loading.items():
+            yield _Shipment(address, runs)
+
+    async def _ship_all(self, shipments: Iterator[_Shipment], w: int | None, until: float) -> None:
+        first, second = next(shipments, None), next(shipments, None)
+        if first is not None:
+            if second is None:
+                await self._ship(first, w, until)
+                return
+            errors: list[OnyxqError] = []
+            todo = _chain((first, second), shipments)
+            async with anyio.create_task_group() as group:
+                for _ in range(SHIPMENTS_MAX):
+                    group.start_soon(self._ship_in_turn, todo, w, until, errors)
+            if errors:
+                raise errors[0]
+
+    async def _ship_in_turn(
+        self, todo: Iterator[_Shipment], w: int | None, until: float, errors: list[OnyxqError]
+    ) -> None:
+        for shipment in todo:
+            if errors:
+                return
+            try:
+                await self._ship(shipment, w, until)
+            except OnyxqError as error:
+                errors.append(error)
+
+    async def _sent(self, runs: list[list[Any]], w: int | None, address: str | None, until: float) -> list[Any]:
+        async with self._pool.crowding.turn(sum(len(run[1]) for run in runs), until):
+            acks = (await self._pool.call("enqueue", {"runs": runs, "w": w}, until=until, address=address))["acks"]
+            for _, why in refusals(runs, acks):
+                self._pool.crowding.refused(why)
+        return list(acks)
+
+    async def _ship(self, shipment: _Shipment, w: int | None, until: float) -> None:
+        address, runs = shipment
+        backoff = Backoff(until, self._pool.generator)
+        while True:
+            try:
+                failed = refusals(runs, await self._sent(runs, w, address, until))
+            except BadRequest as error:
+                raise told(error) from None
+            if not failed:
+                return
+            for run, why in failed:
+                backoff.heed(why)
+                if not isinstance(why, RETRYABLE) or backoff.over(margin_s=time_for(why)):
+                    raise why
+                self._keep_away(partition_of(run[0]))
+            self._pool.refresh_soon()
+            address, runs = None, [run for run, _ in failed]
+            await backoff.wait()
+
+
+def runs_of_flow(flow: Flow[Any]) -> Iterator[list[Any]]:
+    """The runs of a flow whose ids are made, what others depend on first."""
+    steps, ids = flow.plan.steps, flow.ids
+    for start, end, when in flow.runs():
+        policy = steps[start].step.policy([ids[place] for place in steps[start].follows])
+        payloads, header = [one.step.payload for one in steps[start:end]], policy.header()
+        for begin, stop in cut_with_ids(payloads, ids[start:end]):
+            first = ids[start + begin]
+            yield Single(first, pack_task(header, payloads[begin:stop]), named_by_caller(first, when, policy)).run
+
+
+def check_payloads(payloads: Sequence[bytes]) -> None:
+    """Raise `BadRequest` unless all are bytes, `TooLarge` if one is over the limit."""
+    for payload in payloads:
+        if type(payload) is not bytes:
+            raise BadRequest(f"a payload is bytes, not {type(payload).__name__}", field="data")
+        if len(payload) > TASK_BYTES_MAX:
+            raise TooLarge(f"a payload of {len(payload)} bytes; at most {TASK_BYTES_MAX}", field="data")
+
+
+def cut_payloads(payloads: Sequence[bytes]) -> Iterator[tuple[int, int]]:
+    """Where runs of fresh ids begin and end: as long as count and bytes allow."""
+    ends = list(accumulate(map(len, payloads), initial=0))
+    start = 0
+    while start < len(payloads):
+        end = min(start + RUN_TASKS_MAX, len(payloads))
+        if ends[end] - ends[start] > RUN_BYTES_MAX:
+            end = start + 1
+            while end < len(payloads) and ends[end + 1] - ends[start] <= RUN_BYTES_MAX:
+                end += 1
+        yield start, end
+        start = end
+
+
+def cut_with_ids(payloads: Sequence[bytes], ids: Sequence[bytes]) -> Iterator[tuple[int, int]]:
+    """The same for ids that were given: also where they are not consecutive or cross a stretch.
+
+    The cut depends on nothing but the arguments, so a repetition makes the same runs.
+    """
+    start = size = 0
+    for i in range(1, len(payloads) + 1):
+        size += len(payloads[i - 1])
+        if i < len(payloads) and size + len(payloads[i]) <= RUN_BYTES_MAX and _follows(ids[i - 1], ids[i]):
+            continue
+        yield start, i
+        start, size = i, 0
+
+
+def _follows(before: bytes, after: bytes) -> bool:
+    if offset_of(before) == STRETCH_TASKS - 1:
+        return False
+    return after == with_counter(before, counter_of(before) + 1)
+
+
+def _chain(first: Iterable[_Shipment], rest: Iterator[_Shipment]) -> Iterator[_Shipment]:
+    yield from first
+    yield from rest

@@ -1,0 +1,254 @@
+"""What a client asks of the cluster beside tasks and claims: queues, dead letters, periodic tasks, timers, views."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from onyxq.client.values import Page, Submitted, Task, as_id
+from onyxq.core.errors import BadRequest, from_map
+
+PAGE_TASKS = 500
+Tasks = AsyncIterator[Task]
+
+
+class Managing:
+    """The part of `AsyncClient` that needs nothing but questions and answers."""
+
+    async def _ask(self, method: str, args: dict[str, Any] | None = None, *, timeout_ms: int | None = None) -> Any:
+        raise NotImplementedError
+
+    async def _map(
+        self, method: str, args: dict[str, Any] | None = None, *, timeout_ms: int | None = None
+    ) -> dict[str, Any]:
+        found: dict[str, Any] = await self._ask(method, args, timeout_ms=timeout_ms)
+        return found
+
+    def random_name(self) -> str:
+        """A name that nobody else gives."""
+        raise NotImplementedError
+
+    # tasks
+    async def count(self, queue: str | None = None) -> dict[str, dict[str, int]]:
+        """Tasks by state, per queue."""
+        counts: dict[str, dict[str, int]] = (await self._ask("count", {"queue": queue}))["counts"]
+        return counts
+
+    async def list(
+        self, queue: str | None = None, *, state: str | None = None, after: bytes | None = None, limit: int = 100
+    ) -> Page:
+        """Tasks in id order, of one queue and state if given; go on with ``after`` of the page."""
+        answer = await self._ask("list", {"queue": queue, "state": state, "after": after, "limit": limit})
+        return Page(tuple(Task.of(task) for task in answer["tasks"]), answer["after"])
+
+    async def list_all(self, queue: str | None = None, *, state: str | None = None) -> Tasks:
+        """The same, all of them, page by page: ``async for task in client.list_all()``."""
+        after = None
+        while True:
+            page = await self.list(queue, state=state, after=after, limit=PAGE_TASKS)
+            for task in page.tasks:
+                yield task
+            after = page.after
+            if after is None:
+                return
+
+    # queues
+    async def queues(self) -> Sequence[dict[str, Any]]:
+        """Every queue with its depth by state, the age of its oldest ready task, and whether it is paused."""
+        queues: Sequence[dict[str, Any]] = (await self._ask("queues", {}))["queues"]
+        return queues
+
+    async def queue(self, queue: str) -> dict[str, Any]:
+        """One queue: its ``settings`` and its ``depth`` by state. A queue that nobody set is as the defaults are."""
+        return await self._map("queue.get", {"queue": queue})
+
+    async def set_queue(self, /, queue: str, *, by: str = "", why: str = "", **settings: Any) -> None:
+        """Change settings of a queue and leave the others as they are; raises `BadRequest` naming the setting.
+
+        ``paused``, ``lease_ms``, ``retries`` (None: no limit), ``backoff_ms``, ``on_dead`` (``"stops"`` or
+        ``"goes on"``: what a dead letter does to its ordering key), ``retention_ms``, ``grace_ms``, ``rate``
+        and ``key_rate`` (tasks a second; 0: no limit), ``concurrency`` (0: no limit), ``durability``
+        (``"strict"`` or ``"opportunistic"``), ``archive``.  None, but for ``retries``: back to the default.
+        """
+        await self._ask("queue.set", {"queue": queue, "settings": settings, "by": by, "why": why})
+
+    async def pause(self, queue: str, *, by: str = "", why: str = "") -> None:
+        """Grant nothing of a queue any more; claims in flight go on. ``by``, ``why``: shown with the queue."""
+        await self.set_queue(queue, by=by, why=why, paused=True)
+
+    async def resume(self, queue: str, *, by: str = "", why: str = "") -> None:
+        """Go on with a paused queue: who waits for its tasks is woken."""
+        await self.set_queue(queue, by=by, why=why, paused=False)
+
+    # dead letters
+    async def dead(
+        self, queue: str | None = None, *, where: str | None = None, after: bytes | None = None, limit: int = 100
+    ) -> Page:
+        """Tasks that failed for good, in id order; ``where``: a part of their error."""
+        answer = await self._ask("dead", {"queue": queue, "error": where, "after": after, "limit": limit})
+        return Page(tuple(Task.of(task) for task in answer["tasks"]), answer["after"])
+
+    async def requeue_dead(
+        self, ids: Sequence[bytes | str] | None = None, *, queue: str | None = None, where: str | None = None
+    ) -> int:
+        """Have dead letters run again, with all their retries: those named, or all that fit; how many.
+
+        Raises `NotFound` or `Conflict` for an id that is none; the others are requeued.
+        """
+        return await self._change_dead("dead.requeue", ids, queue, where)
+
+    async def discard_dead(
+        self, ids: Sequence[bytes | str] | None = None, *, queue: str | None = None, where: str | None = None
+    ) -> int:
+        """Give dead letters up: they are cancelled. Otherwise as `requeue_dead`."""
+        return await self._change_dead("dead.discard", ids, queue, where)
+
+    async def _change_dead(
+        self, method: str, ids: Sequence[bytes | str] | None, queue: str | None, where: str | None
+    ) -> int:
+        if ids is None:
+            count: int = (await self._ask(method, {"queue": queue, "where": where}))["count"]
+            return count
+        if isinstance(ids, (str, bytes)):
+            raise BadRequest("ids is a list of ids", field="ids")
+        if queue is not None or where is not None:
+            raise BadRequest("ids, or queue and where: not both", field="ids")
+        results = (await self._ask(method, {"ids": [as_id(one) for one in ids]}))["results"]
+        refused = next((one for one in results if one is not None), None)
+        if refused is not None:
+            raise from_map(refused)
+        return len(results)
+
+    # periodic tasks
+    async def periodic(self, name: str) -> dict[str, Any]:
+        """One periodic task; raises `NotFound`."""
+        return await self._map("periodic.get", {"name": name})
+
+    async def periodics(self) -> Sequence[dict[str, Any]]:
+        """All periodic tasks by name."""
+        found: Sequence[dict[str, Any]] = (await self._ask("periodic.list", {}))["periodic"]
+        return found
+
+    async def set_periodic(
+        self,
+        name: str,
+        queue: str,
+        schedule: str,
+        payload: bytes = b"",
+        *,
+        zone: str = "UTC",
+        format: str = "bytes",
+        priority: int = 0,
+        missed: str = "once",
+        paused: bool = False,
+    ) -> dict[str, Any]:
+        """Have a task enqueued again and again; under a name that is there: change it. Raises `BadRequest`.
+
+        ``schedule``: five cron fields in the time zone ``zone`` (``"*/5 8-17 * * mon-fri"``), or ``"every 90s"``.
+        ``missed``: what becomes of times at which nothing could be enqueued: ``"skip"``, ``"once"``, ``"all"``.
+        """
+        said = {"queue": queue, "schedule": schedule, "zone": zone, "data": payload, "format": format}
+        more = {"priority": priority, "missed": missed, "paused": paused}
+        return await self._map("periodic.set", {"name": name, **said, **more})
+
+    async def remove_periodic(self, name: str) -> None:
+        """End a periodic task; the tasks that it made stay. Raises `NotFound`."""
+        await self._ask("periodic.remove", {"name": name})
+
+    async def pause_periodic(self, name: str) -> dict[str, Any]:
+        """Enqueue none of its tasks until it is resumed."""
+        return await self._map("periodic.pause", {"name": name, "paused": True})
+
+    async def resume_periodic(self, name: str) -> dict[str, Any]:
+        """Go on with the next time from now."""
+        return await self._map("periodic.pause", {"name": name, "paused": False})
+
+    # timers
+    async def set_timer(
+        self,
+        timer: str,
+        timeout_ms: int,
+        uri: str,
+        data: str | Mapping[str, Any] | None = None,
+        *,
+        transport: str = "http",
+        method: str = "POST",
+        replace: bool = False,
+    ) -> None:
+        """Have a callback made ``timeout_ms`` from now; with ``replace`` that of a timer that has not fired anew.
+
+        Raises `Conflict` if there is one of that id that has not fired, with ``replace`` `NotFound` if there
+        is none; `BadRequest` naming the field.
+        """
+        callback = {"transport": transport, "uri": uri, "method": method}
+        said = {"timeout": timeout_ms, "data": dict(data) if isinstance(data, Mapping) else data, "callback": callback}
+        await self._ask("timer.set", {"id": timer, "replace": replace, "request": self.random_name(), **said})
+
+    async def timer(self, timer: str) -> dict[str, Any]:
+        """One timer, also one that has fired, until it is purged; raises `NotFound`."""
+        return await self._map("timer.get", {"id": timer})
+
+    async def timers(
+        self, *, state: str | None = None, after: bytes | None = None, limit: int = 100
+    ) -> tuple[Sequence[dict[str, Any]], bytes | None]:
+        """Timers as they fall due, and what to give as ``after`` for the next ones, None at the end."""
+        page = await self._map("timer.list", {"state": state, "after": after, "limit": limit})
+        return page["timers"], page["after"]
+
+    async def cancel_timer(self, timer: str) -> None:
+        """Cancel a timer; raises `NotFound` if there is none that has not fired."""
+        await self._ask("timer.cancel", {"id": timer})
+
+    # the cluster
+    async def cluster(self) -> dict[str, Any]:
+        """The cluster's name, settings and condition."""
+        return await self._map("cluster")
+
+    async def ring(self) -> dict[str, Any]:
+        """The ring: who watches whom."""
+        return await self._map("ring")
+
+    async def partitions(self) -> dict[str, Any]:
+        """Every partition's members, leader and epoch."""
+        return await self._map("partitions")
+
+    async def peers(self) -> dict[str, Any]:
+        """Every peer and node."""
+        return await self._map("peers")
+
+    async def health(self) -> dict[str, Any]:
+        """Whether the asked peer serves, and how far behind the log it is."""
+        return await self._map("health")
+
+    async def log(self, from_: int | None = None, limit: int = 100) -> dict[str, Any]:
+        """Records of the log from a position on, with the verdict on each entry."""
+        return await self._map("log", {"from": from_, "limit": limit})
+
+    async def submit_entry(
+        self, entry: str, args: Mapping[str, Any] | Sequence[Any] | None = None, *, timeout_ms: int | None = None
+    ) -> Submitted:
+        """Append an entry of an extension; where it stands in the log and what became of it.
+
+        Like all calls it is repeated until a peer answers, so an entry may be applied twice.
+        Raises `NotFound`, `Forbidden`, `NotEnabled`, `BadRequest` naming the argument.
+        """
+        sent = dict(args) if isinstance(args, Mapping) else tuple(args or ())
+        found = await self._map("submit", {"entry": entry, "args": sent or {}}, timeout_ms=timeout_ms)
+        return Submitted(found["position"], found["verdict"])
+
+    async def extension(self, name: str, *, seen: int | None = None) -> Any:
+        """The state of an extension as any peer knows it; not older than the position ``seen``. Raises `NotFound`."""
+        wanted = {"name": name} if seen is None else {"name": name, "seen": seen}
+        return (await self._ask("extension", wanted))["state"]
+
+    async def gc(self, *, timeout_ms: int | None = None) -> dict[str, Any]:
+        """Compress the replica and trim the log; returns once it is trimmed."""
+        return await self._map("gc", timeout_ms=timeout_ms)
+
+    async def leave(self, peer: str, *, permanent: bool = False, timeout_ms: int | None = None) -> dict[str, Any]:
+        """Drain a peer; ``permanent``: its copies move away first, and the answer tells how many are to."""
+        return await self._map("leave", {"peer": peer, "permanent": permanent}, timeout_ms=timeout_ms)
+
+    async def force_partition(self, partition: int, *, by: str = "") -> dict[str, Any]:
+        """Go on without the lost majority of a partition's nodes: what only they hold is lost. Raises `Conflict`."""
+        return await self._map("partition.force", {"partition": partition, "by": by})

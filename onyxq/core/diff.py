@@ -1,0 +1,201 @@
+"""What changed between two replicas: one diff for tail, subscriptions, explanations and waiters.
+
+Pure.  Subtrees that both replicas share are skipped by identity, so the difference that one
+record makes costs what the record changed, not what the replica holds.
+
+A replica as a plain tree (`tree`) has maps with text keys, lists, text, numbers, booleans
+and None, as JSON has: ids in hexadecimal, numbers that are keys as text.  A claim in flight
+stands at ``claims / partition / stretch / offset`` as a map of its fields.  `patched`
+applied to the old tree and the changes gives the new tree.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import attrs
+from attrs import frozen
+from pyrsistent import PMap
+
+from onyxq.core.replica import ClaimPiece, Replica
+
+Tree: TypeAlias = Any
+"""What JSON can hold."""
+
+BOOKKEEPING = frozenset(
+    "position counted_position digest trail milestones log_time_ms ctime_ms clock_ms outbox grown_records grown_bytes "
+    "limited rates".split()
+)
+"""Top fields that nearly every record moves; left out of what people read."""
+SHOWN_CHARACTERS_MAX = 100
+"""Of one value, in words."""
+
+
+class Absent(enum.Enum):
+    """The value of what is not there."""
+
+    ABSENT = "absent"
+
+    def __repr__(self) -> str:
+        return "ABSENT"
+
+
+ABSENT = Absent.ABSENT
+
+
+@frozen
+class Change:
+    """One place of the tree that differs; ``before`` or ``after`` is `ABSENT` where a key came or went."""
+
+    path: tuple[str, ...]
+    before: Tree
+    after: Tree
+
+    def as_map(self) -> dict[str, Tree]:
+        """As JSON can hold it; what is absent is left out."""
+        shown: dict[str, Tree] = {"path": list(self.path)}
+        if self.before is not ABSENT:
+            shown["before"] = self.before
+        if self.after is not ABSENT:
+            shown["after"] = self.after
+        return shown
+
+
+@frozen
+class _Piece:
+    """A claim in flight without its offset, which is its key."""
+
+    count: int
+    token: int
+    worker: str
+    deadline_ms: int
+
+
+def diff(old: Replica, new: Replica) -> tuple[Change, ...]:
+    """Every place where the replicas differ, sorted by path."""
+    found: list[Change] = []
+    _walk((), old, new, found)
+    return tuple(sorted(found, key=lambda change: change.path))
+
+
+def tree(replica: Replica) -> dict[str, Tree]:
+    """The replica as a plain tree."""
+    shown = {name: plain(getattr(replica, name)) for name in _names(Replica) if name != "claims"}
+    shown["claims"] = {str(number): _shown(("claims",), replica.claims[number]) for number in sorted(replica.claims)}
+    return shown
+
+
+def plain(value: Any) -> Tree:
+    """Any value of the replica or of an entry's arguments as a plain tree."""
+    if isinstance(value, bytes):
+        return value.hex()
+    if attrs.has(type(value)):
+        return {name: plain(getattr(value, name)) for name in _names(type(value))}
+    if hasattr(value, "_asdict"):
+        return {name: plain(item) for name, item in value._asdict().items()}
+    if isinstance(value, Mapping):
+        return {_key(key): plain(value[key]) for key in sorted(value)}
+    if isinstance(value, (tuple, list)):
+        return [plain(item) for item in value]
+    return value
+
+
+def patched(before: Tree, changes: Iterable[Change]) -> Tree:
+    """The tree with the changes made; ``before`` stays as it is."""
+    root: dict[str, Tree] = {"": before}
+    fresh: dict[tuple[str, ...], dict[str, Tree]] = {(): root}
+    for change in changes:
+        place = _own(fresh, change.path[:-1])
+        name = change.path[-1]
+        if change.after is ABSENT:
+            place.pop(name, None)
+        else:
+            place[name] = change.after
+    return root[""]
+
+
+def render(change: Change) -> str:
+    """One change in words, such as ``partitions/3/epoch: 4 -> 5``."""
+    where = "/".join(change.path)
+    if change.before is ABSENT:
+        return f"{where}: new, {_short(change.after)}"
+    if change.after is ABSENT:
+        return f"{where}: gone, was {_short(change.before)}"
+    return f"{where}: {_short(change.before)} -> {_short(change.after)}"
+
+
+def in_words(changes: Sequence[Change], *, limit: int = 20) -> list[str]:
+    """A line for each change that people care for, at most ``limit`` and one that counts the rest."""
+    told = [change for change in changes if change.path[0] not in BOOKKEEPING]
+    lines = [render(change) for change in told[:limit]]
+    if len(told) > limit:
+        lines.append(f"and {len(told) - limit} more changes")
+    return lines
+
+
+def _walk(path: tuple[str, ...], old: Any, new: Any, found: list[Change]) -> None:
+    if old is new:
+        return
+    if type(old) is type(new) and attrs.has(type(old)):
+        for name in _names(type(old)):
+            _walk((*path, name), getattr(old, name), getattr(new, name), found)
+    elif isinstance(old, (PMap, dict)) and isinstance(new, (PMap, dict)):
+        _walk_maps(path, old, new, found)
+    elif len(path) == 3 and path[0] == "claims" and isinstance(old, tuple) and isinstance(new, tuple):
+        _walk_maps(path, _by_offset(old), _by_offset(new), found)
+    elif type(old) is not type(new) or old != new:
+        before, after = plain(old), plain(new)
+        if before != after or type(before) is not type(after):
+            found.append(Change(path, before, after))
+
+
+def _walk_maps(path: tuple[str, ...], old: Mapping[Any, Any], new: Mapping[Any, Any], found: list[Change]) -> None:
+    for key, value in new.items():
+        before = old.get(key, ABSENT)
+        if before is ABSENT:
+            found.append(Change((*path, _key(key)), ABSENT, _shown(path, value)))
+        elif before is not value:
+            _walk((*path, _key(key)), before, value, found)
+    for key, value in old.items():
+        if key not in new:
+            found.append(Change((*path, _key(key)), _shown(path, value), ABSENT))
+
+
+def _shown(parent: tuple[str, ...], value: Any) -> Tree:
+    """What came to or went from the map at ``parent``, with claims as `tree` has them."""
+    if parent[:1] == ("claims",) and len(parent) == 1:
+        return {stretch.hex(): plain(_by_offset(value[stretch])) for stretch in sorted(value)}
+    if parent[:1] == ("claims",) and len(parent) == 2:
+        return plain(_by_offset(value))
+    return plain(value)
+
+
+def _by_offset(pieces: Sequence[ClaimPiece]) -> dict[int, _Piece]:
+    return {piece[0]: _Piece(*piece[1:]) for piece in pieces}
+
+
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(item.name for item in attrs.fields(kind))
+
+
+def _key(key: Any) -> str:
+    return key.hex() if isinstance(key, bytes) else str(key)
+
+
+def _own(fresh: dict[tuple[str, ...], dict[str, Tree]], path: tuple[str, ...]) -> dict[str, Tree]:
+    """The map at ``path`` of the new tree, copied on its first use."""
+    full = ("", *path)
+    for depth in range(1, len(full) + 1):
+        if full[:depth] not in fresh:
+            parent = fresh[full[: depth - 1]]
+            parent[full[depth - 1]] = fresh[full[:depth]] = dict(parent[full[depth - 1]])
+    return fresh[full]
+
+
+def _short(value: Tree) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = text or '""'
+    return text if len(text) <= SHOWN_CHARACTERS_MAX else text[: SHOWN_CHARACTERS_MAX - 1] + "…"

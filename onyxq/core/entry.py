@@ -1,0 +1,368 @@
+"""What an entry is: a named pure transition with typed arguments, in one or several versions.
+
+A module of `log_entries` (or of an extension, see `onyxq.system.extensions`) describes one entry by
+
+* ``Args``: a frozen attrs class of typed arguments (msgpack types: int, str, bytes,
+  bool, None, and tuples and maps of them; annotations are checked on decoding),
+* ``VERSION``: the version of its meaning, from 1,
+* ``apply(replica, args, stamp) -> (replica, verdict)``: the transition. It never raises
+  for anything an entry can hold. The verdict is ``APPLIED`` or a short reason why
+  nothing changed,
+* ``owed(replica, me) -> sequence of Args`` where peers owe it: what the peer ``me``
+  owes now, from the replica alone,
+* ``EARLIER`` and ``lowered``, once there are earlier versions: see `Form`.
+
+The docstring says who owes or submits it, why, and what it changes.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import attrs
+from attrs import frozen
+from pyrsistent import PMap, pmap
+
+from onyxq.core.replica import Replica
+
+APPLIED = "applied"
+
+RECORD_BYTES_MAX = 512 * 1024
+ENTRY_BYTES_MAX = 256 * 1024
+INT_MIN, INT_MAX = -(1 << 63), (1 << 63) - 1
+
+
+@frozen
+class Stamp:
+    """Where and when an entry stands in the log."""
+
+    position: int
+    index: int
+    peer: str
+    """The peer that wrote the record."""
+    log_time_ms: int
+    wall_ms: int
+    """The writer's wall clock."""
+
+
+Verdict: TypeAlias = str
+Apply: TypeAlias = Callable[[Replica, Any, Stamp], tuple[Replica, Verdict]]
+Owed: TypeAlias = Callable[[Replica, str], Sequence[Any]]
+Lowered: TypeAlias = Callable[[Any], Any]
+Duties: TypeAlias = Callable[[Replica, str], Iterable[Hashable]]
+Run: TypeAlias = Callable[[Any, Any], Awaitable[None]]
+Reader: TypeAlias = Callable[[Any, str], Any]
+
+
+@frozen
+class Form:
+    """One version of an entry.
+
+    A version never changes once a cluster may have enabled it: its bytes stand in logs, and
+    peers must agree on what they do.  A new meaning is a new version; the module of the one
+    before moves to ``<name>_<version>`` and is listed in the new one's ``EARLIER``.
+    """
+
+    version: int
+    args: type
+    apply: Apply
+    lowered: Lowered | None
+    """The arguments as the version before has them, for clusters that have not enabled this one."""
+
+
+@frozen(kw_only=True)
+class Entry:
+    """One kind of entry as the registry knows it; ``version``, ``args``, ``apply`` are the newest form's."""
+
+    name: str
+    version: int
+    args: type
+    apply: Apply
+    owed: Owed | None
+    doc: str
+    forms: Mapping[int, Form]
+    """Every version that is known."""
+    extension: str = ""
+    """Whose state of ``Replica.extensions`` it changes, and nothing else; empty for OnyxQ's own entries."""
+    submitted: bool = False
+    """Whether clients may submit it."""
+    duties: Duties | None = None
+    run: Run | None = None
+
+
+class Malformed(Exception):
+    """The arguments in a record do not fit the entry's types."""
+
+
+def describe(module: Any, *, name: str = "", extension: str = "") -> Entry:
+    """The `Entry` that a module of ``log_entries`` (or an extension's object) defines."""
+    forms = (*getattr(module, "EARLIER", ()), module)
+    return Entry(
+        name=name or module.__name__.rpartition(".")[2],
+        version=module.VERSION,
+        args=module.Args,
+        apply=module.apply,
+        owed=getattr(module, "owed", None),
+        doc=module.__doc__ or "",
+        forms=MappingProxyType({form.VERSION: _form(form) for form in forms}),
+        extension=extension,
+        submitted=bool(extension) and getattr(module, "SUBMIT", False) is True,
+        duties=getattr(module, "duties", None) if extension else None,
+        run=getattr(module, "run", None) if extension else None,
+    )
+
+
+def _form(module: Any) -> Form:
+    return Form(module.VERSION, module.Args, module.apply, getattr(module, "lowered", None))
+
+
+class Entries(Mapping[str, Entry]):
+    """The entries that one program knows, by name, in the order in which obligations are looked for."""
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        found = tuple(entries)
+        self._by_name = {entry.name: entry for entry in found}
+        self._by_args = {form.args: (entry, form) for entry in found for form in entry.forms.values()}
+        self.versions: PMap[str, int] = pmap({entry.name: entry.version for entry in found})
+        """What a peer of this program announces when it joins: name -> highest version known."""
+        self.owing = tuple((entry, entry.owed) for entry in found if entry.owed is not None)
+        self.doing = tuple((entry, entry.duties) for entry in found if entry.duties is not None)
+
+    def __getitem__(self, name: str) -> Entry:
+        return self._by_name[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_name)
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def named(self, name: str) -> Entry | None:
+        """The entry of that name; faster than ``get`` of mappings."""
+        return self._by_name.get(name)
+
+    def of(self, args: Any) -> Entry | None:
+        """The entry of which these are the arguments."""
+        found = self._by_args.get(type(args))
+        return found[0] if found else None
+
+    def name_of(self, args: Any) -> str:
+        """The name of an entry of which these are the arguments, for messages."""
+        found = self.of(args)
+        return found.name if found else type(args).__module__
+
+    def enabled_form(self, args: Any, enabled: Mapping[str, int]) -> tuple[Entry, int, Any] | None:
+        """The entry of ``args``, the highest version of it that is enabled, and the arguments in that version.
+
+        None if there is none: the entry is not enabled, or not in a version that these arguments can be put in.
+        """
+        entry, form = self._by_args[type(args)]
+        most = enabled.get(entry.name, 0)
+        while form.version > most:
+            if form.lowered is None:
+                return None
+            args = form.lowered(args)
+            form = self._by_args[type(args)][1]
+        return entry, form.version, args
+
+    def unknown(self, enabled: Mapping[str, int]) -> str:
+        """In words the first entry that is enabled and that this program does not know; empty if it knows all."""
+        for name in sorted(enabled):
+            if enabled[name] > self.versions.get(name, 0):
+                return told(name, enabled[name])
+        return ""
+
+
+def told(name: str, version: int) -> str:
+    """An entry and its version, as messages name them."""
+    brought = f" of the extension {name.partition('.')[0]}" if "." in name else ""
+    return f"entry {name}{brought}, version {version}"
+
+
+@cache
+def _fields(args: Any) -> tuple[tuple[str, Any], ...]:
+    hints = typing.get_type_hints(args)
+    return tuple((f.name, hints[f.name]) for f in attrs.fields(args))
+
+
+@cache
+def _readers(args: Any) -> tuple[tuple[str, Reader], ...]:
+    return tuple((name, _reader(kind)) for name, kind in _fields(args))
+
+
+def check_fields(args: Any) -> str:
+    """Which field of a class of arguments has a type that no entry can hold, in words; empty if all are fine."""
+    for name, kind in _fields(args):
+        if not _holdable(kind):
+            return f"{name} of Args is {kind!r}: an entry holds int, str, bytes, bool, tuples and PMap of them"
+    return ""
+
+
+def _holdable(kind: Any) -> bool:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if isinstance(kind, typing.NewType):
+        return _holdable(kind.__supertype__)
+    if origin in (tuple, PMap):
+        return all(argument is Ellipsis or _holdable(argument) for argument in arguments)
+    if isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        return all(map(_holdable, typing.get_type_hints(kind).values()))
+    return kind in (int, str, bytes, bool)
+
+
+def encode_args(args: Any) -> list[Any]:
+    """The fields of ``args`` in order, for msgpack with `plain_map` as its ``default``."""
+    kind: Any = type(args)
+    return [getattr(args, name) for name, _ in _fields(kind)]
+
+
+def decode_args(args: type, values: Any) -> Any:
+    """``args`` built from what `encode_args` gave; raises `Malformed`."""
+    return _args_reader(args)(values, "")
+
+
+def named_args(args: Any, given: Mapping[str, Any]) -> Any:
+    """``args`` built from a map of its fields, those with defaults at will; raises `Malformed` naming the field."""
+    readers = dict(_readers(args))
+    for name in sorted(given):
+        if name not in readers:
+            raise Malformed(f"{name}: is not one of {', '.join(readers) or 'no arguments'}")
+    for item in attrs.fields(args):
+        if item.name not in given and item.default is attrs.NOTHING:
+            raise Malformed(f"{item.name}: is missing")
+    return args(**{name: readers[name](value, name) for name, value in given.items()})
+
+
+def plain_map(value: Any) -> dict[Any, Any]:
+    """A persistent map as msgpack can hold it, in the order of its keys."""
+    if not isinstance(value, PMap):
+        raise TypeError(f"an entry cannot hold {type(value).__name__}")
+    return dict(sorted(value.items()))
+
+
+# --- readers: one per type, made once, because every record of the log passes through them ---
+
+
+@cache
+def _args_reader(args: Any) -> Reader:
+    """The function that builds ``args`` from a list of them; it says itself how they are named."""
+    readers = _readers(args)
+
+    def read(values: Any, _: str) -> Any:
+        if not isinstance(values, (list, tuple)) or len(values) != len(readers):
+            raise Malformed(f"{len(readers)} arguments expected")
+        return args(*[read(value, name) for (name, read), value in zip(readers, values, strict=True)])
+
+    return _quick(tuple(kind for _, kind in _fields(args)), readers, lambda parts: args(*parts), read)
+
+
+def _quick(
+    kinds: tuple[Any, ...],
+    readers: tuple[tuple[str, Reader], ...],
+    make: Callable[[list[Any]], Any],
+    thorough: Reader,
+) -> Reader:
+    """What ``thorough`` does with a list of parts of these kinds; faster where they are as msgpack gives them.
+
+    Plain parts are compared by their types all at once; only others have their reader called, with its own
+    name if it has one.
+    """
+    plain = tuple(map(_plain, kinds))
+    types = tuple(list if kind is None else kind for kind in plain)
+    numbers = tuple(at for at, kind in enumerate(plain) if kind is int)
+    others = tuple((at, *readers[at]) for at, kind in enumerate(plain) if kind is None)
+
+    def read(value: Any, name: str) -> Any:
+        if type(value) is not list or tuple(map(type, value)) != types:
+            return thorough(value, name)
+        for at in numbers:
+            if not INT_MIN <= value[at] <= INT_MAX:
+                return thorough(value, name)
+        if others:
+            value = value.copy()
+            for at, own_name, read_other in others:
+                value[at] = read_other(value[at], own_name or name)
+        return make(value)
+
+    return read
+
+
+def _plain(kind: Any) -> type | None:
+    """The type that values of this kind have; None if that alone does not tell that they fit."""
+    while isinstance(kind, typing.NewType):
+        kind = kind.__supertype__
+    return kind if kind in (int, str, bytes, bool) else None
+
+
+@cache
+def _reader(kind: Any) -> Reader:
+    """The function that checks a value from the log, of the argument ``name``, against a type."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if isinstance(kind, typing.NewType):
+        return _reader(kind.__supertype__)
+    if origin is tuple:
+        many = len(arguments) == 2 and arguments[1] is Ellipsis
+        return _list_reader(arguments[0]) if many else _tuple_reader(arguments, tuple)
+    if origin is PMap:
+        return _map_reader(*arguments)
+    if isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        named: Any = kind
+        return _tuple_reader(tuple(typing.get_type_hints(kind).values()), partial(tuple.__new__, named))
+    if kind is Any:
+        return lambda value, name: value
+    return _int_reader if kind is int else _plain_reader(kind)
+
+
+def _int_reader(value: Any, name: str) -> Any:
+    if type(value) is not int:
+        raise Malformed(f"{name}: int expected, not {type(value).__name__}")
+    if not INT_MIN <= value <= INT_MAX:
+        raise Malformed(f"{name}: the number is out of range")
+    return value
+
+
+def _plain_reader(kind: Any) -> Reader:
+    def read(value: Any, name: str) -> Any:
+        if type(value) is not kind:
+            raise Malformed(f"{name}: {getattr(kind, '__name__', kind)} expected, not {type(value).__name__}")
+        return value
+
+    return read
+
+
+def _list_reader(kind: Any) -> Reader:
+    item = _reader(kind)
+
+    def read(value: Any, name: str) -> Any:
+        if not isinstance(value, (list, tuple)):
+            raise Malformed(f"{name}: a list expected")
+        return tuple([item(part, name) for part in value])
+
+    return read
+
+
+def _tuple_reader(kinds: tuple[Any, ...], make: Callable[[list[Any]], Any]) -> Reader:
+    readers = tuple(_reader(kind) for kind in kinds)
+
+    def read(value: Any, name: str) -> Any:
+        if not isinstance(value, (list, tuple)):
+            raise Malformed(f"{name}: a list expected")
+        if len(value) != len(readers):
+            raise Malformed(f"{name}: {len(readers)} items expected")
+        return make([item(part, name) for item, part in zip(readers, value, strict=True)])
+
+    return _quick(kinds, tuple(("", reader) for reader in readers), make, read)
+
+
+def _map_reader(key_kind: Any, item_kind: Any) -> Reader:
+    key, item = _reader(key_kind), _reader(item_kind)
+
+    def read(value: Any, name: str) -> Any:
+        if not isinstance(value, dict):
+            raise Malformed(f"{name}: a map expected")
+        return pmap({key(k, name): item(v, name) for k, v in value.items()})
+
+    return read

@@ -1,0 +1,403 @@
+"""Facts: the immutable rows that a cohort keeps, and their bytes (design: facts).
+
+A row is ``(key, value)``.  The key is
+``partition (2 bytes) + kind (1 byte) + first task id (20 bytes) + rest``, so rows of a
+partition and kind lie in id order.  The value ends with a CRC-32 of key and body.
+
+A leader whose store lacks what an earlier one wrote without a majority may write another
+value under the same key.  Where both meet the one of the higher `rank` stays, so copies
+become equal whatever the order; the `Mark` in it sees to it that an acknowledged one
+is never the lower (see ``docs/decisions.rst``).
+
+Kinds: ``T`` task run, ``C`` completion of a run, ``U`` update, ``H`` history (what the
+log said about a claim), ``R`` resolution (all that a run depended on is done), ``D`` data
+that replaced a unique task's before it was first granted.
+
+The body of a task row is ``header length (4) | count (4) | header (msgpack map) |
+count x payload length (4) | count x payload CRC-32 (4) | payloads``.  The same bytes
+travel from the client to the disk and on to the worker; `slice_task` cuts a part out
+without decoding any payload.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import msgpack
+
+from onyxq.core.errors import BadRequest, Corrupt, TooLarge
+from onyxq.core.ids import ID_BYTES, RUN_TASKS_MAX, TaskId
+
+TASK, COMPLETION, UPDATE, HISTORY, RESOLUTION, DATA = b"T", b"C", b"U", b"H", b"R", b"D"
+KINDS = (COMPLETION, DATA, HISTORY, RESOLUTION, TASK, UPDATE)
+KEY_BYTES = (23, 35)
+"""Bytes of a task row's key and of any other's."""
+
+RUN_BYTES_MAX = 256 * 1024
+"""Payload bytes of a run of more than one task."""
+TASK_BYTES_MAX = 16 * 1024 * 1024
+"""Payload bytes of a single task."""
+
+# Outcomes of a completion. STOPPED: failed, and the ordering key goes no further until the
+# task is reopened or given up.
+COMPLETED, FAILED, CANCELLED, STOPPED = 0, 1, 2, 3
+OUTCOMES = ("completed", "failed", "cancelled", "failed")
+
+CLAIMED = b"claimed"
+"""The result of a cancelled task that was with somebody: the cancel ended the claim of its token. Others have none."""
+
+# Events of a history row. (4, that a completion exists, is only in the log.)
+GRANTED, RELEASED, EXPIRED, RETRIED, REOPENED = 0, 1, 2, 3, 5
+EVENTS = (GRANTED, RELEASED, EXPIRED, RETRIED, REOPENED)
+
+COMPLETION_FIELDS = 7
+SHORT_BYTES = 256
+"""A completion's body up to this is decoded as a whole, which costs less than a part of it does."""
+
+_HEAD = struct.Struct("<II")
+_CRC = struct.Struct("<I")
+_ORDER = struct.Struct(">QI")
+_ALONE = bytes(12)
+"""The rest of the key of a row of which a run has one."""
+
+
+class Row(NamedTuple):
+    """One fact: see the module's first paragraph for both parts."""
+
+    key: bytes
+    value: bytes
+
+
+class TaskRun(NamedTuple):
+    """A decoded task row: its header, payload lengths, checksums and packed payloads."""
+
+    header: dict[str, Any]
+    count: int  # type: ignore[assignment]  # shadows the tuple's method
+    lengths: array[int]
+    checksums: array[int]
+    payloads: bytes
+
+    def payload(self, index: int) -> bytes:
+        """The checked payload of one task; raises `Corrupt`."""
+        start = sum(self.lengths[:index])
+        data = self.payloads[start : start + self.lengths[index]]
+        if zlib.crc32(data) != self.checksums[index]:
+            raise Corrupt(f"payload {index} does not match its checksum")
+        return data
+
+    def all_payloads(self) -> list[bytes]:
+        """Every payload, checked; raises `Corrupt`."""
+        out, start = [], 0
+        for length, crc in zip(self.lengths, self.checksums, strict=True):
+            data = self.payloads[start : start + length]
+            if zlib.crc32(data) != crc:
+                raise Corrupt("a payload does not match its checksum")
+            out.append(data)
+            start += length
+        return out
+
+
+class Mark(NamedTuple):
+    """Which leader wrote a row, and the how manieth of its marks it is: later ones are greater.
+
+    A row that is written again, because nobody may have heard of it, gets a new mark.
+    """
+
+    epoch: int
+    number: int
+
+
+UNMARKED = Mark(0, 0)
+
+
+class Completion(NamedTuple):
+    """A decoded completion row. ``results``: one per task, or empty for none at all."""
+
+    token: int
+    count: int  # type: ignore[assignment]  # shadows the tuple's method
+    outcome: int
+    at_ms: int
+    results: list[bytes | None]
+    mark: Mark = UNMARKED
+
+    def part(self, offset: int, count: int) -> Completion:
+        """The same about ``count`` of its tasks from ``offset`` on."""
+        return self._replace(count=count, results=self.results[offset : offset + count])
+
+
+class Update(NamedTuple):
+    """A decoded update row."""
+
+    token: int
+    seq: int
+    at_ms: int
+    data: bytes
+    mark: Mark = UNMARKED
+
+
+class Resolution(NamedTuple):
+    """A decoded resolution row: ``count`` tasks wait for no other task any more."""
+
+    count: int  # type: ignore[assignment]  # shadows the tuple's method
+    at_ms: int
+    mark: Mark = UNMARKED
+
+
+class Data(NamedTuple):
+    """A decoded data row: what a unique task's payload was replaced by."""
+
+    at_ms: int
+    payload: bytes
+    mark: Mark = UNMARKED
+
+
+class History(NamedTuple):
+    """A decoded history row: what entry ``(position, index)`` did to the run's claim.
+
+    ``event`` is one of GRANTED (worker, at_ms, deadline_ms are set), RELEASED (given
+    back uncounted), RETRIED (failed: ``retry_ms`` wall-clock time it is due again),
+    EXPIRED and REOPENED (a failed task begins a new life: due at ``retry_ms``; completions
+    whose token lies below ``position`` count no more).  The latter three raise the attempt
+    count to ``attempts``.
+    """
+
+    position: int
+    index: int  # type: ignore[assignment]  # shadows the tuple's method
+    count: int  # type: ignore[assignment]  # shadows the tuple's method
+    event: int
+    token: int
+    at_ms: int
+    worker: str
+    retry_ms: int
+    attempts: int
+    note: str
+
+
+def key_of(kind: bytes, first: bytes, rest: bytes = b"") -> bytes:
+    """The key of a row about the run that starts at ``first``."""
+    return first[6:8] + kind + first + rest
+
+
+def first_of(key: bytes) -> TaskId:
+    """The first task id of the row at ``key``."""
+    return TaskId(bytes(key[3 : 3 + ID_BYTES]))
+
+
+def seal(key: bytes, body: bytes) -> bytes:
+    """The value of a row: its body and the checksum over key and body."""
+    return body + _CRC.pack(zlib.crc32(body, zlib.crc32(key)))
+
+
+def sealed(key: bytes, value: bytes) -> bool:
+    """Whether a value, or a view of it, ends with the checksum over key and body."""
+    return len(value) >= 4 and _CRC.unpack(value[-4:])[0] == zlib.crc32(memoryview(value)[:-4], zlib.crc32(key))
+
+
+def unseal(key: bytes, value: bytes) -> bytes:
+    """The body of a value; raises `Corrupt` if key or value were changed."""
+    body = value[:-4]
+    if len(value) < 4 or _CRC.unpack(value[-4:])[0] != zlib.crc32(body, zlib.crc32(key)):
+        raise Corrupt(f"the row of kind {key[2:3]!r} at task {key[3:23].hex()} does not match its checksum")
+    return body
+
+
+def pack_task(header: dict[str, Any], payloads: Sequence[bytes]) -> bytes:
+    """The body of a task row."""
+    head = msgpack.packb(header)
+    lengths = array("I", map(len, payloads))
+    checksums = array("I", map(zlib.crc32, payloads))
+    return b"".join((_HEAD.pack(len(head), len(payloads)), head, lengths.tobytes(), checksums.tobytes(), *payloads))
+
+
+def unpack_task(body: bytes) -> TaskRun:
+    """Decode the body of a task row; raises `BadRequest` if it is malformed."""
+    try:
+        head_bytes, count = _HEAD.unpack_from(body)
+        table = 8 + head_bytes
+        start = table + 8 * count
+        if not 1 <= count <= RUN_TASKS_MAX or start > len(body):
+            raise BadRequest("a task run's table is out of range", field="runs")
+        header = msgpack.unpackb(body[8:table])
+    except (struct.error, ValueError, msgpack.UnpackException) as error:
+        raise BadRequest(f"a task run is malformed: {error}", field="runs") from None
+    lengths, checksums = array("I"), array("I")
+    lengths.frombytes(body[table : table + 4 * count])
+    checksums.frombytes(body[table + 4 * count : start])
+    if not isinstance(header, dict) or sum(lengths) != len(body) - start:
+        raise BadRequest("a task run's lengths do not add up", field="runs")
+    return TaskRun(header, count, lengths, checksums, body[start:])
+
+
+def task_header(body: bytes) -> tuple[dict[str, Any], int]:
+    """Header and count of a task row's body that was checked before."""
+    head_bytes, count = _HEAD.unpack_from(body)
+    return msgpack.unpackb(body[8 : 8 + head_bytes]), count
+
+
+def check_sizes(run: TaskRun) -> None:
+    """Raise `TooLarge` if a run is over the limits."""
+    limit = TASK_BYTES_MAX if run.count == 1 else RUN_BYTES_MAX
+    if len(run.payloads) > limit:
+        raise TooLarge(f"{len(run.payloads)} payload bytes in a run of {run.count}; at most {limit}", field="data")
+
+
+def slice_task(body: bytes, offset: int, count: int) -> bytes:
+    """The body of the sub-run of ``count`` tasks from ``offset`` on."""
+    head_bytes, total = _HEAD.unpack_from(body)
+    if offset == 0 and count == total:
+        return body
+    table = 8 + head_bytes
+    crcs = table + 4 * total
+    data = crcs + 4 * total
+    lengths = array("I")
+    lengths.frombytes(body[table:crcs])
+    start = data + sum(lengths[:offset])
+    end = start + sum(lengths[offset : offset + count])
+    return b"".join(
+        (
+            _HEAD.pack(head_bytes, count),
+            body[8:table],
+            body[table + 4 * offset : table + 4 * (offset + count)],
+            body[crcs + 4 * offset : crcs + 4 * (offset + count)],
+            body[start:end],
+        )
+    )
+
+
+def task_row(first: bytes, body: bytes) -> Row:
+    """The row of a task run whose body is ``body``."""
+    key = key_of(TASK, first)
+    return Row(key, seal(key, body))
+
+
+def completion_row(first: bytes, done: Completion) -> Row:
+    """The row of a completion; the highest mark, then token, counts where several cover a task."""
+    key = key_of(COMPLETION, first, _ORDER.pack(done.token, done.count))
+    fields = (done.token, done.count, done.outcome, *done.mark, done.at_ms, done.results)
+    return Row(key, seal(key, msgpack.packb(fields)))
+
+
+def update_row(task_id: bytes, update: Update) -> Row:
+    """The row of one update of one task."""
+    key = key_of(UPDATE, task_id, _ORDER.pack(update.token, update.seq))
+    fields = (update.token, update.seq, *update.mark, update.at_ms, update.data)
+    return Row(key, seal(key, msgpack.packb(fields)))
+
+
+def history_row(first: bytes, event: History) -> Row:
+    """The row of one log entry's effect on a run's claim."""
+    key = key_of(HISTORY, first, _ORDER.pack(event.position, event.index))
+    return Row(key, seal(key, msgpack.packb(tuple(event))))
+
+
+def resolution_row(first: bytes, resolution: Resolution) -> Row:
+    """The row that says that the dependencies of a run are done."""
+    key = key_of(RESOLUTION, first, _ALONE)
+    fields = (resolution.count, *resolution.mark, resolution.at_ms)
+    return Row(key, seal(key, msgpack.packb(fields)))
+
+
+def data_row(task_id: bytes, data: Data) -> Row:
+    """The row of the data that replaces a unique task's."""
+    key = key_of(DATA, task_id, _ALONE)
+    return Row(key, seal(key, msgpack.packb((*data.mark, data.at_ms, data.payload))))
+
+
+def unpack_resolution(body: bytes) -> Resolution:
+    """Decode the body of a resolution row."""
+    count, epoch, number, at_ms = msgpack.unpackb(body)
+    return Resolution(count, at_ms, Mark(epoch, number))
+
+
+def unpack_data(body: bytes) -> Data:
+    """Decode the body of a data row."""
+    epoch, number, at_ms, payload = msgpack.unpackb(body)
+    return Data(at_ms, payload, Mark(epoch, number))
+
+
+def unpack_completion(body: bytes) -> Completion:
+    """Decode the body of a completion row."""
+    token, count, outcome, epoch, number, at_ms, results = msgpack.unpackb(body)
+    return Completion(token, count, outcome, at_ms, results, Mark(epoch, number))
+
+
+def completion_head(body: bytes) -> tuple[int, int, int, Mark]:
+    """Token, count, outcome and mark of a completion row's body, without decoding long results."""
+    if len(body) > SHORT_BYTES:
+        token, count, outcome, epoch, number = _first_fields(body, 5)
+    else:
+        token, count, outcome, epoch, number, _, _ = msgpack.unpackb(body)
+    return token, count, outcome, Mark(epoch, number)
+
+
+def completion_time(body: bytes) -> int:
+    """When a completion was stored, likewise from its body."""
+    return int(_first_fields(body, 6)[5])
+
+
+def _first_fields(body: bytes, count: int) -> list[Any]:
+    unpacker = msgpack.Unpacker(max_buffer_size=0)
+    unpacker.feed(body[:64])
+    if unpacker.read_array_header() != COMPLETION_FIELDS:
+        raise ValueError(f"{COMPLETION_FIELDS} fields expected")
+    return [unpacker.unpack() for _ in range(count)]
+
+
+def unpack_update(body: bytes) -> Update:
+    """Decode the body of an update row."""
+    token, seq, epoch, number, at_ms, data = msgpack.unpackb(body)
+    return Update(token, seq, at_ms, data, Mark(epoch, number))
+
+
+def unpack_history(body: bytes) -> History:
+    """Decode the body of a history row."""
+    return History(*msgpack.unpackb(body))
+
+
+def rank(key: bytes, value: bytes) -> tuple[int, int, int, bytes]:
+    """What decides between two sound values under one key: the greater stays.
+
+    A longer task run holds the tasks of the shorter one; history is equal everywhere.
+    """
+    kind, body = key[2:3], value[:-4]
+    if kind == TASK:
+        header, count = task_header(body)
+        _, epoch, number = header.get("order") or (0, 0, 0)
+        return (epoch, number, count, value)
+    mark = UNMARKED
+    if kind == COMPLETION:
+        mark = completion_head(body)[3]
+    elif kind == UPDATE:
+        mark = unpack_update(body).mark
+    elif kind == RESOLUTION:
+        mark = unpack_resolution(body).mark
+    elif kind == DATA:
+        mark = unpack_data(body).mark
+    return (*mark, 0, value)
+
+
+def key_digest(queue: str, key: str) -> bytes:
+    """The 16 bytes that name an ordering or unique key of a queue in indexes."""
+    return blake2b(f"{queue}\0{key}".encode(), digest_size=16).digest()
+
+
+def partition_of_keys(queue: str, key: str, partitions: int) -> int:
+    """The partition of tasks with a key: the ordering key, else the unique key."""
+    return int.from_bytes(key_digest(queue, key)[:8], "big") % partitions
+
+
+def partition_of_key(key: bytes) -> int:
+    """Partition a row belongs to."""
+    return int.from_bytes(key[:2], "big")
+
+
+def check_key(key: bytes) -> None:
+    """Raise `BadRequest` unless ``key`` is a well-formed row key."""
+    known = type(key) is bytes and len(key) in KEY_BYTES and key[2:3] in KINDS
+    if not known or key[:2] != key[9:11]:  # the id's partition
+        raise BadRequest("a row's key is malformed", field="rows")

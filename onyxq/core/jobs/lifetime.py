@@ -1,0 +1,144 @@
+"""A job's way from submission to its end, and what is known of it afterwards (design: jobs on Spark).
+
+Pure.  A job is *waiting* until a peer is found that can drive it, *running* while one does, and
+ends as *completed*, *killed* or *failed*.  The next ``gc`` takes an ended job out of the
+replica; its outcome is remembered under the kind `KIND` for as long as the job asked for, so
+that submitting it again is a repeat and whoever asks late is still told.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import evolve
+from pyrsistent import pmap
+
+from onyxq.core.remembered import recall, remember
+from onyxq.core.replica import Job, Replica
+
+KIND = "job"
+WAITING, RUNNING = "waiting", "running"
+COMPLETED, KILLED, FAILED = "completed", "killed", "failed"
+ENDED = (COMPLETED, KILLED, FAILED)
+
+UNKNOWN = "no such job"
+OVER = "already ended"
+SUPERSEDED = "superseded"
+
+ERROR_BYTES_MAX = 8 << 10
+"""Of the error that a job failed with."""
+OFFSETS_BYTES_MAX = 16 << 20
+"""Of ended jobs together: those that ended first are remembered without their offsets."""
+_ID_CHARACTERS_MAX = 120
+_ID_SIGNS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+
+
+def is_id(text: str) -> bool:
+    """Whether a text can be a job's id, which also names directories and transactions: 1 to 120 letters,
+    digits, ``.``, ``_`` and ``-``, the first of them a letter or digit."""
+    return 1 <= len(text) <= _ID_CHARACTERS_MAX and set(text) <= _ID_SIGNS and text[0] not in "._-"
+
+
+def is_over(job: Job) -> bool:
+    """Whether it has ended."""
+    return job.state in ENDED
+
+
+def active(replica: Replica) -> list[Job]:
+    """The jobs that have not ended, in the order in which they were submitted."""
+    found = [job for job in replica.jobs.values() if not is_over(job)]
+    return sorted(found, key=lambda job: job.submitted)
+
+
+def digest_of(replica: Replica, name: str) -> bytes | None:
+    """The digest of what was submitted under an id; None if the id is free."""
+    found = replica.jobs.get(name)
+    if found is not None:
+        return found.digest
+    kept = outcome_of(replica, name)
+    return kept["digest"] if kept is not None else None
+
+
+def outcome_of(replica: Replica, name: str) -> Any:
+    """What is remembered of a job that a ``gc`` took: a map of ``state``, ``error``, ``digest``,
+    ``submitted_ms``, ``ended_ms``, ``batch`` and ``offsets``; None if nothing is."""
+    kept = recall(replica, KIND, name)
+    return kept.answer if kept is not None else None
+
+
+def absence(replica: Replica, name: str) -> str:
+    """Why nothing can be done with a job that is not under way, or ""."""
+    found = replica.jobs.get(name)
+    if found is None:
+        return OVER if outcome_of(replica, name) is not None else UNKNOWN
+    return OVER if is_over(found) else ""
+
+
+def refusal(replica: Replica, name: str, version: int) -> str:
+    """Why a driver of this version may say nothing about a job (any more), or ""."""
+    gone = absence(replica, name)
+    if gone:
+        return gone
+    found = replica.jobs[name]
+    return "" if found.state == RUNNING and found.version == version else SUPERSEDED
+
+
+def with_job(replica: Replica, job: Job) -> Replica:
+    """The replica with one job replaced."""
+    return evolve(replica, jobs=replica.jobs.set(job.id, job))
+
+
+def ended(replica: Replica, name: str, state: str, why: str = "") -> Replica:
+    """The replica with a job at its end; the slots that it had are to be given to others."""
+    over = evolve(
+        replica.jobs[name],
+        state=state,
+        why=why,
+        driver="",
+        slots=0,
+        task_slots=(),
+        ready=False,
+        ended_ms=replica.clock_ms,
+    )
+    return with_job(replica, over)
+
+
+def forget_ended(replica: Replica) -> Replica:
+    """The replica without jobs that have ended; their outcomes are remembered for as long as each asked for."""
+    over = sorted(name for name, job in replica.jobs.items() if is_over(job))
+    if not over:
+        return replica
+    jobs = replica.jobs.evolver()
+    for name in over:
+        job = replica.jobs[name]
+        del jobs[name]
+        left_ms = job.ended_ms + job.keep_ms - replica.clock_ms
+        replica = remember(replica, KIND, name, for_ms=max(0, left_ms), answer=_outcome(job))
+    return _without_old_offsets(evolve(replica, jobs=jobs.persistent()))
+
+
+def _without_old_offsets(replica: Replica) -> Replica:
+    """The replica with no more offsets of ended jobs than it has room for."""
+    prefix, left = f"{KIND}/", OFFSETS_BYTES_MAX
+    kept = [(one.answer["ended_ms"], key) for key, one in replica.remembered.items() if key.startswith(prefix)]
+    remembered = replica.remembered
+    for _, key in sorted(kept, reverse=True):
+        one = remembered[key]
+        left -= len(one.answer["offsets"])
+        if left < 0 and one.answer["offsets"]:
+            remembered = remembered.set(key, evolve(one, answer=one.answer.set("offsets", b"")))
+    return evolve(replica, remembered=remembered)
+
+
+def _outcome(job: Job) -> Any:
+    return pmap(
+        {
+            "state": job.state,
+            "error": job.why,
+            "digest": job.digest,
+            "submitted_ms": job.submitted_ms,
+            "ended_ms": job.ended_ms,
+            "batch": job.batch,
+            "offsets": job.offsets,
+        }
+    )

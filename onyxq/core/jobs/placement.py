@@ -1,0 +1,237 @@
+"""Which peer drives which job, moving as few running jobs as can be (design: jobs on Spark).
+
+Pure; `onyxq.core.jobs.allocation` says what the rules are.  Placing is a search: a job is put at a peer
+with room, or else jobs that are there are taken away and placed elsewhere, until all have a place.
+It finds what there is to be found within `STEPS_MAX` steps; behind them a job that finds no room at
+once waits, on all peers alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from attrs import frozen
+
+from onyxq.core.jobs.slots import need, shares
+from onyxq.core.replica import Job
+
+MOVES_MAX = 2
+"""Running jobs that are moved to make room for one that waits, at most."""
+STEPS_MAX = 1_000
+"""Places that one pass tries."""
+TOGETHER_MAX = 50
+"""Jobs just placed that one more has placed anew."""
+
+
+@frozen
+class Offer:
+    """What a peer has for jobs."""
+
+    peer: str
+    slots: int
+    zone: str = ""
+    tags: frozenset[str] = frozenset()
+
+
+def suits(offer: Offer, job: Job) -> bool:
+    """Whether a peer has the tags and the zone for a job."""
+    return offer.tags.issuperset(job.tags) and (not job.zones or offer.zone in job.zones)
+
+
+class Plan:
+    """Drivers as they are being worked out: who is where, and what room is left."""
+
+    def __init__(self, jobs: Sequence[Job], offered: Sequence[Offer]) -> None:
+        """``jobs``: those that have not ended, in the order of submission."""
+        self.jobs = {job.id: job for job in jobs}
+        self.offers = {offer.peer: offer for offer in offered}
+        self.drivers: dict[str, str] = {}
+        self.at: dict[str, list[Job]] = {offer.peer: [] for offer in offered}
+        self.room = {offer.peer: offer.slots for offer in offered}
+        self.bound = {name for job in jobs if self.mate(job) for name in (job.id, job.beside)}
+        """Jobs that run beside another, or have another beside them."""
+        self.needs = {job.id: need(job) for job in jobs}
+        self.total = sum(offer.slots for offer in offered)
+        self.together = dict(self.needs)
+        """What each job needs together with those that run beside it."""
+        for job in jobs:
+            if self.mate(job):
+                self.together[job.beside] += self.needs[job.id]
+
+    def mate(self, job: Job) -> str:
+        """The job that it has to run beside, if that has not ended; not one that took the name later."""
+        mate = self.jobs.get(job.beside)
+        return mate.id if mate is not None and mate.submitted < job.submitted else ""
+
+    def fits(self, job: Job, peer: str) -> bool:
+        """Whether a peer may drive a job, whatever else it drives."""
+        offer = self.offers.get(peer)
+        if offer is None or not suits(offer, job) or self.needs[job.id] > offer.slots:
+            return False
+        mate = self.mate(job)
+        return not mate or self.drivers.get(mate) == peer
+
+    def has_room(self, job: Job, peer: str) -> bool:
+        """Whether a peer can drive a job beside all that it drives."""
+        return self.room[peer] >= self.needs[job.id]
+
+    def put(self, job: Job, peer: str) -> None:
+        """Let a peer drive a job that has no driver."""
+        self.drivers[job.id] = peer
+        self.at[peer].append(job)
+        self.room[peer] -= self.needs[job.id]
+
+    def take(self, job: Job) -> str:
+        """Take a job from its driver; which that was."""
+        peer = self.drivers.pop(job.id)
+        self.at[peer].remove(job)
+        self.room[peer] += self.needs[job.id]
+        return peer
+
+
+def placed(jobs: Sequence[Job], offered: Sequence[Offer]) -> dict[str, str]:
+    """The driver of each job that gets one; ``jobs``: those that have not ended, in the order of submission.
+
+    Passes follow each other for as long as one finds a driver for a job: so doing it again changes nothing.
+    """
+    drivers = {job.id: job.driver for job in jobs}
+    while True:
+        found = pass_over(jobs, offered, drivers)
+        if len(found) <= sum(found.get(name) == driver for name, driver in drivers.items()):
+            return found
+        drivers = {job.id: found.get(job.id, "") for job in jobs}
+
+
+def pass_over(jobs: Sequence[Job], offered: Sequence[Offer], before: Mapping[str, str]) -> dict[str, str]:
+    """Drivers from those ``before``, or empty: kept where that can be, then one job after the other."""
+    plan = Plan(jobs, offered)
+    for job in jobs:
+        peer = before[job.id]
+        if peer and plan.fits(job, peer) and plan.has_room(job, peer):
+            plan.put(job, peer)
+    search = _Search(plan)
+    for job in jobs:
+        if job.id not in search.kept:
+            search.add(job)
+    return plan.drivers
+
+
+class _Search:
+    """Places jobs one after the other; those that kept their driver are moved only where it has to be."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.kept = dict(plan.drivers)
+        self.added: list[Job] = []
+        """Jobs that had no driver and have one now."""
+        self.moved = 0
+        self.steps = 0
+        self.hopeless: set[tuple[object, ...]] = set()
+        """What jobs asked for that found no place since a job was moved last."""
+
+    def add(self, job: Job) -> None:
+        """Find a driver for one more job, if there is one to be found."""
+        peers = self._with_room(job)
+        if peers:
+            self.plan.put(job, min(peers, key=lambda peer: self._preference(job, peer)))
+            self.added.append(job)
+            return
+        asked = (self.plan.needs[job.id], job.tags, job.zones, self.plan.mate(job))
+        if asked in self.hopeless or not self._may_fit(job):
+            return
+        if self._rearrange(job):
+            self.added.append(job)
+            self.hopeless.clear()
+        else:
+            self.hopeless.add(asked)
+
+    def _may_fit(self, job: Job) -> bool:
+        """Whether there are peers for it at all, and slots enough if they were all in one place."""
+        plan = self.plan
+        mate = plan.mate(job)
+        if mate in self.kept or mate not in plan.drivers:
+            fit = any(plan.fits(job, peer) for peer in plan.offers)
+        else:  # the job that it runs beside is placed anew with it
+            fit = any(suits(offer, job) and offer.slots >= plan.needs[job.id] for offer in plan.offers.values())
+        return fit and sum(plan.room.values()) >= plan.needs[job.id]
+
+    def _rearrange(self, job: Job) -> bool:
+        """Place all jobs without a driver and this one anew, with as few moves as will do."""
+        if len(self.added) > TOGETHER_MAX:
+            return False  # in the next pass they are among those that keep their drivers
+        before = dict(self.plan.drivers)
+        for moves in range(self.moved, self.moved + MOVES_MAX + 1):
+            self._restore(self.kept)
+            if self._place([*self.added, job], moves, frozenset()):
+                self.moved = sum(self.plan.drivers[name] != peer for name, peer in self.kept.items())
+                return True
+        self._restore(before)
+        return False
+
+    def _restore(self, drivers: dict[str, str]) -> None:
+        plan = self.plan
+        other = [name for name in plan.jobs if plan.drivers.get(name) != drivers.get(name)]
+        for name in other:
+            if name in plan.drivers:
+                plan.take(plan.jobs[name])
+        for name in other:
+            if name in drivers:
+                plan.put(plan.jobs[name], drivers[name])
+
+    def _with_room(self, job: Job) -> list[str]:
+        """Peers that can drive a job as things are, those with most room first."""
+        plan = self.plan
+        peers = [peer for peer in plan.offers if plan.has_room(job, peer) and plan.fits(job, peer)]
+        return sorted(peers, key=lambda peer: (-plan.room[peer], peer))
+
+    def _preference(self, job: Job, peer: str) -> tuple[bool, int, int, str]:
+        """Of peers with room, lower is better: room also for what is to run beside it, slots that it would get."""
+        plan = self.plan
+        share = shares([*plan.at[peer], job], plan.offers[peer].slots, plan.total)[job.id]
+        return plan.room[peer] < plan.together[job.id], -share, -plan.room[peer], peer
+
+    def _place(self, todo: list[Job], moves: int, settled: frozenset[str]) -> bool:
+        """Place all of ``todo``, moving so many of the jobs that kept their driver; not who is settled."""
+        if not todo:
+            return True
+        job, rest = todo[0], todo[1:]
+        home = self.kept.get(job.id, "")
+        for peer in self._with_room(job):
+            if peer != home:
+                if self._spent():
+                    return False
+                self.plan.put(job, peer)
+                if self._place(rest, moves, settled | {job.id}):
+                    return True
+                self.plan.take(job)
+        for peer, other in self._pushes(job, moves, settled):
+            if self._spent():
+                return False
+            self.plan.take(other)
+            if self._place([job, other, *rest], moves - 1, settled | {other.id}):
+                return True
+            self.plan.put(other, peer)
+        return False
+
+    def _pushes(self, job: Job, moves: int, settled: frozenset[str]) -> list[tuple[str, Job]]:
+        """Whom one could take from which peer so that the job fits there, if so many may be moved."""
+        plan, home = self.plan, self.kept.get(job.id, "")
+        peers = [peer for peer in sorted(plan.offers) if peer != home and moves and not plan.has_room(job, peer)]
+        return [
+            (peer, other)
+            for peer in peers
+            if plan.fits(job, peer)
+            for other in self._movable(job, peer, moves, settled)
+        ]
+
+    def _movable(self, job: Job, peer: str, moves: int, settled: frozenset[str]) -> list[Job]:
+        """Who may be moved from a peer, the largest first; nobody if so many moves make too little room."""
+        plan = self.plan
+        found = [other for other in plan.at[peer] if other.id not in settled and other.id not in plan.bound]
+        found.sort(key=lambda other: (-plan.needs[other.id], -other.submitted))
+        freed = sum(plan.needs[other.id] for other in found[:moves])
+        return found if plan.room[peer] + freed >= plan.needs[job.id] else []
+
+    def _spent(self) -> bool:
+        self.steps += 1
+        return self.steps > STEPS_MAX

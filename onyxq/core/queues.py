@@ -1,0 +1,151 @@
+"""Queues: their settings and what may be granted of them now (design: scheduling rules).
+
+Pure.  A queue needs no creation: it is as `DEFAULTS` until ``set_queue`` says otherwise.
+Limits are of the whole cluster: claims that count towards them are counted in the replica
+(``limited``, ``running``), and a rate is a bucket that fills with the log's clock and holds
+one second's worth, or one task if that is more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from attrs import evolve, fields
+
+from onyxq.core.replica import Queue, Rate, Replica
+
+NAME_CHARACTERS_MAX = 200
+WHY_CHARACTERS_MAX = 1_000
+QUEUES_MAX = 16_384
+"""Queues with settings of their own: the replica holds them."""
+
+DEFAULTS = Queue()
+NO_LIMIT = -1
+"""The number that stands for ``retries`` without a limit, in entries."""
+
+NUMBERS: Mapping[str, tuple[int, int]] = MappingProxyType(
+    {
+        "lease_ms": (1_000, 86_400_000),
+        "retries": (NO_LIMIT, 1_000_000),
+        "backoff_ms": (0, 86_400_000),
+        "retention_ms": (0, 10 * 366 * 86_400_000),
+        "grace_ms": (0, 366 * 86_400_000),
+        "rate": (0, 1_000_000_000),
+        "concurrency": (0, 1_000_000),
+        "key_rate": (0, 1_000_000_000),
+    }
+)
+"""Lowest and highest of each number."""
+WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"on_dead": ("goes on", "stops"), "durability": ("strict", "opportunistic")}
+)
+FLAGS = ("paused", "archive")
+SETTINGS = tuple(item.name for item in fields(Queue) if item.name not in ("paused_by", "paused_why"))
+"""What can be set."""
+
+MILLIONTHS = 1_000_000
+"""What one task takes from a bucket; a rate of 1 (a task in 1,000 s) adds one in each millisecond."""
+
+
+def is_name(value: str) -> bool:
+    """Whether a text can name a queue: 1 to 200 characters, none of them a control character."""
+    return 1 <= len(value) <= NAME_CHARACTERS_MAX and not any(sign < " " or sign == "\x7f" for sign in value)
+
+
+def settings_of(replica: Replica, queue: str) -> Queue:
+    """A queue's settings."""
+    return replica.queues.get(queue, DEFAULTS)
+
+
+def problem_of(
+    numbers: Mapping[str, int], words: Mapping[str, str], flags: Mapping[str, bool], cleared: Iterable[str]
+) -> str:
+    """The first setting that cannot be so, as ``<field> <what is wrong>``; empty if all can."""
+    known = {name: _number(name, numbers[name]) for name in sorted(numbers)}
+    known |= {name: _word(name, words[name]) for name in sorted(words)}
+    known |= {name: "" if name in FLAGS else "is nothing to switch" for name in sorted(flags)}
+    for name in sorted(cleared):
+        wrong = "is set and cleared" if name in known else ""
+        known[name] = wrong if name in SETTINGS else "is no setting"
+    return next((f"{name} {known[name]}" for name in sorted(known) if known[name]), "")
+
+
+def _number(name: str, value: int) -> str:
+    if name not in NUMBERS:
+        return "is no number to set"
+    low, high = NUMBERS[name]
+    return "" if low <= value <= high else f"must be {low} to {high}"
+
+
+def _word(name: str, value: str) -> str:
+    if name not in WORDS:
+        return "is no word to set"
+    return "" if value in WORDS[name] else f"must be one of: {', '.join(WORDS[name])}"
+
+
+def changed(
+    queue: Queue,
+    *,
+    numbers: Mapping[str, int],
+    words: Mapping[str, str],
+    flags: Mapping[str, bool],
+    cleared: Iterable[str],
+    by: str,
+    why: str,
+) -> Queue:
+    """The settings with some of them set, others back at their defaults; what is set fits `problem_of`."""
+    new: dict[str, Any] = {name: getattr(DEFAULTS, name) for name in cleared}
+    new.update(numbers)
+    new.update(words)
+    new.update(flags)
+    if new.get("retries") == NO_LIMIT:
+        new["retries"] = None
+    if "paused" in new:
+        new["paused_by"], new["paused_why"] = (by, why) if new["paused"] else ("", "")
+    return evolve(queue, **new)
+
+
+def is_limited(settings: Queue) -> bool:
+    """Whether claims of the queue have to be counted."""
+    return settings.rate > 0 or settings.concurrency > 0
+
+
+def room(replica: Replica, queue: str, *, since_ms: int = 0) -> int | None:
+    """How many tasks of a queue may be granted now; None: any number.
+
+    ``since_ms``: what has passed since the replica's last record.
+    """
+    settings = settings_of(replica, queue)
+    if settings.paused:
+        return 0
+    left = []
+    if settings.concurrency:
+        left.append(settings.concurrency - replica.running.get(queue, 0))
+    if settings.rate:
+        left.append(_level(replica, queue, settings.rate, replica.clock_ms + since_ms) // MILLIONTHS)
+    return max(0, min(left)) if left else None
+
+
+def wait_ms(replica: Replica, queue: str) -> int | None:
+    """In how long, from the replica's last record, one task fits the queue's rate; None if there is no rate."""
+    rate = settings_of(replica, queue).rate
+    if not rate:
+        return None
+    missing = MILLIONTHS - _level(replica, queue, rate, replica.clock_ms)
+    return max(0, -(-missing // rate))
+
+
+def taken(replica: Replica, queue: str, count: int) -> Rate | None:
+    """What is left of the queue's rate once ``count`` tasks are granted now; None if it has none."""
+    rate = settings_of(replica, queue).rate
+    if not rate:
+        return None
+    return _level(replica, queue, rate, replica.clock_ms) - count * MILLIONTHS, replica.clock_ms
+
+
+def _level(replica: Replica, queue: str, rate: int, now_ms: int) -> int:
+    full = max(MILLIONTHS, rate * 1_000)
+    left, at_ms = replica.rates.get(queue, (full, now_ms))
+    return min(full, left + rate * max(0, now_ms - at_ms))

@@ -1,0 +1,58 @@
+"""Claims one task of a group of the task store at random; submitted by peers for clients.
+
+The task goes, and one like it comes under a new id, owned by the client until the lease is over.
+Which of those that are available follows from the entry's place in the log.
+"""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from onyxq.core.entry import APPLIED, Stamp, Verdict
+from onyxq.core.replica import Replica
+from onyxq.core.taskstore import order, state
+from onyxq.core.taskstore.state import Refusal
+
+VERSION = 1
+
+NOTHING = "nothing is available"
+
+
+@frozen
+class Args:
+    """``request``: under which the answer is found."""
+
+    request: int
+    client: int
+    group: str
+    duration_ms: int
+    depends: tuple[int, ...] = ()
+
+
+def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
+    """Claim, if all that the client depends on is there and something is available."""
+    store, now_ms = state.read(replica), replica.clock_ms
+    until_ms = now_ms + max(0, args.duration_ms)
+    missing = tuple(number for number in args.depends if store.get(number) is None)
+    bugs = _bugs(args, until_ms) or ("" if state.ids_left(store, stamp, 1) else "no ids are left")
+    if missing or bugs:
+        refusal = Refusal(depends=missing, bugs=(bugs,) if bugs else ())
+        return state.written(replica, store, stamp, args.request, ((), tuple(refusal))), refusal.words
+    count = store.available(args.group, now_ms)
+    if not count:
+        return state.written(replica, store, stamp, args.request, ((), ())), NOTHING
+    place = state.chosen(state.next_id(store, stamp), count)
+    _, number = order.nth(store.groups[args.group], place)
+    old = store.get(number)
+    assert old is not None, "what a group lists is there"
+    mine = (old[0], until_ms, args.client, old[3])
+    store, made = state.with_tasks(state.without(store, number), [mine], stamp)
+    return state.written(replica, store, stamp, args.request, (made, ())), APPLIED
+
+
+def _bugs(args: Args, until_ms: int) -> str:
+    if not state.OWNER_MIN <= args.client <= state.OWNER_MAX:
+        return f"the client must be {state.OWNER_MIN} to {state.OWNER_MAX}"
+    if until_ms > state.TIME_MS_MAX:
+        return f"the lease must end at {state.TIME_MS_MAX} ms since the epoch at the latest"
+    return ""

@@ -1,0 +1,33 @@
+"""Sets how many bytes one task of the task store may have, and all together; submitted by peers for operators."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from onyxq.core.entry import APPLIED, ENTRY_BYTES_MAX, Stamp, Verdict
+from onyxq.core.replica import Replica
+from onyxq.core.taskstore import state
+
+VERSION = 1
+
+TASK_BYTES_LIMIT = ENTRY_BYTES_MAX - (16 << 10)
+"""A task must fit in one entry."""
+BYTES_LIMIT = 1 << 30
+
+
+@frozen
+class Args:
+    """``task_bytes_max``: of one task's data; ``bytes_max``: of all tasks."""
+
+    task_bytes_max: int
+    bytes_max: int
+
+
+def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
+    """From now on; what is there already stays."""
+    if not 0 < args.task_bytes_max <= TASK_BYTES_LIMIT:
+        return replica, f"task_bytes_max must be 1 to {TASK_BYTES_LIMIT}"
+    if not args.task_bytes_max <= args.bytes_max <= BYTES_LIMIT:
+        return replica, f"bytes_max must be task_bytes_max to {BYTES_LIMIT}"
+    store = state.read(replica)._replace(limits=(args.task_bytes_max, args.bytes_max))
+    return state.kept(replica, store), APPLIED

@@ -1,0 +1,152 @@
+"""What a timer is, as a task: the queue, the payload, and what may be asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import msgpack
+from attrs import frozen
+
+from onyxq.core.errors import BadRequest, TooLarge
+
+QUEUE = "onyxq.timers"
+"""The queue of all timers. Its settings are theirs: retries, back-off, retention, pauses."""
+ID_CHARS_MAX = 200
+WORD_CHARS_MAX = 200
+URI_CHARS_MAX = 8_000
+DATA_BYTES_MAX = 1 << 20
+CALLBACK = ("transport", "uri", "method")
+
+
+@frozen
+class Callback:
+    """Where a delivery goes."""
+
+    transport: str
+    uri: str
+    method: str
+
+
+@frozen
+class Timer:
+    """What was asked for under an id."""
+
+    id: str
+    timeout: int
+    """Milliseconds from when it was set."""
+    data: Any
+    callback: Callback
+    request: str = ""
+    """Names the request that set it, so that a repeat of it is told from another one."""
+
+
+def timer_id(value: Any) -> str:
+    """A timer's id; raises `BadRequest`."""
+    if not isinstance(value, str) or not 1 <= len(value) <= ID_CHARS_MAX or not _printable(value):
+        raise BadRequest(f"id must be a string of 1 to {ID_CHARS_MAX} characters, none a control character", field="id")
+    if value != value.strip():
+        raise BadRequest("id must not begin or end with a space", field="id")
+    return value
+
+
+def checked(timer: Any, *, timeout: Any, data: Any, callback: Any, longest_ms: int, request: Any = "") -> Timer:
+    """The timer that is asked for; raises `BadRequest` naming the field."""
+    if type(timeout) is not int:
+        raise BadRequest("timeout must be an integer: milliseconds from now", field="timeout")
+    if not 1 <= timeout <= longest_ms:
+        raise BadRequest(f"timeout must be 1 to {longest_ms} ms, not {timeout}", field="timeout")
+    if data is not None and not isinstance(data, (str, dict)):
+        raise BadRequest("data must be null, a string or an object", field="data")
+    if not isinstance(request, str) or len(request) > WORD_CHARS_MAX or not _printable(request):
+        raise BadRequest(f"request must be a string of at most {WORD_CHARS_MAX} characters", field="request")
+    return Timer(timer_id(timer), timeout, data, _callback(callback), request)
+
+
+def _callback(value: Any) -> Callback:
+    if not isinstance(value, Mapping):
+        raise BadRequest(f"callback must be an object with {', '.join(CALLBACK)}", field="callback")
+    for name in value:
+        if name not in CALLBACK:
+            raise BadRequest(f"a callback has no field {str(name)[:100]!r}", field=f"callback.{str(name)[:100]}")
+    return Callback(*(_text(value.get(name), f"callback.{name}") for name in CALLBACK))
+
+
+def _text(value: Any, field: str) -> str:
+    longest = URI_CHARS_MAX if field == "callback.uri" else WORD_CHARS_MAX
+    if not isinstance(value, str) or not 1 <= len(value) <= longest or not _printable(value):
+        raise BadRequest(f"{field} must be a string of 1 to {longest} characters", field=field)
+    return value
+
+
+def _printable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False  # half a surrogate pair
+    return not any(sign < " " or sign == "\x7f" for sign in text)
+
+
+def pack(timer: Timer) -> bytes:
+    """The payload of the timer's task, JSON; raises `BadRequest`, `TooLarge`.
+
+    What could be told over HTTP and not over the TCP port is refused too.
+    """
+    try:
+        msgpack.packb(timer.data)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise BadRequest(f"data cannot be kept: {error}"[:200], field="data") from None
+    callback = {name: getattr(timer.callback, name) for name in CALLBACK}
+    said = {"id": timer.id, "timeout": timer.timeout, "data": timer.data, "callback": callback}
+    if timer.request:
+        said["request"] = timer.request
+    packed = as_json(said)
+    if len(packed) > DATA_BYTES_MAX:
+        raise TooLarge(f"data is over {DATA_BYTES_MAX} bytes", field="data")
+    return packed
+
+
+def unpack(payload: bytes) -> Timer:
+    """The reverse of `pack`; raises `BadRequest` for what is no timer."""
+    try:
+        said = json.loads(payload)
+        timer, timeout, data, callback = said["id"], said["timeout"], said["data"], said["callback"]
+        request = said.get("request", "")
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise BadRequest("the task's payload is no timer", field="data") from None
+    return checked(timer, timeout=timeout, data=data, callback=callback, longest_ms=1 << 48, request=request)
+
+
+def request_of(payload: bytes) -> str:
+    """The request that set a timer; empty where that is not told."""
+    try:
+        return unpack(payload).request
+    except BadRequest:
+        return ""
+
+
+def as_json(value: Any) -> bytes:
+    """Compact UTF-8 JSON; raises `BadRequest`."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except (ValueError, TypeError, RecursionError) as error:
+        raise BadRequest(f"data is no JSON: {error}", field="data") from None
+
+
+@frozen
+class Delivery:
+    """One attempt at a callback."""
+
+    timer: str
+    """The timer's id."""
+    key: str
+    """The idempotency key: the same for every attempt, another once the timer is set anew."""
+    attempt: int
+    """From 1 on."""
+    uri: str
+    method: str
+    data: Any
+    """None, a string or a map."""
+    repeats: str = ""
+    """Why the attempt before this one did not suffice; empty at the first."""

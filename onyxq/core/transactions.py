@@ -1,0 +1,152 @@
+"""Transactions as the replica holds them: which claims stand, what is held, what is settled (design: transactions).
+
+Pure.  A committed transaction holds the claims that it completes: their pieces carry its
+position as token, a worker's name that tells of it, and a deadline that never comes, so
+nothing but the settling of their partition ends them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from attrs import evolve
+
+from onyxq.core.claims import Pieces, change, gather, merged, split, window
+from onyxq.core.ids import Run, TaskId, runs_of
+from onyxq.core.remembered import recall, remember
+from onyxq.core.replica import HELD_MS, Hold, Replica, claimed_bits
+
+KIND = "transaction"
+"""Under which names of settled transactions are remembered; a repeat is told the position of the
+commit and the note that came with it."""
+NAME_CHARACTERS_MAX = 200
+NOTE_BYTES_MAX = 64
+KEEP_MS = 600_000
+"""How long the name of a settled transaction is remembered by default."""
+KEEP_MS_MAX = 7 * 86_400_000
+DEADLINE_AHEAD_MS_MAX = 3_600_000
+"""How far ahead in log time the deadline of a commit may lie."""
+
+
+class Claim(NamedTuple):
+    """Runs of a partition claimed under one token."""
+
+    partition: int
+    token: int
+    runs: tuple[Run, ...]
+
+
+class Part(NamedTuple):
+    """What a partition has to make visible: how many pending facts, and their digest."""
+
+    partition: int
+    count: int  # type: ignore[assignment]  # shadows the tuple's method
+    digest: bytes
+
+
+class Prepared(NamedTuple):
+    """A transaction whose pending facts are kept, as the entries that commit it have it; see
+    ``log_entries.commit_transaction``."""
+
+    name: str
+    deadline_ms: int
+    claims: tuple[Claim, ...]
+    require: tuple[Claim, ...]
+    parts: tuple[Part, ...]
+    keep_ms: int = KEEP_MS
+    note: bytes = b""
+
+
+class Stale(NamedTuple):
+    """A task whose token does not stand."""
+
+    id: TaskId
+    token: int
+
+
+def on_hold(replica: Replica) -> Hold | None:
+    """The hold under which nothing may be committed now; None if there is none, or it is over."""
+    found = replica.hold
+    return found if found is not None and replica.clock_ms < found.until_ms else None
+
+
+def worker_of(name: str) -> str:
+    """Who holds the claims that a transaction completes."""
+    return f"transaction {name}"
+
+
+def well_formed(claims: Iterable[Claim]) -> bool:
+    """Whether all runs lie in their partition and within a stretch each."""
+    return all(gather(claim.partition, [("", claim.runs)]) is not None for claim in claims)
+
+
+def stale(replica: Replica, claims: Iterable[Claim], *, position: int | None = None) -> list[Stale]:
+    """The tasks of well-formed claims that are not held under their token any more, in order.
+
+    ``position``: of the record that asks; nobody can know its own position as a token.
+    """
+    found: list[Stale] = []
+    for claim in claims:
+        held = replica.claims.get(claim.partition)
+        for stretch, masks in (gather(claim.partition, [("", claim.runs)]) or {}).items():
+            pieces = held.get(stretch, ()) if held is not None else ()
+            pieces = pieces[slice(*window(pieces, masks[""]))]
+            standing = claimed_bits(tuple(piece for piece in pieces if piece[4] != HELD_MS), claim.token)
+            gone = masks[""] & ~standing if claim.token != position else masks[""]
+            found += [Stale(TaskId(run.first), claim.token) for run in runs_of(stretch, gone)]
+    return found
+
+
+def held(replica: Replica, name: str, position: int, claims: Iterable[Claim]) -> Replica:
+    """The replica with claims that stand moved into the transaction ``name`` committed at ``position``."""
+    worker = worker_of(name)
+
+    def take(pieces: Pieces, token: int, bits: int) -> Pieces | None:
+        outside, inside = split(pieces, bits, lambda piece: piece[2] == token)
+        taken = [(offset, count, position, worker, HELD_MS) for offset, count, *_ in inside]
+        return merged([*outside, *taken]) if inside else None
+
+    for claim in claims:
+        wanted = gather(claim.partition, [(claim.token, claim.runs)]) or {}
+        replica = change(replica, claim.partition, wanted, take) or replica
+    return replica
+
+
+def settled(replica: Replica, name: str, partition: int) -> Replica:
+    """The replica without what the transaction held in a partition that made it visible.
+
+    With its last part the transaction itself goes, and its name is remembered.
+    """
+    found = replica.transactions[name]
+    mine = [claim for claim in found.claims if claim[0] == partition]
+    for _, _, runs in mine:
+        wanted = gather(partition, [(name, [Run(TaskId(first), count) for first, count in runs])]) or {}
+        replica = change(replica, partition, wanted, _without_held) or replica
+    left = tuple(claim for claim in found.claims if claim[0] != partition)
+    parts = found.parts.discard(partition)
+    if parts:
+        kept = replica.transactions.set(name, evolve(found, parts=parts, claims=left))
+        return evolve(replica, transactions=kept)
+    replica = evolve(replica, transactions=replica.transactions.discard(name))
+    return remember(replica, KIND, name, for_ms=found.keep_ms, answer=(found.position, found.note))
+
+
+def _without_held(pieces: Pieces, kind: str, bits: int) -> Pieces | None:
+    outside, inside = split(pieces, bits, lambda piece: True, held=True)
+    return merged(outside) if inside else None
+
+
+def answer_of(replica: Replica, name: str) -> int | None:
+    """The position of the commit under this name, settled or not; None if there is none, or none any more."""
+    known = known_as(replica, name)
+    return known[0] if known is not None else None
+
+
+def known_as(replica: Replica, name: str) -> tuple[int, bytes] | None:
+    """The same, with the note that came with the commit."""
+    if name in replica.transactions:
+        found = replica.transactions[name]
+        return found.position, found.note
+    kept = recall(replica, KIND, name)
+    return (kept.answer[0], kept.answer[1]) if kept is not None else None

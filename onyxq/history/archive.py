@@ -1,0 +1,158 @@
+"""The archive: records kept in a directory when the log lets go of them (design: garbage collection).
+
+Whoever collects writes what is about to be trimmed to a file of its archive first, a dump
+(`onyxq.history.dump`) that starts at the origin before, and trims only once the file is durable.
+So every record is in the log or in the archive of the peer that trimmed it, whatever is
+killed when; peers may share one directory, or have one each that are read together.  A
+collector that comes after a crash writes again what it cannot find: repeats are left out
+when the files are read.
+
+A file is named ``<first position>-<last position>-<node>.onyxqlog``: it holds every record
+from the first to the last position of its name.
+"""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from attrs import frozen
+
+from onyxq.core.errors import NotFound
+from onyxq.core.log.interface import Record
+from onyxq.core.replica import START_POSITION
+from onyxq.history.dump import Dump, DumpWriter, read
+
+SUFFIX = ".onyxqlog"
+_NAME = re.compile(r"(\d{19})-(\d{19})-(.*)\.onyxqlog")
+
+
+@frozen
+class Part:
+    """A piece of history: every record behind ``after`` up to ``last`` (None: up to now)."""
+
+    after: int
+    last: int | None
+    dump: Dump
+
+    @property
+    def start(self) -> int | None:
+        """The position at which its replica is known, None if it can only continue another part."""
+        if self.dump.origin is not None:
+            return self.dump.origin.position
+        return START_POSITION if self.after == START_POSITION else None
+
+
+@frozen
+class Archive:
+    """One peer's way to its archive directory."""
+
+    directory: Path
+    node: str
+
+    def covered(self) -> int:
+        """The last position up to which, without a hole from some start on, records are archived; -1: none."""
+        reached = START_POSITION
+        for first, last, _ in files(self.directory):
+            reached = last if first > reached + 1 else max(reached, last)
+        return reached
+
+    def writer(self, *, after: int, last: int, cluster: str, cluster_id: str, origin: bytes) -> DumpWriter:
+        """A writer of the file that holds the records behind ``after`` up to ``last``."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        for left in self.directory.glob(f"*-{glob.escape(self.node)}{SUFFIX}.*.part"):
+            left.unlink(missing_ok=True)  # this node's alone, and of a process that is gone: a node has one
+        name = f"{after + 1:019d}-{last:019d}-{self.node}{SUFFIX}"
+        return DumpWriter(self.directory / name, cluster=cluster, cluster_id=cluster_id, origin=origin, after=after)
+
+
+def files(directory: Path) -> list[tuple[int, int, Path]]:
+    """(first, last, path) of every complete file, in the order of the log; none if there is no directory."""
+    if not directory.is_dir():
+        return []
+    found = [(_NAME.fullmatch(path.name), path) for path in directory.iterdir()]
+    return sorted((int(match[1]), int(match[2]), path) for match, path in found if match)
+
+
+def parts(directories: Iterable[Path]) -> list[Part]:
+    """What some directories hold; raises `NotFound` for one that is not there or holds nothing."""
+    out = []
+    for directory in directories:
+        found = files(directory)
+        if not found:
+            raise NotFound(f"there are no archived records in {directory}", field="archive", hint="Check its name.")
+        out += [Part(first - 1, last, read(path)) for first, last, path in found]
+    return out
+
+
+def earliest(pieces: Sequence[Part]) -> Dump | None:
+    """All history that can be gone through in one go up to the end, from as early as possible."""
+    starts = [piece for piece in pieces if piece.start is not None]
+    newest = max((_end(piece) for piece in pieces), default=None)
+    for piece in sorted(starts, key=lambda one: (one.start or 0, -_end(one))):
+        if _reach(piece, pieces) == newest:
+            return _from(piece, pieces)
+    return None
+
+
+def best(pieces: Sequence[Part], position: int) -> Dump | None:
+    """History from the latest start at or before ``position`` on that reaches it; None if nothing does."""
+    for piece in sorted(pieces, key=lambda one: -1 if one.start is None else one.start, reverse=True):
+        if piece.start is not None and piece.start <= position <= _reach(piece, pieces):
+            return _from(piece, pieces)
+    return None
+
+
+def groups(pieces: Sequence[Part]) -> list[Dump]:
+    """All history in as few dumps as possible, in order: more than one where records are missing in between."""
+    out: list[Dump] = []
+    reached = START_POSITION - 1
+    for piece in sorted(pieces, key=lambda one: (one.after, -_end(one))):
+        if _end(piece) > reached and piece.start is not None:
+            out.append(_from(piece, pieces))
+            reached = _reach(piece, pieces)
+    return out
+
+
+_NOW = 1 << 62
+
+
+def _end(piece: Part) -> int:
+    return _NOW if piece.last is None else piece.last
+
+
+def _reach(piece: Part, pieces: Sequence[Part]) -> int:
+    """How far the log can be followed from a part on without a hole."""
+    return max((_end(one) for one in _chain(piece, pieces)), default=_end(piece))
+
+
+def _chain(piece: Part, pieces: Sequence[Part]) -> list[Part]:
+    """The part and those that continue it, overlaps allowed."""
+    chain, reached = [piece], _end(piece)
+    for one in sorted(pieces, key=lambda one: (one.after, -_end(one))):
+        if one.after <= reached < _end(one):
+            chain.append(one)
+            reached = _end(one)
+    return chain
+
+
+def _from(piece: Part, pieces: Sequence[Part]) -> Dump:
+    first = piece.dump
+    return Dump(first.cluster, first.origin, _Chained(tuple(_chain(piece, pieces))), first.cluster_id)
+
+
+@frozen
+class _Chained:
+    """The records of parts, one after the other, each once."""
+
+    chain: tuple[Part, ...]
+
+    def __iter__(self) -> Iterator[Record]:
+        reached = START_POSITION
+        for piece in self.chain:
+            for record in piece.dump.records:
+                if record.position > reached:
+                    reached = record.position
+                    yield record

@@ -1,0 +1,170 @@
+"""Restoring a backup: a log of a new cluster, and a data directory for each of its nodes.
+
+What comes of it is a cluster that was switched off everywhere at once: peers that are started on the
+directories do what they do after any such end.  The cluster has a new id, so it and the old one refuse
+each other, and its log begins in a later segment, so its positions, and with them its tokens, lie above
+all that the old one gave before the backup.
+
+The replica is newer than the rows.  What it claims of tasks that the backup does not have is forgotten,
+and what the records of the backup say of claims is written down as each node would have done.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TypeAlias
+
+from attrs import evolve, frozen
+
+from onyxq.core import snapshot
+from onyxq.core.errors import BadRequest, Conflict, OlderThanCluster
+from onyxq.core.facts import HISTORY, Row, partition_of_key, unpack_history, unseal
+from onyxq.core.ids import mask_of, stretch_of
+from onyxq.core.log.interface import START, LogSession, segment_of
+from onyxq.core.placement import holders
+from onyxq.core.replica import ClaimPiece, Replica, with_pieces, without
+from onyxq.core.ring import latest_peer
+from onyxq.history.backup.file import Backup
+from onyxq.history.claim_rows import history_rows, returned_runs
+from onyxq.history.replay import steps
+from onyxq.log.first_record import begin_log
+from onyxq.store.interface import PEERS_META, Batch, Store
+from onyxq.system.clock import SystemClock, WallClock
+from onyxq.system.extensions import installed
+
+WRITER = "restore"
+"""Who wrote the record with which the new log begins."""
+ROWS_BATCH = 2_000
+
+NewStores: TypeAlias = Callable[[Sequence[str]], AbstractAsyncContextManager[Mapping[str, Store]]]
+"""Opens a new store for each of some node ids; they are there for good once they were left without an error."""
+
+
+@frozen
+class Restored:
+    """What was made."""
+
+    cluster: str
+    cluster_id: str
+    rows: int
+    position: int
+    """Of the new log's origin."""
+
+
+async def restore(
+    backup: Backup,
+    session: LogSession,
+    *,
+    name: str,
+    new_stores: NewStores,
+    cluster_id: str = "",
+    clock: WallClock | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Restored:
+    """Make the stores, then the log; ``session``: of a log that is empty, and whose segments may be closed
+    after one record. ``cluster_id``: of the new cluster, by default a random one.
+
+    The backup is one that `Backup.check` found sound. Raises `Conflict` where something is already.
+    """
+    await _check_empty(session, name)
+    replica = _last_replica(backup)
+    cluster_id = cluster_id or secrets.token_hex(8)
+    nodes = sorted({node for placed in replica.partitions.values() for node in holders(placed)})
+    if not nodes:
+        raise BadRequest("the backup is of a cluster that no node ever joined", field="file")
+    async with new_stores(nodes) as stores:
+        for node, store in stores.items():
+            peers = " ".join(dict.fromkeys((replica.nodes[node].latest_peer, latest_peer(replica, node))))
+            meta = {"node_id": node, "cluster_id": cluster_id, PEERS_META: peers}
+            await store.write(Batch(meta=tuple((key, value.encode()) for key, value in meta.items())))
+        rows = 0
+        for partition, page in backup.pages():
+            for node in holders(replica.partitions[partition]):
+                await stores[node].write(Batch(rows=page))
+            rows += len(page)
+            progress(f"{rows} rows")
+        await _write_history(backup, replica, stores)
+        replica = known_claims(replica, lambda number: stores[holders(replica.partitions[number])[0]])
+        now_ms, segment = (clock or SystemClock()).wall_ms, segment_of(replica.position) + 1
+        position = await begin_log(session, cluster_id, WRITER, segment=segment, now_ms=now_ms)
+        for store in stores.values():
+            await store.write(Batch(log_position=position, log_digest=replica.digest))
+    assert replica.cluster is not None
+    renamed = evolve(replica.cluster, id=cluster_id, name=name)
+    made = evolve(replica, position=position, cluster=renamed, hold=None)
+    if not await session.store_origin(position, snapshot.pack(made), expected_version=-1):
+        raise Conflict(f"somebody else began a cluster {name!r} meanwhile", field="name")
+    await session.trim(position)
+    return Restored(name, cluster_id, rows, position)
+
+
+def known_claims(replica: Replica, store_of: Callable[[int], Store]) -> Replica:
+    """The replica without claims on tasks of which there is no row."""
+    for partition, stretches in sorted(replica.claims.items()):
+        store = store_of(partition)
+        changes: dict[bytes, tuple[ClaimPiece, ...]] = {}
+        for stretch, pieces in sorted(stretches.items()):
+            known = without(pieces, ~store.known_bits(stretch))
+            if known != pieces:
+                changes[stretch] = known
+        if changes:
+            replica = with_pieces(replica, partition, changes)
+    return replica
+
+
+# --- before anything is made
+
+
+async def _check_empty(session: LogSession, name: str) -> None:
+    if await session.tail() != START or await session.origin() is not None:
+        raise Conflict(
+            f"there is a cluster {name!r} already", field="name", hint="Choose another name, or destroy that one."
+        )
+
+
+def _last_replica(backup: Backup) -> Replica:
+    """The replica behind the last record; raises `OlderThanCluster`."""
+    unknown = installed().unknown(backup.origin.enabled)
+    if unknown:
+        raise OlderThanCluster(f"older than the backup: its cluster has enabled {unknown}")
+    replica = backup.origin
+    for done in steps(backup.origin, backup.records()):
+        replica = done.replica
+    return replica
+
+
+# --- stores
+
+
+async def _write_history(backup: Backup, last: Replica, stores: Mapping[str, Store]) -> None:
+    """Write down what the backup's records say of the claims on tasks that it has."""
+    rows: list[Row] = []
+    before = backup.origin
+    for done in steps(before, backup.records()):
+        returned = returned_runs(before, done.replica, done.outcomes)
+        rows += history_rows(done.replica, done.outcomes, returned, lambda _: True)
+        before = done.replica
+        if len(rows) >= ROWS_BATCH:
+            await _keep_known(rows, last, stores)
+            rows = []
+    await _keep_known(rows, last, stores)
+
+
+async def _keep_known(rows: Sequence[Row], last: Replica, stores: Mapping[str, Store]) -> None:
+    kept: dict[str, list[Row]] = {}
+    for row in rows:
+        nodes = holders(last.partitions[partition_of_key(row.key)])
+        if _known(row, stores[nodes[0]]):
+            for node in nodes:
+                kept.setdefault(node, []).append(row)
+    for node, some in sorted(kept.items()):
+        await stores[node].write(Batch(rows=some))
+
+
+def _known(row: Row, store: Store) -> bool:
+    assert row.key[2:3] == HISTORY
+    first = row.key[3:23]
+    mask = mask_of(first, unpack_history(unseal(row.key, row.value)).count)
+    return store.known_bits(stretch_of(first)) & mask == mask

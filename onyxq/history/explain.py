@@ -1,0 +1,238 @@
+"""What happened to one task, in order: log entries that named it, and what the store says. Pure.
+
+The log says most: every grant, renewal, release and expiry with its verdict.  Where it was
+trimmed, the history rows of the store remain: grants, failures, expiries and tasks given
+back, without renewals and without what was refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from attrs import frozen
+
+from log_entries.commit_batch import committed_by
+from onyxq.core.diff import plain
+from onyxq.core.entry import APPLIED
+from onyxq.core.facts import GRANTED
+from onyxq.core.ids import counter_of, ms_of, partition_of
+from onyxq.core.replica import Replica, claim_of
+from onyxq.core.step import Outcome, step
+from onyxq.history import words
+from onyxq.history.dump import Dump
+from onyxq.history.replay import traced
+from onyxq.system.extensions import installed
+
+LOG, HISTORY, STORE, ID = "log", "history", "store", "id"
+"""Where a thing is known from."""
+SETTLE = "settle_transaction"
+NOT_HELD = "the token no longer held it"
+_HISTORY_ENTRIES = ("grant_claims", "release_claims", "expire_claims", "release_claims", "", "reopen_tasks")
+_GRANTS = ("grant_claims", "grant_limited_claims")
+
+
+@frozen
+class Told:
+    """One thing that happened to the task."""
+
+    at_ms: int
+    position: int | None
+    """Of the log record, if there was one."""
+    index: int
+    source: str
+    entry: str
+    """The entry's name; empty for what is no entry."""
+    verdict: str
+    peer: str
+    """Who wrote the record; empty if that is not known any more."""
+    token: int | None
+    worker: str
+    words: str
+
+    def as_map(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        shown: dict[str, Any] = plain(self)
+        return shown
+
+
+def from_log(dump: Dump, task_id: bytes, until: int) -> list[Told]:
+    """Every entry up to ``until`` that named the task; raises `OlderThanCluster` for an entry not installed here."""
+    marks = [task_id[:16], task_id.hex().encode()]
+    transactions: set[str] = set()
+    out: list[Told] = []
+    replica = dump.start
+    for record in dump.records:
+        if record.position > until:
+            break
+        if record.position <= replica.position:
+            continue
+        if not any(mark in record.data for mark in marks):
+            replica = step(replica, record, installed()).replica
+            continue
+        done, seen = traced(replica, record)
+        for outcome, after in seen:
+            if names(outcome.args, task_id) or _settles(outcome, transactions, partition_of(task_id)):
+                for committed in committed_by(outcome.args) if outcome.verdict == APPLIED else ():
+                    if names(committed.claims, task_id):
+                        transactions.add(committed.name)
+                        marks.append(committed.name.encode(errors="replace"))
+                verdict = _verdict(outcome, replica, after, task_id)
+                out.append(_from_entry(outcome, verdict, task_id, done.peer, record.position, record.ctime_ms))
+            replica = after
+        replica = done.replica
+    return out
+
+
+def from_store(task_id: bytes, known: Mapping[str, Any]) -> list[Told]:
+    """What the store says: ``known`` is what the method ``task_history`` answers."""
+    task = known["task"]
+    out = [
+        _plain_told(
+            ms_of(task_id),
+            ID,
+            f"made for queue {task['queue']} with priority {task['priority']}, in partition "
+            f"{partition_of(task_id)}, due from this time on",
+        )
+    ]
+    out += [_from_history(row) for row in known["history"]]
+    out += _voided(known)
+    for update in known["updates"]:
+        said = f"worker wrote update {update['seq']} under token {update['token']}"
+        out.append(_plain_told(update["at_ms"], STORE, said, token=update["token"]))
+    done = known["completion"]
+    if done is not None:
+        under = f" under token {done['token']}" if done["token"] is not None else ""
+        error = f": {words.brief(done['error'])}" if done.get("error") else ""
+        out.append(_plain_told(done["at_ms"], STORE, f"{done['outcome']}{under}{error}", token=done["token"]))
+    return out
+
+
+def _voided(known: Mapping[str, Any]) -> list[Told]:
+    """The end of a claim that only a recovery of the log ended. When that was is not known: after the grant."""
+    below = known["void_below"]
+    last = max(known["history"], key=lambda row: (row["position"], row["index"]), default=None)
+    if last is None or last["event"] != GRANTED or last["token"] >= below:
+        return []
+    if known["completion"] is not None or known["task"]["state"] == "claimed":
+        return []
+    said = f"the claim under token {last['token']} became void: the log was begun anew at position {below}"
+    return [_plain_told(last["at_ms"], STORE, said, token=last["token"], position=below)]
+
+
+def merged(found: Iterable[Told]) -> list[Told]:
+    """In order of time, a history row left out where the log tells the same."""
+    told = list(found)
+    entries = {(one.position, one.index) for one in told if one.source == LOG}
+    kept = {
+        (one.at_ms, one.position, one.index, one.words): one
+        for one in told
+        if one.source != HISTORY or (one.position, one.index) not in entries
+    }
+    return sorted(kept.values(), key=_order)
+
+
+def names(args: Any, task_id: bytes) -> bool:
+    """Whether an entry's arguments name the task: its id, or a run that covers it."""
+    if isinstance(args, bytes):
+        return args == task_id
+    if isinstance(args, str):
+        return args == task_id.hex()
+    if isinstance(args, (list, tuple)):
+        if _is_run(args):
+            return _covers(args[0], args[1], task_id)
+        return any(names(one, task_id) for one in args)
+    if isinstance(args, Mapping):
+        return any(names(one, task_id) for one in (*args, *args.values()))
+    fields = getattr(type(args), "__attrs_attrs__", ())
+    return any(names(getattr(args, field.name), task_id) for field in fields)
+
+
+def narrowed(args: Any, task_id: bytes) -> Any:
+    """An entry's arguments as a plain tree, with only those parts that name the task."""
+    if isinstance(args, (list, tuple)):
+        if _is_run(args):
+            return {"first": task_id.hex(), "count": 1}
+        if hasattr(args, "_asdict"):
+            return {name: narrowed(value, task_id) for name, value in args._asdict().items()}
+        kept = [one for one in args if names(one, task_id)]
+        return [narrowed(one, task_id) for one in kept or args]
+    fields = getattr(type(args), "__attrs_attrs__", ())
+    if fields:
+        return {field.name: narrowed(getattr(args, field.name), task_id) for field in fields}
+    return plain(args)
+
+
+def _is_run(value: Sequence[Any]) -> bool:
+    return len(value) == 2 and isinstance(value[0], bytes) and len(value[0]) == 20 and type(value[1]) is int
+
+
+def _covers(first: bytes, count: int, task_id: bytes) -> bool:
+    return first[:16] == task_id[:16] and 0 <= counter_of(task_id) - counter_of(first) < count
+
+
+def _settles(outcome: Outcome, transactions: Collection[str], partition: int) -> bool:
+    """Whether an entry ends what one of the transactions holds of a partition."""
+    mine = outcome.name == SETTLE and getattr(outcome.args, "partition", None) == partition
+    return mine and outcome.args.name in transactions
+
+
+def _verdict(outcome: Outcome, before: Replica, after: Replica, task_id: bytes) -> str:
+    """What became of the entry as far as this task goes: an entry may apply to others only."""
+    about_claims = outcome.name in ("renew_claims", "release_claims", "expire_claims")
+    if outcome.verdict == APPLIED and about_claims and claim_of(before, task_id) == claim_of(after, task_id):
+        return NOT_HELD
+    return outcome.verdict
+
+
+def _first_map(args: Any) -> dict[str, Any]:
+    """The first of the maps that stand in a list of a map; empty if none does."""
+    lists = [part for part in args.values() if isinstance(part, list)] if isinstance(args, dict) else []
+    return next((part[0] for part in lists if part and isinstance(part[0], dict)), {})
+
+
+def _from_entry(outcome: Outcome, verdict: str, task_id: bytes, peer: str, position: int, at_ms: int) -> Told:
+    args = narrowed(outcome.args, task_id)
+    said = _first_map(args)
+    if "claims" in said:  # of a batch's transaction
+        said = _first_map(said)
+    grants = outcome.name in _GRANTS
+    token = position if grants else said.get("token")
+    return Told(
+        at_ms=at_ms,
+        position=position,
+        index=outcome.index,
+        source=LOG,
+        entry=outcome.name,
+        verdict=verdict,
+        peer=peer,
+        token=token if verdict == APPLIED or not grants else None,
+        worker=str(said.get("worker", "")),
+        words=words.sentence(outcome.name, args, verdict).replace(f"task {task_id.hex()}", "it"),
+    )
+
+
+def _from_history(row: Mapping[str, Any]) -> Told:
+    said = {name: row[name] for name in ("token", "worker", "retry_ms", "attempts", "note")}
+    return Told(
+        at_ms=row["at_ms"],
+        position=row["position"],
+        index=row["index"],
+        source=HISTORY,
+        entry=_HISTORY_ENTRIES[row["event"]] if row["event"] < len(_HISTORY_ENTRIES) else "",
+        verdict=APPLIED,
+        peer="",
+        token=row["token"],
+        worker=row["worker"],
+        words=words.history(row["event"], **said),
+    )
+
+
+def _plain_told(at_ms: int, source: str, said: str, *, token: int | None = None, position: int | None = None) -> Told:
+    return Told(at_ms, position, 0, source, "", "", "", token, "", said)
+
+
+def _order(one: Told) -> tuple[int, int, int]:
+    # Times of the log and of leaders differ by little; what was made comes first whatever its id's time.
+    at_ms = -1 if one.source == ID else one.at_ms
+    return at_ms, -1 if one.position is None else one.position, one.index

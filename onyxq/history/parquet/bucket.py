@@ -1,0 +1,248 @@
+"""Reads a bucket of finished tasks from a store, run by run, for the archive.
+
+On the event loop, as all reads of a store: in small steps, and never more in memory than
+one run, or one task's update, and what concerns it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from attrs import field, frozen
+
+from onyxq.core import facts
+from onyxq.core.errors import Conflict
+from onyxq.core.facts import Completion, History, Mark, Update
+from onyxq.core.ids import (
+    COUNTER_MAX,
+    STRETCH_TASKS,
+    TaskId,
+    id_at,
+    ids_of,
+    make_id,
+    mask_of,
+    ms_of,
+    runs_of,
+    stretch_of,
+)
+from onyxq.core.queues import settings_of
+from onyxq.core.replica import Replica
+from onyxq.core.task_headers import policy_of
+from onyxq.store.interface import Store
+
+KEYS_AT_ONCE = 256
+_REST = struct.Struct(">QI")
+
+
+def _set(stretches: Iterable[bytes]) -> frozenset[bytes]:
+    return frozenset(stretches)
+
+
+def _sorted(stretches: Iterable[bytes]) -> tuple[bytes, ...]:
+    return tuple(sorted(stretches))
+
+
+@frozen(kw_only=True)
+class Bucket:
+    """Tasks of one partition by their ids: those of times from ``from_ms`` up to, not including,
+    ``before_ms``, and those of the stretches ``again``; but for those of the stretches ``keep``."""
+
+    partition: int
+    from_ms: int
+    before_ms: int
+    keep: frozenset[bytes] = field(default=(), converter=_set)
+    again: tuple[bytes, ...] = field(default=(), converter=_sorted)
+
+    def ranges(self) -> Iterator[tuple[TaskId, TaskId]]:
+        """First and last ids, in id order if ``again`` lies below ``from_ms``, as what was kept does."""
+        for stretch in self.again:
+            if stretch not in self.keep:
+                yield TaskId(stretch), id_at(stretch, STRETCH_TASKS - 1)
+        if self.from_ms < self.before_ms:
+            last = make_id(self.before_ms - 1, self.partition, (1 << 64) - 1, COUNTER_MAX)
+            yield make_id(self.from_ms, self.partition, 0, 0), last
+
+    @property
+    def earliest_ms(self) -> int:
+        """The earliest time in an id of it."""
+        return min([self.from_ms, *(ms_of(stretch) for stretch in self.again if stretch not in self.keep)])
+
+
+class Run(NamedTuple):
+    """Finished tasks of one task row, and all that is known of them; masks are those of their stretch."""
+
+    queue: str
+    header: dict[str, Any]
+    first: TaskId
+    """First id of ``body``."""
+    body: bytes
+    """A task row's body; its payload counts unless ``data`` is there."""
+    bits: int
+    """Which of its tasks."""
+    retries: int | None
+    done: list[tuple[int, TaskId, Completion]]
+    """The completions that count: of which tasks, and where their results begin."""
+    ended: list[tuple[int, TaskId, Completion]]
+    """All completions, later marks last: of a task that was opened again there are several."""
+    history: list[tuple[int, History]]
+    """In the order of the log."""
+    data: bytes | None
+    """What replaced the task's payload."""
+    updates: dict[TaskId, list[tuple[int, int]]]
+    """(token, sequence number) of the updates that count, in that order."""
+
+
+class Progress(NamedTuple):
+    """An update of a task of a queue."""
+
+    queue: str
+    task_id: TaskId
+    update: Update
+
+
+class BucketReader:
+    """See the module's first paragraph. Of ``replica`` it takes the settings of queues."""
+
+    def __init__(self, replica: Replica, store: Store) -> None:
+        self._replica = replica
+        self._store = store
+
+    def stretches(self, bucket: Bucket) -> Iterator[list[TaskId]]:
+        """First ids of the bucket's task rows, those of a stretch together, in id order."""
+        for first, last in bucket.ranges():
+            group: list[TaskId] = []
+            after = first
+            while keys := self._store.row_keys(facts.TASK, after, last, limit=KEYS_AT_ONCE):
+                for found in map(facts.first_of, keys):
+                    if group and stretch_of(found) != stretch_of(group[0]):
+                        yield group
+                        group = []
+                    if stretch_of(found) not in bucket.keep:
+                        group.append(found)
+                if keys[-1][3:] == last:
+                    break
+                after = TaskId((int.from_bytes(keys[-1][3:], "big") + 1).to_bytes(20, "big"))
+            if group:
+                yield group
+
+    def runs(self, firsts: list[TaskId]) -> Iterator[Run | Progress]:
+        """What there is to archive of the task rows of one stretch. A run's updates follow it.
+
+        Raises `Corrupt`, and `Conflict` if a task is not finished.
+        """
+        stretch = stretch_of(firsts[0])
+        known: _Stretch | None = None
+        taken = 0
+        for first in reversed(firsts):
+            body = self._store.body(facts.key_of(facts.TASK, first))
+            header, count = facts.task_header(body)
+            bits = mask_of(first, count) & ~taken
+            taken |= bits
+            if settings_of(self._replica, header["queue"]).archive and bits and not self._gave_way(first, header):
+                known = known or _Stretch(self._store, stretch)
+                run = self._run(known, first, body, header, bits)
+                yield run
+                yield from self._progress(run)
+
+    def _gave_way(self, first: TaskId, header: dict[str, Any]) -> bool:
+        """Whether another task stands for its unique key: to whoever enqueued it it is none."""
+        key = header.get("unique_key")
+        if key is None:
+            return False
+        return self._store.unique(int.from_bytes(first[6:8], "big"), header["queue"], key) not in (None, first)
+
+    def _run(self, stretch: _Stretch, first: TaskId, body: bytes, header: dict[str, Any], bits: int) -> Run:
+        if unfinished := bits & ~stretch.finished:
+            task = runs_of(stretch.first, unfinished)[0].first
+            raise Conflict(f"task {task.hex()} is not finished, so it is not archived")
+        alone = bits.bit_count() == 1
+        return Run(
+            header["queue"],
+            header,
+            first,
+            body,
+            bits,
+            policy_of(self._replica, header).retries,
+            *stretch.completions(bits),
+            [(mask & bits, event) for mask, event in stretch.history if mask & bits],
+            self._store.data(first) if alone and "unique_key" in header else None,
+            {task: said for task, said in stretch.updates.items() if mask_of(task, 1) & bits},
+        )
+
+    def _progress(self, run: Run) -> Iterator[Progress]:
+        for task_id, said in run.updates.items():
+            for token, seq in said:
+                key = facts.key_of(facts.UPDATE, task_id, _REST.pack(token, seq))
+                yield Progress(run.queue, task_id, facts.unpack_update(self._store.body(key)))
+
+
+class _Stretch:
+    """What the rows of a stretch say of its tasks, but for payloads, results and updates themselves."""
+
+    def __init__(self, store: Store, first: TaskId) -> None:
+        self.first = first
+        self._store = store
+        self.history = self._history()
+        self.updates = self._updates()
+        self._judged: list[tuple[int, int, bytes]] = []
+        """Per completion the tasks for which it counts, all of its tasks, and its key; later marks first."""
+        self.finished = 0
+        self._judge()
+
+    def _keys(self, kind: bytes) -> list[bytes]:
+        return self._store.row_keys(kind, self.first, id_at(self.first, STRETCH_TASKS - 1), limit=1 << 62)
+
+    def _history(self) -> list[tuple[int, History]]:
+        found = []
+        for key in self._keys(facts.HISTORY):
+            event = facts.unpack_history(self._store.body(key))
+            found.append((mask_of(key[3:23], event.count), event))
+        return sorted(found, key=lambda one: one[1])
+
+    def _updates(self) -> dict[TaskId, list[tuple[int, int]]]:
+        """As in `onyxq.operations.task_view`: per token without holes from 0 on. Keys lie in the order of both."""
+        found: dict[TaskId, list[tuple[int, int]]] = {}
+        expected: dict[tuple[TaskId, int], int] = {}
+        for key in self._keys(facts.UPDATE):
+            task_id = facts.first_of(key)
+            token, seq = _REST.unpack(key[23:])
+            if seq == expected.get((task_id, token), 0):
+                found.setdefault(task_id, []).append((token, seq))
+                expected[task_id, token] = seq + 1
+        return found
+
+    def _judge(self) -> None:
+        """Of completions of a task's last life that of the highest mark counts, then of the highest token."""
+        heads: list[tuple[Mark, int, bytes, int]] = []
+        for key in self._keys(facts.COMPLETION):
+            token, count, _, mark = facts.completion_head(self._store.body(key))
+            heads.append((mark, token, key, mask_of(key[3:23], count)))
+        for _, token, key, whole in sorted(heads, reverse=True):
+            mask = whole
+            for bits, event in self.history:
+                if event.event == facts.REOPENED and event.position > token:
+                    mask &= ~bits
+            mask &= ~self.finished
+            self._judged.append((mask, whole, key))
+            self.finished |= mask
+
+    def completions(
+        self, bits: int
+    ) -> tuple[list[tuple[int, TaskId, Completion]], list[tuple[int, TaskId, Completion]]]:
+        """Those that count of some finished tasks, and all of them."""
+        counted, found = [], []
+        for mask, whole, key in reversed(self._judged):
+            if whole & bits:
+                done = facts.unpack_completion(self._store.body(key))
+                found.append((whole & bits, facts.first_of(key), done))
+                if mask & bits:
+                    counted.append((mask & bits, facts.first_of(key), done))
+        return counted, found
+
+
+def ids_in(stretch: bytes, bits: int) -> Iterator[TaskId]:
+    """Every id that a mask of a stretch stands for."""
+    for run in runs_of(stretch, bits):
+        yield from ids_of(*run)

@@ -1,0 +1,179 @@
+"""The files of one bucket: rows go to the file of their table, queue and day.
+
+Everything here blocks, and runs in a worker thread.  A file has a temporary name that
+readers overlook until it is complete and durable, then takes the place of what has its
+name.  Leftovers of a crash are removed when their partition is archived again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from onyxq.core.ids import ms_of
+from onyxq.history.parquet.bucket import Progress, Run
+from onyxq.history.parquet.layout import FileName, Place, day_of
+from onyxq.history.parquet.rows import Row, claim_rows, size_of, task_rows, update_row
+from onyxq.history.parquet.schema import CLAIMS, COLUMNS, TASKS, UPDATES, options_of, pyarrow, schema_of
+from onyxq.system.directories import PRIVATE, create
+
+PLACES_MAX = 100
+"""Queues and days of which files are written at a time; the bucket is read again for others."""
+BUFFER_BYTES_MAX = 16 * 1024 * 1024
+GROUP_BYTES_MAX = 4 * 1024 * 1024
+"""Bytes of a row group: who looks for one task reads one."""
+PART = ".part"
+
+
+class TableFile:
+    """One file, of one table, queue and day."""
+
+    def __init__(self, table: str, directory: Path, name: str, *, queue: str, partition: int) -> None:
+        self.table = table
+        self.directory = directory
+        self.rows = 0
+        self.waiting_bytes = 0
+        self._name = name
+        self._schema = schema_of(table, queue=queue, partition=partition)
+        self._waiting: list[Row] = []
+        self._file: IO[bytes] | None = None
+        self._writer: Any = None
+        self._part = directory / f".{name}.{uuid.uuid4().hex}{PART}"
+
+    def add(self, row: Row) -> int:
+        """Take a row; returns about how many bytes it takes."""
+        size = size_of(row)
+        self._waiting.append(row)
+        self.rows += 1
+        self.waiting_bytes += size
+        return size
+
+    def flush(self) -> None:
+        """Write a row group of what waits; raises `OSError`."""
+        if not self._waiting:
+            return
+        pa = pyarrow()
+        if self._writer is None:
+            self.directory.mkdir(parents=True, exist_ok=True, mode=PRIVATE)
+            self._file = create(self._part)
+            self._writer = pa.parquet.ParquetWriter(self._file, self._schema, **options_of(self.table))
+        columns = zip(*self._waiting, strict=True)
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, self._schema, strict=True)]
+        self._waiting = []
+        self.waiting_bytes = 0
+        self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema))
+
+    def finish(self) -> None:
+        """Make it durable under its temporary name; raises `OSError`."""
+        self.flush()
+        if self._file is not None:
+            self._writer.close()
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+    def publish(self) -> None:
+        """Give it its name; raises `OSError`."""
+        if self._file is not None:
+            self._part.replace(self.directory / self._name)
+
+    def abort(self) -> None:
+        """Forget it."""
+        if self._file is not None:
+            self._file.close()
+            self._part.unlink(missing_ok=True)
+
+
+class BucketFiles:
+    """The files of a bucket. Rows of places beyond `PLACES_MAX` are left out, and `left` names them."""
+
+    def __init__(self, directory: Path, name: FileName, parts: Sequence[bytes]) -> None:
+        self._directory = directory
+        self._partition = name.partition
+        self._name = name.with_digest(*parts)
+        self._files: dict[tuple[str, Place], TableFile] = {}
+        self.places: set[Place] = set()
+        """Queues and days that are written."""
+        self._bytes = 0
+        self.left: set[Place] = set()
+
+    def add(self, found: Iterable[Run | Progress], but: frozenset[Place]) -> None:
+        """Take what was read, but for what belongs to places that are done; raises `OSError` and `Corrupt`."""
+        for one in found:
+            place = Place(one.queue, day_of(ms_of(one.first if isinstance(one, Run) else one.task_id)))
+            if place in but or not self._has_room(place):
+                continue
+            if isinstance(one, Run):
+                self._add(TASKS, place, task_rows(one))
+                self._add(CLAIMS, place, claim_rows(one))
+            else:
+                self._add(UPDATES, place, [update_row(one)])
+
+    def _has_room(self, place: Place) -> bool:
+        if place not in self.places and len(self.places) >= PLACES_MAX:
+            self.left.add(place)
+            return False
+        self.places.add(place)
+        return True
+
+    def _add(self, table: str, place: Place, rows: Iterable[Row]) -> None:
+        file = self._files.get((table, place))
+        for row in rows:
+            if file is None:
+                file = self._files[table, place] = self._file(table, place)
+            self._bytes += file.add(row)
+            if file.waiting_bytes >= GROUP_BYTES_MAX:
+                self._flush(file)
+            elif self._bytes >= BUFFER_BYTES_MAX:
+                self._flush(max(self._files.values(), key=lambda other: other.waiting_bytes))
+
+    def _flush(self, file: TableFile) -> None:
+        self._bytes -= file.waiting_bytes
+        file.flush()
+
+    def _file(self, table: str, place: Place) -> TableFile:
+        directory = self._directory / table / place.path
+        for left in directory.glob(f".{self._partition:05d}-*{PART}"):
+            left.unlink(missing_ok=True)
+        return TableFile(table, directory, self._name, queue=place.queue, partition=self._partition)
+
+    def finish(self) -> None:
+        """Make all files durable, then visible; raises `OSError`."""
+        for file in self._files.values():
+            file.finish()
+        for file in self._files.values():
+            file.publish()
+        if self._files:
+            self._sync_directories()
+
+    def _sync_directories(self) -> None:
+        """Make names durable, also those of directories that are new."""
+        found = {self._directory}
+        for file in self._files.values():
+            above = file.directory
+            while above != self._directory:
+                found.add(above)
+                above = above.parent
+        for directory in sorted(found):
+            descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def abort(self) -> None:
+        """Remove what is not complete."""
+        for file in self._files.values():
+            with contextlib.suppress(OSError):
+                file.abort()
+
+    def written(self) -> dict[str, int]:
+        """Rows per table, and files."""
+        rows = dict.fromkeys(COLUMNS, 0)
+        for (table, _), file in self._files.items():
+            rows[table] += file.rows
+        return {**rows, "files": len(self._files)}

@@ -1,0 +1,165 @@
+"""Finds a task in archives, with its claims and updates.
+
+By the day in its id, the names of files and the statistics of their row groups, so that
+little more is read than the task.  The same task may be found several times, in the
+archives of several nodes or of a repeat after a crash: what was finished last counts, and
+of claims and updates each counts once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from onyxq.core.errors import Corrupt, NotFound, OnyxqError
+from onyxq.core.ids import TaskId, ms_of
+from onyxq.history.parquet.layout import day_of, named
+from onyxq.history.parquet.schema import CLAIMS, TASKS, UPDATES, pyarrow, queue_in, schema_of
+
+Found = dict[str, Any]
+"""A row: values by column, times in ms since the epoch, and the queue."""
+
+
+@frozen
+class ArchivedTask:
+    """A task as it was when it was archived."""
+
+    task: dict[str, Any]
+    """As the method ``get`` answers it."""
+    updates: tuple[dict[str, Any], ...]
+    """As the method ``task_log`` answers them."""
+
+
+def find(directories: Sequence[Path], task_id: TaskId) -> ArchivedTask | None:
+    """The task of an id, None if no archive holds it.
+
+    Raises `NotFound` if a directory is not there or is no archive, `Corrupt` if a file that
+    may hold the task cannot be read, `Incomplete` without pyarrow.
+    """
+    pyarrow()
+    for directory in directories:
+        _check(directory)
+    rows = list(_rows(directories, TASKS, task_id))
+    if not rows:
+        return None
+    task = max(rows, key=lambda row: (row["finished"], row["attempts"]))
+    claims: dict[int, Found] = {}
+    for claim in _rows(directories, CLAIMS, task_id):
+        known = claims.get(claim["token"])
+        if known is None or (known["ended"] or 0) < (claim["ended"] or 0):
+            claims[claim["token"]] = claim
+    updates = {(one["token"], one["seq"]): one for one in _rows(directories, UPDATES, task_id)}
+    return ArchivedTask(
+        _view(task, [claims[token] for token in sorted(claims)]),
+        tuple(_update(updates[key]) for key in sorted(updates)),
+    )
+
+
+def _check(directory: Path) -> None:
+    if not directory.is_dir():
+        raise NotFound(f"there is no directory {directory}", field="archive", hint="Name the archive's directory.")
+    if not (directory / TASKS).is_dir():
+        raise NotFound(
+            f"{directory} is no archive of tasks: it has no {TASKS}/ in it",
+            field="archive",
+            hint="Name the directory that the peers were given as task archive.",
+        )
+
+
+def _rows(directories: Sequence[Path], table: str, task_id: TaskId) -> Iterator[Found]:
+    """What the files of a table say of a task."""
+    for directory in directories:
+        for file in sorted((directory / table).glob(f"queue=*/day={day_of(ms_of(task_id))}/*.parquet")):
+            name = named(file.name)
+            if name is not None and name.may_hold(task_id):
+                yield from _rows_in(file, table, task_id.hex())
+
+
+def _rows_in(file: Path, table: str, hexed: str) -> Iterator[Found]:
+    pa = pyarrow()
+    try:
+        with pa.parquet.ParquetFile(file) as opened:
+            queue = queue_in(opened.schema_arrow.metadata, table=table, path=str(file))
+            _check_types(opened.schema_arrow, table, str(file))
+            for number in range(opened.num_row_groups):
+                if not _may_hold(opened.metadata.row_group(number), hexed):
+                    continue
+                ids = opened.read_row_group(number, columns=["id"])["id"].to_pylist()
+                places = [place for place, found in enumerate(ids) if found == hexed]
+                if places:
+                    rows = opened.read_row_group(number).take(places)
+                    yield from ({**row, "queue": queue} for row in _plain(rows).to_pylist())
+    except OnyxqError:
+        raise
+    except FileNotFoundError:
+        return  # somebody tidies the archive up
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise Corrupt(
+            f"{file} cannot be read: {error}", hint="Bring the file back from a copy, or take it out of the archive."
+        ) from error
+
+
+def _check_types(schema: Any, table: str, path: str) -> None:
+    """Raise `Corrupt` for a file whose columns are of other types than those of an archive."""
+    for wanted in schema_of(table, queue="", partition=0):
+        place = schema.get_field_index(wanted.name)
+        if place >= 0 and schema.field(place).type != wanted.type:
+            raise Corrupt(
+                f"{path}: column {wanted.name} is {schema.field(place).type}, not {wanted.type}",
+                hint="Take it out of the archive's directory.",
+            )
+
+
+def _may_hold(group: Any, hexed: str) -> bool:
+    """Whether a row group may hold an id, by its statistics."""
+    for place in range(group.num_columns):
+        column = group.column(place)
+        if column.path_in_schema == "id":
+            said = column.statistics
+            return said is None or not said.has_min_max or said.min <= hexed <= said.max
+    return True
+
+
+def _plain(rows: Any) -> Any:
+    """The rows with times as numbers."""
+    pa = pyarrow()
+    fields = [pa.field(one.name, pa.int64()) if pa.types.is_timestamp(one.type) else one for one in rows.schema]
+    return rows.cast(pa.schema(fields))
+
+
+def _view(row: Found, claims: list[Found]) -> dict[str, Any]:
+    return {
+        "id": bytes.fromhex(row["id"]),
+        "queue": row["queue"],
+        "data": row["data"],
+        "format": row["format"],
+        "priority": row["priority"],
+        "ordering_key": row["ordering_key"],
+        "unique_key": row["unique_key"],
+        "state": row["state"],
+        "at_ms": row["due"],
+        "expires_ms": row["expires"],
+        "retries": row["retries"],
+        "depends": [bytes.fromhex(one) for one in row["depends"]],
+        "attempts": row["attempts"],
+        "claims": [
+            {
+                "token": claim["token"],
+                "worker": claim["worker"],
+                "start_ms": claim["granted"],
+                "end_ms": claim["ended"],
+                "outcome": claim["outcome"],
+            }
+            for claim in claims
+        ],
+        "updates": row["updates"],
+        "result": row["result"],
+        "error": row["error"],
+    }
+
+
+def _update(row: Found) -> dict[str, Any]:
+    return {"token": row["token"], "seq": row["seq"], "data": row["data"], "at_ms": row["stored"]}

@@ -1,0 +1,400 @@
+"""Log entries in words: what the log's readers see in ``log tail``, ``task explain`` and subscriptions.
+
+Pure.  Sentences are made from an entry's arguments as plain maps (`onyxq.core.diff.plain`), so
+that they can be made wherever the log is shown, also of entries that are not installed
+there.  An entry without a sentence of its own gets one from the names of its fields.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+from onyxq.core.diff import plain
+from onyxq.core.entry import APPLIED
+from onyxq.core.facts import EXPIRED, GRANTED, RELEASED, REOPENED, RETRIED
+from onyxq.core.texts import visible
+
+Args: TypeAlias = Mapping[str, Any]
+
+SET_REPLICA = "set_replica"
+"""The name under which readers hear that the replica was read from the origin; no record holds it."""
+COMPLETED_EVENT = 4
+PARTS_MAX = 4
+"""Grants, renewals, releases of one entry that are told one by one."""
+_UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
+
+
+def sentence(name: str, args: Any, verdict: str = APPLIED) -> str:
+    """An entry and what became of it, in words.
+
+    ``args``: the entry's typed arguments, a map of them, or a raw list of what did not fit.
+    """
+    shown = plain(args)
+    said = ""
+    if isinstance(shown, dict):
+        try:
+            said = _SENTENCES[name](shown) if name in _SENTENCES else generic(name, shown)
+        except (KeyError, TypeError, ValueError):
+            said = generic(name, shown)  # another version's arguments
+    else:
+        said = f"{title(name)} {brief(shown)}"
+    return visible(said if verdict == APPLIED else f"{said}: nothing changed, {verdict}")
+
+
+def generic(name: str, args: Args) -> str:
+    """``grant lock: name db, holder w1``, for any entry."""
+    parts = [f"{title(field)} {brief(value)}" for field, value in args.items()]
+    return f"{title(name)}: {', '.join(parts)}" if parts else title(name)
+
+
+def title(name: str) -> str:
+    """A name in words."""
+    return name.replace("_", " ").replace(".", " ")
+
+
+def brief(value: Any, limit: int = 80) -> str:
+    """A value, cut short."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def duration(ms: int) -> str:
+    """``30 s``, ``1.5 s``, ``250 ms``, ``2 h``."""
+    for unit_ms, unit in _UNITS:
+        if ms >= unit_ms:
+            return f"{ms / unit_ms:.3g} {unit}"
+    return f"{ms} ms"
+
+
+def moment(ms: int) -> str:
+    """A wall-clock time, UTC."""
+    try:
+        return datetime.fromtimestamp(ms / 1000, UTC).isoformat(sep=" ", timespec="milliseconds")[:23] + "Z"
+    except (OverflowError, ValueError, OSError):
+        return f"{ms} ms"
+
+
+def tasks(runs: Sequence[Args]) -> str:
+    """``task 01…``, ``12 tasks from 01… on``, ``40 tasks in 3 runs from 01… on``."""
+    count = sum(run["count"] for run in runs)
+    if not runs:
+        return "no tasks"
+    if count == 1:
+        return f"task {runs[0]['first']}"
+    pieces = f" in {len(runs)} runs" if len(runs) > 1 else ""
+    return f"{count} tasks{pieces} from {runs[0]['first']} on"
+
+
+def listed(parts: Sequence[str]) -> str:
+    """The first parts, and how many more there are."""
+    more = f"; and {len(parts) - PARTS_MAX} more" if len(parts) > PARTS_MAX else ""
+    return "; ".join(parts[:PARTS_MAX]) + more
+
+
+def history(event: int, *, token: int, worker: str, retry_ms: int, attempts: int, note: str) -> str:
+    """A history row of the store about one task, in words."""
+    if event == GRANTED:
+        return visible(f"granted to worker {worker or '(unnamed)'} under token {token}")
+    return visible(_ended(event, {"token": token, "retry_ms": retry_ms, "attempts": attempts, "note": note}))
+
+
+# --- one sentence for each entry ---------------------------------------------------
+
+
+def _create_cluster(args: Args) -> str:
+    return (
+        f"cluster {args['name']} is created under the id {args['id']}: {args['partitions']} partitions, "
+        f"{args['replicas']} copies of each"
+    )
+
+
+def _prepare_join(args: Args) -> str:
+    zone = f" in zone {args['zone']}" if args["zone"] else ""
+    return f"peer {args['peer']} of node {args['node']}{zone} at {args['address']} asks to join the ring"
+
+
+def _notify_join(args: Args) -> str:
+    return f"joining peer {args['joiner']} is told whom it has to watch"
+
+
+def _accept_join(args: Args) -> str:
+    return f"peer {args['joiner']} becomes a member of the ring"
+
+
+def _abort_join(args: Args) -> str:
+    return f"peer {args['joiner']} gives up joining"
+
+
+def _leave(args: Args) -> str:
+    return f"peer {args['peer']} is out of the ring ({args['reason'] or 'no reason given'})"
+
+
+def _set_slots(args: Args) -> str:
+    return f"peer {args['peer']} offers {args['slots']} slots"
+
+
+def _drain(args: Args) -> str:
+    return f"node {args['node']} is drained" + (", all its copies move for good" if args["permanent"] else "")
+
+
+def _replace(args: Args) -> str:
+    return f"the copies of absent node {args['node']} are made elsewhere"
+
+
+def _ready(args: Args) -> str:
+    return f"partition {args['partition']} is served by its leader of epoch {args['epoch']}"
+
+
+def _settle(args: Args) -> str:
+    return f"partition {args['partition']} has its copies where they belong (epoch {args['epoch']})"
+
+
+def _yield(args: Args) -> str:
+    return f"partition {args['partition']} is given up by its leader of epoch {args['epoch']}"
+
+
+def _force(args: Args) -> str:
+    return (
+        f"partition {args['partition']} goes on with the nodes that are left, as {args['by'] or 'an operator'} asked: "
+        "what only the others had is lost"
+    )
+
+
+def _grant(args: Args) -> str:
+    return f"{_leader(args)} grants {_grants(args)}"
+
+
+def _grant_limited(args: Args) -> str:
+    return f"{_leader(args)} grants within the limits of queue {args['queue']} {_grants(args)}"
+
+
+def _grants(args: Args) -> str:
+    parts = [
+        f"{tasks(one['runs'])} to worker {one['worker'] or '(unnamed)'} for {duration(one['lease_ms'])}"
+        for one in args["grants"]
+    ]
+    return listed(parts)
+
+
+def _renew(args: Args) -> str:
+    parts = [
+        f"the claim on {tasks(one['runs'])} under token {one['token']} for {duration(one['lease_ms'])}"
+        for one in args["renewals"]
+    ]
+    return f"{_leader(args)} renews {listed(parts)}"
+
+
+def _release(args: Args) -> str:
+    parts = [f"{tasks(one['runs'])} {_ended(one['event'], one)}" for one in args["releases"]]
+    return f"{_leader(args)} says: {listed(parts)}"
+
+
+def _expire(args: Args) -> str:
+    parts = [f"{tasks(one['runs'])} {_ended(EXPIRED, one)}" for one in args["expirations"]]
+    return f"{_leader(args)} says: {listed(parts)}"
+
+
+def _ended(event: int, said: Args) -> str:
+    under = f"under token {said['token']}"
+    if event == COMPLETED_EVENT:
+        return f"finished {under}"
+    if event == RELEASED:
+        return f"given back uncounted {under}"
+    if event == RETRIED:
+        error = f" ({brief(said['note'])})" if said["note"] else ""
+        return f"failed {under}{error}, attempt {said['attempts']}, due again at {moment(said['retry_ms'])}"
+    if event == REOPENED:
+        return f"opened again, due at {moment(said['retry_ms'])}, with {said['attempts']} attempts behind it"
+    if event == EXPIRED:
+        return f"taken back {under} as the lease ran out, attempt {said['attempts']}"
+    return f"ended by event {event} {under}"
+
+
+def _reopen(args: Args) -> str:
+    runs = [one["run"] for one in args["runs"]]
+    return f"{_leader(args)} opens {tasks(runs)} again, due at {moment(args['due_ms'])}"
+
+
+def _purge(args: Args) -> str:
+    kept = len(args["keep"])
+    rest = f", but for {kept} stretches" if kept > 1 else ", but for 1 stretch" if kept else ""
+    return f"{_leader(args)} purges all tasks of before {moment(args['before_ms'])}{rest}"
+
+
+def _commit(args: Args) -> str:
+    done = [run for claim in args["claims"] for run in claim["runs"]]
+    needed = [run for claim in args["require"] for run in claim["runs"]]
+    parts = [str(part["partition"]) for part in args["parts"]]
+    completes = f" ends the claims on {tasks(done)}" if done else " ends no claims"
+    requires = f", provided that {tasks(needed)} stay claimed" if needed else ""
+    where = f", in {'partitions' if len(parts) != 1 else 'partition'} {', '.join(parts)}" if parts else ""
+    return f"transaction {args['name']}{completes}{requires}{where}"
+
+
+def _settle_transaction(args: Args) -> str:
+    return f"{_leader(args)} has made its part of transaction {args['name']} visible"
+
+
+def _set_queue(args: Args) -> str:
+    said = [f"{title(name)} {_setting(name, value)}" for name, value in sorted(_settings(args).items())]
+    said += [f"{title(name)} back to the default" for name in args["cleared"]]
+    flags = args["flags"]
+    if "paused" not in flags:
+        return f"queue {args['queue']}: {', '.join(said) or 'nothing is set'}"
+    why = f" ({brief(args['why'])})" if args["why"] and flags["paused"] else ""
+    by = f" by {args['by']}" if args["by"] else ""
+    more = f"; {', '.join(said)}" if said else ""
+    return f"queue {args['queue']} is {'paused' if flags['paused'] else 'resumed'}{by}{why}{more}"
+
+
+def _settings(args: Args) -> dict[str, Any]:
+    flags = {name: on for name, on in args["flags"].items() if name != "paused"}
+    return {**args["numbers"], **args["words"], **flags}
+
+
+def _setting(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if name == "retries" and value < 0:
+        return "until success"
+    if name in ("rate", "key_rate"):
+        return f"{value / 1_000:g}/s" if value else "unlimited"
+    if name == "concurrency" and not value:
+        return "unlimited"
+    return duration(value) if name.endswith("_ms") else str(value)
+
+
+def _hold(args: Args) -> str:
+    if not args["for_ms"]:
+        return f"transactions go on: the hold {args['name']} is over"
+    return f"transactions wait for up to {duration(args['for_ms'])}: {args['why']} (hold {args['name']})"
+
+
+def _set_periodic(args: Args) -> str:
+    rest = ", paused" if args["paused"] else f", next at {moment(args['next_ms'])} if the schedule is new"
+    return (
+        f"periodic task {args['name']} goes to queue {args['queue']} by the schedule {args['schedule']!r} "
+        f"in zone {args['zone']}{rest}"
+    )
+
+
+def _pause_periodic(args: Args) -> str:
+    if args["paused"]:
+        return f"periodic task {args['name']} is paused"
+    return f"periodic task {args['name']} is resumed, next at {moment(args['next_ms'])}"
+
+
+def _remove_periodic(args: Args) -> str:
+    return f"periodic task {args['name']} is removed"
+
+
+def _fire_periodic(args: Args) -> str:
+    count = args["count"]
+    runs = "1 run is" if count == 1 else f"{count or 'no'} runs are"
+    return (
+        f"periodic task {args['name']}, due at {moment(args['fired_ms'])}: {runs} enqueued, "
+        f"the next is due at {moment(args['next_ms'])}"
+    )
+
+
+def _submit_job(args: Args) -> str:
+    most = f" to {args['max_slots']}" if args["max_slots"] else " or more"
+    return f"job {args['id']} is submitted: {args['min_slots']}{most} slots, {args['scheduler']}"
+
+
+def _driver_ready(args: Args) -> str:
+    return f"job {args['job']} runs under version {args['version']}"
+
+
+def _seal_input(args: Args) -> str:
+    return f"nothing more comes on input {args['input']} of job {args['job']}"
+
+
+def _kill_job(args: Args) -> str:
+    return f"job {args['job']} is killed"
+
+
+def _complete_job(args: Args) -> str:
+    return f"job {args['job']} is completed under version {args['version']}"
+
+
+def _fail_job(args: Args) -> str:
+    return f"job {args['job']} failed under version {args['version']}: {brief(args['error'])}"
+
+
+def _commit_batch(args: Args) -> str:
+    whose = f"batch {args['batch']} of job {args['job']} under version {args['version']}" if args["job"] else "a group"
+    return f"{whose}: {'; '.join(map(_commit, args['transactions'])) or 'nothing but its offsets'}"
+
+
+def _leader(args: Args) -> str:
+    return f"partition {args['partition']} (epoch {args['epoch']})"
+
+
+def _gc(args: Args) -> str:
+    return "garbage is collected: the replica as of here becomes the origin, and the log is trimmed behind it"
+
+
+def _finish_gc(args: Args) -> str:
+    return (
+        f"the collection of {args['position']} is over: {args['trimmed']} records are trimmed, "
+        f"the origin has {args['origin_bytes']} bytes"
+    )
+
+
+def _raise_minimum(args: Args) -> str:
+    return f"entry {args['name']} may be used in version {args['version']} from now on"
+
+
+def _set_replica(args: Args) -> str:
+    return f"the replica of position {args['position']} was read from the origin: what came before is trimmed"
+
+
+_SENTENCES: Mapping[str, Callable[[Args], str]] = MappingProxyType(
+    {
+        "create_cluster": _create_cluster,
+        "prepare_join_cluster": _prepare_join,
+        "notify_join_cluster": _notify_join,
+        "accept_join_cluster": _accept_join,
+        "abort_join_cluster": _abort_join,
+        "leave_cluster": _leave,
+        "set_slots": _set_slots,
+        "drain_node": _drain,
+        "replace_node": _replace,
+        "ready_partition": _ready,
+        "settle_partition": _settle,
+        "yield_partition": _yield,
+        "force_partition": _force,
+        "set_queue": _set_queue,
+        "grant_claims": _grant,
+        "grant_limited_claims": _grant_limited,
+        "renew_claims": _renew,
+        "release_claims": _release,
+        "expire_claims": _expire,
+        "reopen_tasks": _reopen,
+        "purge": _purge,
+        "commit_transaction": _commit,
+        "settle_transaction": _settle_transaction,
+        "hold_transactions": _hold,
+        "set_periodic": _set_periodic,
+        "pause_periodic": _pause_periodic,
+        "remove_periodic": _remove_periodic,
+        "fire_periodic": _fire_periodic,
+        "submit_job": _submit_job,
+        "driver_ready": _driver_ready,
+        "seal_input": _seal_input,
+        "kill_job": _kill_job,
+        "commit_batch": _commit_batch,
+        "complete_job": _complete_job,
+        "fail_job": _fail_job,
+        "gc": _gc,
+        "finish_gc": _finish_gc,
+        "raise_minimum": _raise_minimum,
+        SET_REPLICA: _set_replica,
+    }
+)
+"""Entries that have a sentence of their own; a test compares the list with the registry."""

@@ -1,1 +1,0 @@
-"""The HTTP interface of a node: an ASGI application (`onyxq.http.app`) and its server."""

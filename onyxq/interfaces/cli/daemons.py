@@ -1,0 +1,320 @@
+"""Commands that run until they are told to stop: ``dev``, ``peer start``, ``zookeeper start``.
+
+The first SIGTERM or SIGINT asks for an orderly end, the second ends the process at once.  A peer reads
+its tokens and certificates again at SIGHUP.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import secrets
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve
+
+from onyxq.access.credential_files import check_private, load_access
+from onyxq.access.grants import Access
+from onyxq.access.renewal import Renewal
+from onyxq.core.errors import BadRequest, first_cause
+from onyxq.interfaces.cli import logs
+from onyxq.interfaces.cli.context import Context
+from onyxq.interfaces.cli.supervisor import READY, STOPPING, Supervisor
+from onyxq.wire.tcp import split_address
+
+if TYPE_CHECKING:
+    import trio
+
+    from onyxq.interfaces.daemon import PeerAddresses
+
+OFF = "off"
+PEERS_MAX = 16
+"""Peers of one process."""
+COLLECT_AFTER_OBJECTS = 5_000
+SECRET_SETTING = re.compile(r"(?i)secret|password|token|access[.]?key")
+"""Names of Spark's settings that hold secrets, as Spark itself hides them (``spark.redaction.regex``)."""
+SPARK_SETTING = re.compile(r"(spark\.[^\s=]+)[\s=]+(.+)")
+
+
+def peer_start(context: Context) -> None:
+    """Run one peer."""
+    from onyxq.interfaces.daemon import PeerConfig, run_peer
+
+    http = context.text("http")
+    config = PeerConfig(
+        cluster=context.text("cluster"),
+        zookeeper=context.text("zookeeper") or None,
+        zookeeper_credentials=context.zookeeper_credentials(),
+        data=context.text("data"),
+        archive=context.text("archive") or None,
+        record_archive=context.text("record_archive") or None,
+        listen=_address(context, "listen"),
+        http=None if http in ("", OFF) else _address(context, "http"),
+        zone=context.text("zone"),
+        **_taskstore(context),
+        **_spark(context),
+        session_timeout_ms=context.number("session_timeout_ms"),
+        absent_after_ms=context.number("absent_after_ms"),
+        yield_after_ms=context.number("yield_after_ms"),
+        gc_records=context.number("gc_records"),
+        gc_bytes=context.number("gc_bytes"),
+        sync_bytes_per_s=context.number("sync_bytes_per_s"),
+        purge_bucket_ms=context.number("purge_bucket_ms"),
+        purge_margin_ms=context.number("purge_margin_ms"),
+        task_archive=context.text("task_archive") or None,
+        access=_access(context, alone=not context.text("zookeeper")),
+        allow_anyone=context.switched_on("allow_anyone"),
+        http_hosts=context.text("http_hosts"),
+        certificates=context.certificates(),
+        **_timers(context),
+    )
+
+    _check_spark(context)
+
+    def ready(peer: PeerAddresses) -> None:
+        context.out.line(_shown(peer), f"ready {_words(peer)}")
+        supervisor.tell(READY, f"STATUS={_words(peer)}")
+
+    supervisor = Supervisor.of(os.environ)
+    renewal = Renewal(lambda: _load_access(context))
+    _run(context, lambda stop: run_peer(config, ready=ready, stop=stop, renewal=renewal), renew=renewal.now)
+
+
+def dev(context: Context) -> None:
+    """Run a whole cluster in this process."""
+    peers = context.args.peers
+    if not 1 <= peers <= PEERS_MAX:
+        raise BadRequest(f"peers must be 1 to {PEERS_MAX}, not {peers}", field="peers")
+    data, listen, http = context.given("data"), _address(context, "listen"), _address(context, "http")
+    _check_spark(context)
+
+    from onyxq.interfaces.local_cluster import run_dev
+
+    def ready(found: list[PeerAddresses]) -> None:
+        shown = {"ready": True, "peers": [_shown(peer) for peer in found]}
+        context.out.line(shown, "\n".join(f"ready {_words(peer)}" for peer in found))
+
+    spark, access, first = _spark(context), _access(context, alone=True), _taskstore(context)
+    _run(
+        context,
+        lambda stop: run_dev(
+            peers=peers,
+            data=data,
+            listen=listen,
+            http=http,
+            ready=ready,
+            stop=stop,
+            spark=spark,
+            first=first,
+            timers=_timers(context),
+            access=access,
+            allow_anyone=context.switched_on("allow_anyone"),
+            http_hosts=context.text("http_hosts"),
+            certificates=context.certificates(),
+        ),
+    )
+
+
+def _access(context: Context, *, alone: bool) -> Access:
+    """The credentials to ask for; ``alone``: no other process is in the cluster. Raises `BadRequest`."""
+    if context.switched_on("spark"):
+        os.environ |= context.certificates().to_environment()
+    access = _load_access(context)
+    if access and context.switched_on("spark"):
+        if not context.text("token"):
+            raise BadRequest(
+                "jobs need a token to read and write queues with",
+                field="token",
+                hint="Set ONYXQ_TOKEN to one with the roles produce, consume and read on every queue.",
+            )
+        os.environ["ONYXQ_TOKEN"] = context.text("token")  # the Spark host, a process of its own, finds it there
+    if not access or access.peer_secret:
+        return access
+    if not alone:
+        raise BadRequest(
+            "there are tokens and no peer_secret: anybody could pass for a peer",
+            field="peer_secret",
+            hint="Give every peer the same secret, in its access file or as ONYXQ_PEER_SECRET.",
+        )
+    return evolve(access, peer_secret=secrets.token_hex(32))
+
+
+def _load_access(context: Context) -> Access:
+    return load_access(context.text("access"), tokens=context.text("tokens"), peer_secret=context.text("peer_secret"))
+
+
+def _taskstore(context: Context) -> dict[str, Any]:
+    """The settings of `PeerConfig` that are about the task store's own port."""
+    given = context.text("taskstore")
+    return {
+        "taskstore": _address(context, "taskstore") if given not in ("", OFF) else None,
+        "taskstore_unit": context.text("taskstore_unit"),
+    }
+
+
+def _timers(context: Context) -> dict[str, Any]:
+    """The settings of `PeerConfig` that are about callbacks."""
+    names = ("timer_targets", "timer_timeout_ms")
+    return {names[0]: context.text(names[0]), names[1]: context.number(names[1])}
+
+
+def _spark(context: Context) -> dict[str, Any]:
+    """The settings of `PeerConfig` that are about jobs."""
+    spark = context.switched_on("spark")
+    given = context.given("slots")
+    return {
+        "spark": spark,
+        "slots": int(given) if given is not None else (cores() if spark else 0),
+        "tags": _names(context.text("tags")),
+        "spark_master": context.text("spark_master"),
+        "spark_conf": spark_conf(context.text("spark_conf")),
+        "spark_warm": context.switched_on("spark_warm"),
+        "checkpoints": context.text("checkpoints") or None,
+        "allow_pickled": context.switched_on("allow_pickled"),
+        "job_modules": _names(context.text("job_modules")),
+    }
+
+
+def _names(said: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in said.split(",") if word.strip())
+
+
+def spark_conf(path: str) -> dict[str, str]:
+    """Spark's own settings in a file; raises `BadRequest` for one that cannot be read or understood."""
+    if not path:
+        return {}
+    try:
+        lines = Path(path).read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRequest(f"{path}: {getattr(error, 'strerror', None) or error}", field="spark_conf") from None
+    found = {}
+    for number, line in enumerate(map(str.strip, lines), start=1):
+        if not line or line.startswith("#"):
+            continue
+        setting = SPARK_SETTING.fullmatch(line)
+        if setting is None:
+            raise BadRequest(
+                f"{path}, line {number}: {line!r} is no setting of Spark's",
+                field="spark_conf",
+                hint="A line is a name that begins with spark., and its value: spark.driver.memory 2g",
+            )
+        found[setting[1]] = setting[2]
+    if any(SECRET_SETTING.search(name) for name in found):
+        check_private(path, field="spark_conf")
+    return found
+
+
+def cores() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _check_spark(context: Context) -> None:
+    """Raise `Incomplete` if Spark is to be hosted and cannot be, and `BadRequest` if it should not."""
+    if context.switched_on("spark"):
+        if not _load_access(context) and not context.switched_on("allow_local_code"):
+            raise BadRequest(
+                "without tokens every user of this machine could run code as you, in a job",
+                field="spark",
+                hint="Configure tokens with --access FILE, or say --allow-local-code.",
+            )
+        from onyxq.node.jobs.host_process import check_installed
+
+        check_installed()
+    elif context.given("slots") not in (None, "0"):
+        context.out.note("slots are offered with --spark only: this peer runs no jobs")
+
+
+def zookeeper_start(context: Context) -> None:
+    """Run a ZooKeeper, or an ensemble."""
+    import tempfile
+    from contextlib import ExitStack
+
+    from onyxq.log.zookeeper_server import ZookeeperServer
+
+    args = context.args
+    with ExitStack() as stack:
+        data = args.data or stack.enter_context(tempfile.TemporaryDirectory(prefix="onyxq-zookeeper-"))
+
+        async def serve(stop: trio.Event) -> None:
+            async with ZookeeperServer(data, servers=args.servers, port=args.port) as server:
+                context.out.line({"ready": True, "zookeeper": server.hosts}, f"ready {server.hosts}")
+                await stop.wait()
+
+        _run(context, serve)
+
+
+def _run(
+    context: Context, serve: Callable[[trio.Event], Awaitable[Any]], *, renew: Callable[[], None] | None = None
+) -> None:
+    """Run ``serve`` until it returns; its event is set by the first signal.  ``renew``: what SIGHUP has done."""
+    import trio
+
+    async def stop_at_signal(stop: trio.Event) -> None:
+        hangup = () if renew is None else (signal.SIGHUP,)
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, *hangup) as signals:
+            async for number in signals:
+                if renew is not None and number == signal.SIGHUP:
+                    renew()
+                    continue
+                if stop.is_set():
+                    os._exit(128 + number)
+                context.out.note("stopping; once more to stop at once")
+                supervisor.tell(STOPPING)
+                stop.set()
+
+    async def both() -> None:
+        stop = trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stop_at_signal, stop)
+            nursery.start_soon(supervisor.keep_telling)
+            await serve(stop)
+            nursery.cancel_scope.cancel()
+
+    supervisor = Supervisor.of(os.environ)
+    logs.set_up(context)
+    spare_collections()
+    run_in_trio(both)
+
+
+def spare_collections() -> None:
+    """Have the cyclic collector look seldom at what lives long, and never at what was loaded at the start.
+
+    Requests leave next to no cycles, but each allocates much: with the defaults a daemon
+    under load spends a tenth of its time going through the same living objects.  It looks
+    often at what is new, as everything stands still for as long as that is much.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(COLLECT_AFTER_OBJECTS, 5, 1_000)
+
+
+def run_in_trio(body: Callable[[], Awaitable[None]]) -> None:
+    """Run to the end; of errors that tasks raised together the first one is what went wrong."""
+    import trio
+
+    try:
+        trio.run(body)
+    except BaseExceptionGroup as group:
+        raise first_cause(group) from group
+
+
+def _address(context: Context, name: str) -> str:
+    """A ``HOST:PORT`` setting; raises `BadRequest`."""
+    value = context.text(name)
+    split_address(value, field=name)
+    return value
+
+
+def _shown(peer: PeerAddresses) -> dict[str, Any]:
+    shown = {"ready": True, "peer": peer.peer, "node": peer.node, "listen": peer.address, "http": peer.http}
+    return {**shown, "taskstore": peer.taskstore} if peer.taskstore else shown
+
+
+def _words(peer: PeerAddresses) -> str:
+    words = f"peer={peer.peer} node={peer.node} listen={peer.address} http={peer.http or OFF}"
+    return f"{words} taskstore={peer.taskstore}" if peer.taskstore else words

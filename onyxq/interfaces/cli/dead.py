@@ -1,0 +1,64 @@
+"""``onyxq dead``: tasks that failed for good, and what becomes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onyxq.core.errors import BadRequest, Conflict, from_map
+from onyxq.interfaces.cli.context import Context, task_id
+from onyxq.interfaces.cli.tasks import print_task, print_tasks
+
+COLUMNS = ("id", "queue", "attempts", "at", "error", "data")
+
+
+def dead_list(context: Context) -> None:
+    """Print dead letters in id order, page after page up to the limit; with ``--all`` as a stream."""
+    args = context.args
+    print_tasks(context, "dead", {"queue": args.queue, "error": args.where}, COLUMNS, empty="no dead letters")
+
+
+def dead_show(context: Context) -> None:
+    """Print one dead letter; `Conflict` if the task is none."""
+    task = context.call("get", {"id": task_id(context.args.id), "seen_token": None, "seen_seq": None})
+    if task["state"] != "failed":
+        raise Conflict(f"task {context.args.id} is {task['state']}, no dead letter", field="id")
+    print_task(context, task)
+
+
+def dead_requeue(context: Context) -> None:
+    """Have dead letters run again, with all their retries."""
+    _change(context, "dead.requeue", "requeued")
+
+
+def dead_discard(context: Context) -> None:
+    """Give dead letters up."""
+    _change(context, "dead.discard", "discarded")
+
+
+def _change(context: Context, method: str, done: str) -> None:
+    args = context.args
+    filters = {"queue": args.queue, "where": args.where}
+    by_filter = any(value is not None for value in filters.values())
+    if not args.id:
+        if not by_filter and not args.all:
+            raise BadRequest("which ones?", field="id", hint="Give ids, --queue, --where, or --all for every one.")
+        count = context.call(method, filters)["count"]
+        context.out.result({"count": count}, f"{done}: {count}")
+        return
+    if by_filter or args.all:
+        raise BadRequest("give ids, or --queue and --where: not both", field="id")
+    results = context.call(method, {"ids": [task_id(one) for one in args.id]})["results"]
+    shown: list[dict[str, Any]] = []
+    for one, why in zip(args.id, results, strict=True):
+        failed = {} if why is None else {"code": why["code"], "detail": why["message"]}
+        shown.append({"id": one, "ok": why is None, **failed})
+    count = sum(one["ok"] for one in shown)
+    refused = next((why for why in results if why is not None), None)
+    if refused is not None and len(results) == 1:
+        raise from_map(refused)
+    context.out.result({"count": count, "results": shown}, f"{done}: {count}")
+    for one in shown:
+        if not one["ok"]:
+            context.out.note(f"{one['id']}: {one['detail']}")
+    if refused is not None:
+        raise from_map({**refused, "message": f"{len(results) - count} of {len(results)} were not {done}"})

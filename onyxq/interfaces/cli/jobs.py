@@ -1,0 +1,176 @@
+"""``onyxq job``: pipelines that run on Spark."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from onyxq.core.errors import BadRequest
+from onyxq.history.words import moment
+from onyxq.interfaces.cli.context import Context, clock, milliseconds
+
+if TYPE_CHECKING:
+    from onyxq.client import JobOutcome
+    from onyxq.jobs.model import Job
+
+COLUMNS = ("id", "state", "driver", "slots", "ready", "batch", "submitted", "ended", "why")
+FIELDS = (
+    "id state why error driver ready slots task_slots scheduler percentage min_slots max_slots tags zones beside "
+    "own_host inputs sealed batch version digest submitted ended"
+).split()
+EXIT_FAILED = 1
+MODULE_PREFIX = "_job_of_"
+
+
+def job_submit(context: Context) -> int | None:
+    """Submit the job that a file or module holds."""
+    from attrs import evolve
+
+    args = context.args
+    keep_ms = milliseconds(args.keep, field="keep") if args.keep else None
+    job = load_job(args.target)
+    if args.id is not None:
+        job = evolve(job, id=args.id)
+    with context.client() as client:
+        name = client.submit_job(job, keep_ms=keep_ms, importable=not args.no_import)
+        if not args.wait:
+            context.out.result({"id": name}, name)
+            return None
+        context.out.note(f"submitted {name}")
+        return _ended(context, client.wait_job(name, *_wait_ms(context)))
+
+
+def job_list(context: Context) -> None:
+    """Print all that are known, those under way first."""
+    found = [presented(one) for one in context.call("job.list", {"state": context.args.state})["jobs"]]
+    rows = [{**_row(one), "why": _brief(one["why"] or one["error"])} for one in found]
+    context.out.table({"jobs": found}, rows, COLUMNS, empty="no jobs")
+
+
+def job_show(context: Context) -> None:
+    """Print one, with what its driver tells of it."""
+    _print(context, context.call("job.get", {"id": context.args.job}))
+
+
+def job_wait(context: Context) -> int | None:
+    """Wait for its end, and say how it was."""
+    with context.client() as client:
+        return _ended(context, client.wait_job(context.args.job, *_wait_ms(context)))
+
+
+def job_seal(context: Context) -> None:
+    """Say that nothing more comes on an input."""
+    _print(context, context.call("job.seal", {"id": context.args.job, "input": context.args.input}))
+
+
+def job_kill(context: Context) -> None:
+    """End one."""
+    _print(context, context.call("job.kill", {"id": context.args.job}))
+
+
+def _wait_ms(context: Context) -> tuple[int, ...]:
+    timeout = context.args.timeout
+    return (milliseconds(timeout, field="timeout"),) if timeout else ()
+
+
+def _ended(context: Context, outcome: JobOutcome) -> int | None:
+    from attrs import asdict
+
+    words = f"{outcome.id} {outcome.state}" + (f": {outcome.error}" if outcome.error else "")
+    context.out.result(asdict(outcome), words)
+    return None if outcome.completed else EXIT_FAILED
+
+
+# --- where jobs are written ---------------------------------------------------------
+
+
+def load_job(target: str) -> Job:
+    """The `Job` that ``FILE.py:name`` or ``module:name`` means; raises `BadRequest`.
+
+    Functions of a file travel with the job; those of a module are named, as Spark's processes
+    can import it where they run.
+    """
+    from onyxq.jobs.model import Job
+
+    place, colon, name = target.rpartition(":")
+    if not colon or not place or not name.isidentifier():
+        raise BadRequest(f"{target!r} is not FILE.py:NAME or MODULE:NAME", field="target")
+    module = _file(place) if place.endswith(".py") else _module(place)
+    found = getattr(module, name, None)
+    if callable(found) and not isinstance(found, type):
+        found = found()
+    if not isinstance(found, Job):
+        known = sorted(key for key, value in vars(module).items() if isinstance(value, Job))
+        there = f"; it has {', '.join(known)}" if known else ""
+        raise BadRequest(f"{place} has no onyxq.Job called {name!r}{there}", field="target")
+    return found
+
+
+def _file(place: str) -> ModuleType:
+    path = Path(place)
+    try:
+        code = compile(path.read_text("utf-8"), str(path), "exec")
+    except (OSError, UnicodeDecodeError, SyntaxError, ValueError) as error:
+        raise BadRequest(f"{place}: {getattr(error, 'strerror', None) or error}", field="target") from None
+    # Of no name that another process could import, so that its functions are pickled.
+    module = ModuleType(MODULE_PREFIX + path.stem.replace("-", "_"))
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module
+    sys.path.insert(0, str(path.resolve().parent))
+    exec(code, vars(module))
+    return module
+
+
+def _module(place: str) -> ModuleType:
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{place}.".startswith(f"{error.name}."):
+            raise
+        raise BadRequest(f"there is no module {place!r}", field="target") from None
+
+
+# --- words --------------------------------------------------------------------------
+
+
+def presented(job: dict[str, Any]) -> dict[str, Any]:
+    """A job in types that JSON has."""
+    return {**job, "digest": job["digest"].hex()}
+
+
+def _row(job: dict[str, Any]) -> dict[str, Any]:
+    return {**job, "submitted": clock(job["submitted_ms"]), "ended": clock(job.get("ended_ms"))}
+
+
+def _brief(text: str) -> str:
+    """Its first line, cut short enough for a table."""
+    line = text.partition("\n")[0]
+    return line if len(line) <= 60 else line[:59] + "…"
+
+
+def _print(context: Context, found: dict[str, Any]) -> None:
+    shown = presented(found)
+    if context.out.as_json:
+        context.out.document(shown)
+        return
+    row = _row(shown)
+    fields = {name: row[name] for name in FIELDS if row.get(name) not in (None, "", [], {})}
+    context.out.fields({**fields, **_progress(shown.get("progress")), **_workflow(shown.get("job"))})
+
+
+def _progress(told: dict[str, Any] | None) -> dict[str, Any]:
+    """What the driver tells; ``late`` are the segments that came too late to windows and joins."""
+    shown = {f"driver_{name}" if name in ("state", "error") else name: value for name, value in (told or {}).items()}
+    for name, ms in (("watermark", shown.pop("watermark_ms", None)), ("told", shown.pop("at_ms", None))):
+        if ms is not None:
+            shown[name] = moment(ms)
+    return shown
+
+
+def _workflow(job: dict[str, Any] | None) -> dict[str, Any]:
+    return {"workflow": " ".join(f"{start}->{end}" for start, end in job["workflow"])} if job else {}

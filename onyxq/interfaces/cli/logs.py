@@ -1,0 +1,104 @@
+"""What long-running commands log: lines of text, or of JSON with ``log_format``, on stderr; no secrets in either."""
+
+from __future__ import annotations
+
+import json
+import logging
+import textwrap
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+from onyxq.core.errors import BadRequest
+from onyxq.core.texts import visible
+from onyxq.interfaces.cli.context import Context
+from onyxq.interfaces.cli.output import json_text
+from onyxq.system.settings import SECRET
+
+TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+FORMATS = ("text", "json")
+LEVELS = ("debug", "info", "warning", "error")
+ABOUT_THE_TASK = ("task_id", "task_name", "task_queue", "task_attempt")
+NONE, HIDDEN = "-", "(hidden)"
+SECRET_CHARS_MIN = 6
+"""What is shorter would be found in harmless words."""
+
+
+def set_up(context: Context, text: str = TEXT) -> None:
+    """Log from now on as the settings say; ``text``: the form of a line of text. Raises `BadRequest`."""
+    form, level = _one_of(context, "log_format", FORMATS), _one_of(context, "log_level", LEVELS)
+    handler = logging.StreamHandler()
+    formatter = JsonLines() if form == "json" else TextLines(text)
+    handler.setFormatter(Hiding(formatter, secrets_of(context)))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+def _one_of(context: Context, name: str, known: tuple[str, ...]) -> str:
+    value = context.text(name).lower()
+    if value not in known:
+        raise BadRequest(f"{name} is one of {', '.join(known)}, not {value!r}", field=name)
+    return value
+
+
+def secrets_of(context: Context) -> list[str]:
+    """All that the settings say and nobody else may read, and its parts: a list of tokens, a name with its password."""
+    found: set[str] = set()
+    for name in SECRET:
+        value = context.text(name)
+        found |= {value, *(one.partition("=")[0] for one in value.split()), value.rpartition(":")[2]}
+    return [one for one in found if len(one) >= SECRET_CHARS_MIN]
+
+
+class Hiding(logging.Formatter):
+    """Another formatter's lines, without secrets, whatever put them there."""
+
+    def __init__(self, inner: logging.Formatter, secrets: Iterable[str]) -> None:
+        super().__init__()
+        self._inner = inner
+        written = {one for secret in secrets for one in (secret, json.dumps(secret)[1:-1], repr(secret)[1:-1])}
+        self._secrets = sorted(written, key=len, reverse=True)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        line = self._inner.format(record)
+        for secret in self._secrets:
+            line = line.replace(secret, HIDDEN)
+        return line
+
+
+class TextLines(logging.Formatter):
+    """One line a message: what callers put into it can begin no line that looks like another message.
+
+    The lines of an error that follow a message are indented.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # the name that logging has
+        """Return the first line."""
+        record.message = visible(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        """Return the lines of an error."""
+        lines = map(visible, super().formatException(ei).splitlines())
+        return textwrap.indent("\n".join(lines), "  ", lambda line: True)
+
+
+class JsonLines(logging.Formatter):
+    """One object a line: ``time``, ``level``, ``logger``, ``message``, ``error``, and which task it is about."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        said: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            "process": record.process,
+        }
+        if record.exc_info:
+            said["error"] = self.formatException(record.exc_info)
+        for name in ABOUT_THE_TASK:
+            value = getattr(record, name, NONE)
+            if value != NONE:
+                said[name] = value
+        return json_text(said, default=str)

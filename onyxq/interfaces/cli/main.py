@@ -1,0 +1,63 @@
+"""Entry point of the command line: parse, run the command, turn errors into exit codes."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from onyxq.core.errors import OnyxqError, TimedOut, Unavailable
+from onyxq.interfaces.cli.commands.all import COMMANDS, NOUNS
+from onyxq.interfaces.cli.context import Context, take_token
+from onyxq.interfaces.cli.output import Output
+from onyxq.interfaces.cli.parser import Command, build
+from onyxq.system.directories import keep_private
+from onyxq.system.settings import load
+
+EXIT_INTERRUPTED = 130
+EXIT_PIPE_CLOSED = 141
+
+
+def run(arguments: Sequence[str], *, private: bool = False) -> int:
+    """Run one command and return its exit code; ``private``: other users may not read the files that it writes."""
+    args, unknown = build(COMMANDS, NOUNS).parse_known_args(arguments)
+    if unknown:
+        args.parser.unknown(unknown)
+    out = Output(as_json=args.json, environment=os.environ)
+    if private and not args.command.runs_others:
+        keep_private()
+    try:
+        take_token(args, out)
+        context = Context(args, load(os.environ, args.config), out)
+        return _body(args.command)(context) or 0
+    except OnyxqError as error:
+        return _failed(out, error)
+    except BrokenPipeError:
+        # Whoever read the output has seen enough; Python would complain again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_PIPE_CLOSED
+    except TimeoutError as error:
+        return _failed(out, TimedOut(str(error)))
+    except ConnectionError as error:
+        return _failed(out, Unavailable(f"{args.command.name}: {error}"))
+    except KeyboardInterrupt:
+        out.note("interrupted")
+        return EXIT_INTERRUPTED
+
+
+def main() -> NoReturn:
+    """The console script."""
+    sys.exit(run(sys.argv[1:], private=True))
+
+
+def _body(command: Command) -> Callable[[Context], int | None]:
+    module, _, function = command.run.partition(":")
+    body: Callable[[Context], int | None] = getattr(importlib.import_module(module), function)
+    return body
+
+
+def _failed(out: Output, error: OnyxqError) -> int:
+    out.error(error)
+    return error.exit_code

@@ -1,0 +1,159 @@
+"""Turns the declared commands into an argument parser that explains itself.
+
+A command is data (`Command`); its body is named, not imported, so that ``--help`` and
+usage errors load nothing of the system.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn, TypeAlias
+
+from attrs import frozen
+
+from onyxq import __version__
+from onyxq.system.settings import SETTINGS, did_you_mean
+
+EXIT_USAGE = 2
+EXIT_CODES = "exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 conflict, 5 unavailable, 6 timed out"
+
+Option: TypeAlias = tuple[tuple[str, ...], dict[str, Any]]
+
+_CHOICE = re.compile(r"argument (?P<place>.*?): invalid choice: '(?P<word>.*?)' \(choose from (?P<all>.*)\)")
+
+
+def option(*flags: str, **details: Any) -> Option:
+    """An argument of a command, as `argparse.ArgumentParser.add_argument` takes it."""
+    return flags, details
+
+
+TLS_SETTINGS = ("tls_ca", "tls_cert", "tls_key")
+"""Those that every command has which talks to a peer."""
+
+
+def setting(name: str, **details: Any) -> Option:
+    """The flag of a setting: its default comes from elsewhere, see `onyxq.system.settings`."""
+    known = SETTINGS[name]
+    if known.kind is bool:
+        switch = {"action": argparse.BooleanOptionalAction, "default": None, "help": known.about, **details}
+        return ("--" + name.replace("_", "-"),), switch
+    if known.kind is int:
+        details.setdefault("type", int)
+    shown = f" (default {known.default})" if known.default not in (None, "") else ""
+    details.setdefault("help", known.about + shown)
+    return ("--" + name.replace("_", "-"),), {"default": None, "metavar": name.upper(), **details}
+
+
+@frozen
+class Command:
+    """One command: ``run`` is ``module:function``, called with a `onyxq.interfaces.cli.context.Context`."""
+
+    name: str
+    """``noun verb``, or a verb alone."""
+    run: str
+    about: str
+    example: str
+    options: tuple[Option, ...] = ()
+    runs_others: bool = False
+    """Whether the command runs the user's code, whose files follow the user's umask."""
+    talks: bool = False
+    """Whether it talks to a peer: it then has ``--connect`` and ``--token``."""
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Keeps examples as they are, and options on one line."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=28)
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that says what was probably meant."""
+
+    def __init__(self, **details: Any) -> None:
+        details.setdefault("formatter_class", _Help)
+        super().__init__(allow_abbrev=False, **details)
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message, with suggestions, and exit with the code of a usage error."""
+        print(f"{self.prog}: {self._friendly(message)}", file=sys.stderr)
+        print(f"hint: {self.prog} --help shows what there is.", file=sys.stderr)
+        sys.exit(EXIT_USAGE)
+
+    def unknown(self, words: Sequence[str]) -> NoReturn:
+        """Refuse arguments that nothing takes."""
+        self.error("unrecognized arguments: " + " ".join(words))
+
+    def _friendly(self, message: str) -> str:
+        choice = _CHOICE.match(message)
+        if choice:
+            known = [word.strip(" '") for word in choice["all"].split(",")]
+            place = "command" if choice["place"] == "COMMAND" else choice["place"]
+            return f"{place}: there is no {choice['word']!r}{did_you_mean(choice['word'], known)}"
+        if message.startswith("unrecognized arguments: "):
+            word = message.split(": ", 1)[1].split()[0].partition("=")[0]
+            flags = [flag for action in self._actions for flag in action.option_strings]
+            return message + did_you_mean(word, flags)
+        return message
+
+
+class _Version(argparse.Action):
+    """Prints the version."""
+
+    def __call__(self, *_: Any) -> NoReturn:
+        print(f"onyxq {__version__}")
+        sys.exit(0)
+
+
+def build(commands: Iterable[Command], nouns: Mapping[str, str]) -> Parser:
+    """The parser of all commands; a parsed command stands in ``args.command``."""
+    top = Parser(
+        prog="onyxq",
+        description="A distributed task queue on a replicated log.",
+        epilog=f"example: onyxq demo\n\n{EXIT_CODES}",
+    )
+    top.add_argument("--version", action=_Version, nargs=0, default=argparse.SUPPRESS, help="print the version")
+    verbs = top.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
+    groups: dict[str, Any] = {}
+    for command in commands:
+        noun, _, verb = command.name.rpartition(" ")
+        if noun and noun not in groups:
+            group = verbs.add_parser(
+                noun,
+                help=nouns[noun],
+                description=nouns[noun].capitalize() + ".",
+                epilog=f"example: {command.example}",
+            )
+            groups[noun] = group.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
+        _add(groups[noun] if noun else verbs, verb, command)
+    return top
+
+
+def _add(verbs: Any, verb: str, command: Command) -> None:
+    parser = verbs.add_parser(
+        verb,
+        help=command.about,
+        description=command.about[0].upper() + command.about[1:] + ".",
+        epilog=f"example: {command.example}",
+    )
+    for flags, details in command.options:
+        parser.add_argument(*flags, **details)
+    common = parser.add_argument_group("for every command")
+    if command.talks:
+        flags, details = setting("connect", metavar="HOST:PORT")
+        common.add_argument(*flags, **details)
+        # Commands that settle a claim mean its token by --token; the credential has a second name there.
+        taken = any("--token" in flags for flags, _ in command.options)
+        flags, details = setting("token", dest="token")
+        details["help"] += "; others see it among the arguments: better --token-file"
+        common.add_argument(*(() if taken else flags), "--auth-token", **details)
+        common.add_argument("--token-file", metavar="FILE", help="private file with the credential; `-`: stdin")
+        for flags, details in (setting(name, metavar="FILE") for name in TLS_SETTINGS):
+            if not any(flags == known for known, _ in command.options):
+                common.add_argument(*flags, **details)
+    common.add_argument("--json", action="store_true", help="JSON instead of tables; one line per item of a stream")
+    common.add_argument("--config", metavar="FILE", help="settings file (default onyxq.toml, or ONYXQ_CONFIG)")
+    parser.set_defaults(command=command, parser=parser)

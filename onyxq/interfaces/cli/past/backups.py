@@ -1,0 +1,80 @@
+"""``onyxq cluster backup`` and ``restore``: a whole cluster in a file, and a cluster made of such a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from onyxq.core.errors import BadRequest
+from onyxq.interfaces.cli.context import Context
+
+
+def backup(context: Context) -> None:
+    """Write a backup of the cluster that a peer belongs to."""
+    from onyxq.history.backup.capture import take
+    from onyxq.interfaces.cli.daemons import run_in_trio
+
+    async def body() -> None:
+        async with context.asynchronous_client() as client:
+            context.out.fields(await take(client.call, context.args.file, progress=context.out.progress))
+
+    run_in_trio(body)
+
+
+def restore(context: Context) -> None:
+    """Make a cluster of a backup: its log, and a data directory per node."""
+    from onyxq.core.log.interface import LogBackend
+    from onyxq.history.backup.directories import Directories
+    from onyxq.history.backup.file import read
+    from onyxq.history.backup.restore import Restored
+    from onyxq.history.backup.restore import restore as restored
+    from onyxq.interfaces.cli.daemons import run_in_trio
+
+    data, hosts = context.given("data"), context.text("zookeeper")
+    if not data:
+        raise BadRequest("which directory is for the nodes' data?", field="data", hint="Give --data DIR.")
+    root = Path(data)
+    if root.exists() and (not root.is_dir() or any(root.iterdir())):
+        raise BadRequest(f"{root} is not an empty directory", field="data", hint="Choose another one.")
+    found = read(context.args.file)
+    found.check()  # before anything is made
+    name = context.args.name or found.cluster
+    directories = Directories(lambda number, node: root / (node if hosts else f"node-{number}"))
+    made: list[Restored] = []
+
+    async def fill(backend: LogBackend) -> None:
+        session = await backend.session()
+        try:
+            restoring = restored(
+                found, session, name=name, new_stores=directories.new_stores, progress=context.out.progress
+            )
+            made.append(await restoring)
+        finally:
+            await session.aclose()
+
+    async def body() -> None:
+        if hosts:
+            from onyxq.log.zookeeper import ZookeeperBackend
+
+            credentials = context.zookeeper_credentials()
+            await fill(ZookeeperBackend(hosts, name, segment_records=1, credentials=credentials))
+            return
+        from onyxq.log.embedded import EmbeddedBackend
+
+        embedded = EmbeddedBackend.open(root / "log", segment_records=1)
+        try:
+            await fill(embedded)
+        finally:
+            await embedded.aclose()
+
+    run_in_trio(body)
+    (done,) = made
+    shown = {
+        "cluster": done.cluster,
+        "cluster_id": done.cluster_id,
+        "position": done.position,
+        "rows": done.rows,
+        "nodes": [{"node": node, "data": str(directory)} for node, directory in directories.made.items()],
+    }
+    lines = [f"restored {done.cluster} ({done.cluster_id}): {done.rows} rows, positions go on behind {done.position}"]
+    lines += [f"  node {node}: {directory}" for node, directory in directories.made.items()]
+    context.out.result(shown, "\n".join(lines))

@@ -1,0 +1,251 @@
+"""Going back and forth in the log: dumps, replays, the replica of any position, a task's story.
+
+Everything but ``log replay`` and what is asked of a ``--file`` comes from a peer; with
+``--archive`` also what the log let go of.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onyxq.core import snapshot
+from onyxq.core.diff import Tree, plain, tree
+from onyxq.core.errors import BadRequest, NotFound, Unavailable
+from onyxq.core.replica import START_POSITION, Replica
+from onyxq.history.archive import Part, best, earliest, groups, parts
+from onyxq.history.dump import Dump, DumpWriter, read
+from onyxq.history.following import Trimmed, ask, replica
+from onyxq.history.replay import Report, checked, replica_at
+from onyxq.interfaces.cli.context import Context, clock, task_id
+from onyxq.interfaces.cli.output import cell
+from onyxq.interfaces.cli.past.sources import end_of, live, pieces
+
+if TYPE_CHECKING:
+    from onyxq.client import Client
+
+DUMP_TRIES = 5
+PROGRESS_RECORDS = 2_000
+
+
+def log_dump(context: Context) -> None:
+    """Write the log to a file."""
+    args = context.args
+    if args.from_beginning and args.archive:
+        raise BadRequest("an archive is read from its beginning anyway", field="from_beginning")
+    with context.client() as client:
+        for left in reversed(range(DUMP_TRIES)):
+            try:
+                context.out.fields(_dump_once(context, client))
+                return
+            except Trimmed:
+                # A collection overtook the dump: the log starts behind a newer origin now.
+                if not left or args.from_beginning:
+                    raise
+
+
+def _dump_once(context: Context, client: Client) -> dict[str, Any]:
+    args, path = context.args, Path(context.args.file)
+    cluster = client.call("cluster", {})
+    newest = live(client, cluster, from_beginning=args.from_beginning)
+    end = end_of(client)
+    found = newest.dump
+    if args.archive:
+        chosen = earliest([newest, *parts(map(Path, args.archive))])
+        assert chosen is not None, "the live part can always be gone through"
+        found = chosen
+    packed = b"" if found.origin is None else snapshot.pack(found.origin)
+    first: int | None = None
+    with DumpWriter(path, cluster=cluster["name"] or "", cluster_id=cluster["id"] or "", origin=packed) as writer:
+        for record in found.records:
+            if record.position > end:
+                break
+            writer.add(record)
+            first = record.position if first is None else first
+            if writer.records % PROGRESS_RECORDS == 0:
+                context.out.progress(f"{writer.records} records, up to {record.position} of {end}")
+    return {
+        "file": str(path),
+        "records": writer.records,
+        "first": first,
+        "last": writer.last,
+        "origin": None if found.origin is None else found.origin.position,
+        "bytes": path.stat().st_size,
+    }
+
+
+def log_replay(context: Context) -> int:
+    """Step every record of a file and say what came of it; exit code 1 if an invariant was broken."""
+    args = context.args
+    if Path(args.file).is_dir():
+        return _replay_archive(context)
+    if args.spark:
+        raise BadRequest("a single dump is replayed here; --spark takes an archive's directory", field="spark")
+    dump = read(args.file)
+    started = time.perf_counter()
+    report = Report(dump.start)
+    for report in checked(dump, args.until, check_every=args.check_every):
+        if report.records % PROGRESS_RECORDS == 0 and report.records:
+            context.out.progress(f"{report.records} records, at {report.replica.position}")
+    seconds = time.perf_counter() - started
+    shown = {
+        "cluster": dump.cluster,
+        "origin": None if dump.origin is None else dump.origin.position,
+        "first": report.first,
+        "position": report.replica.position,
+        "records": report.records,
+        "entries": report.entries,
+        "invariants_checked": report.checked,
+        "violations": report.violations,
+        "digest": snapshot.digest(report.replica),
+        "seconds": round(seconds, 3),
+        "entries_per_s": round(report.entries / seconds) if seconds else 0,
+    }
+    return _replay_told(context, shown, report.verdicts, report.problems)
+
+
+def _replay_archive(context: Context) -> int:
+    """Replay the files of an archive, each from its own origin, and compare where they meet."""
+    from onyxq.spark.analysis import replays
+
+    args = context.args
+    if args.until is not None:
+        raise BadRequest("an archive is replayed as a whole; replay one of its files instead", field="until")
+    started = time.perf_counter()
+    some = replays.pieces(Path(args.file).absolute())
+    if args.spark:
+        from onyxq.spark.analysis.session import spark_session
+
+        with spark_session(args.spark) as session:
+            results = list(replays.on_spark(session, some, check_every=args.check_every))
+    else:
+        results = [replays.replayed(one, check_every=args.check_every) for one in some]
+    found = replays.summed(some, results)
+    shown = {
+        "files": found.files,
+        "files_without_origin": found.alone,
+        "first": some[0].first,
+        "position": some[-1].last,
+        "records": found.records,
+        "entries": found.entries,
+        "seams_compared": found.seams,
+        "invariants_checked": found.checked,
+        "violations": found.violations,
+        "seconds": round(time.perf_counter() - started, 3),
+    }
+    return _replay_told(context, shown, found.verdicts, found.problems)
+
+
+def _replay_told(
+    context: Context, shown: dict[str, Any], verdicts: Mapping[tuple[str, str], int], problems: Mapping[str, int]
+) -> int:
+    counts = [
+        *({"entry": name, "verdict": verdict, "count": n} for (name, verdict), n in sorted(verdicts.items())),
+        *({"entry": "(record)", "verdict": problem, "count": n} for problem, n in sorted(problems.items())),
+    ]
+    if context.out.as_json:
+        context.out.document({**shown, "verdicts": counts})
+    else:
+        context.out.table(None, counts, ("entry", "verdict", "count"), empty="no records")
+        print()
+        context.out.fields(shown)
+    return 1 if shown["violations"] else 0
+
+
+def replica_show(context: Context) -> None:
+    """The replica, now or as it was at a position."""
+    found = _replica_of(context)
+    shown: Tree = tree(found)
+    for name in context.args.path.split("/") if context.args.path else ():
+        if not isinstance(shown, dict) or name not in shown:
+            raise NotFound(f"there is no {name!r} in the replica's {context.args.path}", field="path")
+        shown = shown[name]
+    digest = snapshot.digest(found)
+    if context.out.as_json:
+        context.out.document({"position": found.position, "digest": digest, "replica": shown})
+        return
+    context.out.line(None, f"position {found.position}, digest {digest}")
+    for line in _branches(shown, 0):
+        context.out.line(None, line)
+
+
+def _replica_of(context: Context) -> Replica:
+    args = context.args
+    if args.file:
+        return _at(context, [], read(args.file), args.at)
+    with context.client() as client:
+        if args.at is None:
+            return ask(replica(), client.call)
+        end = end_of(client)
+        if args.at > end:
+            raise NotFound(f"position {args.at} is not written yet: the log ends at {end}", field="at")
+        return _at(context, pieces(context, client), None, args.at)
+
+
+def _at(context: Context, known: list[Part], dump: Dump | None, position: int | None) -> Replica:
+    if dump is None:
+        assert position is not None
+        dump = best(known, position)
+    if dump is None:
+        start = min((one.start for one in known if one.start is not None), default=START_POSITION)
+        raise NotFound(
+            f"position {position} is trimmed: what there is begins at {start}",
+            field="at",
+            hint=Trimmed.hint,
+        )
+    return replica_at(dump, position)
+
+
+def task_explain(context: Context) -> None:
+    """Everything that happened to a task."""
+    from onyxq.history import explain
+
+    wanted = task_id(context.args.id)
+    with context.client() as client:
+        known = _stored(context, client, wanted)
+        end = end_of(client)
+        dumps = groups(pieces(context, client))
+        told = explain.from_store(wanted, known) if known else []
+        for dump in dumps:
+            told += explain.from_log(dump, wanted, end)
+    found = explain.merged(told)
+    since = dumps[0].start.position + 1 if dumps else end + 1
+    if context.out.as_json:
+        task = plain({**known["task"], "data": None, "result": None}) if known else None
+        events = [plain(one) for one in found]
+        context.out.document({"id": wanted.hex(), "task": task, "log_from": since, "events": events})
+        return
+    about = f" of queue {known['task']['queue']}: {known['task']['state']}" if known else ""
+    context.out.line(None, f"task {wanted.hex()}{about}")
+    for one in found:
+        where = f"at {one.position}" if one.position is not None else ""
+        by = f" (written by {one.peer})" if one.peer else f" (from {one.source})"
+        context.out.line(None, f"{clock(one.at_ms)}  {where:<12}  {cell(one.words)}{by}")
+    if since > 0:
+        context.out.note(f"records up to {since - 1} are trimmed: of the time before only the store's history is known")
+
+
+def _stored(context: Context, client: Client, wanted: bytes) -> dict[str, Any] | None:
+    """What the store says of a task; None, with a note, while nobody can read its partition."""
+    try:
+        known: dict[str, Any] = client.call("task_history", {"id": wanted})
+        return known
+    except Unavailable as error:
+        context.out.note(f"only the log is told of: {error.message}")
+        return None
+
+
+def _branches(value: Tree, depth: int) -> Iterator[str]:
+    indent = "  " * depth
+    if not isinstance(value, dict):
+        yield f"{indent}{cell(str(value))}"
+        return
+    for name, item in value.items():
+        if isinstance(item, dict) and item:
+            yield f"{indent}{cell(name)}"
+            yield from _branches(item, depth + 1)
+        else:
+            shown = ", ".join(map(str, item)) if isinstance(item, list) else item
+            yield f"{indent}{cell(name)}: {'-' if shown in ('', None) or shown == {} else cell(str(shown))}"

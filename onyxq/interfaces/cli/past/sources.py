@@ -1,0 +1,51 @@
+"""Where commands get records from: a peer's log and archives, as one history."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+from onyxq.core import snapshot
+from onyxq.core.log.interface import Record
+from onyxq.core.replica import START_POSITION
+from onyxq.history.archive import Part, parts
+from onyxq.history.dump import Dump
+from onyxq.history.following import ask, drive, origin, records
+from onyxq.interfaces.cli.context import Context
+
+if TYPE_CHECKING:
+    from onyxq.client import Client
+
+
+def end_of(client: Client) -> int:
+    """The position up to which the peer has read the log."""
+    return int(client.call("cluster", {})["position"])
+
+
+def live(client: Client, cluster: dict[str, Any], *, from_beginning: bool = False) -> Part:
+    """What a peer's log has."""
+    packed = b"" if from_beginning else ask(origin(), client.call)
+    start = snapshot.unpack(packed) if packed else None
+    after = START_POSITION if start is None else start.position
+    dump = Dump(cluster["name"] or "", start, _LiveRecords(client, after), cluster["id"] or "")
+    return Part(after, None, dump)
+
+
+@frozen
+class _LiveRecords:
+    """The records behind a position, up to the end there is when they are gone through."""
+
+    client: Client
+    after: int
+
+    def __iter__(self) -> Iterator[Record]:
+        end = end_of(self.client)
+        return drive(records(self.after + 1, end), self.client.call)
+
+
+def pieces(context: Context, client: Client) -> list[Part]:
+    """The peer's log and the archives that ``--archive`` names."""
+    return [live(client, client.call("cluster", {})), *parts(map(Path, context.args.archive or ()))]

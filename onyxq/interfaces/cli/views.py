@@ -1,0 +1,78 @@
+"""What the replica says, for operators: peers, cluster, ring, partitions, log."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onyxq.core.errors import NotFound
+from onyxq.interfaces.cli.context import Context
+
+
+def peer_list(context: Context) -> None:
+    """Peers, then nodes that have none."""
+    found = context.call("peers")
+    columns = ("peer", "node", "address", "http", "zone", "slots", "state", "copies", "leads", "clock_skew_ms")
+    context.out.table(found, found["peers"], columns, empty="no peers")
+    leaving = [node for node in found["nodes"] if node["leaving"]]
+    if leaving and not context.out.as_json:
+        shown = (f"{node['node']} ({node['copies']} partitions left)" for node in leaving)
+        context.out.note("leaving for good: " + ", ".join(shown))
+    absent = [node for node in found["nodes"] if not node["peer"]]
+    if absent and not context.out.as_json:
+        context.out.note("absent nodes: " + ", ".join(node["node"] for node in absent))
+
+
+def cluster_show(context: Context) -> None:
+    """Name, settings and health of the cluster."""
+    found = context.call("cluster")
+    if context.out.as_json:
+        context.out.document(found)
+        return
+    shown = {key: value for key, value in found.items() if key not in ("settings", "members")}
+    context.out.fields({**shown, **found["settings"], "members": _flat(found["members"])})
+
+
+def ring_show(context: Context) -> None:
+    """Members of the ring and joiners."""
+    found = context.call("ring")
+    columns = ("peer", "node", "watches", "state")
+    context.out.table(found, found["members"], columns, empty="nobody is in the ring")
+    if not context.out.as_json:
+        waiting = f"; waiting to join: {', '.join(found['queue'])}" if found["queue"] else ""
+        context.out.note(f"closed: {'yes' if found['closed'] else 'no'}{waiting}")
+
+
+def partition_list(context: Context) -> None:
+    """Every partition."""
+    found = context.call("partitions")
+    rows = ({**one, "transfers": [_transfer(to) for to in one["transfers"]]} for one in found["partitions"])
+    context.out.table(found, rows, _PARTITION)
+
+
+def partition_show(context: Context) -> None:
+    """One partition; `NotFound` if the cluster has no such one."""
+    number = context.args.partition
+    for partition in context.call("partitions")["partitions"]:
+        if partition["partition"] == number:
+            context.out.fields(partition)
+            return
+    raise NotFound(f"there is no partition {number}", field="partition")
+
+
+_PARTITION = ("partition", "leader_node", "epoch", "ready", "members", "target", "under_replicated", "transfers")
+
+
+def _transfer(to: dict[str, Any]) -> str:
+    if to["rows_left"] is None:
+        return f"{to['node']}: waits"
+    left = "" if to["seconds_left"] is None else f", {to['seconds_left']}s"
+    return f"{to['node']}: {to['rows_done']} rows, {to['bytes_done']} bytes, {to['rows_left']} rows left{left}"
+
+
+def log_gc(context: Context) -> None:
+    """Snapshot and trim; returns once the log is trimmed."""
+    context.out.fields(context.call("gc"))
+
+
+def _flat(members: list[Any]) -> list[str]:
+    return [str(one["peer"]) if isinstance(one, dict) else str(one) for one in members]

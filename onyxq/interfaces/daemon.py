@@ -1,0 +1,602 @@
+"""Running nodes: one per process against ZooKeeper, or alone on the embedded log.
+
+A `RunningNode` opens the data directory, serves TCP and HTTP, and runs one peer after
+another until it is told to stop, or a peer ends for a reason that a new one would not
+cure (a wrong clock, another cluster's data, an older version than the cluster's, an
+extension with a bug).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import secrets
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import trio
+from anyio.abc import ByteStream, TaskStatus
+from anyio.streams.tls import TLSAttribute
+from attrs import field, frozen
+
+from onyxq.access.certificates import PLAIN, Certificates
+from onyxq.access.credentials import ANONYMOUS, ZookeeperCredentials
+from onyxq.access.grants import OPEN, Access
+from onyxq.access.host_names import Hosts, hosts
+from onyxq.access.loopback import check_listening
+from onyxq.access.renewal import Renewal
+from onyxq.core.duties import Drive
+from onyxq.core.entry import Entries
+from onyxq.core.errors import BadRequest, LogUnavailable, LogWentBack, OnyxqError, StoreFailed, causes, first_cause
+from onyxq.core.log.interface import LogBackend, SessionLost
+from onyxq.core.purged import MARGIN_MS
+from onyxq.core.replica import SETTINGS_LIMITS, Settings
+from onyxq.core.taskstore.state import UNITS
+from onyxq.history.archive import Archive
+from onyxq.history.parquet.schema import pyarrow
+from onyxq.interfaces.callbacks.delivery import Delivering, delivering
+from onyxq.interfaces.callbacks.targets import targets
+from onyxq.interfaces.callbacks.transports import Deliver
+from onyxq.interfaces.callbacks.transports import installed as installed_transports
+from onyxq.interfaces.wire_server import Caller
+from onyxq.jobs.function_imports import ANY_FUNCTION, Allowed
+from onyxq.leader.cohort.copy_pace import BYTES_PER_S
+from onyxq.leader.purge import Plan
+from onyxq.log.embedded import EmbeddedBackend
+from onyxq.node.jobs.driver import Driving, SparkSettings
+from onyxq.node.jobs.host_process import launch
+from onyxq.node.jobs.hosts import Launch
+from onyxq.node.membership import Evicted, Peer, writes
+from onyxq.node.node import Node
+from onyxq.node.record_archive import Archiver
+from onyxq.node.record_table import RecordKeeper
+from onyxq.operations.service import Service
+from onyxq.store.integrity.lmdb_check import fatal_signals_noted
+from onyxq.store.interface import Batch, Store
+from onyxq.store.lmdb_store import LmdbStore
+from onyxq.system.clock import Clock, RingClock, SystemClock, WallClock
+from onyxq.system.directories import close_to_others, usable
+from onyxq.system.extensions import installed
+from onyxq.wire.bounds import Bounds
+from onyxq.wire.network import Network
+from onyxq.wire.server import serve
+from onyxq.wire.tcp import TcpNetwork
+
+if TYPE_CHECKING:
+    from onyxq.interfaces.http.app import App
+    from onyxq.interfaces.http.endpoint import Endpoint
+    from onyxq.interfaces.http.server import Places
+
+SESSION_RETRY_S = 1.0
+STORE_RETRY_S = 1.0
+REJOIN_PAUSE_S = 0.2
+WENT_BACK_RETRY_S = 2.0
+"""Pause between the looks of a node without a peer for the log that it has read, in seconds."""
+
+log = logging.getLogger(__name__)
+
+
+@frozen
+class PeerConfig:
+    """How one node of a process is run."""
+
+    data: str
+    cluster: str = "main"
+    zookeeper: str | None = None
+    zookeeper_credentials: ZookeeperCredentials = ANONYMOUS
+    listen: str = "127.0.0.1:7400"
+    http: str | None = "127.0.0.1:7480"
+    taskstore: str | None = None
+    """Where the task store is served at the root, besides under ``/taskstore``."""
+    taskstore_unit: str = "ms"
+    """Unit of times there."""
+    archive: str | None = None
+    """Directory that keeps what this node's peer trims."""
+    zone: str = ""
+    slots: int = 0
+    """Job slots that it offers, if it hosts Spark."""
+    tags: tuple[str, ...] = ()
+    """What jobs may ask of the peer that drives them."""
+    spark: bool = False
+    """Whether it hosts Spark, and so drives jobs."""
+    spark_master: str = "local"
+    spark_conf: Mapping[str, str] = field(factory=dict)
+    """Spark's own settings; they win over ours."""
+    spark_warm: bool = False
+    """A session is kept open, so that jobs start faster."""
+    checkpoints: str | None = None
+    """Path or URI, which all peers reach, of the checkpoints of jobs that name none."""
+    partitions: int = 64
+    replicas: int = 3
+    session_timeout_ms: int = 6_000
+    absent_after_ms: int = 60_000
+    yield_after_ms: int = 5_000
+    gc_records: int = 20_000
+    gc_bytes: int = 4 << 20
+    sync_bytes_per_s: int = BYTES_PER_S
+    """At most so fast does this node send, and take, what brings copies up to date."""
+    purge_bucket_ms: int = 3_600_000
+    """Finished tasks are purged by so much of the time of their ids together."""
+    purge_margin_ms: int = 600_000
+    """Nothing younger is purged, and no id that is younger refused."""
+    record_archive: str | None = None
+    """Directory in which the records that this node's peer trims become a table."""
+    access: Access = OPEN
+    """The credentials that it asks for."""
+    certificates: Certificates = PLAIN
+    """For TLS on both ports, and to other peers."""
+    allow_pickled: bool = False
+    """It takes jobs with pickled functions although it asks for credentials."""
+    job_modules: tuple[str, ...] = ()
+    """Modules whose functions jobs may name, if it asks for credentials; ``any``: all."""
+    allow_anyone: bool = False
+    """It may listen for other machines without asking for credentials."""
+    http_hosts: str = ""
+    """Names that HTTP answers to besides its own; see `onyxq.access.host_names`."""
+    task_archive: str | None = None
+    """Directory in which tasks are archived before they are purged, where their queue asks for it."""
+    timer_targets: str = ""
+    """Where callbacks may go; see `onyxq.interfaces.callbacks.targets`."""
+    timer_timeout_ms: int = 10_000
+    """How long the receiver of a callback may take."""
+
+
+@frozen
+class PeerAddresses:
+    """Where a node serves."""
+
+    peer: str
+    node: str
+    address: str
+    http: str
+    taskstore: str = ""
+
+
+class RunningNode:
+    """One node being run; see the module's first paragraph."""
+
+    def __init__(
+        self,
+        config: PeerConfig,
+        backend: LogBackend,
+        *,
+        network: Network | None = None,
+        clock: Clock | None = None,
+        open_store: Callable[[str, WallClock], Store] | None = None,
+        seed: int | None = None,
+        offload: Callable[..., Awaitable[Any]] = trio.to_thread.run_sync,
+        entries: Entries | None = None,
+        launch_host: Launch = launch,
+        transports: Mapping[str, Deliver] | None = None,
+    ) -> None:
+        """``transports``: those of timers besides HTTP and TCP; None: this node makes no callbacks."""
+        self.config = config
+        self.stop = trio.Event()
+        """Set it: the node drains, leaves and ends."""
+        self.addresses: PeerAddresses | None = None
+        self.ready = trio.Event()
+        self.service: Service | None = None
+        self.node: Node | None = None
+        self._backend = backend
+        self._network: Network = network or config.certificates.network(serves=True)
+        self._clock = RingClock(clock or SystemClock())
+        self._open_store = open_store or (
+            lambda path, its_clock: LmdbStore.open_or_begin_anew(path, now_ms=its_clock.wall_ms)
+        )
+        self._random = random.Random(secrets.randbits(64) if seed is None else seed)
+        self._offload = offload
+        self._entries = installed() if entries is None else entries
+        self._launch_host = launch_host
+        self._transports = transports
+        self._delivering: Delivering | None = None
+        self._peer: Peer | None = None
+        self._contexts = config.certificates.contexts()
+        self._callers: set[Caller] = set()
+        self._apps: list[App] = []
+        self._places: Places | None = None
+        """Connections that the ports of HTTP share."""
+        self._taskstore = ""
+        """Where the task store is served at the root."""
+
+    async def run(self) -> None:
+        """Serve until stopped; raises what a new peer would not cure."""
+        store = self._open_store(self.config.data, self._clock)
+        try:
+            await self._run_on(store)
+        except BaseException as error:
+            if any(not isinstance(one, OnyxqError) for one in causes(error)):
+                store.doubt()  # a mistake of ours, or contents that nobody wrote
+            if store.condition.fatal is None:
+                raise
+        finally:
+            with trio.CancelScope(shield=True):
+                await store.aclose()
+        if store.condition.fatal is not None:
+            raise store.condition.fatal
+
+    async def _run_on(self, store: Store) -> None:
+        """Serve what is in a store until stopped, or until the store can be used no longer."""
+        node_id = await self._node_id(store)
+        async with trio.open_nursery() as nursery:
+            store.condition.on_end(nursery.cancel_scope.cancel)
+            node = self.node = Node(
+                node_id=node_id,
+                cluster_name=self.config.cluster,
+                store=store,
+                network=self._network,
+                clock=self._clock,
+                random=self._random.random,
+                nursery=nursery,
+                offload=self._offload,
+                entries=self._entries,
+                sync_bytes_per_s=self.config.sync_bytes_per_s,
+                purging=_plan(self.config),
+                credential=self.config.access.peer_secret,
+                job_functions=_functions(self.config),
+            )
+            driver = Driving(node, _spark(self.config), self._launch_host) if self.config.spark else None
+            service = self.service = Service(
+                node, random_64=lambda: self._random.getrandbits(64), backend=self._backend, driver=driver
+            )
+            if self.config.archive:
+                archive = Archive(Path(self.config.archive), node_id)
+                node.archivers.append(Archiver(archive, node, service.log_view).keep)
+            if self.config.record_archive:
+                directory = Path(self.config.record_archive)
+                node.archivers.append(RecordKeeper(directory, node, service.log_view).keep)
+            nursery.start_soon(node.run)
+            nursery.start_soon(service.run)
+            address = await nursery.start(self._serve_wire, node, service)
+            if driver is not None:
+                node.duty_runners[Drive] = driver.drive
+                nursery.start_soon(driver.run, address)
+            if self._transports is not None:
+                self._delivering = delivering(
+                    node,
+                    service.timers,
+                    self._transports,
+                    allowed=self.config.timer_targets,
+                    listens=(self.config.listen, self.config.http, self.config.taskstore),
+                    asks=bool(self.config.access),
+                    timeout_ms=self.config.timer_timeout_ms,
+                )
+                nursery.start_soon(self._delivering.run)
+            http = await nursery.start(self._serve_http, service) if self.config.http else ""
+            if self.config.taskstore:
+                self._taskstore = await nursery.start(self._serve_taskstore, service)
+            await self._peers(node, service, address, http)
+            nursery.cancel_scope.cancel()
+
+    def renew(self, access: Access) -> None:
+        """Ask for the tokens of ``access``, and use certificates as their files have them now; raises `BadRequest`.
+
+        If it does, nothing is changed.  Connections over TCP and waiting requests whose token is gone, or gives
+        something else, are ended; certificates are for new connections.
+        """
+        contexts = self.config.certificates.contexts()
+        self.config.access.renew(access)
+        self._contexts = contexts
+        if contexts is not None and isinstance(self._network, TcpNetwork):
+            self._network.use(connecting=contexts.connecting, serving=contexts.peers)
+        for caller in list(self._callers):
+            caller.judge_again()
+        for app in self._apps:
+            app.answer_waiting()
+
+    async def _node_id(self, store: Store) -> str:
+        stored = store.meta("node_id")
+        if stored is not None:
+            return stored.decode()
+        node_id = f"{self._random.getrandbits(48):012x}"
+        await store.write(Batch(meta=(("node_id", node_id.encode()),)))
+        return node_id
+
+    async def _serve_wire(
+        self, node: Node, service: Service, *, task_status: TaskStatus[str] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        bounds = Bounds()
+        access, encrypted = self.config.access, bool(self.config.certificates)
+
+        async def handler(stream: ByteStream) -> None:
+            if not access and not encrypted:
+                await serve(stream, hello=node.welcome, dispatch=service.dispatch, bounds=bounds, admit=service.screen)
+                return
+            caller = Caller(
+                access,
+                certified=not encrypted or stream.extra(TLSAttribute.peer_certificate_binary, None) is not None,
+                welcome=node.welcome,
+                dispatch=service.dispatch,
+                screen=service.screen,
+                ask=service.call,
+                start_soon=node.start_soon,
+            )
+            self._callers.add(caller)
+            try:
+                with caller.scope:
+                    await serve(
+                        stream, hello=caller.welcome, dispatch=caller.dispatch, bounds=bounds, admit=caller.admit
+                    )
+            finally:
+                self._callers.discard(caller)
+
+        await self._network.serve(self.config.listen, handler, task_status=task_status)
+
+    async def _serve_http(
+        self, service: Service, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        assert self.config.http
+        from onyxq.interfaces.http.app import (
+            ENDPOINTS,  # a third of what a peer loads, which one without HTTP does not need
+        )
+
+        await self._serve_app(service, ENDPOINTS, self.config.http, task_status)
+
+    async def _serve_taskstore(
+        self, service: Service, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        assert self.config.taskstore
+        from onyxq.interfaces.http.routes import taskstore
+
+        endpoints = taskstore.endpoints("", unit=self.config.taskstore_unit)
+        await self._serve_app(service, endpoints, self.config.taskstore, task_status)
+
+    async def _serve_app(
+        self, service: Service, endpoints: Sequence[Endpoint], address: str, task_status: trio.TaskStatus[str]
+    ) -> None:
+        from onyxq.interfaces.http.app import create_app
+        from onyxq.interfaces.http.server import Places, serve_http
+
+        self._places = self._places or Places()
+        app = create_app(
+            service,
+            access=self.config.access,
+            hosts=_hosts(self.config),
+            endpoints=endpoints,
+            admission=service.admission,
+            now_ms=service.node.wall_ms,
+        )
+        self._apps.append(app)
+        tls = self._callers_tls if self.config.certificates else None
+        await serve_http(app, address, task_status=task_status, shutdown=self.stop, tls=tls, places=self._places)
+
+    def _callers_tls(self) -> ssl.SSLContext:
+        assert self._contexts is not None
+        return self._contexts.callers
+
+    async def _peers(self, node: Node, service: Service, address: str, http: str) -> None:
+        while not (self.stop.is_set() or service.operating.leave_wanted.is_set()):
+            if not await self._can_write(node.store):
+                continue
+            peer_id = f"{node.node_id}-{self._random.getrandbits(32):08x}"
+            peer = self._peer = service.peer = Peer(
+                node,
+                peer_id=peer_id,
+                address=address,
+                http=http,
+                zone=self.config.zone,
+                slots=self.config.slots if self.config.spark else 0,
+                tags=self.config.tags,
+                settings=Settings(**{name: getattr(self.config, name) for name in SETTINGS_LIMITS}),
+                new_cluster_id=lambda: f"{self._random.getrandbits(64):016x}",
+                look=self._backend.look,
+            )
+            self.addresses = PeerAddresses(peer_id, node.node_id, address, http, self._taskstore)
+            try:
+                await self._one_peer(peer, service)
+            except* LogWentBack as group:
+                if not self.ready.is_set():
+                    raise  # it is told at the start, when an operator looks
+                await self._stay(node, group)
+            except* (SessionLost, LogUnavailable, StoreFailed, Evicted) as group:
+                log.warning("peer %s ended: %s", peer_id, first_cause(group))
+            await trio.sleep(REJOIN_PAUSE_S)
+
+    async def _can_write(self, store: Store) -> bool:
+        """Whether the store takes writes; if it does not, False after a while: no peer begins without its disk."""
+        if not store.condition.refusal:
+            return True
+        with trio.move_on_after(STORE_RETRY_S):
+            await self.stop.wait()
+        return await writes(store)
+
+    async def _stay(self, node: Node, group: BaseExceptionGroup[LogWentBack]) -> None:
+        """Serve without a peer after the log went back, and look for it again after a pause.
+
+        Facts are served on, so that nothing acknowledged becomes unavailable; nothing is granted.
+        """
+        if node.went_back is None:
+            error = first_cause(group)
+            assert isinstance(error, LogWentBack)
+            node.went_back = error
+            log.error("nothing is granted any more: %s. %s", node.went_back.message, node.went_back.advice)
+        with trio.move_on_after(WENT_BACK_RETRY_S):
+            await self.stop.wait()
+
+    async def _one_peer(self, peer: Peer, service: Service) -> None:
+        try:
+            session = await self._backend.session()
+        except LogUnavailable:
+            with trio.move_on_after(SESSION_RETRY_S):
+                await self.stop.wait()
+            raise
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._announce, peer)
+                nursery.start_soon(self._leave_when_told, peer, service)
+                await peer.run(session)
+                nursery.cancel_scope.cancel()
+        finally:
+            with trio.move_on_after(2, shield=True):
+                await session.aclose()
+
+    async def _announce(self, peer: Peer) -> None:
+        await peer.joined.wait()
+        self.ready.set()
+
+    async def _leave_when_told(self, peer: Peer, service: Service) -> None:
+        async with trio.open_nursery() as nursery:
+
+            async def first(event: trio.Event) -> None:
+                await event.wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(first, self.stop)
+            nursery.start_soon(first, service.operating.leave_wanted)
+            nursery.start_soon(self._retire_when_told, peer, service)
+        if self._delivering is not None:
+            await self._delivering.drain()
+        await service.claiming.drain()
+        await peer.leave()
+        with trio.move_on_after(2.0):
+            await trio.sleep_forever()  # the peer ends once it reads its own leave
+        raise LogUnavailable("the log did not take the leave in time")
+
+    async def _retire_when_told(self, peer: Peer, service: Service) -> None:
+        """Move the node's copies away if it is to go for good, then have it leave.
+
+        A peer that ends meanwhile is followed by one that begins anew.
+        """
+        await service.operating.retire_wanted.wait()
+        await service.operating.move_away(peer.id)
+        service.operating.leave_wanted.set()
+
+
+def _plan(config: PeerConfig) -> Plan:
+    directory = Path(config.task_archive) if config.task_archive else None
+    return Plan(config.purge_bucket_ms, config.purge_margin_ms, directory)
+
+
+def _functions(config: PeerConfig) -> Allowed:
+    return Allowed(config.job_modules, pickled=config.allow_pickled) if config.access else ANY_FUNCTION
+
+
+def _hosts(config: PeerConfig) -> Hosts:
+    listens = [place for place in (config.listen, config.http, config.taskstore) if place]
+    return hosts(config.http_hosts, listens=listens, asks=bool(config.access))
+
+
+def _spark(config: PeerConfig) -> SparkSettings:
+    return SparkSettings(
+        work=str(Path(config.data) / "spark"),
+        slots=config.slots,
+        master=config.spark_master,
+        checkpoints=config.checkpoints,
+        conf=dict(config.spark_conf),
+        warm=config.spark_warm,
+        modules=(os.getcwd(),),
+    )
+
+
+def check_config(config: PeerConfig) -> None:
+    """Raise `BadRequest` naming the first setting that is out of range."""
+    limits = {
+        **SETTINGS_LIMITS,
+        "slots": (0, 10_000),
+        "sync_bytes_per_s": (1 << 20, 1 << 40),
+        "purge_bucket_ms": (1_000, 7 * 86_400_000),
+        "purge_margin_ms": (2 * MARGIN_MS, 30 * 86_400_000),
+        "timer_timeout_ms": (100, 3_600_000),
+    }
+    for name, (low, high) in limits.items():
+        value = getattr(config, name)
+        if not low <= value <= high:
+            raise BadRequest(f"{name} must be {low} to {high}, not {value}", field=name)
+    config.certificates.check_complete()
+    for name, address in (("listen", config.listen), ("http", config.http), ("taskstore", config.taskstore)):
+        if address:
+            check_listening(address, field=name, asks=bool(config.access), allow_anyone=config.allow_anyone)
+    if config.taskstore_unit not in UNITS:
+        known = " or ".join(UNITS)
+        raise BadRequest(f"taskstore_unit must be {known}, not {config.taskstore_unit!r}", field="taskstore_unit")
+    targets(config.timer_targets, listens=(), asks=True)
+    _hosts(config)
+    if config.access and config.zookeeper and not config.zookeeper_credentials.auth:
+        log.warning("zookeeper_auth is not set: anyone who can write to ZooKeeper can get the peers' secret")
+    if config.record_archive:
+        pyarrow()  # without it nothing could ever be trimmed
+
+
+def make_directories(config: PeerConfig) -> None:
+    """Make the directories that the settings name; raises `BadRequest` naming the first that cannot be used."""
+    for name in ("data", "archive", "record_archive", "task_archive"):
+        if path := getattr(config, name):
+            found = usable(path, name)
+            if name == "data":
+                close_to_others(found)
+
+
+async def run_peer(
+    config: PeerConfig,
+    *,
+    ready: Callable[[PeerAddresses], None],
+    stop: trio.Event,
+    backend: LogBackend | None = None,
+    renewal: Renewal | None = None,
+) -> None:
+    """Run one node until ``stop``; calls ``ready`` once it is in the ring and serves.
+
+    ``renewal``: is given what takes tokens and certificates that were read again.  Raises `BadRequest`
+    for a setting out of range.
+    """
+    check_config(config)
+    make_directories(config)
+    with fatal_signals_noted(Path(config.data)):
+        await _run_peer(config, ready=ready, stop=stop, backend=backend, renewal=renewal)
+
+
+async def _run_peer(
+    config: PeerConfig,
+    *,
+    ready: Callable[[PeerAddresses], None],
+    stop: trio.Event,
+    backend: LogBackend | None,
+    renewal: Renewal | None,
+) -> None:
+    async with _backend_of(config, backend) as chosen:
+        running = RunningNode(config, chosen, transports=installed_transports())
+        if renewal is not None:
+            renewal.take = running.renew
+
+        async def announce() -> None:
+            await running.ready.wait()
+            assert running.addresses is not None
+            ready(running.addresses)
+
+        async def pass_stop() -> None:
+            await stop.wait()
+            running.stop.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(announce)
+            nursery.start_soon(pass_stop)
+            await running.run()
+            nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def _backend_of(config: PeerConfig, given: LogBackend | None) -> AsyncIterator[LogBackend]:
+    if given is not None:
+        yield given
+    elif config.zookeeper is not None:
+        from onyxq.log.zookeeper import ZookeeperBackend
+
+        yield ZookeeperBackend(
+            config.zookeeper,
+            config.cluster,
+            session_timeout_ms=config.session_timeout_ms,
+            credentials=config.zookeeper_credentials,
+        )
+    else:
+        embedded = EmbeddedBackend.open(str(Path(config.data) / "log"))
+        try:
+            yield embedded
+        finally:
+            with trio.CancelScope(shield=True):
+                await embedded.aclose()
+
+
+__all__ = ["PeerAddresses", "PeerConfig", "RunningNode", "run_peer"]

@@ -1,0 +1,41 @@
+"""Pages for people, made by every peer of what it and the others know: one module for each group of pages.
+
+A page reads through the node's methods and changes things through the operations of the HTTP interface
+(`onyxq.interfaces.dashboard.actions`), so both have the same roles and checks.
+"""
+
+from __future__ import annotations
+
+from onyxq.interfaces.dashboard import (
+    actions,
+    cluster,
+    dead,
+    files,
+    jobs,
+    log,
+    overview,
+    periodic,
+    queues,
+    session_pages,
+    settings,
+    tasks,
+    timers,
+    workers,
+)
+
+ENDPOINTS = (
+    *overview.ENDPOINTS,
+    *queues.ENDPOINTS,
+    *tasks.ENDPOINTS,
+    *dead.ENDPOINTS,
+    *workers.ENDPOINTS,
+    *timers.ENDPOINTS,
+    *periodic.ENDPOINTS,
+    *jobs.ENDPOINTS,
+    *cluster.ENDPOINTS,
+    *log.ENDPOINTS,
+    *settings.ENDPOINTS,
+    *session_pages.ENDPOINTS,
+    *files.ENDPOINTS,
+    *actions.ENDPOINTS,
+)

@@ -1,0 +1,224 @@
+"""What buttons do: each form goes through one operation of the HTTP interface, with its role and its checks.
+
+A form is turned into the path, query and body of that operation, which are checked as if they had come
+over HTTP.  What was done is written to the peer's log of events with a name for the credential, beside
+what the cluster's log says.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import attrs
+from attrs import frozen
+from starlette.responses import RedirectResponse, Response
+
+from onyxq.core.errors import BadRequest
+from onyxq.interfaces.dashboard.rendering import HEADERS, link
+from onyxq.interfaces.dashboard.session import refused
+from onyxq.interfaces.http.endpoint import PATH_FIELDS, Call, Endpoint
+from onyxq.interfaces.http.routes import cluster, dead, jobs, periodic, queues, tasks, timers
+from onyxq.interfaces.http.shapes import Field, Invalid, Number, Object, from_text
+from onyxq.interfaces.http.values import decode_json
+from onyxq.operations.access.check import Guarded
+
+Form: TypeAlias = Mapping[str, list[str]]
+"""The fields of a form, with all their values."""
+Members: TypeAlias = dict[str, Any]
+
+_PAUSING = ("by", "why", "paused")
+_DECIMAL = re.compile(r"[0-9]{1,18}(\.[0-9]{1,9})?")
+_log = logging.getLogger("onyxq.interfaces.dashboard")
+_log.setLevel(logging.INFO)  # what was done is written down whatever else is
+
+
+@frozen
+class Action:
+    """A form and the operation that it goes through."""
+
+    name: str
+    operation: Endpoint
+    body: Callable[[Form], Members] = lambda _: {}
+    """The operation's body."""
+    query: Mapping[str, Any] = {}
+    """The operation's query."""
+    back: Callable[[Form], str] = lambda _: "/"
+    """The page that shows what was done."""
+
+
+def one(form: Form, name: str, default: str | None = None) -> str:
+    """The only value of a field; raises `BadRequest` if it is missing, empty or given twice."""
+    values = [value for value in form.get(name, []) if value]
+    if not values and default is not None:
+        return default
+    if len(values) != 1:
+        raise BadRequest(f"{name} is {'given twice' if values else 'missing'}", field=name)
+    return values[0]
+
+
+def _chosen(form: Form) -> Members:
+    """Which dead letters: those that are ticked, or all that a filter finds."""
+    if one(form, "which", "ticked") == "ticked":
+        if not form.get("id"):
+            raise BadRequest("no dead letter is ticked", field="id", hint="Go back and tick some, or choose all.")
+        return {"ids": form["id"]}
+    wanted = {name: one(form, name, "") for name in ("queue", "where")}
+    return {name: value for name, value in wanted.items() if value} or {"all": True}
+
+
+def _settings(form: Form) -> Members:
+    """The settings that are not as the page showed them: an empty field is the default."""
+    body: Members = {}
+    for name, member in queues.SETTINGS.fields.items():
+        text = one(form, name, "")
+        if name in form and name not in _PAUSING and text != one(form, f"was-{name}", ""):
+            body[name] = _value(name, member, text)
+    return body
+
+
+def _value(name: str, member: Field, text: str) -> Any:
+    if not text:
+        return None
+    try:
+        return _number(text) if isinstance(member.shape, Number) else from_text(member.shape, text)
+    except Invalid as error:
+        error.within(name)
+        raise error.to_error("the form") from None
+
+
+def _number(text: str) -> float:
+    if not _DECIMAL.fullmatch(text):
+        raise Invalid("must be a number in decimal digits")
+    return float(text)
+
+
+def _said(form: Form) -> Members:
+    return {"by": one(form, "by"), "why": one(form, "why", "")}
+
+
+def _queue_page(form: Form) -> str:
+    return link("/ui/queue", name=one(form, "queue"))
+
+
+def _dead_page(form: Form) -> str:
+    return link("/ui/dead", queue=one(form, "queue", ""), where=one(form, "where", ""))
+
+
+def _job_page(form: Form) -> str:
+    return link("/ui/job", id=one(form, "job"))
+
+
+def _operation(table: tuple[Endpoint, ...], name: str) -> Endpoint:
+    return next(endpoint for endpoint in table if endpoint.name == name)
+
+
+_SET_QUEUE = _operation(queues.ENDPOINTS, "set_queue")
+_SET_PERIODIC = _operation(periodic.ENDPOINTS, "set_periodic")
+
+ACTIONS = (
+    Action("pause", _SET_QUEUE, lambda form: {"paused": True, **_said(form)}, back=_queue_page),
+    Action("resume", _SET_QUEUE, lambda form: {"paused": False, **_said(form)}, back=_queue_page),
+    Action("queue", _SET_QUEUE, _settings, back=_queue_page),
+    Action("requeue", _operation(dead.ENDPOINTS, "requeue_dead"), _chosen, back=_dead_page),
+    Action("discard", _operation(dead.ENDPOINTS, "discard_dead"), _chosen, back=_dead_page),
+    Action(
+        "cancel",
+        _operation(tasks.ENDPOINTS, "cancel_task"),
+        query={"claimed": True},
+        back=lambda form: f"/ui/tasks/{one(form, 'id')}",
+    ),
+    Action("periodic-pause", _SET_PERIODIC, lambda _: {"paused": True}, back=lambda _: "/ui/periodic"),
+    Action("periodic-resume", _SET_PERIODIC, lambda _: {"paused": False}, back=lambda _: "/ui/periodic"),
+    Action("periodic-remove", _operation(periodic.ENDPOINTS, "remove_periodic"), back=lambda _: "/ui/periodic"),
+    Action("timer-cancel", _operation(timers.ENDPOINTS, "cancel_timer"), back=lambda _: "/ui/timers"),
+    Action(
+        "seal", _operation(jobs.ENDPOINTS, "seal_input"), lambda form: {"input": one(form, "input")}, back=_job_page
+    ),
+    Action("kill", _operation(jobs.ENDPOINTS, "kill_job"), back=_job_page),
+    Action("gc", _operation(cluster.ENDPOINTS, "gc"), back=lambda _: "/ui/settings"),
+    Action(
+        "leave",
+        _operation(cluster.ENDPOINTS, "leave_peer"),
+        lambda form: {"permanent": one(form, "permanent", "no") == "yes"},
+        back=lambda _: "/ui/cluster",
+    ),
+    Action("force", _operation(cluster.ENDPOINTS, "force_partition"), back=lambda _: "/ui/cluster"),
+)
+
+
+async def perform(action: Action, call: Call) -> Response:
+    """Do what the form says; raises what the operation raises."""
+    who = name_of(call)
+    form: Form = {**call.body, "by": [one(call.body, "by", who)]}
+    operation = action.operation
+    body = {} if operation.body is None else _checked(operation.body, action.body(form))
+    inner = attrs.evolve(
+        call,
+        path=_path(operation, form),
+        query=_checked(operation.query, dict(action.query)),
+        body=body,
+        raw=b"",
+    )
+    answer = await operation.handle(inner)
+    _log.info("%s by %s: %s", action.name, who, _told(call.body))
+    return RedirectResponse(_arrived(action, form, answer), status_code=303, headers=dict(HEADERS))
+
+
+def name_of(call: Call) -> str:
+    """What the caller's token is called; without tokens nobody knows who it was."""
+    return call.api.grants.name if isinstance(call.api, Guarded) else "the dashboard"
+
+
+def _path(operation: Endpoint, form: Form) -> Members:
+    """The path's parameters, from fields of the same names."""
+    out: Members = {}
+    for part in operation.segments:
+        if part.startswith("{"):
+            name = part[1:-1]
+            out[name] = _checked(Object(name, {name: PATH_FIELDS[name]}), {name: one(form, name)})[name]
+    return out
+
+
+def _checked(shape: Object, value: Members) -> Members:
+    try:
+        return shape.check(value)
+    except Invalid as error:
+        raise error.to_error("the form") from None
+
+
+def _arrived(action: Action, form: Form, answer: Response) -> str:
+    """The page behind the action, with what it did."""
+    path = action.back(form)
+    count = decode_json(bytes(answer.body)).get("count") if answer.body else None
+    return (
+        path + ("&" if "?" in path else "?") + f"did={action.name}" + (f"&count={count}" if count is not None else "")
+    )
+
+
+def _told(form: Form) -> str:
+    """The fields of a form, for the log of events: one line, and not longer than that."""
+    return repr({name: values if len(values) < 5 else f"{len(values)} values" for name, values in form.items()})[:500]
+
+
+def _endpoint(action: Action) -> Endpoint:
+    async def handle(call: Call) -> Response:
+        return await perform(action, call)
+
+    return Endpoint(
+        method="POST",
+        path=f"/ui/do/{action.name}",
+        name=f"do_{action.name.replace('-', '_')}",
+        tag="pages",
+        summary=f"From a page: {action.operation.summary}",
+        handle=handle,
+        role=action.operation.role,
+        status=303,
+        page=True,
+        tell=refused,
+    )
+
+
+ENDPOINTS = tuple(map(_endpoint, ACTIONS))

@@ -1,0 +1,49 @@
+"""Scripts, styles and pictures, from this package: nothing is fetched from elsewhere."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+from starlette.responses import Response
+
+from onyxq import __version__
+from onyxq.core.errors import NotFound
+from onyxq.interfaces.dashboard.session import refused
+from onyxq.interfaces.http.endpoint import Call, Endpoint
+
+KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".txt": "text/plain"}
+_READ = {
+    one.name: one.read_bytes()
+    for one in sorted(files("onyxq.interfaces.dashboard").joinpath("static").iterdir(), key=lambda one: one.name)
+    if one.is_file()
+}
+
+
+async def get_file(call: Call) -> Response:
+    """One of them; browsers keep it while the version stays."""
+    name = call.path["file"]
+    data = _READ.get(name)
+    if data is None:
+        raise NotFound("there is no such file", field="file")
+    tag = f'"{__version__}-{len(data):x}"'
+    headers = {"cache-control": "no-cache", "etag": tag, "x-content-type-options": "nosniff"}
+    if call.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers=headers)
+    return Response(data, headers=headers, media_type=KINDS[name[name.rindex(".") :]])
+
+
+ENDPOINTS = (
+    Endpoint(
+        method="GET",
+        path="/ui/static/{file}",
+        name="file",
+        tag="pages",
+        summary="A script, style or picture of the pages",
+        handle=get_file,
+        role=None,
+        answer={"type": "string"},
+        media="text/plain",
+        page=True,
+        tell=refused,
+    ),
+)

@@ -1,0 +1,48 @@
+"""Jobs, and one of them with what its driver tells."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from starlette.responses import Response
+
+from onyxq.core.jobs.lifetime import ENDED
+from onyxq.interfaces.dashboard.page import shows
+from onyxq.interfaces.dashboard.rendering import page
+from onyxq.interfaces.http.endpoint import Call
+from onyxq.interfaces.http.shapes import Field, Text
+from onyxq.interfaces.http.values import plain
+
+JOBS_MAX = 200
+
+
+async def get_jobs(call: Call) -> Response:
+    """Those under way, then those that ended, the latest first."""
+    jobs = (await call.ask("job.list", progress=True))["jobs"]
+    ended = sorted((job for job in jobs if job["state"] in ENDED), key=lambda job: -(job["ended_ms"] or 0))
+    listed = [job for job in jobs if job["state"] not in ENDED] + ended
+    return page(
+        call, "jobs.html", title="Jobs", here="/ui/jobs", jobs=listed[:JOBS_MAX], left=max(0, len(listed) - JOBS_MAX)
+    )
+
+
+async def get_job(call: Call) -> Response:
+    """One of them."""
+    job: dict[str, Any] = await call.ask("job.get", id=call.query["id"])
+    described = job.get("job")
+    return page(
+        call,
+        "job.html",
+        title=f"Job {job['id']}",
+        here="/ui/jobs",
+        job=job,
+        has_ended=job["state"] in ENDED,
+        described=None if described is None else json.dumps(plain(described), indent=2, ensure_ascii=False),
+    )
+
+
+ENDPOINTS = (
+    shows("/ui/jobs", "jobs_page", get_jobs),
+    shows("/ui/job", "job_page", get_job, query={"id": Field(Text(1, 120), required=True, doc="Id of the job.")}),
+)

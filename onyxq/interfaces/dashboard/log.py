@@ -1,0 +1,122 @@
+"""The log, record by record, with a slider, and the replica as it was at any position."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import anyio.to_thread
+import attrs
+from starlette.responses import Response
+
+from onyxq.core.diff import Tree, in_words, plain
+from onyxq.core.replica import Replica
+from onyxq.history.words import brief, sentence
+from onyxq.interfaces.dashboard.page import shows
+from onyxq.interfaces.dashboard.rendering import page
+from onyxq.interfaces.http.endpoint import Call
+from onyxq.interfaces.http.past import View
+from onyxq.interfaces.http.shapes import Field, Integer
+
+WINDOW = 20
+"""Records that are shown, up to the chosen one."""
+CHANGES_MAX = 60
+KEYS_MAX = 100
+"""Of one branch of the replica."""
+LINE_CHARS_MAX = 300
+SENTENCE_CHARS_MAX = 400
+
+
+async def get_log(call: Call) -> Response:
+    """The records up to a position and the replica behind it."""
+    view = await call.kit.past.view(call.api.call, call.query.get("at"), WINDOW)
+    branches = await anyio.to_thread.run_sync(branches_of, view.replica)
+    return page(
+        call,
+        "log.html",
+        title="Log",
+        here="/ui/log",
+        view=view,
+        records=_records(view),
+        changes=[brief(one, LINE_CHARS_MAX) for one in in_words(view.changes, limit=CHANGES_MAX)],
+        summary=_summary(view.replica),
+        branches=branches,
+    )
+
+
+def _records(view: View) -> list[dict[str, Any]]:
+    """The newest first, each entry in words; those without any that follow each other are told of as one."""
+    out: list[dict[str, Any]] = []
+    for record, done in reversed(view.records):
+        entries = [brief(sentence(one.name, one.args, one.verdict), SENTENCE_CHARS_MAX) for one in done.outcomes]
+        empty = not entries and not done.problem
+        if empty and out and out[-1]["empty"]:
+            out[-1] |= {"empty": out[-1]["empty"] + 1, "first": record.position, "first_at_ms": record.ctime_ms}
+            out[-1]["peers"].add(done.peer)
+            continue
+        out.append(
+            {
+                "position": record.position,
+                "at_ms": record.ctime_ms,
+                "first": record.position,
+                "first_at_ms": record.ctime_ms,
+                "empty": int(empty),
+                "peers": {done.peer},
+                "problem": done.problem,
+                "entries": entries,
+            }
+        )
+    return out
+
+
+def _summary(replica: Replica) -> dict[str, int]:
+    return {
+        "peers": len(replica.ring.members),
+        "partitions": len(replica.partitions),
+        "led": sum(1 for placed in replica.partitions.values() if placed.ready),
+        "claimed": sum(
+            piece[1] for stretches in replica.claims.values() for pieces in stretches.values() for piece in pieces
+        ),
+        "jobs": len(replica.jobs),
+    }
+
+
+def branches_of(replica: Replica) -> list[tuple[str, list[str], int]]:
+    """Each part of the replica as lines, the first keys only, with how many keys more there are."""
+    out = []
+    for one in attrs.fields(Replica):
+        value = getattr(replica, one.name)
+        if isinstance(value, Mapping):
+            keys = sorted(value)
+            lines = [line for key in keys[:KEYS_MAX] for line in _lines(_name(key), _bounded(value[key]), 0)]
+            out.append((one.name, lines, max(0, len(keys) - KEYS_MAX)))
+        elif attrs.has(type(value)):
+            out.append((one.name, list(_lines(one.name, _bounded(value), 0)), 0))
+    return [branch for branch in out if branch[1]]
+
+
+def _bounded(value: Any) -> Tree:
+    if isinstance(value, Mapping) and len(value) > KEYS_MAX:
+        kept = {_name(key): plain(value[key]) for key in sorted(value)[:KEYS_MAX]}
+        return {**kept, "…": f"{len(value) - KEYS_MAX} more"}
+    return plain(value)
+
+
+def _name(key: Any) -> str:
+    return key.hex() if isinstance(key, bytes) else str(key)
+
+
+def _lines(name: str, value: Tree, depth: int) -> Iterator[str]:
+    indent = "  " * depth
+    if isinstance(value, dict) and value:
+        yield f"{indent}{name}"
+        for key, item in value.items():
+            yield from _lines(str(key), item, depth + 1)
+    else:
+        text = ", ".join(map(str, value)) if isinstance(value, list) else value
+        yield brief(f"{indent}{name}: {'-' if text in ('', None) or text == {} else text}", LINE_CHARS_MAX)
+
+
+ENDPOINTS = (
+    shows("/ui/log", "log_page", get_log, query={"at": Field(Integer(0), doc="The position to show.")}, waits=True),
+)

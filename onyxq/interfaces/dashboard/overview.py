@@ -1,0 +1,63 @@
+"""The first page: whether all is well, how fast tasks come and go, which queues are the fullest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.responses import Response
+
+from onyxq.core.errors import OnyxqError
+from onyxq.interfaces.dashboard.page import COUNT_WAIT_MS, shows
+from onyxq.interfaces.dashboard.rendering import page
+from onyxq.interfaces.dashboard.session import refused
+from onyxq.interfaces.http.endpoint import Call, Endpoint
+from onyxq.interfaces.http.values import answer
+
+FULLEST = 10
+
+
+async def get_overview(call: Call) -> Response:
+    """The page."""
+    found: dict[str, Any] = {}
+    troubles: dict[str, OnyxqError] = {}
+    asked = {
+        "cluster": {},
+        "health": {},
+        "queues.page": {"order": "unfinished", "limit": FULLEST, "wait_ms": COUNT_WAIT_MS},
+    }
+    for method, args in asked.items():
+        try:
+            found[method] = await call.ask(method, **args)
+        except OnyxqError as error:
+            troubles[method] = error
+    return page(
+        call,
+        "overview.html",
+        title="Overview",
+        here="/",
+        cluster=found.get("cluster"),
+        health=found.get("health"),
+        queues=found.get("queues.page"),
+        troubles=list(troubles.values()),
+    )
+
+
+async def get_rates(call: Call) -> Response:
+    """What has happened so far, for the curves: sums that only grow, and how long tasks waited and ran."""
+    return answer({**await call.ask("rates"), "at_ms": call.kit.now_ms()})
+
+
+ENDPOINTS = (
+    shows("/", "overview", get_overview),
+    Endpoint(
+        method="GET",
+        path="/ui/rates",
+        name="rates",
+        tag="pages",
+        summary="Sums from which the overview's curves are drawn",
+        handle=get_rates,
+        answer={"type": "object"},
+        page=True,
+        tell=refused,
+    ),
+)

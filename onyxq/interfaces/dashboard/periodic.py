@@ -1,0 +1,18 @@
+"""Periodic tasks: what is enqueued again and again."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from onyxq.interfaces.dashboard.page import shows
+from onyxq.interfaces.dashboard.rendering import page
+from onyxq.interfaces.http.endpoint import Call
+
+
+async def get_periodic(call: Call) -> Response:
+    """All of them."""
+    found = await call.ask("periodic.list")
+    return page(call, "periodic.html", title="Periodic tasks", here="/ui/periodic", periodic=found["periodic"])
+
+
+ENDPOINTS = (shows("/ui/periodic", "periodic_page", get_periodic),)

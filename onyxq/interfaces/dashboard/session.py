@@ -1,0 +1,106 @@
+"""How a browser that has signed in is known: by a cookie that scripts cannot read and other sites cannot have sent.
+
+It holds a session of the token, signed with a key that all peers have, and never the token. It is valid for
+`SESSION_MS` and for pages only: neither ``/v1`` nor the TCP port takes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from starlette.datastructures import Headers
+from starlette.responses import RedirectResponse, Response
+
+from onyxq.access.grants import Access
+from onyxq.core.errors import Forbidden, Unauthorized
+from onyxq.interfaces.dashboard.rendering import HEADERS, link, rendered
+from onyxq.interfaces.http.endpoint import Call, Endpoint, Failure
+from onyxq.interfaces.http.problems import error_headers
+
+COOKIE = "onyxq_session"
+SECURE_COOKIE = "__Host-onyxq_session"
+"""The same over TLS: browsers take it from this very host alone, not from one beside it in the domain."""
+SESSION_MS = 24 * 3_600_000
+"""How long a session is valid, in milliseconds."""
+TOKEN_CHARS_MAX = 1_000
+LOGIN = "/ui/login"
+
+
+def digest_in(endpoint: Endpoint, headers: Headers, access: Access, now_ms: int) -> bytes | None:
+    """The digest of the token whose session is in the cookie, where a page is asked for; None if there is none."""
+    return access.digest_of_session(_kept(headers), now_ms) if endpoint.page else None
+
+
+def check_sender(endpoint: Endpoint, headers: Headers) -> None:
+    """Raise `Forbidden` if a page would change something and the request was not sent by a page of this peer."""
+    if not endpoint.page or endpoint.method == "GET":
+        return
+    # Browsers name the origin of every POST, so a request without one is not of a browser's form.
+    origin = headers.get("origin", "")
+    if origin.partition("://")[2] != headers.get("host"):
+        raise Forbidden(
+            "this was not sent by a page of this peer",
+            field="Origin",
+            hint="Use the page's own button; programs use the HTTP interface under /v1.",
+        )
+
+
+def _kept(headers: Mapping[str, str]) -> str:
+    found: dict[str, str] = {}
+    for part in headers.get("cookie", "").split(";"):
+        name, _, value = part.strip().partition("=")
+        found.setdefault(name, value)
+    return found.get(SECURE_COOKIE, found.get(COOKIE, ""))
+
+
+def refused(failure: Failure) -> Response:
+    """What a browser is told instead of the page: the way in, or what is wrong."""
+    error, headers, path = failure.error, failure.headers, failure.address
+    by_script = "hx-request" in headers
+    if isinstance(error, Unauthorized) and not path.startswith(LOGIN):
+        there = link(LOGIN, next=path, wrong="yes" if _kept(headers) else None)
+        if by_script:
+            return Response(status_code=401, headers={**HEADERS, "hx-redirect": there})
+        return RedirectResponse(there, status_code=303, headers=dict(HEADERS))
+    answer = rendered("error.html", status=error.status, error=error, title="That did not work")
+    answer.headers.update(error_headers(error))
+    return answer
+
+
+async def get_login(call: Call) -> Response:
+    """The form."""
+    return rendered(
+        "login.html", title="Sign in", next=_local(call.query.get("next", "/")), wrong=bool(call.query.get("wrong"))
+    )
+
+
+async def post_login(call: Call) -> Response:
+    """Begin a session; whether the token is known shows with the next page, as with any other request."""
+    token = call.body.get("token", [""])[0].strip()
+    there = _local(call.body.get("next", ["/"])[0])
+    answer = RedirectResponse(there, status_code=303, headers=dict(HEADERS))
+    answer.headers["set-cookie"] = _cookie(
+        call, call.kit.access.session(token[:TOKEN_CHARS_MAX], call.kit.now_ms() + SESSION_MS)
+    )
+    return answer
+
+
+async def post_logout(call: Call) -> Response:
+    """Have the browser forget the session."""
+    answer = RedirectResponse(LOGIN, status_code=303, headers=dict(HEADERS))
+    answer.headers["set-cookie"] = _cookie(call, "") + "; Max-Age=0"
+    return answer
+
+
+def _cookie(call: Call, value: str) -> str:
+    encrypted = call.headers.get("origin", "").startswith("https:")
+    return f"{SECURE_COOKIE}={value}; Secure; {_ATTRIBUTES}" if encrypted else f"{COOKIE}={value}; {_ATTRIBUTES}"
+
+
+_ATTRIBUTES = "Path=/; HttpOnly; SameSite=Strict"
+
+
+def _local(path: str) -> str:
+    """A path of this peer, whatever was asked for."""
+    fine = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable() and path.isascii()
+    return path if fine else "/"

@@ -1,0 +1,99 @@
+"""Tasks with filters, and one task with all that happened to it."""
+
+from __future__ import annotations
+
+import anyio.to_thread
+from starlette.responses import RedirectResponse, Response
+
+from onyxq.core.errors import BadRequest
+from onyxq.core.ids import partition_of
+from onyxq.history.explain import from_log, from_store, merged
+from onyxq.interfaces.dashboard.page import AFTER, ROWS, filter_field, shows
+from onyxq.interfaces.dashboard.rendering import HEADERS, page, rendered
+from onyxq.interfaces.http.endpoint import Call
+from onyxq.interfaces.http.routes.tasks import STATES
+from onyxq.interfaces.http.shapes import Field, Text
+
+READ_AT_ONCE = 2_000
+"""Records of a log that is so short that a task's page reads it unasked."""
+
+
+async def get_tasks(call: Call) -> Response:
+    """A page of tasks in the order of their ids."""
+    if wanted := call.query.get("id", "").strip():
+        return _found(wanted)
+    queue, state = call.query.get("queue") or None, call.query.get("state") or None
+    if state is not None and state not in STATES:
+        raise BadRequest(f"state must be one of {', '.join(STATES)}", field="state")
+    found = await call.ask("list", queue=queue, state=state, after=call.query.get("after"), limit=ROWS)
+    return page(
+        call,
+        "tasks.html",
+        title="Tasks",
+        here="/ui/tasks",
+        tasks=found["tasks"],
+        after=found["after"],
+        is_first="after" not in call.query,
+        queue=queue or "",
+        state=state or "",
+        states=STATES,
+    )
+
+
+def _found(wanted: str) -> Response:
+    if len(wanted) != 40 or any(sign not in "0123456789abcdefABCDEF" for sign in wanted):
+        raise BadRequest("an id has 40 hexadecimal digits", field="id")
+    return RedirectResponse(f"/ui/tasks/{wanted.lower()}", status_code=303, headers=dict(HEADERS))
+
+
+async def get_task(call: Call) -> Response:
+    """One task, and its story as the store has it; a short log is read as well, once the page is there."""
+    task_id: bytes = call.path["id"]
+    known = await call.ask("task_history", id=task_id)
+    position = int((await call.ask("health"))["position"])
+    return page(
+        call,
+        "task.html",
+        title=f"Task {task_id.hex()[:16]}…",
+        here="/ui/tasks",
+        task=known["task"],
+        partition=partition_of(task_id),
+        updates=known["updates"],
+        story=merged(from_store(task_id, known)),
+        since=None,
+        reads_log=call.kit.past.records_to(position) <= READ_AT_ONCE,
+    )
+
+
+async def get_story(call: Call) -> Response:
+    """The story from the store and from the whole log that there is, for the page above, or as a page."""
+    task_id: bytes = call.path["id"]
+    known = await call.ask("task_history", id=task_id)
+    dump = await call.kit.past.dump(call.api.call)
+    told = await anyio.to_thread.run_sync(from_log, dump, task_id, 1 << 62)
+    values = {
+        "task": known["task"],
+        "story": merged([*from_store(task_id, known), *told]),
+        "since": dump.start.position + 1,
+        "reads_log": False,
+    }
+    if "hx-request" in call.headers:
+        return rendered("story.html", **values)
+    return page(call, "story_page.html", title="Story of a task", here="/ui/tasks", **values)
+
+
+ENDPOINTS = (
+    shows(
+        "/ui/tasks",
+        "tasks_page",
+        get_tasks,
+        query={
+            "queue": filter_field("Only of this queue."),
+            "state": Field(Text(0, 20), doc="Only in this state."),
+            "id": filter_field("The task to go to."),
+            "after": AFTER,
+        },
+    ),
+    shows("/ui/tasks/{id}", "task_page", get_task),
+    shows("/ui/tasks/{id}/story", "task_story", get_story, waits=True),
+)

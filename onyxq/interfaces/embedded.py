@@ -1,0 +1,61 @@
+"""A cluster of one node inside this process, without a server: `onyxq.open` (design: the log, back ends).
+
+The node is a real one, on the embedded log and its own store; the client beside it, in the same
+event loop and thread, is connected in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from os import PathLike, fspath
+from typing import Any
+
+from onyxq.client.asynchronous import TIMEOUT_MS, AsyncClient
+from onyxq.client.blocking import Client
+from onyxq.core.errors import first_cause
+from onyxq.interfaces.local_cluster import LocalCluster
+from onyxq.wire.memory import HOST, MemoryNetwork
+
+
+class Embedded(Client):
+    """The calls of `Client` on a cluster in a directory; only one process at a time may have it open."""
+
+    def __init__(self, path: str | PathLike[str], *, timeout_ms: int = TIMEOUT_MS) -> None:
+        self._path = fspath(path)
+        self._network = MemoryNetwork()
+        super().__init__(f"{HOST}:1", timeout_ms=timeout_ms, network=self._network, backend="trio")
+
+    def open(self) -> Embedded:
+        """Start the node and wait until it serves."""
+        try:
+            super().open()
+        except BaseExceptionGroup as group:
+            raise first_cause(group) from None
+        return self
+
+    def __enter__(self) -> Embedded:
+        return self.open()
+
+    def _entered(self) -> AbstractAsyncContextManager[Any]:
+        return self._serving()
+
+    @asynccontextmanager
+    async def _serving(self) -> AsyncIterator[AsyncClient]:
+        cluster = LocalCluster(
+            peers=1,
+            data=self._path,
+            listen=f"{HOST}:0",
+            network=self._network,
+            allow_anyone=True,  # nobody else can reach it
+        )
+        async with cluster, self._client as client:
+            yield client
+
+
+def open(path: str | PathLike[str], *, timeout_ms: int = TIMEOUT_MS) -> Embedded:
+    """The cluster in a directory, made if it is not there; close it, or use it with ``with``.
+
+    Raises `OnyxqError` if another process has it open.
+    """
+    return Embedded(path, timeout_ms=timeout_ms).open()

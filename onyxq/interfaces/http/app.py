@@ -1,0 +1,471 @@
+"""The HTTP interface as an ASGI application, for trio and asyncio.
+
+It knows the node only as an object with ``call``.  A request passes, in this order:
+path, method, host, origin, token, overload, query, body, handler; whatever goes wrong is
+answered as a problem document.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Protocol
+
+import anyio
+from attrs import define, frozen
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from onyxq.access.grants import OPEN, Access, Grants, digest_of
+from onyxq.access.host_names import EVERY, Hosts
+from onyxq.core.errors import Forbidden, NotFound, OnyxqError, Overloaded, Unauthorized, Unavailable
+from onyxq.core.ids import IdMaker
+from onyxq.interfaces import dashboard
+from onyxq.interfaces.dashboard.session import check_sender, digest_in
+from onyxq.interfaces.http.bodies import (
+    BODIES_BYTES_MAX,
+    BODIES_DECODED_BYTES_MAX,
+    BODY_BYTES_MAX,
+    SMALL_BODY_BYTES_MAX,
+    Body,
+    Budget,
+    Disconnected,
+    check_media,
+    form_fields,
+    form_text,
+    path_segments,
+    query_pairs,
+)
+from onyxq.interfaces.http.endpoint import PATH_FIELDS, Api, Call, Endpoint, Failure, Kit
+from onyxq.interfaces.http.keys import Keys
+from onyxq.interfaces.http.openapi import openapi
+from onyxq.interfaces.http.problems import MethodNotAllowed, problem
+from onyxq.interfaces.http.routes import (
+    claims,
+    cluster,
+    dead,
+    extensions,
+    history,
+    jobs,
+    periodic,
+    queues,
+    tasks,
+    taskstore,
+    timers,
+    transactions,
+)
+from onyxq.interfaces.http.shapes import Invalid
+from onyxq.interfaces.http.values import decode_json
+from onyxq.operations.access.check import Guarded
+from onyxq.system.failures import serving
+from onyxq.wire.bounds import OWNER
+
+ENDPOINTS: tuple[Endpoint, ...] = (
+    *tasks.ENDPOINTS,
+    *claims.ENDPOINTS,
+    *transactions.ENDPOINTS,
+    *queues.ENDPOINTS,
+    *dead.ENDPOINTS,
+    *periodic.ENDPOINTS,
+    *timers.ENDPOINTS,
+    *jobs.ENDPOINTS,
+    *cluster.ENDPOINTS,
+    *history.ENDPOINTS,
+    *extensions.ENDPOINTS,
+    *taskstore.ENDPOINTS,
+    *dashboard.ENDPOINTS,
+)
+
+REQUESTS_MAX = 1_024
+"""Requests being answered at one time, those that wait aside."""
+WAITING_MAX = 4_096
+VITAL_ONLY = "vital_only"
+"""Key in the state of a connection beyond the bound, on which only probes are answered."""
+
+_log = logging.getLogger("onyxq.http")
+
+
+@frozen
+class Arrival:
+    """A request as it came."""
+
+    scope: Scope
+    headers: Headers
+    body: Body
+    receive: Receive
+
+    def segments(self) -> list[str]:
+        """Decoded parts of the path; raises `BadRequest`."""
+        return path_segments(self.scope.get("raw_path") or self.scope["path"].encode())
+
+    def source(self) -> Hashable:
+        """Address and port of the caller; no two connections have the same."""
+        client = self.scope.get("client")
+        return tuple(client) if client else ""
+
+    def address(self) -> str:
+        """Path and query as they came."""
+        path, query = self.scope.get("raw_path") or self.scope["path"].encode(), self.scope["query_string"]
+        address: bytes = path + (b"?" + query if query else b"")
+        return address.decode("ascii", "replace")
+
+    def failed(self, error: OnyxqError) -> Failure:
+        """The request as its endpoint tells of the error."""
+        return Failure(error, self.scope["method"], self.scope["path"], self.address(), self.headers)
+
+
+@frozen
+class Caller:
+    """Who makes a request."""
+
+    owner: str = ""
+    """Names the credential, without telling it."""
+    grants: Grants | None = None
+    """What it may do; None: no credential was asked for."""
+
+
+@define
+class Gate:
+    """A bound on requests in progress."""
+
+    limit: int
+    inside: int = 0
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Count one request; raises `Overloaded` at the bound."""
+        if self.inside >= self.limit:
+            raise Overloaded(f"{self.limit} requests of this kind are in progress")
+        self.inside += 1
+        try:
+            yield
+        finally:
+            self.inside -= 1
+
+
+class Admitting(Protocol):
+    """A bound on the writes in progress; see `onyxq.operations.admission`."""
+
+    def check(self, size: int) -> None:
+        """Raise `Overloaded` for a write of so many bytes that no caller is admitted with now."""
+        ...
+
+    def admitted(self, caller: Hashable, size: int) -> AbstractContextManager[None]:
+        """Count a write while it is served; raises `Overloaded`."""
+        ...
+
+
+class NoBound:
+    """Admits every write."""
+
+    def check(self, size: int) -> None:
+        """See `Admitting`."""
+
+    def admitted(self, caller: Hashable, size: int) -> AbstractContextManager[None]:
+        """See `Admitting`."""
+        return nullcontext()
+
+
+def create_app(
+    api: Api,
+    *,
+    access: Access | None = None,
+    hosts: Hosts = EVERY,
+    endpoints: Sequence[Endpoint] = ENDPOINTS,
+    admission: Admitting | None = None,
+    now_ms: Callable[[], int] | None = None,
+    random_64: Callable[[], int] | None = None,
+) -> App:
+    """The application in front of a node.
+
+    ``admission`` bounds the writes in progress.
+
+    ``access``: the bearer tokens there are; without any, none is asked for.  ``hosts``: the names that
+    requests may be sent to.  ``now_ms`` (wall clock, ms since the epoch) and ``random_64`` are for tests.
+    """
+    return App(
+        api,
+        access=access or OPEN,
+        hosts=hosts,
+        endpoints=endpoints,
+        admission=admission or NoBound(),
+        now_ms=now_ms or _now_ms,
+        random_64=random_64 or _random_64,
+    )
+
+
+class App:
+    """See `create_app`."""
+
+    def __init__(
+        self,
+        api: Api,
+        *,
+        access: Access,
+        hosts: Hosts,
+        endpoints: Sequence[Endpoint],
+        admission: Admitting,
+        now_ms: Callable[[], int],
+        random_64: Callable[[], int],
+    ) -> None:
+        self._access = access
+        self._admission = admission
+        self._hosts = hosts
+        self._endpoints = tuple(endpoints)
+        self._document: dict[str, Any] | None = None
+        self.kit = Kit(api, now_ms, IdMaker(now_ms, random_64), Keys(), self.document, access)
+        self._budget, self._decoded = Budget(BODIES_BYTES_MAX), Budget(BODIES_DECODED_BYTES_MAX)
+        self._gate, self._waiting = Gate(REQUESTS_MAX), Gate(WAITING_MAX)
+
+    def document(self) -> dict[str, Any]:
+        """The OpenAPI document."""
+        if self._document is None:
+            self._document = openapi(self._endpoints, with_tokens=bool(self._access))
+        return self._document
+
+    def close(self) -> None:
+        """Let requests that wait answer now."""
+        self.kit.closing.set()
+
+    def answer_waiting(self) -> None:
+        """Let requests that wait for tasks answer now, and others wait: who waited may no longer be known."""
+        waited, self.kit.closing = self.kit.closing, anyio.Event()
+        waited.set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request, as ASGI has it."""
+        if scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            await self._respond(scope, receive, send)
+
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        body = Body(headers, receive, self._budget, self._decoded)
+        arrival = Arrival(scope, headers, body, receive)
+        sender = Sender(send, body, receive, is_head=scope["method"] == "HEAD")
+        with body.accounted():
+            try:
+                response = await self._answer(arrival)
+            except Disconnected:
+                return
+            except OnyxqError as error:
+                response = problem(error)
+            except Exception:
+                _log.exception("a request to %s failed", scope["path"])
+                response = problem(OnyxqError("something unexpected happened here"))
+            try:
+                await response(scope, receive, sender)
+            except Exception as error:
+                # The answer has begun: leaving it unfinished tells the client.
+                _log.error("an answer to %s was cut short: %s", scope["path"], error)
+
+    async def _answer(self, arrival: Arrival) -> Response:
+        segments, method = arrival.segments(), arrival.scope["method"]
+        candidates = [endpoint for endpoint in self._endpoints if _matches(endpoint, segments)]
+        if not candidates:
+            raise NotFound("there is no such path", hint="See /docs for what there is.")
+        allow = _allow(candidates)
+        if method == "OPTIONS":
+            return Response(status_code=204, headers={"allow": allow})
+        wanted = "GET" if method == "HEAD" else method
+        possible = (endpoint for endpoint in candidates if endpoint.method == wanted)
+        endpoint = next((endpoint for endpoint in possible if endpoint.head or method != "HEAD"), None)
+        try:
+            if endpoint is None:
+                raise MethodNotAllowed(f"{method[:20]} is not possible here", allow=allow)
+            return await self._admit(endpoint, arrival)
+        except OnyxqError as error:
+            return (endpoint or candidates[0]).tell(arrival.failed(error))
+
+    async def _admit(self, endpoint: Endpoint, arrival: Arrival) -> Response:
+        if not endpoint.vital and arrival.scope.get("state", {}).get(VITAL_ONLY):
+            raise Unavailable("this peer has too many connections", hint="Ask another peer, or close connections.")
+        closing, caller = self.kit.closing, self._authorize(endpoint, arrival.headers)
+        if endpoint.vital:
+            return await self._handle(endpoint, arrival, caller, closing)
+        with (self._waiting if endpoint.waits else self._gate).entered():
+            return await self._handle(endpoint, arrival, caller, closing)
+
+    def _authorize(self, endpoint: Endpoint, headers: Headers) -> Caller:
+        """Who asks; raises `Misdirected`, `Unauthorized`, `Forbidden` or, for a token used too often, `Overloaded`."""
+        check_sender(endpoint, headers)
+        if endpoint.roles:
+            self._hosts.check(headers.get("host", headers.get(":authority")))
+        if not self._access:
+            _check_origin(endpoint, headers)
+            return Caller()
+        if not endpoint.roles:
+            return Caller()
+        digest = _bearer(headers) or digest_in(endpoint, headers, self._access, self.kit.now_ms())
+        if digest is None:
+            raise Unauthorized("a bearer token is needed", field="Authorization")
+        grants = self._access.of_digest(digest)
+        if grants is None:
+            raise Unauthorized("the token is not known", field="Authorization")
+        if not any(grants.has(role) for role in endpoint.roles):
+            raise Forbidden(f"this needs the role {' or '.join(endpoint.roles)}", field="Authorization")
+        if grants.pace is not None:
+            grants.pace.take(anyio.current_time())
+        return Caller(digest.hex(), grants)
+
+    async def _handle(self, endpoint: Endpoint, arrival: Arrival, caller: Caller, closing: anyio.Event) -> Response:
+        """The answer to a request; ``closing``: that of `Kit` when it was found who asks."""
+        path = _path_values(endpoint, arrival.segments())
+        query = _checked(endpoint.query.check_query, query_pairs(arrival.scope["query_string"]), "the query")
+        raw, value = b"", {}
+        if endpoint.page and endpoint.method == "POST":
+            value = form_fields(arrival.headers, await arrival.body.read(SMALL_BODY_BYTES_MAX))
+        elif endpoint.body is not None:
+            check_media(arrival.headers)
+            if not endpoint.waits:
+                self._admission.check(arrival.body.length)
+            raw = await arrival.body.read(BODY_BYTES_MAX if endpoint.large else SMALL_BODY_BYTES_MAX)
+            if endpoint.form_field:
+                raw = form_text(raw, endpoint.form_field) or str(query.get(endpoint.form_field, "")).encode()
+            arrival.body.check_values(raw)
+            given = decode_json(raw) if raw or endpoint.body_required else {}
+            value = _checked(endpoint.body.check, given, "the body")
+        elif arrival.body.complete:
+            await arrival.body.read()  # the message that says so; behind it comes the disconnect only
+        if closing is not self.kit.closing:  # tokens were read again while the body came
+            closing, caller = self.kit.closing, self._authorize(endpoint, arrival.headers)
+        OWNER.set(caller.owner)
+        call = Call(
+            kit=self.kit,
+            closing=closing,
+            api=self.kit.api if caller.grants is None else Guarded(self.kit.api, caller.grants),
+            path=path,
+            query=query,
+            body=value,
+            raw=raw,
+            owner=caller.owner,
+            headers=arrival.headers,
+            is_head=arrival.scope["method"] == "HEAD",
+            receive=arrival.receive,
+        )
+        what, reads = f"{endpoint.method} {endpoint.path}", endpoint.method == "GET"
+        bounded = not (reads or endpoint.waits)
+        admitted = self._admission.admitted(arrival.source(), len(raw)) if bounded else nullcontext()
+        with admitted, serving(what, reads=reads, passes=(Disconnected,)):
+            return await endpoint.handle(call)
+
+
+class Sender:
+    """Sends an answer: no body for HEAD, and the request's unread rest is thrown away first.
+
+    Closing a connection with unread data resets it, and the client may lose the answer.
+    """
+
+    def __init__(self, send: Send, body: Body, receive: Receive, *, is_head: bool) -> None:
+        self._send = send
+        self._body = body
+        self._receive = receive
+        self._is_head = is_head
+
+    async def __call__(self, message: Message) -> None:
+        """Send one ASGI message."""
+        if message["type"] != "http.response.body":
+            await self._send(message)
+            return
+        if self._is_head:
+            message = {**message, "body": b""}
+        if message.get("more_body", False) or self._body.complete:
+            await self._send(message)
+            return
+        await self._send({**message, "more_body": True})
+        await self._body.drain()
+        await self._finish()
+
+    async def _finish(self) -> None:
+        # The server may wait for room to hand over the rest of the body, so somebody takes it.
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._swallow)
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+            group.cancel_scope.cancel()
+
+    async def _swallow(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            await anyio.lowlevel.checkpoint()
+
+
+def _bearer(headers: Headers) -> bytes | None:
+    """The digest of the token that a program shows; None if it shows none."""
+    scheme, _, text = headers.get("authorization", "").partition(" ")
+    token = text.strip()
+    return digest_of(token) if scheme.lower() == "bearer" and token else None
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _random_64() -> int:
+    return secrets.randbits(64)
+
+
+def _matches(endpoint: Endpoint, segments: list[str]) -> bool:
+    parts = endpoint.segments
+    if len(parts) != len(segments):
+        if not endpoint.has_tail or len(parts) > len(segments):
+            return False
+        segments = _with_tail(parts, segments)
+    pairs = zip(parts, segments, strict=True)
+    return all(part == segment or (part.startswith("{") and (segment or endpoint.empty)) for part, segment in pairs)
+
+
+def _with_tail(parts: tuple[str, ...], segments: list[str]) -> list[str]:
+    """The segments with all that the last parameter takes as one."""
+    last = len(parts) - 1
+    return [*segments[:last], "/".join(segments[last:])]
+
+
+def _allow(candidates: Sequence[Endpoint]) -> str:
+    methods = {endpoint.method for endpoint in candidates} | {"OPTIONS"}
+    if any(endpoint.method == "GET" and endpoint.head for endpoint in candidates):
+        methods.add("HEAD")
+    return ", ".join(sorted(methods))
+
+
+def _check_origin(endpoint: Endpoint, headers: Headers) -> None:
+    """Without tokens, keep web pages of other sites from changing anything."""
+    origin = headers.get("origin")
+    if origin is None or endpoint.method == "GET":
+        return
+    if origin.partition("://")[2] != headers.get("host"):
+        raise Forbidden("a page of another site must not do this", field="Origin", hint="Configure tokens to allow it.")
+
+
+def _path_values(endpoint: Endpoint, segments: list[str]) -> dict[str, Any]:
+    if endpoint.has_tail:
+        segments = _with_tail(endpoint.segments, segments)
+    values = {part[1:-1]: text for part, text in zip(endpoint.segments, segments, strict=True) if part.startswith("{")}
+    out = {}
+    for name, text in values.items():
+        try:
+            out[name] = PATH_FIELDS[name].shape.check(text)
+        except Invalid as error:
+            error.within(name)
+            raise error.to_error("the path") from None
+    return out
+
+
+def _checked(check: Callable[[Any], dict[str, Any]], value: Any, whole: str) -> dict[str, Any]:
+    try:
+        return check(value)
+    except Invalid as error:
+        raise error.to_error(whole) from None
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

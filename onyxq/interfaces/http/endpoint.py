@@ -1,0 +1,198 @@
+"""What an endpoint of the HTTP interface is, and what its handler is given.
+
+Endpoints are values in explicit tables; routing, authorization, validation and the
+OpenAPI document all follow from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol, TypeAlias
+
+import anyio
+from attrs import define, field, frozen
+from starlette.responses import Response
+from starlette.types import Receive
+
+from onyxq.access.grants import Access
+from onyxq.core.errors import OnyxqError
+from onyxq.core.ids import IdMaker
+from onyxq.interfaces.http.keys import Keys
+from onyxq.interfaces.http.past import Past
+from onyxq.interfaces.http.problems import problem
+from onyxq.interfaces.http.shapes import NOTHING, Digits, DigitsList, Field, HexId, Integer, Object, Schema, Text
+
+PATH_FIELDS: Mapping[str, Field] = {
+    "id": Field(HexId(), required=True, doc="Id of the task."),
+    "queue": Field(Text(), required=True, doc="Name of the queue, percent-encoded."),
+    "peer": Field(Text(), required=True, doc="Id of the peer."),
+    "partition": Field(Text(), required=True, doc="Number of the partition."),
+    "timer": Field(Text(), required=True, doc="Id of the timer, percent-encoded."),
+    "name": Field(Text(), required=True, doc="Name of the periodic task."),
+    "job": Field(Text(1, 120), required=True, doc="Id of the job."),
+    "entry": Field(Text(), required=True, doc="Name of an extension's entry."),
+    "extension": Field(Text(), required=True, doc="Name of the extension."),
+    "number": Field(Digits(), required=True, doc="Id of a task of the task store."),
+    "numbers": Field(DigitsList(), required=True, doc="Comma-separated ids of tasks of the task store."),
+    "group": Field(Text(name=False), required=True, doc="Name of the group; it may have slashes."),
+    "file": Field(Text(), required=True, doc="Name of a file that pages use."),
+}
+"""Parameters that paths may have, by name."""
+W = Field(
+    Integer(1, 9),
+    doc="Nodes that must have it before the answer, at most the cluster's copies; default: a majority. If fewer have "
+    "it in time, the answer is 503 `unknown` with `ids` and `copies`, and what is stored stays.",
+)
+"""The write level of calls that store tasks or updates."""
+
+
+ENDPOINT_ROLES: Mapping[str, tuple[str, ...]] = {"write": ("consume", "produce")}
+"""Words for several roles of which an endpoint needs one."""
+
+
+class Api(Protocol):
+    """The node's service as this interface uses it."""
+
+    async def call(self, method: str, args: dict[str, Any]) -> Any:
+        """The result of a method of the node; raises `OnyxqError`."""
+        ...
+
+
+@define
+class Kit:
+    """What lives as long as the application."""
+
+    api: Api
+    now_ms: Callable[[], int]
+    maker: IdMaker
+    keys: Keys
+    document: Callable[[], dict[str, Any]]
+    """The OpenAPI document."""
+    access: Access
+    """The credentials that are asked for."""
+    closing: anyio.Event = field(factory=anyio.Event)
+    """Set when the server stops, or another one takes its place: whoever waits answers now."""
+    avoided: dict[int, int] = field(factory=dict)
+    """partition -> time in ms until which new tasks go elsewhere."""
+    partitions: int = 0
+    """Number of partitions, once known."""
+    past: Past = field(factory=Past)
+    """The replica as it was, for those who look at the log."""
+    turn: int = 0
+    """Rises with each run of new tasks, to spread them over partitions."""
+
+
+@frozen
+class Call:
+    """One request after its validation."""
+
+    kit: Kit
+    closing: anyio.Event
+    """That of the `Kit` when it was found who asks: set when who waits is to answer."""
+    api: Api
+    """The node's service as the caller may use it."""
+    path: Mapping[str, Any]
+    query: Mapping[str, Any]
+    body: Mapping[str, Any]
+    raw: bytes
+    """The body as it came."""
+    owner: str
+    """Names the credential, without telling it; empty if none is asked for."""
+    headers: Mapping[str, str]
+    is_head: bool
+    receive: Receive
+    """Gives nothing but the client's disconnect once the body is read."""
+
+    async def partitions(self) -> int:
+        """How many partitions the cluster has; fixed for its life, so asked for once."""
+        if not self.kit.partitions:
+            self.kit.partitions = (await self.ask("routes"))["partitions"]
+        return self.kit.partitions
+
+    async def ask(self, method: str, **args: Any) -> Any:
+        """The result of a method of the node; raises `OnyxqError`."""
+        return await self.api.call(method, args)
+
+
+Handler: TypeAlias = Callable[[Call], Awaitable[Response]]
+
+
+@frozen
+class Failure:
+    """A request that an endpoint did not do, and why."""
+
+    error: OnyxqError
+    method: str
+    path: str
+    """Decoded."""
+    address: str
+    """Path and query as they came."""
+    headers: Mapping[str, str]
+
+
+Tell: TypeAlias = Callable[[Failure], Response]
+
+
+def as_problem(failure: Failure) -> Response:
+    """A problem document, as programs read it."""
+    return problem(failure.error)
+
+
+@frozen(kw_only=True)
+class Endpoint:
+    """One method of one path."""
+
+    method: str
+    path: str
+    """Segments in braces are parameters of `PATH_FIELDS`."""
+    name: str
+    """The operation's id, for generated clients."""
+    summary: str
+    doc: str = ""
+    tag: str
+    handle: Handler
+    role: str | tuple[str, ...] | None = "read"
+    """Role that a token needs, or several of which it needs one; None: nothing is asked.
+
+    Without it a request is refused at once.  On which queues it is needed is the matter of the
+    operations that the handler calls: see `onyxq.operations.access.table`.
+    """
+    query: Object = NOTHING
+    body: Object | None = None
+    body_required: bool = True
+    large: bool = False
+    """Whether the body may have 16 MiB, as it has lists of tasks or data; others have 256 KiB at most."""
+    form_field: str = ""
+    """Field of a form, or of the query, in which the JSON may come instead of being the body."""
+    has_tail: bool = False
+    """Whether the path's last parameter takes all that follows, slashes included."""
+    empty: bool = False
+    """Whether the path's parameters may be empty."""
+    head: bool = True
+    """Whether HEAD is answered as GET without the body."""
+    status: int = 200
+    answer: Schema | None = None
+    """JSON schema of the answer; None: no body."""
+    media: str = "application/json"
+    headers: Mapping[str, Field] = field(factory=dict)
+    errors: tuple[int, ...] = ()
+    """Statuses of errors of its own, besides those that any endpoint has."""
+    waits: bool = False
+    """Whether it may wait for long: such requests are counted on their own."""
+    vital: bool = False
+    """Answered under overload too."""
+    page: bool = False
+    """For browsers: its body is a form's, and a session's cookie counts."""
+    tell: Tell = as_problem
+    """How its errors are told, and that of another method on its path."""
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Roles of which a token needs one; none: nothing is asked."""
+        named = (self.role,) if isinstance(self.role, str) else self.role or ()
+        return tuple(role for name in named for role in ENDPOINT_ROLES.get(name, (name,)))
+
+    @property
+    def segments(self) -> tuple[str, ...]:
+        """The path's parts."""
+        return tuple(self.path.strip("/").split("/"))

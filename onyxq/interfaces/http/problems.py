@@ -1,0 +1,110 @@
+"""Errors as HTTP answers: ``application/problem+json`` of RFC 9457.
+
+Every problem has ``type``, ``title``, ``status``, ``detail``, ``code``, ``field`` (null
+where no argument is at fault) and ``hint``; ``type`` points into the page ``/docs``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from starlette.responses import Response
+
+from onyxq.core.errors import BadRequest, OnyxqError, Overloaded, Unauthorized, Unavailable, Unknown
+from onyxq.core.ids import ids_of
+
+PROBLEM_TYPE = "application/problem+json"
+RETRY_AFTER_S = 1
+
+_ITEM = re.compile(r"(?:items|runs)\[([0-9]{1,9})\](.*)")
+
+
+class MethodNotAllowed(OnyxqError):
+    """The path exists, but not with this method."""
+
+    code, status, exit_code, hint = "method_not_allowed", 405, 2, "Use a method that the Allow header names."
+
+    def __init__(self, message: str, *, allow: str) -> None:
+        super().__init__(message)
+        self.allow = allow
+
+
+class UnsupportedMedia(BadRequest):
+    """The body's content type or encoding is none that is understood."""
+
+    code, status, hint = "unsupported_media_type", 415, "Send plain JSON as application/json in UTF-8."
+
+
+class BodyTooSlow(OnyxqError):
+    """The request's body did not arrive in time."""
+
+    code, status, exit_code, hint = "request_timeout", 408, 6, "Send the body without long pauses."
+
+
+class Stopping(Unavailable):
+    """The server is about to stop."""
+
+    code, hint = "stopping", "Ask another peer, or this one again once it is back."
+
+
+def title_of(code: str) -> str:
+    """A code in words."""
+    return code.replace("_", " ").capitalize()
+
+
+def problem_of(error: OnyxqError, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The members of the problem document; ``extra`` adds members of its own."""
+    return {
+        "type": f"/docs#problem-{error.code}",
+        "title": title_of(error.code),
+        "status": error.status,
+        "detail": error.message,
+        "code": error.code,
+        "field": error.field,
+        "hint": error.advice,
+        **_copies_of(error),
+        **(extra or {}),
+    }
+
+
+def _copies_of(error: OnyxqError) -> dict[str, Any]:
+    """Problem of a write that too few nodes have: its tasks, and the number of nodes that have all of it."""
+    if not isinstance(error, Unknown) or error.copies is None:
+        return {}
+    ids = [one.hex() for first, count, _ in error.details for one in ids_of(first, count)]
+    return {"ids": ids, "copies": error.copies}
+
+
+def problem(error: OnyxqError, extra: Mapping[str, Any] | None = None) -> Response:
+    """The answer for an error."""
+    # ASCII escapes: a message may repeat text that is not encodable.
+    body = json.dumps(problem_of(error, extra)).encode("ascii")
+    return Response(body, status_code=error.status, headers=error_headers(error), media_type=PROBLEM_TYPE)
+
+
+def error_headers(error: OnyxqError) -> dict[str, str]:
+    """Headers that go with an error, however it is told."""
+    headers = {"cache-control": "no-store"}
+    if isinstance(error, Overloaded):
+        headers["retry-after"] = str(-(-error.retry_after_ms // 1000))
+    elif error.status == 503:
+        headers["retry-after"] = str(RETRY_AFTER_S)
+    if isinstance(error, Unauthorized):
+        headers["www-authenticate"] = 'Bearer realm="onyxq"'
+    if isinstance(error, MethodNotAllowed):
+        headers["allow"] = error.allow
+    return headers
+
+
+def renamed(place: str | None, starts: Sequence[int], name: str) -> str | None:
+    """A field of a method's argument as the request calls it.
+
+    ``items[1].token`` becomes ``claims[7].token`` where item 1 starts at claim 7.
+    """
+    found = _ITEM.fullmatch(place or "")
+    if not found or int(found[1]) >= len(starts):
+        return place
+    return f"{name}[{starts[int(found[1])]}]{found[2]}" if name else found[2].removeprefix(".")

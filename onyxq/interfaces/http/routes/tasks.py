@@ -1,0 +1,420 @@
+"""Endpoints for ids and tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.responses import Response
+
+from onyxq.core.errors import BadRequest, OnyxqError, TimedOut, Unavailable, Unknown, from_map
+from onyxq.core.facts import partition_of_keys
+from onyxq.core.ids import RUN_TASKS_MAX, Run, ids_of
+from onyxq.interfaces.http.endpoint import Call, Endpoint, W
+from onyxq.interfaces.http.keys import Keyed
+from onyxq.interfaces.http.problems import problem, renamed
+from onyxq.interfaces.http.routes.enqueue import (
+    GRACE_MS,
+    Group,
+    check_header,
+    due_ms_of,
+    enqueue_args,
+    group_tasks,
+    ids_of_runs,
+    past_queues,
+    runs_of_groups,
+    standing_of,
+)
+from onyxq.interfaces.http.schemas import ref
+from onyxq.interfaces.http.shapes import (
+    MS_MAX,
+    AnyValue,
+    Array,
+    Base64,
+    Boolean,
+    Choice,
+    Field,
+    HexId,
+    Integer,
+    Later,
+    Object,
+    Text,
+)
+from onyxq.interfaces.http.streaming import NDJSON
+from onyxq.interfaces.http.task_lines import PAGE_DEFAULT, PAGE_MAX, answer_pages
+from onyxq.interfaces.http.values import answer, answer_text, task_json, update_json
+from onyxq.system import tracing
+
+STATES = ("scheduled", "waiting", "ready", "claimed", "completed", "failed", "cancelled")
+IDS_MAX = 10_000
+DELAY_MAX_MS = 100 * 366 * 24 * 3_600_000
+BACKOFF_MAX_MS = 24 * 3_600_000
+RETRIES_MAX = 1_000_000
+MAY_BE_STORED = (Unknown, TimedOut)
+"""Errors that leave open whether a task is stored."""
+RUNS_AT_ONCE = 5_000
+"""Runs of one call of the method ``enqueue``, which may depend on each other in any order."""
+DEPENDS_MAX = 100
+FATES = ("fail", "cancel", "run")
+AVOID_MS = 5_000
+"""How long new tasks keep away from a partition that was unavailable."""
+
+_DELAY = Field(Integer(0, DELAY_MAX_MS), doc="Milliseconds from now until the task is due.")
+_AT = Field(Integer(0, MS_MAX), doc="When the task is due; in the past at most by the queue's grace_ms.")
+
+NEW_TASK = Object(
+    "NewTask",
+    {
+        "id": Field(HexId(), doc="An id from GET /v1/ids: a repeat is then the same task. It holds the due time."),
+        "queue": Field(Text(), required=True),
+        "data": Field(AnyValue(), keeps_null=True, doc="Any JSON value."),
+        "data_base64": Field(Base64(), doc="Bytes, instead of data."),
+        "priority": Field(Integer(-(1 << 31), (1 << 31) - 1), default=0, doc="Higher is claimed first."),
+        "delay_ms": _DELAY,
+        "at_ms": _AT,
+        "expires_ms": Field(Integer(1, MS_MAX), doc="A task that nobody has begun by then fails."),
+        "retries": Field(
+            Integer(0, RETRIES_MAX),
+            keeps_null=True,
+            doc="Failed attempts allowed beyond the first; null: until one succeeds. Default: as the queue says.",
+        ),
+        "backoff_ms": Field(
+            Integer(0, BACKOFF_MAX_MS), doc="Pause before the first retry; it doubles. Default: as the queue says."
+        ),
+        "ordering_key": Field(Text(), doc="Tasks of a queue with the same key run one after the other, in order."),
+        "unique_key": Field(
+            Text(),
+            doc="Of a queue's tasks with the same key there is one: a repeat replaces its data before it is first "
+            "claimed, and changes nothing later. The answer has the id of the task that stands.",
+        ),
+        "depends": Field(
+            Array(HexId(), maximum=DEPENDS_MAX),
+            doc="Ids of tasks that must be done before; they may be in this request.",
+        ),
+        "on_dependency_failed": Field(
+            Choice(FATES), doc="What becomes of the task if one that it depends on fails or is cancelled; default fail."
+        ),
+        "trace": Field(
+            Text(pattern=tracing.TRACEPARENT.pattern), doc="W3C traceparent of who enqueues it; attempts follow on it."
+        ),
+        "callback": Field(Later("object")),
+    },
+)
+NEW_TASKS = Object(
+    "NewTasks",
+    {
+        "tasks": Field(Array(NEW_TASK, minimum=1), required=True),
+        "w": W,
+    },
+)
+IDS_QUERY = Object(
+    "IdsQuery",
+    {
+        "count": Field(Integer(1, IDS_MAX), default=1),
+        "delay_ms": _DELAY,
+        "at_ms": _AT,
+        "queue": Field(Text(), doc="With key: the queue of the tasks."),
+        "key": Field(Text(), doc="The tasks' ordering key, else their unique key: the ids lie in its partition."),
+    },
+)
+GET_QUERY = Object(
+    "TaskQuery",
+    {
+        "seen_token": Field(Integer(), doc="Never answer with a state older than this token."),
+        "seen_seq": Field(Integer(), doc="Never answer with a state older than this update of seen_token."),
+    },
+)
+CANCEL_QUERY = Object(
+    "CancelQuery",
+    {"claimed": Field(Boolean(), default=False, doc="Cancel the task even if it is claimed; its worker is told.")},
+)
+LIST_QUERY = Object(
+    "TasksQuery",
+    {
+        "queue": Field(Text()),
+        "state": Field(Choice(STATES)),
+        "after": Field(HexId(), doc="Give tasks behind this id."),
+        "limit": Field(Integer(1, (1 << 31) - 1), doc=f"Default {PAGE_DEFAULT}, at most {PAGE_MAX} in a page."),
+    },
+)
+_KEY_DOC = "A repeat with the same key and body makes the same tasks: for 24 hours, at this peer."
+_KEY = Field(Text(maximum=255), doc=_KEY_DOC)
+
+
+async def get_ids(call: Call) -> Response:
+    """Fresh ids; made here if they are to carry a due time."""
+    count: int = call.query["count"]
+    kit = call.kit
+    due_ms = due_ms_of(call.query, kit.now_ms())
+    there = await _keys_partition(call)
+    if not due_ms and there is None:
+        return answer(await call.ask("ids", count=count))
+    ids: list[bytes] = []
+    open_partitions = await _open_partitions(call) if there is None else [there]
+    while len(ids) < count:
+        part = min(RUN_TASKS_MAX, count - len(ids))
+        ids += ids_of(*kit.maker.run(_turn(call, open_partitions), part, due_ms=due_ms))
+    return answer({"ids": ids})
+
+
+async def _keys_partition(call: Call) -> int | None:
+    queue, key = call.query.get("queue"), call.query.get("key")
+    if key is None:
+        return None
+    if queue is None:
+        raise BadRequest("the partition of a key depends on its queue", field="queue")
+    return partition_of_keys(queue, key, await call.partitions())
+
+
+async def _open_partitions(call: Call) -> list[int]:
+    """Partitions that take new tasks now, as far as is known; never none."""
+    routes = await call.ask("routes")
+    kit, now_ms = call.kit, call.kit.now_ms()
+    for partition in [partition for partition, until in kit.avoided.items() if until <= now_ms]:
+        del kit.avoided[partition]
+    led = sorted(int(partition) for partition in routes["leaders"])
+    return [partition for partition in led if partition not in kit.avoided] or led or list(range(routes["partitions"]))
+
+
+def _turn(call: Call, partitions: list[int]) -> int:
+    call.kit.turn += 1
+    return partitions[call.kit.turn % len(partitions)]
+
+
+async def post_tasks(call: Call) -> Response:
+    """Store tasks; 201 once enough copies of each are durable."""
+    keyed = _keyed(call)
+    groups = await _grouped(call, keyed)
+    open_partitions = await _open_partitions(call)
+    faster = _keyed(call)
+    if faster is not None and faster is not keyed and faster.partitions:
+        # The same request came twice at a time, and the other one was first to choose its ids.
+        keyed, groups = faster, await _grouped(call, faster)
+    runs = _runs(call, groups, keyed=keyed, open_partitions=open_partitions)
+    acks, guarantee = await _enqueue(call, groups, runs)
+    if any(isinstance(ack, Mapping) for ack in acks):
+        return _partly(call, groups=groups, runs=runs, acks=acks)
+    stored: dict[str, Any] = {"ids": ids_of_runs(runs, acks), "acks": min(map(_copies, acks))}
+    if any("unique_key" in group.header for group in groups):
+        stored["unique"] = standing_of(runs, acks)
+    if guarantee:
+        stored["guarantee"] = guarantee
+    return answer(stored, status=201)
+
+
+def _copies(ack: Any) -> int:
+    return int(ack[0] if isinstance(ack, list) else ack)
+
+
+async def _enqueue(call: Call, groups: list[Group], runs: list[Run]) -> tuple[list[Any], str]:
+    """The acks of each run, or its error as a map, and what is not promised; raises only if nothing was stored."""
+    acks: list[Any] = []
+    lacking: list[str] = []
+    while len(acks) < len(runs):
+        part = slice(len(acks), len(acks) + RUNS_AT_ONCE)
+        starts = [group.start for group in groups[part]]
+        try:
+            packed = enqueue_args(groups[part], runs[part])
+            found = await call.ask("enqueue", runs=packed, w=call.body.get("w"))
+        except OnyxqError as error:
+            error.field = renamed(error.field, starts, "tasks")
+            if not acks and not isinstance(error, MAY_BE_STORED):
+                raise
+            return acks + [error.to_map()] * (len(runs) - len(acks)), ""
+        acks += [_renamed_ack(ack, starts) for ack in found["acks"]]
+        if found.get("guarantee"):
+            lacking.append(found["guarantee"])
+    return acks, "; ".join(dict.fromkeys(lacking))
+
+
+def _renamed_ack(ack: Any, starts: list[int]) -> Any:
+    if not isinstance(ack, Mapping):
+        return ack
+    return {**ack, "field": renamed(ack.get("field"), starts, "tasks")}
+
+
+def _keyed(call: Call) -> Keyed | None:
+    key = call.headers.get("idempotency-key")
+    if key is None:
+        return None
+    check_header("Idempotency-Key", key)
+    return call.kit.keys.find(key, owner=call.owner, body=call.raw, now_ms=call.kit.now_ms())
+
+
+async def _grouped(call: Call, keyed: Keyed | None) -> list[Group]:
+    tasks, now_ms = _traced(call), keyed.at_ms if keyed else call.kit.now_ms()
+    graces = {queue: await _grace_ms(call, queue) for queue in sorted(past_queues(tasks, now_ms))}
+    return await group_tasks(tasks, partitions=await call.partitions(), now_ms=now_ms, graces=graces)
+
+
+def _traced(call: Call) -> list[dict[str, Any]]:
+    """The tasks of a request, which belong to the request's trace unless they name another."""
+    tasks: list[dict[str, Any]] = call.body["tasks"]
+    trace = call.headers.get("traceparent")
+    if not tracing.is_traceparent(trace) or not tracing.sampled(trace):
+        return tasks
+    return [{"trace": trace, **task} for task in tasks]
+
+
+async def _grace_ms(call: Call, queue: str) -> int:
+    """How far back a due time may lie; the usual if that cannot be told now: the leader has the last word."""
+    try:
+        return int((await call.ask("queue.get", queue=queue))["settings"]["grace_ms"])
+    except Unavailable:
+        return GRACE_MS
+
+
+def _runs(call: Call, groups: list[Group], *, keyed: Keyed | None, open_partitions: list[int]) -> list[Run]:
+    """The run of each group, with ids that follow from the key if there is one."""
+    chosen = keyed.partitions if keyed else ()
+    if not chosen:
+        homes = (group.partition(call.kit.partitions) for group in groups if group.first is None)
+        chosen = tuple(_turn(call, open_partitions) if home is None else home for home in homes)
+    if keyed is None:
+        maker = call.kit.maker
+        return runs_of_groups(groups, lambda index, count, due_ms: maker.run(chosen[index], count, due_ms=due_ms))
+    keyed.partitions = chosen
+    call.kit.keys.store(keyed)
+    return runs_of_groups(groups, lambda index, count, due_ms: keyed.run(index, count, due_ms=due_ms))
+
+
+def _partly(call: Call, *, groups: list[Group], runs: list[Run], acks: list[Any]) -> Response:
+    """The answer when runs were refused: the first reason, every id, and what is stored."""
+    until = call.kit.now_ms() + AVOID_MS
+    first: OnyxqError | None = None
+    stored: list[bool | None] = []
+    copies: list[int] = []
+    for group, run, ack in zip(groups, runs, acks, strict=True):
+        if not isinstance(ack, Mapping):
+            stored += [True] * run.count
+            continue
+        error = from_map(dict(ack))
+        stored += [None if isinstance(error, MAY_BE_STORED) else False] * run.count
+        if isinstance(error, Unknown) and error.copies is not None:
+            copies.append(error.copies)
+        if error.status == 503:
+            call.kit.avoided[int.from_bytes(run.first[6:8], "big")] = until
+        if isinstance(error, BadRequest) and not (error.field or "").startswith("tasks["):
+            error.field = f"tasks[{group.start}]" + (f".{error.field}" if error.field else "")
+        first = first or error
+    assert first is not None
+    said: dict[str, Any] = {"ids": ids_of_runs(runs), "stored": stored}
+    return problem(first, {**said, "copies": min(copies)} if copies else said)
+
+
+async def get_task(call: Call) -> Response:
+    """One task."""
+    seen = {"seen_token": call.query.get("seen_token"), "seen_seq": call.query.get("seen_seq")}
+    return answer_text(task_json(await call.ask("get", id=call.path["id"], **seen)))
+
+
+async def get_task_log(call: Call) -> Response:
+    """The updates of one task."""
+    found = await call.ask("task_log", id=call.path["id"])
+    return answer_text('{"updates":[' + ",".join(map(update_json, found["updates"])) + "]}")
+
+
+async def delete_task(call: Call) -> Response:
+    """Cancel one task; one that is cancelled stays so."""
+    more = {"claimed": True} if call.query["claimed"] else {}
+    result = await call.ask("cancel", ids=[call.path["id"]], **more)
+    if result["results"][0] is not None:
+        raise from_map(result["results"][0])
+    return Response(status_code=204)
+
+
+async def list_tasks(call: Call) -> Response:
+    """One page, or all of them as a stream of lines."""
+
+    async def read(after: bytes | None, limit: int) -> dict[str, Any]:
+        wanted = {"queue": call.query.get("queue"), "state": call.query.get("state")}
+        found: dict[str, Any] = await call.ask("list", **wanted, after=after, limit=limit)
+        return found
+
+    return await answer_pages(call, read)
+
+
+ENDPOINTS = (
+    Endpoint(
+        method="GET",
+        path="/v1/ids",
+        name="get_ids",
+        role="produce",
+        tag="tasks",
+        summary="Fresh ids to enqueue under, so that a retry is the same task",
+        doc="With delay_ms or at_ms the ids carry that due time; those of tasks with a key must name it here.",
+        handle=get_ids,
+        query=IDS_QUERY,
+        answer=ref("Ids"),
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/tasks",
+        name="enqueue",
+        tag="tasks",
+        summary="Enqueue tasks",
+        doc="Tasks with a `unique_key` may be there already: then `ids` has the one that stands, and `unique` says "
+        "`new`, `replaced` (its data) or `exists`, in request order. `guarantee` tells what is not promised of what "
+        "is stored: with a small `w`, or in an opportunistic queue. If a part could not be stored, the problem's "
+        "members `ids` and `stored` (null: it may be) name every task: repeat the request under these ids, or with the "
+        "same Idempotency-Key. Keys are remembered in memory by the peer that got them: 65,536 of them, for 24 hours, "
+        "not across its restart. To be safe beyond that, send ids from GET /v1/ids.",
+        handle=post_tasks,
+        role="produce",
+        body=NEW_TASKS,
+        large=True,
+        status=201,
+        answer=ref("Enqueued"),
+        headers={"Idempotency-Key": _KEY},
+        errors=(409,),
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/tasks",
+        name="list_tasks",
+        tag="tasks",
+        summary="Tasks in the order of their ids",
+        doc=f"With `Accept: {NDJSON}` all of them (at most limit), one task a line. "
+        'If that fails midway, the last line is `{"problem": ...}` and the connection is cut.',
+        handle=list_tasks,
+        query=LIST_QUERY,
+        answer=ref("TaskPage"),
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/tasks/{id}",
+        name="get_task",
+        role=("read", "consume"),
+        tag="tasks",
+        summary="One task",
+        handle=get_task,
+        query=GET_QUERY,
+        answer=ref("Task"),
+        errors=(404,),
+    ),
+    Endpoint(
+        method="DELETE",
+        path="/v1/tasks/{id}",
+        name="cancel_task",
+        tag="tasks",
+        summary="Cancel a task that is not finished, and not claimed either unless that is asked for",
+        doc="One that is cancelled already is answered as one that is now, so a request can be repeated; one that is "
+        "completed or failed is a conflict.",
+        handle=delete_task,
+        query=CANCEL_QUERY,
+        role=("produce", "operate"),
+        status=204,
+        errors=(404, 409),
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/tasks/{id}/log",
+        name="get_task_log",
+        role=("read", "consume"),
+        tag="tasks",
+        summary="The updates of a task, without gaps",
+        handle=get_task_log,
+        answer=ref("TaskLog"),
+        errors=(404,),
+    ),
+)

@@ -1,0 +1,194 @@
+"""Serving the HTTP interface on trio with hypercorn's connections.
+
+Listening, bounds on slow or many clients, and the end are decided here: a client that
+does not read is cut off, since hypercorn itself would wait for it for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, cast
+
+import trio
+from hypercorn.config import Config
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ASGIFramework, ConnectionState
+from hypercorn.utils import wrap_app
+from starlette.types import ASGIApp
+
+from onyxq.core.errors import Unavailable
+from onyxq.interfaces.http.app import VITAL_ONLY, App
+from onyxq.interfaces.http.connection import BoundedStream, Connection
+from onyxq.wire.bounds import CONNECTIONS_MAX, CONNECTIONS_PERCENT, Newcomers, share
+from onyxq.wire.tcp import split_address
+
+HEADER_BYTES_MAX = 32 * 1024
+IDLE_TIME_MAX_S = 15.0
+"""How long a connection may take to send a request's header, or stay open without one."""
+RESERVED = 32
+"""Connections beyond the bound, for probes alone."""
+RESERVED_S = 5.0
+"""How long such a connection lasts at most; less if others need its place."""
+STOP_TIME_MAX_S = 5.0
+BACKLOG = 512
+
+_log = logging.getLogger("onyxq.http")
+
+
+async def listen(address: str) -> trio.SocketListener:
+    """A listening socket at ``HOST:PORT`` (port 0: a free one); raises `Unavailable`."""
+    host, port = split_address(address, field="http")
+    try:
+        found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, place = found[0]
+        bound = trio.socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise _cannot(address, error) from None
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        await bound.bind(place)
+        bound.listen(BACKLOG)
+    except OSError as error:
+        bound.close()
+        raise _cannot(address, error) from None
+    return trio.SocketListener(bound)
+
+
+def _cannot(address: str, error: OSError) -> Unavailable:
+    reason = error.strerror or str(error)
+    return Unavailable(f"cannot serve HTTP at {address}: {reason}", field="http", hint="Choose another --http address.")
+
+
+def address_of(listener: trio.SocketListener) -> str:
+    """``HOST:PORT`` that a listener is bound to."""
+    host, port = listener.socket.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _config() -> Config:
+    config = Config()
+    config.accesslog = None
+    config.errorlog = _log
+    config.include_server_header = False
+    config.h11_max_incomplete_size = HEADER_BYTES_MAX
+    config.keep_alive_timeout = IDLE_TIME_MAX_S
+    config.ssl_handshake_timeout = IDLE_TIME_MAX_S
+    return config
+
+
+class Places:
+    """Connections that all HTTP ports of a process may have at a time.
+
+    Beyond them a few are taken for a moment, and answered if they ask whether the peer lives.
+    """
+
+    def __init__(self, ordinary: int | None = None, *, reserved: int = RESERVED) -> None:
+        self._ordinary = share(CONNECTIONS_PERCENT, CONNECTIONS_MAX) if ordinary is None else ordinary
+        self._reserved = Newcomers(reserved)
+        self.used = 0
+        """Ordinary connections that are open."""
+
+    @contextmanager
+    def taken(self) -> Iterator[bool]:
+        """Count a connection; whether it may ask anything."""
+        if self.used >= self._ordinary:
+            with self._reserved.entered(RESERVED_S):
+                yield False
+            return
+        self.used += 1
+        try:
+            yield True
+        finally:
+            self.used -= 1
+
+
+class HttpServer:
+    """The connections of one listener."""
+
+    def __init__(self, app: ASGIApp, places: Places, tls: Callable[[], ssl.SSLContext] | None = None) -> None:
+        self._places = places
+        self._tls = tls
+        self._config = _config()
+        self._app = wrap_app(cast(ASGIFramework, app), self._config.wsgi_max_body_size, "asgi")
+        self._context = WorkerContext(None)
+        self._streams: set[BoundedStream] = set()
+
+    async def handle(self, accepted: trio.SocketStream) -> None:
+        """Serve one connection until it ends."""
+        stream = BoundedStream(accepted)
+        self._streams.add(stream)
+        try:
+            with self._places.taken() as ordinary, stream.scope:
+                served: Any = stream
+                if self._tls is not None:
+                    served = trio.SSLStream(stream, self._tls(), server_side=True, https_compatible=True)
+                state = ConnectionState({} if ordinary else {VITAL_ONLY: True})
+                await Connection(self._app, self._config, self._context, state, served)
+        except Exception:
+            _log.exception("a connection failed")
+        finally:
+            self._streams.discard(stream)
+            await trio.aclose_forcefully(accepted)
+
+    async def stop(self) -> None:
+        """Close idle connections, let the others finish their answer."""
+        await self._context.terminated.set()
+
+    async def cut(self) -> None:
+        """Close every connection at once."""
+        for stream in list(self._streams):
+            await trio.aclose_forcefully(stream)
+
+
+async def serve_http(
+    app: ASGIApp,
+    address: str,
+    *,
+    task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
+    shutdown: trio.Event,
+    tls: Callable[[], ssl.SSLContext] | None = None,
+    places: Places | None = None,
+) -> None:
+    """Serve until ``shutdown`` is set; reports the bound ``HOST:PORT``.  ``tls``: the context of a new
+    connection, if TLS is spoken.  ``places``: connections that it shares with other ports.
+
+    Then requests that wait are answered, others have 5 s to finish, and all connections
+    are closed.  Being cancelled closes them at once.  Raises `Unavailable` if the address
+    cannot be had.
+    """
+    listener = await listen(address)
+    server = HttpServer(app, places or Places(), tls)
+    stopping = trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_cut_at_end, server, stopping)
+        async with trio.open_nursery() as connections:
+            serve = partial(trio.serve_listeners, server.handle, [listener], handler_nursery=connections)
+            async with trio.open_nursery() as accepting:
+                await accepting.start(serve)
+                task_status.started(address_of(listener))
+                await shutdown.wait()
+                accepting.cancel_scope.cancel()
+            if isinstance(app, App):
+                app.close()
+            await server.stop()
+            stopping.set()
+            connections.cancel_scope.deadline = trio.current_time() + STOP_TIME_MAX_S
+        nursery.cancel_scope.cancel()
+
+
+async def _cut_at_end(server: HttpServer, stopping: trio.Event) -> None:
+    """Cut what is left once the time to finish is over, or when cancelled.
+
+    Sending is shielded from cancellation; closing its stream ends it.
+    """
+    try:
+        await stopping.wait()
+        await trio.sleep(STOP_TIME_MAX_S)
+    finally:
+        with trio.CancelScope(shield=True):
+            await server.cut()

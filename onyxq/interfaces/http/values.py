@@ -1,0 +1,151 @@
+"""Task data between JSON and stored bytes.
+
+JSON data is stored as compact UTF-8 JSON with the header format ``json``; bytes come and
+go as base64.  Stored JSON is put into answers as it is, after a check that it is JSON,
+so nothing is lost or nested deeper on the way out.
+
+Results and updates carry no format: those that are JSON text are shown as JSON, others
+as base64.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn
+
+from starlette.responses import Response
+
+from onyxq.core.errors import BadRequest
+from onyxq.interfaces.http.shapes import Invalid
+
+JSON, BYTES = "json", "bytes"
+
+_COMPACT = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_ESCAPED = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode
+_BREAKS = bytes.maketrans(b"\r\n", b"  ")
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise BadRequest(f"malformed JSON: {name} is no JSON number", hint="JSON has neither NaN nor infinities.")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    out = dict(pairs)
+    if len(out) != len(pairs):
+        raise BadRequest("malformed JSON: an object has the same key twice", hint="Give each key once.")
+    return out
+
+
+_parse = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_unique).decode
+
+
+def decode_json(body: bytes) -> Any:
+    """The value of a request's body; raises `BadRequest`."""
+    if not body.strip(b" \t\r\n"):
+        raise BadRequest("the body is empty; a JSON object is expected")
+    try:
+        return _parse(body.decode())
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"the body is not UTF-8: byte {error.start} is at fault") from None
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno} column {error.colno}"
+        raise BadRequest(f"malformed JSON at {place}: {error.msg}", hint="Check the body's syntax.") from None
+    except RecursionError:
+        raise BadRequest("malformed JSON: nested too deeply", hint="Nest arrays and objects less.") from None
+    except ValueError:
+        raise BadRequest("malformed JSON: a number has too many digits", hint="Send it as a string.") from None
+
+
+def encode_value(value: Any) -> bytes:
+    """Compact UTF-8 JSON of a decoded value; raises `Invalid`."""
+    try:
+        return _COMPACT(value).encode()
+    except UnicodeEncodeError:
+        return _ESCAPED(value).encode("ascii")  # half a surrogate pair: legal as an escape only
+    except RecursionError:
+        raise Invalid("is nested too deeply") from None
+    except ValueError:
+        raise Invalid("holds a number beyond the range of a double") from None
+
+
+def payload_of(members: Mapping[str, Any], name: str) -> tuple[str, bytes] | None:
+    """Format and bytes of the member ``name`` or ``name_base64``; None if neither is given."""
+    encoded = f"{name}_base64"
+    try:
+        if encoded in members:
+            if name in members:
+                raise Invalid(f"and {encoded} exclude each other")
+            return BYTES, members[encoded]
+        return (JSON, encode_value(members[name])) if name in members else None
+    except Invalid as error:
+        error.within(name)
+        raise
+
+
+def _is_json(data: bytes) -> bool:
+    try:
+        _parse_any(data.decode())
+    except (ValueError, RecursionError, BadRequest):
+        return False
+    return True
+
+
+_parse_any = json.JSONDecoder(parse_constant=_refuse_constant).decode
+
+
+def member(name: str, data: bytes | None, stored: str | None = None) -> str:
+    """``"name":value`` or ``"name_base64":"…"``, for bytes that were stored in a format."""
+    if data is None:
+        return f'"{name}":null'
+    if stored != BYTES and _is_json(data):
+        # Line breaks can only stand between tokens; without them a value fits in one line.
+        return f'"{name}":{data.translate(_BREAKS).decode()}'
+    return f'"{name}_base64":"{base64.b64encode(data).decode("ascii")}"'
+
+
+def dumps(value: Any) -> str:
+    """JSON text of plain values, bytes among them as hex."""
+    return _ESCAPED(plain(value))
+
+
+def plain(value: Any) -> Any:
+    """The value with bytes as hex, tuples as lists and keys as strings."""
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, Mapping):
+        return {key.hex() if isinstance(key, bytes) else str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(item) for item in value]
+    return value
+
+
+def with_members(value: Mapping[str, Any], members: Iterable[str]) -> str:
+    """The JSON object of plain members and of rendered ones."""
+    return "{" + ",".join([*(f"{_ESCAPED(key)}:{dumps(item)}" for key, item in value.items()), *members]) + "}"
+
+
+def task_json(task: Mapping[str, Any]) -> str:
+    """A task, as the method ``get`` gives it, for an answer."""
+    hidden = ("data", "format", "result")
+    shown = {key: item for key, item in task.items() if key not in hidden}
+    stored = task.get("format", BYTES)
+    return with_members(shown, [member("data", task.get("data"), stored), member("result", task.get("result"))])
+
+
+def update_json(update: Mapping[str, Any]) -> str:
+    """An update, as the method ``task_log`` gives it, for an answer."""
+    shown = {key: item for key, item in update.items() if key != "data"}
+    return with_members(shown, [member("data", update["data"])])
+
+
+def answer(value: Any, *, status: int = 200) -> Response:
+    """An answer of plain values."""
+    return answer_text(dumps(value), status=status)
+
+
+def answer_text(text: str, *, status: int = 200) -> Response:
+    """An answer of JSON text that is rendered already."""
+    headers = {"cache-control": "no-store"}
+    return Response(text.encode(), status_code=status, headers=headers, media_type="application/json")

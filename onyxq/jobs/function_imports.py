@@ -1,0 +1,83 @@
+"""The functions that a job names: whether they can be imported, and whether a peer takes them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+from attrs import frozen
+
+from onyxq.jobs import fields
+from onyxq.jobs.encoding import REFS
+from onyxq.jobs.fields import Problem
+from onyxq.jobs.model import Aggregation, Job
+from onyxq.jobs.predicates import And, Not, Or, Predicate
+from onyxq.system.settings import did_you_mean
+
+ANY_MODULE = "any"
+"""The word for all modules in a list of modules."""
+
+
+@frozen
+class Allowed:
+    """The functions that jobs of callers may use."""
+
+    modules: tuple[str, ...] = ()
+    pickled: bool = False
+    """Whether they may be pickled, too."""
+
+    def takes(self, name: str) -> bool:
+        """Return whether a function ``package.module:name`` is in one of the modules, or of their packages."""
+        module = name.partition(":")[0]
+        return any(one in (ANY_MODULE, module) or module.startswith(f"{one}.") for one in self.modules)
+
+
+ANY_FUNCTION = Allowed((ANY_MODULE,), pickled=True)
+"""Every function."""
+
+
+def problems(job: Job) -> Iterator[Problem]:
+    """The functions that cannot be imported here, and why; the job must be right otherwise."""
+    for field, name in references(job):
+        wrong = import_problem(name)
+        if wrong:
+            yield field, wrong
+
+
+def references(job: Job) -> Iterator[tuple[str, str]]:
+    """``(field, package.module:name)`` of every function that is given by name."""
+    for name in fields.LISTS:
+        for place, part in enumerate(getattr(job, name)):
+            yield from _references(part, f"{name}[{place}]")
+
+
+def _references(part: Any, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(part, (And, Or)):
+        word, parts = ("and", part.all) if isinstance(part, And) else ("or", part.any)
+        for place, one in enumerate(parts):
+            yield from _references(one, f"{path}.{word}[{place}]")
+    elif isinstance(part, Not):
+        yield from _references(part.negated, f"{path}.not")
+    elif type(part) in fields.KINDS:
+        for attribute in attrs.fields(type(part)):
+            value, where = getattr(part, attribute.name), f"{path}.{attribute.name}"
+            if isinstance(value, (Predicate, And, Or, Not, Aggregation)):
+                yield from _references(value, where)
+            elif attribute.name in REFS and isinstance(value, str) and ":" in value:
+                yield where, value
+
+
+def import_problem(name: str) -> str:
+    """Why the function of that name cannot be imported here; empty if it can."""
+    module, _, parts = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+    except Exception as error:  # whatever the user's module raises
+        return f"is {name!r}, whose module cannot be imported: {type(error).__name__}: {error}"
+    for part in parts.split("."):
+        if not hasattr(found, part):
+            return f"is {name!r}, but {module} has no {part!r}{did_you_mean(part, dir(found))}"
+        found = getattr(found, part)
+    return "" if callable(found) else f"is {name!r}, which is a {type(found).__name__}, no function"

@@ -1,0 +1,205 @@
+"""One key group of a task's windows: a batch's parts go in, what fires comes out (see `onyxq.jobs.windows`).
+
+What is kept between batches is in buckets and a small index.  Each window has a clock: its watermark, which
+is the newest time of any segment less the window's ``watermark_ms``, or without a time of its
+own the time of the batch.  All groups see the same newest times, so their clocks agree.
+
+A batch is done in this order: parts are gathered; what was over before is late, and forgotten; triggers of
+the batch fire, then timers of which a period has passed; then what is over by the new clock says
+its last.  When all inputs have ended everything does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgpack
+from attrs import field, frozen, mutable
+
+from onyxq.jobs.key_state import BUCKET_BYTES_MAX, Buckets, Notes, Store, later
+from onyxq.jobs.windows import (
+    DIRTY,
+    END,
+    NEVER,
+    Cell,
+    Emission,
+    Part,
+    Windowing,
+    close,
+    drop_late,
+    fire,
+    gather,
+    segments_in,
+)
+
+
+@mutable
+class Index:
+    """What a group knows at the start of a batch."""
+
+    notes: Notes
+    """Of each bucket: for each window the earliest end of an extent, and the triggers with something to say."""
+    newest: list[int | None]
+    """For each window the latest time of all segments so far."""
+    seen_ms: int | None = None
+    """When the batch before was planned."""
+    late: int = 0
+    """Segments that came too late so far, each as often as it was in an extent."""
+
+    def pack(self) -> bytes:
+        """Its bytes."""
+        return bytes(msgpack.packb([list(self.notes.items()), self.newest, self.seen_ms, self.late]))
+
+    @classmethod
+    def unpack(cls, data: bytes | None, windows: int) -> Index:
+        """The index of such bytes, or of a group that has seen nothing."""
+        if data is None:
+            return cls({}, [None] * windows)
+        notes, newest, seen_ms, late = msgpack.unpackb(data)
+        return cls(dict(map(tuple, notes)), newest, seen_ms, late)
+
+
+@frozen
+class Batch:
+    """What comes to a group in one batch."""
+
+    now_ms: int
+    """When the batch was planned; the same whenever it is repeated."""
+    parts: Sequence[tuple[int, bytes, Part]] = ()
+    """Place of the window, packed key, part."""
+    newest: Sequence[Sequence[int | None]] = ()
+    """For each part of the batch, and each window, the latest time in it."""
+    ended: bool = False
+    """Whether all inputs have ended."""
+
+
+@frozen
+class Fired:
+    """An emission, with the window and the key that it is of."""
+
+    window: int
+    key: bytes
+    emission: Emission
+
+
+@mutable
+class Group:
+    """A key group at work on one batch."""
+
+    windowings: Sequence[Windowing]
+    index: Index
+    store: Store
+    bucket_bytes_max: int = BUCKET_BYTES_MAX
+    _buckets: Buckets = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._buckets = Buckets(self.store, self.index.notes, self._note, self.bucket_bytes_max)
+
+    def batch(self, batch: Batch) -> Iterator[Fired]:
+        """All that fires; the store and the index are changed once it is exhausted."""
+        index, before = self.index, self._clocks()
+        now_ms = batch.now_ms if index.seen_ms is None else max(batch.now_ms, index.seen_ms)
+        cells = self._gathered(batch.parts, before)
+        for latest in batch.newest:
+            index.newest = [later(one, other) for one, other in zip(index.newest, latest, strict=True)]
+        for (window, key), cell in cells.items():
+            windowing = self.windowings[window]
+            yield from self._said(window, key, fire(windowing, cell, windowing.bits("batch")))
+        timers = self._timers(now_ms)
+        index.seen_ms = now_ms
+        self._buckets.refresh()
+        yield from self._due(timers, [NEVER] * len(before) if batch.ended else self._clocks())
+        self._buckets.save()
+        index.notes = self._buckets.notes
+
+    def wake_ms(self) -> int | None:
+        """The time of batches at which there may be something to do though no segment comes."""
+        times = []
+        for window, windowing in enumerate(self.windowings):
+            notes = [note[window] for note in self._buckets.notes.values() if note is not None]
+            if windowing.time is None:
+                times += [end for end, _ in notes if end is not None and end != NEVER]
+            for bit, period_ms in self._periods(windowing):
+                if self.index.seen_ms is not None and any(dirty & bit for _, dirty in notes):
+                    times.append((self.index.seen_ms // period_ms + 1) * period_ms)
+        return min(times, default=None)
+
+    def _clocks(self) -> list[int]:
+        """The clock of each window; before all time while nothing has been seen."""
+        found = []
+        for windowing, newest in zip(self.windowings, self.index.newest, strict=True):
+            shown = self.index.seen_ms if windowing.time is None else newest
+            found.append(-NEVER if shown is None else shown - windowing.window.watermark_ms)
+        return found
+
+    def _gathered(self, parts: Iterable[tuple[int, bytes, Part]], clocks: list[int]) -> dict[tuple[int, bytes], Cell]:
+        cells: dict[tuple[int, bytes], Cell] = {}
+        brought: dict[tuple[int, bytes], list[Part]] = {}
+        for window, key, part in parts:
+            cell = cells.get((window, key))
+            if cell is None:
+                cell = cells[window, key] = self._buckets.cell(_named(window, key))
+                brought[window, key] = []
+            gather(self.windowings[window], cell, part)
+            brought[window, key].append(part)
+        for (window, key), cell in cells.items():
+            if dropped := drop_late(cell, clocks[window]):
+                self.index.late += segments_in(self.windowings[window], brought[window, key], dropped)
+        return cells
+
+    def _timers(self, now_ms: int) -> list[int]:
+        """For each window the timers of which a period has passed since the batch before, as bits."""
+        seen_ms = self.index.seen_ms
+        return [
+            sum(
+                bit
+                for bit, period in self._periods(one)
+                if seen_ms is not None and seen_ms // period < now_ms // period
+            )
+            for one in self.windowings
+        ]
+
+    def _periods(self, windowing: Windowing) -> Iterator[tuple[int, int]]:
+        for place, trigger in enumerate(windowing.triggers):
+            if trigger.period_ms is not None:
+                yield 1 << place, trigger.period_ms
+
+    def _due(self, timers: list[int], clocks: list[int]) -> Iterator[Fired]:
+        for number in sorted(self._buckets.notes):
+            note = self._buckets.notes[number]
+            if note is None or not any(_is_due(*one) for one in zip(note, timers, clocks, strict=True)):
+                continue
+            for name, cell in self._buckets.cells(number):
+                window, key = _parted(name)
+                windowing = self.windowings[window]
+                yield from self._said(window, key, fire(windowing, cell, timers[window]))
+                yield from self._said(window, key, close(windowing, cell, clocks[window]))
+
+    def _said(self, window: int, key: bytes, emissions: Iterator[Emission]) -> Iterator[Fired]:
+        for emission in emissions:
+            yield Fired(window, key, emission)
+
+    def _note(self, cells: dict[bytes, Cell]) -> list[list[Any]]:
+        """For each window the earliest end and the triggers with something to say."""
+        notes: list[list[Any]] = [[None, 0] for _ in self.windowings]
+        for name, cell in cells.items():
+            note = notes[_parted(name)[0]]
+            end = min(extent[END] for extent in cell)
+            note[0] = end if note[0] is None else min(note[0], end)
+            for extent in cell:
+                note[1] |= extent[DIRTY]
+        return notes
+
+
+def _is_due(note: list[Any], timers: int, clock_ms: int) -> bool:
+    end, dirty = note
+    return (end is not None and end <= clock_ms) or bool(dirty & timers)
+
+
+def _named(window: int, key: bytes) -> bytes:
+    return window.to_bytes(2, "big") + key
+
+
+def _parted(name: bytes) -> tuple[int, bytes]:
+    return int.from_bytes(name[:2], "big"), name[2:]

@@ -1,0 +1,319 @@
+"""Windows as plain functions: which extents a time falls in, what is kept of them, and what fires.
+
+An *extent* is one piece of a window's time for one key.  It is kept as a list that msgpack holds,
+``[start, end, dirty, fired, lanes]``: the triggers that have not said all yet, as bits; how often it fired;
+and the states.  Triggers that accumulate share a lane, each that discards has one of its own, which
+is emptied when it fires; a lane is None or ``[state]``.  All extents of one key, sorted by their start,
+are a *cell*.  Nothing here knows of Spark, or of which keys there are: see `onyxq.jobs.window_groups`.
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+from operator import itemgetter
+from typing import Any
+
+from attrs import frozen
+
+from onyxq.jobs.aggregations import Folding, folding
+from onyxq.jobs.flow_conditions import Resolve
+from onyxq.jobs.model import Job, Ref, Trigger, Window
+from onyxq.jobs.values import milliseconds, pack_key
+
+NEVER = (1 << 62) - 1
+"""The end of what is never over; no time is later."""
+TIME_MAX = 1 << 53
+START, END, DIRTY, FIRED, LANES = range(5)
+
+Extent = list[Any]
+Cell = list[Extent]
+_start = itemgetter(START)
+
+
+@frozen
+class Windowing:
+    """One window and its triggers, with their functions at hand."""
+
+    window: Window
+    triggers: tuple[Trigger, ...]
+    key: Callable[[Any], Any] | None
+    """The key of a segment; None: all have the same."""
+    time: Callable[[Any], Any] | None
+    """The time of a segment in ms; None: that of its batch."""
+    folding: Folding
+    lanes: tuple[int, ...]
+    """The lane of each trigger."""
+
+    @property
+    def parts(self) -> bool:
+        """Whether parts of a state can be made where the segments are, and merged later."""
+        return self.folding.merge is not None
+
+    def bits(self, on: str) -> int:
+        """The triggers of one sort, as bits."""
+        return sum(1 << place for place, trigger in enumerate(self.triggers) if trigger.on == on)
+
+
+@frozen
+class Emission:
+    """A state that fired."""
+
+    trigger: Trigger
+    number: int
+    """How often the extent had fired before."""
+    start: int
+    end: int
+    value: Any
+    """It may be the state itself, which goes on changing: who wants to keep it packs it first."""
+
+    def segment(self, key: Any) -> dict[str, Any]:
+        """What goes on to the tasks after the window's."""
+        over = self.end != NEVER
+        return {
+            "window": self.trigger.window,
+            "key": key,
+            "start_ms": self.start if over else None,
+            "end_ms": self.end if over else None,
+            "value": self.value,
+        }
+
+
+def windowings(job: Job, task: str, resolve: Resolve) -> tuple[Windowing, ...]:
+    """All windows of a task, in the job's order."""
+    return tuple(
+        _windowing(window, [one for one in job.triggers if one.window == window.id], resolve, f"windows[{place}]")
+        for place, window in enumerate(job.windows)
+        if window.task == task
+    )
+
+
+def _windowing(window: Window, triggers: list[Trigger], resolve: Resolve, path: str) -> Windowing:
+    lanes: list[int] = []
+    shared = int(any(trigger.refinement == "accumulating" for trigger in triggers))
+    own = shared
+    for trigger in triggers:
+        lanes.append(0 if trigger.refinement == "accumulating" else own)
+        own += trigger.refinement == "discarding"
+    return Windowing(
+        window=window,
+        triggers=tuple(triggers),
+        key=getter(window.key, resolve, f"{path}.key"),
+        time=getter(window.time, resolve, f"{path}.time"),
+        folding=folding(window, resolve, path),
+        lanes=tuple(lanes),
+    )
+
+
+def getter(ref: Ref | None, resolve: Resolve, path: str) -> Callable[[Any], Any] | None:
+    """What takes a value out of a segment: by a field's name, or by a function."""
+    if ref is None:
+        return None
+    return itemgetter(ref) if isinstance(ref, str) and ":" not in ref else resolve(ref, path)
+
+
+def time_of(time: Callable[[Any], Any], segment: Any) -> int:
+    """Return the time of a segment in whole milliseconds; raises `ValueError` for a value that is not a time."""
+    found = time(segment)
+    if type(found) is datetime.datetime:
+        return milliseconds(found)
+    if type(found) not in (int, float) or not -TIME_MAX < found < TIME_MAX:
+        raise ValueError(f"a time must be a number of milliseconds or a datetime, not {found!r:.80}")
+    return int(found // 1)
+
+
+def extents_at(window: Window, time_ms: int) -> list[tuple[int, int]]:
+    """``(start, end)`` of the extents that a segment of that time is in; the end is no part of them.
+
+    Of a session it is what the segment alone would make.
+    """
+    if window.kind == "global":
+        return [(0, NEVER)]
+    if window.kind == "session":
+        assert window.gap_ms is not None
+        return [(time_ms, time_ms + window.gap_ms)]
+    assert window.range_ms is not None
+    slide = window.range_ms if window.slide_ms is None else window.slide_ms
+    last = time_ms - time_ms % slide
+    return [(start, start + window.range_ms) for start in range(last, time_ms - window.range_ms, -slide)]
+
+
+# --- parts: what is folded where the segments are --------------------------------
+
+
+Part = tuple[int, int, Any, int]
+"""Start and end of a piece of time, and the state of its segments and how many they are; or one segment, if
+states have no parts."""
+
+
+class Parts:
+    """What the segments of one part of a batch add to one window, folded as far as can be."""
+
+    def __init__(self, windowing: Windowing) -> None:
+        self._windowing = windowing
+        self._session = windowing.window.kind == "session"
+        self._cells: dict[bytes, list[list[Any]]] = {}
+        self._starts: dict[tuple[bytes, int], list[Any]] = {}
+        self._apart: list[tuple[bytes, Part]] = []
+        self.newest: int | None = None
+        """The latest time seen."""
+
+    def __len__(self) -> int:
+        return len(self._starts) + len(self._apart) + sum(map(len, self._cells.values()))
+
+    def add(self, segment: Any, now_ms: int) -> None:
+        """Another segment, of a batch that was planned at ``now_ms``."""
+        windowing = self._windowing
+        time_ms = now_ms if windowing.time is None else time_of(windowing.time, segment)
+        key: bytes = pack_key(None if windowing.key is None else windowing.key(segment))
+        if self.newest is None or time_ms > self.newest:
+            self.newest = time_ms
+        for start, end in extents_at(windowing.window, time_ms):
+            if not windowing.parts:
+                self._apart.append((key, (start, end, segment, 1)))
+            elif self._session:
+                self._in_session(key, start, end, segment)
+            else:
+                self._in_extent(key, start, end, segment)
+
+    def _in_extent(self, key: bytes, start: int, end: int, segment: Any) -> None:
+        folding = self._windowing.folding
+        part = self._starts.get((key, start))
+        if part is None:
+            part = self._starts[key, start] = [start, end, folding.init(), 0]
+        part[2] = folding.fold(part[2], segment)
+        part[3] += 1
+
+    def _in_session(self, key: bytes, start: int, end: int, segment: Any) -> None:
+        folding = self._windowing.folding
+        parts = self._cells.setdefault(key, [])
+        first, last = touching(parts, start, end)
+        if first == last:
+            parts.insert(first, [start, end, folding.fold(folding.init(), segment), 1])
+            return
+        part = self._joined(parts, first, last, start, end)
+        part[2] = folding.fold(part[2], segment)
+        part[3] += 1
+
+    def _joined(self, parts: list[list[Any]], first: int, last: int, start: int, end: int) -> list[Any]:
+        part, merge = parts[first], self._windowing.folding.merge
+        assert merge is not None
+        for other in parts[first + 1 : last]:
+            part[2] = merge(part[2], other[2])
+            part[3] += other[3]
+        part[0], part[1] = min(start, part[0]), max(end, parts[last - 1][1])
+        del parts[first + 1 : last]
+        return part
+
+    def take(self) -> Iterator[tuple[bytes, Part]]:
+        """``(packed key, part)`` of all that was added, which is forgotten here."""
+        kept, self._starts = self._starts, {}
+        cells, self._cells = self._cells, {}
+        apart, self._apart = self._apart, []
+        for (key, _), (start, end, state, count) in kept.items():
+            yield key, (start, end, state, count)
+        for key, parts in cells.items():
+            for start, end, state, count in parts:
+                yield key, (start, end, state, count)
+        yield from apart
+
+
+def touching(extents: list[list[Any]], start: int, end: int) -> tuple[int, int]:
+    """From which to before which place sorted extents that do not overlap each other overlap this one."""
+    first = bisect_left(extents, start, key=_start)
+    if first and extents[first - 1][END] > start:
+        first -= 1
+    last = first
+    while last < len(extents) and extents[last][START] < end:
+        last += 1
+    return first, last
+
+
+# --- cells: what is kept ------------------------------------------------------------
+
+
+def gather(windowing: Windowing, cell: Cell, part: Part) -> None:
+    """Add a part to a key's extents."""
+    start, end, value, _ = part
+    if windowing.window.kind == "session":
+        first, last = touching(cell, start, end)
+    else:
+        first = last = bisect_left(cell, start, key=_start)
+        last += first < len(cell) and cell[first][START] == start
+    if first == last:
+        lanes = max(windowing.lanes) + 1
+        cell.insert(first, [start, end, 0, 0, [None] * lanes])
+    elif last - first > 1 or windowing.window.kind == "session":
+        _grow(windowing, cell, first, last, start, end)
+    extent = cell[first]
+    for lane, kept in enumerate(extent[LANES]):
+        extent[LANES][lane] = [_added(windowing, kept, copy.deepcopy(value) if lane else value)]
+    extent[DIRTY] = (1 << len(windowing.triggers)) - 1
+
+
+def _added(windowing: Windowing, kept: list[Any] | None, value: Any) -> Any:
+    folding = windowing.folding
+    if folding.merge is None:
+        return folding.fold(folding.init() if kept is None else kept[0], value)
+    return value if kept is None else folding.merge(kept[0], value)
+
+
+def _grow(windowing: Windowing, cell: Cell, first: int, last: int, start: int, end: int) -> None:
+    """Make one session of those that a new part touches."""
+    extent = cell[first]
+    for other in cell[first + 1 : last]:
+        for lane, kept in enumerate(other[LANES]):
+            if kept is not None:
+                extent[LANES][lane] = [_added(windowing, extent[LANES][lane], kept[0])]
+    extent[START], extent[END] = min(start, extent[START]), max(end, cell[last - 1][END])
+    del cell[first + 1 : last]
+
+
+def drop_late(cell: Cell, clock_ms: int) -> list[tuple[int, int]]:
+    """Forget what was over before the batch began: nothing open was. Returns start and end of those extents."""
+    dropped = [(extent[START], extent[END]) for extent in cell if extent[END] <= clock_ms]
+    if dropped:
+        cell[:] = [extent for extent in cell if extent[END] > clock_ms]
+    return dropped
+
+
+def segments_in(windowing: Windowing, parts: Iterable[Part], dropped: Iterable[tuple[int, int]]) -> int:
+    """How many segments a key's parts brought to extents that were made of them alone."""
+    spans = list(dropped)
+    if windowing.window.kind == "session":
+        return sum(count for start, _, _, count in parts if any(first <= start < last for first, last in spans))
+    return sum(count for start, end, _, count in parts if (start, end) in spans)
+
+
+def fire(windowing: Windowing, cell: Cell, bits: int) -> Iterator[Emission]:
+    """Fire these triggers at all extents that they have not said all of yet."""
+    for extent in cell:
+        if extent[DIRTY] & bits:
+            yield from _fired(windowing, extent, bits)
+
+
+def close(windowing: Windowing, cell: Cell, clock_ms: int) -> Iterator[Emission]:
+    """Say the last of what is over at that time, and forget it."""
+    over = [extent for extent in cell if extent[END] <= clock_ms]
+    for extent in over:
+        yield from _fired(windowing, extent, extent[DIRTY])
+    if over:
+        cell[:] = [extent for extent in cell if extent[END] > clock_ms]
+
+
+def _fired(windowing: Windowing, extent: Extent, bits: int) -> Iterator[Emission]:
+    fired = extent[DIRTY] & bits
+    extent[DIRTY] &= ~bits
+    for place, trigger in enumerate(windowing.triggers):
+        if not fired >> place & 1:
+            continue
+        lane = windowing.lanes[place]
+        kept = extent[LANES][lane]
+        assert kept is not None, "a trigger that has something to say has a state"
+        value = windowing.folding.result(kept[0])
+        if trigger.refinement == "discarding":
+            extent[LANES][lane] = None
+        yield Emission(trigger, extent[FIRED], extent[START], extent[END], value)
+        extent[FIRED] += 1

@@ -1,0 +1,120 @@
+"""Cancelling: tasks are finished without being run, or without what their workers make of them.
+
+A cancel is a completion that no result comes with; whichever of the two the leader stores
+first counts.  That of a claimed task, if it is wanted, is made under its claim's token and
+ends the claim: whatever its holder asks for from then on is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from onyxq.core import facts
+from onyxq.core.errors import AlreadyFinished, Conflict, OnyxqError, Unavailable
+from onyxq.core.ids import Run, TaskId, mask_of, partition_of, stretch_of
+from onyxq.core.queues import settings_of
+from onyxq.core.replica import HELD_MS, claim_of
+from onyxq.core.task_headers import ORDERING_KEY, may_say
+from onyxq.leader.cohort import pending_facts
+from onyxq.leader.completion_rows import Finish, overtaken_bits, token_now
+from onyxq.leader.completions import Completing
+from onyxq.leader.host import OperationsHost, Refused
+from onyxq.leader.leader import PartitionLeader
+from onyxq.leader.missing_tasks import missing
+from onyxq.leader.token_check import Standing
+
+
+class Cancelling:
+    """Cancels tasks of the partitions that a node leads."""
+
+    def __init__(self, host: OperationsHost, standing: Standing, completing: Completing) -> None:
+        self._host = host
+        self._standing = standing
+        self._completing = completing
+
+    async def cancel(self, ids: Sequence[TaskId], *, claimed: bool = False) -> list[dict[str, Any] | None]:
+        """Finish tasks as cancelled, ``claimed`` ones too or not; an error map or None each.
+
+        Those that are cancelled already stay so: whoever was not answered may ask again.
+        """
+        await self._host.floating.readable()
+        await self._completing.turn([Run(task_id, 1) for task_id in ids])
+        refused: list[list[Refused]] = [[] for _ in ids]
+        work: dict[int, list[tuple[int, Finish]]] = {}
+        for place, task_id in enumerate(ids):
+            try:
+                leader = self._standing.leader(partition_of(task_id))
+                if (row := self._host.store.task_row(task_id)) is None:
+                    raise missing(self._host.store, task_id)
+                finish = self._again(leader, task_id) or self._first(task_id, row[1], claimed=claimed)
+                self._host.granter.keys.note(task_id, row[1])
+                work.setdefault(leader.partition, []).append((place, finish))
+            except OnyxqError as error:
+                refused[place].append([task_id, 1, error.to_map()])
+        await self._completing.finish_all(work, refused)
+        return [parts[0][2] if parts else None for parts in refused]
+
+    def _again(self, leader: PartitionLeader, task_id: TaskId) -> Finish | None:
+        """The repeat of a cancel that counts; None if there is none."""
+        again = self._completing.cancelled(leader, task_id) if self.finished(task_id) else None
+        if again is not None:
+            self._check_transactions(task_id)
+        return again
+
+    def _first(self, task_id: TaskId, body: bytes, *, claimed: bool) -> Finish:
+        """The cancel of a task that is not cancelled yet; raises why it cannot be."""
+        if claimed:
+            self._check_place(task_id, body)
+        token, results = self._means(task_id, claimed=claimed)
+        return Finish(Run(task_id, 1), token, facts.CANCELLED, results)
+
+    def finished(self, task_id: TaskId) -> int:
+        """Whether a task is finished, and not by a completion that is older than who holds it."""
+        store, run = self._host.store, Run(task_id, 1)
+        finished = store.finished_bits(stretch_of(task_id)) & mask_of(*run)
+        claim = claim_of(self._host.replica, task_id)
+        return finished if claim is None else finished & ~overtaken_bits(store, run, claim[2], finished)
+
+    def _check_transactions(self, task_id: TaskId) -> None:
+        """Raise `Unavailable` if one that may be committed yet completes a claimed task."""
+        replica = self._host.replica
+        if claim_of(replica, task_id) is not None and pending_facts.is_completed(self._host.store, replica, task_id):
+            raise Unavailable(f"a transaction may be completing task {task_id.hex()}")
+
+    def _check_place(self, task_id: TaskId, body: bytes) -> None:
+        """Raise `Conflict` for a claimed task whose place another task would take, while its worker, who is only
+        told later, still runs: the next of its ordering key, or of a queue that limits how many run at a time."""
+        replica = self._host.replica
+        if claim_of(replica, task_id) is None or not (replica.queues or may_say(body, ORDERING_KEY)):
+            return
+        header = facts.task_header(body)[0]
+        if ORDERING_KEY in header:
+            why = "has an ordering key: the next of its key"
+        elif settings_of(replica, header["queue"]).concurrency:
+            why = "its queue limits how many run at a time: the next of its queue"
+        else:
+            return
+        raise Conflict(
+            f"task {task_id.hex()} is claimed, and {why} waits for its worker",
+            hint="Have its worker give it up, or wait until its lease is over.",
+        )
+
+    def _means(self, task_id: TaskId, *, claimed: bool) -> tuple[int, list[bytes | None]]:
+        """The token to cancel a task under, and the results; raises why it cannot be cancelled."""
+        store, replica = self._host.store, self._host.replica
+        claim = claim_of(replica, task_id)
+        if self.finished(task_id) or (claim is not None and claimed and claim[4] == HELD_MS):
+            raise AlreadyFinished(f"task {task_id.hex()} is finished already")
+        if claim is not None and not claimed:
+            raise Conflict(
+                f"task {task_id.hex()} is claimed", hint="Ask for claimed tasks too: its worker is told then to stop."
+            )
+        if self._host.granter.is_blocked(Run(task_id, 1)):
+            raise Unavailable(f"task {task_id.hex()} is just being granted or given back")
+        if claim is None:
+            return token_now(store, task_id, replica.position), []
+        if claim[2] < store.counts_from(task_id):
+            raise Unavailable(f"task {task_id.hex()} was opened again, which has not been read here yet")
+        self._check_transactions(task_id)
+        return claim[2], [facts.CLAIMED]

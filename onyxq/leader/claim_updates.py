@@ -1,0 +1,274 @@
+"""What holders of claims ask for besides completing: to fail, to give back, to renew.  All are entries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from log_entries import release_claims, renew_claims
+from onyxq.core import facts
+from onyxq.core.claims import NOTHING_HELD
+from onyxq.core.entry import APPLIED
+from onyxq.core.errors import NotLeader, OnyxqError, StaleToken, Unknown
+from onyxq.core.ids import Run, TaskId, mask_of, partition_of, runs_of, stretch_of
+from onyxq.core.replica import held_bits
+from onyxq.core.task_headers import Policy, policy_of
+from onyxq.leader.completion_rows import Finish, completions_of, not_ended_by, overtaken_bits
+from onyxq.leader.completions import Completing
+from onyxq.leader.entry_chunks import fitting, size_of
+from onyxq.leader.freshness import unsure_partitions
+from onyxq.leader.host import OperationsHost, Refused
+from onyxq.leader.leader import PartitionLeader
+from onyxq.leader.missing_tasks import missing
+from onyxq.leader.token_check import Standing
+
+BACKOFF_MAX_MS = 3_600_000
+NOTE_CHARS_MAX = 1_024
+
+
+class Renewed:
+    """The tasks whose claims are being renewed: from when a renewal is judged until the log has decided."""
+
+    def __init__(self) -> None:
+        self._masks: dict[bytes, list[int]] = {}
+
+    def bits(self, stretch: bytes) -> int:
+        """The mask of these tasks in a stretch."""
+        out = 0
+        for mask in self._masks.get(stretch, ()):
+            out |= mask
+        return out
+
+    @contextmanager
+    def under_way(self, runs: Iterable[Run]) -> Iterator[None]:
+        """While these are."""
+        masks = [(stretch_of(run.first), mask_of(*run)) for run in runs]
+        for stretch, mask in masks:
+            self._masks.setdefault(stretch, []).append(mask)
+        try:
+            yield
+        finally:
+            for stretch, mask in masks:
+                self._masks[stretch].remove(mask)
+                if not self._masks[stretch]:
+                    del self._masks[stretch]
+
+
+class ClaimsKept:
+    """Ends, and extends, claims on the partitions that a node leads."""
+
+    def __init__(self, host: OperationsHost, standing: Standing, completing: Completing) -> None:
+        self._host = host
+        self._standing = standing
+        self._completing = completing
+        self.renewed = Renewed()
+
+    async def fail(self, items: Sequence[tuple[TaskId, int, int, str, int | None]]) -> list[list[Refused]]:
+        """Retry, or give up, ``(first, count, token, error, retry_in_ms)`` items."""
+        return await self._fail(items, counted=True)
+
+    async def postpone(self, items: Sequence[tuple[TaskId, int, int, str, int | None]]) -> list[list[Refused]]:
+        """The same of what was not begun: it counts as no attempt, and nothing is given up."""
+        return await self._fail(items, counted=False)
+
+    async def _fail(
+        self, items: Sequence[tuple[TaskId, int, int, str, int | None]], *, counted: bool
+    ) -> list[list[Refused]]:
+        unsure = await unsure_partitions(self._host, ((first, token) for first, _, token, *_ in items))
+        await self._completing.turn([Run(first, count) for first, count, *_ in items])
+        refused: list[list[Refused]] = [[] for _ in items]
+        dead: dict[int, list[tuple[int, Finish]]] = {}
+        retries: dict[int, list[release_claims.Release]] = {}
+        for place, leader, runs in self._held_of(items, refused, unsure, facts.RETRIED):
+            first, count, token, error, retry_in_ms = items[place]
+            planned = retries.setdefault(leader.partition, [])
+            try:
+                for run in runs:
+                    self._plan_failure(run, token, error, retry_in_ms, place, dead, planned, counted=counted)
+            except OnyxqError as problem:
+                refused[place].append([first, count, problem.to_map()])
+        await self._completing.finish_all(dead, refused)
+        await self._release(retries, refused, items)
+        return refused
+
+    def _held_of(
+        self,
+        items: Sequence[tuple[Any, ...]],
+        refused: list[list[Refused]],
+        unsure: set[int],
+        event: int | None = None,
+    ) -> Iterator[tuple[int, PartitionLeader, tuple[Run, ...]]]:
+        """Per item ``(first, count, token, ...)`` its place, its leader and the runs held; what is not goes to
+        ``refused``, unless its claim ended by ``event``: then the answer to an earlier try was lost."""
+        for place, (first, count, token, *_) in enumerate(items):
+            try:
+                leader = self._standing.judge(first, token, unsure)
+                held = self._held(Run(first, count), token, refused[place], event)
+            except OnyxqError as problem:
+                refused[place].append([first, count, problem.to_map()])
+                continue
+            if held:
+                yield place, leader, tuple(runs_of(stretch_of(first), held))
+
+    def _held(self, run: Run, token: int, refused: list[Refused], event: int | None) -> int:
+        held = held_bits(self._host.replica, run, token)
+        done = held & self._host.store.finished_bits(stretch_of(run.first))
+        held &= ~done | overtaken_bits(self._host.store, run, token, done)
+        known = self._host.store.known_bits(stretch_of(run.first)) | held
+        for part in runs_of(stretch_of(run.first), mask_of(*run) & ~known):
+            refused.append([*part, missing(self._host.store, part.first).to_map()])
+        for part in runs_of(stretch_of(run.first), mask_of(*run) & known & ~held):
+            for lost in not_ended_by(self._host.store, part, token, event):
+                refused.append([*lost, self._lost(lost.first, token).to_map()])
+        return held
+
+    def _lost(self, task_id: TaskId, token: int) -> StaleToken:
+        """Why a token does not hold a task that there is."""
+        done = completions_of(self._host.store, Run(task_id, 1))
+        if done and done[0][1].outcome == facts.CANCELLED:
+            return StaleToken(f"task {task_id.hex()} was cancelled", hint="Stop working on the task.")
+        return StaleToken(f"token {token} does not hold task {task_id.hex()}")
+
+    def _plan_failure(
+        self,
+        run: Run,
+        token: int,
+        error: str,
+        retry_in_ms: int | None,
+        place: int,
+        dead: dict[int, list[tuple[int, Finish]]],
+        retries: list[release_claims.Release],
+        *,
+        counted: bool,
+    ) -> None:
+        for piece in self._host.granter.pieces(run, token):
+            row = self._host.store.task_row(piece.row_first)
+            header = facts.task_header(row[1])[0] if row else {}
+            attempts = piece.attempts + counted
+            policy = policy_of(self._host.replica, header)
+            for part in runs_of(stretch_of(run.first), piece.bits):
+                if counted and policy.retries is not None and attempts - piece.base > policy.retries:
+                    note = error.encode()[: 64 * 1024]
+                    dead.setdefault(partition_of(run.first), []).append(
+                        (
+                            place,
+                            Finish(part, token, policy.failure, [note] * part.count),
+                        )
+                    )
+                else:
+                    wait_ms = (
+                        retry_in_ms if retry_in_ms is not None else self._backoff_ms(policy, attempts - piece.base)
+                    )
+                    retry_ms = self._host.wall_ms() + wait_ms
+                    retries.append(
+                        release_claims.Release(
+                            token, facts.RETRIED, retry_ms, attempts, error[:NOTE_CHARS_MAX], (part,)
+                        )
+                    )
+
+    def _backoff_ms(self, policy: Policy, attempts: int) -> int:
+        """Twice as long after each attempt, less up to a half by chance; decided once, here, and recorded."""
+        full = min(policy.backoff_ms << min(attempts - 1, 20), BACKOFF_MAX_MS)
+        return int(full / 2 + self._host.random() * full / 2)
+
+    async def release(self, items: Sequence[tuple[TaskId, int, int]]) -> list[list[Refused]]:
+        """Give ``(first, count, token)`` items back, uncounted."""
+        unsure = await unsure_partitions(self._host, ((first, token) for first, _, token in items))
+        refused: list[list[Refused]] = [[] for _ in items]
+        work: dict[int, list[release_claims.Release]] = {}
+        for place, leader, runs in self._held_of(items, refused, unsure, facts.RELEASED):
+            release = release_claims.Release(items[place][2], facts.RELEASED, 0, 0, "", runs)
+            work.setdefault(leader.partition, []).append(release)
+        await self._release(work, refused, items)
+        return refused
+
+    async def _release(
+        self,
+        work: dict[int, list[release_claims.Release]],
+        refused: list[list[Refused]],
+        items: Sequence[tuple[Any, ...]],
+    ) -> None:
+        entries = [
+            release_claims.Args(partition, self._host.leaders[partition].epoch, tuple(group))
+            for partition, releases in sorted(work.items())
+            for group in fitting(releases, lambda one: size_of(one.runs, one.note))
+        ]
+        if not entries:
+            return
+        overtaken = [part for entry in entries for one in entry.releases for part in self._overtaken(one)]
+        # That these are finished is told to nobody, until the store knows that they are not.
+        with self._completing.begun(overtaken):
+            try:
+                _, verdicts = await self._host.verdicts(entries)
+            except OnyxqError as error:
+                verdicts = [error.message] * len(entries)
+                failed = error
+            else:
+                failed = Unknown("the partition's leader changed meanwhile")
+                # Who hears that tasks were given back may cancel or count them right away.
+                await self._host.settled()
+        for entry, verdict in zip(entries, verdicts, strict=True):
+            if verdict != APPLIED:
+                _refuse(refused, items, entry.releases, failed)
+
+    def _overtaken(self, release: release_claims.Release) -> Iterator[Run]:
+        """The tasks of a release whose completions are older than their claims."""
+        store = self._host.store
+        for run in release.runs:
+            done = store.finished_bits(stretch_of(run.first)) & mask_of(*run)
+            yield from runs_of(stretch_of(run.first), overtaken_bits(store, run, release.token, done))
+
+    async def renew(self, items: Sequence[tuple[TaskId, int, int, int]]) -> list[list[Refused]]:
+        """Extend the leases of ``(first, count, token, lease_ms)`` items."""
+        unsure = await unsure_partitions(self._host, ((first, token) for first, _, token, _ in items))
+        await self._completing.turn([Run(first, count) for first, count, *_ in items])
+        refused: list[list[Refused]] = [[] for _ in items]
+        work: dict[int, list[renew_claims.Renewal]] = {}
+        for place, leader, runs in self._held_of(items, refused, unsure):
+            _, _, token, lease_ms = items[place]
+            work.setdefault(leader.partition, []).append(renew_claims.Renewal(token, lease_ms, runs))
+        entries = [
+            renew_claims.Args(partition, self._host.leaders[partition].epoch, tuple(group))
+            for partition, renewals in sorted(work.items())
+            for group in fitting(renewals, lambda one: size_of(one.runs))
+        ]
+        if entries:
+            renewals = [one for entry in entries for one in entry.renewals]
+            with self.renewed.under_way([run for one in renewals for run in one.runs]):
+                await self._renew(entries, refused, items)
+        return refused
+
+    async def _renew(
+        self,
+        entries: list[renew_claims.Args],
+        refused: list[list[Refused]],
+        items: Sequence[tuple[TaskId, int, int, int]],
+    ) -> None:
+        try:
+            _, verdicts = await self._host.verdicts(entries)
+        except OnyxqError as error:
+            _refuse(refused, items, [one for entry in entries for one in entry.renewals], error)
+            return
+        for entry, verdict in zip(entries, verdicts, strict=True):
+            if verdict not in (APPLIED, NOTHING_HELD):
+                # The claims may stand, but not for any longer than before.
+                _refuse(refused, items, entry.renewals, NotLeader("the partition's leader changed meanwhile"))
+        for place, (first, count, token, _) in enumerate(items):
+            lost = mask_of(first, count) & ~held_bits(self._host.replica, Run(first, count), token)
+            if lost and not refused[place]:
+                stale = StaleToken(f"token {token} does not hold task {first.hex()} any more")
+                refused[place] += [[*run, stale.to_map()] for run in runs_of(stretch_of(first), lost)]
+
+
+def _refuse(
+    refused: list[list[Refused]],
+    items: Sequence[tuple[Any, ...]],
+    parts: Iterable[release_claims.Release | renew_claims.Renewal],
+    error: OnyxqError,
+) -> None:
+    """Answer those of the items (first, count, token, ...) with an error that these parts of an entry are about."""
+    about = {(part.token, stretch_of(run.first)) for part in parts for run in part.runs}
+    for place, item in enumerate(items):
+        if (item[2], stretch_of(item[0])) in about and not refused[place]:
+            refused[place].append([item[0], item[1], error.to_map()])

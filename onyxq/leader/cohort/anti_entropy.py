@@ -1,0 +1,213 @@
+"""Anti-entropy between a leader and one node: compare digests, exchange what differs.
+
+Rows are facts: the union of both sides is right whatever the order, so a session may be
+cut anywhere and begun again, and goes on where it was, for what arrived compares equal.
+Digests are compared by hour, then by leaf, then keys with checksums are listed for the
+leaves that differ; what one side has nothing of is not listed but sent.  Rows travel in
+pages, at the pace of a `onyxq.leader.cohort.copy_pace.Pacer`, and no more than a few pages are in
+memory.  Where both sides hold another value under one key their stores keep the same of
+the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import trio
+
+from onyxq.core.errors import Corrupt
+from onyxq.core.facts import Row, sealed
+from onyxq.leader.cohort.copy_pace import Pacer
+from onyxq.leader.cohort.member import checked_rows
+from onyxq.store.interface import Store
+
+Call = Callable[[str, dict[str, Any]], Awaitable[Any]]
+"""Calls a ``cohort.*`` method of the other node."""
+Keep = Callable[[Sequence[Row]], Awaitable[None]]
+"""Stores rows that the other node has."""
+Digests = Mapping[int, Sequence[int]]
+"""``[rows, total]`` per hour or leaf."""
+
+PAGE_BYTES = 1024 * 1024
+PAGE_ROWS = 1_000
+"""A page of rows is what a node applies at once: it bounds for how long its clients wait."""
+LISTED_ROWS = 8_000
+"""Rows whose keys are compared at a time."""
+FEW_ROWS, FEW_BYTES = 256, 128 * 1024
+"""By no more copies differ that were written to until a moment ago."""
+
+
+class Transfer:
+    """How far the rows of one partition have come on their way between two nodes.
+
+    ``counted`` hears of each page: ``sent`` or ``taken``, rows, bytes.
+    """
+
+    def __init__(self, counted: Callable[[str, int, int], None]) -> None:
+        self._counted = counted
+        self.rows = 0
+        self.bytes = 0
+        self.rows_left: int | None = None
+        """An estimate: by how many rows the two sides' digests differ in what is still to be compared.
+        None before they were compared."""
+        self.began = trio.current_time()
+
+    def moved(self, direction: str, rows: int, size: int) -> None:
+        """Some more have arrived."""
+        self._counted(direction, rows, size)
+        self.rows += rows
+        self.bytes += size
+        self.rows_left = max(0, (self.rows_left or 0) - rows)
+
+    def view(self) -> dict[str, Any]:
+        """For people: done, left, and in how many seconds at the present rate."""
+        passed = trio.current_time() - self.began
+        rate = self.rows / passed if passed > 0 else 0.0
+        return {
+            "rows_done": self.rows,
+            "bytes_done": self.bytes,
+            "rows_left": self.rows_left,
+            "seconds_left": round(self.rows_left / rate) if rate and self.rows_left is not None else None,
+        }
+
+
+class Exchange:
+    """One comparison of a partition's rows here and on another node."""
+
+    def __init__(
+        self, *, store: Store, partition: int, epoch: int, call: Call, keep: Keep, pacer: Pacer, transfer: Transfer
+    ) -> None:
+        self._store = store
+        self._partition = partition
+        self._epoch = epoch
+        self.call = call
+        self._keep = keep
+        self._pacer = pacer
+        self._transfer = transfer
+        self._page: list[list[bytes]] = []
+        self._page_bytes = 0
+        self._paced = True
+        self.few = False
+        """Whether both sides differed by a few rows only when they were compared last. If `run` cannot send
+        all that differs because it is not few after all, it says so here."""
+        self.pulled = 0
+        self.pushed = 0
+
+    async def run(self, *, pull: bool, push: bool, paced: bool = True) -> bool:
+        """Make one side, or both, hold what the other has; whether anything differed.
+
+        ``paced``: clients go first. Else only a few rows are sent.
+        """
+        self._paced = paced
+        theirs: Digests = await self.call("cohort.hours", {"partition": self._partition})
+        mine = _plain(self._store.hours(self._partition))
+        differing = _differing(mine, theirs)
+        self.few = sum(_missing(mine.get(hour), theirs.get(hour)) for hour in differing) <= FEW_ROWS
+        self._transfer.rows_left = sum(
+            _missing(mine.get(hour), theirs.get(hour), pull=pull, push=push) for hour in differing
+        )
+        for hour in differing:
+            await self._hour(hour, pull=pull, push=push, known=hour in theirs)
+        await self._flush()
+        self._transfer.rows_left = 0
+        return bool(differing)
+
+    async def _hour(self, hour: int, *, pull: bool, push: bool, known: bool) -> None:
+        where = {"partition": self._partition, "hour": hour}
+        theirs: Digests = await self.call("cohort.leaves", where) if known else {}
+        mine = _plain(self._store.leaves(self._partition, hour))
+        differing = _differing(mine, theirs)
+        if push:
+            for leaf in (leaf for leaf in differing if leaf not in theirs):
+                await self._push(key for key, _ in self._store.keys(self._partition, hour, leaf))
+        for leaves in _grouped([leaf for leaf in differing if leaf in theirs], mine, theirs):
+            await self._leaves(hour, leaves, pull=pull, push=push)
+
+    async def _leaves(self, hour: int, leaves: list[int], *, pull: bool, push: bool) -> None:
+        where = {"partition": self._partition, "hour": hour, "leaves": leaves}
+        theirs = {(key, checksum) for key, checksum in await self.call("cohort.keys", where)}
+        mine = {listed for leaf in leaves for listed in self._store.keys(self._partition, hour, leaf)}
+        if pull:
+            purged = self._store.watermark(self._partition)
+            await self._pull(sorted(key for key, _ in theirs - mine if not purged.covers(key[3:23])))
+        if push:
+            await self._push(sorted(key for key, _ in mine - theirs))
+
+    async def _pull(self, keys: list[bytes]) -> None:
+        missing = 0
+        while keys:
+            asked = keys[:PAGE_ROWS]
+            async with self._pacer.page() if self._paced else nullcontext():
+                given = await self.call("cohort.rows", {"keys": asked})
+                rows = checked_rows(given, self._partition)
+                await self._keep(rows)
+            size = sum(len(row.value) for row in rows)
+            self.pulled += len(rows)
+            self._transfer.moved("taken", len(rows), size)
+            if self._paced:
+                await self._pacer.took(size)
+            got = {row.key for row in rows}
+            # The page ends at a size limit: whatever was asked behind its last row comes next.
+            last = max(got, default=asked[-1])
+            missing += sum(key <= last and key not in got and self._store.get(key) is None for key in asked)
+            keys = [key for key in keys if key > last]
+        if missing:
+            # Damaged there, and not here: what only that node has must not be passed over.
+            raise Corrupt(f"{missing} rows of partition {self._partition} were listed but not given")
+
+    async def _push(self, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            value = self._store.get(key)
+            if value is None:
+                continue
+            if not sealed(key, value):
+                self._store.damaged.add(key)
+                continue
+            if not self._paced and self._page_bytes + len(value) > FEW_BYTES:
+                self.few = False
+                return
+            self._page.append([key, value])
+            self._page_bytes += len(value)
+            if self._page_bytes >= PAGE_BYTES or len(self._page) >= PAGE_ROWS:
+                await self._flush()
+
+    async def _flush(self) -> None:
+        page, size = self._page, self._page_bytes
+        if not page:
+            return
+        self._page, self._page_bytes = [], 0
+        async with self._pacer.page() if self._paced else nullcontext():
+            await self.call("cohort.push", {"partition": self._partition, "epoch": self._epoch, "rows": page})
+        self.pushed += len(page)
+        self._transfer.moved("sent", len(page), size)
+        await self._pacer.took(size)
+
+
+def _plain(digests: Mapping[int, Any]) -> dict[int, list[int]]:
+    return {bucket: list(digest) for bucket, digest in digests.items()}
+
+
+def _differing(mine: Digests, theirs: Digests) -> list[int]:
+    return sorted(bucket for bucket in mine.keys() | theirs.keys() if mine.get(bucket) != theirs.get(bucket))
+
+
+def _missing(mine: Sequence[int] | None, theirs: Sequence[int] | None, *, pull: bool = True, push: bool = True) -> int:
+    """By how many rows one side has more than the other, where they are to travel."""
+    ahead = (mine[0] if mine else 0) - (theirs[0] if theirs else 0)
+    return ahead if ahead > 0 and push else -ahead if ahead < 0 and pull else 0
+
+
+def _grouped(leaves: Sequence[int], mine: Digests, theirs: Digests) -> Iterator[list[int]]:
+    """The leaves in groups of about `LISTED_ROWS` rows."""
+    group: list[int] = []
+    rows = 0
+    for leaf in leaves:
+        group.append(leaf)
+        rows += max(digests.get(leaf, (0, 0))[0] for digests in (mine, theirs))
+        if rows >= LISTED_ROWS:
+            yield group
+            group, rows = [], 0
+    if group:
+        yield group

@@ -1,0 +1,166 @@
+"""What a node answers as a member of partitions' cohorts: promises, writes, digests.
+
+A node never takes a write below the epoch it has reached; the promise is durable before
+it is given.  A write above it is refused as `Behind`: the leader first brings the node up
+to date (`onyxq.leader.leader`), then repeats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from onyxq.core.errors import BadRequest, Behind, OnyxqError, StaleEpoch
+from onyxq.core.facts import KINDS, Row, check_key, partition_of_key, sealed
+from onyxq.core.ids import PARTITIONS_MAX
+from onyxq.leader.cohort.pending_facts import page, wire_rows
+from onyxq.leader.cohort.unflushed_writes import Floating
+from onyxq.store.interface import LEAVES, Batch, PendingRow, Piece, Store
+from onyxq.store.row_checks import Prepared, prepare
+
+ROWS_PAGE_BYTES = 1024 * 1024
+EPOCHS = 1 << 62
+HOURS = 1 << 32
+
+
+class Host(Protocol):
+    """What the cohort needs of its node."""
+
+    store: Store
+    epochs: dict[int, int]
+    floating: Floating
+
+    def pieces_added(self, pieces: Sequence[Piece]) -> None:
+        """New pieces are in the store."""
+        ...
+
+
+def checked_rows(rows: Any, partition: int) -> list[Row]:
+    """Rows as they came over the wire, verified; raises `BadRequest`."""
+    return [Row(one.key, one.value) for one in prepared_rows(rows, partition)]
+
+
+def prepared_rows(rows: Any, partition: int) -> list[Prepared]:
+    """The same as a store takes them without checking them again."""
+    if not isinstance(rows, list):
+        raise BadRequest("rows must be a list", field="rows")
+    out = []
+    for row in rows:
+        if not (isinstance(row, list) and len(row) == 2 and isinstance(row[0], bytes) and isinstance(row[1], bytes)):
+            raise BadRequest("a row must be [key, value]", field="rows")
+        out.append(prepare(Row(*row)))
+        if partition_of_key(row[0]) != partition:
+            raise BadRequest("a row is of another partition", field="rows")
+    return out
+
+
+def _number(value: Any, field: str, below: int) -> int:
+    """A number from a peer; raises `BadRequest`."""
+    if type(value) is not int or not 0 <= value < below:
+        raise BadRequest(f"{field} must be a whole number below {below}", field=field)
+    return value
+
+
+class Cohort:
+    """Serves the ``cohort.*`` methods of one node."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    async def reach(self, partition: int, epoch: int) -> None:
+        """Promise durably never to take a write below ``epoch``; raises `StaleEpoch`."""
+        host = self._host
+        _number(partition, "partition", PARTITIONS_MAX)
+        reached = host.epochs.get(partition, 0)
+        if _number(epoch, "epoch", EPOCHS) < reached:
+            raise StaleEpoch(f"partition {partition} has reached epoch {reached}, not {epoch}")
+        host.epochs[partition] = epoch
+        # Whoever was promised this reads what is here next: all that was answered for must be among it.
+        await host.floating.landed()
+        await host.store.write(Batch(epochs=((partition, epoch),)))
+
+    def check(self, partition: int, epoch: int) -> None:
+        """Raise `StaleEpoch` or `Behind` unless ``epoch`` is the one reached."""
+        reached = self._host.epochs.get(_number(partition, "partition", PARTITIONS_MAX), 0)
+        if _number(epoch, "epoch", EPOCHS) < reached:
+            raise StaleEpoch(f"partition {partition} has reached epoch {reached}, not {epoch}")
+        if epoch > reached:
+            raise Behind(f"partition {partition} has only reached epoch {reached}, not {epoch}")
+
+    async def write(self, writes: Any, *, early: bool = False) -> list[dict[str, Any] | None]:
+        """Store ``[[partition, epoch, rows], ...]`` in one batch; an error map or None each.
+
+        ``early``: the answer need not wait for the disk.
+        """
+        results: list[dict[str, Any] | None] = []
+        rows: list[Prepared] = []
+        pending: list[PendingRow] = []
+        for write in writes:
+            try:
+                partition, epoch, given = write
+                self.check(partition, epoch)
+                given, kept = wire_rows(given, partition)
+                rows += prepared_rows(given, partition)
+                pending += kept
+                results.append(None)
+            except OnyxqError as error:
+                results.append(error.to_map())
+        if early and not pending and self._host.floating.take(rows):
+            return results
+        if rows or pending:
+            written = await self._host.store.write(Batch(rows=rows, pending=pending))
+            self._host.pieces_added(written.pieces)
+        return results
+
+    async def push(self, partition: int, epoch: int, rows: Any) -> None:
+        """Store rows that the leader of an epoch found to be missing here."""
+        self.check(partition, epoch)
+        given, pending = wire_rows(rows, partition)
+        written = await self._host.store.write(Batch(rows=prepared_rows(given, partition), pending=pending))
+        self._host.pieces_added(written.pieces)
+
+    def pending(self, partition: int, known: Sequence[str], want: str | None) -> dict[str, Any]:
+        """Return what transactions have pending here that the asker lacks; see `onyxq.leader.cohort.pending_facts`."""
+        return page(self._host.store, _number(partition, "partition", PARTITIONS_MAX), known=known, want=want)
+
+    def hours(self, partition: int) -> dict[int, list[int]]:
+        """Digest per hour, as ``[rows, total]``."""
+        _number(partition, "partition", PARTITIONS_MAX)
+        return {hour: list(digest) for hour, digest in self._host.store.hours(partition).items()}
+
+    def leaves(self, partition: int, hour: int) -> dict[int, list[int]]:
+        """Digest per leaf of an hour."""
+        _number(partition, "partition", PARTITIONS_MAX)
+        _number(hour, "hour", HOURS)
+        return {leaf: list(digest) for leaf, digest in self._host.store.leaves(partition, hour).items()}
+
+    def keys(self, partition: int, hour: int, leaves: Sequence[int]) -> list[list[bytes]]:
+        """Row keys of some leaves, each with the checksum of its value."""
+        _number(partition, "partition", PARTITIONS_MAX)
+        _number(hour, "hour", HOURS)
+        for leaf in leaves:
+            _number(leaf, "leaves", LEAVES)
+        return [list(listed) for leaf in leaves for listed in self._host.store.keys(partition, hour, leaf)]
+
+    def rows(self, keys: Sequence[bytes]) -> list[list[bytes]]:
+        """Sound rows by key, as many as fit a page; at least one of those that exist."""
+        out: list[list[bytes]] = []
+        size = 0
+        for key in keys:
+            check_key(key)
+            value = self._host.store.get(key)
+            if value is None:
+                continue
+            if not sealed(key, value):
+                self._host.store.damaged.add(key)
+                continue
+            if out and size + len(value) > ROWS_PAGE_BYTES:
+                break
+            out.append([key, value])
+            size += len(value)
+        return out
+
+    def covering(self, task_id: bytes) -> list[list[bytes]]:
+        """``[kind, first id, body]`` of every row that covers a task."""
+        store = self._host.store
+        return [[kind, first, body] for kind in KINDS for first, body in store.covering(kind, task_id)]

@@ -1,0 +1,236 @@
+"""Pending facts of transactions: their bytes on the way, and how copies of them meet (design: transactions).
+
+A part of a transaction is what it does in one partition.  Its items are kept as pending rows
+under a name that tells which attempt they are of, `part_key`: an attempt that was given up and
+a repeat with other contents never mix.  Between nodes they travel among the rows of a write,
+under the row kind ``P``, which no store takes for a fact.
+
+Items are lists: ``["T", first, body, at_ms]`` a task run (and the due time that its user named,
+or nil), ``["C", first, count, token, results]`` a completion, ``["U", id, token, seq, data]`` an
+update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import msgpack
+
+from onyxq.core.errors import BadRequest, Corrupt
+from onyxq.core.facts import Row, seal, sealed, unseal
+from onyxq.core.ids import Run, TaskId, mask_of, partition_of, stretch_of
+from onyxq.core.jobs.batch_names import is_void
+from onyxq.core.replica import Replica, Transaction
+from onyxq.store.interface import Batch, PendingRow, Store
+
+PENDING = b"P"
+"""Kind of the rows that pending ones travel as."""
+ROW_BYTES_MAX = 256 * 1024
+"""Item bytes after which a part's next pending row begins."""
+PAGE_BYTES = 4 * 1024 * 1024
+
+Call = Callable[[str, dict[str, Any]], Awaitable[Any]]
+
+
+class Part(NamedTuple):
+    """Which part of which attempt: all that the names of pending rows tell."""
+
+    deadline_ms: int
+    digest: bytes
+    name: str
+
+
+def part_key(part: Part) -> str:
+    """The name of a part's pending rows."""
+    return f"{part.deadline_ms}/{part.digest.hex()}/{part.name}"
+
+
+def part_of(key: str) -> Part:
+    """What `part_key` put together; raises `ValueError`."""
+    deadline, digest, name = key.split("/", 2)
+    return Part(int(deadline), bytes.fromhex(digest), name)
+
+
+def key_in(found: Transaction, name: str, partition: int) -> str:
+    """The name of the pending rows that a committed transaction has in a partition."""
+    _, digest = found.parts.get(partition, (0, b""))
+    return part_key(Part(found.deadline_ms, digest, name))
+
+
+def is_over(replica: Replica, partition: int, key: str) -> bool:
+    """Whether nothing can come of a part's pending rows any more."""
+    part = part_of(key)
+    found = replica.transactions.get(part.name)
+    if found is not None and found.deadline_ms == part.deadline_ms:
+        _, digest = found.parts.get(partition, (0, b""))
+        if digest == part.digest:
+            return False
+    return replica.log_time_ms > part.deadline_ms or is_void(replica, part.name)
+
+
+def completed_runs(items: Iterable[Any]) -> list[Run]:
+    """The tasks that a part completes."""
+    return [Run(TaskId(item[1]), item[2]) for item in items if item[0] == "C"]
+
+
+def is_completed(store: Store, replica: Replica, task_id: TaskId) -> bool:
+    """Whether a transaction that may be committed yet, or is, completes a task; raises `Corrupt`."""
+    partition, stretch, mask = partition_of(task_id), stretch_of(task_id), mask_of(task_id, 1)
+    for key in store.pending_transactions(partition):
+        if not is_over(replica, partition, key):
+            items = unpack_items(row.body for row in store.pending(partition, key))
+            if any(stretch_of(run.first) == stretch and mask_of(*run) & mask for run in completed_runs(items)):
+                return True
+    return False
+
+
+def pack_items(items: Sequence[Any]) -> list[bytes]:
+    """The bodies of a part's pending rows."""
+    bodies: list[bytes] = []
+    packed: list[bytes] = []
+    size = 0
+    for item in items:
+        if packed and size > ROW_BYTES_MAX:
+            bodies.append(b"".join(packed))
+            packed, size = [], 0
+        packed.append(msgpack.packb(item))
+        size += len(packed[-1])
+    if packed:
+        bodies.append(b"".join(packed))
+    return bodies
+
+
+def unpack_items(bodies: Iterable[bytes]) -> list[Any]:
+    """The items in pending rows' bodies."""
+    unpacker = msgpack.Unpacker(max_buffer_size=0)
+    items: list[Any] = []
+    for body in bodies:
+        unpacker.feed(body)
+        items += unpacker
+    return items
+
+
+def digest_of(bodies: Iterable[bytes]) -> bytes:
+    """What tells a part's pending rows from any others."""
+    digest = blake2b(digest_size=16)
+    for body in bodies:
+        digest.update(len(body).to_bytes(8, "big"))
+        digest.update(body)
+    return digest.digest()
+
+
+def pending_rows(partition: int, part: Part, bodies: Sequence[bytes]) -> list[PendingRow]:
+    """The pending rows of a part."""
+    key = part_key(part)
+    return [PendingRow(key, part.deadline_ms, partition, number, body) for number, body in enumerate(bodies)]
+
+
+# --- on the way between nodes
+
+
+def as_row(pending: PendingRow) -> Row:
+    """A pending row in the form in which it travels among the rows of a write."""
+    key = pending.partition.to_bytes(2, "big") + PENDING
+    return Row(key, seal(key, msgpack.packb((pending.transaction, pending.deadline_ms, pending.number, pending.body))))
+
+
+def parted(rows: Sequence[Row]) -> tuple[Sequence[Row], list[PendingRow]]:
+    """Facts and pending rows among the rows of a write; raises `BadRequest` for malformed pending ones."""
+    if not any(row.key[2:3] == PENDING for row in rows):
+        return rows, []
+    pending = [of_row(row) for row in rows if row.key[2:3] == PENDING]
+    return [row for row in rows if row.key[2:3] != PENDING], pending
+
+
+def of_row(row: Row) -> PendingRow:
+    """The pending row that travelled as ``row``; raises `BadRequest`."""
+    try:
+        if len(row.key) != 3 or not sealed(*row):
+            raise ValueError
+        name, deadline_ms, number, body = msgpack.unpackb(unseal(*row))
+        if part_of(name).deadline_ms != deadline_ms or type(number) is not int or type(body) is not bytes:
+            raise ValueError
+        if not 0 <= number < 1 << 32:
+            raise ValueError
+    except (ValueError, TypeError, AttributeError, Corrupt, msgpack.UnpackException):
+        raise BadRequest("a pending row is malformed", field="rows") from None
+    return PendingRow(name, deadline_ms, int.from_bytes(row.key[:2], "big"), number, body)
+
+
+def wire_rows(rows: Any, partition: int) -> tuple[list[Any], list[PendingRow]]:
+    """Pending rows taken out of rows as they came over the wire; raises `BadRequest`."""
+    if not isinstance(rows, list):
+        raise BadRequest("rows must be a list", field="rows")
+    others: list[Any] = []
+    pending: list[PendingRow] = []
+    for row in rows:
+        if isinstance(row, list) and len(row) == 2 and isinstance(row[0], bytes) and row[0][2:] == PENDING:
+            if not isinstance(row[1], bytes):
+                raise BadRequest("a row must be [key, value]", field="rows")
+            pending.append(of_row(Row(*row)))
+            if pending[-1].partition != partition:
+                raise BadRequest("a row is of another partition", field="rows")
+        else:
+            others.append(row)
+    return others, pending
+
+
+# --- copies
+
+
+def page(store: Store, partition: int, *, known: Sequence[str], want: str | None) -> dict[str, Any]:
+    """What a node answers who asks for pending rows: the names that it has, and rows of those not ``known``.
+
+    ``want``: of that one only.
+    """
+    names = store.pending_transactions(partition)
+    rows: list[list[bytes]] = []
+    size = 0
+    have = set(known)
+    for name in [want] if want is not None else names:
+        if name in have or name not in names:
+            continue
+        if size > PAGE_BYTES:
+            return {"names": list(names), "rows": rows, "more": True}
+        try:
+            found = [as_row(row) for row in store.pending(partition, name)]
+        except Corrupt:
+            continue  # another node has them
+        rows += map(list, found)
+        size += sum(len(row.value) for row in found)
+    return {"names": list(names), "rows": rows, "more": False}
+
+
+async def pull(store: Store, call: Call, partition: int, *, want: str | None = None) -> set[str]:
+    """Take what a node has and this one lacks (or just ``want``); the names that it has."""
+    known = set(store.pending_transactions(partition)) if want is None else set()
+    while True:
+        answer = await call("cohort.pending", {"partition": partition, "known": sorted(known), "want": want})
+        _, rows = wire_rows(answer["rows"], partition)
+        if rows:
+            await store.write(Batch(pending=rows))
+            known |= {row.transaction for row in rows}
+        if not answer["more"]:
+            return set(answer["names"])
+
+
+async def push(store: Store, call: Call, partition: int, epoch: int, *, theirs: set[str]) -> None:
+    """Give a node what is here and not among ``theirs``."""
+    rows: list[list[bytes]] = []
+    size = 0
+    for name in store.pending_transactions(partition):
+        if name in theirs:
+            continue
+        try:
+            found = [as_row(row) for row in store.pending(partition, name)]
+        except Corrupt:
+            continue  # who makes it visible gets it from another node
+        rows += map(list, found)
+        size += sum(len(row.value) for row in found)
+        if size > PAGE_BYTES:
+            await call("cohort.push", {"partition": partition, "epoch": epoch, "rows": rows})
+            rows, size = [], 0
+    if rows:
+        await call("cohort.push", {"partition": partition, "epoch": epoch, "rows": rows})

@@ -1,0 +1,124 @@
+"""Completions as a leader writes and reads them: adjacent ones as one fact, the one that counts of several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from onyxq.core import facts
+from onyxq.core.facts import Completion, History, Row
+from onyxq.core.ids import Run, TaskId, ids_of, mask_of, offset_of, runs_of, stretch_of
+from onyxq.store.interface import Store
+
+
+class Finish(NamedTuple):
+    """A completion or dead letter to write for the tasks ``bits`` of a stretch."""
+
+    run: Run
+    token: int
+    outcome: int
+    results: list[bytes | None]
+    rows: Sequence[Row] | None = None
+    """Of tasks that are finished already: the rows that say so; no other is made."""
+
+
+def token_now(store: Store, task_id: TaskId, position: int) -> int:
+    """The token of a completion that nobody's claim stands for, at a leader that has read up to ``position``.
+
+    Newer than every grant known there, older than any that a later leader makes; and it counts for a
+    task that was opened again or granted later, even if the leader only heard of that from another node's store.
+    """
+    return max(0, position, store.counts_from(task_id))
+
+
+def merged(finishes: Iterable[Finish]) -> list[Finish]:
+    """Adjacent finishes of one token and outcome as one, so that they become one fact."""
+    out: list[Finish] = []
+    for finish in sorted(finishes, key=lambda one: (one.run.first, one.token)):
+        if out:
+            last = out[-1]
+            follows = (
+                stretch_of(last.run.first) == stretch_of(finish.run.first)
+                and offset_of(last.run.first) + last.run.count == offset_of(finish.run.first)
+                and (last.token, last.outcome, bool(last.results))
+                == (finish.token, finish.outcome, bool(finish.results))
+            )
+            if follows:
+                out[-1] = last._replace(
+                    run=Run(last.run.first, last.run.count + finish.run.count), results=last.results + finish.results
+                )
+                continue
+        out.append(finish)
+    return out
+
+
+def completions_of(store: Store, run: Run) -> list[tuple[TaskId, Completion]]:
+    """The completions that count of the finished tasks among a run's, cut to them."""
+    stretch = stretch_of(run.first)
+    found = [(first, facts.unpack_completion(body)) for first, body in store.completions(stretch)]
+    found.sort(key=lambda one: (one[1].mark, one[1].token, one[0], one[1].count), reverse=True)
+    parts = []
+    rest = mask_of(*run)
+    for first, done in found:
+        mine = rest & mask_of(first, done.count)
+        rest &= ~mine
+        for part in runs_of(stretch, mine):
+            parts.append((part.first, done.part(offset_of(part.first) - offset_of(first), part.count)))
+    return parts
+
+
+def holds_other(store: Store, run: Run, results: list[bytes | None]) -> bool:
+    """Whether one of a run's finished tasks has another result than it would be given."""
+    given = results or [None] * run.count
+    for first, done in completions_of(store, run):
+        start = offset_of(first) - offset_of(run.first)
+        if given[start : start + done.count] != (done.results or [None] * done.count):
+            return True
+    return False
+
+
+def history_of(store: Store, task_id: TaskId) -> list[History]:
+    """What the log said about a task's claims, in order."""
+    return sorted(facts.unpack_history(body) for _, body in store.covering(facts.HISTORY, task_id))
+
+
+def attempts_of(store: Store, task_id: TaskId) -> tuple[int, int]:
+    """A task's counted attempts, and how many there were when it was opened again last."""
+    said = history_of(store, task_id)
+    attempts = max((one.attempts for one in said if one.event != facts.RELEASED), default=0)
+    base = next((one.attempts for one in reversed(said) if one.event == facts.REOPENED), 0)
+    return attempts, base
+
+
+def not_ended_by(store: Store, run: Run, token: int, event: int | None) -> list[Run]:
+    """The tasks of a run whose claim under ``token`` did not end by this event.
+
+    A failure may also have ended it for good, in this life of the task.
+    """
+    if event is None:
+        return [run]
+    bits = 0
+    for task_id in ids_of(*run):
+        ended = any((one.token, one.event) == (token, event) for one in history_of(store, task_id))
+        dead = event == facts.RETRIED and any(
+            done.token == token >= store.counts_from(task_id) and done.outcome in (facts.FAILED, facts.STOPPED)
+            for _, done in completions_of(store, Run(task_id, 1))
+        )
+        if not ended and not dead:
+            bits |= mask_of(task_id, 1)
+    return list(runs_of(stretch_of(run.first), bits))
+
+
+def overtaken_bits(store: Store, run: Run, token: int, bits: int) -> int:
+    """Those of ``bits`` whose every completion is of an older token than the one that holds them.
+
+    No leader acknowledged it, or they would not have been granted again: a deposed one wrote it,
+    and it was found at a takeover. The holder's own replaces it; it is void if the holder has none.
+    """
+    if not bits:
+        return 0
+    found = [(first, facts.unpack_completion(body)) for first, body in store.completions(stretch_of(run.first))]
+    for first, done in found:
+        if done.token >= token:
+            bits &= ~mask_of(first, done.count)
+    return bits

@@ -1,0 +1,220 @@
+"""Dead letters: failed tasks, until somebody has them run again or gives them up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
+from typing import Any
+
+import trio
+
+from log_entries import reopen_tasks
+from onyxq.core import facts
+from onyxq.core.entry import APPLIED
+from onyxq.core.errors import Conflict, LogUnavailable, OnyxqError, Unavailable, Unknown
+from onyxq.core.facts import Completion
+from onyxq.core.ids import Run, TaskId, mask_of, partition_of, stretch_of
+from onyxq.core.replica import claim_of
+from onyxq.leader.completion_rows import Finish, completions_of, history_of, token_now
+from onyxq.leader.completions import Completing
+from onyxq.leader.entry_chunks import fitting, size_of
+from onyxq.leader.host import OperationsHost, Refused
+from onyxq.leader.leader import PartitionLeader
+from onyxq.leader.missing_tasks import missing
+from onyxq.leader.token_check import Standing
+
+PAGE_TASKS = 64
+PATIENCE_S = 4.0
+"""How long who requeues waits for the log."""
+
+Group = tuple[PartitionLeader, list[tuple[int, reopen_tasks.Reopened]]]
+"""What one entry opens, each with its place in the request."""
+
+
+class Dead:
+    """Serves dead letters of the partitions that a node leads."""
+
+    def __init__(self, host: OperationsHost, standing: Standing, completing: Completing) -> None:
+        self._host = host
+        self._standing = standing
+        self._completing = completing
+        self._opening: dict[TaskId, PartitionLeader] = {}
+        """Dead letters that are being requeued, until it is known what became of that, whoever waits for it: what
+        else is asked for them meanwhile could count or not. Lost with the log it is known to the next leader only."""
+
+    def find(self, partition: int, *, queue: str | None, after: bytes) -> Iterator[TaskId]:
+        """Dead letters of a queue, or of all, in id order behind ``after``."""
+        while True:
+            page = self._host.store.failed(partition, queue, after=after, limit=PAGE_TASKS)
+            yield from page
+            if len(page) < PAGE_TASKS:
+                return
+            after = page[-1]
+
+    def opens(self, leader: PartitionLeader, stretch: bytes) -> bool:
+        """Whether a dead letter of a stretch is, or may be, about to be requeued."""
+        return any(stretch_of(one) == stretch and found is leader for one, found in self._opening.items())
+
+    def error_of(self, task_id: TaskId) -> str:
+        """Why a task failed."""
+        done = self._done(task_id)
+        return b"".join(one or b"" for one in done.results).decode(errors="replace") if done else ""
+
+    def _done(self, task_id: TaskId) -> Completion | None:
+        found = completions_of(self._host.store, Run(task_id, 1))
+        return found[0][1] if found else None
+
+    async def requeue(self, ids: Sequence[TaskId]) -> list[dict[str, Any] | None]:
+        """Have dead letters run again, with all their retries; an error map or None each.
+
+        Those that were requeued and are still to be done stay so: whoever was not answered may ask again.
+        """
+        results: list[dict[str, Any] | None] = [None] * len(ids)
+        work: dict[int, list[tuple[int, reopen_tasks.Reopened]]] = {}
+        await self._completing.turn([Run(task_id, 1) for task_id in ids])
+        for place, task_id in enumerate(ids):
+            try:
+                leader = self._standing.leader(partition_of(task_id))
+                self._check_opening(task_id)
+                if self._opened_again(task_id):
+                    continue
+                self._check_dead(task_id)
+                leader.check_new(task_id)
+                reopened = reopen_tasks.Reopened(Run(task_id, 1), self._attempts(task_id))
+                work.setdefault(leader.partition, []).append((place, reopened))
+                self._opening[task_id] = leader
+            except OnyxqError as error:
+                results[place] = error.to_map()
+        groups = [
+            (self._host.leaders[partition], group)
+            for partition, part in sorted(work.items())
+            for group in fitting(part, lambda one: size_of((one[1].run,)))
+        ]
+        if groups:
+            await self._reopen(groups, results)
+        return results
+
+    def _attempts(self, task_id: TaskId) -> int:
+        """How many counted attempts a dead letter had, the last one included."""
+        said, done = history_of(self._host.store, task_id), self._done(task_id)
+        last = done is not None and any((one.event, one.token) == (facts.GRANTED, done.token) for one in said)
+        return max((one.attempts for one in said), default=0) + last
+
+    async def _reopen(self, groups: list[Group], results: list[dict[str, Any] | None]) -> None:
+        verdicts: list[str] = []
+        decided = trio.Event()
+        failed: OnyxqError = LogUnavailable("the log did not answer in time; the tasks may still be requeued")
+
+        def heard(_: int, found: Sequence[str] | None) -> None:
+            verdicts.extend(found[-len(groups) :] if found is not None else ())
+            if verdicts or not outbox.closed:
+                self._decided(groups, verdicts)
+            decided.set()
+
+        try:
+            outbox = self._host.outbox_now()
+            outbox.submit(self._entries(groups), heard)
+            with trio.move_on_after(PATIENCE_S):
+                await decided.wait()
+        except OnyxqError as error:  # nothing was sent
+            self._decided(groups, ())
+            failed = error
+        if verdicts:
+            failed = Unknown("the partition's leader changed meanwhile")
+            # Who hears that tasks are open again may claim or cancel them right away.
+            await self._host.settled()
+        for (_, group), verdict in zip_longest(groups, verdicts):
+            for place, _ in group if verdict != APPLIED else ():
+                results[place] = failed.to_map()
+
+    def _decided(self, groups: list[Group], verdicts: Sequence[str]) -> None:
+        """The log said what became of a requeue; no verdicts: nothing will, or it is behind this node already."""
+        for (leader, group), verdict in zip_longest(groups, verdicts):
+            ids = [one.run.first for _, one in group]
+            if verdict == APPLIED:
+                self._host.start_soon(self._opened, leader, ids)
+            else:
+                self._forget(leader, ids)
+
+    async def _opened(self, leader: PartitionLeader, ids: Iterable[TaskId]) -> None:
+        """Tasks are open again: that is known to all once the store says so too."""
+        await self._host.recorded()
+        self._forget(leader, ids)
+
+    def _forget(self, leader: PartitionLeader, ids: Iterable[TaskId]) -> None:
+        for task_id in ids:
+            if self._opening.get(task_id) is leader:
+                del self._opening[task_id]
+
+    def _entries(self, groups: list[Group]) -> list[Any]:
+        """An entry per group, behind the releases of the claims under which its tasks failed: these are let go
+        at leisure, and must be gone before."""
+        releases = [
+            release
+            for leader, group in groups
+            for release in self._completing.freeing.releases(leader, [self._held(one.run) for _, one in group])
+        ]
+        now_ms = self._host.wall_ms()
+        return releases + [
+            reopen_tasks.Args(leader.partition, leader.epoch, now_ms, tuple(one for _, one in group))
+            for leader, group in groups
+        ]
+
+    def _held(self, run: Run) -> Finish:
+        claim = claim_of(self._host.replica, run.first)
+        return Finish(run, claim[2] if claim is not None else -1, facts.FAILED, [])
+
+    async def discard(self, ids: Sequence[TaskId]) -> list[dict[str, Any] | None]:
+        """Give dead letters up: they are cancelled, and what stopped behind them goes on; an error map or None each.
+
+        Those that are cancelled already stay so: whoever was not answered may ask again.
+        """
+        refused: list[list[Refused]] = [[] for _ in ids]
+        work: dict[int, list[tuple[int, Finish]]] = {}
+        await self._completing.turn([Run(task_id, 1) for task_id in ids])
+        for place, task_id in enumerate(ids):
+            try:
+                leader = self._standing.leader(partition_of(task_id))
+                work.setdefault(leader.partition, []).append((place, self._given_up(leader, task_id)))
+            except OnyxqError as error:
+                refused[place].append([task_id, 1, error.to_map()])
+        await self._completing.finish_all(work, refused)
+        return [parts[0][2] if parts else None for parts in refused]
+
+    def _given_up(self, leader: PartitionLeader, task_id: TaskId) -> Finish:
+        if (again := self._completing.cancelled(leader, task_id)) is not None:
+            return again
+        self._check_opening(task_id)
+        self._check_dead(task_id)
+        row = self._host.store.task_row(task_id)
+        if row is not None:
+            self._host.granter.keys.note(task_id, row[1])
+        token = token_now(self._host.store, task_id, self._host.replica.position)
+        return Finish(Run(task_id, 1), token, facts.CANCELLED, [])
+
+    def _check_opening(self, task_id: TaskId) -> None:
+        """Raise `Unavailable` while somebody is about to have a dead letter run again, or it is not known."""
+        if (leader := self._opening.get(task_id)) is not None:
+            if self._host.leaders.get(leader.partition) is leader:
+                raise Unavailable(f"task {task_id.hex()} is being requeued")
+            del self._opening[task_id]
+
+    def _opened_again(self, task_id: TaskId) -> bool:
+        """Whether a task was requeued, and is not finished since."""
+        return not self._finished(task_id) and self._was_opened(task_id)
+
+    def _finished(self, task_id: TaskId) -> bool:
+        return bool(self._host.store.finished_bits(stretch_of(task_id)) & mask_of(task_id, 1))
+
+    def _was_opened(self, task_id: TaskId) -> bool:
+        return any(one.event == facts.REOPENED for one in history_of(self._host.store, task_id))
+
+    def _check_dead(self, task_id: TaskId) -> None:
+        """Raise unless a task is a dead letter."""
+        if self._host.store.task_row(task_id) is None:
+            raise missing(self._host.store, task_id, "ids")
+        partition, before = partition_of(task_id), (int.from_bytes(task_id, "big") - 1).to_bytes(len(task_id), "big")
+        if task_id not in self._host.store.failed(partition, after=before, limit=1):
+            done = self._finished(task_id) and self._was_opened(task_id)
+            since = ": it was requeued, and is finished" if done else ""
+            raise Conflict(f"task {task_id.hex()} is no dead letter{since}", field="ids")

@@ -1,0 +1,76 @@
+"""Deadlines: tasks that nobody ran by the time their user named fail, with that as the reason."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import trio
+
+from onyxq.core.errors import OnyxqError
+from onyxq.core.facts import task_header
+from onyxq.core.ids import Run, TaskId, mask_of, stretch_of
+from onyxq.core.replica import claim_of
+from onyxq.core.task_headers import EXPIRES_MS, failure_of
+from onyxq.leader.completion_rows import Finish, token_now
+from onyxq.leader.completions import Completing
+from onyxq.leader.host import OperationsHost
+from onyxq.leader.leader import PartitionLeader
+
+LOOK_EVERY_S = 0.5
+TASKS_MAX = 256
+"""Tasks of a partition that fail together."""
+
+log = logging.getLogger(__name__)
+
+
+class Deadlines:
+    """Fails tasks of the partitions that a node leads."""
+
+    def __init__(self, host: OperationsHost, completing: Completing) -> None:
+        self._host = host
+        self._completing = completing
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            await trio.sleep(LOOK_EVERY_S)
+            now_ms = self._host.wall_ms()
+            for partition in self._host.granter.led():
+                next_ms = self._host.store.next_expiry_ms(partition)
+                leader = self._host.leaders.get(partition)
+                if next_ms is not None and next_ms <= now_ms and leader is not None and leader.ready:
+                    await self._fail(leader, now_ms)
+
+    async def _fail(self, leader: PartitionLeader, now_ms: int) -> None:
+        # Whoever was granted one in time has it, though its history may not be stored yet.
+        await self._host.settled()
+        ids = self._host.store.expiring(leader.partition, now_ms, limit=TASKS_MAX)
+        finishes = [finish for task_id in ids if (finish := self._expired(task_id)) is not None]
+        if not finishes:
+            return
+        granter = self._host.granter
+        granter.block(finish.run for finish in finishes)
+        refused: list[list[Any]] = [[] for _ in finishes]
+        try:
+            await self._completing.finish_all({leader.partition: list(enumerate(finishes))}, refused)
+        except OnyxqError as error:
+            log.info("partition %d: tasks expire later: %s", leader.partition, error.message)
+        finally:
+            granter.unblock([finish.run for finish in finishes], readd=True)
+
+    def _expired(self, task_id: TaskId) -> Finish | None:
+        host, run = self._host, Run(task_id, 1)
+        stretch, mask = stretch_of(task_id), mask_of(task_id, 1)
+        taken = host.granter.finishing.get(stretch, 0) | host.granter.unsettled.get(stretch, 0)
+        if (taken | host.granter.is_blocked(run)) & mask or claim_of(host.replica, task_id) is not None:
+            return None
+        row = host.store.task_row(task_id)
+        if row is None:
+            return None
+        host.granter.keys.note(task_id, row[1])
+        header, _ = task_header(row[1])
+        note = f"expired: nobody ran it before {header.get(EXPIRES_MS)}".encode()
+        return Finish(
+            run, token_now(host.store, task_id, host.replica.position), failure_of(host.replica, header), [note]
+        )

@@ -1,0 +1,272 @@
+"""Dependencies: tasks that wait until others, of any partition, are done (design: dependencies).
+
+Whether a task is done is for the leader of its partition to say; `outcomes` asks it.  The
+leader of waiting tasks asks when they are enqueued, when it takes over, and every ten
+seconds; in between it is told, as a hint, by the leaders that it asked.  What it finds is a
+fact: a resolution, where the tasks may run now, else the completion that the task's policy
+asks for.
+
+Nothing can depend on a task that is not there yet, so there are no cycles.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import trio
+
+from onyxq.core import facts
+from onyxq.core.errors import BadRequest, NotLeader, OnyxqError
+from onyxq.core.facts import Resolution, Row
+from onyxq.core.ids import Run, TaskId, id_at, ids_of, mask_of, offset_of, partition_of, runs_of, stretch_of
+from onyxq.core.replica import leader_node
+from onyxq.core.task_headers import DEPENDS, failure_of
+from onyxq.leader.completion_rows import Finish, token_now
+from onyxq.leader.completions import Completing
+from onyxq.leader.host import OperationsHost
+from onyxq.leader.leader import PartitionLeader
+from onyxq.leader.outcomes import ASKED_IDS_MAX, ENDS, UNSERVED, Outcomes
+
+LOOK_EVERY_S = 10.0
+RETRY_S = 0.5
+PAGE_RUNS = 256
+"""Waiting runs looked at together."""
+PAGE_PAUSE_S = 0.02
+"""Between two of them: hints are what is fast."""
+ASK_TIMEOUT_S = 4.0
+KNOWN_MAX = 200_000
+"""Tasks that others wait for in memory; what is forgotten is found by looking."""
+
+log = logging.getLogger(__name__)
+
+Outcome = str | OnyxqError | None
+"""What became of a task; None: there is no such task."""
+
+
+class Dependencies:
+    """See the module's first paragraph; one per node."""
+
+    def __init__(self, host: OperationsHost, completing: Completing) -> None:
+        self._host = host
+        self._completing = completing
+        self._outcomes = Outcomes(host, self.hint)
+        self.outcomes = self._outcomes.outcomes
+        completing.on_finished = self._outcomes.finished
+        host.granter.on_head = self.look
+        self._dependents: dict[TaskId, set[TaskId]] = {}
+        """Task -> the first ids of waiting runs here that depend on it, as far as they are known."""
+        self._look: set[TaskId] = set()
+        """Waiting runs to look at."""
+        self._look_everywhere: set[int] = set()
+        """Partitions whose waiting runs are all to be looked at."""
+        self._wake = trio.Event()
+
+    # --- what tasks that wait here depend on
+
+    async def outcomes_for(self, ids: Iterable[TaskId]) -> dict[TaskId, Outcome]:
+        """What became of tasks anywhere, as their leaders say; an error where none can."""
+        groups: dict[str, list[TaskId]] = {}
+        for task_id in sorted(ids):
+            groups.setdefault(self._leader_of(partition_of(task_id)), []).append(task_id)
+        found: dict[TaskId, Outcome] = {}
+
+        async def ask(node: str, group: list[TaskId]) -> None:
+            try:
+                said = await self._ask(node, group)
+            except OnyxqError as error:
+                found.update(dict.fromkeys(group, error))
+            else:
+                found.update(zip(group, said, strict=True))
+
+        async with trio.open_nursery() as nursery:
+            for node, group in sorted(groups.items()):
+                for start in range(0, len(group), ASKED_IDS_MAX):
+                    nursery.start_soon(ask, node, group[start : start + ASKED_IDS_MAX])
+        return found
+
+    def _leader_of(self, partition: int) -> str:
+        if partition in self._host.leaders:
+            return self._host.node_id
+        found = leader_node(self._host.replica, partition)
+        return found.id if found is not None else ""
+
+    async def _ask(self, node: str, ids: list[TaskId]) -> list[str | None]:
+        me = self._host.node_id
+        if not node:
+            return [UNSERVED] * len(ids)
+        if node == me:
+            return await self.outcomes(ids, me)
+        said = await self._host.call(node, "lead.outcomes", {"ids": ids, "watcher": me}, timeout_s=ASK_TIMEOUT_S)
+        if not isinstance(said, list) or len(said) != len(ids):
+            raise NotLeader(f"node {node} does not say what became of tasks")
+        return said
+
+    def check(
+        self, leader: PartitionLeader, first: TaskId, count: int, header: dict[str, Any], found: dict[TaskId, Outcome]
+    ) -> list[Row]:
+        """Raise unless all that a new run depends on is there; the rows to write with it.
+
+        Raises `BadRequest` for an id that names no task, `NotLeader` where that cannot be told now.
+        """
+        for one in header[DEPENDS]:
+            said = found.get(one, UNSERVED)
+            if said is None:
+                raise BadRequest(f"there is no task {one.hex()} to depend on", field=DEPENDS)
+            if isinstance(said, OnyxqError) or said == UNSERVED:
+                why = said.message if isinstance(said, OnyxqError) else "nobody leads its partition now"
+                raise NotLeader(f"whether there is a task {one.hex()} cannot be told: {why}")
+        if self._verdict(header, found) == "run":
+            return [self._resolution(leader, first, count)]
+        self._note_dependents(first, header)
+        self._look_soon([first] if self._verdict(header, found) else [])
+        return []
+
+    def _verdict(self, header: dict[str, Any], found: dict[TaskId, Outcome]) -> str:
+        """``run``, ``fail`` or ``cancel``; empty while that is not known."""
+        policy = header.get("on_dependency_failed", "fail")
+        said = [found.get(one, UNSERVED) for one in header[DEPENDS]]
+        if policy != "run" and any(one in ("failed", "cancelled") for one in said):
+            return str(policy)
+        # There was such a task when this one came: it was purged since, so it was done.
+        return "run" if all(one is None or one in ENDS for one in said) else ""
+
+    def _resolution(self, leader: PartitionLeader, first: TaskId, count: int) -> Row:
+        return facts.resolution_row(first, Resolution(count, self._host.wall_ms(), leader.mark()))
+
+    def _note_dependents(self, first: TaskId, header: dict[str, Any]) -> None:
+        if len(self._dependents) >= KNOWN_MAX:
+            self._dependents.clear()
+        for one in header[DEPENDS]:
+            self._dependents.setdefault(one, set()).add(first)
+
+    # --- looking again
+
+    def hint(self, ids: Iterable[TaskId]) -> None:
+        """Tasks that some here may wait for are said to be finished."""
+        self._look_soon(first for one in ids for first in self._dependents.pop(one, ()))
+
+    async def heard(self, ids: Sequence[TaskId]) -> None:
+        """`hint`, from another node."""
+        self.hint(ids)
+
+    def lead(self, partition: int) -> None:
+        """A partition is led from here now: look at all that waits in it."""
+        self._look_everywhere.add(partition)
+        self._wake.set()
+
+    def look(self, first: TaskId) -> None:
+        """Look at a run that may wait: it came first in its ordering key."""
+        self._look_soon([first])
+
+    def _look_soon(self, firsts: Iterable[TaskId]) -> None:
+        self._look.update(firsts)
+        if self._look:
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Look at waiting tasks until cancelled."""
+        next_round_s = trio.current_time() + LOOK_EVERY_S
+        while True:
+            with trio.move_on_after(max(0.0, next_round_s - trio.current_time())):
+                await self._wake.wait()
+            self._wake = trio.Event()
+            if trio.current_time() >= next_round_s:
+                self._look_everywhere |= self._host.leaders.keys()
+            hinted, self._look = sorted(self._look), set()
+            for start in range(0, len(hinted), PAGE_RUNS):
+                await self._resolve(self._rows_of(hinted[start : start + PAGE_RUNS]))
+            partitions, self._look_everywhere = sorted(self._look_everywhere), set()
+            for partition in partitions:
+                await self._look_through(partition)
+            if trio.current_time() >= next_round_s:
+                next_round_s = trio.current_time() + LOOK_EVERY_S
+
+    def _rows_of(self, firsts: Sequence[TaskId]) -> list[tuple[TaskId, bytes]]:
+        """The runs of these that wait still."""
+        store = self._host.store
+        return [
+            waiting
+            for first in firsts
+            for waiting in store.waiting(partition_of(first), after=_before(first), limit=1)
+            if waiting[0] == first
+        ]
+
+    async def _look_through(self, partition: int) -> None:
+        after = b""
+        while self._host.leaders.get(partition) is not None:
+            page = self._host.store.waiting(partition, after=after, limit=PAGE_RUNS)
+            await self._resolve(page)
+            if len(page) < PAGE_RUNS:
+                return
+            await trio.sleep(PAGE_PAUSE_S)
+            last, body = page[-1]
+            after = id_at(stretch_of(last), offset_of(last) + facts.task_header(body)[1] - 1)
+
+    async def _resolve(self, rows: Sequence[tuple[TaskId, bytes]]) -> None:
+        """Decide about waiting runs as far as that can be done."""
+        if not rows:
+            return
+        heads = [(first, *facts.task_header(body)) for first, body in rows]
+        found = await self.outcomes_for({one for _, header, _ in heads for one in header[DEPENDS]})
+        ready: dict[int, list[Run]] = {}
+        for first, header, count in heads:
+            verdict = self._verdict(header, found)
+            if verdict == "run":
+                ready.setdefault(partition_of(first), []).append(Run(first, count))
+            elif verdict:
+                await self._give_up(Run(first, count), header, found, verdict)
+            else:
+                self._note_dependents(first, header)
+        for partition, runs in sorted(ready.items()):
+            await self._let_run(partition, runs)
+
+    async def _let_run(self, partition: int, runs: list[Run]) -> None:
+        leader = self._host.leaders.get(partition)
+        if leader is None or leader.deposed or not leader.ready:
+            return  # whoever leads next looks at it
+        try:
+            await leader.write([self._resolution(leader, *run) for run in runs])
+        except OnyxqError as error:
+            log.info("tasks of partition %d wait on: %s", partition, error.message)
+            self._retry(runs)
+
+    async def _give_up(self, run: Run, header: dict[str, Any], found: dict[TaskId, Outcome], verdict: str) -> None:
+        partition = partition_of(run.first)
+        leader = self._host.leaders.get(partition)
+        if leader is None or leader.deposed or not leader.ready:
+            return
+        await self._completing.turn([run])
+        store = self._host.store
+        bits = mask_of(*run) & ~store.finished_bits(stretch_of(run.first))
+        failed = next(one for one in header[DEPENDS] if found.get(one) in ("failed", "cancelled"))
+        note = f"task {failed.hex()}, on which it depended, {found[failed]}".encode()
+        outcome = failure_of(self._host.replica, header) if verdict == "fail" else facts.CANCELLED
+        notes: list[bytes | None] = [note] if verdict == "fail" else []
+        parts = list(runs_of(stretch_of(run.first), bits))
+        position = self._host.replica.position
+        token = max((token_now(store, one, position) for part in parts for one in ids_of(*part)), default=0)
+        finishes = [(0, Finish(part, token, outcome, notes * part.count)) for part in parts]
+        for _, finish in finishes:
+            for task_id in ids_of(*finish.run):
+                if (row := store.task_row(task_id)) is not None:
+                    self._host.granter.keys.note(task_id, row[1])
+        refused: list[list[Any]] = [[]]
+        if finishes:
+            await self._completing.finish_all({partition: finishes}, refused)
+        if refused[0]:
+            self._retry([run])
+
+    def _retry(self, runs: Iterable[Run]) -> None:
+        async def later() -> None:
+            await trio.sleep(RETRY_S)
+            self._look_soon(run.first for run in runs)
+
+        runs = list(runs)
+        self._host.start_soon(later)
+
+
+def _before(first: TaskId) -> bytes:
+    """The id before one, so that a page behind it begins with it."""
+    return (int.from_bytes(first, "big") - 1).to_bytes(len(first), "big")

@@ -1,0 +1,113 @@
+"""Which failed tasks others still wait for, as the leaders of those say it (design: dependencies, retention).
+
+What depends on a task that failed is failed, cancelled or let run, as it asks for.  A purged
+task counts as completed, so a failed one must not be purged before all that wait for it have
+heard.  Its leader asks the leaders of all partitions first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import trio
+
+from onyxq.core import facts
+from onyxq.core.errors import Corrupt, OnyxqError, Unavailable
+from onyxq.core.ids import TaskId, id_at, offset_of, stretch_of
+from onyxq.core.replica import leader_node
+from onyxq.core.task_headers import DEPENDS
+from onyxq.leader.cohort import pending_facts
+from onyxq.leader.host import OperationsHost
+
+PAGE_RUNS = 256
+ASK_TIMEOUT_S = 10.0
+STRETCHES_MAX = 4_000
+"""Asked about together."""
+
+
+class Depended:
+    """See the module's first paragraph; one per node."""
+
+    def __init__(self, host: OperationsHost) -> None:
+        self._host = host
+
+    async def everywhere(self, stretches: Sequence[bytes]) -> set[bytes]:
+        """Those of the stretches that something unfinished in the cluster depends on.
+
+        Raises `Unavailable` unless all partitions have answered.
+        """
+        if not stretches:
+            return set()
+        replica = self._host.replica
+        nodes = {found.id for number in replica.partitions if (found := leader_node(replica, number)) is not None}
+        missing = set(replica.partitions)
+        out: set[bytes] = set()
+        for node in sorted(nodes):
+            heard = set(replica.partitions)
+            for start in range(0, len(stretches), STRETCHES_MAX):
+                part = list(stretches[start : start + STRETCHES_MAX])
+                if node == self._host.node_id:
+                    answer = await self.depended(part)
+                else:
+                    answer = await self._host.call(node, "lead.depended", {"stretches": part}, timeout_s=ASK_TIMEOUT_S)
+                out.update(answer["depended"])
+                heard &= set(answer["partitions"])
+            missing -= heard
+        if missing:
+            raise Unavailable(f"whether tasks of partition {min(missing)} wait for failed ones cannot be told now")
+        return out
+
+    async def depended(self, stretches: Sequence[bytes]) -> dict[str, Any]:
+        """Those that unfinished tasks led from here depend on, and the partitions for which that is said."""
+        wanted = set(stretches)
+        found: set[bytes] = set()
+        heard = []
+        for partition, leader in sorted(self._host.leaders.items()):
+            if not leader.ready or leader.deposed or self._lacks_pending(partition):
+                continue
+            await self._host.floating.landed()
+            async for header in self._headers(partition):
+                found.update(wanted.intersection(stretch_of(one) for one in header.get(DEPENDS, ())))
+            try:
+                await leader.write([])  # who was deposed does not know what there is
+            except OnyxqError:
+                continue
+            heard.append(partition)
+        return {"partitions": heard, "depended": sorted(found)}
+
+    async def _headers(self, partition: int) -> Any:
+        """Headers of runs that wait, and of those that transactions will enqueue."""
+        after = b""
+        while page := self._host.store.waiting(partition, after=after, limit=PAGE_RUNS):
+            for _, body in page:
+                yield facts.task_header(body)[0]
+            last, body = page[-1]
+            after = id_at(stretch_of(last), offset_of(last) + facts.task_header(body)[1] - 1)
+            await trio.lowlevel.checkpoint()
+        for _, header in pending_runs(self._host, partition):
+            yield header
+
+    def _lacks_pending(self, partition: int) -> bool:
+        """Whether a committed transaction has something here that is to be got from another node first."""
+        committed = self._host.replica.transactions
+        if not any(partition in found.parts and found.parts[partition][0] for found in committed.values()):
+            return False
+        here = self._host.store.pending_transactions(partition)
+        return any(
+            found.parts.get(partition, (0, b""))[0] and pending_facts.key_in(found, name, partition) not in here
+            for name, found in committed.items()
+        )
+
+
+def pending_runs(host: OperationsHost, partition: int) -> Iterator[tuple[TaskId, dict[str, Any]]]:
+    """First ids and headers of the runs that transactions under way enqueue in a partition; raises `Corrupt`."""
+    store = host.store
+    for name in store.pending_transactions(partition):
+        try:
+            items = pending_facts.unpack_items([row.body for row in store.pending(partition, name)])
+        except ValueError as error:
+            raise Corrupt(f"pending facts of {name} cannot be read: {error}") from None
+        for item in items:
+            if item[0] == "T":
+                yield TaskId(item[1]), facts.task_header(item[2])[0]

@@ -1,0 +1,201 @@
+"""Enqueueing: a leader stores task runs on majorities of their holders.
+
+Plain runs are stored as they came.  Those with keys or dependencies take more looks first;
+they are stored in the order in which they were asked for, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import trio
+
+from onyxq.core import facts
+from onyxq.core.errors import BadRequest, OnyxqError, Unknown
+from onyxq.core.facts import Row
+from onyxq.core.ids import TaskId, id_at, mask_of, offset_of, partition_of, runs_of, stretch_of
+from onyxq.core.queues import settings_of
+from onyxq.core.task_headers import SPECIAL, UNIQUE_KEY
+from onyxq.leader.cohort.replication import Vote
+from onyxq.leader.dependencies import Dependencies
+from onyxq.leader.host import OperationsHost
+from onyxq.leader.leader import PartitionLeader
+from onyxq.leader.task_keys import Keyed, Started
+from onyxq.leader.token_check import Standing
+
+Ack = int | list[Any] | dict[str, Any]
+"""How many nodes have a run, ``[that, id that stands, what it is]`` of a unique key's, or an error map."""
+
+
+class _Asked(NamedTuple):
+    """A run to enqueue, and what its row says."""
+
+    first: TaskId
+    body: bytes
+    at_ms: int | None
+    """The due time that its user named."""
+    header: dict[str, Any]
+    count: int  # type: ignore[assignment]  # shadows the tuple's method
+
+
+class Enqueuing:
+    """Stores task runs in the partitions that a node leads."""
+
+    def __init__(self, host: OperationsHost, standing: Standing, dependencies: Dependencies, keyed: Keyed) -> None:
+        self._host = host
+        self._standing = standing
+        self._dependencies = dependencies
+        self._keyed = keyed
+
+    async def enqueue(self, runs: Sequence[Sequence[Any]], wanted: int | None) -> list[Ack]:
+        """Store task runs ``(first, body[, at_ms])``; see `Ack`."""
+        asked = [
+            _Asked(first, body, rest[0] if rest else None, *facts.task_header(body)) for first, body, *rest in runs
+        ]
+        if any(one.at_ms is not None or not SPECIAL.isdisjoint(one.header) for one in asked):
+            return await self._enqueue_special(asked, wanted)
+        votes: list[Vote | OnyxqError] = []
+        leaders: list[PartitionLeader | None] = []
+        for one in asked:
+            leader = None
+            try:
+                leader = self._standing.leader(partition_of(one.first))
+                early = self._early(one)
+                votes.append(leader.replicate(self._rows(leader, one, one.body), early=early))
+            except OnyxqError as error:
+                votes.append(error)
+            leaders.append(leader)
+        return [
+            await self._ack(one, vote, leader, wanted) for one, vote, leader in zip(asked, votes, leaders, strict=True)
+        ]
+
+    def _early(self, one: _Asked) -> bool:
+        """Whether the run's queue wants answers before the disks have it; keyed tasks are not answered for so."""
+        replica = self._host.replica
+        if not replica.queues or self._keyed.concerns(one.header):
+            return False
+        return settings_of(replica, one.header["queue"]).durability == "opportunistic"
+
+    def _rows(self, leader: PartitionLeader, one: _Asked, body: bytes) -> list[Row]:
+        """The rows to write for a run; of what is here already, those that are."""
+        first, stretch = one.first, stretch_of(one.first)
+        known = self._host.store.known_bits(stretch) & mask_of(first, one.count)
+        new = mask_of(first, one.count) & ~known
+        base = offset_of(first)
+        if new:
+            leader.check_new(first)
+        rows = [
+            facts.task_row(run.first, facts.slice_task(body, offset_of(run.first) - base, run.count))
+            for run in runs_of(stretch, new)
+        ]
+        if known:
+            # A repeat: what is here already goes to the holders again, so that its ack is honest.
+            rows += self._known_rows(first, known)
+        self._host.count_event(one.header["queue"], "enqueued", new.bit_count())
+        return rows
+
+    def _known_rows(self, first: TaskId, known: int) -> list[Row]:
+        rows: dict[bytes, Row] = {}
+        for run in runs_of(stretch_of(first), known):
+            place = run.first
+            left = run.count
+            while left > 0 and (found := self._host.store.task_row(place)) is not None:
+                rows[found[0]] = facts.task_row(*found)
+                _, count = facts.task_header(found[1])
+                step = offset_of(found[0]) + count - offset_of(place)
+                left -= step
+                if left > 0:
+                    place = id_at(stretch_of(place), offset_of(place) + step)
+        return list(rows.values())
+
+    async def _ack(
+        self, one: _Asked, vote: Vote | OnyxqError, leader: PartitionLeader | None, wanted: int | None
+    ) -> int | dict[str, Any]:
+        """How many nodes have it; a keyed task is with a majority always, whatever is wanted."""
+        if isinstance(vote, OnyxqError):
+            return vote.to_map()
+        if leader is None:
+            return 0
+        if wanted is not None and self._keyed.concerns(one.header):
+            wanted = max(wanted, vote.majority)
+        try:
+            return await leader.decide(vote, wanted=wanted)
+        except Unknown as error:
+            error.details = [[one.first, one.count, len(vote.acks)]]
+            return error.to_map()
+        except OnyxqError as error:
+            return error.to_map()
+
+    # --- runs with keys, dependencies or a time of their own
+
+    async def _enqueue_special(self, asked: Sequence[_Asked], wanted: int | None) -> list[Ack]:
+        new = [one for one in asked if "depends" in one.header and not self._is_known(one)]
+        found = await self._dependencies.outcomes_for({one for row in new for one in row.header["depends"]})
+        acks: list[Ack] = [0] * len(asked)
+
+        async def settle(place: int, started: Started) -> None:
+            over = started.over
+            try:
+                count = await self._ack(asked[place], started.vote, started.leader, wanted)
+                acks[place] = [count, *started.stands] if started.stands and isinstance(count, int) else count
+            except trio.Cancelled:
+                # Whoever asked waits no longer; the next of its key still must.
+                over = partial(self._host.start_soon, self._see_through, asked[place], started)
+                raise
+            finally:
+                over()
+
+        async with trio.open_nursery() as nursery:
+            for place, one in enumerate(asked):
+                try:
+                    leader = self._standing.leader(partition_of(one.first))
+                    self._check_time(one)
+                    started = await self._start(leader, one, found)
+                except OnyxqError as error:
+                    acks[place] = error.to_map()
+                else:
+                    nursery.start_soon(settle, place, started)
+        return acks
+
+    async def _see_through(self, one: _Asked, started: Started) -> None:
+        try:
+            await self._ack(one, started.vote, started.leader, None)
+        finally:
+            started.over()
+
+    def _is_known(self, one: _Asked) -> bool:
+        mask = mask_of(one.first, one.count)
+        return self._host.store.known_bits(stretch_of(one.first)) & mask == mask
+
+    def _check_time(self, one: _Asked) -> None:
+        """Raise `BadRequest` if the time asked for lies further back than the queue's grace."""
+        if one.at_ms is None or self._is_known(one):
+            return
+        grace_ms = settings_of(self._host.replica, one.header["queue"]).grace_ms
+        late_ms = self._host.wall_ms() - one.at_ms
+        if late_ms > grace_ms:
+            raise BadRequest(f"at_ms lies {late_ms} ms in the past; at most {grace_ms} are allowed", field="at_ms")
+
+    async def _start(
+        self, leader: PartitionLeader, one: _Asked, found: dict[TaskId, str | OnyxqError | None]
+    ) -> Started:
+        body, extra = one.body, list[Row]()
+        if "depends" in one.header and not self._is_known(one):
+            extra = self._dependencies.check(leader, one.first, one.count, one.header, found)
+        if self._keyed.concerns(one.header):
+            body = self._keyed.ordered(leader, one.first, one.header, body, one.at_ms)
+        if UNIQUE_KEY in one.header:
+            unique = await self._keyed.unique(leader, one.first, one.header, body)
+            if unique is not None:
+                return unique
+        try:
+            rows = [*self._rows(leader, one, body), *extra]
+            started = Started(leader, leader.replicate(rows, early=self._early(one)))
+        except OnyxqError:
+            self._keyed.failed(one.header)
+            raise
+        if UNIQUE_KEY in one.header:
+            return self._keyed.stands(started, one.first, one.header)
+        return started

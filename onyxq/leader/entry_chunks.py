@@ -1,0 +1,47 @@
+"""Work on claims cut into entries that fit the log (design: the log).
+
+One request may concern more runs, and one round more workers, than an entry holds.  Sizes
+are estimates from above: cutting too early costs a few bytes, too late an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
+
+from onyxq.core.entry import ENTRY_BYTES_MAX
+from onyxq.core.ids import Run
+
+PART_BYTES = 48
+"""Of one grant, renewal, release or expiry besides its text and runs."""
+RUN_BYTES = 32
+PIECE_RUNS_MAX = 1_000
+ENTRY_ROOM_BYTES = ENTRY_BYTES_MAX - 1_024
+
+T = TypeVar("T")
+
+
+def fitting(parts: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
+    """The parts in their order, in groups that fit one entry each."""
+    group: list[T] = []
+    used = 0
+    for part in parts:
+        wanted = size(part)
+        if group and used + wanted > ENTRY_ROOM_BYTES:
+            yield group
+            group, used = [], 0
+        group.append(part)
+        used += wanted
+    if group:
+        yield group
+
+
+def size_of(runs: Sequence[Run], text: str = "") -> int:
+    """Bytes that a part of an entry takes at most."""
+    return PART_BYTES + 4 * len(text) + RUN_BYTES * len(runs)
+
+
+def run_groups(runs: Sequence[Run]) -> Iterator[tuple[Run, ...]]:
+    """The runs in groups of which each fits an entry."""
+    for start in range(0, len(runs), PIECE_RUNS_MAX):
+        yield tuple(runs[start : start + PIECE_RUNS_MAX])

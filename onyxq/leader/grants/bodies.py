@@ -1,0 +1,91 @@
+"""What claimers are handed: a task row's body as it came, or with what replaced its data since.
+
+A unique task runs with the data of its first grant, and with no other: a replacement that an
+earlier leader wrote and nobody acknowledged may turn up later.  So before the first grant
+under another leader its data is written once more, under this one's mark, which wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from onyxq.core.errors import Corrupt
+from onyxq.core.facts import DATA, GRANTED, pack_task, slice_task, task_header, unpack_data, unpack_task
+from onyxq.core.ids import Run, TaskId, id_at, offset_of, runs_of, stretch_of
+from onyxq.core.task_headers import EXPIRES_MS, UNIQUE_KEY, may_say
+from onyxq.leader.completion_rows import history_of
+from onyxq.store.interface import Piece, Store
+
+ROW_CACHE_ROWS = 256
+ROW_CACHE_BYTES = 16 * 1024 * 1024
+
+
+class Bodies:
+    """Bodies of the tasks that a node grants."""
+
+    def __init__(self, store: Store, stands: Callable[[TaskId, int, bytes], bool]) -> None:
+        """``stands``: whether data of this epoch can be granted; if not the task is offered again once it can."""
+        self._store = store
+        self._stands = stands
+        self._rows: dict[bytes, tuple[bytes, bool]] = {}
+        """Body per task row, and whether it must be looked at closely."""
+        self._rows_bytes = 0
+
+    def of(self, piece: Piece, bits: int, *, most: int, now_ms: int) -> list[tuple[Run, bytes]]:
+        """Those of the tasks ``bits`` of a piece that may be granted, ``most`` at most, in runs with their
+        bodies; raises `Corrupt`."""
+        body, special = self._row(piece.row_first)
+        if special:
+            header, _ = task_header(body)
+            bits = self._wanted(piece, bits, header, now_ms)
+            if bits and UNIQUE_KEY in header:
+                return self._unique(TaskId(piece.row_first), header, body)
+        base = offset_of(piece.row_first)
+        found = []
+        for run in runs_of(stretch_of(piece.first), bits):
+            part = Run(run.first, min(run.count, most))
+            found.append((part, slice_task(body, offset_of(part.first) - base, part.count)))
+            most -= part.count
+            if most == 0:
+                break
+        return found
+
+    def _unique(self, first: TaskId, header: dict[str, Any], body: bytes) -> list[tuple[Run, bytes]]:
+        """A unique task with its data, or nothing yet."""
+        epoch = (header.get("order") or (0, 0, 0))[1]
+        payload = unpack_task(body).payload(0)
+        for _, stored in self._store.covering(DATA, first):
+            replaced = unpack_data(stored)
+            epoch, payload = replaced.mark.epoch, replaced.payload
+        had = any(one.event == GRANTED for one in history_of(self._store, first))
+        if not had and not self._stands(first, epoch, payload):
+            return []
+        return [(Run(first, 1), pack_task(header, [payload]))]
+
+    def _row(self, first: bytes) -> tuple[bytes, bool]:
+        found = self._rows.get(first)
+        if found is None:
+            row = self._store.task_row(first)
+            if row is None or row[0] != first:
+                raise Corrupt(f"the task row at {first.hex()} is missing")
+            if len(self._rows) >= ROW_CACHE_ROWS or self._rows_bytes >= ROW_CACHE_BYTES:
+                self._rows.clear()
+                self._rows_bytes = 0
+            self._rows_bytes += len(row[1])
+            found = self._rows[first] = (row[1], may_say(row[1], UNIQUE_KEY, EXPIRES_MS))
+        return found
+
+    def _wanted(self, piece: Piece, bits: int, header: dict[str, object], now_ms: int) -> int:
+        """Less what gave way to another task of its unique key, and what nobody ran in time."""
+        queue, key = header["queue"], header.get(UNIQUE_KEY)
+        partition = int.from_bytes(piece.row_first[6:8], "big")
+        if key is not None and self._store.unique(partition, str(queue), str(key)) != piece.row_first:
+            return 0
+        expires_ms = header.get(EXPIRES_MS)
+        if isinstance(expires_ms, int) and expires_ms <= now_ms:
+            stretch = stretch_of(piece.first)
+            for offset in [place for place in range(bits.bit_length()) if bits >> place & 1]:
+                if not any(one.event == GRANTED for one in history_of(self._store, id_at(stretch, offset))):
+                    bits &= ~(1 << offset)
+        return bits

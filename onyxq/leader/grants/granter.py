@@ -1,0 +1,528 @@
+"""Granting: a node picks the best ready tasks of the partitions it leads for claimers.
+
+Requests that wait together are answered by one round: every grant they get goes to the
+log in the same record.  A task is free when the replica holds no claim on it, no grant
+or return of it is on its way, and the store has it unfinished; all three are asked at
+the moment it is picked, so windows may be approximate without harm.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import trio
+from attrs import define, field
+
+from log_entries import grant_claims, grant_limited_claims
+from onyxq.core.claims import LEASE_MS_MAX
+from onyxq.core.entry import APPLIED
+from onyxq.core.errors import Corrupt, LogUnavailable, OnyxqError, Unavailable
+from onyxq.core.facts import Data, data_row, task_header
+from onyxq.core.ids import Run, TaskId, id_at, ids_of, mask_of, ms_of, runs_of, stretch_of
+from onyxq.core.queues import settings_of
+from onyxq.core.replica import Replica
+from onyxq.leader.completion_rows import attempts_of, overtaken_bits
+from onyxq.leader.entry_chunks import fitting, size_of
+from onyxq.leader.grants.bodies import Bodies
+from onyxq.leader.grants.grantable import Available
+from onyxq.leader.grants.limits import Limits, Wakes
+from onyxq.leader.grants.ready_heads import Heads
+from onyxq.leader.grants.window import Window
+from onyxq.leader.leader import PartitionLeader
+from onyxq.log.outbox import Outbox
+from onyxq.store.interface import Piece, Store
+from onyxq.system import tracing
+from onyxq.system.metrics import Metrics
+
+REQUESTS_MAX = 10_000
+QUEUES_KNOWN_MAX = 100_000
+ROOM_BYTES = 3 * 1024 * 1024
+"""Task rows behind which requests that are answered together get no more; the last one may go beyond."""
+WRITE_AGAIN_S = 0.5
+log = logging.getLogger(__name__)
+
+
+class Granted(NamedTuple):
+    """One granted run; ``body`` is the task row's body cut to the run."""
+
+    token: int
+    expires_ms: int
+    attempts: int
+    first: bytes
+    body: bytes
+    lease_ms: int = 0
+    due_in_ms: int = 0
+    """How long it is not to be begun yet: it was claimed ahead."""
+
+
+@define(eq=False)
+class Room:
+    """How many bytes of tasks still fit in one answer."""
+
+    left: int = ROOM_BYTES
+
+
+Reply = Callable[[list[Granted], OnyxqError | None], bool]
+"""Takes what was granted, or the error; False if nobody waits for it any more."""
+
+
+@define(eq=False)
+class ClaimRequest:
+    """One claimer's request, as the leaders' node sees it."""
+
+    queues: Sequence[str]
+    maximum: int
+    lease_ms: int
+    """0: as the queue says."""
+    worker: str
+    reply: Reply
+    ahead_ms: int = 0
+    """If nothing is ready: so long before they are due it may have tasks."""
+    room: Room = field(factory=Room)
+    """Shared by those that are answered together."""
+    granted: list[Granted] = field(factory=list)
+    entries: int = 0
+    """Entries whose verdict is awaited."""
+
+
+class _Pick(NamedTuple):
+    request: ClaimRequest
+    run: Run
+    piece: Piece
+    body: bytes
+    lease_ms: int
+    ahead_ms: int = 0
+    """Its lease is so much longer, as it is not due yet."""
+
+
+class GranterHost(Protocol):
+    """What granting needs of its node."""
+
+    store: Store
+    replica: Replica
+    metrics: Metrics
+
+    def count_event(self, queue: str, event: str, count: int) -> None:
+        """Metrics."""
+        ...
+
+    def outbox_now(self) -> Outbox:
+        """The outbox of the member peer; raises `LogUnavailable`."""
+        ...
+
+    def wall_ms(self) -> int:
+        """The node's wall clock."""
+        ...
+
+    def pieces_added(self, pieces: Sequence[Piece]) -> None:
+        """Pieces can be had, now or once they are due."""
+        ...
+
+    def give_back(self, partition: int, token: int, runs: Sequence[Run]) -> None:
+        """Release claims that nobody waits for any more."""
+        ...
+
+    def corrupt(self, partition: int, error: Corrupt) -> None:
+        """A row is damaged: alarm, and repair from the cohort."""
+        ...
+
+    def start_soon(self, function: Callable[..., Any], *args: Any) -> None:
+        """Run something in the node's nursery."""
+        ...
+
+
+class Granter:
+    """See the module's first paragraph."""
+
+    def __init__(self, host: GranterHost) -> None:
+        self._host = host
+        self._leaders: dict[int, PartitionLeader] = {}
+        self.on_head: Callable[[TaskId], None] = lambda head: None
+        """Told of tasks that come first in their keys from now on."""
+        self.limits = Limits(host)
+        self._wakes = Wakes(self._woken)
+        self.available = Available(host, leaders=self._leaders, offer_later=self._wakes.after)
+        self.finishing, self.unsettled = self.available.finishing, self.available.unsettled
+        self.keys, self.is_blocked = self.available.keys, self.available.is_blocked
+        self.heads = Heads(
+            host.store,
+            leaders=self._leaders,
+            free=self.available.free,
+            limits=self.limits,
+            wake_later=self._wakes.after,
+            wall_ms=host.wall_ms,
+        )
+        self._bodies = Bodies(host.store, self._data_stands)
+        self._requests: deque[ClaimRequest] = deque()
+        self._wake = trio.Event()
+        self._queue_of: dict[bytes, str] = {}
+        self._undecided: dict[int, list[Run]] = {}
+        """Tasks per partition whose grants may have landed in the log when it was lost."""
+
+    # --- leadership
+
+    def lead(self, leader: PartitionLeader) -> None:
+        """The partition serves: look at everything it has."""
+        if self._leaders.get(leader.partition) is leader:
+            self.heads.drop(leader.partition)
+        else:
+            self.drop(leader.partition)
+        self._leaders[leader.partition] = leader
+        self.available.lead(leader.partition)
+        self.heads.lead(leader.partition)
+
+    def drop(self, partition: int) -> None:
+        """The partition is no longer led from here."""
+        self._leaders.pop(partition, None)
+        # Whoever leads next has read what became of them.
+        self.available.unblock(self._undecided.pop(partition, ()))
+        self.available.drop(partition)
+        self.heads.drop(partition)
+
+    def led(self) -> list[int]:
+        """Partitions that serve from here, sorted."""
+        return sorted(self._leaders)
+
+    def serves(self, partition: int) -> bool:
+        """Whether the partition serves here, and the store has every log record from before it began serving."""
+        return partition in self._leaders
+
+    def backed(self, leader: PartitionLeader) -> None:
+        """What is finished in the partition stays so: tasks behind others of their key can be had."""
+        if self._leaders.get(leader.partition) is leader:
+            self.restart_windows(leader.partition)
+
+    def moved(self, before: Replica, after: Replica) -> None:
+        """The replica moved on: queues may have been paused, resumed or limited, or have room again."""
+        for queue in self.limits.moved(before, after):
+            self._woken(queue)
+
+    def _woken(self, name: str | Run) -> None:
+        if isinstance(name, Run):
+            self.offer([name])
+        else:
+            self.heads.wake(name)
+
+    def add(self, pieces: Iterable[Piece]) -> None:
+        """Pieces became ready in the store."""
+        self.heads.add(pieces)
+
+    def add_ahead(self, pieces: Iterable[Piece]) -> None:
+        """Pieces fall due in a moment; they are added once more then."""
+        self.heads.add_ahead(pieces)
+
+    def add_due(self, pieces: Iterable[Piece]) -> None:
+        """Pieces fell due; some of them may have been claimed ahead."""
+        self.heads.add(piece for piece in pieces if piece.key or self.available.free(piece))
+
+    def restart_windows(self, partition: int) -> None:
+        """Look at everything that the store holds of a partition again."""
+        if leader := self._leaders.get(partition):
+            self.lead(leader)
+
+    def block(self, runs: Iterable[Run]) -> None:
+        """Nobody gets these tasks until `unblock`."""
+        self.available.block(runs)
+
+    def is_undecided(self, run: Run) -> bool:
+        """Whether any of these tasks may have been granted just when the log was lost."""
+        runs = self._undecided.get(int.from_bytes(run.first[6:8], "big"))
+        if not runs:
+            return False
+        mask, stretch = mask_of(*run), stretch_of(run.first)
+        return any(stretch_of(one.first) == stretch and mask_of(*one) & mask for one in runs)
+
+    def unblock(self, runs: Iterable[Run], *, readd: bool) -> None:
+        """Undo `block`; with ``readd`` they are offered again if they are ready."""
+        runs = list(runs)
+        self.available.unblock(runs)
+        if readd:
+            self.offer(runs)
+
+    def offer(self, runs: Iterable[Run]) -> None:
+        """Offer again what is ready of these runs, and what comes first in their keys, or once it is due."""
+        store = self._host.store
+        for run in runs:
+            self._host.pieces_added(store.pieces(stretch_of(run.first), mask_of(*run)))
+            for task_id, digest in self.keys.held(run):
+                head = store.key_head(int.from_bytes(task_id[6:8], "big"), digest)
+                if head is not None and head != task_id:
+                    self._host.pieces_added(store.pieces(stretch_of(head), mask_of(head, 1)))
+
+    def finished(self, runs: Iterable[Run]) -> None:
+        """Tasks are finished for good: the next of their keys can be had."""
+        for run in runs:
+            held = self.keys.held(run)
+            if held:
+                for task_id, _ in held:
+                    self.keys.let_go(task_id)
+                for _, digest in held:
+                    head = self._host.store.key_head(int.from_bytes(run.first[6:8], "big"), digest)
+                    if head is not None:
+                        self.offer([Run(head, 1)])
+                        self.on_head(head)
+
+    def pieces(self, run: Run, token: int) -> list[Piece]:
+        """The pieces of a run, which may be of several task rows, that nobody finished since it was granted
+        under ``token``; some may not be due, or wait."""
+        store = self._host.store
+        stretch = stretch_of(run.first)
+        finished = store.finished_bits(stretch) & mask_of(*run)
+        bits = mask_of(*run) & ~finished
+        overtaken = runs_of(stretch, overtaken_bits(store, run, token, finished))
+        found = [piece for part in overtaken for one in ids_of(*part) for piece in self._overtaken(one)]
+        for piece in store.moved(stretch):
+            if piece.bits & bits:
+                found.append(piece._replace(bits=piece.bits & bits))
+            bits &= ~piece.bits
+        while bits:
+            try:
+                row = store.task_row(id_at(stretch, (bits & -bits).bit_length() - 1))
+            except Corrupt:
+                row = None  # its tasks are looked at again once it is repaired
+            if row is None:
+                bits &= bits - 1
+                continue
+            header, count = task_header(row[1])
+            covered = bits & mask_of(row[0], count)
+            found.append(Piece(header["queue"], header.get("priority", 0), ms_of(row[0]), row[0], covered, 0, row[0]))
+            bits &= ~covered
+        return found
+
+    def _overtaken(self, task_id: TaskId) -> list[Piece]:
+        """The piece of a task whose completion is older than its claim; the indexes have none."""
+        try:
+            row = self._host.store.task_row(task_id)
+        except Corrupt:
+            row = None
+        if row is None:
+            return []
+        header, _ = task_header(row[1])
+        attempts, base = attempts_of(self._host.store, task_id)
+        bit = mask_of(task_id, 1)
+        return [Piece(header["queue"], header.get("priority", 0), ms_of(row[0]), task_id, bit, attempts, row[0], base)]
+
+    # --- requests
+
+    def submit(self, request: ClaimRequest) -> None:
+        """Take a request; its ``reply`` is called once."""
+        if len(self._requests) >= REQUESTS_MAX:
+            request.reply([], Unavailable("too many claims wait here"))
+            return
+        self._requests.append(request)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Answer requests, and look again at what is had later, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._wakes.run)
+            await self._rounds()
+
+    async def _rounds(self) -> None:
+        while True:
+            while not self._requests:
+                self._wake = trio.Event()
+                await self._wake.wait()
+            try:
+                outbox = self._host.outbox_now()
+            except LogUnavailable as error:
+                self._refuse(error)
+                continue
+            self._round(outbox)
+            # While its record is on the way, further requests gather for the next one.
+            await outbox.flushed()
+            await trio.lowlevel.checkpoint()
+
+    def _refuse(self, error: OnyxqError) -> None:
+        requests, self._requests = list(self._requests), deque()
+        for request in requests:
+            request.reply([], error)
+
+    def _round(self, outbox: Outbox) -> None:
+        requests, self._requests = list(self._requests), deque()
+        picks: dict[int, list[_Pick]] = {}
+        with self.available.looking(), self.heads.looking():
+            for request in requests:
+                found = self._pick(request)
+                for pick in found:
+                    picks.setdefault(int.from_bytes(pick.run.first[6:8], "big"), []).append(pick)
+                if not found:
+                    request.reply([], self.heads.why_nothing(request.queues))
+        groups = [
+            (partition, queue, group)
+            for partition, chosen in sorted(picks.items())
+            for queue, alike in self._by_limits(chosen)
+            for group in fitting(alike, lambda pick: size_of((pick.run,), pick.request.worker))
+        ]
+        for _, _, group in groups:
+            for request in {pick.request for pick in group}:
+                request.entries += 1
+        for partition, queue, group in groups:
+            self._grant(outbox, partition, queue, group)
+
+    def _by_limits(self, picks: list[_Pick]) -> list[tuple[str, list[_Pick]]]:
+        """Picks of each limited queue, and of all others under an empty name."""
+        if not self._host.replica.queues:
+            return [("", picks)]
+        groups: dict[str, list[_Pick]] = {}
+        for pick in picks:
+            queue = pick.piece.queue
+            groups.setdefault(queue if self.limits.limited(queue) else "", []).append(pick)
+        return sorted(groups.items())
+
+    def _grant(self, outbox: Outbox, partition: int, queue: str, picks: list[_Pick]) -> None:
+        """Ask the log for the claims; ``queue``: of all of them, if it has limits."""
+        by_request: dict[tuple[ClaimRequest, int], list[Run]] = {}
+        for pick in picks:
+            by_request.setdefault((pick.request, min(pick.lease_ms + pick.ahead_ms, LEASE_MS_MAX)), []).append(pick.run)
+        grants = tuple(
+            grant_claims.Grant(request.worker, lease_ms, tuple(runs))
+            for (request, lease_ms), runs in by_request.items()
+        )
+        epoch, began_ns = self._leaders[partition].epoch, tracing.clock()
+        entry: grant_claims.Args | grant_limited_claims.Args = grant_claims.Args(partition, epoch, grants)
+        if queue:
+            entry = grant_limited_claims.Args(partition, epoch, queue, grants)
+
+        def decided(token: int, verdicts: Sequence[str] | None) -> None:
+            if verdicts is None and outbox.closed:
+                self._keep_undecided(partition, [pick.run for pick in picks])
+            if began_ns and verdicts is not None and verdicts[0] == APPLIED:
+                tracing.granted(began_ns, token, ((pick.run.first, task_header(pick.body)[0]) for pick in picks))
+            self._granted(partition, queue, picks, token, verdicts)
+
+        try:
+            outbox.submit([entry], decided)
+        except OnyxqError as error:
+            log.warning("a grant could not be sent: %s", error.message)
+            self._granted(partition, queue, picks, -1, None)
+
+    def _granted(
+        self, partition: int, queue: str, picks: list[_Pick], token: int, verdicts: Sequence[str] | None
+    ) -> None:
+        won = verdicts is not None and verdicts[0] == APPLIED
+        if queue:
+            self.limits.ask(queue, -sum(pick.run.count for pick in picks))
+        self.unblock([pick.run for pick in picks if not self.is_undecided(pick.run)], readd=not won)
+        now_ms = self._host.wall_ms()
+        for pick in picks:
+            if won:
+                self._note_claimed(pick, now_ms)
+                expires_ms = now_ms + pick.lease_ms + pick.ahead_ms
+                # The clock was perhaps set back meanwhile: no longer than the lease is longer.
+                due_in_ms = min(max(0, pick.piece.due_ms - now_ms), pick.ahead_ms)
+                pick.request.granted.append(
+                    Granted(token, expires_ms, pick.piece.attempts, pick.run.first, pick.body, pick.lease_ms, due_in_ms)
+                )
+        for request in {pick.request: None for pick in picks}:
+            request.entries -= 1
+            if request.entries == 0:
+                self._answer(request, lost=verdicts is None)
+
+    def _keep_undecided(self, partition: int, runs: Sequence[Run]) -> None:
+        """Nobody has these tasks, under an older claim neither, before it is known whether they were granted."""
+        if partition in self._leaders:
+            self._undecided.setdefault(partition, []).extend(runs)
+
+    def _note_claimed(self, pick: _Pick, now_ms: int) -> None:
+        if len(self._queue_of) >= QUEUES_KNOWN_MAX:
+            self._queue_of.clear()
+        self._queue_of[stretch_of(pick.run.first)] = pick.piece.queue
+        self._host.count_event(pick.piece.queue, "claimed", pick.run.count)
+        self._host.metrics.task_wait_seconds.observe(max(0, now_ms - pick.piece.due_ms) / 1000, pick.run.count)
+
+    def queue_of(self, task_id: bytes) -> str:
+        """Queue of a task granted here lately, for metrics; empty if that is not known."""
+        return self._queue_of.get(stretch_of(task_id), "")
+
+    def _answer(self, request: ClaimRequest, *, lost: bool) -> None:
+        error = LogUnavailable("the log was lost while the claim was made") if lost and not request.granted else None
+        if request.reply(request.granted, error):
+            return
+        for granted in request.granted:
+            partition = int.from_bytes(granted.first[6:8], "big")
+            count = int.from_bytes(granted.body[4:8], "little")
+            self._host.give_back(partition, granted.token, [Run(TaskId(granted.first), count)])
+
+    # --- picking
+
+    def _pick(self, request: ClaimRequest) -> list[_Pick]:
+        found: list[_Pick] = []
+        left = request.maximum
+        while left > 0 and request.room.left > 0:
+            best = self.heads.best_of(request.queues)
+            if best is None:
+                break
+            window, piece, bits = best
+            taken = self._take(request, window, piece, bits, left)
+            left -= sum(pick.run.count for pick in taken)
+            found += taken
+        return found or self._pick_ahead(request)
+
+    def _pick_ahead(self, request: ClaimRequest) -> list[_Pick]:
+        """Tasks that fall due in a moment, if the request may have such; no more than half as many as it asks for,
+        so that it has room for what becomes ready meanwhile."""
+        if not request.ahead_ms:
+            return []
+        found: list[_Pick] = []
+        now_ms, left = self._host.wall_ms(), max(1, request.maximum // 2)
+        while left > 0 and request.room.left > 0 and (best := self.heads.best_ahead(request.queues)) is not None:
+            if best[0].due_ms > now_ms + request.ahead_ms:
+                break
+            taken = self._take(request, None, *best, left)
+            left -= sum(pick.run.count for pick in taken)
+            found += taken
+        longest_ms = max((pick.piece.due_ms - now_ms for pick in found), default=0)
+        return [pick._replace(ahead_ms=max(1, longest_ms)) for pick in found]
+
+    def _take(self, request: ClaimRequest, window: Window | None, piece: Piece, bits: int, left: int) -> list[_Pick]:
+        """Tasks of a piece, which is the head of ``window``, if it is not one of those to come."""
+        room = self.limits.room(piece.queue)
+        try:
+            most = left if room is None else min(left, room)
+            found = self._bodies.of(piece, bits, most=most, now_ms=self._host.wall_ms())
+        except Corrupt as error:
+            self._drop(window, piece)
+            self._host.corrupt(int.from_bytes(piece.first[6:8], "big"), error)
+            return []
+        if not found:
+            self._drop(window, piece)
+        lease_ms = request.lease_ms or settings_of(self._host.replica, piece.queue).lease_ms
+        picks = [_Pick(request, run, piece, body, lease_ms) for run, body in found]
+        request.room.left -= sum(len(body) for _, body in found)
+        self.block(pick.run for pick in picks)
+        if self.limits.limited(piece.queue):
+            self.limits.ask(piece.queue, sum(pick.run.count for pick in picks))
+        if piece.key and picks:
+            self.available.granting(piece)
+        return picks
+
+    def _drop(self, window: Window | None, piece: Piece) -> None:
+        """Look at a piece no more, or not before it is due."""
+        if window is not None:
+            window.pop()
+        else:
+            self.heads.drop_ahead(piece)
+
+    # --- data of unique tasks
+
+    def _data_stands(self, task_id: TaskId, epoch: int, payload: bytes) -> bool:
+        """Whether no earlier leader's replacement of a unique task's data can win over it; if one can, see to it."""
+        leader = self._leaders.get(int.from_bytes(task_id[6:8], "big"))
+        if leader is None or epoch >= leader.epoch:
+            return leader is not None
+        self.block([Run(task_id, 1)])
+        self._host.start_soon(self._write_again, leader, task_id, payload)
+        return False
+
+    async def _write_again(self, leader: PartitionLeader, task_id: TaskId, payload: bytes) -> None:
+        try:
+            await leader.write([data_row(task_id, Data(self._host.wall_ms(), payload, leader.mark()))])
+        except OnyxqError as error:
+            log.info("task %s is granted later: %s", task_id.hex(), error.message)
+            await trio.sleep(WRITE_AGAIN_S)
+        finally:
+            self.unblock([Run(task_id, 1)], readd=True)

@@ -1,0 +1,117 @@
+"""Limits of queues as a leader sees them: how many more tasks may be asked for now.
+
+Limits hold in the whole cluster, so the log has the last word: an entry that would go over
+one changes nothing.  What is known here only keeps leaders from asking in vain, and tells
+when to ask again.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Hashable
+from typing import Protocol, TypeVar
+
+import trio
+
+from onyxq.core import queues
+from onyxq.core.replica import Replica
+
+Name = TypeVar("Name", bound=Hashable)
+
+
+class LimitsHost(Protocol):
+    """What limits need of their node."""
+
+    replica: Replica
+
+
+class Limits:
+    """See the module's first paragraph."""
+
+    def __init__(self, host: LimitsHost) -> None:
+        self._host = host
+        self._asked: dict[str, int] = {}
+        """Tasks of limited queues that are being granted."""
+        self._moved_s = 0.0
+        """Monotonic second of the replica's last record."""
+
+    def moved(self, before: Replica, after: Replica) -> list[str]:
+        """Note a step of the log; the queues of which more, or less, may be granted since."""
+        self._moved_s = trio.current_time()
+        if before.queues is after.queues and before.running is after.running and before.rates is after.rates:
+            return []
+        return sorted(
+            queue
+            for queue in {*before.queues, *after.queues}
+            if before.queues.get(queue) is not after.queues.get(queue)
+            or before.running.get(queue) != after.running.get(queue)
+            or before.rates.get(queue) != after.rates.get(queue)
+        )
+
+    def room(self, queue: str) -> int | None:
+        """How many more tasks of a queue may be granted; None: any number."""
+        replica = self._host.replica
+        if queue not in replica.queues:
+            return None
+        left = queues.room(replica, queue, since_ms=self._since_ms())
+        return left if left is None else max(0, left - self._asked.get(queue, 0))
+
+    def wait_s(self, queue: str) -> float | None:
+        """In how many seconds the queue's rate allows another task; None if that is not what it waits for."""
+        if queues.settings_of(self._host.replica, queue).paused:
+            return None
+        wait_ms = queues.wait_ms(self._host.replica, queue)
+        if wait_ms is None or wait_ms <= (since_ms := self._since_ms()):
+            return None  # it waits for claims to end, or for grants to be decided: both are heard of
+        return (wait_ms - since_ms) / 1000
+
+    def limited(self, queue: str) -> bool:
+        """Whether grants of the queue are counted."""
+        replica = self._host.replica
+        return queue in replica.queues and queues.is_limited(replica.queues[queue])
+
+    def ask(self, queue: str, count: int) -> None:
+        """Tasks of a limited queue are about to be granted; negative: the log has said what became of it."""
+        asked = self._asked.get(queue, 0) + count
+        if asked > 0:
+            self._asked[queue] = asked
+        else:
+            self._asked.pop(queue, None)
+
+    def _since_ms(self) -> int:
+        return int((trio.current_time() - self._moved_s) * 1000)
+
+
+class Wakes:
+    """Calls ``wake(name)`` at the times asked for; one pending time per name, the earliest."""
+
+    def __init__(self, wake: Callable[[Name], None]) -> None:
+        self._wake: Callable[..., None] = wake
+        self._times: list[tuple[float, int, Hashable]] = []
+        self._pending: dict[Hashable, float] = {}
+        self._count = 0
+        self._sooner = trio.Event()
+
+    def after(self, seconds: float, name: Hashable) -> None:
+        """Wake ``name`` in so many seconds, unless it is woken before that anyway."""
+        at_s = trio.current_time() + seconds
+        if self._pending.get(name, float("inf")) <= at_s:
+            return
+        self._pending[name] = at_s
+        self._count += 1
+        heapq.heappush(self._times, (at_s, self._count, name))
+        self._sooner.set()
+
+    async def run(self) -> None:
+        """Wake until cancelled."""
+        while True:
+            wait_s = self._times[0][0] - trio.current_time() if self._times else float("inf")
+            if wait_s > 0:
+                self._sooner = trio.Event()
+                with trio.move_on_after(wait_s):
+                    await self._sooner.wait()
+                continue
+            at_s, _, name = heapq.heappop(self._times)
+            if self._pending.get(name) == at_s:
+                del self._pending[name]
+                self._wake(name)

@@ -1,0 +1,486 @@
+"""One partition led by this node under one epoch: takeover, quorum writes, settling.
+
+Takeover: a majority of members promise the epoch durably; what they hold is merged into
+this store; then ``ready_partition`` goes to the log and the partition serves.  Behind
+that every holder is brought up to date, and once a majority of the target is,
+``settle_partition`` makes the target the members.
+
+The leader belongs to the node, not to the peer: while the log is away it goes on taking
+writes under its epoch.  A newer epoch anywhere in the cohort stops it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+import trio
+
+from log_entries import ready_partition, settle_partition, yield_partition
+from onyxq.core.errors import NotLeader, OnyxqError, Purged, StaleEpoch, StoreFailed, TimedOut, Unavailable, Unknown
+from onyxq.core.facts import Mark, Row
+from onyxq.core.ids import TaskId
+from onyxq.core.log.digest import trail_at
+from onyxq.core.purged import NOTHING, Watermark
+from onyxq.core.replica import Partition, Replica, majority
+from onyxq.leader.cohort import pending_facts
+from onyxq.leader.cohort.anti_entropy import Exchange, Transfer
+from onyxq.leader.cohort.copy_pace import Pacer
+from onyxq.leader.cohort.member import Host
+from onyxq.leader.cohort.replication import Sender, Vote
+from onyxq.store.interface import Batch
+from onyxq.system import failures
+
+WRITE_TIMEOUT_S = 4.0
+EXTRA_ACKS_S = 1.0
+"""Longest wait for more copies than a majority, in seconds."""
+FEW_COPIES = "It stays stored. Repeat the same request once more nodes are up, or ask for fewer copies."
+RETRY_PAUSE_S = 0.25
+RETRY_PAUSE_MAX_S = 5.0
+COMPARE_EVERY_S = 60.0
+"""Between two comparisons of a holder that is up to date."""
+REACH_TIMEOUT_S = 2.0
+TARGET_PATIENCE_S = 1.0
+YIELD_PAUSE_MAX_S = 60.0
+
+
+class LeaderHost(Host, Protocol):
+    """What a leader needs of its node."""
+
+    node_id: str
+    replica: Replica
+
+    pacer: Pacer
+    """Paces what is exchanged to bring other nodes up to date."""
+
+    def synced(self, direction: str, rows: int, size: int) -> None:
+        """A page of rows was ``sent`` to, or ``taken`` from, another node to make copies equal."""
+        ...
+
+    def sync_limit(self, node: str, *, takeover: bool = False) -> trio.CapacityLimiter:
+        """Bounds how many partitions are brought up to date on a node, or taken over with its help, at once."""
+        ...
+
+    def sender(self, node: str) -> Sender:
+        """The sender of writes to a node (this one included)."""
+        ...
+
+    async def call(self, node: str, method: str, args: dict[str, Any], *, timeout_s: float) -> Any:
+        """Call a method of another node; raises `Unavailable`."""
+        ...
+
+    async def propose(self, entry: Any) -> str:
+        """Submit an entry and return its verdict; raises `LogUnavailable`."""
+        ...
+
+    async def changed(self, replica: Replica) -> None:
+        """Return when the replica is no longer this one."""
+        ...
+
+    def became_ready(self, leader: PartitionLeader) -> None:
+        """The partition serves from now on."""
+        ...
+
+    def became_backed(self, leader: PartitionLeader) -> None:
+        """What the leader found finished stays finished, whoever leads next."""
+        ...
+
+    def live_candidates(self, partition: int) -> int:
+        """Nodes that could lead the partition now."""
+        ...
+
+
+class PartitionLeader:
+    """See the module's first paragraph."""
+
+    def __init__(self, host: LeaderHost, *, partition: int, epoch: int, peer: str) -> None:
+        self.partition = partition
+        self.epoch = epoch
+        self.peer = peer
+        self.ready = False
+        self.deposed = False
+        self.backed = False
+        """Whether a majority of the members has all that was found here once the partition was taken
+        over: from then on what is finished here is so for whoever leads next."""
+        self.closing: Watermark = NOTHING
+        """What may be about to be purged: no new task of it is taken."""
+        self.in_doubt = False
+        """Whether an entry that purges may be on its way to the log."""
+        self.since_s = trio.current_time()
+        self.told_s: dict[TaskId, float] = {}
+        """When it was last said of stretches with failed tasks that these failed."""
+        self.scope = trio.CancelScope()
+        self.current: set[str] = {host.node_id}
+        """Holders that have all that was here when they were last compared."""
+        self._host = host
+        self._merged: set[str] = {host.node_id}
+        """Holders that reached the epoch and whose rows were merged after that."""
+        self._reached: set[str] = {host.node_id}
+        """Holders that promised the epoch: they take writes."""
+        self._failing: set[str] = set()
+        """Holders that could not be brought up to date when that was tried last."""
+        self._marks = 0
+        self._promised = trio.Event()
+        """Set once this node's own promise of the epoch is on its disk, behind what it took in earlier ones."""
+        self._progress = trio.Event()
+        self._trouble_since: float | None = None
+        self._alone_since: float | None = None
+        """Since when no majority of the members answers this node, though they may be in the ring."""
+        self._behind: dict[str, trio.Event] = {}
+        self._transfers: dict[str, Transfer] = {}
+        """The exchange with each holder that is under way, or was the last."""
+
+    @property
+    def placed(self) -> Partition:
+        """Where the replica places the partition now."""
+        return self._host.replica.partitions[self.partition]
+
+    def in_trouble(self) -> bool:
+        """Whether the takeover, or the last write, has not succeeded yet, or no majority answers."""
+        if not self.ready or self.has_majority():
+            self._alone_since = None
+        elif self._alone_since is None:
+            self._alone_since = trio.current_time()
+        return self._since() is not None
+
+    def _since(self) -> float | None:
+        return min((at for at in (self._trouble_since, self._alone_since) if at is not None), default=None)
+
+    def check(self) -> None:
+        """Raise `NotLeader` unless writes may be taken."""
+        if self.deposed:
+            raise NotLeader(f"partition {self.partition} is not led from here any more")
+        if not self.ready:
+            members = self.placed.members
+            answered = len(self._merged.intersection(members))
+            raise NotLeader(
+                f"partition {self.partition} is being taken over: {answered} of its {len(members)} members "
+                f"have answered, a majority must"
+            )
+
+    def check_new(self, first: bytes) -> None:
+        """Raise `Purged` if a new task's id is of a time that is purged, `Unavailable` if it is about to be."""
+        if self._host.store.watermark(self.partition).covers(first):
+            raise Purged(f"task {first.hex()} is of a time of which all finished tasks are purged", field="id")
+        if self.closing.covers(first):
+            raise Unavailable(f"partition {self.partition} may be about to purge tasks of that time")
+
+    # --- writes
+
+    def mark(self) -> Mark:
+        """What says of a row that it was written after all that any leader wrote before.
+
+        Whatever was acknowledged is known here, so what another node holds instead was not.
+        """
+        self._marks += 1
+        return Mark(self.epoch, self._marks)
+
+    def replicate(self, rows: Sequence[Row], *, early: bool = False) -> Vote:
+        """Send rows to every holder; the vote tells when majorities have them (``early``: in memory at least)."""
+        placed = self.placed
+        self._host.pacer.served()
+        vote = Vote(leader=self._host.node_id, members=placed.members, target=placed.target)
+
+        def heard(node: str, error: OnyxqError | None) -> None:
+            vote.hear(node, error)
+            if error is not None:
+                self._heard_error(node, error)
+
+        with failures.serving("a write"):
+            if rows:  # without rows it asks only whether this node still leads
+                failures.begin()
+            for node in self.holders():
+                self._host.sender(node).submit(self.partition, self.epoch, rows, heard, early=early)
+        return vote
+
+    async def decide(self, vote: Vote, *, wanted: int | None = None) -> int:
+        """How many holders have the write; raises `Unknown`, `StoreFailed` or `StaleEpoch`.
+
+        Decided once majorities have it, or as many as are ``wanted``, this node among them.  If more than a
+        majority are wanted and do not answer in `EXTRA_ACKS_S`, it is `Unknown` although the write stays.
+        """
+        if wanted is not None and wanted < vote.majority:
+            await vote.wait_for(wanted, WRITE_TIMEOUT_S)
+            if vote.has(wanted):
+                return len(vote.acks)
+        elif await vote.wait(WRITE_TIMEOUT_S):
+            self._trouble_since = None
+            if wanted is None:
+                return len(vote.acks)
+            acks = await vote.wait_for(wanted, EXTRA_ACKS_S)
+            if acks >= wanted:
+                return acks
+            raise Unknown(f"{acks} of the {wanted} nodes that w asks for have it", hint=FEW_COPIES)
+        if self._trouble_since is None:
+            self._trouble_since = trio.current_time()
+        for kind in (StaleEpoch, StoreFailed):
+            for error in vote.errors.values():
+                if isinstance(error, kind):
+                    raise error
+        if not vote.acks:
+            raise Unavailable(f"partition {self.partition}: no majority of its nodes can be written")
+        raise Unknown(f"partition {self.partition}: no majority of its nodes has confirmed the write")
+
+    async def write(self, rows: Sequence[Row]) -> int:
+        """Replicate and decide."""
+        return await self.decide(self.replicate(rows))
+
+    def holders(self) -> list[str]:
+        """Nodes of members and target, sorted."""
+        placed = self.placed
+        return sorted({*placed.members, *placed.target, self._host.node_id})
+
+    def has_majority(self) -> bool:
+        """Whether a majority of the members is in the ring and answers, as far as is known."""
+        host = self._host
+        nodes, members = host.replica.nodes, self.placed.members
+        up = {host.node_id}
+        for node in members:
+            if (found := nodes.get(node)) is None or not found.peer:
+                continue
+            if not host.sender(node).down:
+                up.add(node)
+            elif (event := self._behind.get(node)) is not None:
+                event.set()  # it may be back: have its follower look
+        return majority(members, up)
+
+    def _heard_error(self, node: str, error: OnyxqError) -> None:
+        if isinstance(error, StaleEpoch):
+            self.deposed = True
+        if node == self._host.node_id:
+            # It has all that was acknowledged, but not what others may have of this write: they are compared now.
+            behind = list(self._behind.values())
+        else:
+            self.current.discard(node)
+            behind = [self._behind[node]] if node in self._behind else []
+        for event in behind:
+            event.set()
+
+    # --- takeover, in the background until cancelled
+
+    async def run(self) -> None:
+        """Take over, settle, and keep every holder up to date until cancelled."""
+        with self.scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._followers, nursery)
+                await self._take_over()
+                await self._settle()
+
+    async def _take_over(self) -> None:
+        self._trouble_since = trio.current_time()
+        await self._until_written(Batch(epochs=((self.partition, self.epoch),)))
+        self._promised.set()
+        while not majority(self.placed.members, self._merged):
+            await self._progressed()
+        with trio.move_on_after(TARGET_PATIENCE_S):
+            # Writes need a majority of the target too; a dead target must not hold up reads and claims.
+            while not majority(self.placed.target, self._reached):
+                await self._progressed()
+        self._trouble_since = None
+        while not self.ready:
+            placed = self.placed
+            if placed.epoch == self.epoch and placed.ready:
+                self.ready = True
+                self._host.became_ready(self)
+                self._note_progress()
+                return
+            await self._propose(ready_partition.Args(self.partition, self.epoch))
+
+    async def _until_written(self, batch: Batch) -> None:
+        if self.epoch < self._host.epochs.get(self.partition, 0):
+            self.deposed = True
+            await trio.sleep_forever()
+        self._host.epochs[self.partition] = self.epoch
+        await self._host.floating.landed()
+        while True:
+            try:
+                await self._host.store.write(batch)
+                return
+            except StoreFailed:
+                await trio.sleep(RETRY_PAUSE_S)
+
+    async def _settle(self) -> None:
+        while True:
+            placed = self.placed
+            if placed.members == placed.target:
+                await self._host.changed(self._host.replica)
+            elif self._may_settle(placed):
+                await self._propose(settle_partition.Args(self.partition, self.epoch))
+            else:
+                await self._progressed()
+
+    def _may_settle(self, placed: Partition) -> bool:
+        """Whether the target is up to date, and no whole copy of a node that lives is given up before another is made.
+
+        A majority is enough where the others are gone: their places are to be taken soon. A member that
+        has not been compared yet, as by a leader that is new, may be whole.
+        """
+        nodes = self._host.replica.nodes
+        lives = [node for node in placed.members if node in nodes and nodes[node].peer]
+        whole = [node for node in lives if node in self.current or node not in self._failing]
+        wanted = min(len(whole), len(placed.target))
+        return majority(placed.target, self.current) and sum(n in self.current for n in placed.target) >= wanted
+
+    async def _propose(self, entry: Any) -> None:
+        try:
+            await self._host.propose(entry)
+        except Unavailable:
+            await trio.sleep(RETRY_PAUSE_S)
+
+    async def _progressed(self) -> None:
+        # Progress may come from a holder or from a new replica (the target changed).
+        replica = self._host.replica
+        async with trio.open_nursery() as nursery:
+
+            async def first(wait: Callable[..., Awaitable[None]], *args: Any) -> None:
+                await wait(*args)
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(first, self._progress.wait)
+            nursery.start_soon(first, self._host.changed, replica)
+
+    # --- holders
+
+    async def _followers(self, nursery: trio.Nursery) -> None:
+        scopes: dict[str, trio.CancelScope] = {}
+        while True:
+            replica = self._host.replica
+            wanted = set(self.holders()) - {self._host.node_id}
+            for node in sorted(scopes.keys() - wanted):
+                scopes.pop(node).cancel()
+                self.current.discard(node)
+            for node in sorted(wanted - scopes.keys()):
+                scopes[node] = trio.CancelScope()
+                nursery.start_soon(self._follow, node, scopes[node])
+            placed = replica.partitions[self.partition]
+            while True:
+                await self._host.changed(replica)
+                replica = self._host.replica
+                now = replica.partitions[self.partition]
+                if (now.members, now.target) != (placed.members, placed.target):
+                    break
+
+    async def _follow(self, node: str, scope: trio.CancelScope) -> None:
+        pause = RETRY_PAUSE_S
+        with scope:
+            while not self.deposed:
+                behind = self._behind[node] = trio.Event()
+                try:
+                    await self._reach(node)
+                    await self._promised.wait()  # what is compared must have all that this node has answered for
+                    await self._bring_up(node)
+                    self._failing.discard(node)
+                    pause = RETRY_PAUSE_S
+                except OnyxqError as error:
+                    self._failing.add(node)
+                    self._note_progress()
+                    if isinstance(error, StaleEpoch):
+                        self.deposed = True
+                        return
+                    silent = type(error) in (Unavailable, TimedOut)
+                    with trio.move_on_after(pause):
+                        await (self._host.sender(node).back() if silent else trio.sleep_forever())
+                    pause = min(2 * pause, RETRY_PAUSE_MAX_S)
+                    continue
+                with trio.move_on_after(COMPARE_EVERY_S):
+                    await behind.wait()
+
+    async def _reach(self, node: str) -> None:
+        """Have the node promise the epoch; from then on it gets every write."""
+        replica = self._host.replica
+        log = [self._host.node_id, replica.position, trail_at(replica.trail, replica.position)]
+        reach = {"partition": self.partition, "epoch": self.epoch, "log": log}
+        await self._host.call(node, "cohort.reach", reach, timeout_s=REACH_TIMEOUT_S)
+        self._host.sender(node).resume()
+        self._reached.add(node)
+        self._note_progress()
+
+    async def _bring_up(self, node: str) -> None:
+        """Take what the node has (once it reached the epoch), give it what it lacks."""
+        exchange = self._exchange(node)
+        if node not in self._merged:
+            # Whoever waits for the takeover is to wait neither for the pace nor for copies that are made at it.
+            async with self._host.sync_limit(node, takeover=not self.ready):
+                differing = await exchange.run(pull=True, push=False, paced=self.ready)
+                await self._share_pending(node, exchange.call)
+            self._merged.add(node)
+            if not differing:
+                self.current.add(node)
+            self._note_progress()
+            if not differing:
+                return
+        await self._make_alike(node, exchange)
+        self.current.add(node)
+        self._note_progress()
+
+    async def _make_alike(self, node: str, exchange: Exchange) -> None:
+        """Exchange what differs. Who waits for a majority to have the last few rows does not wait for copies either."""
+        few = exchange.few
+        if few:
+            async with self._host.sync_limit(node, takeover=True):
+                await exchange.run(pull=True, push=True, paced=False)
+                await self._share_pending(node, exchange.call)
+        if not (few and exchange.few):
+            async with self._host.sync_limit(node):
+                await exchange.run(pull=True, push=True)
+                await self._share_pending(node, exchange.call)
+
+    def _exchange(self, node: str) -> Exchange:
+        async def call(method: str, args: dict[str, Any]) -> Any:
+            return await self._host.call(node, method, args, timeout_s=10.0)
+
+        async def keep(rows: Sequence[Row]) -> None:
+            written = await self._host.store.write(Batch(rows=rows))
+            self._host.pieces_added(written.pieces)
+
+        transfer = self._transfers[node] = Transfer(self._host.synced)
+        return Exchange(
+            store=self._host.store,
+            partition=self.partition,
+            epoch=self.epoch,
+            call=call,
+            keep=keep,
+            pacer=self._host.pacer,
+            transfer=transfer,
+        )
+
+    async def _share_pending(self, node: str, call: pending_facts.Call) -> None:
+        """The same for what transactions have pending: it is in no digest."""
+        store = self._host.store
+        theirs = await pending_facts.pull(store, call, self.partition)
+        await pending_facts.push(store, call, self.partition, self.epoch, theirs=theirs)
+
+    def transfers(self) -> list[dict[str, Any]]:
+        """For people: the live holders that lack something still, as far as is known, and how far each has come."""
+        nodes = self._host.replica.nodes
+        behind = (node for node in self.holders() if node not in self.current)
+        return [
+            {"node": node, **(self._transfers.get(node) or Transfer(self._host.synced)).view()}
+            for node in behind
+            if self.ready and node in nodes and nodes[node].peer
+        ]
+
+    def _note_progress(self) -> None:
+        if self.ready and not self.backed and majority(self.placed.members, self.current):
+            self.backed = True
+            self._host.became_backed(self)
+        self._progress.set()
+        self._progress = trio.Event()
+
+    # --- giving up
+
+    async def yield_if_in_trouble(self) -> None:
+        """Give up leading when no write, or no takeover, has succeeded for too long, or nobody answered.
+
+        The node calls it every second. Each yield of the partition in a row doubles the patience.
+        """
+        since, placed = self._since(), self.placed
+        if since is None or placed.epoch != self.epoch:
+            return
+        patience = min(
+            self._host.replica.settings.yield_after_ms / 1000 * 2 ** min(placed.yields, 6), YIELD_PAUSE_MAX_S
+        )
+        if trio.current_time() - since >= patience and self._host.live_candidates(self.partition) > 1:
+            self._trouble_since = trio.current_time()
+            self._alone_since = None
+            await self._propose(yield_partition.Args(self.partition, self.epoch))

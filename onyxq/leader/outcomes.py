@@ -1,0 +1,148 @@
+"""What became of tasks, as the leader of their partition says it to those that wait for them.
+
+A completion counts once a majority has it.  Whoever asks is told, as a hint, when what was
+unfinished ends.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+import trio
+
+from onyxq.core import facts
+from onyxq.core.errors import NotLeader, OnyxqError
+from onyxq.core.ids import Run, TaskId, ids_of, mask_of, partition_of, runs_of, stretch_of
+from onyxq.core.replica import claim_of
+from onyxq.core.task_headers import UNIQUE_KEY, may_say
+from onyxq.leader.completion_rows import completions_of
+from onyxq.leader.host import OperationsHost
+from onyxq.leader.leader import PartitionLeader
+
+ASKED_IDS_MAX = 5_000
+"""Ids in one question, or one hint."""
+TELL_TIMEOUT_S = 4.0
+WATCHED_MAX = 200_000
+"""Stretches of watched tasks in memory; what is forgotten is found by asking again."""
+
+UNFINISHED, UNSERVED, PURGED = "unfinished", "unserved", "purged"
+ENDS = ("completed", "failed", "cancelled", PURGED)
+"""Outcomes that do not change any more, unless somebody opens the task again."""
+
+log = logging.getLogger(__name__)
+
+
+class Outcomes:
+    """See the module's first paragraph; one per node. ``hint`` hears of ended tasks that this node watches."""
+
+    def __init__(self, host: OperationsHost, hint: Callable[[Iterable[TaskId]], None]) -> None:
+        self._host = host
+        self._hint = hint
+        self._watchers: dict[bytes, dict[str, int]] = {}
+        """Stretch -> node that waits for tasks of it -> which."""
+
+    async def outcomes(self, ids: Sequence[TaskId], watcher: str) -> list[str | None]:
+        """What became of each task, if it is led from here; ``watcher`` is told when the others finish."""
+        # What the end of such a claim makes void must be known before anything is said of it.
+        overtaken = {task_id for task_id in ids if self._is_overtaken(task_id)}
+        await self._host.settled()
+        found = [UNFINISHED if task_id in overtaken else self._outcome(task_id) for task_id in ids]
+        for task_id, said in zip(ids, found, strict=True):
+            if said == UNFINISHED:
+                self._watch(task_id, watcher)
+        for partition in sorted({partition_of(one) for one, said in zip(ids, found, strict=True) if said is None}):
+            leader = self._host.leaders.get(partition)
+            if leader is None:
+                raise NotLeader(f"partition {partition} is not led from here any more")
+            await leader.write([])  # who was deposed does not know what there is
+        return found
+
+    def _outcome(self, task_id: TaskId) -> str | None:
+        leader = self._host.leaders.get(partition_of(task_id))
+        if leader is None or leader.deposed or not leader.ready:
+            return UNSERVED
+        store, stretch, mask = self._host.store, stretch_of(task_id), mask_of(task_id, 1)
+        if not store.known_bits(stretch) & mask:
+            return PURGED if store.watermark(leader.partition).covers(task_id) else None
+        if not store.finished_bits(stretch) & mask:
+            standing = self._standing(task_id)
+            return UNFINISHED if standing == task_id else self._outcome(standing)
+        granter = self._host.granter
+        unsure = granter.finishing.get(stretch, 0) | granter.unsettled.get(stretch, 0)
+        if unsure & mask or not leader.backed or self._is_overtaken(task_id):
+            return UNFINISHED
+        outcome = completions_of(store, Run(task_id, 1))[0][1].outcome
+        return self._told(leader, task_id, facts.OUTCOMES[outcome])
+
+    @staticmethod
+    def _told(leader: PartitionLeader, task_id: TaskId, outcome: str) -> str:
+        """What to say of a finished task: whoever asks must have made something of a failure before it is purged."""
+        if outcome == facts.OUTCOMES[facts.COMPLETED]:
+            return outcome
+        if leader.closing.covers(task_id):
+            return UNSERVED
+        if len(leader.told_s) >= WATCHED_MAX:
+            leader.told_s, leader.since_s = {}, trio.current_time()
+        leader.told_s[stretch_of(task_id)] = trio.current_time()
+        return outcome
+
+    def _standing(self, task_id: TaskId) -> TaskId:
+        """The task, or the one that stands for its unique key instead."""
+        row = self._host.store.task_row(task_id)
+        if row is None or not may_say(row[1], UNIQUE_KEY):
+            return task_id
+        header, _ = facts.task_header(row[1])
+        if UNIQUE_KEY not in header:
+            return task_id
+        return self._host.store.unique(partition_of(task_id), header["queue"], header[UNIQUE_KEY]) or task_id
+
+    def _is_overtaken(self, task_id: TaskId) -> bool:
+        """Whether a worker holds a claim that is newer than the task's completion."""
+        store, claim = self._host.store, claim_of(self._host.replica, task_id)
+        if claim is None or not store.finished_bits(stretch_of(task_id)) & mask_of(task_id, 1):
+            return False
+        done = completions_of(store, Run(task_id, 1))
+        return bool(done) and done[0][1].token < claim[2]
+
+    def _watch(self, task_id: TaskId, watcher: str) -> None:
+        if len(self._watchers) >= WATCHED_MAX:
+            self._watchers.clear()
+        watchers = self._watchers.setdefault(stretch_of(task_id), {})
+        watchers[watcher] = watchers.get(watcher, 0) | mask_of(task_id, 1)
+
+    def finished(self, runs: Sequence[Run]) -> None:
+        """Tasks that are led from here are finished for good: tell who waits for them."""
+        if not self._watchers:
+            return
+        told: dict[str, list[TaskId]] = {}
+        for run in runs:
+            stretch, mask = stretch_of(run.first), mask_of(*run)
+            for watcher, bits in list(self._watchers.get(stretch, {}).items()):
+                if bits & mask:
+                    told.setdefault(watcher, []).extend(
+                        one for part in runs_of(stretch, bits & mask) for one in ids_of(*part)
+                    )
+                    self._forget(stretch, watcher, bits & ~mask)
+        for watcher, ids in told.items():
+            if watcher == self._host.node_id:
+                self._hint(ids)
+            else:
+                self._host.start_soon(self._tell, watcher, ids)
+
+    def _forget(self, stretch: bytes, watcher: str, left: int) -> None:
+        watchers = self._watchers[stretch]
+        if left:
+            watchers[watcher] = left
+        else:
+            del watchers[watcher]
+        if not watchers:
+            del self._watchers[stretch]
+
+    async def _tell(self, watcher: str, ids: list[TaskId]) -> None:
+        try:
+            for start in range(0, len(ids), ASKED_IDS_MAX):
+                part = ids[start : start + ASKED_IDS_MAX]
+                await self._host.call(watcher, "lead.finished", {"ids": part}, timeout_s=TELL_TIMEOUT_S)
+        except OnyxqError as error:
+            log.debug("node %s finds out by itself: %s", watcher, error.message)

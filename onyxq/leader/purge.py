@@ -1,0 +1,323 @@
+"""What the leader of a partition purges, and when (design: retention).
+
+Ids begin with the time at which their tasks were made, or due; the leader goes through a
+partition in *buckets* of that time, oldest first.  A stretch goes once all of its tasks are
+finished, their queues' retention has passed, nothing unfinished waits for one that failed,
+and it is archived where a queue asks for that.  What cannot go is kept below the watermark
+as long as there are few such stretches; a bucket with more holds up those behind it.
+
+While it looks, the leader takes no new task below the place where the watermark may come
+to lie: what it has seen to be finished cannot be joined by something that is not.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Container
+from pathlib import Path
+from typing import Any, Protocol
+
+import trio
+from attrs import define, field, frozen
+
+from log_entries import purge, renew_claims
+from onyxq.core.entry import APPLIED
+from onyxq.core.errors import Incomplete, OnyxqError, Unavailable
+from onyxq.core.ids import TaskId, ms_of, partition_of
+from onyxq.core.periodic import task_id
+from onyxq.core.purged import KEPT_MAX, NOTHING, Watermark, watermark_of
+from onyxq.core.queues import DEFAULTS, settings_of
+from onyxq.history.parquet.bucket import Bucket
+from onyxq.history.parquet.writer import write_bucket
+from onyxq.leader.dead_letters import Dead
+from onyxq.leader.dependents import Depended, pending_runs
+from onyxq.leader.host import OperationsHost
+from onyxq.leader.leader import PartitionLeader
+from onyxq.store.index.records import HOUR_MS
+from onyxq.store.interface import Ended
+
+LOOKS_PER_BUCKET = 4
+"""How often in the time of a bucket a partition is looked at."""
+LOOK_EVERY_S_MAX = 60.0
+PAGE_STRETCHES = 64
+"""Looked at without a pause."""
+PAUSE_S = 0.005
+SETTLED_PART = 5
+"""What was said of a failed task, and whoever asked, has settled after this part of the margin."""
+BEFORE_ALL = b""
+
+ABSENT, TOO_MANY, NO_DIRECTORY = "something cannot be asked", "too many stretches to keep", "no archive directory"
+
+log = logging.getLogger(__name__)
+
+
+@frozen
+class Plan:
+    """How a node purges."""
+
+    bucket_ms: int = HOUR_MS
+    """The watermark is a multiple of it."""
+    margin_ms: int = 600_000
+    """How far it stays behind the clock at least."""
+    directory: Path | None = None
+    """Where tasks are archived whose queues ask for it."""
+
+    @property
+    def settled_ms(self) -> int:
+        """How long a task is finished before it is purged, at least."""
+        return self.margin_ms // SETTLED_PART
+
+
+class PurgingHost(OperationsHost, Protocol):
+    """What purging needs of its node."""
+
+    offload: Callable[..., Awaitable[Any]]
+    purging: Plan
+
+
+@define
+class _Bucket:
+    """The stretches of one bucket, looked at."""
+
+    keep: list[TaskId] = field(factory=list)
+    failed: list[TaskId] = field(factory=list)
+    goes: int = 0
+    archives: set[str] = field(factory=set)
+
+
+@define
+class _Found:
+    """What can be purged of a partition."""
+
+    before_ms: int
+    keep: list[TaskId] = field(factory=list)
+    failed: list[TaskId] = field(factory=list)
+    """Stretches that go and have failed tasks."""
+    goes: int = 0
+    archives: set[str] = field(factory=set)
+    """Queues of what goes that ask for an archive."""
+    waits: str = ""
+    """Why the next bucket waits."""
+
+    def take(self, bucket: _Bucket, before_ms: int) -> bool:
+        """Add a bucket, unless too much of it would have to be kept."""
+        if len(self.keep) + len(bucket.keep) > KEPT_MAX:
+            self.waits = TOO_MANY
+            return False
+        self.before_ms = max(self.before_ms, before_ms)
+        self.keep += bucket.keep
+        self.failed += bucket.failed
+        self.goes += bucket.goes
+        self.archives |= bucket.archives
+        return True
+
+
+class Purging:
+    """See the module's first paragraph; one per node."""
+
+    def __init__(self, host: PurgingHost, *, dead: Dead, depended: Depended) -> None:
+        self._host = host
+        self._dead = dead
+        self._depended = depended
+        self._again_ms: dict[int, int] = {}
+        """When to look at a partition again."""
+        self.waits: dict[int, str] = {}
+        """Partitions led from here whose oldest bucket could go but for this."""
+
+    async def run(self) -> None:
+        """Purge what can go until cancelled."""
+        every_s = min(LOOK_EVERY_S_MAX, self._pause_ms / 1000)
+        while True:
+            await trio.sleep(every_s)
+            leaders = dict(sorted(self._host.leaders.items()))
+            for known in (self._again_ms, self.waits):
+                for number in known.keys() - leaders.keys():
+                    del known[number]
+            for number, leader in leaders.items():
+                if self._host.wall_ms() >= self._again_ms.get(number, 0) and self._may(leader):
+                    self._again_ms[number] = self._host.wall_ms() + self._pause_ms
+                    await self._try(leader)
+
+    @property
+    def _pause_ms(self) -> int:
+        return max(250, self._host.purging.bucket_ms // LOOKS_PER_BUCKET)
+
+    def _may(self, leader: PartitionLeader) -> bool:
+        return self._host.leaders.get(leader.partition) is leader and leader.backed and not leader.deposed
+
+    async def _try(self, leader: PartitionLeader) -> None:
+        try:
+            why = await self.look(leader)
+        except OnyxqError as error:
+            log.info("partition %d: nothing is purged now: %s", leader.partition, error.message)
+            why = ABSENT
+        if why and why != self.waits.get(leader.partition):
+            log.warning("partition %d: finished tasks are not purged: %s", leader.partition, why)
+        self.waits.pop(leader.partition, None)
+        if why:
+            self.waits[leader.partition] = why
+
+    # --- one look
+
+    async def look(self, leader: PartitionLeader) -> str:
+        """Purge what can go of a partition; why the oldest bucket that could go otherwise waits, or "".
+
+        Raises `Unavailable` where something cannot be asked or written now.
+        """
+        if leader.in_doubt:
+            # An entry behind it that changes nothing: once it is read, so is the one that may be on its way.
+            await self._host.verdicts([renew_claims.Args(leader.partition, leader.epoch, ())])
+            leader.in_doubt, leader.closing = False, NOTHING
+        number, known = leader.partition, watermark_of(leader.placed)
+        edge_ms = max(known.before_ms, self._edge_ms(number))
+        if not self._host.store.stretches(number, before_ms=edge_ms, limit=1):
+            return ""
+        leader.closing = Watermark(edge_ms)
+        try:
+            await self._quiet(leader)
+            found = await self._walk(leader, known.before_ms, edge_ms)
+            await self._spare_depended(leader, found)
+            if not found.goes or not self._may(leader):
+                return found.waits
+            if found.archives and (why := await self._archive(leader, found)):
+                return why
+            await self._submit(leader, found)
+            return found.waits
+        finally:
+            if not leader.in_doubt:
+                leader.closing = NOTHING
+
+    def _edge_ms(self, number: int) -> int:
+        """Where the watermark can lie at most."""
+        host, plan = self._host, self._host.purging
+        replica = host.replica
+        kept_ms = [settings_of(replica, queue).retention_ms for queue in host.store.queues(number)]
+        edge_ms = host.wall_ms() - max(plan.margin_ms, min(kept_ms, default=DEFAULTS.retention_ms))
+        partitions = replica.settings.partitions
+        for _, one in sorted(replica.periodic.items()):
+            # What has not fired yet gets an id of the time at which it should have.
+            if not one.paused and partition_of(task_id(one, one.next_ms, partitions)) == number:
+                edge_ms = min(edge_ms, one.next_ms)
+        for first, _ in pending_runs(host, number):
+            edge_ms = min(edge_ms, ms_of(first))
+        return max(0, edge_ms // plan.bucket_ms * plan.bucket_ms)
+
+    async def _quiet(self, leader: PartitionLeader) -> None:
+        """Return once all that was let in before is in the store."""
+        await leader.write([])
+        await self._host.floating.landed()
+        await self._host.recorded()
+        for first, _ in pending_runs(self._host, leader.partition):
+            if leader.closing.covers(first):
+                raise Unavailable("a transaction enqueues a task of that time")
+
+    async def _walk(self, leader: PartitionLeader, before_ms: int, edge_ms: int) -> _Found:
+        """Look at the stretches up to ``edge_ms``, bucket by bucket."""
+        bucket_ms = self._host.purging.bucket_ms
+        found, open_buckets, after = _Found(before_ms), dict[int, _Bucket](), BEFORE_ALL
+        while page := self._host.store.stretches(
+            leader.partition, after=after, before_ms=edge_ms, limit=PAGE_STRETCHES
+        ):
+            # Stretches come by the hour: buckets that end before this one's are complete.
+            hour_ms = ms_of(page[0][-20:]) // HOUR_MS * HOUR_MS
+            for number in sorted(one for one in open_buckets if (one + 1) * bucket_ms <= hour_ms):
+                if not found.take(open_buckets.pop(number), (number + 1) * bucket_ms):
+                    return found
+            for name in page:
+                stretch = TaskId(name[-20:])
+                self._look_at(leader, stretch, open_buckets.setdefault(ms_of(stretch) // bucket_ms, _Bucket()))
+            after = page[-1]
+            first = min(open_buckets)
+            if len(found.keep) + len(open_buckets[first].keep) > KEPT_MAX:
+                found.waits = TOO_MANY
+                return found
+            await trio.sleep(PAUSE_S)
+        for number in sorted(open_buckets):
+            if not found.take(open_buckets[number], (number + 1) * bucket_ms):
+                return found
+        return found
+
+    def _look_at(self, leader: PartitionLeader, stretch: TaskId, bucket: _Bucket) -> None:
+        ended = self._ended(leader, stretch)
+        if ended is None:
+            bucket.keep.append(stretch)
+            return
+        bucket.goes += 1
+        if ended.failed:
+            bucket.failed.append(stretch)
+        replica = self._host.replica
+        if replica.queues:
+            bucket.archives |= {queue for queue in ended.queues if settings_of(replica, queue).archive}
+
+    def _ended(self, leader: PartitionLeader, stretch: TaskId) -> Ended | None:
+        """How a stretch ended, if it can go."""
+        host = self._host
+        granter = host.granter
+        if stretch in (host.replica.claims.get(leader.partition) or ()) or self._dead.opens(leader, stretch):
+            return None
+        if granter.finishing.get(stretch) or granter.unsettled.get(stretch):
+            return None
+        ended = host.store.ended(stretch)
+        if ended is None:
+            return None
+        now_ms, settled_ms = host.wall_ms(), host.purging.settled_ms
+        for queue, at_ms in ended.queues.items():
+            if at_ms + max(settled_ms, settings_of(host.replica, queue).retention_ms) > now_ms:
+                return None
+        return ended
+
+    async def _spare_depended(self, leader: PartitionLeader, found: _Found) -> None:
+        """Keep what failed and others wait for, or may; raises `Unavailable` if that is too much."""
+        if not found.failed:
+            return
+        now_s, settled_s = trio.current_time(), self._host.purging.settled_ms / 1000
+        leader.told_s = {one: at_s for one, at_s in leader.told_s.items() if now_s - at_s < settled_s}
+        wanted: Container[bytes] = found.failed
+        # Whom the leader before told that a task failed may not have made anything of it yet.
+        if now_s - leader.since_s >= settled_s:
+            try:
+                wanted = await self._depended.everywhere([one for one in found.failed if one not in leader.told_s])
+            except Unavailable as error:
+                log.info("partition %d: failed tasks stay: %s", leader.partition, error.message)
+                found.waits = ABSENT
+        spared = [one for one in found.failed if one in wanted or one in leader.told_s]
+        found.keep += spared
+        found.goes -= len(spared)
+        if len(found.keep) > KEPT_MAX:
+            raise Unavailable("too many failed tasks may be waited for")
+
+    # --- archive and entry
+
+    async def _archive(self, leader: PartitionLeader, found: _Found) -> str:
+        """Archive what goes; why that is not possible now, or ""."""
+        directory = self._host.purging.directory
+        if directory is None:
+            return NO_DIRECTORY
+        known = watermark_of(leader.placed)
+        bucket = Bucket(
+            partition=leader.partition,
+            from_ms=known.before_ms,
+            before_ms=found.before_ms,
+            keep=found.keep,
+            again=known.kept,
+        )
+        try:
+            written = await write_bucket(
+                self._host.replica, self._host.store, directory, bucket, offload=self._host.offload
+            )
+        except Incomplete as error:
+            return f"{error.message}; {error.advice}"
+        except OnyxqError as error:
+            return error.message
+        log.info("partition %d: %s in %s", leader.partition, written, directory)
+        return ""
+
+    async def _submit(self, leader: PartitionLeader, found: _Found) -> None:
+        entry = purge.Args(leader.partition, leader.epoch, found.before_ms, tuple(sorted(found.keep)))
+        leader.in_doubt = True
+        _, (verdict,) = await self._host.verdicts([entry])
+        leader.in_doubt = False
+        if verdict != APPLIED:
+            raise Unavailable(f"the log says: {verdict}")
+        log.info("partition %d: %d stretches are purged", leader.partition, found.goes)
+        self._again_ms[leader.partition] = 0

@@ -1,0 +1,198 @@
+"""Keys of tasks as they are enqueued: their place in an ordering key, and what a unique key stands for.
+
+The order of an ordering key is fixed by its leader and kept in the task's row, so it is the
+same under every leader: the due time, where the user named one that lay ahead, else the
+time of enqueueing, which never runs backwards in a key; then the leader's epoch and count.
+Those of its key that a task depends on come before it, however late they are: in front of
+them it would wait for what waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+from attrs import frozen
+
+from onyxq.core import facts
+from onyxq.core.facts import Data, Row
+from onyxq.core.ids import Run, TaskId, mask_of, ms_of, partition_of, stretch_of
+from onyxq.core.replica import claim_of
+from onyxq.core.task_headers import DEPENDS, ORDERING_KEY, UNIQUE_KEY
+from onyxq.leader.cohort.replication import Vote
+from onyxq.leader.completion_rows import history_of
+from onyxq.leader.host import OperationsHost
+from onyxq.leader.leader import PartitionLeader
+from onyxq.leader.missing_tasks import missing
+
+CLOCKS_APART_MS = 1_000
+"""How far an id's time may lie ahead of the leader's clock although nobody asked for a later time."""
+GRANT_PATIENCE_S = 4.0
+"""How long the repeat of a unique key waits for the log to say whether its task was granted."""
+NEW, REPLACED, EXISTS = "new", "replaced", "exists"
+
+
+def _nothing() -> None:
+    """For what needs no end."""
+
+
+@frozen
+class Started:
+    """A write that is under way."""
+
+    leader: PartitionLeader
+    vote: Vote
+    stands: tuple[TaskId, str] | None = None
+    """Of a unique key: the task that stands, and whether it is new, has new data, or was there."""
+    over: Callable[[], None] = _nothing
+    """To be called once the write is decided."""
+
+
+class Keyed:
+    """Prepares rows with keys for the partitions that a node leads."""
+
+    def __init__(self, host: OperationsHost) -> None:
+        self._host = host
+        self._clocks: dict[tuple[int, int], int] = {}
+        """Per partition and epoch led: the latest time given to a row."""
+        self._locks: dict[bytes, trio.Semaphore] = {}
+        """Of unique keys that are being enqueued."""
+
+    @staticmethod
+    def concerns(header: dict[str, Any]) -> bool:
+        """Whether a row has a key."""
+        return ORDERING_KEY in header or UNIQUE_KEY in header
+
+    # --- order
+
+    def ordered(
+        self, leader: PartitionLeader, first: TaskId, header: dict[str, Any], body: bytes, at_ms: int | None
+    ) -> bytes:
+        """The body of a new row with its place among those of its key."""
+        now_ms, due_ms = self._clock_ms(leader), ms_of(first)
+        scheduled = due_ms > now_ms + (CLOCKS_APART_MS if at_ms is None else 0)
+        if not scheduled:
+            due_ms = now_ms
+            if ORDERING_KEY in header:
+                digest = facts.key_digest(header["queue"], header[ORDERING_KEY])
+                due_ms = max(now_ms, self._host.store.last_immediate_ms(leader.partition, digest))
+        behind_ms = self._behind_ms(leader, header)
+        if behind_ms > due_ms:
+            due_ms, scheduled = behind_ms, True
+        said = {**header, "order": [due_ms, *leader.mark()], **({"scheduled": True} if scheduled else {})}
+        return facts.pack_task(dict(sorted(said.items())), facts.unpack_task(body).all_payloads())
+
+    def _behind_ms(self, leader: PartitionLeader, header: dict[str, Any]) -> int:
+        """The latest due time, in its key's order, of those of a task's key that it depends on; 0 if there are none."""
+        if not {ORDERING_KEY, DEPENDS} <= header.keys():
+            return 0
+        found = [0]
+        for one in header[DEPENDS]:
+            row = self._host.store.task_row(one) if partition_of(one) == leader.partition else None
+            other = {} if row is None else facts.task_header(row[1])[0]
+            if (other.get("queue"), other.get(ORDERING_KEY)) == (header["queue"], header[ORDERING_KEY]):
+                found.append(other["order"][0])
+        return max(found)
+
+    def _clock_ms(self, leader: PartitionLeader) -> int:
+        """The wall clock as far as it did not go back since the partition is led."""
+        led = (leader.partition, leader.epoch)
+        now_ms = max(self._host.wall_ms(), self._clocks.get(led, 0))
+        if led not in self._clocks:
+            self._clocks = {one: at for one, at in self._clocks.items() if one[0] != leader.partition}
+        self._clocks[led] = now_ms
+        return now_ms
+
+    # --- unique keys
+
+    async def unique(
+        self, leader: PartitionLeader, first: TaskId, header: dict[str, Any], body: bytes
+    ) -> Started | None:
+        """The write for a key that another task stands for; None if this one may.
+
+        Enqueues of one key follow each other: until `Started.over` of this one, or of what
+        `stands` makes of it, the next one waits.
+        """
+        digest = facts.key_digest(header["queue"], header[UNIQUE_KEY])
+        await self._locks.setdefault(digest, trio.Semaphore(1)).acquire()
+        try:
+            leader.check()
+            standing = self._host.store.unique(leader.partition, header["queue"], header[UNIQUE_KEY])
+            if standing is None or standing == first:
+                return None
+            return await self._repeat(leader, standing, body, self._unlocking(digest))
+        except BaseException:
+            self._unlock(digest)
+            raise
+
+    @asynccontextmanager
+    async def turn(self, header: dict[str, Any]) -> AsyncIterator[None]:
+        """Nothing else about the unique key of a task happens meanwhile."""
+        digest = facts.key_digest(header["queue"], header[UNIQUE_KEY])
+        await self._locks.setdefault(digest, trio.Semaphore(1)).acquire()
+        try:
+            yield
+        finally:
+            self._unlock(digest)
+
+    def stands(self, started: Started, first: TaskId, header: dict[str, Any]) -> Started:
+        """The same write of a task that stands for its unique key, `unique` having said so."""
+        digest = facts.key_digest(header["queue"], header[UNIQUE_KEY])
+        return Started(started.leader, started.vote, (first, NEW), self._unlocking(digest))
+
+    def failed(self, header: dict[str, Any]) -> None:
+        """No write came of it although `unique` said that it may."""
+        if UNIQUE_KEY in header:
+            self._unlock(facts.key_digest(header["queue"], header[UNIQUE_KEY]))
+
+    def _unlocking(self, digest: bytes) -> Callable[[], None]:
+        return lambda: self._unlock(digest)
+
+    def _unlock(self, digest: bytes) -> None:
+        lock = self._locks[digest]
+        waits = lock.statistics().tasks_waiting
+        lock.release()
+        if not waits:
+            del self._locks[digest]
+
+    async def _repeat(
+        self, leader: PartitionLeader, standing: TaskId, body: bytes, over: Callable[[], None]
+    ) -> Started:
+        row = self._host.store.task_row(standing)
+        if row is None:
+            raise missing(self._host.store, standing, "unique_key")
+        # Its own row goes out again: it may be here only, and its ack must be honest.
+        rows: list[Row] = [facts.task_row(*row)]
+        if await self._was_had(standing):
+            return Started(leader, leader.replicate(rows), (standing, EXISTS), over)
+        run = Run(standing, 1)
+        self._host.granter.block([run])
+        data = Data(self._host.wall_ms(), facts.unpack_task(body).payload(0), leader.mark())
+        vote = leader.replicate([*rows, facts.data_row(standing, data)])
+
+        def written() -> None:
+            self._host.granter.unblock([run], readd=True)
+            over()
+
+        return Started(leader, vote, (standing, REPLACED), written)
+
+    async def _was_had(self, task_id: TaskId) -> bool:
+        """Whether a task was ever granted, or is finished or about to be."""
+        host, run = self._host, Run(task_id, 1)
+        await host.settled()
+        with trio.move_on_after(GRANT_PATIENCE_S):
+            # On its way to somebody: the log says soon whether it gets there.
+            while host.granter.is_blocked(run) and claim_of(host.replica, task_id) is None:
+                await host.moved()
+            await host.settled()
+        stretch = stretch_of(task_id)
+        finishing = host.granter.finishing.get(stretch, 0) | host.granter.unsettled.get(stretch, 0)
+        finished = host.store.finished_bits(stretch) | finishing
+        granted = (one.event == facts.GRANTED for one in history_of(host.store, task_id))
+        return (
+            bool(finished & mask_of(task_id, 1))
+            or bool(host.granter.is_blocked(run))
+            or (claim_of(host.replica, task_id) is not None or any(granted))
+        )

@@ -1,0 +1,123 @@
+"""Updates: what a worker notes of its progress, numbered per claim, stored as facts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from onyxq.core import facts
+from onyxq.core.errors import (
+    AlreadyFinished,
+    Conflict,
+    OnyxqError,
+    SequenceGap,
+    StaleToken,
+    TooLarge,
+    Unavailable,
+    Unknown,
+)
+from onyxq.core.facts import Update
+from onyxq.core.ids import Run, TaskId
+from onyxq.leader.cohort.replication import Vote
+from onyxq.leader.freshness import unsure_partitions
+from onyxq.leader.host import OperationsHost
+from onyxq.leader.leader import PartitionLeader
+from onyxq.leader.token_check import Standing
+from onyxq.store.interface import Store
+
+UPDATES_BYTES_MAX = 8 * 1024 * 1024
+"""Most bytes of data in all updates of a task. They are read in one answer."""
+
+
+def updates_of(store: Store, task_id: TaskId) -> list[Update]:
+    """The updates that are stored of a task, of all its claims."""
+    return [facts.unpack_update(body) for _, body in store.covering(facts.UPDATE, task_id)]
+
+
+def check_room(stored: Sequence[Update], more: int, field: str) -> None:
+    """Raise `TooLarge` if a task's updates would hold too much with so many bytes more."""
+    if sum(len(one.data) for one in stored) + more > UPDATES_BYTES_MAX:
+        raise TooLarge(
+            f"the updates of a task hold at most {UPDATES_BYTES_MAX} bytes, those of earlier attempts included",
+            field=field,
+        )
+
+
+class Updating:
+    """Stores updates of claimed tasks in the partitions that a node leads."""
+
+    def __init__(self, host: OperationsHost, standing: Standing) -> None:
+        self._host = host
+        self._standing = standing
+        self._updates: dict[tuple[bytes, int], int] = {}
+        """Next sequence number of updates being written, per (task, token)."""
+
+    async def update(
+        self, items: Sequence[tuple[TaskId, int, int, bytes]], wanted: int | None = None
+    ) -> list[int | dict[str, Any]]:
+        """Store ``(id, token, seq, data)`` updates on so many nodes (None: a majority); how many have
+        each, or its error map."""
+        unsure = await unsure_partitions(self._host, ((task_id, token) for task_id, token, *_ in items))
+        started: list[tuple[PartitionLeader, Vote] | OnyxqError] = []
+        keys = []
+        for task_id, token, seq, data in items:
+            try:
+                started.append(self._start_update(task_id, token, seq, data, unsure))
+                keys.append(((task_id, token), seq + 1))
+            except OnyxqError as error:
+                started.append(error)
+        try:
+            return [await self._ack(item[0], one, wanted) for item, one in zip(items, started, strict=True)]
+        finally:  # also if nobody waits any more, and perhaps asks again
+            for key, following in keys:
+                if self._updates.get(key) == following:  # else later ones are still being written
+                    del self._updates[key]
+
+    async def _ack(
+        self, task_id: TaskId, started: tuple[PartitionLeader, Vote] | OnyxqError, wanted: int | None
+    ) -> int | dict[str, Any]:
+        if isinstance(started, OnyxqError):
+            return started.to_map()
+        leader, vote = started
+        try:
+            return await leader.decide(vote, wanted=wanted)
+        except Unknown as error:
+            error.details = [[task_id, 1, len(vote.acks)]]
+            return error.to_map()
+        except OnyxqError as error:
+            return error.to_map()
+
+    def _start_update(
+        self, task_id: TaskId, token: int, seq: int, data: bytes, unsure: set[int]
+    ) -> tuple[PartitionLeader, Vote]:
+        leader = self._standing.judge(task_id, token, unsure)
+        taken, refused = self._standing.standing(Run(task_id, 1), token)
+        if refused or not taken:
+            code = refused[0][2]["code"] if refused else AlreadyFinished.code
+            raise (StaleToken if code == StaleToken.code else AlreadyFinished)(
+                refused[0][2]["message"] if refused else f"task {task_id.hex()} is finished already"
+            )
+        found = updates_of(self._host.store, task_id)
+        stored = {one.seq: one for one in found if one.token == token}
+        if seq in stored:
+            if stored[seq].data != data:
+                raise Conflict(f"update {seq} of this claim holds other data", field="data")
+            row = facts.update_row(task_id, stored[seq]._replace(mark=leader.mark()))
+        else:
+            expected = max(len(stored), self._updates.get((task_id, token), 0))
+            if len(stored) <= seq < expected:
+                raise Unavailable(f"update {seq} of this claim is just being stored")
+            if seq != expected:
+                raise SequenceGap(f"update {expected} comes next, not {seq}", field="seq")
+            check_room(found, len(data), "data")
+            self._updates[task_id, token] = seq + 1
+            row = facts.update_row(task_id, Update(token, seq, self._host.wall_ms(), data, leader.mark()))
+        return leader, leader.replicate([row])
+
+    def check_sequence(self, first: TaskId, count: int, token: int, seq: int | None) -> None:
+        """A completion that names a sequence number must follow the claim's last update."""
+        if seq is None:
+            return
+        stored = sum(one.token == token for one in updates_of(self._host.store, first))
+        if count != 1 or seq != stored:
+            raise SequenceGap(f"the completion's seq must be {stored}, not {seq}", field="seq")

@@ -1,0 +1,124 @@
+"""Timers at a partition's leader: which task stands for a timer's id.
+
+The id is the task's unique key, so the index of unique keys leads from it to the task.  To
+replace a timer is to store another task under its key with a higher mark, which is one row: from
+the moment that a majority has it the new task stands, until then the old one does.  An old
+one that was claimed already may still be delivered, and is not tried again.  All about
+one id comes in turn.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trio
+
+from onyxq.core import facts
+from onyxq.core.errors import AlreadyFinished, Conflict, NotFound, OnyxqError, from_map
+from onyxq.core.ids import Run, TaskId, mask_of, ms_of, partition_of, stretch_of
+from onyxq.core.task_headers import UNIQUE_KEY
+from onyxq.core.timer_model import request_of
+from onyxq.leader.cancellations import Cancelling
+from onyxq.leader.completions import Completing
+from onyxq.leader.host import OperationsHost
+from onyxq.leader.leader import PartitionLeader
+from onyxq.leader.task_keys import Keyed
+from onyxq.leader.token_check import Standing
+
+CANCELLED, REPLACED, FINISHED = "cancelled", "replaced", "finished"
+"""What became of a cancel."""
+
+
+class Timers:
+    """Sets and cancels timers of the partitions that a node leads."""
+
+    def __init__(
+        self,
+        host: OperationsHost,
+        standing: Standing,
+        *,
+        keyed: Keyed,
+        completing: Completing,
+        cancelling: Cancelling,
+    ) -> None:
+        self._host = host
+        self._standing = standing
+        self._keyed = keyed
+        self._completing = completing
+        self._cancelling = cancelling
+
+    def standing(self, partition: int, queue: str, timer: str) -> TaskId | None:
+        """The task that stands for an id, finished or not; raises `NotLeader`."""
+        self._standing.leader(partition)
+        return self._host.store.unique(partition, queue, timer)
+
+    async def set(self, first: TaskId, body: bytes, *, replace: bool) -> int:
+        """Have a new task stand for the id that its header names; how many nodes have it.
+
+        Raises `Conflict` if one that is not finished stands already, or with ``replace``
+        `NotFound` if none does.  The same task again, or another one of the same request, is stored once.
+        """
+        header = facts.task_header(body)[0]
+        leader = self._standing.leader(partition_of(first))
+        async with self._keyed.turn(header):
+            leader.check()
+            row = await self._row(leader, first, header, body, replace=replace)
+            with trio.CancelScope(shield=True):  # the next one of this id must know what became of it
+                acks = await leader.write([row])
+        return acks
+
+    async def _row(
+        self, leader: PartitionLeader, first: TaskId, header: dict[str, Any], body: bytes, *, replace: bool
+    ) -> facts.Row:
+        store = self._host.store
+        if store.known_bits(stretch_of(first)) & mask_of(first, 1) and (known := store.task_row(first)) is not None:
+            return facts.task_row(*known)  # a repeat: it may be here only, and its ack must be honest
+        standing = store.unique(leader.partition, header["queue"], header[UNIQUE_KEY])
+        if standing is not None and (row := store.task_row(standing)) is not None and _alike(row[1], body):
+            return facts.task_row(*row)
+        lives = standing is not None and await self._lives(standing)
+        if lives and not replace:
+            raise Conflict(
+                f"there is a timer {header[UNIQUE_KEY]!r} already", field="id", hint="Replace it, or cancel it first."
+            )
+        if replace and not lives:
+            raise NotFound(f"there is no timer {header[UNIQUE_KEY]!r} that has not fired yet", field="id")
+        leader.check_new(first)
+        self._host.count_event(header["queue"], "enqueued", 1)
+        return facts.task_row(first, self._keyed.ordered(leader, first, header, body, ms_of(first)))
+
+    async def _lives(self, task_id: TaskId) -> bool:
+        await self._host.settled()
+        await self._completing.turn([Run(task_id, 1)])
+        return not self._cancelling.finished(task_id)
+
+    async def cancel(self, task_id: TaskId) -> str:
+        """Cancel a task, claimed or not, if it stands for its id still; what became of that.
+
+        Raises `NotFound`, and `Unavailable` if it cannot be told now.
+        """
+        self._standing.leader(partition_of(task_id))
+        row = self._host.store.task_row(task_id)
+        if row is None:
+            raise NotFound("there is no such timer", field="id")
+        header = facts.task_header(row[1])[0]
+        if UNIQUE_KEY not in header:
+            raise NotFound("there is no such timer", field="id")
+        async with self._keyed.turn(header):
+            standing = self._host.store.unique(partition_of(task_id), header["queue"], header[UNIQUE_KEY])
+            if standing != task_id:
+                return REPLACED
+            with trio.CancelScope(shield=True):
+                (refused,) = await self._cancelling.cancel([task_id], claimed=True)
+        error: OnyxqError | None = None if refused is None else from_map(refused)
+        if isinstance(error, AlreadyFinished):
+            return FINISHED
+        if error is not None:
+            raise error
+        return CANCELLED
+
+
+def _alike(known: bytes, body: bytes) -> bool:
+    """Whether two tasks were made for the same request."""
+    request = request_of(facts.unpack_task(body).payload(0))
+    return bool(request) and request_of(facts.unpack_task(known).payload(0)) == request

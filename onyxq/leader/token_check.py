@@ -1,0 +1,112 @@
+"""Which tokens stand (design: claims).
+
+From the moment a newer grant is on its way older tokens are refused; a lapsed token is
+taken while nobody newer was granted.
+"""
+
+from __future__ import annotations
+
+from onyxq.core import facts
+from onyxq.core.errors import AlreadyFinished, BadRequest, NotLeader, OnyxqError, StaleToken
+from onyxq.core.facts import History
+from onyxq.core.ids import Run, TaskId, id_at, mask_of, offset_of, partition_of, runs_of, stretch_of
+from onyxq.core.replica import claimed_bits, held_bits, pieces_of
+from onyxq.leader.completion_rows import history_of, overtaken_bits
+from onyxq.leader.host import OperationsHost, Refused
+from onyxq.leader.leader import PartitionLeader
+from onyxq.leader.missing_tasks import missing
+
+
+class Standing:
+    """Judges tokens of the partitions that a node leads."""
+
+    def __init__(self, host: OperationsHost) -> None:
+        self._host = host
+
+    def leader(self, partition: int) -> PartitionLeader:
+        """The serving leader of a partition; raises `NotLeader`, `BadRequest`."""
+        if partition >= self._host.replica.settings.partitions:
+            raise BadRequest(f"there is no partition {partition}", field="id")
+        leader = self._host.leaders.get(partition)
+        if leader is None:
+            raise NotLeader(f"partition {partition} is not led from here")
+        leader.check()
+        return leader
+
+    def judge(self, task_id: TaskId, token: int, unsure: set[int]) -> PartitionLeader:
+        """The leader that can say whether a token stands; raises `NotLeader` if it cannot be told here now."""
+        leader = self.leader(partition_of(task_id))
+        if leader.partition in unsure and token > self._host.replica.position:
+            raise NotLeader(f"token {token} lies beyond what this node has read of the log")
+        return leader
+
+    def standing(self, run: Run, token: int) -> tuple[int, list[Refused]]:
+        """Mask of the tasks on which ``token`` still stands, and the refused parts.
+
+        A lapsed token stands while nobody newer was granted. Tasks that this very token
+        completed already are neither: their repeat is stored again.
+        """
+        mask, stretch = mask_of(*run), stretch_of(run.first)
+        store = self._host.store
+        held = held_bits(self._host.replica, run, token) & ~self._host.granter.is_blocked(run)
+        finished = store.finished_bits(stretch) & mask
+        stands = held & ~finished | overtaken_bits(store, run, token, held & finished)
+        refused: list[Refused] = []
+        rest = mask & ~stands
+        for part in runs_of(stretch, rest):
+            for task_id in (id_at(stretch, offset_of(part.first) + i) for i in range(part.count)):
+                error = self._why_not(task_id, token)
+                if error is None and not finished & mask_of(task_id, 1):
+                    stands |= mask_of(task_id, 1)
+                    if (row := store.task_row(task_id)) is not None:
+                        self._host.granter.keys.note(task_id, row[1])
+                elif error is not None:
+                    refused.append([task_id, 1, error.to_map()])
+        return stands, refused
+
+    def _why_not(self, task_id: TaskId, token: int) -> OnyxqError | None:
+        """Why ``token`` does not stand on a task that it does not hold; None if it does."""
+        run = Run(task_id, 1)
+        store = self._host.store
+        if not self._host.granter.serves(partition_of(task_id)):
+            return NotLeader(f"what the log said of the claims of task {task_id.hex()} is not in the store yet")
+        if store.finished_bits(stretch_of(task_id)) & mask_of(*run):
+            done = [facts.unpack_completion(body) for _, body in store.covering(facts.COMPLETION, task_id)]
+            newest = max(done, key=lambda one: (one.mark, one.token), default=None)
+            if newest is not None and newest.token == token and newest.outcome == facts.COMPLETED:
+                # Had it been acknowledged nobody would have been granted the task after it.
+                if not self._granted_after(task_id, token):
+                    return None
+                return StaleToken(f"task {task_id.hex()} was granted under a newer token than {token}")
+            how = "was cancelled" if newest is not None and newest.outcome == facts.CANCELLED else "is finished already"
+            return AlreadyFinished(f"task {task_id.hex()} {how}")
+        if self._host.granter.is_undecided(run):
+            return NotLeader(f"whether task {task_id.hex()} was granted anew when the log was lost is not known yet")
+        return self._why_not_unfinished(task_id, token)
+
+    def _why_not_unfinished(self, task_id: TaskId, token: int) -> OnyxqError | None:
+        run, store = Run(task_id, 1), self._host.store
+        if store.task_row(task_id) is None:
+            return missing(store, task_id)
+        if claimed_bits(pieces_of(self._host.replica, task_id)) & mask_of(*run) or self._host.granter.is_blocked(run):
+            return StaleToken(f"task {task_id.hex()} is claimed under another token")
+        if token < self._host.replica.void_below:
+            return StaleToken(f"token {token} is void: it is from before the log was recovered")
+        grants = [event.token for event in self.history(task_id) if event.event == facts.GRANTED]
+        if not grants or max(grants) != token or token < store.counts_from(task_id):
+            return StaleToken(f"token {token} is not the last granted on task {task_id.hex()}, or of a life before")
+        return None
+
+    def _granted_after(self, task_id: TaskId, token: int) -> bool:
+        """Whether somebody has, had or is about to get a task under a newer token."""
+        offset = offset_of(task_id)
+        held = pieces_of(self._host.replica, task_id)
+        if any(at <= offset < at + count and other > token for at, count, other, *_ in held):
+            return True
+        said = self.history(task_id)
+        newer = any(event.event == facts.GRANTED and event.token > token for event in said)
+        return newer or bool(self._host.granter.is_blocked(Run(task_id, 1)))
+
+    def history(self, task_id: TaskId) -> list[History]:
+        """What the log said about a task's claims, in order."""
+        return history_of(self._host.store, task_id)

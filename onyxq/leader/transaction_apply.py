@@ -1,0 +1,280 @@
+"""Making committed transactions visible: their pending facts become facts (design: transactions).
+
+Who leads a partition of which the replica says that a committed transaction has not settled
+there writes the part's items through the paths that all facts take, and then submits
+``settle_transaction``.  All of it may be repeated, by this leader or the next one, which
+finds the pending rows at its takeover.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+import trio
+
+from log_entries import settle_transaction
+from onyxq.core import facts
+from onyxq.core.errors import Corrupt, NotLeader, OnyxqError, Unavailable, from_map
+from onyxq.core.facts import Row, Update
+from onyxq.core.ids import Run, TaskId
+from onyxq.core.replica import Replica, Transaction
+from onyxq.leader.cohort import pending_facts
+from onyxq.leader.cohort.pending_facts import key_in
+from onyxq.leader.completion_rows import Finish
+from onyxq.leader.completions import Completing
+from onyxq.leader.host import OperationsHost
+from onyxq.leader.leader import PartitionLeader
+from onyxq.leader.task_updates import updates_of
+from onyxq.log.outbox import Outbox
+
+AT_ONCE_MAX = 512
+"""Transactions that one partition makes visible together."""
+DEPENDS_PATIENCE_S = 120.0
+"""How long a task waits to be made visible for others of its transaction that it depends on."""
+RETRY_PAUSE_S = 0.25
+FETCH_TIMEOUT_S = 5.0
+
+log = logging.getLogger(__name__)
+
+
+class TransactingHost(OperationsHost, Protocol):
+    """What transactions need of their node."""
+
+    node_id: str
+    replica: Replica
+
+    async def call(self, node: str, method: str, args: dict[str, Any], *, timeout_s: float) -> Any:
+        """Call a method of another node; raises `Unavailable`."""
+        ...
+
+    def outbox_now(self) -> Outbox:
+        """The outbox of the member peer; raises `LogUnavailable`."""
+        ...
+
+    def start_soon(self, function: Callable[..., Any], *args: Any) -> None:
+        """Run something in the node's nursery."""
+        ...
+
+
+Enqueue = Callable[[Sequence[Any], int | None], Awaitable[list[Any]]]
+
+
+class MakingVisible:
+    """See the module's first paragraph; one per node."""
+
+    def __init__(self, host: TransactingHost, *, completing: Completing, enqueue: Enqueue) -> None:
+        self._host = host
+        self._completing = completing
+        self._enqueue = enqueue
+        self._todo: dict[int, dict[str, None]] = {}
+        """Transactions to be made visible, per partition led from here."""
+        self._busy: set[int] = set()
+        self._wake = trio.Event()
+        self._refused: dict[TaskId, float] = {}
+        """When runs were first refused because of what they depend on."""
+        self.lost = 0
+        """Parts whose pending rows no holder had, though all were asked."""
+
+    async def run(self) -> None:
+        """Background work until cancelled."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                await self._wake.wait()
+                self._wake = trio.Event()
+                for partition in sorted(self._todo.keys() - self._busy):
+                    leader = self._host.leaders.get(partition)
+                    if leader is None or not self._leads(leader):
+                        del self._todo[partition]  # who leads next looks at everything again
+                        continue
+                    self._busy.add(partition)
+                    nursery.start_soon(self._serve, leader)
+
+    def owe(self, partition: int, name: str) -> None:
+        """A committed transaction has a part in a partition; it is no concern of a node that does not lead it."""
+        if partition in self._host.leaders:
+            self._todo.setdefault(partition, {})[name] = None
+            self._wake.set()
+
+    async def _serve(self, leader: PartitionLeader) -> None:
+        """Make visible what a partition owes, as long as it is led from here and owes something."""
+        partition = leader.partition
+        try:
+            while self._leads(leader) and (names := self._todo.pop(partition, None)):
+                now, later = list(names)[:AT_ONCE_MAX], list(names)[AT_ONCE_MAX:]
+                failed = await self._finish(leader, now)
+                if failed:
+                    await trio.sleep(RETRY_PAUSE_S)
+                for name in [*later, *failed]:
+                    self.owe(partition, name)
+        finally:
+            self._busy.discard(partition)
+            if partition in self._todo:
+                self._wake.set()
+
+    def _leads(self, leader: PartitionLeader) -> bool:
+        return self._host.leaders.get(leader.partition) is leader and leader.ready and not leader.deposed
+
+    async def _finish(self, leader: PartitionLeader, names: list[str]) -> list[str]:
+        """Make parts of transactions visible and say so; the names of those that must be tried again."""
+        items: dict[str, list[Any]] = {}
+        failed: list[str] = []
+        for name in names:
+            found = self._host.replica.transactions.get(name)
+            if found is None or leader.partition not in found.parts:
+                continue
+            try:
+                items[name] = await self._items(leader, name, found)
+            except OnyxqError as error:
+                log.info("transaction %s waits in partition %d: %s", name, leader.partition, error.message)
+                failed.append(name)
+        if not items or await self._done(leader, items):
+            return failed
+        if len(items) == 1:
+            return failed + list(items)
+        # One of them may hold up the others.
+        return failed + [name for name, own in items.items() if not await self._done(leader, {name: own})]
+
+    async def _done(self, leader: PartitionLeader, items: dict[str, list[Any]]) -> bool:
+        """Whether all of these parts are visible now, and that was said."""
+        try:
+            await self._make_visible(leader, [item for own in items.values() for item in own])
+            self._settle(leader, list(items))
+        except OnyxqError as error:
+            log.info("transactions wait in partition %d: %s", leader.partition, error.message)
+            return False
+        return True
+
+    def _settle(self, leader: PartitionLeader, names: list[str]) -> None:
+        entries = [settle_transaction.Args(name, leader.partition, leader.epoch) for name in names]
+        if entries:  # if the session ends first, the leader of the next epoch owes them again
+            self._host.outbox_now().submit(entries)
+
+    async def _items(self, leader: PartitionLeader, name: str, found: Transaction) -> list[Any]:
+        """The items of a part, from here or, if they are not whole, from another holder."""
+        _, digest = found.parts[leader.partition]
+        key = key_in(found, name, leader.partition)
+        bodies = self._bodies(leader.partition, key, digest)
+        asked = answered = 0
+        if bodies is None:
+            for node in leader.holders():
+                if node == self._host.node_id:
+                    continue
+                asked += 1
+                answered += await self._fetched(leader, node, key)
+                bodies = self._bodies(leader.partition, key, digest)
+                if bodies is not None:
+                    break
+        if bodies is None:
+            if answered < asked:
+                raise Unavailable("its pending facts are not here, and not every holder answers")
+            # Every holder was asked: a majority of them was lost, and an operator accepted it.
+            # What it completes is known from the log; results, updates and new tasks are gone.
+            self.lost += 1
+            log.error("partition %d lost what transaction %s wrote there", leader.partition, name)
+            mine = [(token, runs) for number, token, runs in found.claims if number == leader.partition]
+            return [["C", first, count, token, None] for token, runs in mine for first, count in runs]
+        return pending_facts.unpack_items(bodies)
+
+    def _bodies(self, partition: int, key: str, digest: bytes) -> list[bytes] | None:
+        try:
+            bodies = [row.body for row in self._host.store.pending(partition, key)]
+        except Corrupt as error:
+            log.error("partition %d: %s", partition, error.message)
+            return None
+        return bodies if pending_facts.digest_of(bodies) == digest else None
+
+    async def _fetched(self, leader: PartitionLeader, node: str, key: str) -> int:
+        async def call(method: str, args: dict[str, Any]) -> Any:
+            return await self._host.call(node, method, args, timeout_s=FETCH_TIMEOUT_S)
+
+        try:
+            await pending_facts.pull(self._host.store, call, leader.partition, want=key)
+        except OnyxqError:
+            return 0
+        return 1
+
+    async def _make_visible(self, leader: PartitionLeader, items: list[Any]) -> None:
+        """Write items as facts; raises what keeps a majority from having them."""
+        if not items:
+            return
+        if not self._leads(leader):
+            raise NotLeader(f"partition {leader.partition} is not led from here any more")
+        runs = [one[1:] for one in items if one[0] == "T"]
+        finishes = [
+            Finish(Run(TaskId(first), count), token, facts.COMPLETED, results or [])
+            for _, first, count, token, results in (one for one in items if one[0] == "C")
+        ]
+        updates = self._update_rows(leader, items)
+        vote = leader.replicate(updates) if updates else None
+        errors: list[OnyxqError] = []
+
+        async def attempt(write: Callable[[], Awaitable[None]]) -> None:
+            try:
+                await write()
+            except OnyxqError as error:
+                errors.append(error)
+
+        if runs and finishes:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(attempt, lambda: self._complete_all(leader, finishes))
+                await attempt(lambda: self._enqueue_all(runs))
+        elif finishes:
+            await self._complete_all(leader, finishes)
+        elif runs:
+            await self._enqueue_all(runs)
+        if vote is not None:
+            await leader.decide(vote)
+        if errors:
+            raise errors[0]
+
+    async def _complete_all(self, leader: PartitionLeader, finishes: list[Finish]) -> None:
+        if not self._leads(leader):
+            raise NotLeader(f"partition {leader.partition} is not led from here any more")
+        refused: list[list[Any]] = [[] for _ in finishes]
+        await self._completing.finish_all({leader.partition: list(enumerate(finishes))}, refused)
+        for part in (part for parts in refused for part in parts):
+            raise from_map(part[2])
+
+    async def _enqueue_all(self, runs: list[Any]) -> None:
+        """Write task runs; those that depend on others of their transaction once these are there."""
+        wall_ms = self._host.wall_ms()
+        left = [(TaskId(first), body, at_ms if at_ms and at_ms > wall_ms else None) for first, body, at_ms in runs]
+        while left:
+            acks = await self._enqueue(left, None)
+            refused = [(run, from_map(ack)) for run, ack in zip(left, acks, strict=True) if isinstance(ack, dict)]
+            for _, error in refused:
+                if isinstance(error, Unavailable):
+                    raise error
+            again = [run for run, error in refused if self._may_come(run[0], error)]
+            for first, *_ in left if self._refused and not refused else ():
+                self._refused.pop(first, None)
+            if again and len(refused) == len(left):
+                raise Unavailable("what a task depends on is not there yet")
+            left = again
+
+    def _may_come(self, first: TaskId, error: OnyxqError) -> bool:
+        """Whether a refused run may be taken later: what it depends on may be in another partition."""
+        now = trio.current_time()
+        since = self._refused.setdefault(first, now)
+        if error.field == "depends" and now - since < DEPENDS_PATIENCE_S:
+            return True
+        del self._refused[first]
+        log.error("task %s of a committed transaction was refused: %s", first.hex(), error.message)
+        return False
+
+    def _update_rows(self, leader: PartitionLeader, items: list[Any]) -> list[Row]:
+        """The rows of updates. A number that an update of the same claim took meanwhile is passed over."""
+        rows: list[Row] = []
+        taken: dict[tuple[TaskId, int], dict[int, bytes]] = {}
+        for _, task_id, token, seq, data in (one for one in items if one[0] == "U"):
+            stored = taken.get((task_id, token))
+            if stored is None:
+                stored = {one.seq: one.data for one in updates_of(self._host.store, task_id) if one.token == token}
+                taken[task_id, token] = stored
+            while stored.get(seq, data) != data:
+                seq += 1
+            stored[seq] = data
+            rows.append(facts.update_row(task_id, Update(token, seq, self._host.wall_ms(), data, leader.mark())))
+        return rows

@@ -1,0 +1,296 @@
+"""Transactions at the leaders of their parts: kept as pending facts first, then made visible (design: transactions).
+
+*Prepare*: the part's tokens are judged and its items are kept, as pending rows, by a majority
+of the partition's holders, under its epoch like any write; nobody sees them.  *Commit* is an
+entry of the log.  What follows it is told in `onyxq.leader.transaction_apply`.
+
+Pending rows go once their part has settled, or once the replica tells that a commit which it does
+not know can never come: log time has passed the transaction's deadline, or the transaction is of a
+batch of a job that was committed otherwise, or whose driver was replaced, or that has ended.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import trio
+
+from log_entries import settle_transaction
+from log_entries.commit_batch import committed_by
+from onyxq.core.entry import APPLIED
+from onyxq.core.errors import Conflict, OnyxqError, SequenceGap, StaleToken, StoreFailed, Unavailable
+from onyxq.core.facts import Row
+from onyxq.core.ids import Run, TaskId, ids_of, mask_of, runs_of, stretch_of
+from onyxq.core.replica import Replica, Transaction, held_bits
+from onyxq.core.step import Step
+from onyxq.core.transactions import known_as
+from onyxq.leader.cohort import pending_facts
+from onyxq.leader.cohort.pending_facts import Part, is_over, key_in
+from onyxq.leader.completion_rows import overtaken_bits
+from onyxq.leader.completions import Completing
+from onyxq.leader.freshness import unsure_partitions
+from onyxq.leader.leader import PartitionLeader
+from onyxq.leader.task_updates import check_room, updates_of
+from onyxq.leader.token_check import Standing
+from onyxq.leader.transaction_apply import Enqueue, MakingVisible, TransactingHost
+from onyxq.store.interface import Batch, PendingRow
+from onyxq.system import failures
+
+SWEEP_EVERY_S = 5.0
+DROP_PAUSE_S = 0.2
+"""How long pending rows that are over wait for company."""
+REPEAT = "repeat"
+
+log = logging.getLogger(__name__)
+
+HeldClaim = tuple[TaskId, int, int]
+"""(first, count, token)."""
+
+
+class Asked(NamedTuple):
+    """What a leader is asked to prepare: one part of a transaction."""
+
+    name: str
+    deadline_ms: int
+    partition: int
+    items: list[Any]
+    """As `onyxq.leader.cohort.pending_facts` has them; may be empty, where claims are only judged."""
+    require: list[HeldClaim]
+    """Claims that must stand, beside those of the items."""
+
+
+class Transacting:
+    """See the module's first paragraph; one per node."""
+
+    def __init__(self, host: TransactingHost, *, standing: Standing, completing: Completing, enqueue: Enqueue) -> None:
+        self._host = host
+        self._standing = standing
+        self._completing = completing
+        self.visible = MakingVisible(host, completing=completing, enqueue=enqueue)
+        self._over: dict[tuple[int, str], None] = {}
+        """Parts that have settled and whose pending rows can go."""
+        self._over_wake = trio.Event()
+        self._waiting: dict[str, trio.Event] = {}
+        self.wants_time = False
+        """Whether pending rows here wait for log time to pass their deadline."""
+
+    async def run(self) -> None:
+        """Background work until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.visible.run)
+            nursery.start_soon(self._drop_settled)
+            nursery.start_soon(self._sweep)
+
+    # --- the log moves on
+
+    def note(self, before: Replica, step: Step) -> None:
+        """Take what a step of the log says of transactions."""
+        for outcome in step.outcomes:
+            args: Any = outcome.args
+            if outcome.verdict != APPLIED:
+                continue
+            for committed in committed_by(args):
+                for part in committed.parts:
+                    self.visible.owe(part.partition, committed.name)
+                self._tell(committed.name)
+            if isinstance(args, settle_transaction.Args):
+                found = before.transactions.get(args.name)
+                if found is not None:
+                    key = key_in(found, args.name, args.partition)
+                    self._over[args.partition, key] = None
+                    self._over_wake.set()
+                    self._tell_dependents(found, args.partition)
+                if args.name not in step.replica.transactions:
+                    self._tell(args.name)
+
+    def look(self) -> None:
+        """Take another replica: anything may have happened before it."""
+        for name, found in self._host.replica.transactions.items():
+            for partition in found.parts:
+                self.visible.owe(partition, name)
+        for name in list(self._waiting):
+            self._tell(name)
+
+    def lead(self, leader: PartitionLeader) -> None:
+        """A partition serves from here now: what others began is to be finished."""
+        for name, found in self._host.replica.transactions.items():
+            if leader.partition in found.parts:
+                self.visible.owe(leader.partition, name)
+
+    def _tell_dependents(self, found: Transaction, partition: int) -> None:
+        """What the transaction held is finished for good, now that it holds it no longer."""
+        if partition in self._host.leaders:
+            held = [runs for number, _, runs in found.claims if number == partition]
+            self._completing.on_finished([Run(TaskId(first), count) for runs in held for first, count in runs])
+
+    def _tell(self, name: str) -> None:
+        event = self._waiting.pop(name, None)
+        if event is not None:
+            event.set()
+
+    async def heard_of(self, name: str) -> None:
+        """Return when the log says something of a transaction: committed, or settled everywhere."""
+        event = self._waiting.setdefault(name, trio.Event())
+        try:
+            await event.wait()
+        finally:
+            if self._waiting.get(name) is event and not event.statistics().tasks_waiting:
+                del self._waiting[name]
+
+    # --- prepare
+
+    async def prepare(self, asked: Sequence[Asked]) -> list[Any]:
+        """Keep parts of transactions: ``[rows, digest]``, ``["repeat", position]`` or an error map each."""
+        named = [(first, token) for one in asked for first, _, token in _claims(one)]
+        unsure = await unsure_partitions(self._host, named)
+        await self._completing.turn([Run(first, n) for one in asked for first, n, _ in _claims(one)])
+        answers: list[Any] = []
+        rows: dict[int, list[Row]] = {}
+        for one in asked:
+            try:
+                answer, kept = self._prepared(one, unsure)
+                answers.append(answer)
+                rows.setdefault(one.partition, []).extend(map(pending_facts.as_row, kept))
+            except OnyxqError as error:
+                answers.append(error.to_map())
+        prepared = [one for one, answer in zip(asked, answers, strict=True) if isinstance(answer, list)]
+        with self._completing.begun([run for one in prepared for run in pending_facts.completed_runs(one.items)]):
+            failed = await self._keep(rows)
+        return [
+            failed[one.partition] if one.partition in failed and isinstance(answer, list) else answer
+            for one, answer in zip(asked, answers, strict=True)
+        ]
+
+    async def _keep(self, rows: dict[int, list[Row]]) -> dict[int, dict[str, Any]]:
+        """Have majorities keep pending rows per partition; error maps of those where none did."""
+        votes = []
+        failed: dict[int, dict[str, Any]] = {}
+        for partition, part in sorted(rows.items()):
+            if part:
+                leader = self._host.leaders[partition]
+                votes.append((leader, leader.replicate(part)))
+                failures.refused()  # pending rows have no effect before the commit
+        for leader, vote in votes:
+            try:
+                await leader.decide(vote)
+            except OnyxqError as error:
+                failed[leader.partition] = error.to_map()
+        return failed
+
+    def _prepared(self, asked: Asked, unsure: set[int]) -> tuple[list[Any], list[PendingRow]]:
+        leader = self._standing.leader(asked.partition)
+        known = known_as(self._host.replica, asked.name)
+        if known is not None:
+            return [REPEAT, known[0]], []
+        if self._host.replica.log_time_ms > asked.deadline_ms:
+            raise Unavailable("the transaction took too long: its deadline has passed")
+        for kind, *item in asked.items:
+            if kind == "T":
+                leader.check_new(item[0])
+        self._check_claims(asked, unsure)
+        self._check_updates(asked)
+        bodies = pending_facts.pack_items(asked.items)
+        part = Part(asked.deadline_ms, pending_facts.digest_of(bodies), asked.name)
+        return [len(bodies), part.digest], pending_facts.pending_rows(asked.partition, part, bodies)
+
+    def _check_claims(self, asked: Asked, unsure: set[int]) -> None:
+        """Raise `StaleToken` that names every claim which does not stand."""
+        gone: list[list[Any]] = []
+        for first, count, token in _claims(asked):
+            self._standing.judge(first, token, unsure)
+            why = self._gone(first, count, token)
+            gone += [[task_id, token, error["code"], error["message"]] for task_id, error in why]
+        if gone:
+            raise stale_token(gone)
+
+    def _gone(self, first: TaskId, count: int, token: int) -> Iterable[tuple[TaskId, dict[str, Any]]]:
+        run = Run(first, count)
+        host, store, mask = self._host, self._host.store, mask_of(*run)
+        held = held_bits(host.replica, run, token) & ~host.granter.is_blocked(run)
+        finished = store.finished_bits(stretch_of(first)) & mask
+        stands = held & ~finished | overtaken_bits(store, run, token, held & finished)
+        if stands == mask:
+            return
+        _, refused = self._standing.standing(run, token)
+        why = {task_id: error for task_id, _, error in refused}
+        for task_id in (one for part in runs_of(stretch_of(first), mask & ~stands) for one in ids_of(*part)):
+            # A lapsed claim may still be completed by itself; a commit needs the claim.
+            lapsed = StaleToken(f"token {token} does not hold task {task_id.hex()} any more")
+            yield task_id, why.get(task_id) or lapsed.to_map()
+
+    def _check_updates(self, asked: Asked) -> None:
+        following: dict[tuple[TaskId, int], int] = {}
+        more: dict[TaskId, int] = {}
+        for kind, *item in asked.items:
+            if kind != "U":
+                continue
+            task_id, token, seq, data = item
+            found = updates_of(self._host.store, task_id)
+            stored = {one.seq: one.data for one in found if one.token == token}
+            expected = following.get((task_id, token), len(stored))
+            if seq in stored and stored[seq] != data:
+                raise Conflict(f"update {seq} of this claim holds other data", field="update")
+            if seq not in stored and seq != expected:
+                raise SequenceGap(f"update {expected} comes next on {task_id.hex()}, not {seq}", field="update")
+            if seq not in stored:
+                more[task_id] = more.get(task_id, 0) + len(data)
+                check_room(found, more[task_id], "update")
+            following[task_id, token] = max(expected, seq + 1)
+
+    # --- what is over
+
+    async def _drop_settled(self) -> None:
+        while True:
+            await self._over_wake.wait()
+            await trio.sleep(DROP_PAUSE_S)
+            self._over_wake = trio.Event()
+            over, self._over = tuple(self._over), {}
+            await self._drop(over)
+
+    async def _drop(self, over: tuple[tuple[int, str], ...]) -> None:
+        if over:
+            try:
+                await self._host.store.write(Batch(drop_pending=over))
+            except StoreFailed as error:
+                log.info("pending facts stay for now: %s", error.message)  # until the next sweep
+
+    async def _sweep(self) -> None:
+        """Drop what is left of transactions that were given up, or settled while this node was away."""
+        while True:
+            await trio.sleep(SWEEP_EVERY_S)
+            replica = self._host.replica
+            dead: list[tuple[int, str]] = []
+            left = 0
+            for partition in range(replica.settings.partitions if replica.cluster else 0):
+                for key in self._host.store.pending_transactions(partition):
+                    if is_over(replica, partition, key):
+                        dead.append((partition, key))
+                    else:
+                        left += 1
+            self.wants_time = left > 0
+            self._host.metrics.prepared_transactions.set(left)
+            await self._drop(tuple(dead))
+            if any(leader.ready for leader in self._host.leaders.values()):
+                self.look()
+
+
+def stale_token(gone: list[list[Any]]) -> StaleToken:
+    """The error that names claims which do not stand: ``[id, token, code, message]`` each."""
+    first = gone[0]
+    more = f", and {len(gone) - 1} more" if len(gone) > 1 else ""
+    return StaleToken(
+        f"nothing was done: the claim on {first[0].hex()} under {first[1]} does not stand{more}", details=gone
+    )
+
+
+def _claims(asked: Asked) -> list[HeldClaim]:
+    """Every claim that a part needs to stand."""
+    claims = list(asked.require)
+    for kind, *item in asked.items:
+        if kind == "C":
+            claims.append((item[0], item[1], item[2]))
+        elif kind == "U":
+            claims.append((item[0], 1, item[1]))
+    return claims

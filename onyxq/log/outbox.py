@@ -1,0 +1,218 @@
+"""The outbox: a peer's entries on their way into the log, each record exactly once.
+
+One record is in flight at a time.  While none is, an entry goes out at once; while one
+is, entries gather and leave together, so light load is fast and heavy load cheap.  A
+record whose append has an unknown outcome is sent again under the same number: `step`
+applies a number once, so the repeat, if the first one landed, changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import trio
+from attrs import define, field
+
+from onyxq.core.entry import RECORD_BYTES_MAX
+from onyxq.core.errors import LogUnavailable
+from onyxq.core.log.clock import Measured
+from onyxq.core.log.interface import AppendUnknown, LogSession
+from onyxq.core.log.record import encode_record
+from onyxq.core.step import Outcome
+from onyxq.system import failures
+from onyxq.system.clock import WallClock
+
+RECORD_ENTRIES_BYTES_MAX = RECORD_BYTES_MAX - 4096
+RESEND_PAUSE_S = 0.2
+LAZY_S = 0.05
+"""How long entries that nobody waits for (releases) wait for company."""
+ENTRIES_MAX = 20_000
+
+Done = Callable[[int, Sequence[str] | None], None]
+"""Called with the record's position and the verdicts of the submitted entries, in order;
+with (-1, None) when the session ended before they were read back (outcome unknown)."""
+
+
+@define(eq=False)
+class _Submission:
+    entries: list[bytes]
+    done: Done | None
+    positions: list[int] = field(factory=list)
+    verdicts: list[str] = field(factory=list)
+
+
+class Outbox:
+    """Appends what one peer submits; see the module's first paragraph."""
+
+    def __init__(
+        self,
+        session: LogSession,
+        *,
+        peer: str,
+        clock: WallClock,
+        measure: Callable[[], Measured],
+        on_append: Callable[[float], None],
+        encode: Callable[[Any], bytes],
+    ) -> None:
+        self.peer = peer
+        self.cluster_id = ""
+        self.number = 0
+        """Number of the last record made."""
+        self._session = session
+        self._clock = clock
+        self._measure = measure
+        self._on_append = on_append
+        self._encode = encode
+        self._waiting: deque[tuple[_Submission, bytes]] = deque()
+        self._lazy: deque[tuple[_Submission, bytes]] = deque()
+        self._flight: list[tuple[_Submission, bytes]] = []
+        self._unread: dict[int, list[tuple[_Submission, bytes]]] = {}
+        """Records sent or being sent, by number, until they are read back."""
+        self._landed: dict[int, int] = {}
+        """Positions of those of them that are known to have landed, by number."""
+        self._wake = trio.Event()
+        self._flushed = trio.Event()
+        self._lazy_since: float | None = None
+        self._flight_since: float | None = None
+        self._empty_wanted = False
+        self.closed = False
+        self.sent_at = trio.current_time()
+        """When the last record was appended."""
+
+    # --- what others ask of it
+
+    def submit(self, entries: Sequence[Any], done: Done | None = None, *, lazy: bool = False) -> None:
+        """Take entries; ``done`` hears their verdicts. Raises `LogUnavailable` when closed
+        or full, `TooLarge` for an entry over its limit, `NotEnabled` for one that may not be used yet."""
+        if self.closed or len(self._waiting) > ENTRIES_MAX:
+            raise LogUnavailable("the log cannot be written now")
+        packed = [self._encode(entry) for entry in entries]
+        with failures.serving("an entry"):
+            failures.begin()
+            self._add(packed, done, lazy=lazy)
+
+    def _add(self, packed: list[bytes], done: Done | None, *, lazy: bool) -> None:
+        submission = _Submission(packed, done)
+        queue = self._lazy if lazy else self._waiting
+        queue.extend((submission, entry) for entry in packed)
+        if not lazy:
+            self._wake.set()
+        elif self._lazy_since is None:  # later ones go with the first, whose time is known
+            self._lazy_since = trio.current_time()
+            self._wake.set()
+
+    def submit_empty(self) -> None:
+        """Let log time advance: an empty record, unless another goes out anyway."""
+        self._empty_wanted = True
+        self._wake.set()
+
+    def holds(self, entry: Any) -> bool:
+        """Whether an equal entry is on its way already."""
+        packed = self._encode(entry)
+        if any(packed == other for _, other in self._waiting):
+            return True
+        return any(packed == other for record in self._unread.values() for _, other in record)
+
+    def stalled_s(self) -> float:
+        """Seconds for which the record in flight has waited; 0.0 without one."""
+        return trio.current_time() - self._flight_since if self._flight_since is not None else 0.0
+
+    async def flushed(self) -> None:
+        """Return when nothing waits: what was submitted is written or on its way."""
+        while (self._waiting or self._flight_since is not None) and not self.closed:
+            await self._flushed.wait()
+
+    def applied(self, number: int, position: int, outcomes: Sequence[Outcome]) -> None:
+        """The reader stepped this peer's record ``number``."""
+        self._landed.pop(number, None)
+        record = self._unread.pop(number, None)
+        if record is None:
+            return
+        for (submission, _), outcome in zip(record, outcomes, strict=True):
+            submission.verdicts.append(outcome.verdict)
+            if len(submission.verdicts) == len(submission.entries) and submission.done:
+                submission.done(position, submission.verdicts)
+
+    def skipped(self, number: int, position: int) -> None:
+        """The reader is at ``position`` without having read all: records up to ``number``, and those that
+        landed up to there, lie behind it (of a peer that left, an origin may have forgotten the number);
+        their verdicts cannot be known any more."""
+        for behind in sorted(self._unread):
+            if behind <= number or self._landed.get(behind, position + 1) <= position:
+                self._landed.pop(behind, None)
+                _tell_unknown(self._unread.pop(behind))
+
+    def close(self) -> None:
+        """The session ended: everybody who waits hears that the outcome is unknown."""
+        self.closed = True
+        pending = [item for record in self._unread.values() for item in record]
+        _tell_unknown([*pending, *self._waiting, *self._lazy])
+        self._unread.clear()
+        self._landed.clear()
+        self._waiting.clear()
+        self._lazy.clear()
+        self._flushed.set()
+
+    # --- its task
+
+    async def run(self) -> None:
+        """Append until cancelled or the session is lost (`SessionLost`)."""
+        while True:
+            await self._something_to_send()
+            record = self._take()
+            self.number += 1
+            self._unread[self.number] = record
+            self._flight_since = trio.current_time()
+            await self._append(self.number, [entry for _, entry in record])
+            self._on_append(trio.current_time() - self._flight_since)
+            self._flight_since = None
+            self.sent_at = trio.current_time()
+            self._flushed.set()
+            self._flushed = trio.Event()
+
+    async def _append(self, number: int, entries: list[bytes]) -> None:
+        while number in self._unread:
+            # Measured anew each time: an old time would make this peer's clock look slow.
+            wall_ms, measured = self._clock.wall_ms(), self._measure()
+            data = encode_record(self.cluster_id, self.peer, number, wall_ms, entries, measured=measured)
+            try:
+                position = await self._session.append(data)
+            except AppendUnknown:
+                # Either it landed, then the reader soon says so, or it is sent again.
+                await trio.sleep(RESEND_PAUSE_S)
+                continue
+            if number in self._unread:
+                self._landed[number] = position
+            return
+
+    async def _something_to_send(self) -> None:
+        while not self._waiting and not self._empty_wanted:
+            wait_s = float("inf")
+            if self._lazy_since is not None:
+                wait_s = self._lazy_since + LAZY_S - trio.current_time()
+                if wait_s <= 0:
+                    return
+            self._wake = trio.Event()
+            with trio.move_on_after(wait_s):
+                await self._wake.wait()
+
+    def _take(self) -> list[tuple[_Submission, bytes]]:
+        taken: list[tuple[_Submission, bytes]] = []
+        size = 0
+        for queue in (self._waiting, self._lazy):
+            while queue and size + len(queue[0][1]) <= RECORD_ENTRIES_BYTES_MAX:
+                taken.append(queue.popleft())
+                size += len(taken[-1][1])
+        if not self._lazy:
+            self._lazy_since = None
+        self._empty_wanted = False
+        return taken
+
+
+def _tell_unknown(items: Sequence[tuple[_Submission, bytes]]) -> None:
+    """Tell each submission among ``items``, once, that its outcome is unknown."""
+    for submission in dict.fromkeys(submission for submission, _ in items):
+        if submission.done:
+            submission.done(-1, None)

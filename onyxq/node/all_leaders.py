@@ -1,0 +1,259 @@
+"""Asking the leaders of all partitions: what they answer is together of every partition, each once.
+
+Leaders change while they are being asked.  So whoever asks names the partitions that it wants of a node, each
+with the epoch that it knows, and the answer names those of which it is: led by the node under that very epoch
+from the beginning of its look to the end.  What remains is asked for again, as the log says by then.
+
+A leader that was deposed and whoever asks may both not have read of it yet.  So all nodes that hold a partition are
+asked whether they have promised a later epoch, in the same message: an answer counts only if
+as many have not as a write needs.  Nobody can have acknowledged anything under a later epoch before that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import trio
+from attrs import define, field, frozen
+
+from onyxq.core.errors import BadRequest, OnyxqError, Unavailable, Unknown
+from onyxq.core.ids import PARTITIONS_MAX
+from onyxq.core.placement import holders
+from onyxq.core.replica import Replica, majority
+from onyxq.node.node import Node
+from onyxq.node.routing import RETRY_PAUSE_MAX_S, RETRY_PAUSE_S, is_passing, leader_of
+
+LEADERS_TIMEOUT_S = 1.0
+"""How long partitions that move, or are being taken over, are waited for since another one was answered for."""
+READ_TIMEOUT_S = 5.0
+LANDED_TIMEOUT_S = 1.0
+"""How long a look may wait for a disk to take what was acknowledged before."""
+EPOCHS = 1 << 62
+WORD = "partitions"
+"""The argument that peers of an older version do not know: they answer for whatever they lead."""
+
+Cohort: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]
+"""Members and target."""
+Look: TypeAlias = Callable[[dict[str, Any], Sequence[int]], Awaitable[Any]]
+"""What the arguments of a method ask for, of some of the partitions led from here."""
+
+
+@frozen
+class Part:
+    """What one node answers."""
+
+    answer: Any
+    partitions: Collection[int]
+    """Of which it is; where there are none the answer says nothing."""
+    past: Collection[int]
+    """Of which the node has promised a later epoch."""
+
+
+@frozen
+class Plan:
+    """Who is asked for what."""
+
+    partitions: frozenset[int]
+    unserved: Sequence[int]
+    """Those that nobody leads who is ready."""
+    wanted: Mapping[str, Mapping[int, int]]
+    """Node -> partitions that it holds, and perhaps leads, and their epochs."""
+    cohorts: Mapping[Cohort, frozenset[int]]
+
+
+@define
+class Round:
+    """Every node is asked once."""
+
+    plan: Plan
+    told: dict[str, Part] = field(factory=dict)
+    errors: list[OnyxqError] = field(factory=list)
+
+    def parts(self) -> list[Part]:
+        """Answers that count."""
+        stands = self._standing()
+        parts = (part for _, part in sorted(self.told.items()))
+        return [part for part in parts if part.partitions and stands.issuperset(part.partitions)]
+
+    def whole(self) -> bool:
+        """Whether no more answers are needed."""
+        wanted = len(self.plan.partitions)
+        return sum(len(part.partitions) for part in self.told.values()) >= wanted and len(self._standing()) >= wanted
+
+    def _standing(self) -> set[int]:
+        """Partitions of which majorities have answered, and nobody has promised a later epoch."""
+        told, stands = self.told, set[int]()
+        for (members, target), partitions in self.plan.cohorts.items():
+            if majority(members, told) and majority(target, told):
+                stands |= partitions
+        return stands.difference(*(part.past for part in told.values()))
+
+
+def planned(replica: Replica, partitions: Collection[int]) -> Plan:
+    """Ask all that hold the partitions: who leads one is among them."""
+    wanted: dict[str, dict[int, int]] = {}
+    cohorts: dict[Cohort, set[int]] = {}
+    for number in sorted(partitions):
+        placed = replica.partitions[number]
+        cohorts.setdefault((placed.members, placed.target), set()).add(number)
+        for name in holders(placed):
+            wanted.setdefault(name, {})[number] = placed.epoch
+    return Plan(
+        frozenset(partitions),
+        [number for number in sorted(partitions) if not replica.partitions[number].ready],
+        dict(sorted(wanted.items())),
+        {cohort: frozenset(numbers) for cohort, numbers in cohorts.items()},
+    )
+
+
+class AllLeaders:
+    """See the module's first paragraph; one per node."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._planned: tuple[Any, Plan] = None, Plan(frozenset(), (), {}, {})
+        """For all partitions as they were placed last."""
+
+    def led(self) -> list[int]:
+        """Partitions that serve from here, sorted."""
+        return [number for number, leader in sorted(self._node.leaders.items()) if leader.ready]
+
+    # --- the node that asks
+
+    async def ask(self, method: str, args: dict[str, Any], look: Look) -> list[Any]:
+        """Answers to a method that are together of all partitions; ``look`` is this node's own.
+
+        Raises `Unavailable` if nobody can answer for some of them.
+        """
+        node, answers = self._node, list[Any]()
+        if node.replica.cluster is None:
+            raise Unavailable("the cluster is not known here yet")
+        left = set(node.replica.partitions)
+        until, pause = trio.current_time() + LEADERS_TIMEOUT_S, RETRY_PAUSE_S
+        while True:
+            plan = await self._served(left, until)
+            replica = node.replica
+            asked = await self._round(plan, method, args, look)
+            for part in asked.parts():
+                answers.append(part.answer)
+                left.difference_update(part.partitions)
+                until, pause = trio.current_time() + LEADERS_TIMEOUT_S, RETRY_PAUSE_S
+            if not left:
+                return answers
+            if trio.current_time() + pause > until:
+                why = f": {asked.errors[0].message}" if asked.errors else ""
+                raise Unavailable(f"partitions {_some(left)} move, or are not reached{why}")
+            with trio.move_on_after(pause):
+                await node.changed(replica)
+            await trio.sleep(pause / 4)
+            pause = min(2 * pause, RETRY_PAUSE_MAX_S)
+
+    async def _served(self, left: Collection[int], until: float) -> Plan:
+        """Whom to ask once all is served."""
+        with trio.move_on_at(until):
+            while self._plan(left).unserved:
+                await self._node.changed(self._node.replica)
+        plan = self._plan(left)
+        if plan.unserved:
+            raise Unavailable(f"nobody serves partitions {_some(plan.unserved)} now")
+        return plan
+
+    def _plan(self, left: Collection[int]) -> Plan:
+        replica = self._node.replica
+        if len(left) < len(replica.partitions):
+            return planned(replica, left)
+        if self._planned[0] is not replica.partitions:
+            self._planned = replica.partitions, planned(replica, left)
+        return self._planned[1]
+
+    async def _round(self, plan: Plan, method: str, args: dict[str, Any], look: Look) -> Round:
+        node, asked = self._node, Round(plan)
+        async with trio.open_nursery() as nursery:
+
+            async def ask(name: str, epochs: Mapping[int, int]) -> None:
+                try:
+                    if name == node.node_id:
+                        asked.told[name] = await self._look(args, epochs, look)
+                    else:
+                        asked.told[name] = await self._call(name, method, args, epochs)
+                except OnyxqError as error:
+                    asked.errors.append(error)
+                if asked.whole():
+                    nursery.cancel_scope.cancel()
+
+            for name, epochs in plan.wanted.items():
+                nursery.start_soon(ask, name, epochs)
+        lasting = [error for error in asked.errors if not (is_passing(error) or isinstance(error, Unknown))]
+        if lasting and not asked.whole():
+            raise lasting[0]
+        return asked
+
+    async def _call(self, name: str, method: str, args: dict[str, Any], epochs: Mapping[int, int]) -> Part:
+        try:
+            told = await self._node.call(name, method, args | {WORD: epochs}, timeout_s=READ_TIMEOUT_S)
+        except BadRequest as error:
+            if error.field != WORD:
+                raise
+            return await self._call_older(name, method, args, epochs)
+        return Part(told["answer"], told[WORD], told["past"])
+
+    async def _call_older(self, name: str, method: str, args: dict[str, Any], epochs: Mapping[int, int]) -> Part:
+        """The same of a peer of an older version, which says neither what it leads nor what it has promised."""
+        leads = [number for number in self._node.replica.partitions if leader_of(self._node, number) == name]
+        if not epochs.keys() & leads:
+            return Part(None, (), ())
+        if not epochs.keys() >= set(leads):
+            raise Unavailable("a peer of an older version cannot be asked again for some partitions alone")
+        return Part(await self._node.call(name, method, args, timeout_s=READ_TIMEOUT_S), leads, ())
+
+    # --- the node that is asked
+
+    def serving(self, look: Look) -> Callable[[dict[str, Any]], Awaitable[Any]]:
+        """The method as other nodes call it."""
+
+        async def handler(args: dict[str, Any]) -> Any:
+            rest = {name: value for name, value in args.items() if name != WORD}
+            if WORD not in args:  # a peer of an older version asks
+                await self._node.settled()
+                return await look(rest, self.led())
+            part = await self._look(rest, _epochs(args[WORD]), look)
+            return {"answer": part.answer, WORD: list(part.partitions), "past": list(part.past)}
+
+        return handler
+
+    async def _look(self, args: dict[str, Any], epochs: Mapping[int, int], look: Look) -> Part:
+        answer, leads = None, self._leads(epochs)
+        if leads:
+            await self._node.settled()
+            with trio.move_on_after(LANDED_TIMEOUT_S) as waited:
+                await self._node.floating.landed()
+            if waited.cancelled_caught:
+                raise Unavailable("what was answered for is not on a leader's disk yet")
+            leads = self._leads(epochs)
+        while leads:
+            answer = await look(args, leads)
+            still = [number for number in self._leads(epochs) if number in leads]
+            if still == leads:
+                break
+            leads = still
+        past = [number for number, epoch in epochs.items() if self._node.epochs.get(number, 0) > epoch]
+        return Part(answer, leads, past)
+
+    def _leads(self, epochs: Mapping[int, int]) -> list[int]:
+        """Which of the partitions are led from here under these epochs, as far as is known here."""
+        found = [(number, self._node.leaders.get(number)) for number in sorted(epochs)]
+        ready = [(number, one) for number, one in found if one is not None and one.ready and not one.deposed]
+        return [number for number, one in ready if one.epoch == epochs[number]]
+
+
+def _epochs(value: Any) -> dict[int, int]:
+    """Partitions and their epochs, as another node names them."""
+    whole = isinstance(value, dict) and all(type(one) is int for pair in value.items() for one in pair)
+    if not whole or not all(0 <= number < PARTITIONS_MAX and 0 <= epoch < EPOCHS for number, epoch in value.items()):
+        raise BadRequest(f"{WORD} must be a map of partitions and their epochs", field=WORD)
+    return dict(value)
+
+
+def _some(partitions: Collection[int]) -> str:
+    return f"{sorted(partitions)[:5]} ({len(partitions)} in all)"

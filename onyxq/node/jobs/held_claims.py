@@ -1,0 +1,70 @@
+"""Claims of jobs, as the replica has them: which to renew, and which nobody works on.
+
+A job's driver claims tasks as the worker ``job/<id>/<version>``.  What it claims is completed by
+the commit of the batch that it was claimed for, or of no use: Spark plans one batch after the
+other, and forgets what it had planned when it starts anew.  So a claim of an older version, and
+one that a later commit of the same version left behind, is given back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+from typing import NamedTuple
+
+from onyxq.core.ids import TaskId, id_at
+from onyxq.core.replica import HELD_MS, Replica
+from onyxq.core.texts import whole
+
+LEASE_MS = 60_000
+"""Of claims that a job's source asks for."""
+RENEW_BELOW_MS = 45_000
+"""What is left of a lease that is renewed."""
+
+
+class Held(NamedTuple):
+    """Consecutive tasks that a version of a job has claimed."""
+
+    version: int
+    first: TaskId
+    count: int  # type: ignore[assignment]  # shadows the tuple's method
+    token: int
+    deadline_ms: int
+    """In log time."""
+
+
+def worker_name(job: str, version: int) -> str:
+    """The worker of a job's claims."""
+    return f"job/{job}/{version}"
+
+
+def held(replica: Replica, jobs: Container[str]) -> dict[str, list[Held]]:
+    """What jobs have claimed, by job; not what a transaction is completing.
+
+    Goes through all claims there are.
+    """
+    found: dict[str, list[Held]] = {}
+    for number in sorted(replica.claims):
+        for stretch, pieces in replica.claims[number].items():
+            for offset, count, token, worker, deadline_ms in pieces:
+                if worker[:4] == "job/" and deadline_ms != HELD_MS:
+                    _, job, version = worker.split("/", 2) if worker.count("/") == 2 else ("", "", "")
+                    if job in jobs and (number_of := whole(version)) is not None:
+                        one = Held(number_of, id_at(stretch, offset), count, token, deadline_ms)
+                        found.setdefault(job, []).append(one)
+    return found
+
+
+def useless(claims: Iterable[Held], *, version: int, floor: int) -> list[Held]:
+    """Those of other versions, and those that were granted up to the position ``floor``."""
+    return [one for one in claims if one.version != version or one.token <= floor]
+
+
+def to_renew(claims: Iterable[Held], *, version: int, floor: int, log_time_ms: int) -> list[Held]:
+    """Those in use whose lease is not what it was."""
+    late_ms = log_time_ms + RENEW_BELOW_MS
+    return [one for one in claims if one.version == version and one.token > floor and one.deadline_ms < late_ms]
+
+
+def parts(claims: Sequence[Held], size: int) -> Iterable[Sequence[Held]]:
+    """The claims, so many at a time."""
+    return (claims[start : start + size] for start in range(0, len(claims), size))

@@ -1,0 +1,328 @@
+"""The Spark hosts of a peer: processes beside it that run the queries of the jobs that it drives.
+
+A peer has one host, which its jobs share, and one more for each job that asked for its own.
+`KeptHost` starts one when it is first needed (or at once, if it is to be warm), starts it
+again when it dies, with pauses that double from 1 s to 30 s, and stops it when nobody has
+needed it for a while.  How a process is started and spoken with is behind `Link`, so that
+simulations and tests have a host in memory instead.
+
+The words of the two sides are maps: orders have ``do`` (``start``, ``stop``, ``seal``,
+``slots``, ``idle``, ``forget``), events have ``event`` (``up``, ``alive``, ``down``, ``ready``,
+``progress``, ``idle``, ``completed``, ``failed``, ``stopped``, ``forgotten``); all but the first three name their
+``job`` and its ``version``.  To ``idle`` the host answers the like at the next moment at which the
+job has no batch under way; to ``stop`` with how the query ended.  A host that says in ``up`` how
+often it will say ``alive`` (``alive_s``) is killed when it says nothing for `SILENT_S`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol, TypeAlias
+
+import trio
+from attrs import field, frozen
+
+from onyxq.node.jobs.suspects import Suspects
+
+PAUSE_FIRST_S, PAUSE_MAX_S = 1.0, 30.0
+STEADY_S = 60.0
+"""A host that was up for so long died by an accident of its own: the next one is started as after the first."""
+UP_TIMEOUT_S = 180.0
+"""Within this a session is open, or the host is killed: the first start on a machine builds archives."""
+SILENT_S = 60.0
+"""After so long without a word a host counts as hung, though its process is there."""
+STOP_TIMEOUT_S = 30.0
+"""Within this a query has stopped, or the host is killed."""
+IDLE_S = 60.0
+"""So long a host that is not to be warm waits for the next job."""
+LAST_EVENTS = ("completed", "failed", "stopped")
+"""One of these ends a run."""
+EVENTS_MAX = 1_000
+"""Events that a job has not looked at; the oldest go, as the newest progress is what counts."""
+
+Message: TypeAlias = dict[str, Any]
+Key: TypeAlias = tuple[str, int]
+"""Job and version."""
+
+log = logging.getLogger(__name__)
+
+
+class HostEnded(Exception):
+    """The host has ended; the text says how, and ends with the last that it said."""
+
+
+class HostStopped(HostEnded):
+    """The peer ended the host on purpose, or it died and not by this job: the job has not failed."""
+
+
+@frozen
+class Plan:
+    """What a host is told at its start."""
+
+    connect: str
+    """``HOST:PORT`` of its peer."""
+    slots: int
+    work: str
+    """A directory of its own on the node's disk."""
+    checkpoints: str | None = None
+    """Path or URI of a directory that all peers reach; None: checkpoints stay in ``work``."""
+    master: str = "local"
+    conf: Mapping[str, str] = field(factory=dict)
+    warm: bool = False
+    modules: tuple[str, ...] = ()
+    """Directories from which jobs' functions are imported, beside those of Python's own path."""
+
+
+class Link(Protocol):
+    """A host that runs, as its peer speaks with it."""
+
+    async def send(self, message: Mapping[str, Any]) -> None:
+        """Give an order; raises `HostEnded`."""
+        ...
+
+    async def receive(self) -> Message | None:
+        """The next event; None once the host has ended."""
+        ...
+
+    def why(self) -> str:
+        """How it ended."""
+        ...
+
+
+Launch: TypeAlias = Callable[[Plan], AbstractAsyncContextManager[Link]]
+"""Starts a host, which has ended when the context is left."""
+
+
+class Run:
+    """One run of a job at a host: from its ``start`` until it stopped, or the host ended."""
+
+    def __init__(self, host: KeptHost, key: Key) -> None:
+        self.key = key
+        self._host = host
+        self._events: deque[Message | HostEnded] = deque(maxlen=EVENTS_MAX)
+        self._more = trio.Event()
+
+    async def order(self, what: str, **details: Any) -> None:
+        """Give an order about this job; raises `HostEnded`."""
+        await self._host.send({"do": what, "job": self.key[0], "version": self.key[1], **details})
+
+    async def event(self) -> Message:
+        """The next event; raises `HostEnded`."""
+        while not self._events:
+            self._more = trio.Event()
+            await self._more.wait()
+        found = self._events.popleft()
+        if isinstance(found, HostEnded):
+            raise found
+        return found
+
+    def tell(self, event: Message | HostEnded) -> None:
+        """Something happened."""
+        self._events.append(event)
+        self._more.set()
+
+
+class KeptHost:
+    """See the module's first paragraph."""
+
+    def __init__(self, plan: Plan, launch: Launch) -> None:
+        self.plan = plan
+        """Of the next start."""
+        self.starts = 0
+        """How often it was started."""
+        self.silent_s = SILENT_S
+        self._launch = launch
+        self._runs: dict[Key, Run] = {}
+        self._waiters: dict[trio.Event, None] = {}
+        self._wanted = trio.Event()
+        self._link: Link | None = None
+        self._is_up = trio.Event()
+        self._refused = ""
+        self._on_purpose = ""
+        self._expected = False
+        self._suspects = Suspects()
+        self._scope = trio.CancelScope()
+        self.state = "off"
+        """``off``, ``starting``, ``up``, or ``pausing`` before the next start."""
+
+    # --- life
+
+    async def run(self) -> None:
+        """Keep the host while it is needed, until cancelled."""
+        pause_s = PAUSE_FIRST_S
+        while True:
+            if not self._needed:
+                self.state = "off"
+                self._wanted = trio.Event()
+                await self._wanted.wait()
+            up_s = await self._once()
+            if self._on_purpose or up_s > STEADY_S:
+                pause_s = PAUSE_FIRST_S
+            if self._on_purpose:
+                continue
+            self.state = "pausing"
+            await trio.sleep(pause_s)
+            pause_s = min(2 * pause_s, PAUSE_MAX_S)
+
+    @property
+    def _needed(self) -> bool:
+        return bool(self.plan.warm or self._runs or self._waiters or self._expected)
+
+    def expect(self) -> None:
+        """A job is likely to come: start a host, if none runs, that waits for it as behind the last job."""
+        self._expected = True
+        self._wanted.set()
+
+    async def _once(self) -> float:
+        """One host from its start to its end; for how many seconds it was up."""
+        self.state, self._on_purpose, self.starts = "starting", "", self.starts + 1
+        began = trio.current_time()
+        why = "the Spark host was stopped"
+        try:
+            with trio.CancelScope() as self._scope:
+                async with self._launch(self.plan) as link:
+                    self._link = link
+                    why = await self._serve(link)
+        except HostEnded as error:
+            why = str(error)
+        except Exception as error:
+            log.exception("the Spark host cannot be run")
+            why = f"the Spark host cannot be run: {error!r}"
+        finally:
+            up_s = trio.current_time() - began if self._is_up.is_set() else 0.0
+            self._expected, was_up = False, self._is_up.is_set()
+            self._link, self._is_up = None, trio.Event()
+            self._tell_end(why)
+            self._wake("" if self._on_purpose or was_up else why)
+        if not self._on_purpose:
+            log.warning("%s", why)
+        return up_s
+
+    def _tell_end(self, why: str) -> None:
+        runs, self._runs = self._runs, {}
+        jobs = [job for job, _ in runs]
+        blamed = frozenset() if self._on_purpose else self._suspects.died(jobs, trio.current_time())
+        for (job, _), run in runs.items():
+            run.tell(HostEnded(why) if job in blamed else HostStopped(self._on_purpose or why))
+
+    async def _serve(self, link: Link) -> str:
+        """Hand out what the host says until it ends; why it did."""
+        with trio.move_on_after(UP_TIMEOUT_S):
+            while (event := await link.receive()) is not None and event.get("event") != "up":
+                continue
+            if event is None:
+                return link.why()
+            self.state, self._expected = "up", False
+            self._is_up.set()
+            self._wake()
+        if not self._is_up.is_set():
+            return f"the Spark host was not up within {UP_TIMEOUT_S:.0f} s"
+        assert event is not None, "the host is up, and said so"
+        silent_s = self.silent_s if event.get("alive_s") else math.inf
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._stop_when_idle)
+            nursery.start_soon(self._try_suspects)
+            why = await self._listen(link, silent_s)
+            nursery.cancel_scope.cancel()
+        return why
+
+    async def _listen(self, link: Link, silent_s: float) -> str:
+        """Hand out what a host says that is up; why it ended, or is to."""
+        while True:
+            with trio.move_on_after(silent_s) as scope:
+                event = await link.receive()
+            if scope.cancelled_caught:
+                return f"the Spark host said nothing for {silent_s:g} s, and was killed"
+            if event is None:
+                return link.why()
+            if event["event"] == "down":
+                return str(event.get("error"))
+            self._hand_out(event)
+
+    def _hand_out(self, event: Message) -> None:
+        job, version = event.get("job"), event.get("version")
+        if isinstance(job, str) and isinstance(version, int):
+            run = self._runs.get((job, version))
+            if run is not None:
+                run.tell(event)
+                self._suspects.heard(job, str(event["event"]), trio.current_time())
+                self._wake()
+
+    def _wake(self, refused: str = "") -> None:
+        """Have those look again who wait for the host, or hear why none could be started."""
+        self._refused = refused
+        waiters, self._waiters = self._waiters, {}
+        for waiter in waiters:
+            waiter.set()
+
+    async def _try_suspects(self) -> None:
+        while True:
+            await trio.sleep(1.0)
+            self._suspects.look(trio.current_time())
+            self._wake()
+
+    async def _stop_when_idle(self) -> None:
+        idle_s = 0.0
+        while idle_s < IDLE_S:
+            await trio.sleep(1.0)
+            idle_s = 0.0 if self._needed else idle_s + 1.0
+        self.stop("nobody needed the Spark host")
+
+    def stop(self, why: str) -> None:
+        """End the host that runs now; if it is needed another one is started at once."""
+        if self._link is not None or self.state == "starting":
+            self._on_purpose = why
+            self._scope.cancel()
+
+    # --- jobs
+
+    async def begin(self, key: Key) -> Run:
+        """Wait until the host is up, and no job that may have killed the last one is tried before this one; take its
+        events from now on.  Raises `HostEnded` if a start failed.
+        """
+        while not (self._is_up.is_set() and self._suspects.may_begin(key[0], trio.current_time())):
+            waiter = trio.Event()
+            self._waiters[waiter] = None
+            self._wanted.set()
+            try:
+                await waiter.wait()
+            finally:
+                self._waiters.pop(waiter, None)
+            if self._refused:
+                raise HostEnded(self._refused)
+        run = self._runs[key] = Run(self, key)
+        return run
+
+    async def end(self, run: Run) -> None:
+        """Stop a job's query; one that does not stop in time takes the host with it."""
+        if self._runs.get(run.key) is not run:
+            return
+        with trio.move_on_after(STOP_TIMEOUT_S) as scope:
+            try:
+                await run.order("stop")
+                while (await run.event()).get("event") not in LAST_EVENTS:
+                    continue
+            except HostEnded:
+                return
+            finally:
+                self.forget(run)
+        if scope.cancelled_caught:
+            log.error("job %s did not stop within %.0f s: its Spark host is killed", run.key[0], STOP_TIMEOUT_S)
+            self.stop(f"job {run.key[0]} did not stop")
+
+    def forget(self, run: Run) -> None:
+        """Its events are of no interest any more."""
+        if self._runs.get(run.key) is run:
+            del self._runs[run.key]
+            self._suspects.clear(run.key[0], trio.current_time())
+            self._wake()
+
+    async def send(self, message: Mapping[str, Any]) -> None:
+        """Give an order; raises `HostEnded`."""
+        if self._link is None:
+            raise HostEnded("the Spark host has ended")
+        await self._link.send(message)

@@ -1,0 +1,80 @@
+"""Connections from this node to the others, opened when needed and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import trio
+
+from onyxq.core.errors import OnyxqError, Unavailable
+from onyxq.wire.connection import Connection
+from onyxq.wire.network import Network
+from onyxq.wire.protocol import Hello
+
+CONNECT_TIMEOUT_MS = 2_000
+REFUSED_PAUSE_S = 0.25
+"""After a failed attempt others fail at once for this long."""
+
+
+class Link:
+    """The connection to one node."""
+
+    def __init__(
+        self,
+        *,
+        node: str,
+        network: Network,
+        nursery: trio.Nursery,
+        hello: Callable[[], Hello],
+        address: Callable[[], str],
+    ) -> None:
+        self.node = node
+        self._network = network
+        self._nursery = nursery
+        self._hello = hello
+        self._address = address
+        self._connection: Connection | None = None
+        self._lock = trio.Lock()
+        self._refused_at = -REFUSED_PAUSE_S
+        self._reason = ""
+
+    async def call(self, method: str, args: dict[str, Any], *, timeout_s: float) -> Any:
+        """Call a method there; raises `Unavailable` if the node cannot be reached."""
+        connection = self._connection
+        if connection is None or connection.closed.is_set():
+            connection = await self._connect()
+        return await connection.call(method, args, timeout_ms=int(timeout_s * 1000))
+
+    async def _connect(self) -> Connection:
+        async with self._lock:
+            if self._connection is not None and not self._connection.closed.is_set():
+                if self._connection.address == self._address():
+                    return self._connection
+                self._connection.close()
+            if trio.current_time() - self._refused_at < REFUSED_PAUSE_S:
+                raise Unavailable(self._reason)
+            try:
+                self._connection = await self._open()
+            except OnyxqError as error:
+                self._refused_at = trio.current_time()
+                self._reason = f"node {self.node} cannot be reached: {error.message}"
+                raise Unavailable(self._reason) from None
+            return self._connection
+
+    async def _open(self) -> Connection:
+        address = self._address()
+        if not address:
+            raise Unavailable("its address is not known")
+        connection = await Connection.start(
+            self._nursery, self._network, address, hello=self._hello(), timeout_ms=CONNECT_TIMEOUT_MS
+        )
+        if connection.peer.node != self.node:
+            connection.close()
+            raise Unavailable(f"{address} is another node now")
+        return connection
+
+    def close(self) -> None:
+        """Drop the connection."""
+        if self._connection is not None:
+            self._connection.close()

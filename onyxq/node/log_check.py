@@ -1,0 +1,235 @@
+"""Whether the log still is the one that a node has read (design: a log that went back).
+
+A ZooKeeper that is restored from an older copy, wiped, or served by a server that was, lacks records
+that nodes have acted upon.  A node that went on would give tokens a second time.  So it checks the log
+before it appends anything, after every reconnection, and every few seconds while it is connected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypeAlias
+
+import msgpack
+import trio
+from attrs import frozen
+
+from onyxq.core.entry import Entries
+from onyxq.core.errors import LogUnavailable, LogWentBack
+from onyxq.core.log.digest import ReadMark, chained, trail_at
+from onyxq.core.log.interface import START, LogSession, Record, SessionLost, Trimmed
+from onyxq.core.replica import EMPTY, Cluster, Replica
+from onyxq.core.step import step
+from onyxq.node.collector import unpacked
+from onyxq.node.recent_records import RecentRecords
+from onyxq.store.interface import MILESTONES_META, Store
+
+LOOK_EVERY_S = 2.0
+SESSION_LOOK_S = 1.5
+"""Time limit for a look over the session, in seconds: a session that breaks would wait until it reconnects."""
+LOOK_TIMEOUT_S = 5.0
+"""Time limit for a look over a new connection, in seconds."""
+READ_WAIT_S = 0.5
+"""Longest wait of a node, asked for a promise, until it has read as far as the leader, in seconds."""
+READ_TIMEOUT_S = 1.0
+AWAY_TIMEOUTS = 2
+"""A session that was disconnected for this many session timeouts while the log answered others has expired."""
+
+Look: TypeAlias = Callable[[int], Awaitable[Record | Trimmed | None]]
+"""`LogBackend.look`."""
+
+
+@frozen
+class ReadAgain:
+    """The part of the log that a starting node reads again, found to be what it read before."""
+
+    start: Replica
+    """The snapshot; `EMPTY` before the first collection."""
+    packed: bytes
+    """Its bytes."""
+    records: list[Record]
+    """Those after it, up to where the node had read."""
+
+
+def stored_mark(store: Store) -> ReadMark:
+    """Return how far a node had read when the last transaction of its store was made."""
+    kept = store.meta(MILESTONES_META)
+    milestones = msgpack.unpackb(kept, use_list=False) if kept is not None else ()
+    return ReadMark(store.log_position(), store.log_digest(), milestones)
+
+
+def mark_of(replica: Replica) -> ReadMark:
+    """Return how far a node with this replica has read."""
+    return ReadMark(replica.position, replica.digest, replica.milestones)
+
+
+async def read_again(session: LogSession, mark: ReadMark) -> ReadAgain:
+    """Read the log up to ``mark``, and return what was read; raises `LogWentBack` if it is another log."""
+    while True:
+        origin = await session.origin()
+        packed = origin.data if origin is not None else b""
+        start = await unpacked(packed) if packed else EMPTY
+        if start.position >= mark.position:
+            check_snapshot(mark, start)
+            return ReadAgain(start, packed, [])
+        if await session.look(mark.position) is None:
+            raise ends_before(mark.position, await session.tail())
+        records = await _records(session, start.position, mark.position)
+        if records is not None:
+            digest = start.digest
+            for record in records:
+                digest = chained(digest, record.position, record.ctime_ms, record.data)
+            if digest != mark.digest or records[-1].position != mark.position:
+                raise other_record(mark.position)
+            return ReadAgain(start, packed, records)
+
+
+async def _records(session: LogSession, after: int, last: int) -> list[Record] | None:
+    """The records up to ``last``; None if some are trimmed meanwhile, so that there is a newer snapshot."""
+    records: list[Record] = []
+    while after < last:
+        found = await session.read(after + 1)
+        if isinstance(found, Trimmed):
+            return None
+        records.append(found)
+        after = found.position
+    return records
+
+
+async def cluster_of(session: LogSession, entries: Entries) -> Cluster | None:
+    """The cluster that the log is of; None if it has none."""
+    origin = await session.origin()
+    replica = await unpacked(origin.data) if origin is not None else EMPTY
+    end = await session.tail()
+    while replica.cluster is None and replica.position < end:
+        found = await session.read(replica.position + 1)
+        if isinstance(found, Trimmed):
+            return await cluster_of(session, entries)
+        replica = step(replica, found, entries).replica
+    return replica.cluster
+
+
+class WatchedNode(Protocol):
+    """What `watch` needs of a node."""
+
+    replica: Replica
+    records: RecentRecords
+
+
+async def watch(node: WatchedNode, session: LogSession, look: Look) -> None:
+    """Check every few seconds that the log is the one that was read; raises `LogWentBack`, `SessionLost`.
+
+    ``look``: `LogBackend.look`.  A log that was set back refuses this session for ever, as it saw more than
+    there is.  So while the session is disconnected another connection is opened to look.
+    """
+    connected_at = trio.current_time()
+    while True:
+        await trio.sleep(LOOK_EVERY_S)
+        position, known = node.replica.position, node.records.newest
+        found: Record | Trimmed | None = None
+        try:
+            if session.connected:
+                connected_at = trio.current_time()
+                with trio.move_on_after(SESSION_LOOK_S):
+                    if _fits(position, known, await session.look(position)):
+                        continue
+            with trio.move_on_after(LOOK_TIMEOUT_S) as looking:
+                found = await look(position)
+        except LogUnavailable:
+            continue
+        if looking.cancelled_caught:
+            continue
+        check_record(position, known, found)
+        away_s = trio.current_time() - connected_at
+        # A log is not trimmed beyond what its peers have read: a disconnected reader is then not a peer any more.
+        stale = isinstance(found, Trimmed) and not session.connected
+        if stale or away_s > AWAY_TIMEOUTS * node.replica.settings.session_timeout_ms / 1000:
+            raise SessionLost("the log answers, but not to this session, which must have expired")
+
+
+def _fits(position: int, known: Record | None, found: Record | Trimmed | None) -> bool:
+    try:
+        check_record(position, known, found)
+    except LogWentBack:
+        return False
+    return True
+
+
+class Member(Protocol):
+    """What `confirm_leader` needs of its node."""
+
+    replica: Replica
+    went_back: LogWentBack | None
+
+    async def moved(self) -> None:
+        """Return at the next step of the log."""
+        ...
+
+    async def call(self, node: str, method: str, args: dict[str, Any], *, timeout_s: float) -> Any:
+        """Call a method of another node; raises `Unavailable`."""
+        ...
+
+
+def step_of(replica: Replica, position: int) -> bytes | None:
+    """Return the trail's bytes of the digest at a position; None if the replica does not cover it."""
+    return trail_at(replica.trail, position)
+
+
+async def confirm_leader(node: Member, leader: str, position: int, step: bytes | None) -> None:
+    """Raise `LogUnavailable` unless a leader that asks for a promise reads the same log as this node.
+
+    ``leader``: the leader's node, which has read up to ``position``; ``step``: its `step_of` there.  Peers
+    of a log that was set back could make a leader of their own.  Without the promises of nodes that know
+    better it cannot serve.
+    """
+    if node.went_back is not None:
+        raise LogUnavailable(node.went_back.message, hint=node.went_back.advice)
+    with trio.move_on_after(READ_WAIT_S):
+        while node.replica.position < position:
+            await node.moved()
+    mine = node.replica
+    if mine.position < position:  # this node does not reach the log, or lags: the leader knows more than it
+        position, step = mine.position, step_of(mine, mine.position)
+        known = await node.call(leader, "cohort.step", {"position": position}, timeout_s=READ_TIMEOUT_S)
+    else:
+        known = step_of(mine, position)
+    if known != step:
+        problem = "has" if known is not None else "may have"
+        raise LogUnavailable(f"node {leader} {problem} read another log than this node, up to position {position}")
+
+
+def check_snapshot(mark: ReadMark, snapshot: Replica) -> None:
+    """Raise `LogWentBack` if a snapshot that is not below ``mark`` is known to be of another log.
+
+    A log that a recovery began is not: it lies above all that was read of the lost one.
+    """
+    if mark.position < snapshot.void_below:
+        return
+    place = mark.contradicted_by(snapshot.trail, snapshot.milestones)
+    if place is not None:
+        raise other_record(place)
+
+
+def check_record(position: int, known: Record | None, found: Record | Trimmed | None) -> None:
+    """Raise `LogWentBack` unless what a look at ``position`` found fits the record that was read there.
+
+    ``known``: that record; None if the node has it from a snapshot.  A trimmed one is taken for it: the
+    snapshot, which is above it, is checked when it is read.
+    """
+    if found is None:
+        raise ends_before(position)
+    if isinstance(found, Record) and known is not None and found != known:
+        raise other_record(position)
+
+
+def ends_before(position: int, end: int | None = None) -> LogWentBack:
+    """The error for a log that lacks the record at ``position``, which was read; ``end``: its last position."""
+    if end == START:
+        return LogWentBack(f"the log is empty, and this node has read it up to position {position}")
+    ends = "ends before" if end is None else f"ends at position {end}, before"
+    return LogWentBack(f"the log {ends} position {position}, up to which this node has read it")
+
+
+def other_record(position: int) -> LogWentBack:
+    """The error for a log whose record at ``position`` is another one than was read there."""
+    return LogWentBack(f"the log holds another record at or before position {position} than the one this node has read")

@@ -1,0 +1,240 @@
+"""What tools and subscribers read of the log through a peer: records as stored, the origin, the replica.
+
+Answers are bounded in size: records come by the page, the origin and the packed replica in
+parts.  The newest records are kept in memory, so that followers at the tail cost the log
+nothing; for older ones the node opens a session of its own with the log, and closes it when
+nobody asked for a while.  Nothing is shown that this node has not stepped itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+from attrs import frozen
+
+from onyxq.core import snapshot
+from onyxq.core.errors import Conflict, LogUnavailable
+from onyxq.core.log.interface import START, LogBackend, LogSession, Record, SessionLost, Trimmed
+from onyxq.core.replica import Replica
+from onyxq.node import arguments as check
+from onyxq.node.collector import packed
+from onyxq.node.node import Node
+
+PAGE_RECORDS_MAX = 1_000
+PAGE_BYTES_MAX = 4 << 20
+"""Of records in one answer; one record may go beyond."""
+PART_BYTES = 4 << 20
+"""Of the origin, or the packed replica, in one answer."""
+WAIT_MS_MAX = 60_000
+READ_TIMEOUT_S = 8.0
+"""For one page; what was read by then is the answer."""
+IDLE_S = 15.0
+
+
+@frozen
+class _Packed:
+    """A packed replica whose parts are being fetched."""
+
+    position: int
+    data: bytes
+    digest: str = ""
+
+
+class LogView:
+    """See the module's first paragraph. Without ``backend`` only what is in memory is shown."""
+
+    def __init__(self, node: Node, backend: LogBackend | None) -> None:
+        self._node = node
+        self._backend = backend
+        self._session: LogSession | None = None
+        self._lock = trio.Lock()
+        self._asked = 0.0
+        self._origin: _Packed | None = None
+        self._replica: _Packed | None = None
+        self._packing = trio.Lock()
+        self._digest: tuple[Replica, str] | None = None
+
+    # --- methods of the node
+
+    async def raw(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Records as stored, from a position on; with ``wait_ms``, waits until there is one.
+
+        ``{"trimmed": origin's position}`` if the log lets no reader start there any more.
+        Raises `LogUnavailable`.
+        """
+        check.only(args, ("from", "limit", "wait_ms"))
+        start = check.integer(args.get("from", 0), "from", 0, 1 << 62)
+        limit = check.integer(args.get("limit", PAGE_RECORDS_MAX), "limit", 1, PAGE_RECORDS_MAX)
+        wait_ms = check.integer(args.get("wait_ms", 0), "wait_ms", 0, WAIT_MS_MAX)
+        node = self._node
+        with trio.move_on_after(wait_ms / 1000):
+            while node.replica.position < start:
+                await node.moved()
+        trimmed = None
+        records: list[Record] = []
+        if node.records.reaches(start):
+            records = node.records.page(start, limit, PAGE_BYTES_MAX)
+        elif start <= node.replica.position:
+            records, trimmed = await self._read(start, limit)
+        if trimmed is not None:
+            return {"position": node.replica.position, "trimmed": trimmed}
+        return {
+            "position": node.replica.position,
+            "records": [[one.position, one.ctime_ms, one.data] for one in records],
+            "next": records[-1].position + 1 if records else start,
+        }
+
+    async def origin(self, args: dict[str, Any]) -> dict[str, Any]:
+        """A part of the log's origin; position -1 and no parts before the first collection.
+
+        ``position``: which origin the earlier parts were of; raises `Conflict` if there is
+        a newer one, and `LogUnavailable`.
+        """
+        part, wanted = _part_args(args)
+        if wanted is None or self._origin is None or self._origin.position != wanted:
+            async with self.session() as session:
+                found = await session.origin()
+            self._origin = _Packed(START, b"") if found is None else _Packed(found.position, found.data)
+        return _part(self._origin, part, wanted, "origin")
+
+    async def replica(self, args: dict[str, Any]) -> dict[str, Any]:
+        """This node's replica: its position and digest; with ``part`` also that part of its bytes."""
+        check.only(args, ("part", "position"))
+        if args.get("part") is None:
+            replica = self._node.replica
+            return {
+                "position": replica.position,
+                "digest": await self._digest_of(replica),
+                "log_time_ms": replica.log_time_ms,
+            }
+        part, wanted = _part_args(args)
+        if wanted is None or self._replica is None or self._replica.position != wanted:
+            replica = self._node.replica
+            digest = await self._digest_of(replica)
+            self._replica = _Packed(replica.position, await packed(replica), digest)
+            self._forget_later()
+        return {**_part(self._replica, part, wanted, "replica"), "digest": self._replica.digest}
+
+    async def _digest_of(self, replica: Replica) -> str:
+        async with self._packing:
+            if self._digest is None or self._digest[0] is not replica:
+                self._digest = replica, await _digest(replica)
+                self._forget_later()
+            return self._digest[1]
+
+    # --- reading the log beside the peer
+
+    async def pages(self, start: int, last: int) -> AsyncIterator[list[Record]]:
+        """Every record from ``start`` to ``last``, which must be written; raises `Gone`, `LogUnavailable`."""
+        while start <= last:
+            if self._node.records.reaches(start):
+                page, trimmed = self._node.records.page(start, PAGE_RECORDS_MAX, PAGE_BYTES_MAX), None
+            else:
+                async with self.session() as session:
+                    page, trimmed = await self._page(session, start, PAGE_RECORDS_MAX, last)
+            if trimmed is not None:
+                raise Gone(trimmed)
+            if not page:
+                raise LogUnavailable("the log cannot be read now")
+            start = page[-1].position + 1
+            yield [record for record in page if record.position <= last]
+
+    async def _read(self, start: int, limit: int) -> tuple[list[Record], int | None]:
+        async with self.session() as session:
+            return await self._page(session, start, limit, self._node.replica.position)
+
+    async def _page(self, session: LogSession, start: int, limit: int, last: int) -> tuple[list[Record], int | None]:
+        """Records from ``start`` on, or the position of the origin that they are trimmed behind."""
+        out: list[Record] = []
+        size = 0
+        with trio.move_on_after(READ_TIMEOUT_S) as scope:
+            while start <= last and len(out) < limit and size < PAGE_BYTES_MAX:
+                found = await session.read(start)
+                if isinstance(found, Trimmed):
+                    return out, None if out else found.origin
+                if found.position > last:
+                    break
+                out.append(found)
+                size += len(found.data)
+                start = found.position + 1
+        if scope.cancelled_caught and not out:
+            raise LogUnavailable("the log could not be read in time")
+        return out, None
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[LogSession]:
+        """The node's second session with the log, one user at a time; raises `LogUnavailable`."""
+        async with self._lock:
+            if self._backend is None:
+                raise LogUnavailable("this node does not read the log itself")
+            if self._session is None:
+                self._session = await self._backend.session()
+            self._asked = trio.current_time()
+            self._forget_later()
+            try:
+                yield self._session
+            except SessionLost:
+                session, self._session = self._session, None
+                await session.aclose()
+                raise LogUnavailable("the session with the log was lost") from None
+
+    def _forget_later(self) -> None:
+        self._asked = trio.current_time()
+        if not self._closing:
+            self._closing = True
+            self._node.start_soon(self._close_idle)
+
+    _closing = False
+
+    async def _close_idle(self) -> None:
+        """Close the session, and drop what was packed, once nobody asked for a while."""
+        try:
+            while (left_s := self._asked + IDLE_S - trio.current_time()) > 0:
+                await trio.sleep(left_s)
+        finally:
+            self._closing = False
+            self._origin = self._replica = self._digest = None
+            session, self._session = self._session, None
+            if session is not None:
+                with trio.move_on_after(2.0, shield=True):
+                    await session.aclose()
+
+
+class Gone(LogUnavailable):
+    """Records were trimmed before they could be read; ``origin`` is the position behind which the log goes on."""
+
+    def __init__(self, origin: int) -> None:
+        super().__init__(f"the log starts behind {origin} now")
+        self.origin = origin
+
+
+async def _digest(replica: Replica) -> str:
+    """As `snapshot.digest`, in slices of the event loop."""
+    found = hashlib.blake2b(digest_size=snapshot.DIGEST_BYTES)
+    for part in snapshot.canonical(replica):
+        found.update(part)
+        await trio.lowlevel.checkpoint()
+    return found.hexdigest()
+
+
+def _part_args(args: dict[str, Any]) -> tuple[int, int | None]:
+    check.only(args, ("part", "position"))
+    part = check.integer(args.get("part", 0), "part", 0, 1 << 20)
+    wanted = args.get("position")
+    return part, None if wanted is None else check.integer(wanted, "position", START, 1 << 62)
+
+
+def _part(packed: _Packed, part: int, wanted: int | None, what: str) -> dict[str, Any]:
+    if wanted is not None and wanted != packed.position:
+        raise Conflict(f"the {what} is that of position {packed.position} now", field="position", hint="Start over.")
+    return {
+        "position": packed.position,
+        "part": part,
+        "parts": -(-len(packed.data) // PART_BYTES),
+        "bytes": len(packed.data),
+        "data": packed.data[part * PART_BYTES : (part + 1) * PART_BYTES],
+    }

@@ -1,0 +1,555 @@
+"""A peer: one membership of a node in the ring, from its session's start to its end.
+
+The loop reads a record, steps it, hands the new replica to the node, appends what is
+owed and reconciles duties.  A peer ends when its session is lost, when it reads its own
+leave, or when it is told to; then the node may start another one, under a fresh id.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import trio
+from attrs import asdict, evolve
+
+from log_entries import create_cluster, drain_node, leave_cluster, prepare_join_cluster
+from log_entries.prepare_join_cluster import OLDER, OVERTAKEN
+from onyxq.core.duties import Duty, Extended, Fire, Snapshot, Watch, duties
+from onyxq.core.errors import (
+    ClockWrong,
+    ClusterMismatch,
+    LogWentBack,
+    NodeCopied,
+    OlderThanCluster,
+    OnyxqError,
+    StoreFailed,
+    Unavailable,
+)
+from onyxq.core.log.clock import LOG_TIME_SLACK_MS
+from onyxq.core.log.interface import START, LogSession, Record, SessionLost, Trimmed
+from onyxq.core.replica import CLOCK_SKEW_MAX_MS, EMPTY, Cluster, Replica, Settings, first_peer, unserved
+from onyxq.core.ring import clock_error_ms, contains, latest_peer, worst_clock_error_ms
+from onyxq.core.step import owed, step
+from onyxq.log.outbox import Outbox
+from onyxq.node.collector import Collector, unpacked
+from onyxq.node.extension_duties import supervise
+from onyxq.node.log_check import Look, check_record, check_snapshot, cluster_of, mark_of, read_again, stored_mark, watch
+from onyxq.node.node import Node
+from onyxq.node.periodic_duty import fire
+from onyxq.store.interface import PEERS_META, Batch, Store
+
+TICK_S = 0.5
+QUIET_MAX_MS = 1_900
+"""While claims are in flight a record comes at least this often, so that log time moves."""
+DRAIN_TIMEOUT_S = 30.0
+DEFAULTS = Settings()
+OWED_EVERY_S = 1.0
+STORE_PATIENCE_S = 10.0
+"""Seconds without a successful write after which a peer leaves the ring until its store takes one."""
+CLOCK_PATIENCE_S = 10.0
+CLOCK_NEWS_MS = 1_000
+"""What a peer's clock must have moved against the log's for a record that does nothing but say so."""
+CLOCK_EVERY_S = 600.0
+"""A peer says at least this often what its clock shows: one that drifts moves with the machine's others."""
+
+log = logging.getLogger(__name__)
+
+
+async def writes(store: Store) -> bool:
+    """Whether the store takes a small write."""
+    try:
+        await store.write(Batch(meta=(("tried", b""),)))
+    except StoreFailed:
+        return False
+    return True
+
+
+class Evicted(Exception):
+    """The peer read its own leave."""
+
+
+class Peer:
+    """See the module's first paragraph."""
+
+    def __init__(
+        self,
+        node: Node,
+        *,
+        peer_id: str,
+        address: str,
+        http: str,
+        zone: str,
+        slots: int,
+        tags: tuple[str, ...],
+        settings: Settings,
+        new_cluster_id: Callable[[], str],
+        look: Look,
+    ) -> None:
+        """``look``: `LogBackend.look`."""
+        self.id = peer_id
+        self.node = node
+        self.address = address
+        self.joined = trio.Event()
+        self.collector = Collector(node)
+        self._http = http
+        self._zone = zone
+        self._slots = slots
+        self._tags = tags
+        self._settings = settings
+        self._new_cluster_id = new_cluster_id
+        self._look = look
+        self._scopes: dict[Duty, trio.CancelScope] = {}
+        self._wanted: frozenset[Duty] = frozenset()
+        self._leaving = False
+        self._owed_at = 0.0
+        self._older = False
+        """Its request to join was refused: the cluster has enabled what it does not know."""
+        self._overtaken = False
+        """Its request to join was refused: another peer of its node asked first."""
+        self._passed = False
+        """Its request to join lies behind the origin that it went on from: it is in the ring there, or was."""
+        self._trying = False
+        """A write is tried because the last one was refused."""
+        self._wrong: ClockWrong | None = None
+        """Why it leaves for good."""
+        self._log_time = (0, 0.0)
+        """A log time that was read, and when: the last one that is `LOG_TIME_SLACK_MS` above the one before."""
+        self._clock_at = 0.0
+        """When the log's clock was last seen to move."""
+        self._clock_doubted_since: float | None = None
+        self._clock_off_since = 0.0
+        self._connection = 0
+        """The session's connection over which the log was last found to be the one that was read."""
+        self._heard: set[str] = set()
+        """Peers that have written a record since clocks are in doubt."""
+
+    # --- life
+
+    async def run(self, session: LogSession) -> None:
+        """Join, work, and return when this peer has left; raises `SessionLost`, `Evicted`,
+        `ClusterMismatch`, `LogWentBack`, `ClockWrong`, `NodeCopied`, `OlderThanCluster`,
+        `ExtensionFailed`."""
+        node = self.node
+        outbox = Outbox(
+            session,
+            peer=self.id,
+            clock=node.clock.own,
+            measure=node.measured,
+            on_append=node.metrics.log_append_seconds.observe,
+            encode=node.encode,
+        )
+        node.session = session
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._lost, session)
+                await self._catch_up(session)
+                nursery.start_soon(watch, node, session, self._look)
+                nursery.start_soon(outbox.run)
+                await self._create_if_new(session, outbox)
+                self._check_cluster(node.replica.cluster)
+                self._name_unused_settings()
+                self._check_versions()
+                outbox.cluster_id = node.replica.cluster.id if node.replica.cluster else ""
+                if node.store.meta("cluster_id") is None:
+                    await node.store.write(Batch(meta=(("cluster_id", outbox.cluster_id.encode()),)))
+                await self._note_attempt()
+                await session.set_pulse(self.id, self.address.encode())
+                node.peer_id, node.outbox = self.id, outbox
+                outbox.submit([self._prepare()], self._prepared)
+                nursery.start_soon(self._tick, outbox)
+                await self._follow(session, outbox, nursery)
+                nursery.cancel_scope.cancel()
+        finally:
+            # Log-bound work ends first; the node serves facts on under the last replica.
+            node.outbox = None
+            node.peer_id = ""
+            node.session = None
+            outbox.close()
+
+    async def _lost(self, session: LogSession) -> None:
+        await session.wait_lost()
+        raise SessionLost("the session with the log was lost")
+
+    async def _catch_up(self, session: LogSession) -> None:
+        node = self.node
+        self._connection = session.connections
+        if node.replica.position == START:
+            await self._read_again(session)
+        else:
+            await self._resume(session)
+        node.went_back = None
+        end = await session.tail()
+        while self.node.replica.position < end:
+            await self._read(session)
+
+    async def _read_again(self, session: LogSession) -> None:
+        """Take in what this node had read when it ended; raises `LogWentBack` before it acts on another log."""
+        node = self.node
+        try:
+            again = await read_again(session, stored_mark(node.store))
+        except LogWentBack:
+            self._check_cluster(await cluster_of(session, node.entries))
+            raise
+        if again.start.position > START:
+            node.replace(again.start, again.packed)
+        for record in again.records:
+            self._step(record)
+
+    async def _resume(self, session: LogSession) -> None:
+        """Read on from where this node is, over another connection; raises `LogWentBack`."""
+        node = self.node
+        position = node.replica.position
+        found = await session.look(position)
+        check_record(position, node.records.newest, found)
+        if isinstance(found, Trimmed):
+            await self._take_snapshot(session)
+
+    async def _create_if_new(self, session: LogSession, outbox: Outbox) -> None:
+        if self.node.replica.cluster is not None:
+            return
+        stored = self.node.store.meta("cluster_id")
+        if stored is not None:
+            raise LogWentBack(f"the log is empty, and this data directory belongs to cluster {stored.decode()}")
+        outbox.cluster_id = self._new_cluster_id()
+        node = self.node
+        outbox.submit(
+            [create_cluster.creation(node.cluster_name, outbox.cluster_id, self._settings, node.entries.versions)]
+        )
+        await outbox.flushed()
+        while not self._known():
+            await self._read(session)
+        # Somebody else's may have come first: then ours changed nothing, its number does not count.
+        outbox.number = self.node.replica.outbox.get(self.id, 0)
+
+    def _known(self) -> bool:
+        return self.node.replica.cluster is not None
+
+    def _check_cluster(self, cluster: Cluster | None) -> None:
+        stored = self.node.store.meta("cluster_id")
+        if cluster is not None and stored is not None and stored.decode() != cluster.id:
+            raise ClusterMismatch(
+                f"this data directory belongs to cluster {stored.decode()}, the log to {cluster.id} ({cluster.name})"
+            )
+
+    def _name_unused_settings(self) -> None:
+        """Log each setting of this peer that differs from the cluster's, fixed earlier.
+
+        The session timeout is each peer's own.
+        """
+        cluster = self.node.replica.cluster
+        assert cluster is not None
+        fixed = asdict(evolve(cluster.settings, session_timeout_ms=self._settings.session_timeout_ms))
+        for name, theirs in fixed.items():
+            ours = getattr(self._settings, name)
+            if ours not in (theirs, getattr(DEFAULTS, name)):
+                log.warning(
+                    "%s %s is not used: cluster %s was created with %s, and that cannot change",
+                    name, ours, cluster.name, theirs,
+                )  # fmt: skip
+
+    async def _note_attempt(self) -> None:
+        """Store this peer's id durably before it asks to join; raises `NodeCopied`.
+
+        A data directory knows every peer that ran on it since the node's latest one.  If it does not know the
+        latest, that one ran on another directory: this one is a copy, or was set back to an older copy.
+        """
+        node = self.node
+        latest = latest_peer(node.replica, node.node_id)
+        known = (node.store.meta(PEERS_META) or b"").decode().split()
+        if latest and latest not in known:
+            address = found.address if (found := node.replica.peers.get(latest)) is not None else "an unknown address"
+            raise NodeCopied(
+                f"node {node.node_id} last ran as peer {latest} at {address}, from another data directory than this"
+                f" one: one of the two is a copy, or this one was set back to an older copy"
+            )
+        since = known[known.index(latest) :] if latest else known
+        await node.store.write(Batch(meta=((PEERS_META, " ".join([*since, self.id]).encode()),)))
+
+    def _check_versions(self) -> None:
+        """Raise `OlderThanCluster` if the cluster has enabled what this program does not know."""
+        unknown = self.node.entries.unknown(self.node.replica.enabled)
+        if unknown:
+            raise OlderThanCluster(
+                f"older than the cluster: it has enabled {unknown}, which this program does not know"
+            )
+
+    def _prepared(self, position: int, verdicts: Sequence[str] | None) -> None:
+        """Hear what became of the request to join."""
+        self._older = OLDER in (verdicts or ())
+        self._overtaken = OVERTAKEN in (verdicts or ())
+        self._passed = verdicts is None
+
+    def _prepare(self) -> prepare_join_cluster.Args:
+        return prepare_join_cluster.Args(
+            peer=self.id,
+            node=self.node.node_id,
+            address=self.address,
+            http=self._http,
+            zone=self._zone,
+            slots=self._slots,
+            tags=self._tags,
+            versions=self.node.entries.versions,
+            previous=latest_peer(self.node.replica, self.node.node_id),
+        )
+
+    # --- the log
+
+    async def _read(self, session: LogSession) -> None:
+        node = self.node
+        before = node.replica
+        found = await session.read(before.position + 1)
+        if isinstance(found, Trimmed):
+            await self._take_snapshot(session)
+            return
+        while session.connections != self._connection:
+            connection = session.connections
+            await self._resume(session)
+            if node.replica is not before:
+                return
+            # The older connection may have read it, and the log went back by just this record.
+            check_record(found.position, found, await session.look(found.position))
+            self._connection = connection
+        self._step(found)
+
+    async def _take_snapshot(self, session: LogSession) -> None:
+        """Continue from the log's snapshot if it is above this node's replica; raises `LogWentBack`."""
+        before = self.node.replica
+        origin = await session.origin()
+        if origin is None or origin.position < before.position:
+            return
+        replica = await unpacked(origin.data)
+        check_snapshot(mark_of(before), replica)
+        if replica.position > before.position:
+            self.node.replace(replica, origin.data)
+            self._note_time(before)
+
+    def _step(self, found: Record) -> None:
+        node = self.node
+        before = node.replica
+        done = step(before, found, node.entries)
+        if not done.problem:
+            self._heard.add(done.peer)
+        node.records.add(found)
+        node.advance(before, done, found)
+        self._note_time(before)
+
+    def _note_time(self, before: Replica) -> None:
+        """Note when the log's two times were seen to move."""
+        replica = self.node.replica
+        if replica.log_time_ms >= self._log_time[0] + LOG_TIME_SLACK_MS:
+            self._log_time = (replica.log_time_ms, trio.current_time())
+        if replica.clock_ms > before.clock_ms:
+            self._clock_at = trio.current_time()
+
+    async def _follow(self, session: LogSession, outbox: Outbox, nursery: trio.Nursery) -> None:
+        known = False
+        before = EMPTY
+        while True:
+            replica = self.node.replica
+            if replica.enabled is not before.enabled or self._older:
+                self._check_versions()
+            known = known or self._passed or contains(replica.ring, self.id)
+            if known and not contains(replica.ring, self.id):
+                if self._wrong is not None:
+                    raise self._wrong
+                if self._leaving:
+                    return
+                raise Evicted(f"peer {self.id} was taken out of the ring")
+            if self._overtaken:
+                raise Evicted(f"peer {self.id} was not let in: another peer of its node asked first")
+            if replica.ring is not before.ring and self.id in replica.ring.members and not self.joined.is_set():
+                self.joined.set()
+                self.node.reconcile()
+            self._react(before, replica, session, outbox, nursery)
+            if replica.snapshot.finished and not before.snapshot.finished:
+                nursery.start_soon(self._keep_snapshot, session)
+            before = replica
+            await self._read(session)
+            # Records that are here already are stepped together before anything else runs.
+
+    async def _keep_snapshot(self, session: LogSession) -> None:
+        """Have the node's copy of the log begin with the newest snapshot."""
+        try:
+            origin = await session.origin()
+        except OnyxqError as error:
+            log.info("the copy of the log grows until the next snapshot: %s", error.message)
+            return
+        if origin is not None and origin.position <= self.node.replica.position:
+            self.node.history.keep(origin.position, origin.data)
+
+    def _react(
+        self, before: Replica, replica: Replica, session: LogSession, outbox: Outbox, nursery: trio.Nursery
+    ) -> None:
+        unchanged = all(new is old for new, old in zip(_structure(replica), _structure(before), strict=True))
+        now = trio.current_time()
+        if unchanged and now - self._owed_at < OWED_EVERY_S:
+            return
+        self._owed_at = now
+        for entry in owed(replica, self.id, self.node.entries):
+            if not outbox.holds(entry):
+                outbox.submit([entry])
+        if not unchanged:
+            self._reconcile(replica, session, nursery)
+
+    def _reconcile(self, replica: Replica, session: LogSession, nursery: trio.Nursery) -> None:
+        wanted = duties(replica, self.id, self.node.entries)
+        for duty in self._wanted - wanted:
+            if (scope := self._scopes.pop(duty, None)) is not None:
+                scope.cancel()
+        for duty in wanted - self._wanted:
+            if isinstance(duty, Watch):
+                self._start(duty, nursery, self._watch, session, duty.peer)
+            elif isinstance(duty, Snapshot):
+                self._start(duty, nursery, self.collector.run, session, replica)
+            elif isinstance(duty, Fire):
+                self._start(duty, nursery, fire, self.node)
+            elif (runner := self.node.duty_runners.get(type(duty))) is not None:
+                self._start(duty, nursery, runner, duty)
+            elif isinstance(duty, Extended):
+                self._start(duty, nursery, supervise, self.node, self.id, duty)
+        self._wanted = wanted
+
+    def _start(self, duty: Duty, nursery: trio.Nursery, function: Callable[..., Any], *args: Any) -> None:
+        scope = self._scopes[duty] = trio.CancelScope()
+
+        async def body() -> None:
+            with scope:
+                await function(*args)
+
+        nursery.start_soon(body)
+
+    async def _watch(self, session: LogSession, peer: str) -> None:
+        while True:
+            await session.wait_pulse_gone(peer)
+            log.info("peer %s: the pulse of %s is gone", self.id, peer)
+            outbox = self.node.outbox
+            entry = leave_cluster.Args(peer, "its pulse is gone")
+            if outbox is not None and not outbox.holds(entry):
+                outbox.submit([entry])
+            # The duty goes with the leave; if it does not, the leave is owed again.
+            await trio.sleep(1.0)
+
+    # --- time
+
+    async def _tick(self, outbox: Outbox) -> None:
+        while True:
+            await trio.sleep(TICK_S)
+            node = self.node
+            self._check_store(node.store)
+            if not node.log_connected or self.id not in node.replica.ring.members:
+                self._clock_doubted_since = None  # after an outage what peers said of their clocks is old
+                continue
+            self._say_clock(outbox)
+            await self._check_clock(outbox)
+            claims = any(number in node.replica.claims for number in node.granter.led())
+            quiet_s = trio.current_time() - self._log_time[1]
+            waited_for = claims or node.operations.transacting.wants_time or self._counts_absence()
+            if waited_for and quiet_s > QUIET_MAX_MS / 1000:
+                outbox.submit_empty()
+            if claims:
+                try:
+                    await node.expiry.expire()
+                except OnyxqError as error:
+                    log.info("expiry waits: %s", error.message)
+
+    def _check_store(self, store: Store) -> None:
+        """Raise `StoreFailed` if the disk has taken no write for long: other nodes should do this one's work."""
+        condition = store.condition
+        if condition.trouble_s() > STORE_PATIENCE_S:
+            why = condition.refusal or "the disk does not answer"
+            raise StoreFailed(f"the store has taken no write for {condition.trouble_s():.0f} s: {why}")
+        if condition.refusal and not self._trying:
+            self._trying = True
+            self.node.start_soon(self._try_store, store)
+
+    async def _try_store(self, store: Store) -> None:
+        try:
+            await writes(store)
+        finally:
+            self._trying = False
+
+    def _counts_absence(self) -> bool:
+        """Whether this peer, as the ring's first, sees to it that log time passes for absent nodes."""
+        replica = self.node.replica
+        absent = any(not node.peer and not node.replaced for node in replica.nodes.values())
+        return absent and first_peer(replica) == self.id
+
+    def _say_clock(self, outbox: Outbox) -> None:
+        """Write a record if the last one no longer tells what this clock shows."""
+        replica, now = self.node.replica, trio.current_time()
+        clock_ms = replica.clock_ms + (now - self._clock_at) * 1000
+        moved_ms = self.node.clock.own.wall_ms() - clock_ms - replica.peers[self.id].clock_skew_ms
+        quiet_s = now - outbox.sent_at
+        if quiet_s > CLOCK_EVERY_S or (quiet_s > QUIET_MAX_MS / 1000 and abs(moved_ms) > CLOCK_NEWS_MS):
+            outbox.submit_empty()
+
+    async def _check_clock(self, outbox: Outbox) -> None:
+        """Leave if this clock stays off the others'.
+
+        Skews are as of each peer's last record, and one that landed late makes its writer's
+        clock, or everybody else's, look wrong.  So in doubt all write again before anybody
+        judges, and only those who did are compared, if they are the majority.
+        """
+        replica, now = self.node.replica, trio.current_time()
+        members = replica.ring.members
+        if worst_clock_error_ms(replica) <= CLOCK_SKEW_MAX_MS:
+            self._clock_doubted_since = None
+            return
+        if self._clock_doubted_since is None:
+            self._clock_doubted_since = self._clock_off_since = now
+            self._heard = set()
+        if now - outbox.sent_at > QUIET_MAX_MS / 1000:
+            outbox.submit_empty()
+        heard = sorted(peer for peer in members if peer in self._heard)
+        off_ms = clock_error_ms(replica, self.id, among=heard) if self.id in heard else 0
+        if abs(off_ms) <= CLOCK_SKEW_MAX_MS or 2 * len(heard) <= len(members):
+            self._clock_off_since = now
+        elif now - self._clock_off_since > CLOCK_PATIENCE_S:
+            side = "ahead of" if off_ms > 0 else "behind"
+            error = ClockWrong(f"this machine's clock is {abs(off_ms)} ms {side} the median of the ring")
+            self._wrong = error
+            await self.node.propose(leave_cluster.Args(self.id, error.message))
+            raise error
+
+    # --- leaving
+
+    async def leave(self) -> None:
+        """Drain, then leave the ring; returns once the leave is on its way or time is up."""
+        self._leaving = True
+        node = self.node
+        if node.outbox is None or self.id not in node.replica.ring.members:
+            return
+        try:
+            if len(node.replica.ring.members) > 1:
+                await node.propose(drain_node.Args(node.node_id, False))
+                with trio.move_on_after(DRAIN_TIMEOUT_S):
+                    while not self._drained():
+                        await node.moved()
+            await node.propose(leave_cluster.Args(self.id, "told to leave"))
+        except Unavailable as error:
+            log.warning("leaving without a word in the log: %s", error.message)
+
+    def _drained(self) -> bool:
+        replica = self.node.replica
+        live = {found.id for found in replica.nodes.values() if found.peer and not found.draining}
+        if not live:
+            return True  # everybody leaves: nobody is there to take anything over
+        if unserved(replica) or any(placed.leader == self.id for placed in replica.partitions.values()):
+            return False
+        return not any(self.node.node_id in replica.partitions[number].members for number in unserved(replica, live))
+
+
+def _structure(replica: Replica) -> tuple[object, ...]:
+    """What obligations and duties follow from; claims in flight are not among it."""
+    return (
+        replica.ring,
+        replica.partitions,
+        replica.nodes,
+        replica.snapshot,
+        replica.enabled,
+        replica.extensions,
+        bool(replica.periodic),
+        replica.jobs,
+    )

@@ -1,0 +1,119 @@
+"""Copies of partitions that are elsewhere now: handed over and dropped.
+
+A node that is out of a partition's cohorts, once that is settled and served, offers the
+leader whatever its digests have and the leader's lack; then its copy goes.
+
+A node may read the log late.  A leader that has read of a cohort with this node in it has
+the node promise its epoch before it looks at what is here, so a copy is kept while an
+epoch is promised that the replica does not know yet.  A promise that comes later waits in
+the store behind the drop: that leader then sees that nothing is here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import trio
+
+from onyxq.core.errors import OnyxqError
+from onyxq.core.facts import Row
+from onyxq.core.placement import holders
+from onyxq.core.replica import Replica, leader_node
+from onyxq.leader.cohort.anti_entropy import Exchange, Transfer
+from onyxq.leader.cohort.copy_pace import Pacer
+from onyxq.store.interface import Batch, Store
+
+LOOK_EVERY_S = 5.0
+LOOK_PAUSE_S = 0.5
+"""Between a change of placement and a look, so that many changes are one look."""
+CALL_TIMEOUT_S = 10.0
+
+log = logging.getLogger(__name__)
+
+
+class MovedAwayHost(Protocol):
+    """What this needs of its node."""
+
+    node_id: str
+    peer_id: str
+    replica: Replica
+    store: Store
+    epochs: dict[int, int]
+    """Epoch promised per partition."""
+    pacer: Pacer
+
+    async def call(self, node: str, method: str, args: dict[str, Any], *, timeout_s: float) -> Any:
+        """Call a method of another node; raises `Unavailable`."""
+        ...
+
+    async def changed(self, replica: Replica) -> None:
+        """Return when the partitions are placed otherwise than in ``replica``."""
+        ...
+
+    def synced(self, direction: str, rows: int, size: int) -> None:
+        """A page of rows was exchanged to make copies equal."""
+        ...
+
+
+class MovedAway:
+    """See the module's first paragraph."""
+
+    def __init__(self, host: MovedAwayHost) -> None:
+        self._host = host
+
+    async def run(self) -> None:
+        """Look, when placement changes and now and then, until cancelled."""
+        host = self._host
+        while True:
+            with trio.move_on_after(LOOK_EVERY_S):
+                await host.changed(host.replica)
+            await trio.sleep(LOOK_PAUSE_S)
+            if host.peer_id and host.peer_id in host.replica.ring.members:
+                await self._look()
+
+    async def _look(self) -> None:
+        for number in self._host.store.partitions():
+            if not self._is_elsewhere(number):
+                continue
+            try:
+                await self._offer_and_drop(number)
+            except OnyxqError as error:
+                log.info("partition %d is kept for now: %s", number, error.message)
+
+    def _is_elsewhere(self, number: int) -> bool:
+        """Whether a partition is served without this node, and no leader counts on the copy here."""
+        host = self._host
+        placed = host.replica.partitions.get(number)
+        if placed is None or not placed.ready or host.node_id in holders(placed):
+            return False
+        return host.epochs.get(number, 0) <= placed.epoch
+
+    async def _offer_and_drop(self, number: int) -> None:
+        """Give the partition's leader what it lacks, then drop what is here."""
+        host = self._host
+        leader = leader_node(host.replica, number)
+        if leader is None:
+            return
+
+        async def call(method: str, args: dict[str, Any]) -> Any:
+            method = "lead.offer" if method == "cohort.push" else method
+            return await host.call(leader.id, method, args, timeout_s=CALL_TIMEOUT_S)
+
+        async def keep(rows: Sequence[Row]) -> None:
+            raise AssertionError("an offer pulls nothing")
+
+        exchange = Exchange(
+            store=host.store,
+            partition=number,
+            epoch=0,
+            call=call,
+            keep=keep,
+            pacer=host.pacer,
+            transfer=Transfer(host.synced),
+        )
+        await exchange.run(pull=False, push=True)
+        if self._is_elsewhere(number):
+            await host.store.write(Batch(drop=(number,)))
+            log.info("partition %d moved away: %d rows were handed over, its copy is dropped", number, exchange.pushed)

@@ -1,0 +1,571 @@
+"""A node: a data directory, its store, and all that goes on while peers of it come and go.
+
+The node serves facts and clients for as long as the process lives.  Its peer (see
+`onyxq.node.membership`) is one membership in the ring: it feeds the node each step of the log
+through `Node.advance`.  While no peer lives (the session was lost) the node goes on under
+the last replica and epoch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple
+
+import trio
+from attrs import evolve
+
+from log_entries import release_claims
+from log_entries.registry import ENTRIES
+from onyxq import __version__
+from onyxq.core import facts
+from onyxq.core.entry import APPLIED, Entries
+from onyxq.core.errors import BadRequest, Corrupt, Forbidden, LogUnavailable, LogWentBack, OnyxqError, StoreFailed
+from onyxq.core.facts import Row
+from onyxq.core.ids import Run
+from onyxq.core.log.clock import LogClock, Measured
+from onyxq.core.log.interface import LogSession, Origin, Record
+from onyxq.core.log.record import encode_entry
+from onyxq.core.placement import holders
+from onyxq.core.replica import EMPTY, Replica
+from onyxq.core.ring import clock_error_ms, clock_is_shared
+from onyxq.core.step import Outcome, Step
+from onyxq.history.claim_rows import HistoryWriter, history_rows, returned_runs
+from onyxq.jobs.function_imports import ANY_FUNCTION, Allowed
+from onyxq.leader.cohort.copy_pace import BYTES_PER_S, Pacer
+from onyxq.leader.cohort.member import Cohort
+from onyxq.leader.cohort.pending_facts import parted
+from onyxq.leader.cohort.replication import Sender, errors_from
+from onyxq.leader.cohort.row_deletion import Deleting
+from onyxq.leader.cohort.row_repair import Repair
+from onyxq.leader.cohort.unflushed_writes import Floating
+from onyxq.leader.expiry import Expiry
+from onyxq.leader.grants.due_queue import Upcoming
+from onyxq.leader.grants.granter import Granter
+from onyxq.leader.leader import PartitionLeader
+from onyxq.leader.operations import Operations
+from onyxq.leader.purge import Plan
+from onyxq.log.outbox import Outbox
+from onyxq.node.links import Link
+from onyxq.node.liveness import Probing
+from onyxq.node.moved_copies import MovedAway
+from onyxq.node.recent_records import RecentRecords
+from onyxq.store.interface import Batch, Piece, Store, Written
+from onyxq.system import failures
+from onyxq.system.clock import RingClock
+from onyxq.system.metrics import Metrics
+from onyxq.wire.network import Network
+from onyxq.wire.protocol import Hello
+
+STALLED_S = 1.0
+"""A record that waits this long for ZooKeeper means: the log cannot be written now."""
+VERDICT_TIMEOUT_S = 4.0
+COHORT_WRITE_TIMEOUT_S = 3.0
+SETTLE_TIMEOUT_S = 1.0
+SYNC_PARALLEL = 4
+TAKEOVERS_PARALLEL = 16
+RECENT_STEPS = 10_000
+"""Steps of the log kept in memory with their verdicts, for display."""
+
+log = logging.getLogger(__name__)
+
+
+class Stepped(NamedTuple):
+    """What became of a record, for display; holds no replica."""
+
+    position: int
+    at_ms: int
+    peer: str
+    problem: str
+    outcomes: tuple[Outcome, ...]
+
+
+class Node:
+    """See the module's first paragraph. ``nursery`` runs its background work.
+
+    ``credential``: what it shows other nodes.
+    """
+
+    went_back: LogWentBack | None = None
+    """Why no peer of this node can join: the log is not the one that was read."""
+
+    def __init__(
+        self,
+        *,
+        node_id: str,
+        cluster_name: str,
+        store: Store,
+        network: Network,
+        clock: RingClock,
+        random: Callable[[], float],
+        nursery: trio.Nursery,
+        offload: Callable[..., Awaitable[Any]] = trio.to_thread.run_sync,
+        entries: Entries = ENTRIES,
+        sync_bytes_per_s: int = BYTES_PER_S,
+        purging: Plan | None = None,
+        credential: str | None = None,
+        job_functions: Allowed = ANY_FUNCTION,
+    ) -> None:
+        self.node_id = node_id
+        self.entries = entries
+        """What this program knows, extensions included."""
+        self.cluster_name = cluster_name
+        self.store = store
+        self.clock = clock
+        self.replica: Replica = EMPTY
+        self._log_clock = LogClock()
+        self.peer_id = ""
+        """The peer of this node that is in the ring, or empty."""
+        self.outbox: Outbox | None = None
+        self.session: LogSession | None = None
+        """The peer's session with the log, while it has one."""
+        self.log_lag = 0
+        self.epochs = store.epochs()
+        self.leaders: dict[int, PartitionLeader] = {}
+        self.metrics = Metrics(version=__version__)
+        self.recent: deque[Stepped] = deque(maxlen=RECENT_STEPS)
+        self.archivers: list[Callable[[Origin | None, int], Awaitable[None]]] = []
+        """Keeps records, given the origin before and the last position, before a collection trims them."""
+        self.enqueue: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]] | None = None
+        """The method by which clients enqueue, for tasks that the node makes itself."""
+        self.ask: Callable[[str, dict[str, Any]], Awaitable[Any]] | None = None
+        """Calls a method that clients call, for claims that the node itself sees to."""
+        self.duty_runners: dict[type, Callable[[Any], Awaitable[None]]] = {}
+        """Runs the duties of components that only some nodes have, by the duty's kind."""
+        self.records = RecentRecords()
+        """The same records as they are stored."""
+        self.random = random
+        self.offload = offload
+        """Calls a function that takes long beside the event loop (in simulations: on it)."""
+        self.addresses: dict[str, str] = {}
+        """Last known address of every node."""
+        self._credential = credential
+        self.job_functions = job_functions
+        """Whether jobs may bring functions as bytes, which Spark's processes load."""
+        self._nursery = nursery
+        self._network = network
+        self._links: dict[str, Link] = {}
+        self.senders: dict[str, Sender] = {}
+        """Those of nodes that were written to, by node."""
+        self._limits: dict[tuple[str, bool], trio.CapacityLimiter] = {}
+        self._placement = trio.Event()
+        self._moved = trio.Event()
+        self.history = HistoryWriter(store, self._stored)
+        self.floating = Floating(store, stored=self._stored, start_soon=nursery.start_soon)
+        self.pacer = Pacer(sync_bytes_per_s)
+        """Of what this node as a leader exchanges with others to bring them up to date."""
+        self.taking = Pacer(sync_bytes_per_s)
+        """Of what other leaders send to bring this node up to date."""
+        self.purging = purging or Plan()
+        """How old tasks are purged."""
+        self.cohort = Cohort(self)
+        self.granter = Granter(self)
+        self.upcoming = Upcoming(
+            store, wall_ms=self.wall_ms, offer=self.granter.add_due, offer_soon=self.granter.add_ahead
+        )
+        self.operations = Operations(self)
+        self.expiry = Expiry(self, self.operations.completing, self.operations.renewed)
+        self.repair = Repair(self)
+        self.probing = Probing(self)
+        self.deleting = Deleting(self, lambda rows: self.metrics.purged_rows.add(n=rows))
+
+    async def run(self) -> None:
+        """Background work until cancelled."""
+        self.store.condition.on_return(self._look_again)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.history.run)
+            nursery.start_soon(self.granter.run)
+            nursery.start_soon(self.operations.transacting.run)
+            nursery.start_soon(self.operations.run)
+            nursery.start_soon(self.upcoming.run)
+            nursery.start_soon(MovedAway(self).run)
+            nursery.start_soon(self._yield_in_trouble, nursery)
+            nursery.start_soon(self.probing.run)
+            nursery.start_soon(self.repair.run)
+            nursery.start_soon(self.deleting.run)
+
+    def start_soon(self, function: Callable[..., Any], *args: Any) -> None:
+        """Run something in the node's nursery."""
+        self._nursery.start_soon(function, *args)
+
+    # --- the log moves on
+
+    def advance(self, before: Replica, step: Step, record: Record) -> None:
+        """Take over the replica that a step of the log gave, and keep the record."""
+        self.replica = after = step.replica
+        self._note_log_time()
+        if before.partitions is not after.partitions:
+            self.deleting.note(before, after)
+        self.granter.moved(before, after)
+        if step.outcomes:
+            self._note_history(before, step, record)
+        else:
+            self.history.add(after, (), record=record)
+        if self.outbox is not None and step.peer == self.outbox.peer and not step.problem:
+            self.outbox.applied(step.number, after.position, step.outcomes)
+        self.recent.append(Stepped(after.position, step.ctime_ms, step.peer, step.problem, step.outcomes))
+        if before.partitions is not after.partitions or before.peers is not after.peers:
+            self.reconcile()
+        if before.transactions is not after.transactions or before.remembered is not after.remembered:
+            self.operations.transacting.note(before, step)
+        if step.peer == self.peer_id and self.peer_id in after.ring.members and not step.problem:
+            said_ms = after.clock_ms + after.peers[self.peer_id].clock_skew_ms
+            off_ms, shared = clock_error_ms(after, self.peer_id), clock_is_shared(after, self.peer_id)
+            if self.clock.judged(said_ms=said_ms, off_ms=off_ms, shared=shared):
+                for number in self.granter.led():  # what was ready may seem to be due later now
+                    self.granter.restart_windows(number)
+        self._moved.set()
+        self._moved = trio.Event()
+
+    def replace(self, replica: Replica, snapshot: bytes) -> None:
+        """Take over a replica that was read from the origin, and keep its bytes."""
+        before, self.replica = self.replica, replica
+        self._note_log_time()
+        self.deleting.note(EMPTY, replica)
+        self.granter.moved(before, replica)
+        self.records.clear()
+        self.history.keep(replica.position, snapshot)
+        self.history.add(replica, ())
+        if self.outbox is not None:
+            self.outbox.skipped(replica.outbox.get(self.outbox.peer, 0), replica.position)
+        self.reconcile()
+        self.operations.transacting.look()
+        for number in self.granter.led():
+            self.granter.restart_windows(number)
+        self._moved.set()
+        self._moved = trio.Event()
+
+    def _note_log_time(self) -> None:
+        self._log_clock.read(self.replica.position, self.replica.log_time_ms, self.clock.own.monotonic_ns())
+
+    def measured(self) -> Measured:
+        """What a record that is made now tells of log time."""
+        return self._log_clock.measured(self.clock.own.monotonic_ns())
+
+    async def moved(self) -> None:
+        """Return at the next step of the log."""
+        await self._moved.wait()
+
+    async def changed(self, replica: Replica) -> None:
+        """Return when the partitions are placed otherwise than in ``replica``."""
+        while self.replica.partitions is replica.partitions:
+            await self._placement.wait()
+
+    def reconcile(self) -> None:
+        """Start and stop leading what the replica says."""
+        replica = self.replica
+        for peer in replica.peers.values():
+            self.addresses[peer.node] = peer.address
+        for number, leader in sorted(self.leaders.items()):
+            placed = replica.partitions.get(number)
+            if placed is None or (placed.leader, placed.epoch) != (leader.peer, leader.epoch):
+                self._stop_leading(number)
+        if self.peer_id in replica.ring.members:
+            for number, placed in sorted(replica.partitions.items()):
+                if placed.leader == self.peer_id and number not in self.leaders:
+                    self._start_leading(number, placed.epoch)
+        self._placement.set()
+        self._placement = trio.Event()
+
+    def _start_leading(self, number: int, epoch: int) -> None:
+        leader = PartitionLeader(self, partition=number, epoch=epoch, peer=self.peer_id)
+        self.leaders[number] = leader
+        self._nursery.start_soon(leader.run)
+
+    def _stop_leading(self, number: int) -> None:
+        leader = self.leaders.pop(number)
+        leader.deposed = True
+        leader.scope.cancel()
+        self.granter.drop(number)
+        self.upcoming.drop(number)
+
+    async def _yield_in_trouble(self, nursery: trio.Nursery) -> None:
+        while True:
+            await trio.sleep(1.0)
+            for leader in list(self.leaders.values()):
+                if leader.in_trouble():
+                    nursery.start_soon(leader.yield_if_in_trouble)
+
+    def became_ready(self, leader: PartitionLeader) -> None:
+        """Claims start once everything that the log said before is in the store."""
+        self.operations.transacting.lead(leader)
+        self._nursery.start_soon(self._serve_claims, leader)
+
+    def became_backed(self, leader: PartitionLeader) -> None:
+        """What the leader found finished stays finished: what comes after it may be had."""
+        self.granter.backed(leader)
+        self.operations.backed(leader)
+
+    async def _serve_claims(self, leader: PartitionLeader) -> None:
+        await self.history.reached(self.replica.position)
+        if self.leaders.get(leader.partition) is leader:
+            self.granter.lead(leader)
+            self.upcoming.lead(leader.partition)
+
+    def _note_history(self, before: Replica, step: Step, record: Record) -> None:
+        after = step.replica
+        back = returned_runs(before, after, step.outcomes)
+        rows = history_rows(after, step.outcomes, back, self._holds)
+        led = set(self.granter.led()) if back else set()
+        returned = [(run, said) for partition, run, said in back if partition in led]
+        if not returned:
+            self.history.add(after, rows, record=record, eager=True)
+            return
+        runs = [run for run, _ in returned]
+        self.granter.block(runs)
+
+        def stored() -> None:
+            self.granter.unblock(runs, readd=True)
+
+        expired = sum(run.count for run, said in returned if said.event == facts.EXPIRED)
+        if expired:
+            self.metrics.claims_expired.add(n=expired)
+        self.history.add(after, rows, stored, record=record)
+
+    def _holds(self, partition: int) -> bool:
+        placed = self.replica.partitions.get(partition)
+        return placed is not None and self.node_id in holders(placed)
+
+    def _stored(self, written: Written) -> None:
+        self.pieces_added(written.pieces)
+
+    # --- what leaders, cohorts and granting ask of their node
+
+    def wall_ms(self) -> int:
+        """The time for all that is stored; see `RingClock`."""
+        return self.clock.wall_ms()
+
+    def cluster_ms(self) -> int:
+        """The time of `Replica.clock_ms`, with what passed since the last record."""
+        peer = self.replica.peers.get(self.peer_id)
+        now_ms = self.clock.own.wall_ms() - peer.clock_skew_ms if peer is not None else 0
+        return max(self.replica.clock_ms, now_ms)
+
+    async def settled(self) -> None:
+        """Return once what the log said of claims so far, and what was answered for, can be read from the store.
+
+        A store that cannot write delays nobody for longer than a second.
+        """
+        with trio.move_on_after(SETTLE_TIMEOUT_S):
+            await self.history.settled()
+            await self.floating.landed()
+
+    async def recorded(self) -> None:
+        """Return once all that the log said so far is in the store."""
+        await self.history.reached(self.replica.position)
+
+    def pieces_added(self, pieces: Sequence[Piece]) -> None:
+        """New pieces are in the store."""
+        if pieces:
+            now_ms = self.wall_ms()
+            self.granter.add(piece for piece in pieces if piece.due_ms <= now_ms)
+            self.upcoming.add(piece for piece in pieces if piece.due_ms > now_ms)
+
+    def live_candidates(self, partition: int) -> int:
+        """Nodes that could lead the partition now."""
+        placed = self.replica.partitions[partition]
+        nodes = self.replica.nodes
+        return sum(1 for node in holders(placed) if node in nodes and nodes[node].peer)
+
+    def sync_limit(self, node: str, *, takeover: bool = False) -> trio.CapacityLimiter:
+        """Bounds how many partitions are brought up to date on a node, or taken over with its help, at once."""
+        most = TAKEOVERS_PARALLEL if takeover else SYNC_PARALLEL
+        return self._limits.setdefault((node, takeover), trio.CapacityLimiter(most))
+
+    def synced(self, direction: str, rows: int, size: int) -> None:
+        """A page of rows was ``sent`` to, or ``taken`` from, another node to make copies equal."""
+        self.metrics.sync_rows.add(direction, n=rows)
+        self.metrics.sync_bytes.add(direction, n=size)
+
+    @property
+    def quiet(self) -> bool:
+        """Whether this node has read the log, and neither clients are being served nor copies made."""
+        return self.outbox is not None and self.pacer.quiet and self.taking.quiet
+
+    def transfers_here(self) -> dict[int, list[dict[str, Any]]]:
+        """Of partitions led from here: the holders that lack something still, and how far each has come."""
+        found = ((number, leader.transfers()) for number, leader in sorted(self.leaders.items()))
+        return {number: transfers for number, transfers in found if transfers}
+
+    def told_here(self) -> dict[int, dict[str, Any]]:
+        """For people, of partitions led from here, where there is something to tell: the transfers that are under
+        way, and why finished tasks wait to be purged."""
+        transfers, waits = self.transfers_here(), self.operations.purging.waits
+        return {
+            number: {"transfers": transfers.get(number, []), "purge_waits": waits.get(number)}
+            for number in sorted(transfers.keys() | waits.keys())
+        }
+
+    def sender(self, node: str) -> Sender:
+        """The sender of writes to a node (this one included)."""
+        sender = self.senders.get(node)
+        if sender is None:
+
+            async def send(writes: list[tuple[int, int, Sequence[Row]]], early: bool) -> list[OnyxqError | None]:
+                if node == self.node_id:
+                    return await self._write_here(writes, early=early)
+                packed = [[partition, epoch, [list(row) for row in rows]] for partition, epoch, rows in writes]
+                args: dict[str, Any] = {"writes": packed, "early": True} if early else {"writes": packed}
+                return errors_from(await self.call(node, "cohort.write", args, timeout_s=COHORT_WRITE_TIMEOUT_S))
+
+            sender = self.senders[node] = Sender(node, send, missed=self.probing.missed)
+            self._nursery.start_soon(sender.run)
+        return sender
+
+    async def _write_here(
+        self, writes: list[tuple[int, int, Sequence[Row]]], *, early: bool = False
+    ) -> list[OnyxqError | None]:
+        errors: list[OnyxqError | None] = []
+        rows: list[Row] = []
+        for partition, epoch, part in writes:
+            try:
+                self.cohort.check(partition, epoch)
+                rows += part
+                errors.append(None)
+            except OnyxqError as error:
+                errors.append(error)
+        if early and self.floating.take(rows):
+            return errors
+        try:
+            facts_of, pending_of = parted(rows)
+            written = await self.store.write(Batch(rows=facts_of, pending=pending_of))
+        except (StoreFailed, BadRequest) as error:
+            return [error if found is None else found for found in errors]
+        self.pieces_added(written.pieces)
+        return errors
+
+    async def call(self, node: str, method: str, args: dict[str, Any], *, timeout_s: float) -> Any:
+        """Call a method of another node; raises `Unavailable`."""
+        link = self._links.get(node)
+        if link is None:
+            link = self._links[node] = Link(
+                node=node,
+                network=self._network,
+                nursery=self._nursery,
+                hello=lambda: evolve(self.hello(), credential=self._credential),
+                address=lambda: self.addresses.get(node, ""),
+            )
+        return await link.call(method, args, timeout_s=timeout_s)
+
+    def hello(self) -> Hello:
+        """What this node says about itself."""
+        cluster = self.replica.cluster
+        return Hello(
+            cluster=self.cluster_name,
+            cluster_id=cluster.id if cluster else None,
+            role="peer",
+            node=self.node_id,
+            peer=self.peer_id,
+        )
+
+    def welcome(self, theirs: Hello) -> Hello:
+        """This node's hello to whoever said ``theirs``; raises the reason to refuse.
+
+        A peer is trusted with the cohort's methods: it must name the cluster's id, not just its name.
+        """
+        if theirs.role not in ("client", "peer"):
+            raise BadRequest(f"there is no role {theirs.role[:100]!r}", field="role")
+        if theirs.role == "peer" and not (theirs.cluster_id and theirs.node):
+            raise Forbidden("a peer must name the cluster's id and its node")
+        return self.hello()
+
+    # --- entries
+
+    def outbox_now(self) -> Outbox:
+        """The outbox of the member peer; raises `LogUnavailable`."""
+        outbox = self.outbox
+        if self.went_back is not None:
+            raise LogUnavailable(self.went_back.message, hint=self.went_back.advice)
+        if outbox is None or outbox.closed or self.peer_id not in self.replica.ring.members:
+            raise LogUnavailable("this node has no peer in the ring now")
+        if not self.log_connected or outbox.stalled_s() > STALLED_S:
+            raise LogUnavailable("the log cannot be reached from this node now")
+        return outbox
+
+    @property
+    def log_connected(self) -> bool:
+        """Whether the log can be reached now, as far as is known."""
+        return self.session is not None and self.session.connected
+
+    def can_submit(self) -> bool:
+        """Whether entries can be appended now, as far as is known."""
+        try:
+            self.outbox_now()
+        except LogUnavailable:
+            return False
+        return True
+
+    def encode(self, args: Any) -> bytes:
+        """An entry's bytes in the highest version that the cluster has enabled; raises `NotEnabled`, `TooLarge`."""
+        replica = self.replica
+        return encode_entry(args, self.entries, replica.enabled if replica.cluster else None)
+
+    async def verdicts(self, entries: Sequence[Any]) -> tuple[int, Sequence[str]]:
+        """Submit entries; position and verdicts. Raises `LogUnavailable`."""
+        position, verdicts, _ = await self.stepped(entries)
+        return position, verdicts
+
+    async def stepped(self, entries: Sequence[Any]) -> tuple[int, Sequence[str], Replica]:
+        """Submit entries; position, verdicts, and the replica just behind their record. Raises `LogUnavailable`."""
+        outbox = self.outbox_now()
+        done = trio.Event()
+        found: list[tuple[int, Sequence[str] | None, Replica]] = []
+
+        def heard(position: int, verdicts: Sequence[str] | None) -> None:
+            found.append((position, verdicts, self.replica))
+            done.set()
+
+        outbox.submit(entries, heard)
+        with trio.move_on_after(VERDICT_TIMEOUT_S):
+            await done.wait()
+        position, verdicts, replica = found[0] if found else (-1, None, self.replica)
+        if verdicts is None:
+            raise LogUnavailable("the log did not answer in time; the entry may still take effect")
+        if APPLIED not in verdicts:
+            failures.refused()
+        return position, verdicts, replica
+
+    async def propose(self, entry: Any) -> str:
+        """Submit an entry that the replica asks for, once; its verdict."""
+        if self.outbox_now().holds(entry):
+            replica = self.replica
+            with trio.move_on_after(VERDICT_TIMEOUT_S):
+                await self.changed(replica)
+            return "on its way"
+        _, verdicts = await self.verdicts([entry])
+        return verdicts[0]
+
+    def submit_lazily(self, entry: Any) -> None:
+        """Submit an entry that nobody waits for; lost ones are owed again at expiry checks."""
+        outbox = self.outbox
+        if outbox is not None and not outbox.closed:
+            try:
+                outbox.submit([entry], lazy=True)
+            except LogUnavailable:
+                log.debug("a release waits until the log can be written")
+
+    def give_back(self, partition: int, token: int, runs: Sequence[Run]) -> None:
+        """Release claims that nobody waits for any more."""
+        leader = self.leaders.get(partition)
+        if leader is not None:
+            release = release_claims.Release(token, facts.RELEASED, 0, 0, "", tuple(runs))
+            self.submit_lazily(release_claims.Args(partition, leader.epoch, (release,)))
+
+    def _look_again(self) -> None:
+        """A write that was refused may have landed: what it made ready is not known here yet."""
+        for number in self.granter.led():
+            self.granter.restart_windows(number)
+            self.upcoming.lead(number)
+
+    def corrupt(self, partition: int, error: Corrupt) -> None:
+        """A row is damaged: say so loudly. Its repair is under way."""
+        log.error("partition %d: %s", partition, error.message)
+
+    def repaired(self, partition: int, rows: int) -> None:
+        """Rows of a partition can be read again: look for tasks that were passed over."""
+        self.granter.restart_windows(partition)
+
+    def count_event(self, queue: str, event: str, count: int) -> None:
+        """Metrics."""
+        self.metrics.tasks.add(queue, event, n=count)

@@ -1,0 +1,143 @@
+"""The duty of the ring's first peer to enqueue periodic tasks when they are due.
+
+In two steps: the runs that are due are enqueued under ids that follow from their name and time
+alone, as a client would do it; once a majority has them, ``fire_periodic`` moves the periodic
+task on to its next time.  Whoever comes after a peer that ended between the steps takes the
+first one again, which changes nothing, and the second one, which applies once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import trio
+from attrs import frozen
+
+from log_entries import fire_periodic
+from onyxq.core import facts
+from onyxq.core.errors import BadRequest, OnyxqError, Unavailable, from_map
+from onyxq.core.ids import TaskId
+from onyxq.core.periodic import Plan, due, plan, task_id
+from onyxq.core.replica import Periodic
+from onyxq.node.node import Node
+
+LOOK_EVERY_S = 0.25
+"""Wall clocks may jump, and periodic tasks may be set up meanwhile."""
+PAUSE_S = 1.0
+"""After something went wrong."""
+TOGETHER = 200
+"""Periodic tasks fired together."""
+ENQUEUE_BYTES = 4 << 20
+ENQUEUE_RUNS = 1_000
+"""Of one request, both."""
+LONG_MS = 3_600_000
+"""What passed since so long takes more than a moment to plan."""
+
+log = logging.getLogger(__name__)
+
+
+@frozen
+class Firing:
+    """One periodic task, and what to do with it now."""
+
+    periodic: Periodic
+    plan: Plan
+
+    @property
+    def entry(self) -> fire_periodic.Args:
+        """What moves it on."""
+        return fire_periodic.Args(self.periodic.name, self.periodic.next_ms, self.plan.next_ms, len(self.plan.fires))
+
+    def runs(self, partitions: int) -> list[tuple[TaskId, bytes]]:
+        """The tasks to enqueue."""
+        header: dict[str, Any] = {"format": self.periodic.format} if self.periodic.format != "bytes" else {}
+        if self.periodic.priority:
+            header["priority"] = self.periodic.priority
+        header["queue"] = self.periodic.queue
+        body = facts.pack_task(header, [self.periodic.payload])
+        return [(task_id(self.periodic, fired_ms, partitions), body) for fired_ms in self.plan.fires]
+
+
+async def fire(node: Node) -> None:
+    """Fire what falls due until cancelled."""
+    broken: dict[str, Periodic] = {}
+    while True:
+        now_ms = node.wall_ms()
+        found = [one for one in due(node.replica, now_ms) if broken.get(one.name) != one]
+        try:
+            # Who cannot read the log cannot know whether they are still wanted.
+            if found and node.can_submit():
+                await _fire(node, await _planned(node, found[:TOGETHER], now_ms, broken))
+        except OnyxqError as error:
+            log.info("periodic tasks wait: %s", error.message)
+            await trio.sleep(PAUSE_S)
+        if len(found) <= TOGETHER:
+            await _pause(node)
+
+
+async def _pause(node: Node) -> None:
+    now_ms = node.wall_ms()
+    ahead = [one.next_ms for one in node.replica.periodic.values() if not one.paused and one.next_ms > now_ms]
+    wait_s = (min(ahead) - now_ms) / 1000 if ahead else LOOK_EVERY_S
+    await trio.sleep(min(wait_s, LOOK_EVERY_S))
+
+
+async def _planned(node: Node, found: Sequence[Periodic], now_ms: int, broken: dict[str, Periodic]) -> list[Firing]:
+    """What to do; what this machine cannot read is left alone until it is set up anew."""
+    firings = []
+    for periodic in found:
+        try:
+            if now_ms - periodic.next_ms > LONG_MS:
+                planned = await node.offload(plan, periodic, now_ms)
+            else:
+                planned = plan(periodic, now_ms)
+        except BadRequest as error:
+            log.error("periodic task %s is not fired: %s", periodic.name, error.message)
+            broken[periodic.name] = periodic
+            continue
+        firings.append(Firing(periodic, planned))
+    return firings
+
+
+async def _fire(node: Node, firings: Sequence[Firing]) -> None:
+    """Enqueue the runs, then move on what they were enqueued of."""
+    partitions = node.replica.settings.partitions
+    work = [(place, *run) for place, one in enumerate(firings) for run in one.runs(partitions)]
+    waiting: set[int] = set()
+    done = 0
+    while done < len(work):
+        some = _some(work, done)
+        done += len(some)
+        for (place, task, _), problem in zip(some, await _enqueue(node, some), strict=True):
+            if isinstance(problem, BadRequest):
+                name = firings[place].periodic.name
+                log.error("the run %s of periodic task %s is lost: %s", task.hex(), name, problem.message)
+            elif problem is not None:
+                waiting.add(place)
+                log.info("a periodic task waits: %s", problem.message)
+    entries = [one.entry for place, one in enumerate(firings) if place not in waiting]
+    if entries:
+        await node.verdicts(entries)
+    if waiting:
+        await trio.sleep(PAUSE_S)
+
+
+def _some(work: Sequence[tuple[int, TaskId, bytes]], start: int) -> list[tuple[int, TaskId, bytes]]:
+    """So much of the work from ``start`` on as goes into one request."""
+    some, size = [work[start]], len(work[start][2])
+    for item in work[start + 1 : start + ENQUEUE_RUNS]:
+        size += len(item[2])
+        if size > ENQUEUE_BYTES:
+            break
+        some.append(item)
+    return some
+
+
+async def _enqueue(node: Node, work: Sequence[tuple[int, TaskId, bytes]]) -> list[OnyxqError | None]:
+    """Why each run could not be enqueued, None where it was."""
+    if node.enqueue is None:
+        raise Unavailable("this node serves nobody yet")
+    answer = await node.enqueue({"runs": [[first, body] for _, first, body in work]})
+    return [from_map(ack) if isinstance(ack, dict) else None for ack in answer["acks"]]

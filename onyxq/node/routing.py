@@ -1,0 +1,158 @@
+"""Routing: which node leads a partition now, and trying again when that changes.
+
+Writes of clients are split by leader, sent once to each, and what a leader refused for a
+reason that passes (no leader, not ready yet, no answer) is tried again until the
+request's time is up.  All of these writes are idempotent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+import trio
+
+from onyxq.core.errors import BadRequest, Corrupt, NotLeader, OnyxqError, StaleEpoch, TimedOut, Unavailable, from_map
+from onyxq.core.ids import partition_of
+from onyxq.core.replica import leader_node
+from onyxq.node.node import Node
+from onyxq.system import failures
+
+T = TypeVar("T")
+
+ROUTE_TIMEOUT_S = 8.0
+"""How long a write may look for a leader that takes it."""
+CALL_TIMEOUT_S = 6.0
+RETRY_PAUSE_S = 0.05
+RETRY_PAUSE_MAX_S = 0.5
+
+PASSING = (NotLeader, StaleEpoch, Corrupt)
+"""Errors of a leader that another leader, or the same one a little later, will not have."""
+
+Local = Callable[[list[Any]], Awaitable[list[Any]]]
+"""Serves items that are led from here: one answer per item."""
+
+
+def leader_of(node: Node, partition: int) -> str:
+    """Node id of the partition's leader, or empty.
+
+    While this node has no peer in the log it keeps serving what it led, as others do.
+    """
+    if partition in node.leaders:
+        return node.node_id
+    found = leader_node(node.replica, partition)
+    return found.id if found is not None else ""
+
+
+async def insist(node: Node, attempt: Callable[[], Awaitable[T]]) -> T:
+    """What an attempt gives: it is made again while its error passes, until `ROUTE_TIMEOUT_S` are over."""
+    until, pause = trio.current_time() + ROUTE_TIMEOUT_S, RETRY_PAUSE_S
+    while True:
+        try:
+            return await attempt()
+        except OnyxqError as error:
+            if not is_passing(error) or trio.current_time() + pause > until:
+                raise
+        with trio.move_on_after(pause):
+            await node.moved()
+        await trio.sleep(pause / 4)
+        pause = min(2 * pause, RETRY_PAUSE_MAX_S)
+
+
+class Router:
+    """Sends items to the leaders of their partitions."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    async def each(
+        self,
+        items: Sequence[Any],
+        *,
+        method: str,
+        pack: Callable[[list[Any]], dict[str, Any]],
+        unpack: Callable[[Any], list[Any]],
+        local: Local,
+        passing: Callable[[Any], OnyxqError | None],
+        failed: Callable[[Any, OnyxqError], Any],
+    ) -> list[Any]:
+        """One answer per item (whose first element is a task id).
+
+        ``passing`` tells from an answer the error that is worth another try, ``failed``
+        makes the answer of an item that found no leader in time.
+        """
+        answers: list[Any] = [None] * len(items)
+        open_items = list(range(len(items)))
+        deadline = trio.current_time() + ROUTE_TIMEOUT_S
+        pause = RETRY_PAUSE_S
+        while True:
+            await self._round(items, open_items, answers, method, pack, unpack, local, failed)
+            open_items = [place for place in open_items if passing(answers[place]) is not None]
+            if not open_items or trio.current_time() + pause > deadline:
+                return answers
+            with trio.move_on_after(pause):
+                await self._node.moved()
+            await trio.sleep(pause / 4)
+            pause = min(2 * pause, RETRY_PAUSE_MAX_S)
+
+    async def _round(
+        self,
+        items: Sequence[Any],
+        places: list[int],
+        answers: list[Any],
+        method: str,
+        pack: Callable[[list[Any]], dict[str, Any]],
+        unpack: Callable[[Any], list[Any]],
+        local: Local,
+        failed: Callable[[Any, OnyxqError], Any],
+    ) -> None:
+        groups: dict[str, list[int]] = {}
+        for place in places:
+            groups.setdefault(leader_of(self._node, partition_of(items[place][0])), []).append(place)
+
+        async def ask(node_id: str, group: list[int]) -> None:
+            part = [items[place] for place in group]
+            try:
+                if not node_id:
+                    raise NotLeader("nobody leads the partition now")
+                if node_id == self._node.node_id:
+                    with failures.serving(method):
+                        found = await local(part)
+                else:
+                    found = unpack(await self._node.call(node_id, method, pack(part), timeout_s=CALL_TIMEOUT_S))
+                failures.begin()
+            except OnyxqError as error:
+                found = [failed(item, error) for item in part]
+                if not isinstance(error, BadRequest):
+                    failures.begin()
+            for place, answer in zip(group, found, strict=True):
+                answers[place] = answer
+
+        if len(groups) == 1:
+            ((node_id, group),) = groups.items()
+            await ask(node_id, group)
+            return
+        async with trio.open_nursery() as nursery:
+            for node_id, group in sorted(groups.items()):
+                nursery.start_soon(ask, node_id, group)
+
+
+def is_passing(error: OnyxqError) -> bool:
+    """Whether another try may meet another leader."""
+    return isinstance(error, PASSING) or type(error) in (Unavailable, TimedOut)
+
+
+def passing_map(answer: Any) -> OnyxqError | None:
+    """The passing error in an answer that is an error map or something else."""
+    if isinstance(answer, dict) and "code" in answer:
+        error = from_map(answer)
+        return error if is_passing(error) else None
+    return None
+
+
+def passing_parts(answer: Any) -> OnyxqError | None:
+    """The passing error among refused parts, if all of them passed."""
+    for part in answer or ():
+        if (error := passing_map(part[2])) is not None:
+            return error
+    return None

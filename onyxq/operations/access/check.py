@@ -1,0 +1,140 @@
+"""The check that every call passes: of the TCP port before it is dispatched, of HTTP before it is made.
+
+Queues of tasks and of periodic tasks that a call names are looked up, and only for callers
+whose roles are bound to prefixes: for all others, and where no credential is configured, it
+costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+from attrs import frozen
+
+from onyxq.access.grants import Grants
+from onyxq.core.errors import Forbidden, NotFound, TooLarge
+from onyxq.core.facts import task_header
+from onyxq.operations.access.table import ARGUMENTS_BYTES_MAX, LARGE, RULES, UNKNOWN, Need, Run
+
+RUNS_AT_ONCE = 1_000
+"""Runs whose queues are looked up by one request."""
+
+Ask: TypeAlias = Callable[[str, dict[str, Any]], Awaitable[Any]]
+
+
+class Api(Protocol):
+    """What a node's service can be called by."""
+
+    async def call(self, method: str, args: dict[str, Any]) -> Any:
+        """The result of a method; raises `OnyxqError`."""
+        ...
+
+
+@frozen
+class Guarded:
+    """A node's service as one caller may use it."""
+
+    api: Api
+    grants: Grants
+
+    async def call(self, method: str, args: dict[str, Any]) -> Any:
+        """The result of a method; raises `Forbidden`, and `OnyxqError` as the service does."""
+        needs = unmet(self.grants, method, args)
+        if needs:
+            await look_up(self.grants, needs, self.api.call)
+        return await self.api.call(method, args)
+
+
+def check_size(operation: str, size: int) -> None:
+    """Raise `TooLarge` if a request has more bytes than its operation needs."""
+    if size > ARGUMENTS_BYTES_MAX and operation not in LARGE:
+        raise TooLarge(f"a request of {size} bytes; {operation[:100]} takes at most {ARGUMENTS_BYTES_MAX}")
+
+
+def check_role(grants: Grants, operation: str) -> None:
+    """Raise `Forbidden` if a caller may not make a call whatever its arguments are."""
+    roles = RULES.get(operation, UNKNOWN).roles
+    if roles and not any(grants.has(role) for role in roles):
+        raise _forbidden(roles)
+
+
+def unmet(grants: Grants, operation: str, args: dict[str, Any]) -> list[Need]:
+    """What of a call's needs depends on queues that are to be looked up first; raises `Forbidden`.
+
+    It may also raise `BadRequest`, where the arguments do not tell which queues they mean.
+    """
+    rule = RULES.get(operation, UNKNOWN)
+    if any(grants.everywhere(role) for role in rule.roles):
+        return []
+    return [need for need in rule.find(args) if not _settled(grants, need)]
+
+
+def _settled(grants: Grants, need: Need) -> bool:
+    if any(grants.everywhere(role) for role in need.roles):
+        return True
+    roles = [role for role in need.roles if grants.has(role)]
+    if not roles:
+        raise _forbidden(need.roles)
+    if need.every:
+        raise Forbidden(f"this needs the role {roles[0]} on every queue", field="token")
+    _check_queues(grants, roles, need.queues)
+    return not need.tasks and not need.stored and need.periodic is None
+
+
+def _forbidden(roles: Sequence[str]) -> Forbidden:
+    return Forbidden(f"this needs the role {' or '.join(roles)}", field="token")
+
+
+def _check_queues(grants: Grants, roles: Sequence[str], queues: Sequence[str]) -> None:
+    for queue in queues:
+        if not any(grants.on(role, queue) for role in roles):
+            raise Forbidden(f"this needs the role {roles[0]} on queue {queue[:200]!r}", field="token")
+
+
+def _check_found(grants: Grants, roles: Sequence[str], queues: Sequence[str]) -> None:
+    try:
+        _check_queues(grants, roles, queues)
+    except Forbidden:
+        raise Forbidden(f"this needs the role {roles[0]} on the queue of what is named", field="token") from None
+
+
+async def look_up(grants: Grants, needs: Sequence[Need], ask: Ask) -> None:
+    """Check the queues of tasks and of periodic tasks; raises `Forbidden`, and `NotFound` for what is not there.
+
+    The errors do not name the queues that were found: the caller may not know them.
+    """
+    for need in needs:
+        if need.tasks:
+            await _check_tasks(grants, need.roles, need.tasks, ask)
+        if need.stored:
+            found = await ask("taskstore.tasks", {"ids": list(need.stored)})
+            for number, task in zip(need.stored, found["tasks"], strict=True):
+                if task is None:  # or not known here yet: then it cannot be told whose it is
+                    raise NotFound(f"there is no task {number} in the task store", field="id")
+                _check_found(grants, need.roles, [task[1]])
+        if need.periodic is not None:
+            queue = await _periodic(need.periodic, ask)
+            # One that is to be made names its queue itself.
+            if queue is not None:
+                _check_found(grants, need.roles, [queue])
+            elif not need.queues:
+                raise NotFound(f"there is no periodic task {need.periodic[:200]!r}", field="name")
+
+
+async def _periodic(name: str, ask: Ask) -> str | None:
+    try:
+        return str((await ask("periodic.get", {"name": name}))["queue"])
+    except NotFound:
+        return None
+
+
+async def _check_tasks(grants: Grants, roles: Sequence[str], runs: Sequence[Run], ask: Ask) -> None:
+    left = [list(run) for run in dict.fromkeys(runs)]
+    while left:
+        part, left = left[:RUNS_AT_ONCE], left[RUNS_AT_ONCE:]
+        found = await ask("tasks.bodies", {"runs": part})
+        _check_found(grants, roles, [task_header(body)[0]["queue"] for _, body in found["bodies"]])
+        if found["missing"]:
+            raise NotFound(f"there is no task {bytes(found['missing'][0][0]).hex()}", field="id")
+        left = [*found["rest"], *left]

@@ -1,0 +1,342 @@
+"""What each operation needs: the role, and which of its arguments name queues or tasks.
+
+One table for HTTP and the TCP port.  An operation that is not in it needs ``admin``.
+Arguments are looked at only for callers who have a role on some queues and not on all; what
+is malformed is refused, as it cannot be told which queues it is about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from attrs import frozen
+
+from onyxq.core.errors import BadRequest
+from onyxq.core.facts import unpack_task
+from onyxq.core.ids import ID_BYTES, STRETCH_TASKS, offset_of
+from onyxq.core.timer_model import QUEUE as TIMERS
+
+Run: TypeAlias = tuple[bytes, int]
+
+
+@frozen
+class Need:
+    """One of the roles on all these queues, on those of these tasks and of the periodic task."""
+
+    roles: tuple[str, ...]
+    queues: tuple[str, ...] = ()
+    tasks: tuple[Run, ...] = ()
+    periodic: str | None = None
+    stored: tuple[int, ...] = ()
+    """Ids of the task store's tasks, whose groups count as queues."""
+    every: bool = False
+    """On every queue there is."""
+
+
+@frozen
+class Rule:
+    """What an operation needs."""
+
+    roles: tuple[str, ...]
+    """Who has one of them on every queue may do it, whatever the arguments; none: the arguments tell."""
+    find: Callable[[dict[str, Any]], Sequence[Need]]
+    """What a call needs, by its arguments; raises `BadRequest`."""
+
+
+def _anywhere(*roles: str) -> Rule:
+    """What tells nothing about queues: the role on whatever queues is enough."""
+    need = (Need(roles),)
+    return Rule(roles, lambda args: need)
+
+
+def _everywhere(*roles: str) -> Rule:
+    """What is about all queues."""
+    need = (Need(roles, every=True),)
+    return Rule(roles, lambda args: need)
+
+
+def _on_queue(*roles: str) -> Rule:
+    """What names a queue; none: all of them."""
+
+    def find(args: dict[str, Any]) -> Sequence[Need]:
+        queue = args.get("queue")
+        return (Need(roles, every=True) if queue is None else Need(roles, queues=(_text(queue, "queue"),)),)
+
+    return Rule(roles, find)
+
+
+def _on_timers(*roles: str) -> Rule:
+    need = (Need(roles, queues=(TIMERS,)),)
+    return Rule(roles, lambda args: need)
+
+
+def _on_queues(*roles: str) -> Rule:
+    def find(args: dict[str, Any]) -> Sequence[Need]:
+        queues = _list(args, "queues")
+        return (Need(roles, queues=tuple(_text(one, "queues") for one in queues), every=not queues),)
+
+    return Rule(roles, find)
+
+
+def _on_task(*roles: str) -> Rule:
+    def find(args: dict[str, Any]) -> Sequence[Need]:
+        return (Need(roles, tasks=((_id(args.get("id"), "id"), 1),)),)
+
+    return Rule(roles, find)
+
+
+def _on_ids(*roles: str) -> Rule:
+    def find(args: dict[str, Any]) -> Sequence[Need]:
+        return (Need(roles, tasks=tuple((_id(one, "ids"), 1) for one in _list(args, "ids"))),)
+
+    return Rule(roles, find)
+
+
+def _on_items(*roles: str, name: str = "items") -> Rule:
+    """What lists runs by their first id and count."""
+
+    def find(args: dict[str, Any]) -> Sequence[Need]:
+        return (Need(roles, tasks=tuple(_runs(args, name))),)
+
+    return Rule(roles, find)
+
+
+def _on_updates(*roles: str) -> Rule:
+    def find(args: dict[str, Any]) -> Sequence[Need]:
+        return (Need(roles, tasks=tuple(_singles(args, "items"))),)
+
+    return Rule(roles, find)
+
+
+def _on_new(*roles: str) -> Rule:
+    def find(args: dict[str, Any]) -> Sequence[Need]:
+        return (Need(roles, queues=tuple(_new(args, "runs"))),)
+
+    return Rule(roles, find)
+
+
+def _on_dead(*roles: str) -> Rule:
+    """What names dead letters by ids, or by queue."""
+    by_ids, by_queue = _on_ids(*roles), _on_queue(*roles)
+    return Rule(roles, lambda args: (by_queue if args.get("ids") is None else by_ids).find(args))
+
+
+def _on_periodic(*roles: str) -> Rule:
+    def find(args: dict[str, Any]) -> Sequence[Need]:
+        return (Need(roles, periodic=_text(args.get("name"), "name")),)
+
+    return Rule(roles, find)
+
+
+def _set_periodic(args: dict[str, Any]) -> Sequence[Need]:
+    """The queue that it is to make tasks in, and the one that a periodic task of the name makes them in now."""
+    name = _text(args.get("name"), "name")
+    return (Need(("operate",), queues=(_text(args.get("queue"), "queue"),), periodic=name),)
+
+
+def _transact(args: dict[str, Any]) -> Sequence[Need]:
+    held = (*_runs(args, "complete"), *_singles(args, "update"), *_runs(args, "require"))
+    new = tuple(_new(args, "enqueue"))
+    needs = [Need(("consume",), tasks=held)] if held else []
+    needs += [Need(("produce",), queues=new)] if new else []
+    return needs or (Need(("consume", "produce")),)
+
+
+def _on_group(*roles: str) -> Rule:
+    def find(args: dict[str, Any]) -> Sequence[Need]:
+        return (Need(roles, queues=(_text(args.get("group"), "group"),)),)
+
+    return Rule(roles, find)
+
+
+def _on_stored(*roles: str) -> Rule:
+    def find(args: dict[str, Any]) -> Sequence[Need]:
+        return (Need(roles, stored=tuple(_numbers(args, "ids"))),)
+
+    return Rule(roles, find)
+
+
+def _change_store(args: dict[str, Any]) -> Sequence[Need]:
+    """New tasks are produced, present ones are consumed; those that only need to be there are read."""
+    added = [_text(item[0], f"{field}.group") for field, item in _items(args, "adds")]
+    changed = [_number(item[0], f"{field}.id") for field, item in _items(args, "changes")]
+    needs = [Need(("produce",), queues=tuple(added))] if added else []
+    if held := (*changed, *_numbers(args, "deletes"), *_numbers(args, "depends")):
+        needs.append(Need(("consume",), stored=held))
+    return needs or (Need(("consume", "produce")),)
+
+
+def _claim_store(args: dict[str, Any]) -> Sequence[Need]:
+    group = _text(args.get("group"), "group")
+    return (Need(("consume",), queues=(group,), stored=tuple(_numbers(args, "depends"))),)
+
+
+def _batches(args: dict[str, Any]) -> Sequence[Need]:
+    return (Need(("consume",), every=True), Need(("produce",), every=True))
+
+
+_ANY = ("read", "produce", "consume")
+
+RULES: Mapping[str, Rule] = {
+    "backup.hold": _everywhere("admin"),
+    "backup.rows": _everywhere("admin"),
+    "cancel": _on_ids("produce", "operate"),
+    "claim": _on_queues("consume"),
+    "cluster": _anywhere(*_ANY),
+    "complete": _on_items("consume"),
+    "count": _on_queue("read"),
+    "dead": _on_queue("read"),
+    "dead.discard": _on_dead("operate"),
+    "dead.requeue": _on_dead("operate"),
+    "enqueue": _on_new("produce"),
+    "extension": _everywhere("read"),
+    "fail": _on_items("consume"),
+    "gc": _everywhere("operate"),
+    "get": _on_task("read", "consume"),
+    "health": _anywhere(*_ANY),
+    "ids": _anywhere("produce"),
+    "job.get": _everywhere("read"),
+    "job.kill": _everywhere("operate"),
+    "job.list": _everywhere("read"),
+    "job.seal": _everywhere("operate"),
+    "job.submit": _everywhere("admin"),
+    "job.wait": _everywhere("read"),
+    "jobs.commit": Rule((), _batches),
+    "jobs.prepare": Rule((), _batches),
+    "leave": _everywhere("admin"),
+    "list": _on_queue("read"),
+    "log": _everywhere("read"),
+    "log.raw": _everywhere("read"),
+    "metrics": _everywhere("read"),
+    "origin": _everywhere("read"),
+    "partition": _anywhere(*_ANY),
+    "partition.force": _everywhere("admin"),
+    "partitions": _anywhere(*_ANY),
+    "peers": _anywhere(*_ANY),
+    "periodic.get": _on_periodic("read"),
+    "periodic.list": _everywhere("read"),
+    "periodic.pause": _on_periodic("operate"),
+    "periodic.remove": _on_periodic("operate"),
+    "periodic.set": Rule(("operate",), _set_periodic),
+    "queue.get": _on_queue(*_ANY),
+    "queue.set": _on_queue("operate"),
+    "queues": _everywhere("read"),
+    "queues.page": _everywhere("read"),
+    "rates": _everywhere("read"),
+    "release": _on_items("consume"),
+    "renew": _on_items("consume"),
+    "replica": _everywhere("read"),
+    "ring": _anywhere(*_ANY),
+    "routes": _anywhere(*_ANY),
+    "submit": _everywhere("produce"),
+    "task_history": _on_task("read"),
+    "task_log": _on_task("read", "consume"),
+    "taskstore.claim": Rule(("consume",), _claim_store),
+    "taskstore.group": _on_group("read", "consume"),
+    "taskstore.groups": _everywhere("read"),
+    "taskstore.set_limits": _everywhere("operate"),
+    "taskstore.tasks": _on_stored("read", "consume"),
+    "taskstore.update": Rule((), _change_store),
+    "tasks.bodies": _on_items("read", "consume", name="runs"),
+    "timer.cancel": _on_timers("produce", "operate"),
+    "timer.get": _on_timers("read", "produce"),
+    "timer.list": _on_timers("read"),
+    "timer.set": _on_timers("produce"),
+    "transact": Rule((), _transact),
+    "update": _on_updates("consume"),
+    "workers": _everywhere("read"),
+}
+"""What every operation needs; any role that is higher has these too (`onyxq.access.grants`)."""
+
+LARGE = frozenset(
+    (
+        "cancel",
+        "complete",
+        "dead.discard",
+        "dead.requeue",
+        "enqueue",
+        "fail",
+        "job.submit",
+        "jobs.commit",
+        "jobs.prepare",
+        "release",
+        "renew",
+        "submit",
+        "tasks.bodies",
+        "taskstore.claim",
+        "taskstore.tasks",
+        "taskstore.update",
+        "timer.set",
+        "transact",
+        "update",
+    )
+)
+"""Operations whose arguments may have more than `ARGUMENTS_BYTES_MAX`: lists of tasks, and data."""
+ARGUMENTS_BYTES_MAX = 256 * 1024
+"""Bytes of a request of any other operation."""
+
+UNKNOWN = _everywhere("admin")
+"""What anything else needs."""
+
+
+# --- arguments
+
+
+def _text(value: Any, field: str) -> str:
+    if not isinstance(value, str):
+        raise BadRequest(f"{field} must be text", field=field)
+    return value
+
+
+def _id(value: Any, field: str) -> bytes:
+    if not isinstance(value, bytes) or len(value) != ID_BYTES:
+        raise BadRequest(f"{field} must be {ID_BYTES} bytes", field=field)
+    return value
+
+
+def _list(args: dict[str, Any], name: str) -> list[Any]:
+    found = args.get(name)
+    if found is None:
+        return []
+    if not isinstance(found, list):
+        raise BadRequest(f"{name} must be a list", field=name)
+    return found
+
+
+def _items(args: dict[str, Any], name: str) -> Iterator[tuple[str, list[Any]]]:
+    for place, item in enumerate(_list(args, name)):
+        if not isinstance(item, list) or len(item) < 2:
+            raise BadRequest(f"{name}[{place}] is malformed", field=f"{name}[{place}]")
+        yield f"{name}[{place}]", item
+
+
+def _number(value: Any, field: str) -> int:
+    if type(value) is not int:
+        raise BadRequest(f"{field} must be an integer", field=field)
+    return value
+
+
+def _numbers(args: dict[str, Any], name: str) -> Iterator[int]:
+    for place, one in enumerate(_list(args, name)):
+        yield _number(one, f"{name}[{place}]")
+
+
+def _runs(args: dict[str, Any], name: str) -> Iterator[Run]:
+    for field, (first, count, *_) in _items(args, name):
+        start = offset_of(_id(first, f"{field}.id"))
+        if type(count) is not int or not 1 <= count <= STRETCH_TASKS - start:
+            raise BadRequest(f"{field}.count is out of range", field=f"{field}.count")
+        yield first, count
+
+
+def _singles(args: dict[str, Any], name: str) -> Iterator[Run]:
+    for field, item in _items(args, name):
+        yield _id(item[0], f"{field}.id"), 1
+
+
+def _new(args: dict[str, Any], name: str) -> Iterator[str]:
+    for field, item in _items(args, name):
+        if not isinstance(item[1], bytes):
+            raise BadRequest(f"{field} must hold bytes", field=field)
+        yield _text(unpack_task(item[1]).header.get("queue"), f"{field}.queue")

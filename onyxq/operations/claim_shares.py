@@ -1,0 +1,85 @@
+"""How a claim of many is shared among the nodes that have ready tasks (design: claims).
+
+Pure.  Nodes list their best tasks by priority and age; merged, these lists say how many of
+the best tasks each node has.  So no node is passed over while it has a better task than
+those that are claimed elsewhere.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from onyxq.leader.grants.ready_heads import RANKS_MAX, Head, Rank, is_ahead
+
+
+class Offer(NamedTuple):
+    """What one node has of one queue."""
+
+    node_id: str
+    queue: str
+    head: Head
+
+
+Taken = list[tuple[Offer, Head | None]]
+"""Offers from which tasks are claimed, and what is left of each."""
+
+
+def shares(offers: Sequence[Offer], best: Offer, maximum: int) -> tuple[Taken, dict[str, int]]:
+    """Return what is left of the offers, and how many of the ``maximum`` tasks to claim at which node.
+
+    ``best`` is the best of them. It also gets what no list accounts for: lists may be old.
+    """
+    counts = _counts(offers, maximum) if len(offers) > 1 and not is_ahead(best.head) else {}
+    place, left = offers.index(best), maximum - sum(counts.values())
+    if left and not any(_ends(offers[at], count) for at, count in counts.items()):
+        counts[place] = counts.get(place, 0) + left
+    found: dict[str, int] = {}
+    for at, count in counts.items():
+        found[offers[at].node_id] = found.get(offers[at].node_id, 0) + count
+    return [(offers[at], without(offers[at].head, count)) for at, count in counts.items()], found
+
+
+def _counts(offers: Sequence[Offer], maximum: int) -> dict[int, int]:
+    """How many of the best tasks each offer has, by its place, until ``maximum`` or the end of a list.
+
+    What follows a list that is not whole may be better than what others have: the rest is
+    claimed there, unless the list is as long as lists get.
+    """
+    counts: dict[int, int] = {}
+    lists = [[(rank, at) for rank in offer.head.ranks] for at, offer in enumerate(offers)]
+    left = maximum
+    for (_, _, tasks), at in heapq.merge(*lists):
+        counts[at] = counts.get(at, 0) + min(tasks, left)
+        left -= min(tasks, left)
+        head = offers[at].head
+        if left and not head.whole and counts[at] >= _listed(head):
+            counts[at] += left if len(head.ranks) < RANKS_MAX else 0
+            break
+        if not left:
+            break
+    return counts
+
+
+def _listed(head: Head) -> int:
+    return sum(tasks for _, _, tasks in head.ranks)
+
+
+def _ends(offer: Offer, count: int) -> bool:
+    """Whether a list that is as long as lists get was claimed to its end."""
+    return not offer.head.whole and len(offer.head.ranks) >= RANKS_MAX and count >= _listed(offer.head)
+
+
+def without(head: Head, count: int) -> Head | None:
+    """Return what is left of a head if ``count`` of its tasks are claimed; None if nothing is known to be."""
+    about = head.about - count
+    ranks: list[Rank] = []
+    for priority, due_ms, tasks in head.ranks:
+        taken = min(tasks, count)
+        count -= taken
+        if taken < tasks:
+            ranks.append((priority, due_ms, tasks - taken))
+    if ranks:
+        return Head(ranks[0][0], ranks[0][1], max(about, 1), tuple(ranks), head.whole)
+    return head._replace(about=about, ranks=()) if about > 0 and not head.whole else None

@@ -1,0 +1,563 @@
+"""Claiming across the cluster: which node to ask, and waiting until there is something.
+
+For every queue that somebody here waits on, this node keeps a question open at each node
+that leads partitions: "tell me when your best ready task is better than what I know".
+The answer is the present state, so nothing is missed across reconnections, elections or
+lost messages; the question is repeated each second, less often where there has been
+nothing for a while.  A claimer asks the nodes that have the best tasks, as many of each as
+`onyxq.operations.claim_shares` finds: exact when quiet, approximate under load.  Tasks that fall due
+in a moment are such a head, too, for claimers that claim ahead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any
+
+import trio
+from attrs import define, field
+
+from onyxq.core.errors import LogUnavailable, OnyxqError, Unavailable, from_map
+from onyxq.core.ids import Run, TaskId, partition_of
+from onyxq.core.replica import leader_node, live_nodes, unserved
+from onyxq.leader.grants.granter import ClaimRequest, Granted, Room
+from onyxq.leader.grants.ready_heads import Head, is_ahead, unpack_head
+from onyxq.node.node import Node
+from onyxq.operations.claim_shares import Offer, shares
+
+POLL_S = 1.0
+IDLE_POLL_S = 4.0
+"""How long a question stays open if the one before it ended without news.
+
+One that is withdrawn lingers at the node that was asked until its time is up; after news the short time holds.
+"""
+LINGER_S = 3.0
+"""How long a queue is watched after the last claimer went."""
+ASK_TIMEOUT_S = 5.0
+FIRST_ANSWERS_S = 1.0
+"""How long a claim that does not wait may take to hear from every leader, new ones included."""
+FIRST_LOOK_S = 0.1
+"""How long a claimer waits for nodes that were not asked about a queue before."""
+LOG_PATIENCE_S = 2.0
+"""How long claimers wait on although the log is away."""
+CLAIMERS_MAX = 50_000
+"""Claims that wait at this node; those of one credential get the share that `Claiming._has_room` tells."""
+WANTED_CLAIMERS = 64
+"""So many of those who wait are asked how many tasks they want."""
+WANTED_MAX = 1 << 16
+AHEAD_AGAIN_S = 0.05
+"""A claimer that was given nothing ahead asks for what is ready only for so long."""
+GATHER_S = 0.5
+"""How long a claimer that was granted tasks at one node waits for the other nodes that were asked."""
+ANSWER_BYTES_MAX = 18 * 1024 * 1024
+"""Task rows in one answer to a claimer, unless one alone is larger; the rest is given back."""
+ASKS_MAX = 2
+"""Questions in flight to one node; further claimers gather."""
+
+
+@define(eq=False)
+class Claimer:
+    """One claim of one client, waiting or being answered."""
+
+    queues: Sequence[str]
+    maximum: int
+    lease_ms: int
+    """0: as each queue has it."""
+    worker: str
+    deadline: float
+    reply: Callable[[list[Granted]], None]
+    fail: Callable[[OnyxqError], None]
+    owner: str = ""
+    """The credential that it came with; see `onyxq.wire.bounds.OWNER`."""
+    ahead_ms: int = 0
+    """If nothing is ready: so long before they are due it takes tasks."""
+    gone: bool = False
+    asking: int = 0
+    """How many nodes have been asked for it and have not answered."""
+    granted: list[Granted] = field(factory=list)
+    """What the first of them gave, while it waits for the others."""
+    ahead_again_at: float = 0.0
+    """From then on it may ask for what is not due yet (again)."""
+    asks_ahead: bool = False
+    """Whether what it is asking for is not due yet."""
+    asked: set[str] = field(factory=set)
+    trouble: OnyxqError | None = None
+
+
+Asked = tuple[list[str], int, int | None, str, int]
+"""(queues, most tasks, lease in ms or None for the queue's, worker) of one claimer, and how many milliseconds
+ahead it claims if nothing is ready."""
+
+
+Share = tuple[Claimer, int]
+"""A claimer, and the number of tasks that a node should give it."""
+
+
+class _Watched:
+    """One queue that somebody waits on."""
+
+    def __init__(self, queue: str) -> None:
+        self.queue = queue
+        self.heads: dict[str, Head | None] = {}
+        """Best head per node; a node is missing until it answered once."""
+        self.scopes: dict[str, trio.CancelScope] = {}
+        self.asking: dict[str, trio.CancelScope] = {}
+        """What is waited for per node; cancelled when the node's head has become known otherwise."""
+        self.used_at = 0.0
+        self.settled_at = 0.0
+        """Until then a claimer waits for the heads of nodes that have not answered once."""
+
+
+class Claiming:
+    """See the module's first paragraph."""
+
+    def __init__(self, node: Node, give_back: Callable[[Sequence[Granted]], None]) -> None:
+        self._node = node
+        self._give_back = give_back
+        """Releases claims that nobody waits for."""
+        self._queues: dict[str, _Watched] = {}
+        self._claimers: deque[Claimer] = deque()
+        self._held: Counter[str] = Counter()
+        """Claimers by owner; those that are gone may be counted for a moment."""
+        self._wake = trio.Event()
+        self._nursery: trio.Nursery | None = None
+        self._draining = False
+        self._log_away_since: float | None = None
+        self._answered = trio.Event()
+        """Set, and made anew, at each answer of a node."""
+        self._asks: dict[str, int] = {}
+        """Questions in flight per node."""
+        self._leading_of: tuple[Any, int, list[str]] = (None, 0, [])
+        self._unserved_of: tuple[Any, Any, list[int]] = (None, None, [])
+
+    def submit(self, claimer: Claimer) -> None:
+        """Take a claim; exactly one of its ``reply`` and ``fail`` is called, unless it is gone."""
+        if self._draining:
+            claimer.fail(Unavailable("this peer is leaving; ask another"))
+            return
+        if not self._has_room(claimer.owner):
+            claimer.fail(Unavailable("too many claims wait here"))
+            return
+        try:
+            self._node.outbox_now()
+        except LogUnavailable as error:
+            claimer.trouble = error
+        self._claimers.append(claimer)
+        self._held[claimer.owner] += 1
+        for queue in claimer.queues:
+            self._watch(queue)
+        self._wake.set()
+
+    def _has_room(self, owner: str) -> bool:
+        """Whether one more claim of a credential may wait: the share of each leaves room for one credential more."""
+        if len(self._claimers) >= CLAIMERS_MAX:
+            return False
+        owners = len(self._held) + (owner not in self._held)
+        return not owner or self._held[owner] < CLAIMERS_MAX // (owners + 1)
+
+    async def drain(self) -> None:
+        """Take no further claims; return once nobody is being answered (or soon after)."""
+        self._draining = True
+        for claimer in self._claimers:
+            if not claimer.asking and not claimer.gone:
+                claimer.gone = True
+                claimer.fail(Unavailable("this peer is leaving; ask another"))
+        with trio.move_on_after(ASK_TIMEOUT_S):
+            while any(self._asks.values()):
+                await self._answered.wait()
+
+    def waiting(self, most: int) -> dict[str, tuple[int, list[str]]]:
+        """Workers whose claims wait here, up to ``most`` of them: how many claims, and the queues of one of them."""
+        out: dict[str, tuple[int, list[str]]] = {}
+        for one in self._claimers:
+            if one.gone or (one.worker not in out and len(out) == most):
+                continue
+            count, queues = out.get(one.worker, (0, sorted(one.queues)))
+            out[one.worker] = count + 1, queues
+        return out
+
+    @property
+    def watched(self) -> int:
+        """How many queues somebody here waits on, or did lately."""
+        return len(self._queues)
+
+    async def run(self) -> None:
+        """Match claimers and nodes until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            nursery.start_soon(self._follow_placement)
+            for queue in self._queues:
+                self._watch(queue)
+            while True:
+                wait_s = self._match()
+                with trio.move_on_after(wait_s):
+                    await self._wake.wait()
+                self._wake = trio.Event()
+
+    async def _follow_placement(self) -> None:
+        """A node that leads from now on is asked at once."""
+        while True:
+            await self._node.changed(self._node.replica)
+            self._wake.set()
+
+    # --- watching queues
+
+    def _watch(self, queue: str) -> None:
+        watched = self._queues.get(queue)
+        if watched is None:
+            watched = self._queues[queue] = _Watched(queue)
+        watched.used_at = trio.current_time()
+        if self._nursery is None:
+            return
+        for node_id in self._leading_nodes():
+            if node_id not in watched.scopes:
+                watched.settled_at = watched.used_at + FIRST_LOOK_S
+                watched.scopes[node_id] = trio.CancelScope()
+                self._nursery.start_soon(self._poll, watched, node_id)
+
+    def _leading_nodes(self) -> list[str]:
+        replica, leaders = self._node.replica, len(self._node.leaders)
+        if self._leading_of[0] is not replica.partitions or self._leading_of[1] != leaders:
+            found = {leader.id for p in replica.partitions if (leader := leader_node(replica, p)) is not None}
+            if leaders:
+                found.add(self._node.node_id)
+            self._leading_of = (replica.partitions, leaders, sorted(found))
+        return self._leading_of[2]
+
+    async def _poll(self, watched: _Watched, node_id: str) -> None:
+        quiet = False
+        try:
+            with watched.scopes[node_id]:
+                while self._still_wanted(watched, node_id):
+                    quiet = await self._ask_head(watched, node_id, IDLE_POLL_S if quiet else POLL_S)
+        finally:
+            watched.scopes.pop(node_id, None)
+            watched.asking.pop(node_id, None)
+            watched.heads.pop(node_id, None)
+            if not watched.scopes and trio.current_time() - watched.used_at >= LINGER_S:
+                self._queues.pop(watched.queue, None)  # names that claimers make up must not pile up
+            self._wake.set()
+
+    def _still_wanted(self, watched: _Watched, node_id: str) -> bool:
+        if node_id not in self._leading_nodes():
+            return False
+        if trio.current_time() - watched.used_at < LINGER_S:
+            return True
+        return any(watched.queue in claimer.queues and not claimer.gone for claimer in self._claimers)
+
+    async def _ask_head(self, watched: _Watched, node_id: str, poll_s: float) -> bool:
+        """Ask once, for up to ``poll_s``; whether there was nothing new."""
+        known = watched.heads.get(node_id)
+        better_than = list(known.key) if known is not None else None
+        # Not known yet: the present state is wanted at once.
+        timeout_s = poll_s if node_id in watched.heads else 0.0
+        found: list[Head | None] = []
+        with trio.CancelScope() as asking:
+            watched.asking[node_id] = asking
+            try:
+                found.append(await self._head_of(node_id, watched.queue, better_than, timeout_s))
+            except OnyxqError:
+                watched.heads.pop(node_id, None)  # what it has is not known
+                self._wake.set()
+                await trio.sleep(0.2)
+        if not found or asking.cancel_called:
+            return False
+        head = found[0]
+        watched.heads[node_id] = head
+        if head is None:
+            if timeout_s == 0.0:
+                self._wake.set()
+            return known is None
+        self._wake.set()
+        if known is not None and head.key >= known.key and not is_ahead(head):
+            # Nobody here is in need of more: ask again when somebody is, or later.
+            with trio.move_on_after(POLL_S) as asking:
+                watched.asking[node_id] = asking
+                await trio.sleep_forever()
+        return False
+
+    async def _head_of(self, node_id: str, queue: str, better_than: list[int] | None, timeout_s: float) -> Head | None:
+        if node_id == self._node.node_id:
+            known = (better_than[0], better_than[1]) if better_than is not None else None
+            heads = self._node.granter.heads
+            return await heads.wait_head(queue, known, timeout_s, wanted=lambda: self._wanted(queue), ahead=True)
+        args = {
+            "queue": queue,
+            "known": better_than,
+            "timeout_ms": int(timeout_s * 1000),
+            "wanted": self._wanted(queue),
+            "ahead": True,
+        }
+        found = await self._node.call(node_id, "lead.head", args, timeout_s=timeout_s + 2.0)
+        return unpack_head(found)
+
+    def _wanted(self, queue: str) -> int:
+        """How many tasks of a queue those could take who wait here."""
+        waiting = (one.maximum for one in self._claimers if queue in one.queues and not (one.gone or one.asking))
+        return min(sum(islice(waiting, WANTED_CLAIMERS)), WANTED_MAX)
+
+    # --- matching
+
+    def _match(self) -> float:
+        """Ask for whoever can be served; seconds until something must be looked at again."""
+        now = trio.current_time()
+        self._give_up_without_log(now)
+        left: deque[Claimer] = deque()
+        groups: dict[str, list[Share]] = {}
+        next_look = now + 1.0 if self._claimers else math.inf
+        while self._claimers:
+            claimer = self._claimers.popleft()
+            if claimer.gone:
+                continue
+            left.append(claimer)
+            if claimer.asking:
+                continue
+            settled_at = self._settled_at(claimer)
+            if now < settled_at:
+                next_look = min(next_look, settled_at)
+                continue
+            found = self._shares(claimer)
+            if found is None:
+                continue  # the best node answers soon; claimers gather for the next question
+            if found:
+                claimer.asking, claimer.trouble = len(found), None
+                for node_id, tasks in found.items():
+                    groups.setdefault(node_id, []).append((claimer, tasks))
+            elif now >= claimer.deadline and (self._sure(claimer) or now >= claimer.deadline + FIRST_ANSWERS_S):
+                self._end(claimer)
+            else:
+                if claimer.ahead_again_at > now:
+                    next_look = min(next_look, claimer.ahead_again_at)
+                due = claimer.deadline if now < claimer.deadline else claimer.deadline + FIRST_ANSWERS_S
+                next_look = min(next_look, due)
+        self._claimers, self._held = left, Counter(claimer.owner for claimer in left)
+        for queue in {queue for claimer in left for queue in claimer.queues}:
+            self._watch(queue)
+        assert self._nursery is not None
+        for node_id, group in groups.items():
+            self._asks[node_id] = self._asks.get(node_id, 0) + 1
+            self._nursery.start_soon(self._ask_node, group, node_id)
+        return max(next_look - now, 0.0)
+
+    def _give_up_without_log(self, now: float) -> None:
+        """Whoever waits here while the log is away hears so: another peer may reach it."""
+        try:
+            self._node.outbox_now()
+            self._log_away_since = None
+        except LogUnavailable as error:
+            if self._log_away_since is None:
+                self._log_away_since = now
+            if now - self._log_away_since >= LOG_PATIENCE_S:
+                for claimer in self._claimers:
+                    if not claimer.asking and not claimer.gone:
+                        claimer.trouble = error
+                        self._end(claimer)
+
+    def _end(self, claimer: Claimer) -> None:
+        claimer.gone = True
+        trouble = claimer.trouble or self._unserved() or self._unheard(claimer)
+        if trouble is not None:
+            claimer.fail(trouble)
+        else:
+            claimer.reply([])
+
+    def _unserved(self) -> Unavailable | None:
+        """Why "there is nothing" cannot be said: partitions that nobody can serve may hold tasks."""
+        replica = self._node.replica
+        if self._unserved_of[0] is not replica.partitions or self._unserved_of[1] is not replica.nodes:
+            self._unserved_of = (replica.partitions, replica.nodes, unserved(replica, live_nodes(replica)))
+        missing = self._unserved_of[2]
+        if not missing:
+            return None
+        return Unavailable(
+            f"{len(missing)} of {len(replica.partitions)} partitions (the first: {missing[0]}) have no leader "
+            f"with a majority of their nodes, so there may be tasks that cannot be claimed now"
+        )
+
+    def _unheard(self, claimer: Claimer) -> Unavailable | None:
+        """The same, of leaders that do not answer this node."""
+        silent = [
+            node_id
+            for node_id in self._leading_nodes()
+            if any(node_id not in self._queues[queue].heads for queue in claimer.queues)
+        ]
+        if not silent:
+            return None
+        return Unavailable(f"node {silent[0]}, which leads partitions, did not answer; there may be tasks there")
+
+    def _settled_at(self, claimer: Claimer) -> float:
+        """When its queues are known well enough to say which node has the best task."""
+        settled_at = max((self._queues[queue].settled_at for queue in claimer.queues), default=0.0)
+        if settled_at > trio.current_time() and self._all_known(claimer):
+            return 0.0
+        return settled_at
+
+    def _sure(self, claimer: Claimer) -> bool:
+        """Whether every partition has been heard of."""
+        return self._all_known(claimer) and self._unserved() is None
+
+    def _all_known(self, claimer: Claimer) -> bool:
+        nodes = self._leading_nodes()
+        return all(node_id in self._queues[queue].heads for queue in claimer.queues for node_id in nodes)
+
+    def _shares(self, claimer: Claimer) -> dict[str, int] | None:
+        """How many tasks to claim at which nodes; empty if there are none, None if the best node is busy."""
+        ahead = claimer.ahead_ms > 0 and trio.current_time() >= claimer.ahead_again_at
+        offers = [
+            Offer(node_id, queue, head)
+            for queue in claimer.queues
+            for node_id, head in (self._queues[queue].heads.items() if queue in self._queues else ())
+            if head is not None and (ahead or not is_ahead(head))
+        ]
+        if not offers:
+            return {}
+        best = min(offers, key=lambda offer: offer.head.key)
+        if self._asks.get(best.node_id, 0) >= ASKS_MAX:
+            return None
+        claimer.asks_ahead = is_ahead(best.head)
+        asked = [one for one in offers if one is best or self._asks.get(one.node_id, 0) < ASKS_MAX]
+        taken, found = shares(asked, best, claimer.maximum)
+        # What is asked for now is no longer offered to the next claimer.
+        for offer, left in taken:
+            self._queues[offer.queue].heads[offer.node_id] = left
+        return found
+
+    async def _ask_node(self, group: list[Share], node_id: str) -> None:
+        requests: list[Asked] = [
+            (list(one.queues), tasks, one.lease_ms or None, one.worker, one.ahead_ms if one.asks_ahead else 0)
+            for one, tasks in group
+        ]
+        queues = sorted({queue for one, _ in group for queue in one.queues})
+        try:
+            answers, heads = await self._claim_at(requests, node_id, sum(one.maximum for one, _ in group))
+        except OnyxqError as error:
+            answers, heads = [error] * len(group), dict.fromkeys(queues)
+        self._asks[node_id] -= 1
+        for queue in queues:
+            watched = self._queues.get(queue)
+            if watched is not None and node_id in watched.heads:
+                watched.heads[node_id] = heads.get(queue)
+                if node_id in watched.asking:
+                    watched.asking[node_id].cancel()
+        for (claimer, _), answer in zip(group, answers, strict=True):
+            self._take_answer(claimer, answer)
+        self._answered.set()
+        self._answered = trio.Event()
+        if any(isinstance(answer, OnyxqError) and not isinstance(answer, LogUnavailable) for answer in answers):
+            await trio.sleep(0.1)
+        self._wake.set()
+
+    def _take_answer(self, claimer: Claimer, answer: list[Granted] | OnyxqError) -> None:
+        """Note a node's answer for a claimer, which is woken once all nodes that were asked have answered."""
+        claimer.asking -= 1
+        if isinstance(answer, OnyxqError):
+            claimer.trouble = answer
+        else:
+            claimer.granted += answer
+        if claimer.asking and claimer.granted and not claimer.gone:
+            assert self._nursery is not None
+            self._nursery.start_soon(self._deliver_soon, claimer)
+        elif claimer.granted and not claimer.asking:
+            self._deliver(claimer)
+        elif isinstance(answer, LogUnavailable) and not claimer.gone and not claimer.asking:
+            self._end(claimer)
+        elif not answer and claimer.asks_ahead:
+            claimer.ahead_again_at = trio.current_time() + AHEAD_AGAIN_S
+
+    async def _deliver_soon(self, claimer: Claimer) -> None:
+        """Wait for the other nodes, but no longer than is worth it."""
+        await trio.sleep(GATHER_S)
+        if claimer.granted:
+            self._deliver(claimer)
+
+    def _deliver(self, claimer: Claimer) -> None:
+        granted, claimer.granted = claimer.granted, []
+        if claimer.gone:
+            self._give_back(granted)
+            return
+        claimer.gone = True
+        fit = _fitting(granted)
+        self._give_back(granted[fit:])
+        claimer.reply(granted[:fit])
+
+    async def _claim_at(
+        self, requests: list[Asked], node_id: str, wanted: int
+    ) -> tuple[list[list[Granted] | OnyxqError], dict[str, Head | None]]:
+        if node_id == self._node.node_id:
+            return await claim_here(self._node, requests, wanted)
+        args = {"requests": requests, "wanted": wanted}
+        answer = await self._node.call(node_id, "lead.claim", args, timeout_s=ASK_TIMEOUT_S)
+        heads = {queue: unpack_head(head) for queue, head in answer["heads"].items()}
+        return [unpack_answer(one) for one in answer["claims"]], heads
+
+
+def _fitting(granted: Sequence[Granted]) -> int:
+    """Return how many of the grants of several nodes fit in one answer; at least one does."""
+    size = 0
+    for number, one in enumerate(granted):
+        size += len(one.body)
+        if size > ANSWER_BYTES_MAX and number:
+            return number
+    return len(granted)
+
+
+def pack_answer(answer: list[Granted] | OnyxqError) -> Any:
+    """What one request got, as it travels."""
+    if isinstance(answer, OnyxqError):
+        return answer.to_map()
+    return [list(one if one.due_in_ms else one[:6]) for one in answer]
+
+
+def unpack_answer(packed: Any) -> list[Granted] | OnyxqError:
+    """The reverse of `pack_answer`."""
+    return from_map(packed) if isinstance(packed, dict) else [Granted(*one) for one in packed]
+
+
+async def claim_here(
+    node: Node, requests: Sequence[Asked], wanted: int
+) -> tuple[list[list[Granted] | OnyxqError], dict[str, Head | None]]:
+    """Claim from the partitions that this node leads: what each request got, and the heads afterwards.
+
+    ``wanted``: how many tasks the heads should list.
+    """
+    done = trio.Event()
+    answers: dict[int, list[Granted] | OnyxqError] = {}
+    waiting = True
+
+    def replier(place: int) -> Callable[[list[Granted], OnyxqError | None], bool]:
+        def reply(granted: list[Granted], error: OnyxqError | None) -> bool:
+            if waiting:
+                answers[place] = error if error is not None else granted
+                if len(answers) == len(requests):
+                    done.set()
+            return waiting
+
+        return reply
+
+    room = Room()
+    for place, (queues, maximum, lease_ms, worker, ahead_ms) in enumerate(requests):
+        node.granter.submit(ClaimRequest(queues, maximum, lease_ms or 0, worker, replier(place), ahead_ms, room))
+    try:
+        with trio.move_on_after(ASK_TIMEOUT_S - 1.0 if requests else 0.0):
+            await done.wait()
+    except trio.Cancelled:
+        for answer in answers.values():
+            for one in answer if not isinstance(answer, OnyxqError) else ():
+                give_back_here(node, one)
+        raise
+    finally:
+        waiting = False
+    late = LogUnavailable("the log did not answer in time")
+    ahead = any(one[4] for one in requests)
+    queues_asked = sorted({queue for one in requests for queue in one[0]})
+    heads = {queue: node.granter.heads.head(queue, ahead=ahead, wanted=wanted) for queue in queues_asked}
+    return [answers.get(place, late) for place in range(len(requests))], heads
+
+
+def give_back_here(node: Node, granted: Granted) -> None:
+    """Release a claim on a partition that this node leads."""
+    count = int.from_bytes(granted.body[4:8], "little")
+    node.give_back(partition_of(granted.first), granted.token, [Run(TaskId(granted.first), count)])

@@ -1,0 +1,179 @@
+"""What operators ask of a node: peers that leave, copies that move, partitions that are forced.
+
+A peer leaves *for good* in three steps: ``drain_node`` with ``permanent`` gives its node's
+copies new places, its partitions settle there one by one while the old copies still count,
+and once none is left here, what is on the disk having been offered to the leaders, it leaves
+as on SIGTERM.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trio
+
+from log_entries import drain_node, force_partition, leave_cluster
+from onyxq.core.entry import APPLIED
+from onyxq.core.errors import BadRequest, Conflict, NotFound, OnyxqError, TimedOut, Unavailable
+from onyxq.core.placement import eligible_nodes
+from onyxq.core.replica import Replica
+from onyxq.node import arguments as check
+from onyxq.node.node import Node
+from onyxq.operations import cluster_views
+
+LEAVE_TIMEOUT_S = 3.0
+LOOK_EVERY_S = 0.5
+PROGRESS_TIMEOUT_S = 1.0
+"""How long a look at the partitions waits for what their leaders say of them."""
+NOTHING_TOLD: dict[str, Any] = {"transfers": [], "purge_waits": None}
+
+
+class Operating:
+    """Serves the requests of one node's operators."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.leave_wanted = trio.Event()
+        """Set when the node's peer is to leave."""
+        self.retire_wanted = trio.Event()
+        """Set when it is to leave once other nodes hold all its copies."""
+
+    # --- leaving
+
+    async def leave(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Have a peer leave; raises `NotFound`, `Conflict`, `Unavailable`.
+
+        For good: the answer comes at once and tells how many partitions are to move; the
+        peer leaves when that is done.
+        """
+        check.only(args, ("peer", "permanent"))
+        wanted = check.text(args.get("peer"), "peer", 100, least=1)
+        permanent = args.get("permanent", False)
+        if not isinstance(permanent, bool):
+            raise BadRequest("permanent must be true or false", field="permanent")
+        replica = self._node.replica
+        found = replica.peers.get(wanted)
+        if found is None:
+            raise NotFound(f"there is no peer {wanted}", field="peer")
+        answer = self._terms(replica, found.node) if permanent else {}
+        if found.node == self._node.node_id:
+            self._told(permanent=permanent)
+            return answer
+        try:
+            told = {"peer": wanted, "permanent": permanent}
+            await self._node.call(found.node, "peer.leave", told, timeout_s=LEAVE_TIMEOUT_S)
+        except (Unavailable, TimedOut) as error:
+            if permanent:
+                raise Unavailable(
+                    f"peer {wanted} cannot be told: {error.message}",
+                    hint="A node that does not answer cannot hand over its copies. Without --permanent its peer is "
+                    "taken out of the ring, and its copies are made elsewhere from the others.",
+                ) from None
+            await self._node.verdicts([leave_cluster.Args(wanted, "told to leave; it did not answer")])
+        return answer
+
+    async def told_to_leave(self, args: dict[str, Any]) -> None:
+        """Another node passes on that this one's peer is to leave."""
+        if args["peer"] == self._node.peer_id:
+            self._told(permanent=bool(args.get("permanent", False)))
+
+    def _told(self, *, permanent: bool) -> None:
+        (self.retire_wanted if permanent else self.leave_wanted).set()
+
+    def _terms(self, replica: Replica, node: str) -> dict[str, Any]:
+        """What leaving for good means for the copies; raises `Conflict` if nobody could take them."""
+        left = cluster_views.partitions_left(replica, node)
+        others = [other for other in eligible_nodes(replica) if other != node]
+        if left and not others:
+            raise Conflict(
+                "no other node is there to take this one's copies",
+                hint="Start another peer first, or leave without --permanent: the data then stays on this disk.",
+            )
+        wanted = replica.settings.replicas
+        answer: dict[str, Any] = {"partitions_left": left}
+        if len(others) < wanted:
+            answer["warning"] = f"{len(others)} nodes stay for {wanted} copies: partitions are under-replicated then"
+        return answer
+
+    async def move_away(self, peer: str) -> None:
+        """Return once other nodes hold all that this node, whose peer is ``peer``, held; nothing is kept here."""
+        node = self._node
+        while True:
+            replica = node.replica
+            mine = replica.nodes.get(node.node_id)
+            if mine is not None and mine.peer == peer:
+                if not (mine.draining and mine.replaced):
+                    await self._drain()
+                elif not cluster_views.partitions_left(replica, node.node_id) and not node.store.partitions():
+                    return
+            with trio.move_on_after(LOOK_EVERY_S):
+                await node.changed(replica)
+
+    async def _drain(self) -> None:
+        try:
+            await self._node.propose(drain_node.Args(self._node.node_id, True))
+        except Unavailable:
+            await trio.sleep(LOOK_EVERY_S)  # without the log nothing can move; it is asked for again
+
+    # --- partitions
+
+    async def force(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Have a partition go on with the nodes that live; raises `NotFound`, `Conflict`, `LogUnavailable`.
+
+        What only the others held is lost, unless they come back with their disks.
+        """
+        check.only(args, ("partition", "by"))
+        number = check.integer(args.get("partition"), "partition", 0, 1 << 16)
+        by = check.text(args.get("by", ""), "by", 200)
+        replica = self._node.replica
+        before = replica.partitions.get(number)
+        if before is None:
+            raise NotFound(f"there is no partition {number}", field="partition")
+        position, (verdict,) = await self._node.verdicts([force_partition.Args(number, by)])
+        if verdict != APPLIED:
+            raise Conflict(
+                f"partition {number} is not forced: {verdict}",
+                hint="While a majority of its members lives nothing has to be given up. Without any live one there "
+                "is nothing to go on with: bring one back.",
+            )
+        after = self._node.replica.partitions[number]
+        lost = [node for node in before.members if node not in after.members]
+        return {"partition": number, "position": position, "members": list(after.members), "given_up": lost}
+
+    async def partitions(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Where every partition lives, and what their leaders tell of them."""
+        check.only(args, ())
+        found = cluster_views.partitions(self._node.replica)
+        told = await self._told_by_leaders()
+        for one in found["partitions"]:
+            one.update(told.get(one["partition"], NOTHING_TOLD))
+        return found
+
+    async def partition(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Where one partition lives, and what its leader tells of it."""
+        check.only(args, ("partition",))
+        number = check.integer(args.get("partition"), "partition", 0, 1 << 16)
+        replica = self._node.replica
+        if number not in replica.partitions:
+            raise NotFound(f"there is no partition {number}", field="partition")
+        told = (await self._told_by_leaders()).get(number, NOTHING_TOLD)
+        return {"position": replica.position, **cluster_views.partition(replica, number), **told}
+
+    async def _told_by_leaders(self) -> dict[int, dict[str, Any]]:
+        """What every live node tells of partitions that it leads, where there is something; nobody is waited for
+        long."""
+        node = self._node
+        found: dict[int, dict[str, Any]] = dict(node.told_here())
+
+        async def ask(other: str) -> None:
+            try:
+                told = await node.call(other, "lead.told", {}, timeout_s=PROGRESS_TIMEOUT_S)
+            except OnyxqError:
+                return  # who does not answer tells nothing
+            found.update({int(number): {**NOTHING_TOLD, **one} for number, one in told.items()})
+
+        async with trio.open_nursery() as nursery:
+            for one in sorted(node.replica.nodes.values(), key=lambda one: one.id):
+                if one.peer and one.id != node.node_id:
+                    nursery.start_soon(ask, one.id)
+        return found

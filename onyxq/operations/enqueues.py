@@ -1,0 +1,128 @@
+"""Enqueueing at the node that a client talks to: each run goes to its partition's leader.
+
+Where runs of one request depend on each other they go in waves, so that one request may
+hold a whole graph: a run is sent once all that it depends on is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from onyxq.core import facts
+from onyxq.core.errors import BadRequest, NotLeader, OnyxqError, from_map
+from onyxq.core.ids import TaskId, mask_of, stretch_of
+from onyxq.core.task_headers import DEPENDS, may_say
+from onyxq.node import arguments as check
+from onyxq.node.node import Node
+from onyxq.node.routing import Router, passing_map
+from onyxq.operations import guarantees
+
+Asked = Sequence[tuple[TaskId, bytes, int | None]]
+
+
+class Enqueueing:
+    """Serves ``enqueue`` of one node."""
+
+    def __init__(self, node: Node, router: Router, partitions: Callable[[], int]) -> None:
+        self._node = node
+        self._router = router
+        self._partitions = partitions
+
+    async def enqueue(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Store task runs; see `onyxq.leader.enqueues.Ack` for the answers. Raises `BadRequest`."""
+        runs, wanted = check.task_runs(args, self._partitions(), self._node.replica.settings.replicas)
+        acks = await self._in_waves(runs, wanted)
+        answer = {"acks": acks, "now_ms": self._node.wall_ms()}
+        replica = self._node.replica
+        if (wanted is not None or replica.queues) and (lacking := guarantees.of_enqueue(replica, runs, acks)):
+            answer["guarantee"] = lacking
+        return answer
+
+    async def lead_enqueue(self, args: dict[str, Any]) -> list[Any]:
+        """Store task runs that are led from here."""
+        copies = self._node.replica.settings.replicas
+        runs, wanted = check.task_runs(args, self._partitions(), copies, from_peer=True)
+        return await self._node.operations.enqueue(runs, wanted)
+
+    async def _in_waves(self, runs: Asked, wanted: int | None) -> list[Any]:
+        if not any(may_say(body, DEPENDS) for _, body, _ in runs):
+            return _with_places(await self._send(runs, wanted), range(len(runs)))
+        acks: list[Any] = [None] * len(runs)
+        needs = needed(runs)
+        for wave in waves(needs):
+            # What depends on a run that was not stored is not stored either.
+            for place in wave:
+                acks[place] = next((_spoilt(acks[one]) for one in needs[place] if isinstance(acks[one], dict)), None)
+            send = [place for place in wave if acks[place] is None]
+            answers = _with_places(await self._send([runs[place] for place in send], wanted), send)
+            for place, answer in zip(send, answers, strict=True):
+                acks[place] = answer
+        return acks
+
+    async def _send(self, runs: Asked, wanted: int | None) -> list[Any]:
+        return await self._router.each(
+            runs,
+            method="lead.enqueue",
+            pack=lambda part: {"runs": [list(one) for one in part], "w": wanted},
+            unpack=lambda answer: list(answer),
+            local=lambda part: self._node.operations.enqueue(part, wanted),
+            passing=passing_map,
+            failed=lambda _, error: error.to_map(),
+        )
+
+
+def _with_places(acks: list[Any], places: Sequence[int]) -> list[Any]:
+    """Errors with the place of their run in the request in the field's name."""
+    for ack, place in zip(acks, places, strict=True):
+        if isinstance(ack, dict) and ack.get("field") and not str(ack["field"]).startswith("runs["):
+            ack["field"] = f"runs[{place}].{ack['field']}"
+    return acks
+
+
+def _spoilt(error: dict[str, Any]) -> dict[str, Any]:
+    """The answer for a run that depends on one that met an error."""
+    cause: OnyxqError = from_map(error)
+    message = f"a task on which it depends was not stored: {cause.message}"
+    if isinstance(cause, BadRequest):
+        return BadRequest(message, field=cause.field).to_map()
+    return NotLeader(message).to_map() | {"code": cause.code, "hint": cause.advice}
+
+
+def needed(runs: Asked) -> list[list[int]]:
+    """Per run the places of those in the same request on which it depends."""
+    owners: dict[bytes, list[tuple[int, int]]] = {}
+    depends: list[list[bytes]] = []
+    for place, (first, body, _) in enumerate(runs):
+        header, count = facts.task_header(body)
+        owners.setdefault(stretch_of(first), []).append((mask_of(first, count), place))
+        depends.append(header.get(DEPENDS, []))
+    return [
+        sorted({at for one in ids for mask, at in owners.get(stretch_of(one), ()) if mask & mask_of(one, 1)})
+        for ids in depends
+    ]
+
+
+def waves(needs: list[list[int]]) -> list[list[int]]:
+    """Places in groups, each depending on earlier ones only; raises `BadRequest` for a circle."""
+    left = {place: set(others) for place, others in enumerate(needs)}
+    behind: dict[int, list[int]] = {}
+    for place, others in enumerate(needs):
+        for other in others:
+            behind.setdefault(other, []).append(place)
+    out: list[list[int]] = []
+    wave = [place for place, others in left.items() if not others]
+    while wave:
+        out.append(wave)
+        following: list[int] = []
+        for place in wave:
+            del left[place]
+            for one in behind.get(place, ()):
+                left[one].discard(place)
+                if not left[one]:
+                    following.append(one)
+        wave = sorted(following)
+    if left:
+        field = f"runs[{min(left)}].{DEPENDS}"
+        raise BadRequest("tasks of this request depend on each other in a circle", field=field)
+    return out

@@ -1,0 +1,348 @@
+"""What clients ask of jobs by way of this node: submit, kill, seal, look, wait.
+
+Whatever changes a job is one entry; each method may be repeated, and answers once this node's
+replica has what it asked for.  A node need not host Spark for any of this: the log decides
+who drives a job, and a job that nobody can drive waits and says for what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import trio
+
+from log_entries import kill_job, seal_input, submit_job
+from onyxq.core.entry import APPLIED
+from onyxq.core.errors import (
+    BadRequest,
+    Conflict,
+    Forbidden,
+    JobConflict,
+    LogUnavailable,
+    NotFound,
+    OnyxqError,
+    Unavailable,
+)
+from onyxq.core.jobs import lifetime
+from onyxq.core.log.interface import SessionLost
+from onyxq.core.replica import Job as Known
+from onyxq.core.replica import Replica, TaskLimits
+from onyxq.jobs import encoding
+from onyxq.jobs.function_imports import references
+from onyxq.jobs.job_check import check as check_job
+from onyxq.jobs.model import Function, Input, Job, Join, Reduce
+from onyxq.node import arguments as check
+from onyxq.node.jobs.driver import Driving
+from onyxq.node.node import Node
+from onyxq.system.settings import did_you_mean
+
+BY_NAME = (
+    "Put the functions into a module that the peers that host Spark have, or start the peers with --allow-pickled."
+)
+KEEP_MS = 7 * 86_400_000
+"""How long the outcome of a job is kept that says nothing of it."""
+ID_CHARS_MAX = 120
+TOLD_TIMEOUT_S = 1.5
+"""How long a look at a job waits for what its driver tells of it."""
+CATCH_UP_S = 3.0
+TOLD_MAX = 100
+"""Jobs whose drivers are asked for a list: a question each."""
+
+
+class Jobs:
+    """The methods ``job.*`` of a node."""
+
+    def __init__(self, node: Node, driver: Driving | None) -> None:
+        self._node = node
+        self._driver = driver
+
+    # --- changing
+
+    async def submit(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Submit a job; its id, the digest of its bytes, and whether it was known already.
+
+        ``body``: as `onyxq.jobs.encoding.encode` makes it.  Raises `BadRequest` naming the key
+        at fault, `Forbidden` for a function that is not taken here, `TooLarge`, `JobConflict`
+        for another job under the id, `Unavailable`.
+        """
+        check.only(args, ("body", "keep_ms"))
+        body = args.get("body")
+        if not isinstance(body, bytes):
+            raise BadRequest("body must be the bytes of a job", field="body")
+        keep_ms = check.integer(args.get("keep_ms", KEEP_MS), "keep_ms", 0, submit_job.KEEP_MS_MAX)
+        job = encoding.decode(body)
+        check_job(job)
+        allowed = self._node.job_functions
+        if not allowed.pickled:
+            for place in encoding.pickles_in(encoding.to_map(job)):
+                raise Forbidden(f"{place} is pickled: here functions come by name", field=place, hint=BY_NAME)
+        for place, name in references(job):
+            if not allowed.takes(name):
+                raise Forbidden(
+                    f"{place} is {name[:200]!r}: jobs may not name functions of that module here",
+                    field=place,
+                    hint="Name its module in the peers' setting job_modules.",
+                )
+        entry = entry_of(job, keep_ms=keep_ms)
+        position, (verdict,) = await self._node.verdicts([entry])
+        if verdict == submit_job.CONFLICT:
+            raise JobConflict(f"there is another job {job.id}", field="id")
+        if verdict not in (APPLIED, submit_job.REPEAT):
+            raise BadRequest(verdict, field=verdict.partition(" ")[0].rstrip(":"))
+        repeat = verdict == submit_job.REPEAT
+        return {"id": job.id, "digest": entry.digest, "position": position, "repeat": repeat}
+
+    async def kill(self, args: dict[str, Any]) -> dict[str, Any]:
+        """End a job now; raises `NotFound`, `Conflict` if it has ended otherwise, `Unavailable`."""
+        check.only(args, ("id",))
+        name = _name(args)
+        _, (verdict,) = await self._node.verdicts([kill_job.Args(name)])
+        if verdict not in (APPLIED, lifetime.OVER):
+            raise _unknown(name)
+        found = self._known(name)
+        if found["state"] != lifetime.KILLED:
+            raise Conflict(f"job {name} has {found['state']} already", field="id", hint="Nothing is left to kill.")
+        return found
+
+    async def seal(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Say that nothing more comes on an input; raises `NotFound`, `BadRequest` for an input that is none,
+        `Conflict` if the job has ended, `Unavailable`."""
+        check.only(args, ("id", "input"))
+        name = _name(args)
+        wanted = check.text(args.get("input"), "input", check.QUEUE_CHARS_MAX, least=1)
+        _, (verdict,) = await self._node.verdicts([seal_input.Args(name, wanted)])
+        if verdict == lifetime.UNKNOWN:
+            raise _unknown(name)
+        if verdict == "no such input":
+            known = list(self._node.replica.jobs[name].inputs)
+            what = did_you_mean(wanted, known) or (f"; it has {', '.join(known)}" if known else "; it has none")
+            raise BadRequest(f"job {name} has no input {wanted!r} that can be sealed{what}", field="input")
+        found = self._known(name)
+        if verdict == lifetime.OVER:
+            raise Conflict(f"job {name} has {found['state']} already", field="id", hint="It reads nothing any more.")
+        return found
+
+    # --- looking
+
+    async def list(self, args: dict[str, Any]) -> dict[str, Any]:
+        """All jobs that are known, those under way first, each in the order of submission.
+
+        With ``progress`` also what the drivers tell of the first `TOLD_MAX` that run.
+        """
+        check.only(args, ("state", "progress"))
+        state = args.get("state")
+        told = args.get("progress", False)
+        if type(told) is not bool:
+            raise BadRequest("progress must be true or false", field="progress")
+        states = (lifetime.WAITING, lifetime.RUNNING, *lifetime.ENDED)
+        if state is not None and state not in states:
+            raise BadRequest(f"state must be one of {', '.join(states)}", field="state")
+        replica = self._node.replica
+        found = [shown(job) for job in replica.jobs.values()]
+        prefix = f"{lifetime.KIND}/"
+        for key, kept in replica.remembered.items():
+            if key.startswith(prefix):
+                found.append(shown_outcome(key.removeprefix(prefix), kept.answer))
+        found.sort(key=lambda one: (one["state"] in lifetime.ENDED, one["submitted_ms"], one["id"]))
+        wanted = [one for one in found if state in (None, one["state"])]
+        if told:
+            async with trio.open_nursery() as nursery:
+                for one in [one for one in wanted if one["state"] == lifetime.RUNNING][:TOLD_MAX]:
+                    nursery.start_soon(self._add_told, one)
+        return {"position": replica.position, "jobs": wanted}
+
+    async def get(self, args: dict[str, Any]) -> dict[str, Any]:
+        """One job: its state, what was submitted, and what its driver tells of it; raises `NotFound`."""
+        check.only(args, ("id",))
+        name = _name(args)
+        found = await self._found(name)
+        job = self._node.replica.jobs.get(name)
+        if job is None:
+            return {**found, "job": None, "progress": None}
+        return {**found, "job": described(job.body), "progress": await self._told(job)}
+
+    async def wait(self, args: dict[str, Any]) -> dict[str, Any]:
+        """A job once it has ended, or as it is after ``wait_ms``; raises `NotFound`."""
+        check.only(args, ("id", "wait_ms"))
+        name = _name(args)
+        wait_ms = check.integer(args.get("wait_ms", 0), "wait_ms", 0, check.WAIT_MS_MAX)
+        found = await self._found(name)
+        with trio.move_on_after(wait_ms / 1000):
+            while found["state"] not in lifetime.ENDED:
+                await self._node.moved()
+                found = self._known(name)
+        return found
+
+    async def _found(self, name: str) -> dict[str, Any]:
+        """A job as this node knows it, which first reads all that the log has if it does not."""
+        try:
+            return self._known(name)
+        except NotFound:
+            await self._catch_up()
+        return self._known(name)
+
+    def _known(self, name: str) -> dict[str, Any]:
+        found = job_of(self._node.replica, name)
+        if found is None:
+            raise _unknown(name)
+        return found
+
+    async def _catch_up(self) -> None:
+        node = self._node
+        if node.session is None or not node.log_connected:
+            raise LogUnavailable("it cannot be told whether there is such a job: the log cannot be reached from here")
+        try:
+            end = await node.session.tail()
+        except SessionLost as error:
+            raise LogUnavailable(error.message) from None
+        with trio.move_on_after(CATCH_UP_S):
+            while node.replica.position < end:
+                await node.moved()
+            return
+        raise LogUnavailable(f"this node has read the log up to {node.replica.position} of {end} only")
+
+    # --- what the driver tells
+
+    async def _add_told(self, one: dict[str, Any]) -> None:
+        job = self._node.replica.jobs.get(one["id"])
+        one["progress"] = None if job is None else await self._told(job)
+
+    async def _told(self, job: Known) -> dict[str, Any] | None:
+        """Return what the job's driver tells of it, if it answers soon; of a job that has ended, its last driver."""
+        replica = self._node.replica
+        if job.driver:
+            return await self._told_by(job.driver, job)
+        if not lifetime.is_over(job) or job.version < 0:
+            return None
+        for name in sorted(replica.ring.members):
+            peer = replica.peers.get(name)
+            if peer is not None and peer.slots and (told := await self._told_by(name, job)) is not None:
+                return told
+        return None
+
+    async def _told_by(self, name: str, job: Known) -> dict[str, Any] | None:
+        """Return what a peer tells of a job that it drives or drove, if it answers soon."""
+        node = self._node
+        peer = node.replica.peers.get(name)
+        if peer is None:
+            return None
+        asked = {"id": job.id, "version": job.version}
+        try:
+            if peer.node == node.node_id:
+                return await self.told_here(asked)
+            told: dict[str, Any] | None = await node.call(peer.node, "job.told", asked, timeout_s=TOLD_TIMEOUT_S)
+        except (Unavailable, OnyxqError):
+            return None
+        return told
+
+    async def told_here(self, args: dict[str, Any]) -> dict[str, Any] | None:
+        """What this node tells of a job that it drives under a version."""
+        return None if self._driver is None else self._driver.told(str(args["id"]), int(args["version"]))
+
+
+def entry_of(job: Job, *, keep_ms: int) -> submit_job.Args:
+    """The entry that submits a job that was checked."""
+    body = encoding.encode(job)
+    return submit_job.Args(
+        id=job.id,
+        body=body,
+        digest=encoding.digest(body),
+        scheduler=job.scheduler,
+        percentage=job.percentage,
+        min_slots=job.min_slots,
+        max_slots=job.max_slots or 0,
+        tags=job.tags,
+        zones=job.zones,
+        beside=job.beside or "",
+        inputs=tuple(task.name for task in job.catalog if isinstance(task, Input) and not task.bounded),
+        tasks=tuple(_limits(task) for task in job.catalog if isinstance(task, (Function, Reduce, Join))),
+        own_host=job.own_host,
+        keep_ms=keep_ms,
+        resume=job.resume or "",
+    )
+
+
+def _limits(task: Function | Reduce | Join) -> TaskLimits:
+    return task.name, task.min_slots, task.max_slots or 0, task.percentage
+
+
+def job_of(replica: Replica, name: str) -> dict[str, Any] | None:
+    """A job as clients see it, also one whose outcome alone is still known; None if there is none."""
+    found = replica.jobs.get(name)
+    if found is not None:
+        return shown(found)
+    kept = lifetime.outcome_of(replica, name)
+    return shown_outcome(name, kept) if kept is not None else None
+
+
+def shown(job: Known) -> dict[str, Any]:
+    """A job in the replica as clients see it."""
+    failed = job.state == lifetime.FAILED
+    return {
+        "id": job.id,
+        "state": job.state,
+        "why": "" if failed else job.why,
+        "error": job.why if failed else "",
+        "driver": job.driver or None,
+        "ready": job.ready,
+        "slots": job.slots,
+        "task_slots": dict(job.task_slots),
+        "scheduler": job.scheduler,
+        "percentage": job.percentage,
+        "min_slots": job.min_slots,
+        "max_slots": job.max_slots or None,
+        "tags": list(job.tags),
+        "zones": list(job.zones),
+        "beside": job.beside or None,
+        "own_host": job.own_host,
+        "inputs": list(job.inputs),
+        "sealed": list(job.sealed),
+        "batch": job.batch if job.batch >= 0 else None,
+        "version": job.version if job.version >= 0 else None,
+        "digest": job.digest,
+        "submitted_ms": job.submitted_ms,
+        "ended_ms": job.ended_ms if job.ended_ms >= 0 else None,
+    }
+
+
+def shown_outcome(name: str, kept: Mapping[str, Any]) -> dict[str, Any]:
+    """A job of which only the outcome is known, as clients see it."""
+    batch = kept["batch"]
+    return {
+        "id": name,
+        "state": kept["state"],
+        "why": "",
+        "error": kept["error"],
+        "batch": batch if batch >= 0 else None,
+        "digest": kept["digest"],
+        "submitted_ms": kept["submitted_ms"],
+        "ended_ms": kept["ended_ms"],
+    }
+
+
+def described(body: bytes) -> dict[str, Any] | None:
+    """What was submitted, as plain values: of a pickled function its name and size."""
+    try:
+        said = encoding.to_map(encoding.decode(body))
+    except OnyxqError:
+        return None
+    found: dict[str, Any] = _without_pickles(said)
+    return found
+
+
+def _without_pickles(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {
+            key: len(item) if key == "pickled" and isinstance(item, bytes) else _without_pickles(item)
+            for key, item in value.items()
+        }
+    return [_without_pickles(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _name(args: dict[str, Any]) -> str:
+    return check.name(args.get("id"), "id", ID_CHARS_MAX, least=1)
+
+
+def _unknown(name: str) -> NotFound:
+    return NotFound(f"there is no job {name!r}", field="id", hint="Look at those there are: onyxq job list.")

@@ -1,0 +1,282 @@
+"""What the dashboard shows beside what clients ask for: queues by the page, who works, how fast tasks come and go.
+
+Counting all queues takes long where there are many in many partitions.  So it is done beside the
+requests and seldom enough to cost little; a page is answered from the last count and says how old it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import trio
+from attrs import field, frozen
+
+from onyxq.core.errors import BadRequest, OnyxqError
+from onyxq.core.replica import Replica
+from onyxq.node import arguments as check
+from onyxq.node.node import Node
+from onyxq.operations.claims import Claiming
+from onyxq.operations.task_reads import COUNT_NAMES, QUEUES_PER_TURN, Reading, named
+
+PATIENCE_S = 0.05
+"""How long an answer waits for a new count before the last one is taken."""
+WAIT_MS, WAIT_MS_MAX = 2_000, 60_000
+"""The same where there is no last one: by default, and at most."""
+FRESH_S = 2.0
+"""A count that is not older is not repeated."""
+SHARE = 10
+"""Nor is one before so many times have passed as it took."""
+LIKE_CHARS_MAX = 1_000
+PAGE_MAX = 1_000
+WORKERS_MAX = 1_000
+"""Workers that are shown."""
+PIECES_PER_TURN = 2_000
+TOLD_TIMEOUT_S = 1.0
+"""How long others may take to tell theirs."""
+QUEUES_MAX = 20
+"""Queues of one worker that are told."""
+EVENTS = ("enqueued", "claimed", "completed", "failed", "retried", "released", "expired", "cancelled")
+
+Depth: TypeAlias = dict[str, int]
+
+
+@frozen
+class Count:
+    """All queues, as they were counted once."""
+
+    at: float
+    """Of trio's clock, when the counting was done."""
+    took_s: float
+    depths: Mapping[str, Depth]
+    """Queue -> tasks by state; the names are sorted."""
+    due_ms: Mapping[str, int]
+    """Queue -> since when what is ready first is due, where something is."""
+    sums: Depth
+    """Tasks by state in all queues together."""
+    _orders: dict[str, list[str]] = field(factory=dict, init=False)
+
+    def order(self, name: str) -> list[str]:
+        """The queues' names in an order."""
+        if name not in self._orders:
+            key = ORDERS[name]
+            self._orders[name] = sorted(self.depths, key=lambda queue: key(self, queue))
+        return self._orders[name]
+
+
+def unfinished(depth: Depth) -> int:
+    """Tasks that are neither done nor failed for good."""
+    return depth["total"] - depth["completed"] - depth["failed"] - depth["cancelled"]
+
+
+ORDERS: Mapping[str, Callable[[Count, str], Any]] = {
+    "name": lambda _, queue: queue,
+    "unfinished": lambda count, queue: (-unfinished(count.depths[queue]), queue),
+    "failed": lambda count, queue: (-count.depths[queue]["failed"], queue),
+    "oldest": lambda count, queue: (count.due_ms.get(queue, 1 << 62), queue),
+}
+"""How queues can be sorted."""
+
+
+@frozen
+class Held:
+    """What a worker holds."""
+
+    claimed: int = 0
+    token: int = -1
+    """The newest."""
+    deadline_ms: int = 0
+    """The earliest, in log time."""
+
+
+NOTHING = Held()
+
+
+async def held_by(replica: Replica) -> dict[str, Held]:
+    """What each worker holds."""
+    out: dict[str, Held] = {}
+    looked = 0
+    for stretches in replica.claims.values():
+        for pieces in stretches.values():
+            for _, count, token, worker, deadline_ms in pieces:
+                known = out.get(worker)
+                out[worker] = (
+                    Held(count, token, deadline_ms)
+                    if known is None
+                    else Held(known.claimed + count, max(known.token, token), min(known.deadline_ms, deadline_ms))
+                )
+            looked += len(pieces)
+            if looked >= PIECES_PER_TURN:
+                looked = 0
+                await trio.lowlevel.checkpoint()
+    return out
+
+
+class Summaries:
+    """Serves ``queues.page``, ``workers`` and ``rates`` of one node."""
+
+    def __init__(self, node: Node, reading: Reading, claiming: Claiming) -> None:
+        self._node = node
+        self._claiming = claiming
+        self._reading = reading
+        self._count: Count | None = None
+        self._error: OnyxqError | None = None
+        self._counting: trio.Event | None = None
+
+    # --- queues
+
+    async def queues(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Some of the queues, none if nothing was counted in ``wait_ms``; raises `BadRequest`, `Unavailable`."""
+        check.only(args, ("like", "order", "skip", "limit", "wait_ms"))
+        like = check.text(args.get("like", ""), "like", LIKE_CHARS_MAX)
+        order = args.get("order", "name")
+        if order not in ORDERS:
+            raise BadRequest(f"order must be one of {', '.join(ORDERS)}", field="order")
+        skip = check.integer(args.get("skip", 0), "skip", 0, 1 << 31)
+        limit = check.integer(args.get("limit", 100), "limit", 1, PAGE_MAX)
+        wait_ms = check.integer(args.get("wait_ms", WAIT_MS), "wait_ms", 0, WAIT_MS_MAX)
+        count = await self._latest(wait_ms / 1000)
+        if count is None:
+            return {"counted_ms_ago": None, "queues": [], "found": 0, "all": 0, "sums": None}
+        names = [name for name in count.order(order) if like in name] if like else count.order(order)
+        return {
+            "counted_ms_ago": int((trio.current_time() - count.at) * 1000),
+            "queues": [self._row(count, name) for name in names[skip : skip + limit]],
+            "found": len(names),
+            "all": len(count.depths),
+            "sums": count.sums,
+        }
+
+    def _row(self, count: Count, name: str) -> dict[str, Any]:
+        due_ms, settings = count.due_ms.get(name), self._node.replica.queues.get(name)
+        return {
+            "queue": name,
+            "depth": count.depths[name],
+            "unfinished": unfinished(count.depths[name]),
+            "oldest_ready_ms": None if due_ms is None else max(0, self._node.wall_ms() - due_ms),
+            "paused": settings is not None and settings.paused,
+        }
+
+    async def _latest(self, patience_s: float) -> Count | None:
+        """The last count, a new one if it comes soon; raises what kept the first from being made.
+
+        ``patience_s``: how long the first may take.
+        """
+        now, last = trio.current_time(), self._count
+        if last is not None and now - last.at < max(FRESH_S, SHARE * last.took_s):
+            return last
+        if self._counting is None:
+            self._counting = trio.Event()
+            self._node.start_soon(self._counted, self._counting)
+        with trio.move_on_after(patience_s if last is None else PATIENCE_S):
+            await self._counting.wait()
+        if self._count is None and self._error is not None:
+            raise self._error
+        return self._count
+
+    async def _counted(self, done: trio.Event) -> None:
+        """Count once."""
+        started = trio.current_time()
+        try:
+            totals, due_ms = await self._reading.depths()
+            depths: dict[str, Depth] = {}
+            sums: Depth = dict.fromkeys((*COUNT_NAMES, "ready"), 0)
+            for place, name in enumerate(sorted(totals.keys() | self._node.replica.queues.keys())):
+                depths[name] = named(totals.get(name, [0] * len(COUNT_NAMES)))
+                for state, tasks in depths[name].items():
+                    sums[state] += tasks
+                if place % QUEUES_PER_TURN == 0:
+                    await trio.lowlevel.checkpoint()
+            now = trio.current_time()
+            self._count, self._error = Count(now, now - started, depths, due_ms, sums), None
+        except OnyxqError as error:
+            self._error = error
+        finally:
+            self._counting = None
+            done.set()
+
+    # --- workers
+
+    async def workers(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Who holds claims or waits for some, those with the most tasks first: ``{"workers", "all", "position"}``."""
+        check.only(args, ())
+        replica = self._node.replica
+        held = await held_by(replica)
+        told, silent = await self._everywhere("lead.waiting", self._waiting_here())
+        waits: dict[str, tuple[int, list[str]]] = {}
+        for one in told:
+            for worker, (count, queues) in one["workers"].items():
+                waits[worker] = waits.get(worker, (0, queues))[0] + count, list(queues)
+        most = sorted(held.keys() | waits.keys(), key=lambda worker: (-held.get(worker, NOTHING).claimed, worker))
+        return {
+            "position": replica.position,
+            "all": len(most),
+            "silent": silent,
+            "workers": [
+                {
+                    "worker": worker,
+                    "claimed": (mine := held.get(worker, NOTHING)).claimed,
+                    "newest_token": mine.token if mine.claimed else None,
+                    "next_deadline_in_ms": max(0, mine.deadline_ms - replica.log_time_ms) if mine.claimed else None,
+                    "waits": waits.get(worker, (0, []))[0],
+                    "waits_for": waits.get(worker, (0, []))[1][:QUEUES_MAX],
+                }
+                for worker in most[:WORKERS_MAX]
+            ],
+        }
+
+    async def lead_waiting(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Who waits for tasks at this node."""
+        return self._waiting_here()
+
+    def _waiting_here(self) -> dict[str, Any]:
+        found = self._claiming.waiting(WORKERS_MAX)
+        return {"workers": {worker: [count, queues[:QUEUES_MAX]] for worker, (count, queues) in found.items()}}
+
+    async def _everywhere(self, method: str, here: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
+        """What this node and all others that are there answer soon, and those that do not."""
+        node, answers, silent = self._node, [here], list[str]()
+
+        async def ask(other: str) -> None:
+            try:
+                answers.append(await node.call(other, method, {}, timeout_s=TOLD_TIMEOUT_S))
+            except OnyxqError:
+                silent.append(other)
+
+        async with trio.open_nursery() as nursery:
+            for one in sorted(node.replica.nodes.values(), key=lambda one: one.id):
+                if one.peer and one.id != node.node_id:
+                    nursery.start_soon(ask, one.id)
+        return answers, sorted(silent)
+
+    # --- rates
+
+    async def rates(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Sums of what happened at all nodes that answer, since each started; they grow until one restarts."""
+        check.only(args, ())
+        answers, silent = await self._everywhere("lead.rates", self._here())
+        return {
+            "events": {event: sum(one["events"].get(event, 0) for one in answers) for event in EVENTS},
+            **{name: _added([one[name] for one in answers]) for name in ("waited", "ran")},
+            "bounds_s": answers[0]["bounds_s"],
+            "nodes": sorted(one["node"] for one in answers),
+            "silent": silent,
+        }
+
+    async def lead_rates(self, args: dict[str, Any]) -> dict[str, Any]:
+        """The same of this node alone."""
+        return self._here()
+
+    def _here(self) -> dict[str, Any]:
+        metrics = self._node.metrics
+        return {
+            "node": self._node.node_id,
+            "events": metrics.tasks.sums(1),
+            "waited": list(metrics.task_wait_seconds.counts),
+            "ran": list(metrics.task_run_seconds.counts),
+            "bounds_s": list(metrics.task_wait_seconds.bounds),
+        }
+
+
+def _added(rows: list[list[int]]) -> list[int]:
+    return [sum(column) for column in zip(*rows, strict=True)]

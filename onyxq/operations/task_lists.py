@@ -1,0 +1,221 @@
+"""Lists of tasks: leaders look through their partitions in id order, and what they find is merged.
+
+However many tasks there are, an answer comes soon: a look ends after so many rows, and says
+how far it has come.  A page may therefore have fewer tasks than were asked for, or none,
+and still name the id behind which to go on.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import trio
+
+from onyxq.core.errors import BadRequest
+from onyxq.core.ids import PARTITIONS_MAX, TaskId, ids_of, partition_of, runs_of
+from onyxq.core.replica import claimed_bits, pieces_of
+from onyxq.node import arguments as check
+from onyxq.node.all_leaders import AllLeaders, Look
+from onyxq.node.node import Node
+from onyxq.operations.task_reads import Reading, named
+from onyxq.store.state_lookup import last_of
+
+STATES = ("scheduled", "waiting", "ready", "claimed", "completed", "failed", "cancelled")
+UNFINISHED = ("scheduled", "waiting", "ready")
+PATIENCE_S = 0.25
+"""A page that is not full yet is added to for so long."""
+LOOKS_MAX = 10_000
+"""Rows that one look goes through at most."""
+VIEW_LOOKS = 40
+"""What putting a task together counts as."""
+PAGE_BYTES_MAX = 4 * 1024 * 1024
+"""Payloads and results behind which a page ends; the last task may go beyond."""
+LOOKS_PER_TURN = 250
+"""Rows between two of which others get their turn."""
+ROWS_FIRST, ROWS_MAX = 8, 256
+"""Rows of a partition that are read at once, at first and at most."""
+
+Place: TypeAlias = tuple[TaskId, bool, int]
+"""An id up to which a partition was looked through, whether the task there may be wanted, and how many
+rows were looked at for it."""
+Found: TypeAlias = dict[str, Any]
+"""What a leading node answers: ``found``, in id order, and ``reached``, None at the end of its partitions."""
+
+
+class Listing:
+    """Serves ``list`` of one node, and looks for others."""
+
+    def __init__(self, node: Node, reading: Reading, leaders: AllLeaders) -> None:
+        self._node = node
+        self._reading = reading
+        self._leaders = leaders
+
+    async def page(self, args: dict[str, Any]) -> dict[str, Any]:
+        """A page of tasks in id order: ``{"tasks" as get answers, "after"}``, the latter None at the end."""
+        tasks, after = await self.gather("lead.list", page_args(args), self.look)
+        return {"tasks": tasks, "after": after}
+
+    async def gather(self, method: str, wanted: dict[str, Any], look: Look) -> tuple[list[Any], TaskId | None]:
+        """What all leaders find behind ``after``, up to ``limit``, and the id up to which that is all."""
+        found: list[Any] = []
+        after, until = wanted["after"], trio.current_time() + PATIENCE_S
+        while True:
+            left = wanted["limit"] - len(found)
+            parts = await self._leaders.ask(method, wanted | {"after": after, "limit": left}, look)
+            reached = min((part["reached"] for part in parts if part["reached"] is not None), default=None)
+            ours = (one for part in parts for one in part["found"] if reached is None or _id_of(one) <= reached)
+            found += sorted(ours, key=_id_of)[:left]
+            end = _end_of_page(found)
+            if end == wanted["limit"] or end < len(found):
+                return found[:end], _id_of(found[end - 1])
+            if reached is None or trio.current_time() >= until:
+                return found, reached
+            after = reached
+
+    async def look(self, args: dict[str, Any], partitions: Sequence[int]) -> Found:
+        """Look for tasks behind ``after`` in partitions led from here."""
+        wanted = page_args(args)
+
+        def take(task_id: TaskId) -> dict[str, Any] | None:
+            view = self._reading.view_here(task_id)
+            return view if view is not None and wanted["state"] in (None, view["state"]) else None
+
+        return await look(merged(self._places, wanted, partitions), take, limit=wanted["limit"])
+
+    def _places(self, partition: int, after: bytes, wanted: dict[str, Any]) -> Iterable[Place]:
+        queue, state = wanted["queue"], wanted["state"]
+        if state == "claimed":
+            return self._claimed(partition, after, queue)
+        if not self._any(partition, queue, state):
+            return ()
+        if state == "failed":
+            find = self._node.operations.dead.find
+            return ((one, True, 1) for one in find(partition, queue=queue, after=after))
+        return self._stored(partition, after, queue, state)
+
+    def _any(self, partition: int, queue: str | None, state: str | None) -> bool:
+        """Whether there may be tasks of a queue in a state, by their counts."""
+        if queue is None and state is None:
+            return True
+        store = self._node.store
+        counts = store.counts(partition, queue)
+        if partition in store.crooked.partitions:
+            return True
+        for numbers in counts.values():
+            found = named([*numbers, 0])
+            # What has just come due counts as scheduled for a moment; what waits behind others of its key
+            # and is not due yet is shown as scheduled.
+            found["ready"] += found["scheduled"]
+            found["scheduled"] += found["waiting"]
+            if found["total" if state is None else state]:
+                return True
+        return False
+
+    def _stored(self, partition: int, after: bytes, queue: str | None, state: str | None) -> Iterator[Place]:
+        node, rows = self._node, ROWS_FIRST
+        while True:
+            found = node.store.look(partition, queue=queue, state=state, now_ms=node.wall_ms(), after=after, limit=rows)
+            looked = 0
+            for stretch, bits in found:
+                if state in UNFINISHED and bits:
+                    bits &= ~claimed_bits(pieces_of(node.replica, stretch))
+                looked += 1
+                if bits:
+                    yield from _in(stretch, bits, looked)
+                    looked = 0
+                after = last_of(stretch)
+            if found:
+                yield TaskId(after), False, looked
+            if not found:
+                return
+            rows = min(2 * rows, ROWS_MAX)
+
+    def _claimed(self, partition: int, after: bytes, queue: str | None) -> Iterator[Place]:
+        store, claims = self._node.store, self._node.replica.claims.get(partition)
+        known = sorted(TaskId(one) for one in claims or () if last_of(TaskId(one)) > after)
+        for stretch in known:
+            bits = claimed_bits(pieces_of(self._node.replica, stretch)) & ~store.finished_bits(stretch)
+            for task_id, *_ in _in(stretch, bits, 1):
+                if task_id > after:
+                    view = self._reading.view_here(task_id) if queue is not None else None
+                    yield task_id, view is None or view["queue"] == queue, 1
+            yield last_of(stretch), False, 1
+
+
+def merged(
+    places: Callable[[int, bytes, dict[str, Any]], Iterable[Place]], wanted: dict[str, Any], partitions: Sequence[int]
+) -> Iterator[Place]:
+    """The places of partitions led from here, in id order."""
+    after = wanted["after"] or b""
+    return heapq.merge(*(places(number, start_of(number, after), wanted) for number in partitions))
+
+
+async def look(places: Iterator[Place], take: Callable[[TaskId], Any], *, limit: int, cost: int = VIEW_LOOKS) -> Found:
+    """Take up to ``limit`` of the tasks that may be wanted; ``cost``: what it takes to tell about one, in rows."""
+    found: list[Any] = []
+    looked = turn = size = 0
+    for task_id, wanted, rows in places:
+        looked += rows
+        if wanted:
+            looked += cost
+            if (one := take(task_id)) is not None:
+                found.append(one)
+                size += _bytes_of(one)
+        if len(found) == limit or looked >= LOOKS_MAX or size >= PAGE_BYTES_MAX:
+            return {"found": found, "reached": task_id}
+        if looked >= turn + LOOKS_PER_TURN:
+            turn = looked
+            await trio.lowlevel.checkpoint()
+    return {"found": found, "reached": None}
+
+
+def _in(stretch: TaskId, bits: int, rows: int) -> Iterator[Place]:
+    for run in runs_of(stretch, bits):
+        for task_id in ids_of(*run):
+            yield task_id, True, rows
+            rows = 1
+
+
+def _bytes_of(found: Any) -> int:
+    """What one that was found adds to an answer beside its small fields."""
+    if not isinstance(found, dict):
+        return 0
+    return sum(len(found[name]) for name in ("data", "result") if found.get(name) is not None)
+
+
+def _end_of_page(found: Sequence[Any]) -> int:
+    """Return the length of the page: all that was found, or up to the task that fills it."""
+    size = 0
+    for number, one in enumerate(found, 1):
+        size += _bytes_of(one)
+        if size >= PAGE_BYTES_MAX:
+            return number
+    return len(found)
+
+
+def _id_of(found: Any) -> TaskId:
+    return TaskId(bytes(found["id"] if isinstance(found, dict) else found))
+
+
+def start_of(partition: int, after: bytes) -> bytes:
+    """The id of a partition behind which those of its tasks lie that come behind ``after``."""
+    if not after or partition_of(after) == partition:
+        return after
+    rest = b"\xff" if partition < partition_of(after) else b"\0"
+    return after[:6] + partition.to_bytes(2, "big") + rest * (len(after) - 8)
+
+
+def page_args(args: dict[str, Any]) -> dict[str, Any]:
+    """Which page of which tasks is asked for, complete."""
+    check.only(args, ("queue", "state", "after", "limit"))
+    queue, state, after = args.get("queue"), args.get("state"), args.get("after")
+    if queue is not None:
+        check.text(queue, "queue", check.QUEUE_CHARS_MAX, least=1)
+    if state is not None and state not in STATES:
+        raise BadRequest(f"state must be one of {', '.join(STATES)}", field="state")
+    if after is not None:
+        check.task_id(after, "after", PARTITIONS_MAX)
+    limit = check.integer(args.get("limit", 100), "limit", 1, check.LIMIT_MAX)
+    return {"queue": queue, "state": state, "after": after, "limit": limit}

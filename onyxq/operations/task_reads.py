@@ -1,0 +1,320 @@
+"""Reading: tasks and counts, put together from the nodes that know.
+
+One task is read at its partition's leader, whose store is complete; without a leader it
+is read from a majority of the members.  Counts ask the leaders of all partitions (`onyxq.node.all_leaders`), and
+so do lists (`onyxq.operations.task_lists`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import trio
+
+from onyxq.core import facts
+from onyxq.core.errors import OnyxqError, Unavailable
+from onyxq.core.ids import TaskId, id_at, mask_of, partition_of
+from onyxq.core.placement import holders
+from onyxq.core.queues import settings_of
+from onyxq.core.replica import claim_of, majority
+from onyxq.leader.missing_tasks import missing
+from onyxq.node import arguments as check
+from onyxq.node.all_leaders import READ_TIMEOUT_S, AllLeaders
+from onyxq.node.node import Node
+from onyxq.node.routing import is_passing, leader_of
+from onyxq.operations import cluster_views
+from onyxq.operations.task_view import history_of, placed_by_keys, task_view, updates_of
+
+SEEN_TIMEOUT_S = 2.0
+"""How long a read waits for what its reader has seen elsewhere."""
+SEEN_PAUSE_S = 0.1
+QUEUES_PER_TURN = 500
+"""Queues between two of which others get their turn."""
+COUNT_NAMES = ("total", "completed", "failed", "cancelled", "scheduled", "waiting", "claimed")
+
+
+class Reading:
+    """Serves the reading methods of one node."""
+
+    def __init__(self, node: Node, leaders: AllLeaders) -> None:
+        self._node = node
+        self._leaders = leaders
+
+    # --- one task
+
+    async def get(self, args: dict[str, Any]) -> dict[str, Any]:
+        """State of one task, never older than what was seen before; raises `NotFound`, `Unavailable`.
+
+        ``seen_token``: of any claim on the task that the reader knows of; ``seen_seq``: of an update under it.
+        """
+        check.only(args, ("id", "seen_token", "seen_seq"))
+        task_id = self._task_id(args)
+        seen, seen_seq = args.get("seen_token"), args.get("seen_seq")
+        if seen is not None:
+            check.token(seen, "seen_token")
+        if seen_seq is not None:
+            check.integer(seen_seq, "seen_seq", 0, check.SEQ_MAX)
+        found = await self._read(task_id)
+        if seen is not None or seen_seq is not None:
+            found = await self._caught_up(task_id, found, seen, seen_seq)
+        if found["view"] is None:
+            raise missing(self._node.store, task_id)
+        return dict(found["view"])
+
+    async def _caught_up(
+        self, task_id: TaskId, found: dict[str, Any], seen: int | None, seen_seq: int | None
+    ) -> dict[str, Any]:
+        """The task as of what was seen, or later; raises `Unavailable` if nobody who is reached knows that in time.
+
+        A node that does not know yet that it was deposed still takes itself for the leader: then
+        a majority is asked.
+        """
+        until = trio.current_time() + SEEN_TIMEOUT_S
+        while found["view"] is not None and (what := _lacking(found, seen, seen_seq)):
+            if trio.current_time() >= until:
+                raise Unavailable(f"what is known here is older than {what}")
+            found = await self._read_majority(task_id)
+            if _lacking(found, seen, seen_seq):
+                with trio.move_on_after(SEEN_PAUSE_S):
+                    await self._node.moved()
+                found = await self._read(task_id)
+        return found
+
+    async def task_log(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Updates of one task; raises `NotFound`, `Unavailable`."""
+        check.only(args, ("id",))
+        task_id = self._task_id(args)
+        found = await self._read(task_id)
+        if found["view"] is None:
+            raise missing(self._node.store, task_id)
+        return {"updates": found["updates"]}
+
+    async def task_history(self, args: dict[str, Any]) -> dict[str, Any]:
+        """All that the store says of one task; raises `NotFound`, `Unavailable`."""
+        check.only(args, ("id",))
+        task_id = self._task_id(args)
+        found = await self._read(task_id)
+        if found["view"] is None:
+            raise missing(self._node.store, task_id)
+        # A peer of an older version leads the partition and does not tell.
+        known = {"history": [], "completion": None, **found}
+        told = {name: known[name] for name in ("history", "completion", "updates")}
+        return {"task": found["view"], **told, "void_below": self._node.replica.void_below}
+
+    def _task_id(self, args: dict[str, Any]) -> TaskId:
+        if self._node.replica.cluster is None:
+            raise Unavailable("the cluster is not known here yet")
+        return check.task_id(args.get("id"), "id", self._node.replica.settings.partitions)
+
+    async def _read(self, task_id: TaskId) -> dict[str, Any]:
+        leader = leader_of(self._node, partition_of(task_id))
+        try:
+            if not leader:
+                raise Unavailable("nobody leads the partition now")
+            if leader == self._node.node_id:
+                return await self.lead_view({"id": task_id})
+            answer = await self._node.call(leader, "lead.view", {"id": task_id}, timeout_s=READ_TIMEOUT_S)
+            return dict(answer)
+        except OnyxqError as error:
+            if not is_passing(error):
+                raise
+            return await self._read_majority(task_id)
+
+    async def lead_view(self, args: dict[str, Any]) -> dict[str, Any]:
+        """The task as this leader knows it; raises `NotLeader`."""
+        task_id = self._task_id(args)
+        self._node.operations.leader(partition_of(task_id))
+        await self._node.settled()
+        return self._view(task_id, self._node.cohort.covering(task_id))
+
+    def view_here(self, task_id: TaskId) -> dict[str, Any] | None:
+        """A task of a partition that is led from here, as ``get`` answers it."""
+        view: dict[str, Any] | None = self._view(task_id, self._node.cohort.covering(task_id))["view"]
+        return view
+
+    def _view(self, task_id: TaskId, found: Sequence[Sequence[Any]]) -> dict[str, Any]:
+        rows = [(kind, first, body) for kind, first, body in found]
+        store, replica = self._node.store, self._node.replica
+        view = task_view(task_id, rows, claim_of(replica, task_id), replica=replica, now_ms=self._node.wall_ms())
+        if view is not None:
+            view = placed_by_keys(view, store)
+        updates = [
+            {"token": one.token, "seq": one.seq, "data": one.data, "at_ms": one.at_ms} for one in updates_of(rows)
+        ]
+        return {"view": view, "updates": updates, **history_of(task_id, rows)}
+
+    async def _read_majority(self, task_id: TaskId) -> dict[str, Any]:
+        placed = self._node.replica.partitions[partition_of(task_id)]
+        rows: set[tuple[bytes, bytes, bytes]] = set()
+        heard: set[str] = set()
+
+        async def ask(node_id: str) -> None:
+            try:
+                if node_id == self._node.node_id:
+                    found = self._node.cohort.covering(task_id)
+                else:
+                    found = await self._node.call(
+                        node_id, "cohort.covering", {"id": task_id}, timeout_s=READ_TIMEOUT_S / 2
+                    )
+            except OnyxqError:
+                return  # counted as not heard
+            rows.update((kind, first, body) for kind, first, body in found)
+            heard.add(node_id)
+
+        async with trio.open_nursery() as nursery:
+            for node_id in holders(placed):
+                nursery.start_soon(ask, node_id)
+        if not heard or not majority(placed.members, heard):
+            raise Unavailable(f"partition {partition_of(task_id)}: no leader, and no majority of its nodes answers")
+        if self._node.store.watermark(partition_of(task_id)).covers(task_id):
+            rows.clear()  # a node that was away may have some still
+        return self._view(task_id, sorted(rows))
+
+    # --- counts
+
+    async def count(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Tasks by queue and state."""
+        queue = queue_arg(args)
+        totals, _ = await self.depths(queue)
+        if queue is not None:
+            totals.setdefault(queue, [0] * len(COUNT_NAMES))
+        return {"counts": {name: named(counts) for name, counts in sorted(totals.items())}}
+
+    async def queues(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Every queue that has tasks or settings: depth, age of what is ready first, settings."""
+        check.only(args, ())
+        totals, oldest = await self.depths()
+        names = sorted(totals.keys() | self._node.replica.queues.keys())
+        return {"queues": [self._queue(name, totals, oldest) for name in names]}
+
+    async def queue(self, name: str) -> dict[str, Any]:
+        """The same of one queue, whether there is anything of it or not."""
+        return self._queue(name, *await self.depths(name))
+
+    async def depths(self, queue: str | None = None) -> tuple[dict[str, list[int]], dict[str, int]]:
+        """Counts per queue, and the due time of what is ready first where something is."""
+        totals: dict[str, list[int]] = {}
+        oldest: dict[str, int] = {}
+        for page in await self._leaders.ask("lead.counts", {"queue": queue}, self.look):
+            for name, (counts, due_ms) in page.items():
+                old = totals.setdefault(name, [0] * len(COUNT_NAMES))
+                totals[name] = [a + b for a, b in zip(old, counts, strict=True)]
+                if due_ms is not None:
+                    oldest[name] = min(due_ms, oldest.get(name, due_ms))
+        return totals, oldest
+
+    def _queue(self, name: str, totals: dict[str, list[int]], oldest: dict[str, int]) -> dict[str, Any]:
+        return {
+            "queue": name,
+            "depth": named(totals.get(name, [0] * len(COUNT_NAMES))),
+            "oldest_ready_ms": max(0, self._node.wall_ms() - oldest[name]) if name in oldest else None,
+            "settings": cluster_views.queue_settings(settings_of(self._node.replica, name)),
+        }
+
+    async def look(self, args: dict[str, Any], partitions: Sequence[int]) -> dict[str, Any]:
+        """Counts, and the due time of what is ready first, per queue in some of the partitions led from here."""
+        queue = queue_arg(args)
+        totals: dict[str, list[int]] = {}
+        for partition in partitions:
+            for name, counts in self.local_counts(queue, [partition]).items():
+                old = totals.get(name)
+                totals[name] = counts if old is None else [a + b for a, b in zip(old, counts, strict=True)]
+            await trio.lowlevel.checkpoint()
+        heads, out = self._node.granter.heads, {}
+        for place, (name, counts) in enumerate(totals.items()):
+            out[name] = [counts, heads.oldest_due_ms(name)]
+            if place % QUEUES_PER_TURN == QUEUES_PER_TURN - 1:
+                await trio.lowlevel.checkpoint()
+        return out
+
+    def local_counts(self, queue: str | None, partitions: Sequence[int]) -> dict[str, list[int]]:
+        """Counts per queue, in the order of COUNT_NAMES, in some of the partitions led from here."""
+        totals: dict[str, list[int]] = {}
+        for partition in partitions:
+            for name, counts in self._node.store.counts(partition, queue).items():
+                old = totals.setdefault(name, [0] * len(COUNT_NAMES))
+                totals[name] = [a + b for a, b in zip(old, (*counts, 0), strict=True)]
+            for name, claimed in self._claimed(partition).items():
+                if name in totals:
+                    totals[name][-1] += claimed
+        return totals
+
+    def _claimed(self, partition: int) -> dict[str, int]:
+        """Unfinished tasks under a claim, per queue."""
+        store = self._node.store
+        totals: dict[str, int] = {}
+        for stretch, pieces in (self._node.replica.claims.get(partition) or {}).items():
+            finished = store.finished_bits(stretch)
+            for offset, count, *_ in pieces:
+                bits = ((1 << count) - 1) << offset & ~finished
+                while bits:  # a piece may be of several task rows
+                    row = store.task_row(id_at(stretch, (bits & -bits).bit_length() - 1))
+                    if row is None:
+                        bits &= bits - 1
+                        continue
+                    header, tasks = facts.task_header(row[1])
+                    covered = bits & mask_of(row[0], tasks)
+                    totals[header["queue"]] = totals.get(header["queue"], 0) + covered.bit_count()
+                    bits &= ~covered
+        return totals
+
+    # --- the log
+
+    async def log(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Records that this node stepped lately, with verdicts."""
+        check.only(args, ("from", "limit"))
+        limit = check.integer(args.get("limit", 100), "limit", 1, check.LIMIT_MAX)
+        start = args.get("from")
+        recent = list(self._node.recent)
+        if start is None:
+            recent = recent[-limit:]
+        else:
+            check.integer(start, "from", 0, 1 << 62)
+            recent = [one for one in recent if one.position >= start][:limit]
+        return {
+            "position": self._node.replica.position,
+            "records": [
+                {
+                    "position": record.position,
+                    "at_ms": record.at_ms,
+                    "peer": record.peer,
+                    "problem": record.problem or None,
+                    "entries": [
+                        {"entry": one.name, "args": cluster_views.plain(one.args), "verdict": one.verdict}
+                        for one in record.outcomes
+                    ],
+                }
+                for record in recent
+            ],
+        }
+
+
+def _lacking(found: dict[str, Any], seen: int | None, seen_seq: int | None) -> str:
+    """Which of the two is not known in what was found; empty if both are."""
+    if found["view"] is None:
+        return ""
+    updates = [update["token"] for update in found["updates"]]
+    newest = max([-1, *(claim["token"] for claim in found["view"]["claims"]), *updates])
+    if seen is not None and newest < seen:
+        return "seen_token"
+    if seen_seq is not None:
+        counts = [updates.count(token) for token in ({seen} if seen is not None else set(updates))]
+        if max([0, *counts]) <= seen_seq:
+            return "seen_seq"
+    return ""
+
+
+def queue_arg(args: dict[str, Any]) -> str | None:
+    """The queue that is asked for, None for all."""
+    check.only(args, ("queue",))
+    queue = args.get("queue")
+    return None if queue is None else check.text(queue, "queue", check.QUEUE_CHARS_MAX, least=1)
+
+
+def named(counts: list[int]) -> dict[str, int]:
+    """Counts by name, with those that are ready."""
+    named = dict(zip(COUNT_NAMES, counts, strict=True))
+    finished = named["completed"] + named["failed"] + named["cancelled"]
+    named["ready"] = max(0, named["total"] - finished - named["scheduled"] - named["waiting"] - named["claimed"])
+    return named

@@ -1,0 +1,193 @@
+"""The methods ``timer.*`` of a node: timers are set, read and cancelled at the leader of their id's partition."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from onyxq.core import facts, timer_model
+from onyxq.core.errors import BadRequest, Conflict, NotFound, OnyxqError, Unavailable, from_map
+from onyxq.core.ids import PARTITIONS_MAX, IdMaker, TaskId, make_id
+from onyxq.core.timer_model import QUEUE
+from onyxq.leader import timers as leading
+from onyxq.node import arguments as check
+from onyxq.node.node import Node
+from onyxq.node.routing import Router, passing_map
+from onyxq.operations.task_lists import Listing
+from onyxq.operations.task_reads import Reading
+
+CANCEL_TRIES = 8
+"""How often a timer may be replaced while it is being cancelled."""
+STATES = {"completed": "fired"}
+"""States of tasks that are called otherwise of timers."""
+
+
+class Timers:
+    """See the module's first paragraph."""
+
+    def __init__(self, node: Node, router: Router, reading: Reading, *, listing: Listing, ids: IdMaker) -> None:
+        self._node = node
+        self._router = router
+        self._reading = reading
+        self._listing = listing
+        self._ids = ids
+        self.check_callback: Callable[[timer_model.Callback], Awaitable[None]] | None = None
+        """Raises `BadRequest` for a callback that this node could not make; None: it makes none and takes any."""
+
+    # --- as clients call them
+
+    async def set(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Set a timer, or with ``replace`` one that is there anew.
+
+        ``request`` names the request, which may then be repeated without another effect.  Raises
+        `BadRequest` naming the field, `Conflict`, `NotFound`, `Unavailable`.
+        """
+        check.only(args, ("id", "timeout", "data", "callback", "replace", "request"))
+        replace = args.get("replace", False)
+        if type(replace) is not bool:
+            raise BadRequest("replace must be true or false", field="replace")
+        now_ms = self._node.wall_ms()
+        timer = timer_model.checked(
+            args.get("id"),
+            timeout=args.get("timeout"),
+            data=args.get("data"),
+            callback=args.get("callback"),
+            longest_ms=check.TIME_MS_MAX - now_ms,
+            request=args.get("request", ""),
+        )
+        payload = timer_model.pack(timer)
+        if self.check_callback is not None:
+            await self.check_callback(timer.callback)
+        first = self._ids.run(self._partition(timer.id), 1, due_ms=self._node.wall_ms() + timer.timeout).first
+        body = facts.pack_task({"format": "json", "queue": QUEUE, "unique_key": timer.id}, [payload])
+        found = await self._one(
+            first,
+            "lead.timer.set",
+            {"run": [first, body], "replace": replace},
+            lambda: self._node.operations.timers.set(first, body, replace=replace),
+        )
+        if isinstance(found, dict):
+            raise from_map(found)
+        return {"id": timer.id}
+
+    async def get(self, args: dict[str, Any]) -> dict[str, Any]:
+        """A timer, also one that has fired, until it is purged; raises `NotFound`, `Unavailable`."""
+        check.only(args, ("id",))
+        return shown(await self._find(timer_model.timer_id(args.get("id"))))
+
+    async def cancel(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Cancel a timer; raises `NotFound` if there is none that has not fired, `Unavailable`."""
+        check.only(args, ("id",))
+        timer = timer_model.timer_id(args.get("id"))
+        for _ in range(CANCEL_TRIES):
+            view = await self._find(timer)
+            if view["state"] in ("completed", "failed", "cancelled"):
+                raise _gone(timer, view["state"])
+            became = await self._cancel(TaskId(view["id"]))
+            if became == leading.CANCELLED:
+                return {"id": timer}
+            if became == leading.FINISHED:
+                raise _gone(timer, "completed")
+        raise Conflict(f"timer {timer!r} is being replaced again and again", field="id")
+
+    async def list(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Timers in the order of their due times: ``{"timers", "after"}``, the latter None at the end."""
+        check.only(args, ("state", "after", "limit"))
+        state = args.get("state")
+        wanted = next((name for name, said in STATES.items() if said == state), state)
+        if state in STATES:
+            raise BadRequest(f"state {state!r} is called {STATES[state]!r} of timers", field="state")
+        page = await self._listing.page({**args, "state": wanted, "queue": QUEUE})
+        timers = [shown(view) for view in page["tasks"] if view["unique_key"] is not None]
+        return {"timers": timers, "after": page["after"]}
+
+    # --- as nodes call each other
+
+    async def lead_set(self, args: dict[str, Any]) -> Any:
+        """Set a timer that is led from here."""
+        first, body, _ = check.task_run(args["run"], 0, self._node.replica.settings.partitions, from_peer=True)
+        return await self._node.operations.timers.set(first, body, replace=bool(args["replace"]))
+
+    async def lead_find(self, args: dict[str, Any]) -> dict[str, Any]:
+        """The task that stands for an id: ``{"view"}``, None if there is none."""
+        timer, partition = (
+            timer_model.timer_id(args["id"]),
+            check.integer(args["partition"], "partition", 0, PARTITIONS_MAX),
+        )
+        await self._node.settled()
+        task_id = self._node.operations.timers.standing(partition, QUEUE, timer)
+        return {"view": None if task_id is None else self._reading.view_here(task_id)}
+
+    async def lead_cancel(self, args: dict[str, Any]) -> str:
+        """Cancel a task if it stands for its id."""
+        task_id = check.task_id(args["id"], "id", self._node.replica.settings.partitions)
+        return await self._node.operations.timers.cancel(task_id)
+
+    # --- helpers
+
+    def _partition(self, timer: str) -> int:
+        replica = self._node.replica
+        if replica.cluster is None:
+            raise Unavailable("the cluster is not known here yet")
+        return facts.partition_of_keys(QUEUE, timer, replica.settings.partitions)
+
+    async def _find(self, timer: str) -> dict[str, Any]:
+        partition = self._partition(timer)
+        asked = {"id": timer, "partition": partition}
+        home = make_id(0, partition, 0, 0)
+        found = await self._one(home, "lead.timer.find", asked, lambda: self.lead_find(asked))
+        if "code" in found:
+            raise from_map(found)
+        if found["view"] is None:
+            raise NotFound(f"there is no timer {timer!r}", field="id")
+        return dict(found["view"])
+
+    async def _cancel(self, task_id: TaskId) -> str:
+        found = await self._one(
+            task_id, "lead.timer.cancel", {"id": task_id}, lambda: self.lead_cancel({"id": task_id})
+        )
+        if isinstance(found, dict):
+            raise from_map(found)
+        return str(found)
+
+    async def _one(self, home: TaskId, method: str, args: dict[str, Any], local: Callable[[], Awaitable[Any]]) -> Any:
+        """The answer of the leader of an id's partition, or an error map."""
+
+        async def here(_: list[Any]) -> list[Any]:
+            return [await local()]
+
+        (answer,) = await self._router.each(
+            [(home,)],
+            method=method,
+            pack=lambda _: args,
+            unpack=lambda found: [found],
+            local=here,
+            passing=passing_map,
+            failed=lambda _, error: error.to_map(),
+        )
+        return answer
+
+
+def _gone(timer: str, state: str) -> NotFound:
+    what = {"completed": "has fired", "failed": "has failed for good", "cancelled": "was cancelled"}[state]
+    return NotFound(f"timer {timer!r} {what}", field="id")
+
+
+def shown(view: dict[str, Any]) -> dict[str, Any]:
+    """A timer as people are shown it, from its task."""
+    said: dict[str, Any] = {"timeout": None, "data": None, "callback": None}
+    try:
+        timer = timer_model.unpack(view["data"])
+        callback = {name: getattr(timer.callback, name) for name in timer_model.CALLBACK}
+        said = {"timeout": timer.timeout, "data": timer.data, "callback": callback}
+    except OnyxqError:
+        pass  # somebody else's task in this queue
+    return {
+        "id": view["unique_key"],
+        **said,
+        "state": STATES.get(view["state"], view["state"]),
+        "at_ms": view["at_ms"],
+        "attempts": view["attempts"],
+        "error": view["error"],
+        "task": view["id"],
+    }

@@ -1,0 +1,269 @@
+"""Transactions at the node that coordinates them: any node does (design: transactions).
+
+A transaction is split by partition.  The leaders keep their parts as pending facts
+(``lead.prepare``), then one entry, ``commit_transaction``, decides; the leaders make visible
+what was committed, whatever becomes of this node.  It answers once that has happened, or
+`SETTLE_TIMEOUT_S` after the commit.  Whoever hears no answer sends the same transaction again
+under the same name, to any node: it happens at most once.
+
+Parts for the same leader that wait together leave together, and the outbox does the same
+with the commits, so many transactions at a time share messages, disk writes and records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import trio
+
+from log_entries import commit_transaction
+from onyxq.core.entry import APPLIED
+from onyxq.core.errors import (
+    BadRequest,
+    Conflict,
+    LogUnavailable,
+    NotLeader,
+    OnyxqError,
+    Overloaded,
+    StaleToken,
+    Unavailable,
+    Unknown,
+    from_map,
+)
+from onyxq.core.facts import task_header
+from onyxq.core.ids import Run, TaskId, mask_of, partition_of, stretch_of
+from onyxq.core.queues import settings_of
+from onyxq.core.transactions import Claim, Part, Prepared, known_as, stale
+from onyxq.leader.outcomes import UNSERVED
+from onyxq.leader.transaction_parts import REPEAT, Asked, HeldClaim, stale_token
+from onyxq.node.node import Node
+from onyxq.node.routing import insist, is_passing, leader_of
+from onyxq.operations.arguments.transactions import DIGEST_BYTES, Contents, transaction
+from onyxq.operations.prepares import ToLeader
+
+DEADLINE_MS = 60_000
+"""Log time within which a prepared transaction must be committed."""
+SETTLE_TIMEOUT_S = 5.0
+UNKNOWN_TIMEOUT_S = 4.0
+"""How long a commit whose outcome is unknown is waited for."""
+UNDER_WAY_BYTES_MAX = 256 * 1024 * 1024
+"""Payload bytes of transactions being coordinated; above it clients hear `Overloaded`."""
+
+
+class Transactions:
+    """Coordinates what clients of one node ask for."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._leaders: dict[str, ToLeader] = {}
+        self._under_way = 0
+
+    async def transact(self, args: dict[str, Any]) -> dict[str, Any]:
+        """All of a transaction, or nothing; see ``docs/transactions.rst``. Raises `OnyxqError`."""
+        if self._node.replica.cluster is None:
+            raise Unavailable("the cluster is not known here yet")
+        wanted = transaction(args, self._node.replica.settings.partitions)
+        with self.under_way(wanted):
+            return await self._decided(wanted)
+
+    @contextmanager
+    def under_way(self, wanted: Contents) -> Iterator[None]:
+        """Count the bytes of what is being coordinated; raises `Overloaded`."""
+        if self._under_way + wanted.size > UNDER_WAY_BYTES_MAX:
+            raise Overloaded("too many bytes of transactions are under way here")
+        self._under_way += wanted.size
+        try:
+            yield
+        finally:
+            self._under_way -= wanted.size
+
+    async def _decided(self, wanted: Contents) -> dict[str, Any]:
+        async def attempt() -> tuple[int, bytes]:
+            while (known := known_as(self._node.replica, wanted.name)) is None:
+                await self._attempt(wanted)
+            return known
+
+        return await self._answer(wanted, await insist(self._node, attempt))
+
+    async def _answer(self, wanted: Contents, known: tuple[int, bytes]) -> dict[str, Any]:
+        """Of a committed transaction: the answer, once it is visible or that takes too long."""
+        position, note = known
+        if note[:DIGEST_BYTES] != wanted.digest:
+            raise Conflict("this name was given to another transaction", field="name", hint="Use a fresh name.")
+        settled = await self.visible([wanted.name])
+        made_ms = int.from_bytes(note[DIGEST_BYTES:], "big")
+        return {"token": position, "settled": settled, "made_ms": made_ms}
+
+    async def visible(self, names: Sequence[str]) -> bool:
+        """Wait until committed transactions can be read, or that takes too long; whether they can."""
+        with trio.move_on_after(SETTLE_TIMEOUT_S):
+            for name in names:
+                while name in self._node.replica.transactions:
+                    await self._node.operations.transacting.heard_of(name)
+        return not any(name in self._node.replica.transactions for name in names)
+
+    async def _until(self, condition: Any, name: str, timeout_s: float) -> None:
+        transacting = self._node.operations.transacting
+        with trio.move_on_after(timeout_s):
+            while not condition():
+                await transacting.heard_of(name)
+
+    # --- one attempt
+
+    async def _attempt(self, wanted: Contents) -> None:
+        """Prepare and commit; returns once the name is known, or should be tried again at once."""
+        ready = await self.prepared(wanted, DEADLINE_MS)
+        if ready is not None:
+            await self._commit(commit_transaction.Args(*ready))
+
+    async def prepared(self, wanted: Contents, ahead_ms: int) -> Prepared | None:
+        """Have leaders keep every part, to be committed within so much log time; None if the name is known
+        by now. Raises `OnyxqError`."""
+        self._node.outbox_now()  # nothing is written anywhere while nothing can be committed
+        await self._check_new(wanted)
+        deadline_ms = self._node.replica.log_time_ms + ahead_ms
+        items = wanted.parts()
+        answers = await self._prepare(wanted, items, deadline_ms)
+        repeats = [answer[1] for answer in answers.values() if answer[0] == REPEAT]
+        if repeats:
+            await self._read_up_to(max(repeats))
+            return None
+        return Prepared(
+            wanted.name,
+            deadline_ms,
+            _claims((first, count, token) for first, count, token, _ in wanted.complete),
+            _claims(wanted.required()),
+            tuple(Part(partition, *answers[partition]) for partition in sorted(items)),
+            wanted.keep_ms,
+            wanted.note,
+        )
+
+    async def _check_new(self, wanted: Contents) -> None:
+        """Raise `BadRequest` for tasks that no leader would take; once committed they must be taken."""
+        others: dict[TaskId, int] = {}
+        mine: dict[TaskId, int] = {}
+        for place, (first, body, at_ms) in enumerate(wanted.enqueue):
+            header, count = task_header(body)
+            if at_ms is not None:
+                self._check_time(header["queue"], at_ms, place)
+            for one in header.get("depends", ()):
+                if not mine.get(stretch_of(one), 0) & mask_of(one, 1):
+                    others.setdefault(TaskId(one), place)
+            mine[stretch_of(first)] = mine.get(stretch_of(first), 0) | mask_of(first, count)
+        if not others:
+            return
+        found = await self._node.operations.dependencies.outcomes_for(others)
+        for one, place in others.items():
+            said = found.get(one, UNSERVED)
+            if said is None:
+                behind = bool(mine.get(stretch_of(one), 0) & mask_of(one, 1))
+                why = "stands behind it in the transaction" if behind else "is not there"
+                raise BadRequest(
+                    f"task {one.hex()}, on which enqueue[{place}] depends, {why}",
+                    field=f"enqueue[{place}].depends",
+                    hint="Put tasks behind those that they depend on; a circle has no beginning." if behind else None,
+                )
+            if isinstance(said, OnyxqError) or said == UNSERVED:
+                raise NotLeader(f"whether there is a task {one.hex()} cannot be told now")
+
+    def _check_time(self, queue: str, at_ms: int, place: int) -> None:
+        grace_ms = settings_of(self._node.replica, queue).grace_ms
+        late_ms = self._node.wall_ms() - at_ms
+        if late_ms > grace_ms:
+            raise BadRequest(
+                f"at_ms lies {late_ms} ms in the past; at most {grace_ms} are allowed", field=f"enqueue[{place}].at_ms"
+            )
+
+    async def _commit(self, args: commit_transaction.Args) -> None:
+        node = self._node
+        try:
+            _, (verdict,) = await node.verdicts([args])
+        except LogUnavailable:
+            await self._until(lambda: known_as(node.replica, args.name) is not None, args.name, UNKNOWN_TIMEOUT_S)
+            if known_as(node.replica, args.name) is None:
+                raise Unknown(f"it cannot be told whether transaction {args.name!r} was committed") from None
+            return
+        if verdict in (APPLIED, commit_transaction.REPEAT):
+            return
+        if verdict == commit_transaction.TOO_LATE:
+            raise Unavailable("the transaction took too long: its deadline had passed")
+        if verdict.startswith(commit_transaction.HELD):
+            raise held(verdict)
+        if not verdict.startswith(commit_transaction.STALE):
+            raise BadRequest(f"the transaction was refused: {verdict}")
+        gone = stale(node.replica, (*args.claims, *args.require))
+        if not gone:  # the replica was replaced meanwhile
+            raise StaleToken(f"nothing was done: {verdict}")
+        why = StaleToken.code, "the claim was given up, or ran out, meanwhile"
+        raise stale_token([[one.id, one.token, *why] for one in gone])
+
+    async def _read_up_to(self, position: int) -> None:
+        with trio.move_on_after(UNKNOWN_TIMEOUT_S):
+            while self._node.replica.position < position:
+                await self._node.moved()
+            return
+        raise Unavailable("this node is behind: it has not read what became of the transaction")
+
+    # --- prepare
+
+    async def _prepare(
+        self, wanted: Contents, items: Mapping[int, list[Any]], deadline_ms: int
+    ) -> dict[int, list[Any]]:
+        """Every partition's answer; raises the first error, naming all claims that do not stand."""
+        require: dict[int, list[HeldClaim]] = {}
+        for claim in wanted.require:
+            require.setdefault(partition_of(claim[0]), []).append(claim)
+        asked = [
+            Asked(wanted.name, deadline_ms, partition, items.get(partition, []), require.get(partition, []))
+            for partition in sorted({*items, *require})
+        ]
+        answers: dict[int, Any] = {}
+        if len(asked) == 1:
+            answers[asked[0].partition] = await self._ask(asked[0])
+        else:
+
+            async def ask(one: Asked) -> None:
+                answers[one.partition] = await self._ask(one)
+
+            async with trio.open_nursery() as nursery:
+                for one in asked:
+                    nursery.start_soon(ask, one)
+        _raise_errors([from_map(answers[one.partition]) for one in asked if isinstance(answers[one.partition], dict)])
+        return answers
+
+    async def _ask(self, asked: Asked) -> Any:
+        """A leader's answer about one part, which may be an error map."""
+        leader = leader_of(self._node, asked.partition)
+        if not leader:
+            return NotLeader(f"nobody leads partition {asked.partition} now").to_map()
+        sender = self._leaders.get(leader)
+        if sender is None:
+            sender = self._leaders[leader] = ToLeader(self._node, leader)
+        return await sender.ask(asked)
+
+
+def _raise_errors(errors: Sequence[OnyxqError]) -> None:
+    """Raise the one that matters most: claims that do not stand, all of them; then what no retry mends."""
+    gone = [one for error in errors if isinstance(error, StaleToken) for one in error.details]
+    if gone:
+        raise stale_token(gone)
+    for error in errors:
+        if not is_passing(error):
+            raise error
+    if errors:
+        raise errors[0]
+
+
+def held(verdict: str) -> Unavailable:
+    """The error of whoever would commit while transactions wait: nothing was done, and it may be tried again."""
+    return Unavailable(f"transactions wait, {verdict}", hint="A backup is being taken; try again in a moment.")
+
+
+def _claims(held: Any) -> tuple[Claim, ...]:
+    """Claims by partition and token, as the entry has them."""
+    runs: dict[tuple[int, int], list[Run]] = {}
+    for first, count, token in held:
+        runs.setdefault((partition_of(first), token), []).append(Run(TaskId(first), count))
+    return tuple(Claim(partition, token, tuple(found)) for (partition, token), found in sorted(runs.items()))

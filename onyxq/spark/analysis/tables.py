@@ -1,0 +1,97 @@
+"""The tables of archives of tasks as Spark sees them, several directories as one.
+
+Repeats are in them: a task is there twice where leaders archived it each on their own.
+Columns that were added to the archive later are null in older files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from onyxq.core.errors import NotFound
+from onyxq.history.parquet.schema import COLUMNS, TASKS
+
+_TYPES = {
+    "text": "string",
+    "bytes": "binary",
+    "number": "bigint",
+    "count": "int",
+    "time": "timestamp",
+    "texts": "array<string>",
+    "numbers": "array<bigint>",
+}
+
+
+PIECE_BYTES = 4 * 1024 * 1024
+"""Bytes of an archive to a piece of work: rows take about ten times that in memory."""
+PIECES_MAX = 4_000
+FRESH_S = 60
+"""A task archived so recently may have claims whose file cannot be seen yet."""
+
+
+def read_table(session: Any, directories: Sequence[str], table: str) -> Any:
+    """A table of some archives, with the columns ``queue``, ``day`` and ``archived``, when the
+    file was written.
+
+    A directory is a path, or a URI that the session can read.  Raises `NotFound` if one of
+    them holds no tasks.
+    """
+    columns = ", ".join(f"{name} {_TYPES[kind]}" for name, kind, _ in COLUMNS[table])
+    schema = f"{columns}, queue string, day string"
+    found: Any = None
+    for directory in directories:
+        path = f"{directory.rstrip('/')}/{table}"
+        if _exists(session, path):
+            one = session.read.schema(schema).parquet(path)
+            one = one.withColumn("archived", one["_metadata.file_modification_time"])
+            found = one if found is None else found.unionByName(one)
+        elif table == TASKS or not _exists(session, f"{directory.rstrip('/')}/{TASKS}"):
+            raise NotFound(
+                f"{directory} is no archive of tasks: it has no {TASKS}/ in it",
+                field="archive",
+                hint="Name the directory that the peers were given as task archive.",
+            )
+    return session.createDataFrame([], f"{schema}, archived timestamp") if found is None else found
+
+
+def session_for(session: Any, directories: Sequence[str]) -> Any:
+    """A session of the same Spark that works on archives in as many pieces as their size asks for.
+
+    Adaptive execution is off: with it, figures that are observed on the way are lost.
+    """
+    context = session.sparkContext
+    sizes = 0
+    for directory in directories:
+        files, path = _files(session, directory)
+        sizes += files.getContentSummary(path).getLength() if files.exists(path) else 0
+    pieces = min(max(context.defaultParallelism, sizes // PIECE_BYTES), PIECES_MAX)
+    own = session.newSession()
+    own.conf.set("spark.sql.adaptive.enabled", False)
+    own.conf.set("spark.sql.shuffle.partitions", pieces)
+    own.conf.set("spark.sql.session.timeZone", "UTC")
+    own.conf.set("spark.sql.sources.partitionColumnTypeInference.enabled", False)
+    return own
+
+
+def files_below(session: Any, path: str) -> list[str]:
+    """The names of all files below a path; none if it is not there."""
+    files, there = _files(session, path)
+    names = []
+    if files.exists(there):
+        found = files.listFiles(there, True)
+        while found.hasNext():
+            names.append(str(found.next().getPath().getName()))
+    return names
+
+
+def _exists(session: Any, path: str) -> bool:
+    files, there = _files(session, path)
+    return bool(files.exists(there))
+
+
+def _files(session: Any, path: str) -> tuple[Any, Any]:
+    """Hadoop's file system of a path, and the path for it."""
+    context = session.sparkContext
+    there = context._jvm.org.apache.hadoop.fs.Path(path)
+    return there.getFileSystem(context._jsc.hadoopConfiguration()), there

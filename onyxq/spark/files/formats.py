@@ -1,0 +1,284 @@
+"""Segments as files: Parquet, JSON, CSV and text, a segment a row or a line.
+
+Every value comes back as it was when the file is read with the same schema.  A value that would not is refused.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+import pyarrow
+from pyarrow import parquet
+
+from onyxq.core.errors import BadRequest
+from onyxq.jobs.values import Unfit, called, encode_json, pack, to_json, unpack, unpack_all
+from onyxq.spark.files.columns import Columns, row_fitter, segments, table, united
+from onyxq.spark.files.texts import csv_form, csv_name, json_form
+
+ROWS_MAX = 10_000
+"""Rows of a Parquet row group; they are kept in memory."""
+KEPT_BYTES_MAX = 16 * 1024 * 1024
+"""Packed segments in memory, until the columns of a file are known; more are kept on disk."""
+_NO_SCHEMA = "Name the columns: options={'schema': 'word string, n bigint'}"
+_JSON_SCHEMA = "Or name the columns: options={'schema': 'at timestamp, price decimal(10,2)'}"
+_FOUND = f"The columns are those of the output's first batch. {_NO_SCHEMA}"
+
+
+class Described(Protocol):
+    """What a writer of a format needs to know: the output, its options and its columns."""
+
+    @property
+    def name(self) -> str:
+        """The output's name, for messages."""
+
+    @property
+    def format(self) -> str:
+        """One of `WRITERS`."""
+
+    @property
+    def options(self) -> Mapping[str, str]:
+        """The format's options."""
+
+    @property
+    def schema(self) -> str:
+        """An Arrow schema, base64, or empty."""
+
+
+class Writer(Protocol):
+    """A file that is being written."""
+
+    def add(self, payload: bytes) -> None:
+        """Write one packed segment; raises `BadRequest` if it does not fit."""
+
+    def close(self) -> str:
+        """Finish the file. Return the schema that was found in the segments, base64, or nothing."""
+
+    def abandon(self) -> None:
+        """Release the file; its content is of no use."""
+
+
+class _Lines:
+    """Base of the formats that write a line for each segment."""
+
+    def __init__(self, stream: Any, output: Described) -> None:
+        self._stream = stream
+        self._output = output
+        self._hint = ""
+        try:
+            self._form = self._former()
+        except Unfit as error:
+            raise refused(output, error) from None
+
+    def _former(self) -> Callable[[bytes], str]:
+        """Return what makes a line of a packed segment."""
+        raise NotImplementedError
+
+    def add(self, payload: bytes) -> None:
+        """Write one packed segment."""
+        try:
+            line = self._form(payload)
+        except Unfit as error:
+            raise refused(self._output, error, self._hint) from None
+        self._stream.write(line.encode() + b"\n")
+
+    def close(self) -> str:
+        """Finish the file."""
+        self._stream.close()
+        return ""
+
+    def abandon(self) -> None:
+        """Release the file."""
+        self._stream.close()
+
+    def _fitter(self, schema: Any) -> Callable[[Any], list[Any]]:
+        fit: Callable[[Any], list[Any]] = row_fitter(
+            schema, drop_others=self._output.options.get("other_fields") == "drop"
+        )
+        return fit
+
+
+class JsonLines(_Lines):
+    """One JSON value a line; without a schema only of types that JSON has itself."""
+
+    def _former(self) -> Callable[[bytes], str]:
+        if not self._output.schema:
+            self._hint = _JSON_SCHEMA
+            return to_json
+        fields = decoded(self._output.schema)
+        fit = self._fitter(fields)
+        forms = [(part.name, json_form(part.type)) for part in fields]
+
+        def form(payload: bytes) -> str:
+            row = zip(forms, fit(unpack(payload)), strict=True)
+            return encode_json({name: one(value) for (name, one), value in row})
+
+        return form
+
+
+class Text(_Lines):
+    """One string a line: the segment, or its only field ``value``."""
+
+    def _former(self) -> Callable[[bytes], str]:
+        return _text_line
+
+
+def _text_line(payload: bytes) -> str:
+    segment = unpack(payload)
+    line = segment["value"] if isinstance(segment, dict) and segment.keys() == {"value"} else segment
+    if not isinstance(line, str):
+        raise Unfit("", f"text holds strings, or dicts with one as their only field 'value', not the {called(segment)}")
+    if "\n" in line or "\r" in line or line.startswith("\ufeff"):
+        raise Unfit("", "a line of text cannot hold a line break, or begin with a byte order mark")
+    return line
+
+
+class Csv(_Lines):
+    """One line for each segment, of the columns of the schema."""
+
+    def _former(self) -> Callable[[bytes], str]:
+        fields = decoded(self._output.schema)
+        fit = self._fitter(fields)
+        separator = self._output.options.get("sep", ",")
+        forms = [csv_form(part.type, separator) for part in fields]
+
+        def form(payload: bytes) -> str:
+            row = zip(fields.names, forms, fit(unpack(payload)), strict=True)
+            line = separator.join([_at(name, one, value) for name, one, value in row])
+            if not line:
+                raise Unfit(fields.names[0], "CSV cannot hold None in its only column: readers skip empty lines")
+            return line
+
+        if self._output.options.get("header") == "true" and self._stream.tell() == 0:
+            self._stream.write((separator.join(map(csv_name, fields.names)) + "\n").encode())
+        return form
+
+
+def _at(name: str, form: Callable[[Any], str], value: Any) -> str:
+    try:
+        return form(value)
+    except Unfit as error:
+        raise Unfit(name, error.why) from None
+
+
+class Parquet:
+    """A row for each segment, of the columns of the schema, or of those that all segments of the file have together.
+
+    ``found`` is the schema that earlier files of the output have, if none was given; this one has the same.
+    """
+
+    def __init__(self, stream: Any, output: Described, found: str = "") -> None:
+        self._stream = stream
+        self._output = output
+        self._columns = None if output.schema or found else Columns()
+        self._hint = "" if output.schema else _FOUND if found else _NO_SCHEMA
+        self._rows: list[list[Any]] = []
+        self._writer: Any = None
+        if self._columns is None:
+            self._kept: Any = io.BytesIO()
+            self._begin(decoded(output.schema or found))
+        else:
+            self._kept = tempfile.SpooledTemporaryFile(KEPT_BYTES_MAX)  # noqa: SIM115  # closed with the writer
+
+    def _begin(self, schema: Any) -> None:
+        self._schema = schema
+        drop = self._output.options.get("other_fields") == "drop"
+        self._fit = self._fitting(lambda: row_fitter(schema, drop_others=drop))
+        self._writer = parquet.ParquetWriter(
+            self._stream, schema, compression=self._output.options.get("compression", "snappy")
+        )
+
+    def _fitting(self, do: Callable[[], Any]) -> Any:
+        try:
+            return do()
+        except Unfit as error:
+            raise refused(self._output, error, self._hint) from None
+
+    def add(self, payload: bytes) -> None:
+        """Write one packed segment; without a schema it is kept until the columns are known."""
+        segment = unpack(payload)
+        if self._columns is None:
+            self._write(segment)
+        else:
+            columns = self._columns
+            self._fitting(lambda: columns.add(segment))
+            self._kept.write(payload)
+
+    def _write(self, segment: Any) -> None:
+        self._rows.append(self._fitting(lambda: self._fit(segment)))
+        if len(self._rows) >= ROWS_MAX:
+            self._flush()
+
+    def _flush(self) -> None:
+        try:
+            self._writer.write_table(table(self._schema, self._rows))
+        except (pyarrow.ArrowException, OverflowError, TypeError, ValueError) as error:
+            raise refused(self._output, Unfit("", str(error)), self._hint) from error
+        self._rows = []
+
+    def close(self) -> str:
+        """Write the rest and the footer; return the schema."""
+        if self._columns is not None:
+            self._begin(self._fitting(self._columns.schema))
+            self._kept.seek(0)
+            for segment in unpack_all(self._kept):
+                self._write(segment)
+        if self._rows:
+            self._flush()
+        self._writer.close()
+        self._stream.close()
+        self._kept.close()
+        return "" if self._output.schema else described(self._schema)
+
+    def abandon(self) -> None:
+        """Release the file."""
+        if self._writer is not None:
+            self._writer.close()
+        self._stream.close()
+        self._kept.close()
+
+
+def widened(source: Any, stream: Any, output: Described, schema: str) -> None:
+    """Write the rows of a Parquet file again with the columns of a schema that has all of the file's."""
+    writer = Parquet(stream, output, schema)
+    with parquet.ParquetFile(source) as file:
+        for batch in file.iter_batches(ROWS_MAX):
+            for row in segments(batch):
+                writer.add(pack(row))
+    writer.close()
+
+
+def united_schema(output: Described, schemas: Iterable[str]) -> str:
+    """Return the schema that holds the rows of several files; raises `BadRequest` if a column has two types."""
+    try:
+        return described(united(map(decoded, schemas)))
+    except Unfit as error:
+        raise refused(output, error, _NO_SCHEMA) from None
+
+
+def check_schema(output: Described) -> None:
+    """Raise `BadRequest` if the format cannot hold a column of the schema."""
+    WRITERS[output.format](io.BytesIO(), output).abandon()
+
+
+def refused(output: Described, error: Unfit, hint: str = "") -> BadRequest:
+    """Return the error of an output that cannot take a segment."""
+    said = f"output {output.name}: {error.message}"
+    return BadRequest(f"{said}. {hint}" if hint else said, field=output.name, hint=hint or None)
+
+
+def decoded(schema: str) -> Any:
+    """Return the Arrow schema that `described` encoded."""
+    return pyarrow.ipc.read_schema(pyarrow.py_buffer(base64.b64decode(schema)))
+
+
+def described(schema: Any) -> str:
+    """Return an Arrow schema as `Described.schema` has it."""
+    return base64.b64encode(schema.serialize().to_pybytes()).decode()
+
+
+WRITERS: dict[str, type[Any]] = {"json": JsonLines, "text": Text, "csv": Csv, "parquet": Parquet}
+"""Each format that an output can have, with its writer."""

@@ -1,0 +1,290 @@
+"""One job of a host: its query from start to end, in a thread of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from attrs import field, frozen
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+
+from onyxq.core.errors import OnyxqError, Unavailable
+from onyxq.jobs.encoding import decode
+from onyxq.jobs.key_state import later
+from onyxq.jobs.model import Job
+from onyxq.spark import pools, progress
+from onyxq.spark.checkpoint import Checkpoints, mark_of
+from onyxq.spark.connection import connection
+from onyxq.spark.failures import of_exception, with_full_disks
+from onyxq.spark.files import file_sink
+from onyxq.spark.places import check_place, located
+from onyxq.spark.plan import end_of_input, lifecycles
+from onyxq.spark.plan.compile import Setting, bounded, compiled, folders_of, inputs_of
+from onyxq.spark.plan.regions import stateful
+from onyxq.spark.session import of_its_own
+
+LOOK_S = 0.2
+"""Between two looks at how a query is doing."""
+OVER_EVERY_S = 1.0
+"""Between two looks whether the job is over."""
+UNFINISHED = ("scheduled", "waiting", "ready", "claimed")
+QUEUE_TIMEOUT_MS = 10_000
+ENDLESS = ("rate", "rate-micro-batch")
+"""Inputs of which there is always more."""
+
+_log = logging.getLogger(__name__)
+
+Say = Callable[[Mapping[str, Any]], None]
+Step: TypeAlias = Callable[[Any, Job, Setting], Any]
+
+
+@frozen
+class Order:
+    """What the peer wants driven."""
+
+    job: str
+    version: int
+    body: bytes = field(repr=False)
+    slots: int
+    batch: int
+    """The last batch that was committed, or -1."""
+    offsets: bytes = field(repr=False)
+    """What was recorded with it."""
+    sealed: frozenset[str]
+
+
+@frozen
+class Place:
+    """What is the same for all jobs of a host."""
+
+    connect: str | None
+    """The peer's address."""
+    slots: int
+    """Of the whole session: parts of a batch; how many of them run at once is the scheduler's."""
+    checkpoints: Checkpoints
+
+
+class Running:
+    """A job that is being driven. Each event is told through ``say``; the last is how it ended."""
+
+    def __init__(self, session: Any, order: Order, *, place: Place, say: Say, before: Running | None = None) -> None:
+        self._session = session
+        self._order = order
+        self._place = place
+        self._say = say
+        self._before = before
+        """An earlier run of the job here, which is to end first."""
+        self._lock = threading.Lock()
+        self._query: Any = None
+        self._stopped = False
+        self._idle_wanted = False
+        self._ready = False
+        self._sealed = set(order.sealed)
+        self._told = order.batch
+        self._watermark_ms: int | None = None
+        self._rows = 0
+        """Rows of all batches of this run."""
+        self._uses: list[int] = []
+        """How many times the query's plan uses each source."""
+        self._late: dict[str, int] = {}
+        """Segments that came too late, as each window's or join's groups told last."""
+        self._places: dict[str, str] = {}
+        """What it writes to, for who has to make room."""
+        self._thread = threading.Thread(target=self._run, name=f"job {order.job}", daemon=True)
+
+    @property
+    def version(self) -> int:
+        """The allocation under which it runs."""
+        return self._order.version
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the query; returns at once, the event comes when it has ended."""
+        with self._lock:
+            self._stopped = True
+            query = self._query
+        if query is not None:
+            threading.Thread(target=query.stop, name=f"stop {self._order.job}", daemon=True).start()
+
+    def seal(self, name: str) -> None:
+        """No more segments will come on an input: it has completed once what is there is done."""
+        with self._lock:
+            self._sealed.add(name)
+
+    def tell_when_idle(self) -> None:
+        """Say ``idle`` at the next moment at which no batch is under way."""
+        self._idle_wanted = True
+
+    def slots(self, count: int) -> None:
+        """Give it another share of the session."""
+        pools.share(self._session, self._order.job, count)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not ended."""
+        return self._thread.is_alive()
+
+    def join(self) -> None:
+        """Wait until it has ended."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            if self._before is not None:
+                self._before.stop()
+                self._before.join()
+            self._drive()
+        except Exception as error:
+            if self._stopped:
+                self._tell("stopped")
+            else:
+                failure = with_full_disks(of_exception(error), self._places)
+                said = {"error": failure.error, "task": failure.task, "segment": failure.segment}
+                self._tell("failed", **said, traceback=failure.traceback, restart=failure.restart, code=failure.code)
+        else:
+            self._tell("stopped" if self._stopped else "completed")
+        finally:
+            pools.leave(self._session, self._order.job)
+
+    def _drive(self) -> None:
+        order, job = self._order, decode(self._order.body)
+        session = of_its_own(self._session)
+        pools.enter(session, job.id, order.slots)
+        folders, mark = folders_of(job), mark_of(order.offsets)
+        check_place(session, job.checkpoint or self._place.checkpoints.base, field="checkpoint")
+        for folder in folders:
+            located(folder.path)  # Arrow alone writes there
+        if folders and mark:
+            file_sink.publish(folders, job=job.id, batch=order.batch, mark=mark)
+        checkpoints = self._place.checkpoints
+        self._places = {"its checkpoint": job.checkpoint or checkpoints.base}
+        self._places |= {f"output {folder.name}": folder.path for folder in folders}
+        checkpoint = checkpoints.fit(job, version=order.version, batch=order.batch, recorded=order.offsets)
+        setting = Setting(order.version, self._place.slots, checkpoint, self._place.connect, order.batch, order.slots)
+        lifecycles.in_worker(session, order.body, order.version, "before_job")
+        try:
+            self._queries(session, job, setting)
+        except Exception:
+            with contextlib.suppress(PySparkException, Py4JJavaError):  # the first error counts
+                lifecycles.in_worker(session, order.body, order.version, "after_job")
+            raise
+        lifecycles.in_worker(session, order.body, order.version, "after_job")
+        if folders and not self._stopped:
+            file_sink.forget(folders, job=job.id)
+
+    def _queries(self, session: Any, job: Job, setting: Setting) -> None:
+        """Run the job's query; one with windows once more when its inputs have ended, for what they have not said."""
+        self._query_once(session, job, setting)
+        if bounded(job) and stateful(job) and not self._stopped and not end_of_input.noted(setting.checkpoint):
+            end_of_input.note(setting.checkpoint)
+            self._query_once(session, job, setting)
+
+    def _query_once(self, session: Any, job: Job, setting: Setting) -> None:
+        writer = compiled(session, job, self._order.body, setting)
+        self._uses = progress.uses_of(writer._df)
+        with self._lock:
+            if self._stopped:
+                return
+            self._query = query = writer.start()
+        if not self._ready:
+            self._ready = True
+            self._tell("ready")
+        self._follow(query, job, setting)
+
+    def _follow(self, query: Any, job: Job, setting: Setting) -> None:
+        """Tell of each batch until the query has ended, or end it when the job is over; raises what ended it."""
+        looked_at = 0.0
+        step: Step = self._until_over
+        while not query.awaitTermination(LOOK_S):
+            self._tell_progress(query)
+            # In this order: the moment must be one after the question.
+            if self._idle_wanted and not query.status["isTriggerActive"]:
+                self._idle_wanted = False
+                self._tell("idle")
+            if time.monotonic() - looked_at >= OVER_EVERY_S and not bounded(job):
+                step = step(query, job, setting)
+                looked_at = time.monotonic()
+        self._tell_progress(query)
+
+    def _tell_progress(self, query: Any) -> None:
+        """Tell of the batches that were finished since."""
+        for recent in _recent(query):
+            said = progress.told(recent, self._uses)
+            if said["batch"] > self._told:
+                self._told = said["batch"]
+                self._watermark_ms = later(self._watermark_ms, said["watermark_ms"])
+                self._late |= progress.late(recent)
+                self._rows += said["rows"]
+                late = sum(self._late.values()) if self._late else None
+                more = {"rows_total": self._rows, "watermark_ms": self._watermark_ms, "late": late}
+                self._tell("progress", progress={**said, **more})
+
+    # The steps of a job's end, each done once it says which is the next.
+
+    def _until_over(self, query: Any, job: Job, setting: Setting) -> Step:
+        """Nothing more will come, and queues are done."""
+        return self._until_drained if self._over(job) else self._until_over
+
+    def _until_drained(self, query: Any, job: Job, setting: Setting) -> Step:
+        """What Spark reads by itself is read: nothing was found, or (where timers cause batches) nothing came."""
+        endless = any(task.format in ENDLESS for task in inputs_of(job))
+        status, recent = query.status, _recent(query)
+        quiet = not status["isTriggerActive"] and not status["isDataAvailable"]
+        if not (endless or quiet or (recent and not recent[-1]["numInputRows"])):
+            return self._until_drained
+        if not stateful(job):
+            query.stop()
+            return self._stopping
+        end_of_input.note(setting.checkpoint)
+        return self._until_ended
+
+    def _until_ended(self, query: Any, job: Job, setting: Setting) -> Step:
+        """Windows have heard that all inputs have ended."""
+        if any(progress.has_ended(said) for said in _recent(query)):
+            query.stop()
+            return self._stopping
+        return self._until_ended
+
+    def _stopping(self, query: Any, job: Job, setting: Setting) -> Step:
+        """Nothing is left."""
+        return self._stopping
+
+    def _over(self, job: Job) -> bool:
+        """Whether nothing more can come: what does not end by itself is sealed, and its queues are done."""
+        open_ended = [task for task in inputs_of(job) if not task.bounded]
+        with self._lock:
+            if not all(task.name in self._sealed for task in open_ended):
+                return False
+        return all(_queue_is_done(self._place.connect, task.queue) for task in open_ended if task.queue is not None)
+
+    def _tell(self, event: str, **said: Any) -> None:
+        self._say({"event": event, "job": self._order.job, "version": self._order.version, **said})
+
+
+def _recent(query: Any) -> list[Any]:
+    """What Spark says of its last batches, oldest first."""
+    return [json.loads(one.json()) for one in query._jsq.recentProgress()]
+
+
+def _queue_is_done(connect: str | None, queue: str) -> bool:
+    """Whether a queue has no task left that is still to be done; False while nobody can tell."""
+    if connect is None:
+        raise Unavailable("a job that reads a queue needs a peer to connect to", field="connect")
+    try:
+        counts = connection(connect, os.environ.get("ONYXQ_TOKEN", ""), QUEUE_TIMEOUT_MS).call(
+            lambda client: client.count(queue)
+        )
+    except OnyxqError as error:
+        _log.warning("queue %s: %s", queue, error.message)
+        return False
+    return not any(counts.get(queue, {}).get(state, 0) for state in UNFINISHED)

@@ -1,0 +1,350 @@
+"""Key groups on Spark: how segments get to the group of their key, and what a group keeps.
+
+Windows and joins are cut the same way.  Where the segments are, each part of a batch is *dealt* out into rows
+``(grp, place, kind, name, payload)``: each to the group of its key, and a note of what the part has seen to
+all groups, so that all of them know how late it is.  Then each group gets all its rows of the batch at once,
+in the order of parts and places, with its state: an index, and buckets by number (`onyxq.jobs.key_state`).
+
+A job has as many groups as it says, for ever: they are what is spread over slots.  Event time is not
+Spark's: a watermark of our own moves with the batch that brought the time, is the same for all groups, and
+may differ from window to window.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import count
+from typing import Any, Protocol
+
+import msgpack
+import pandas  # type: ignore[import-untyped]
+import pyarrow
+from attrs import field, frozen, mutable
+from pyspark import TaskContext
+from pyspark.sql import functions as of
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+from onyxq.core.ids import make_id
+from onyxq.jobs.key_state import hash64
+from onyxq.jobs.values import Unfit, pack, unpack
+from onyxq.spark.plan import rows
+from onyxq.spark.progress import LATE, WATERMARK
+
+_NOTE, _ENDED = -1, -2
+"""Kinds of rows that go to all groups; others are the cut's own."""
+_NOW = "now_ms"
+_LATE = "<late>"
+_DEALT = pyarrow.schema(
+    [
+        ("grp", pyarrow.int32()),
+        ("place", pyarrow.int64()),
+        ("kind", pyarrow.int32()),
+        ("name", pyarrow.binary()),
+        ("payload", pyarrow.binary()),
+        ("seen_ms", pyarrow.int64()),
+    ]
+)
+_DEALT_SQL = "grp int, place bigint, kind int, name binary, payload binary, seen_ms bigint"
+FOLDED_MAX = 50_000
+"""Pieces that are held before they are sent."""
+
+Dealt = tuple[int, bytes, Sequence[Any]]
+"""``(kind, name, values)``: what goes to the group of the name, where it arrives as a list."""
+Made = tuple[str, Any]
+"""``(out, value)``: a segment, and the task that it goes to if not to all after the cut."""
+
+
+class State(Protocol):
+    """What a group keeps: an index, and buckets by number."""
+
+    index: bytes | None
+
+    def load(self, number: int) -> bytes | None:
+        """The bytes that were kept under a number."""
+
+    def save(self, number: int, data: bytes | None) -> None:
+        """Keep bytes under a number, or (None) nothing."""
+
+
+@frozen
+class Given:
+    """All that one group gets in one batch."""
+
+    now_ms: int
+    """When the batch was planned; the same whenever it is repeated."""
+    dealt: Sequence[Dealt] = ()
+    """In the order of parts and places."""
+    notes: Sequence[Any] = ()
+    """One of each part of the batch that had segments."""
+    ended: bool = False
+    """Whether all inputs have ended."""
+
+
+class Dealer(Protocol):
+    """Deals out one part of a batch."""
+
+    def add(self, lineage: bytes, side: int, value: Any, now_ms: int) -> None:
+        """Another segment, of the batch planned at that time."""
+
+    def __len__(self) -> int:
+        """How much `take` would give."""
+
+    def take(self) -> Iterator[Dealt]:
+        """What there is to send, which is forgotten here."""
+
+    def note(self) -> Any:
+        """What all groups must know of the part."""
+
+    def watermark_ms(self) -> int | None:
+        """How far time has come in the part, as far as it tells; for people to look at."""
+
+
+class Cut(Protocol):
+    """What is done at a cut. It is sent to the workers, so it holds plain values only."""
+
+    @property
+    def task(self) -> str:
+        """The task whose cut it is."""
+
+    def dealer(self) -> Dealer:
+        """A dealer of one part of a batch."""
+
+    def gather(self, given: Given, state: State) -> Iterator[Made]:
+        """What a group makes of its rows. The state is to be kept once this is exhausted."""
+
+    def wake_ms(self, state: State) -> int | None:
+        """When a group has something to do though no segment comes."""
+
+    def failed(self, error: Exception, segment: Any) -> Exception:
+        """Return what to raise for an exception of one of the cut's functions."""
+
+
+def cut(frame: Any, work: Cut, *, job: str, groups: int, timed: bool) -> Any:
+    """Segments as a cut makes them of segments; with ``timed`` groups wake without input.
+
+    ``frame`` has the columns of segments and ``side``, an integer.
+    """
+    planned = frame.withColumn(_NOW, of.unix_millis(of.current_timestamp()))
+    dealt = planned.mapInArrow(_Deal(work, groups), _DEALT_SQL)
+    dealt = dealt.observe(f"onyxq/{work.task}", of.max("seen_ms").alias(WATERMARK)).drop("seen_ms")
+    made = dealt.groupBy("grp").transformWithStateInPandas(
+        statefulProcessor=_Gather(work, job),
+        outputStructType=rows.SCHEMA,
+        outputMode="append",
+        timeMode="processingTime" if timed else "none",
+    )
+    told = of.col("out").startswith(_LATE)
+    count = of.substring("out", len(_LATE) + 1, 20).cast("bigint")
+    return made.observe(f"onyxq-late/{work.task}", of.sum(of.when(told, count)).alias(LATE)).where(~told)
+
+
+def limited(frame: Any, most: int | None) -> Any:
+    """Return the frame with at most ``most`` parts, so that its whole stage works on no more at once."""
+    return frame if most is None else frame.coalesce(most)
+
+
+def late(count: int) -> Made:
+    """What tells how many segments came too late to a group so far: people see it, no task does."""
+    return f"{_LATE}{count}", None
+
+
+# --- where the segments are ---------------------------------------------------------
+
+
+@frozen
+class _Deal:
+    """What `mapInArrow` calls for each part of a batch."""
+
+    work: Cut
+    groups: int
+
+    def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
+        context = TaskContext.get()
+        sent = _Sent(self.groups, first=(0 if context is None else context.partitionId()) << 32)
+        dealer, seen, now_ms = self.work.dealer(), False, 0
+        for batch in batches:
+            for lineage, out, payload, side, now_ms in zip(*(column.to_pylist() for column in batch), strict=True):
+                if out == rows.END:
+                    sent.to_all(_ENDED, now_ms)
+                    continue
+                seen = True
+                dealer.add(lineage, side, unpack(payload), now_ms)
+                if len(dealer) >= FOLDED_MAX:
+                    yield self._sent(sent, dealer)
+        if seen:
+            sent.to_all(_NOTE, now_ms, dealer.note(), seen_ms=dealer.watermark_ms())
+        yield self._sent(sent, dealer)
+
+    def _sent(self, sent: _Sent, dealer: Dealer) -> Any:
+        try:
+            return sent.batch(dealer.take())
+        except Unfit as error:
+            raise self.work.failed(error, None) from error
+
+
+class _Sent:
+    """Rows of one part of a batch, numbered in their order."""
+
+    def __init__(self, groups: int, *, first: int) -> None:
+        self._groups = labels(groups)
+        self._place = first
+        self._rows: list[tuple[int, int, int, bytes, bytes, int | None]] = []
+
+    def to_all(self, kind: int, *said: Any, seen_ms: int | None = None) -> None:
+        """A row for each group."""
+        payload = msgpack.packb(said)
+        for group in self._groups:
+            self._rows.append((group, self._next(), kind, b"", payload, seen_ms))
+
+    def batch(self, dealt: Iterable[Dealt]) -> Any:
+        """All rows so far, and these, each for the group of its name."""
+        for kind, name, value in dealt:
+            group = self._groups[zlib.crc32(name) % len(self._groups)]
+            self._rows.append((group, self._next(), kind, name, pack([*value]), None))
+        found, self._rows = self._rows, []
+        columns = zip(*found, strict=True) if found else [()] * len(_DEALT)
+        arrays = [pyarrow.array(values, kind.type) for values, kind in zip(columns, _DEALT, strict=True)]
+        return pyarrow.RecordBatch.from_arrays(arrays, schema=_DEALT)
+
+    def _next(self) -> int:
+        self._place += 1
+        return self._place
+
+
+@lru_cache(maxsize=64)
+def labels(groups: int) -> tuple[int, ...]:
+    """What groups are called, so that Spark, which hashes that, puts each into a partition of its own."""
+    found: dict[int, int] = {}
+    for label in count():
+        found.setdefault(_spark_hash(label) % groups, label)
+        if len(found) == groups:
+            return tuple(found[place] for place in range(groups))
+    raise AssertionError("labels do not end")
+
+
+def _spark_hash(label: int) -> int:
+    """Spark's hash of an integer: Murmur3 of its four bytes with the seed 42, as a signed number."""
+    mask = 0xFFFFFFFF
+    mixed = label * 0xCC9E2D51 & mask
+    mixed = (mixed << 15 | mixed >> 17) * 0x1B873593 & mask
+    mixed ^= 42
+    mixed = ((mixed << 13 | mixed >> 19) * 5 + 0xE6546B64 & mask) ^ 4
+    mixed = (mixed ^ mixed >> 16) * 0x85EBCA6B & mask
+    mixed = (mixed ^ mixed >> 13) * 0xC2B2AE35 & mask
+    mixed ^= mixed >> 16
+    return mixed - (1 << 32) if mixed >> 31 else mixed
+
+
+# --- where the groups are -----------------------------------------------------------
+
+
+class _Gather(StatefulProcessor):
+    """What Spark calls for each group that has rows, or whose time has come."""
+
+    def __init__(self, work: Cut, job: str) -> None:
+        self._work = work
+        self._job = job
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Open the state."""
+        self._handle = handle
+        self._index = handle.getValueState("index", "turn bigint, wake_ms bigint, data binary")
+        self._buckets = handle.getMapState("buckets", "number bigint", "data binary")
+
+    def handleInputRows(self, key: Any, rows: Iterator[pandas.DataFrame], timerValues: Any) -> Iterator[Any]:
+        """A group's rows of a batch."""
+        yield from self._gathered(key[0], _given(rows))
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
+        """The time that a group wanted to be woken at."""
+        yield from self._gathered(key[0], Given(timerValues.getCurrentProcessingTimeInMs()))
+
+    def _gathered(self, group: int, given: Given) -> Iterator[Any]:
+        turn, wake_ms, index = self._index.get() or (0, 0, None)
+        state = _Kept(self._buckets, index)
+        made = _Made(given.now_ms, hash64(msgpack.packb([self._job, self._work.task, group, turn])))
+        for out, value in self._work.gather(given, state):
+            try:
+                made.add(out, value)
+            except Unfit as error:
+                raise self._work.failed(error, None) from error
+            if made.full:
+                yield made.frame()
+        wake = self._work.wake_ms(state)
+        if wake is not None and wake != wake_ms:
+            self._handle.registerTimer(wake)
+        self._index.update((turn + 1, wake or 0, state.index))
+        yield made.frame()
+
+
+def _given(frames: Iterable[pandas.DataFrame]) -> Given:
+    """All rows of a group, in order."""
+    found = [row for frame in frames for row in zip(*(frame[name] for name in _DEALT.names[1:5]), strict=True)]
+    found.sort(key=lambda row: row[0])
+    dealt: list[Dealt] = []
+    notes, now_ms, ended = [], 0, False
+    for _, kind, name, payload in found:
+        value = unpack(payload)
+        if kind >= 0:
+            dealt.append((kind, name, value))
+            continue
+        now_ms = value[0]
+        ended |= kind == _ENDED
+        notes += value[1:]
+    return Given(now_ms, dealt, notes, ended)
+
+
+@mutable
+class _Kept:
+    """A group's state in Spark's store."""
+
+    _buckets: Any
+    index: bytes | None
+
+    def load(self, number: int) -> bytes | None:
+        """The bytes that were kept under a number."""
+        found = self._buckets.getValue((number,))
+        return None if found is None else bytes(found[0])
+
+    def save(self, number: int, data: bytes | None) -> None:
+        """Keep bytes under a number, or (None) nothing."""
+        if data is not None:
+            self._buckets.updateValue((number,), (data,))
+        elif self._buckets.containsKey((number,)):
+            self._buckets.removeKey((number,))
+
+
+@mutable
+class _Made:
+    """Segments that a group made, known by the group's turn and their place in it."""
+
+    now_ms: int
+    maker: int
+    _count: int = 0
+    _columns: tuple[list[Any], list[Any], list[Any]] = field(factory=lambda: ([], [], []), init=False)
+    _bytes: int = field(default=0, init=False)
+
+    def add(self, out: str, value: Any) -> None:
+        """Another segment."""
+        payload = pack(value)
+        for column, said in zip(self._columns, (self._lineage(), out, payload), strict=True):
+            column.append(said)
+        self._bytes += len(payload)
+
+    @property
+    def full(self) -> bool:
+        """Whether there is enough for one frame."""
+        return len(self._columns[0]) >= rows.ROWS_MAX or self._bytes >= rows.BYTES_MAX
+
+    def frame(self) -> pandas.DataFrame:
+        """The segments so far, which are forgotten here."""
+        found = pandas.DataFrame(dict(zip(rows.ARROW.names, self._columns, strict=True)), dtype=object)
+        self._columns, self._bytes = ([], [], []), 0
+        return found
+
+    def _lineage(self) -> bytes:
+        count = self._count
+        self._count += 1
+        return make_id(self.now_ms, 0, self.maker, count)

@@ -1,0 +1,114 @@
+"""Joins on Spark: segments of two sides meet in the group of their key (`onyxq.jobs.join_pairs`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any
+
+from attrs import field, frozen
+from pyspark.sql import functions as of
+
+from onyxq.core.errors import BadRequest
+from onyxq.jobs.encoding import decode, encode
+from onyxq.jobs.join_pairs import Batch, Group, Index
+from onyxq.jobs.key_state import later
+from onyxq.jobs.model import Job, Join, Task
+from onyxq.jobs.values import pack_key
+from onyxq.jobs.windows import getter, time_of
+from onyxq.spark.failures import of_task
+from onyxq.spark.functions import resolve
+from onyxq.spark.plan.groups import Dealt, Given, Made, State, cut, late, limited
+from onyxq.spark.plan.lifecycles import Lifecycles
+
+
+def join(left: Any, right: Any, job: Job, task: Task, most: int | None = None) -> Any:
+    """The pairs of segments of two sides, each with the rows that say that all inputs have ended."""
+    frame = left.withColumn("side", of.lit(0)).unionAll(right.withColumn("side", of.lit(1)))
+    return cut(limited(frame, most), Pairing(encode(job), task.name), job=job.id, groups=job.key_groups, timed=False)
+
+
+@frozen
+class Pairing:
+    """One join as a cut."""
+
+    body: bytes = field(repr=False)
+    """The job's bytes."""
+    task: str
+
+    def dealer(self) -> Keying:
+        """Finds the keys of one part of a batch."""
+        return Keying(self)
+
+    def gather(self, given: Given, state: State) -> Iterator[Made]:
+        """The pairs of a group."""
+        group = Group(_join(self.body, self.task), Index.unpack(state.index), state)
+        segments = [(side, key, time_ms, value) for side, key, (time_ms, value) in given.dealt]
+        for pair in group.batch(Batch(segments, given.notes, given.ended)):
+            yield self.task, pair
+        state.index = group.index.pack()
+        if given.notes:
+            yield late(group.index.late)
+
+    def wake_ms(self, state: State) -> None:
+        """Without segments nothing happens."""
+
+    def failed(self, error: Exception, segment: Any) -> Exception:
+        """What to raise for an exception of one of the join's functions."""
+        return Lifecycles(decode(self.body), {"task": self.task}).failed(self.task, error, segment)
+
+
+class Keying:
+    """Finds key and time of the segments of one part of a batch."""
+
+    def __init__(self, work: Pairing) -> None:
+        self._work = work
+        self._on, self._time = _functions(work.body, work.task)
+        self._dealt: list[Dealt] = []
+        self._newest: list[int | None] = [None, None]
+
+    def add(self, lineage: bytes, side: int, value: Any, now_ms: int) -> None:
+        """Another segment of a side."""
+        try:
+            time_ms = None if self._time is None else time_of(self._time, value)
+            key = pack_key(self._on(value))
+        except Exception as error:
+            raise self._work.failed(error, value) from error
+        self._newest[side] = later(self._newest[side], time_ms)
+        self._dealt.append((side, key, (time_ms, value)))
+
+    def __len__(self) -> int:
+        """Segments."""
+        return len(self._dealt)
+
+    def take(self) -> Iterator[Dealt]:
+        """Each with its side and key."""
+        dealt, self._dealt = self._dealt, []
+        yield from dealt
+
+    def note(self) -> list[int | None]:
+        """The newest time of each side."""
+        return self._newest
+
+    def watermark_ms(self) -> None:
+        """A part is often of one side, and the other decides."""
+
+
+@lru_cache(maxsize=64)
+def _join(body: bytes, task: str) -> Join:
+    found = decode(body).task(task)
+    assert isinstance(found, Join)
+    return found
+
+
+@lru_cache(maxsize=64)
+def _functions(body: bytes, task: str) -> tuple[Callable[[Any], Any], Callable[[Any], Any] | None]:
+    job, entry = decode(body), _join(body, task)
+    path = f"catalog[{job.catalog.index(entry)}]"
+    try:
+        on = getter(entry.on, resolve, f"{path}.on")
+        time = getter(entry.time, resolve, f"{path}.time")
+    except BadRequest as error:
+        raise of_task(error, task=task, segment=None, restart=False) from error
+    assert on is not None
+    return on, time

@@ -1,0 +1,166 @@
+"""The sink of a job's query: one for all its outputs, so that a batch is committed once, for all.
+
+Rows for queues are prepared with the peers (`onyxq.spark.queues.sink`), rows for folders are written aside
+(`onyxq.spark.files.file_sink`).  Then one entry of the log commits the batch with what it has read, and files are
+shown.  Without a peer to connect to (a query that is run by hand) Spark's checkpoint alone decides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+from attrs import asdict, frozen
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from onyxq.core.errors import BadRequest
+from onyxq.jobs.values import unpack
+from onyxq.spark.checkpoint import news_of, offsets_of, recorded
+from onyxq.spark.failures import of_task
+from onyxq.spark.files import file_sink
+from onyxq.spark.files.file_sink import Folder, Staging
+
+FORMAT = "onyxq-outputs"
+
+
+@frozen
+class Written(WriterCommitMessage):
+    """What one task of a batch wrote."""
+
+    files: tuple[file_sink.Written, ...]
+    parts: tuple[bytes, ...] = ()
+    """What peers have prepared for queues."""
+
+
+def options_of(
+    folders: list[Folder], queues: Mapping[str, Mapping[str, Any]], common: Mapping[str, str]
+) -> dict[str, str]:
+    """What the sink is told; ``common`` is what our source is told as well."""
+    said = {**common, "folders": json.dumps([asdict(folder) for folder in folders])}
+    return {**said, "outputs": json.dumps(queues)}
+
+
+class Outputs(DataSource):
+    """The sink as Spark finds it."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What it is called in ``format``."""
+        return FORMAT
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> Routed:
+        """The writer of each batch."""
+        options = dict(self.options)
+        folders = {said["name"]: Folder(**said) for said in json.loads(options.pop("folders"))}
+        return Routed(folders, options)
+
+
+class Routed(DataSourceStreamArrowWriter):
+    """Writes each row to where its column ``out`` says."""
+
+    def __init__(self, folders: dict[str, Folder], options: dict[str, str]) -> None:
+        self._folders = folders
+        self._options = options
+        self._job = options["job"]
+
+    @cached_property
+    def _queues(self) -> Any:
+        """The options of queues, checked; None without a peer."""
+        if not self._options.get("connect"):
+            return None
+        from onyxq.spark.queues.options import write_options
+
+        return write_options(self._options)
+
+    # --- executors
+
+    def write(self, iterator: Iterator[Any]) -> Written:
+        """Prepare the rows of one task; runs on an executor."""
+        context: Any = TaskContext.get()
+        batch = int(context.getLocalProperty("streaming.sql.batchId"))
+        staging = Staging(self._folders, job=self._job, batch=batch, part=context.partitionId())
+        try:
+            parts = self._write(iterator, staging, batch)
+            return Written(tuple(staging.finish()), parts)
+        except BadRequest as error:
+            staging.discard()
+            raise of_task(error, task=error.field or self._job, segment=None, restart=False) from error
+        except BaseException:
+            staging.discard()
+            raise
+
+    def _write(self, iterator: Iterator[Any], staging: Staging, batch: int) -> tuple[bytes, ...]:
+        sending = self._sending(batch)
+        for rows in iterator:
+            columns = [rows.column(name).to_pylist() for name in ("lineage", "out", "payload")]
+            for lineage, out, payload in zip(*columns, strict=True):
+                try:
+                    if out in self._folders:
+                        staging.add(out, payload)
+                    else:
+                        sending.add(self._queues.outputs[out], payload, lineage=lineage, name=out)
+                except BadRequest as error:
+                    raise of_task(error, task=out, segment=unpack(payload), restart=False) from error
+        return () if sending is None else tuple(sending.finish().parts)
+
+    def _sending(self, batch: int) -> Any:
+        if self._queues is None or not self._queues.outputs:
+            return None
+        from onyxq.spark.queues.sink import Sending, share_name
+
+        return Sending(self._queues.target, share_name(self._queues, f"{self._job}/{batch}"))
+
+    # --- the driver
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Commit the batch, or find that it was; then show its files."""
+        if batchId <= int(self._options.get("committed", -1)):
+            return  # Spark repeats what the log had when the query began; other files would make it another attempt
+        folders = list(self._folders.values())
+        written = [one for message in messages if isinstance(message, Written) for one in message.files]
+        if self._queues is None:
+            mark = file_sink.staged(folders, job=self._job, batch=batchId)
+            mark = mark or file_sink.stage(folders, written, job=self._job, batch=batchId)
+        else:
+            mark = self._mark(batchId) if folders else ""
+            if mark:
+                file_sink.stage(folders, written, job=self._job, batch=batchId, mark=mark)
+            parts = [part for message in messages if isinstance(message, Written) for part in message.parts]
+            if self._commit(parts, batchId, mark).repeat:
+                return  # what it wrote then was shown when this driver began, if not before
+        if mark:
+            file_sink.publish(folders, job=self._job, batch=batchId, mark=mark)
+
+    def _mark(self, batch: int) -> str:
+        """The same for a repeat, another for a batch of this number that has read something else."""
+        return hashlib.blake2b(offsets_of(self._queues.checkpoint, batch), digest_size=8).hexdigest()
+
+    def _commit(self, parts: list[bytes], batch: int, mark: str) -> Any:
+        from onyxq.spark.queues.sink import queue_offsets
+        from onyxq.spark.queues.source import connected, held_in
+
+        options, target = self._queues, self._queues.target
+        news = news_of(options.checkpoint, batch)
+        complete = [[*held, None] for offset in queue_offsets(news) for held in held_in(offset)]
+        offsets = recorded(options.checkpoint, batch, mark)
+        name = f"job/{target.job}/{target.version}/{batch}/{secrets.token_hex(8)}"
+        return connected(target).call(
+            lambda client: client.commit_batch(
+                name=name,
+                prepared=parts,
+                complete=complete,
+                job=target.job,
+                version=target.version,
+                batch=batch,
+                offsets=offsets,
+                timeout_ms=options.commit_timeout_ms,
+            )
+        )
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Nothing: what is aside is not seen, and goes with the next batch or at its deadline."""

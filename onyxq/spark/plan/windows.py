@@ -1,0 +1,140 @@
+"""Windows on Spark: the segments of a reduce task folded where they are, gathered by key, and what fires.
+
+All windows of a task are one cut (`onyxq.spark.plan.groups`).  What they are, and when they fire, is
+`onyxq.jobs.windows` and `onyxq.jobs.window_groups`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+from attrs import field, frozen
+from pyspark.sql import functions as of
+
+from onyxq.core.errors import BadRequest
+from onyxq.jobs.encoding import decode, encode
+from onyxq.jobs.model import Input, Job, Trigger, Window
+from onyxq.jobs.values import unpack
+from onyxq.jobs.window_groups import Batch, Fired, Group, Index
+from onyxq.jobs.windows import Parts, Windowing, windowings
+from onyxq.spark.failures import of_task
+from onyxq.spark.functions import resolve
+from onyxq.spark.plan.groups import Dealt, Given, Made, State, cut, late, limited
+from onyxq.spark.plan.lifecycles import Lifecycles
+
+
+def apply(frame: Any, job: Job, windows: Sequence[Window], triggers: Sequence[Trigger], most: int | None = None) -> Any:
+    """The segments that the windows of one task emit, of the segments that come to it.
+
+    Among those are the rows that say that all inputs have ended (`onyxq.spark.plan.rows.END`).
+    """
+    timed = any(window.time is None and window.kind != "global" for window in windows)
+    timed = timed or any(trigger.on == "timer" for trigger in triggers)
+    return cut(
+        limited(frame.withColumn("side", of.lit(0)), most),
+        Gathering(encode(job), windows[0].task),
+        job=job.id,
+        groups=job.key_groups,
+        timed=timed and not all(task.bounded for task in job.catalog if isinstance(task, Input)),
+    )
+
+
+@frozen
+class Gathering:
+    """The windows of one task as a cut."""
+
+    body: bytes = field(repr=False)
+    """The job's bytes."""
+    task: str
+
+    def dealer(self) -> Folding:
+        """Folds one part of a batch."""
+        return Folding(self)
+
+    def gather(self, given: Given, state: State) -> Iterator[Made]:
+        """What fires in a group."""
+        group = self._group(state)
+        batch = Batch(
+            now_ms=given.now_ms,
+            parts=[(window, key, tuple(part)) for window, key, part in given.dealt],
+            newest=given.notes,
+            ended=given.ended,
+        )
+        keys: dict[bytes, Any] = {}
+        for fired in self._watched(group.batch(batch)):
+            if fired.key not in keys:
+                keys[fired.key] = unpack(fired.key)
+            segment = fired.emission.segment(keys[fired.key])
+            for out in fired.emission.trigger.emit_to or (self.task,):
+                yield out, segment
+        state.index = group.index.pack()
+        if given.notes:
+            yield late(group.index.late)
+
+    def wake_ms(self, state: State) -> int | None:
+        """When a timer passes, or a window is over by the clock."""
+        return self._group(state).wake_ms()
+
+    def failed(self, error: Exception, segment: Any) -> Exception:
+        """What to raise for an exception of one of the windows' functions."""
+        return Lifecycles(decode(self.body), {"task": self.task}).failed(self.task, error, segment)
+
+    def windowings(self) -> tuple[Windowing, ...]:
+        """The windows, with their functions at hand."""
+        return _windowings(self.body, self.task)
+
+    def _group(self, state: State) -> Group:
+        windows = self.windowings()
+        return Group(windows, Index.unpack(state.index, len(windows)), state)
+
+    def _watched(self, fired: Iterator[Fired]) -> Iterator[Fired]:
+        try:
+            yield from fired
+        except Exception as error:
+            raise self.failed(error, None) from error
+
+
+class Folding:
+    """Folds one part of a batch into parts of states, window by window."""
+
+    def __init__(self, work: Gathering) -> None:
+        self._work = work
+        self._parts = [Parts(windowing) for windowing in work.windowings()]
+
+    def add(self, lineage: bytes, side: int, value: Any, now_ms: int) -> None:
+        """Another segment."""
+        try:
+            for part in self._parts:
+                part.add(value, now_ms)
+        except Exception as error:
+            raise self._work.failed(error, value) from error
+
+    def __len__(self) -> int:
+        """Pieces of states."""
+        return sum(map(len, self._parts))
+
+    def take(self) -> Iterator[Dealt]:
+        """Each with the place of its window and its key."""
+        for window, part in enumerate(self._parts):
+            for key, piece in part.take():
+                yield window, key, piece
+
+    def note(self) -> list[int | None]:
+        """The newest time of each window."""
+        return [part.newest for part in self._parts]
+
+    def watermark_ms(self) -> int | None:
+        """The watermark that is furthest behind."""
+        seen = [(part.newest, one.window) for part, one in zip(self._parts, self._work.windowings(), strict=True)]
+        marks = [ms - window.watermark_ms for ms, window in seen if ms is not None and window.time is not None]
+        return min(marks, default=None)
+
+
+@lru_cache(maxsize=64)
+def _windowings(body: bytes, task: str) -> tuple[Windowing, ...]:
+    try:
+        return windowings(decode(body), task, resolve)
+    except BadRequest as error:
+        raise of_task(error, task=task, segment=None, restart=False) from error

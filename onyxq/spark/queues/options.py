@@ -1,0 +1,230 @@
+"""Options of the format ``onyxq``, checked: each mistake is named with what was expected.
+
+Spark hands options over as text and without regard to case.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Any
+
+from attrs import evolve, frozen
+
+from onyxq.client.asynchronous import ADDRESS
+from onyxq.core.errors import BadRequest
+from onyxq.wire.tcp import split_address
+
+STATES = ("scheduled", "waiting", "ready", "claimed", "completed", "failed", "cancelled")
+ALL = "all"
+PRIORITY = (-(1 << 31), (1 << 31) - 1)
+TIMEOUT_S = 60
+COMMIT_TIMEOUT_S = 600
+"""How long a commit is repeated while nobody can tell what became of it."""
+MAX_ROWS = 10_000
+LEASE_MS = 60_000
+KEEP_S = 86_400
+"""For how long a batch without a job is known, so that a repeat of it is one."""
+
+COMMON = ("connect", "token", "timeout_s", "job", "version", "slots", "checkpoint")
+READ = (*COMMON, "queue", "input", "worker", "max_rows", "max_runs", "lease_ms", "state", "partitions")
+WRITE = (
+    *COMMON,
+    "queue",
+    "priority",
+    "delay_ms",
+    "format",
+    "name",
+    "outputs",
+    "committed",
+    "keep_s",
+    "commit_timeout_s",
+)
+SPARKS = ("path", "checkpointlocation", "queryname")
+"""What Spark itself adds."""
+
+
+@frozen(kw_only=True)
+class Target:
+    """Which cluster is asked, and for whom."""
+
+    connect: str
+    token: str
+    timeout_ms: int
+    job: str = ""
+    """Empty: a program of a user's own."""
+    version: int = -1
+
+
+@frozen(kw_only=True)
+class ReadOptions:
+    """Of a source."""
+
+    target: Target
+    queue: str
+    worker: str
+    max_rows: int
+    max_runs: int
+    lease_ms: int
+    slots: int
+    state: str | None
+    partitions: int
+
+
+@frozen(eq=False, slots=False)
+class QueueOutput:
+    """A queue that tasks go to, and what they say beside their payload. Equal to itself only, which is quick."""
+
+    queue: str
+    priority: int = 0
+    ordering_key: str | None = None
+    """Of a job: the field of a segment that is its task's ordering key."""
+    delay_ms: int = 0
+    format: str = "bytes"
+
+    @cached_property
+    def as_json(self) -> QueueOutput:
+        """The same of tasks that are JSON."""
+        return self if self.format == "json" else evolve(self, format="json")
+
+
+@frozen(kw_only=True)
+class WriteOptions:
+    """Of a sink. ``outputs``: of a job, by name; without a job there is ``output``."""
+
+    target: Target
+    output: QueueOutput | None
+    outputs: Mapping[str, QueueOutput]
+    checkpoint: str
+    name: str
+    keep_ms: int
+    commit_timeout_ms: int
+
+
+def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
+    """The options of a source; raises `BadRequest`."""
+    given = _known(options, READ)
+    target = _target(given)
+    state = given.get("state")
+    if streaming and state is not None:
+        raise _wrong("state", "is for batch reads: a stream claims what is ready")
+    if not streaming and state not in (*STATES, ALL):
+        raise _wrong("state", f"of a batch read must be {ALL} or one of {', '.join(STATES)}, not {state!r}")
+    worker = f"job/{target.job}/{target.version}" if target.job else f"spark-{os.urandom(6).hex()}"
+    return ReadOptions(
+        target=target,
+        queue=_name(given, "queue"),
+        worker=given.get("worker") or worker,
+        max_rows=_integer(given, "max_rows", MAX_ROWS, 1, 1_000_000),
+        max_runs=_integer(given, "max_runs", 4_000, 1, 4_000),
+        lease_ms=_integer(given, "lease_ms", LEASE_MS, 1_000, 86_400_000),
+        slots=_integer(given, "slots", 0, 0, 65_536),
+        state=None if state == ALL else state,
+        partitions=_integer(given, "partitions", 0, 0, 65_536),
+    )
+
+
+def write_options(options: Mapping[str, str]) -> WriteOptions:
+    """The options of a sink; raises `BadRequest`."""
+    given = _known(options, WRITE)
+    target = _target(given)
+    outputs = _outputs(given.get("outputs"))
+    output = None if "outputs" in given else _output(given, "")
+    if target.job and not given.get("checkpoint"):
+        raise _wrong("checkpoint", "is missing: a job's sink reads there what its batches have read")
+    return WriteOptions(
+        target=target,
+        output=output,
+        outputs=outputs,
+        checkpoint=given.get("checkpoint", ""),
+        name=given.get("name", ""),
+        keep_ms=1_000 * _integer(given, "keep_s", KEEP_S, 0, 7 * 86_400),
+        commit_timeout_ms=1_000 * _integer(given, "commit_timeout_s", COMMIT_TIMEOUT_S, 1, 86_400),
+    )
+
+
+def _known(options: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
+    given = {str(name).lower(): value for name, value in options.items()}
+    for name in sorted(given):
+        if name not in names and name not in SPARKS:
+            near = difflib.get_close_matches(name, list(names), 1)
+            hint = f"; is {near[0]} meant?" if near else f"; there are {', '.join(names)}"
+            raise BadRequest(f"the format onyxq has no option {name!r}{hint}", field=name)
+    return given
+
+
+def _target(given: Mapping[str, str]) -> Target:
+    connect = given.get("connect") or os.environ.get("ONYXQ_CONNECT") or ADDRESS
+    for address in connect.split(","):
+        try:
+            split_address(address)
+        except BadRequest as error:
+            raise _wrong("connect", f"must be HOST:PORT, or several with commas: {error.message}") from None
+    job = given.get("job", "")
+    if job and "version" not in given:
+        raise _wrong("version", "is missing: a job is driven under a version")
+    return Target(
+        connect=connect,
+        token=given.get("token") or os.environ.get("ONYXQ_TOKEN") or "",
+        timeout_ms=1_000 * _integer(given, "timeout_s", TIMEOUT_S, 1, 86_400),
+        job=job,
+        version=_integer(given, "version", -1, 0, (1 << 63) - 1) if job else -1,
+    )
+
+
+def _outputs(said: str | None) -> dict[str, QueueOutput]:
+    if said is None:
+        return {}
+    try:
+        found = json.loads(said)
+    except ValueError as error:
+        raise _wrong("outputs", f"must be JSON: {error}") from None
+    if not isinstance(found, dict) or not all(isinstance(one, dict) for one in found.values()):
+        raise _wrong("outputs", "must be a map of names to maps")
+    return {name: _output(one, f"outputs.{name}.") for name, one in sorted(found.items())}
+
+
+def _output(given: Mapping[str, Any], where: str) -> QueueOutput:
+    if where:
+        for name in sorted(given):
+            if name not in ("queue", "priority", "ordering_key", "delay_ms", "format"):
+                raise _wrong(f"{where}{name}", "is no setting of an output")
+    form = given.get("format", "bytes")
+    if form not in ("bytes", "json"):
+        raise _wrong(f"{where}format", f"must be bytes or json, not {form!r}")
+    key = given.get("ordering_key") if where else None
+    return QueueOutput(
+        queue=_name(given, "queue", where),
+        priority=_integer(given, "priority", 0, *PRIORITY, where=where),
+        ordering_key=None if key is None else str(key),
+        delay_ms=_integer(given, "delay_ms", 0, 0, 366 * 86_400_000, where=where),
+        format=form,
+    )
+
+
+def _name(given: Mapping[str, Any], name: str, where: str = "") -> str:
+    found = given.get(name)
+    if not isinstance(found, str) or not 1 <= len(found) <= 200:
+        said = "is missing" if found is None else "must have 1 to 200 characters"
+        raise _wrong(f"{where}{name}", said)
+    return found
+
+
+def _integer(given: Mapping[str, Any], name: str, default: int, low: int, high: int, *, where: str = "") -> int:
+    found = given.get(name)
+    if found is None:
+        return default
+    try:
+        number = int(str(found))
+    except ValueError:
+        raise _wrong(f"{where}{name}", f"must be a whole number, not {found!r}") from None
+    if not low <= number <= high:
+        raise _wrong(f"{where}{name}", f"must be {low} to {high}, not {number}")
+    return number
+
+
+def _wrong(name: str, what: str) -> BadRequest:
+    return BadRequest(f"option {name} {what}", field=name)

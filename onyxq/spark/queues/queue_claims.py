@@ -1,0 +1,97 @@
+"""What a source does at the queue: claims the tasks of a batch, keeps, completes or gives back its claims.
+
+Plain functions over a client, without Spark, so that a simulation plans batches as Spark does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from onyxq.client import AsyncClient
+from onyxq.client.claims import ClaimBatch, ClaimedRun
+from onyxq.core.errors import BatchRefused, Unavailable
+from onyxq.core.ids import TaskId, with_counter
+
+CLAIM_TASKS_MAX = 1_000
+"""Tasks that one request claims."""
+RUNS_MAX = 4_000
+"""Runs of one batch: they are part of its offset, and of its commit."""
+
+
+class Held(NamedTuple):
+    """Consecutive tasks that were claimed under one token."""
+
+    first: TaskId
+    count: int  # type: ignore[assignment]  # shadows the tuple's method
+    token: int
+
+
+async def claim_tasks(
+    client: AsyncClient, queue: str, *, most: int, worker: str, lease_ms: int, runs_max: int = RUNS_MAX
+) -> list[Held]:
+    """Claim up to so many tasks that are ready now, in the order in which they were granted.
+
+    Raises `Unavailable` only if none was claimed: then there may be some.
+    """
+    held: list[Held] = []
+    left = most
+    while left > 0 and len(held) < runs_max:
+        try:
+            batch = await client.claim(queue, max=min(left, CLAIM_TASKS_MAX), lease_ms=lease_ms, worker=worker)
+        except Unavailable:
+            if not held:
+                raise
+            break
+        if not batch:
+            break
+        held += [Held(run.first, run.count, run.token) for run in batch.runs]
+        left -= len(batch)
+    return joined(held)
+
+
+def joined(held: Sequence[Held]) -> list[Held]:
+    """The same with neighbours of one token and stretch made one."""
+    out: list[Held] = []
+    for one in held:
+        last = out[-1] if out else None
+        follows = last is not None and last.token == one.token and _following(last) == one.first
+        if last is not None and follows:
+            out[-1] = last._replace(count=last.count + one.count)
+        else:
+            out.append(one)
+    return out
+
+
+def _following(held: Held) -> bytes | None:
+    """The id behind the last, if it is of the same stretch."""
+    counter = int.from_bytes(held.first[16:], "big") + held.count
+    return with_counter(held.first, counter) if counter % 1024 else None
+
+
+async def renew(client: AsyncClient, held: Sequence[Held], lease_ms: int) -> int:
+    """Make leases run on; how many tasks are not held any more."""
+    return await _each(client.renew(batch_of(held), lease_ms))
+
+
+async def complete(client: AsyncClient, held: Sequence[Held]) -> int:
+    """Finish the tasks; how many of them somebody else has by now, or had."""
+    return await _each(client.complete(batch_of(held)))
+
+
+async def release(client: AsyncClient, held: Sequence[Held]) -> int:
+    """Give the tasks back; how many were not held any more."""
+    return await _each(client.release(batch_of(held)))
+
+
+async def _each(doing: Any) -> int:
+    try:
+        await doing
+    except BatchRefused as error:
+        return sum(part.count for part in error.refused)
+    return 0
+
+
+def batch_of(held: Sequence[Held]) -> ClaimBatch:
+    """Claims as the client takes them."""
+    return ClaimBatch(ClaimedRun(token=one.token, first=one.first, count=one.count) for one in held)

@@ -1,0 +1,170 @@
+"""What one writer of a batch writes: tasks gathered into runs, and prepared piece by piece (design: jobs on Spark).
+
+Without Spark, so that a simulation writes batches as executors do.  A `Share` takes rows, makes
+their ids (`onyxq.spark.lineage`) and gives full pieces to whoever sends them; nothing of it is seen
+before the batch is committed.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from onyxq.client.enqueues import check_payloads, cut_payloads
+from onyxq.client.policy import Policy
+from onyxq.core.errors import BadRequest
+from onyxq.core.facts import pack_task, partition_of_keys
+from onyxq.core.ids import ID_BYTES, STRETCH_TASKS, TaskId
+from onyxq.jobs.values import Unfit, called, to_json, unpack
+from onyxq.spark.lineage import PREFIX_BYTES, made_prefix
+from onyxq.spark.queues.options import QueueOutput
+
+PIECE_TASKS = 10_000
+PIECE_BYTES = 2 * 1024 * 1024
+"""Tasks and payload bytes of a piece at most, if it is not of one task alone."""
+BLOCK_ROWS = 4_096
+OLD_MS = 300_000
+"""The time in a lineage counts unless it lies further back: no new task may be of a time that is purged."""
+_BIN = {0xC4: 2, 0xC5: 3, 0xC6: 5}
+"""First byte of packed bytes -> where they begin."""
+
+Piece = list[list[Any]]
+"""Runs, ``[first id, body]``."""
+
+
+class Share:
+    """Rows on their way to queues; see the module's first paragraph."""
+
+    def __init__(self, *, partitions: int, now_ms: int, random_64: Callable[[], int]) -> None:
+        self._partitions = partitions
+        self._now_ms = now_ms
+        self._maker = random_64().to_bytes(8, "big")
+        self._own = 0
+        """Counter of rows without lineage."""
+        self._groups: dict[tuple[QueueOutput, str, bytes, bytes, str | None], list[tuple[bytes, bytes]]] = {}
+        """(output, its name, prefix of lineages, path, ordering key) -> counters and payloads."""
+        self._tasks = self._size = 0
+        self.rows = 0
+
+    def has_room(self, payload: bytes) -> bool:
+        """Whether a task fits into the piece; one alone always does."""
+        return self._tasks < PIECE_TASKS and (self._size + len(payload) <= PIECE_BYTES or not self._tasks)
+
+    def add(
+        self,
+        output: QueueOutput,
+        payload: bytes,
+        *,
+        lineage: bytes | None = None,
+        name: str = "",
+        key: str | None = None,
+    ) -> None:
+        """A task for an output. ``name``: of the output, where there are several; ``key``: its ordering key."""
+        if lineage is None:
+            lineage = self._own_lineage()
+        elif len(lineage) < ID_BYTES:
+            raise BadRequest(f"a lineage has {ID_BYTES} bytes or more, not {len(lineage)}", field="lineage")
+        group = output, name, lineage[:PREFIX_BYTES], lineage[ID_BYTES:], key
+        found = self._groups.get(group)
+        if found is None:
+            found = self._groups[group] = []
+        found.append((lineage[PREFIX_BYTES:ID_BYTES], payload))
+        self._tasks += 1
+        self._size += len(payload)
+
+    def _own_lineage(self) -> bytes:
+        """Of a row that has none: consecutive in blocks, each of which goes to a partition of its own."""
+        block, counter = divmod(self._own, BLOCK_ROWS)
+        self._own += 1
+        return bytes(4) + block.to_bytes(4, "big") + self._maker + counter.to_bytes(4, "big")
+
+    def take(self) -> Piece:
+        """The runs of what was added since the last piece."""
+        groups, self._groups = self._groups, {}
+        self.rows += self._tasks
+        self._tasks = self._size = 0
+        return [run for group, rows in groups.items() for run in self._runs(group, rows)]
+
+    def _runs(
+        self, group: tuple[QueueOutput, str, bytes, bytes, str | None], rows: list[tuple[bytes, bytes]]
+    ) -> Iterator[list[Any]]:
+        output, name, prefix, path, key = group
+        rows.sort(key=_counter)
+        made = self._prefix(output, name, prefix, path, key)
+        counters, payloads = zip(*rows, strict=True)
+        numbers = struct.unpack(f">{len(rows)}I", b"".join(counters))
+        if len(set(numbers)) < len(numbers):
+            raise BadRequest(
+                "two rows have the same lineage, and would be one task",
+                field="lineage",
+                hint="Write rows that were multiplied without the column lineage.",
+            )
+        check_payloads(payloads)
+        policy = Policy(output.queue, output.priority, format=output.format, ordering_key=key)
+        policy.check()
+        header = policy.header()
+        cuts = _cuts(numbers, payloads) if key is None else ((place, place + 1) for place in range(len(rows)))
+        for start, end in cuts:
+            yield [TaskId(made + counters[start]), pack_task(header, payloads[start:end])]
+
+    def _prefix(self, output: QueueOutput, name: str, prefix: bytes, path: bytes, key: str | None) -> bytes:
+        there = None if key is None else partition_of_keys(output.queue, key, self._partitions)
+        time_ms = int.from_bytes(prefix[:6], "big")
+        if time_ms < self._now_ms - OLD_MS:
+            time_ms = self._now_ms
+        lineage = prefix + bytes(4) + path
+        return made_prefix(
+            lineage, name, time_ms=time_ms + output.delay_ms, partitions=self._partitions, partition=there
+        )
+
+
+def _cuts(numbers: Sequence[int], payloads: Sequence[bytes]) -> Iterator[tuple[int, int]]:
+    """Where runs begin and end: consecutive numbers of one stretch, as long as their bytes allow."""
+    start = 0
+    for end in _borders(numbers):
+        for begin, stop in cut_payloads(payloads[start:end]):
+            yield start + begin, start + stop
+        start = end
+
+
+def _borders(numbers: Sequence[int]) -> Iterator[int]:
+    """Where consecutive numbers of one stretch end."""
+    first, count = numbers[0], len(numbers)
+    if numbers[-1] - first == count - 1:
+        yield from range(STRETCH_TASKS - first % STRETCH_TASKS, count, STRETCH_TASKS)
+    else:
+        for place in range(1, count):
+            if numbers[place] != numbers[place - 1] + 1 or numbers[place] % STRETCH_TASKS == 0:
+                yield place
+    yield count
+
+
+def _counter(row: tuple[bytes, bytes]) -> bytes:
+    return row[0]
+
+
+def task_of(output: QueueOutput, packed: bytes, name: str) -> tuple[QueueOutput, bytes, str | None]:
+    """What a segment becomes: bytes stay bytes, anything else is JSON; with its ordering key if the output has one."""
+    start = _BIN.get(packed[0]) if packed else None
+    if start is not None and output.ordering_key is None:
+        return output, packed[start:], None
+    key = None
+    value = unpack(packed) if output.ordering_key is not None or start is not None else None
+    if output.ordering_key is not None:
+        found = value.get(output.ordering_key) if isinstance(value, dict) else None
+        if found is None:
+            raise BadRequest(
+                f"output {name}: a segment has no field {output.ordering_key!r}, its ordering key", field="ordering_key"
+            )
+        if type(found) not in (str, int):
+            what = f"{output.ordering_key}: an ordering key must be a string or an integer"
+            raise BadRequest(f"output {name}: {what}, not the {called(found)} {found!r:.60}", field="ordering_key")
+        key = str(found)
+    if isinstance(value, bytes):
+        return output, value, key
+    try:
+        text = to_json(packed)
+    except Unfit as error:
+        raise BadRequest(f"output {name}: {error.message}", field="payload") from None
+    return output.as_json, text.encode(), key

@@ -1,0 +1,312 @@
+"""Queues as a source of Spark: a planner claims, executors read (design: jobs on Spark).
+
+The planner, a process beside the driver, claims the tasks of a batch; their runs and tokens are
+the batch's offset, so a batch that Spark repeats is of the same tasks.  Executors read the bodies
+straight from the leaders, whatever has become of the tasks since.  In a job the commit of the batch
+completes the tasks and the job's driver keeps the claims alive; without one the planner does both.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from hashlib import blake2b
+from typing import Any
+
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from onyxq.client import AsyncClient
+from onyxq.client.batches import Bodies
+from onyxq.core.errors import NotFound, OnyxqError, Unavailable
+from onyxq.core.ids import TaskId
+from onyxq.spark.connection import Connection, connection
+from onyxq.spark.queues import queue_claims
+from onyxq.spark.queues.arrow import batch_of
+from onyxq.spark.queues.options import ReadOptions, Target
+from onyxq.spark.queues.queue_claims import Held
+
+SPLIT_TASKS_MIN = 250
+"""A batch of fewer tasks than twice as many is one partition."""
+READ_TASKS = 8_000
+"""Tasks that an executor asks for at once."""
+RENEWALS_PER_LEASE = 3
+PAGE_TASKS = 1_000
+
+log = logging.getLogger(__name__)
+
+Offset = dict[str, Any]
+
+
+def held_in(offset: Offset) -> list[Held]:
+    """The claims of the batch that ends at an offset."""
+    return [Held(TaskId(bytes.fromhex(first)), count, token) for first, count, token in offset.get("claims", ())]
+
+
+def digest_of(claims: Sequence[Sequence[Any]]) -> str:
+    """What tells a batch's claims from any others."""
+    return blake2b(repr([list(one) for one in claims]).encode(), digest_size=8).hexdigest()
+
+
+class Runs(InputPartition):
+    """A share of a batch."""
+
+    def __init__(self, runs: list[tuple[bytes, int]], time_ms: int) -> None:
+        self.runs = runs
+        self.time_ms = time_ms
+
+
+class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """The source of a stream; see the module's first paragraph."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._left: int | None = None
+        """Tasks that a stream of what is available now may still claim."""
+        self._keeper: Keeper | None = None
+
+    # --- the planner
+
+    def initialOffset(self) -> Offset:
+        """Before the first batch."""
+        return {"onyxq": 1, "n": 0}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """So many tasks make a batch."""
+        return ReadMaxRows(self._options.max_rows)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """What is ready now is all that is read."""
+        counts = self._connection().call(lambda client: client.count(self._options.queue))
+        self._left = counts[self._options.queue]["ready"]
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
+        """Claim the next batch; the same offset if there is nothing, or nobody can tell now."""
+        self._done(start)
+        most = self._most(limit)
+        if most <= 0:
+            return start
+        one = self._options
+        try:
+            held = self._connection().call(
+                lambda client: queue_claims.claim_tasks(
+                    client, one.queue, most=most, worker=one.worker, lease_ms=one.lease_ms, runs_max=one.max_runs
+                )
+            )
+        except Unavailable as error:
+            if self._left is not None:
+                raise
+            log.warning("queue %s: no batch now: %s", one.queue, error.message)
+            return start
+        if not held:
+            self._left = None if self._left is None else 0
+            return start
+        if self._left is not None:
+            self._left -= sum(run.count for run in held)
+        now_ms = self._connection().call(lambda client: client.now_ms())
+        claims = [[run.first.hex(), run.count, run.token] for run in held]
+        end = {"onyxq": 1, "n": int(start["n"]) + 1, "time_ms": now_ms, "claims": claims, "digest": digest_of(claims)}
+        self._keep(end)
+        return end
+
+    def _most(self, limit: ReadLimit) -> int:
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.max_rows
+        if isinstance(limit, ReadAllAvailable):
+            most = 1_000_000
+        return most if self._left is None else min(most, self._left)
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        """The batch's runs, spread over the slots."""
+        if start["n"] == end["n"]:
+            return []
+        self._keep(end)
+        held = held_in(end)
+        tasks = sum(run.count for run in held)
+        parts = max(1, min(self._options.slots or 2, tasks // SPLIT_TASKS_MIN))
+        return [Runs(runs, end["time_ms"]) for runs in spread(held, parts)]
+
+    def commit(self, end: Offset) -> None:
+        """Spark is done with a batch."""
+        self._done(end)
+
+    def stop(self) -> None:
+        """The stream ends; what was claimed for a batch that was not done is given back by its lease."""
+        if self._keeper is not None:
+            self._keeper.stop()
+
+    def _connection(self) -> Connection:
+        return connected(self._options.target)
+
+    def _keep(self, end: Offset) -> None:
+        """Without a job nobody else renews the claims."""
+        if not self._options.target.job:
+            if self._keeper is None:
+                self._keeper = Keeper(self._connection(), self._options.lease_ms)
+            self._keeper.keep(int(end["n"]), held_in(end))
+
+    def _done(self, end: Offset) -> None:
+        """Complete the tasks of a batch and of those before it, unless the job's commit does."""
+        if self._options.target.job or not end.get("claims"):
+            return
+        if self._keeper is None:
+            self._keep(end)
+        assert self._keeper is not None
+        self._keeper.complete(int(end["n"]), self._options.queue)
+
+    # --- executors
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """The tasks of a share as Arrow batches; raises `NotFound` if one of them is gone."""
+        assert isinstance(partition, Runs)
+        yield from read_runs(self._options, partition.runs, partition.time_ms)
+
+
+def connected(target: Target) -> Connection:
+    """This process' connection with the cluster that a target names."""
+    return connection(target.connect, target.token, target.timeout_ms)
+
+
+def spread(held: Sequence[Held], parts: int) -> list[list[tuple[bytes, int]]]:
+    """Runs in so many shares of about as many tasks each."""
+    shares: list[list[tuple[bytes, int]]] = [[]]
+    each = -(-sum(run.count for run in held) // parts)
+    room = each
+    for first, count, _ in held:
+        while count > 0:
+            if room == 0:
+                shares.append([])
+                room = each
+            part = min(count, room)
+            shares[-1].append((first, part))
+            first = TaskId(first[:16] + (int.from_bytes(first[16:], "big") + part).to_bytes(4, "big"))
+            count, room = count - part, room - part
+    return shares
+
+
+def read_runs(options: ReadOptions, runs: Sequence[tuple[bytes, int]], time_ms: int) -> Iterator[Any]:
+    """Arrow batches of the tasks of runs; the next are under way while these are worked on."""
+    link = connected(options.target)
+    asked: Future[Bodies] | None = None
+    for part in [*_parts(runs), None]:
+        begun = None if part is None else link.begin(functools.partial(AsyncClient.read_bodies, runs=part))
+        if asked is not None:
+            found = asked.result()
+            if found.missing:
+                first, count = found.missing[0]
+                raise NotFound(
+                    f"{sum(size for _, size in found.missing)} tasks of the batch are gone, the first of them "
+                    f"{first.hex()} ({count} from there on)",
+                    field="claims",
+                    hint="Finished tasks are kept for their queue's retention: make it longer than batches take.",
+                )
+            yield from batch_of(found.found, time_ms)
+        asked = begun
+
+
+def _parts(runs: Sequence[tuple[bytes, int]]) -> Iterator[list[tuple[bytes, int]]]:
+    part: list[tuple[bytes, int]] = []
+    size = 0
+    for first, count in runs:
+        if part and size + count > READ_TASKS:
+            yield part
+            part, size = [], 0
+        part.append((first, count))
+        size += count
+    if part:
+        yield part
+
+
+class Keeper:
+    """Renews the claims of batches that are not done, in a thread, and completes those that are."""
+
+    def __init__(self, link: Connection, lease_ms: int) -> None:
+        self._link = link
+        self._lease_ms = lease_ms
+        self._kept: dict[int, list[Held]] = {}
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        threading.Thread(target=self._run, name="onyxq leases", daemon=True).start()
+
+    def keep(self, number: int, held: list[Held]) -> None:
+        """A batch is being worked on."""
+        with self._lock:
+            self._kept.setdefault(number, held)
+
+    def complete(self, number: int, queue: str) -> None:
+        """A batch is done, and all before it."""
+        with self._lock:
+            done = [self._kept.pop(one) for one in sorted(self._kept) if one <= number]
+        for held in done:
+            lost = self._link.call(functools.partial(queue_claims.complete, held=held))
+            if lost:
+                log.warning("queue %s: %d tasks of batch %d were not held any more", queue, lost, number)
+
+    def stop(self) -> None:
+        """Renew nothing any more."""
+        self._over.set()
+
+    def _run(self) -> None:
+        while not self._over.wait(self._lease_ms / 1000 / RENEWALS_PER_LEASE):
+            with self._lock:
+                held = [one for kept in self._kept.values() for one in kept]
+            if held:
+                try:
+                    self._link.call(functools.partial(queue_claims.renew, held=held, lease_ms=self._lease_ms))
+                except OnyxqError as error:
+                    log.warning("claims were not renewed: %s", error.message)
+
+
+# --- batch reads ------------------------------------------------------------------------------
+
+
+class Span(InputPartition):
+    """Tasks whose ids lie behind one and up to another."""
+
+    def __init__(self, after: bytes | None, until_ms: int | None) -> None:
+        self.after = after
+        self.until_ms = until_ms
+
+
+class QueueScan(DataSourceReader):
+    """A batch read: all tasks of a queue as they are now, of one state if named; nothing is claimed."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Spans of ids, which are times: from the queue's first task to now, and what is due later."""
+        one, link = self._options, connected(self._options.target)
+        page = link.call(lambda client: client.list(one.queue, state=one.state, limit=1))
+        parts = one.partitions or one.slots or 4
+        if not page.tasks or parts == 1:
+            return [Span(None, None)]
+        first_ms = int.from_bytes(page.tasks[0].id[:6], "big")
+        step_ms = max(1, -(-(max(first_ms, time.time_ns() // 1_000_000) - first_ms) // parts))
+        borders = [first_ms + step_ms * place for place in range(1, parts)]
+        starts = [None, *(border.to_bytes(6, "big") + bytes(14) for border in borders)]
+        return [Span(start, until) for start, until in zip(starts, [*borders, None], strict=True)]
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
+        """The tasks of a span."""
+        assert isinstance(partition, Span)
+        one, link = self._options, connected(self._options.target)
+        after = partition.after
+        while True:
+            page = link.call(
+                functools.partial(AsyncClient.list, queue=one.queue, state=one.state, after=after, limit=PAGE_TASKS)
+            )
+            for task in page.tasks:
+                if partition.until_ms is not None and int.from_bytes(task.id[:6], "big") >= partition.until_ms:
+                    return
+                yield (
+                    task.id, task.queue, task.data, task.format, task.state, task.priority, task.at_ms,
+                    task.attempts, task.ordering_key, task.unique_key, task.result, task.error,
+                )  # fmt: skip
+            after = page.after
+            passed = partition.until_ms is not None and after is not None
+            if after is None or (passed and int.from_bytes(after[:6], "big") >= (partition.until_ms or 0)):
+                return

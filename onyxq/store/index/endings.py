@@ -1,0 +1,70 @@
+"""How the tasks of a stretch ended, and when: what retention asks of a store."""
+
+from __future__ import annotations
+
+import struct
+
+import msgpack
+
+from onyxq.core.facts import CANCELLED, COMPLETION, STOPPED, completion_time, sealed
+from onyxq.core.ids import STRETCH_TASKS, id_at, mask_of, ms_of, stretch_of
+from onyxq.store.index.facets import stands
+from onyxq.store.index.records import first_at
+from onyxq.store.index.stretches import Owner, Stretch, owners
+from onyxq.store.interface import Ended
+from onyxq.store.tables import Tables
+
+_COUNT = struct.Struct(">8xI")
+
+
+def ended(tables: Tables, stretch: Stretch) -> Ended | None:
+    """See `onyxq.store.interface.Store.ended`. Work is per row, not per task."""
+    times = _times(tables, stretch)
+    if times is None:
+        return None
+    queues: dict[str, int] = {}
+    told = 0
+    for owner in owners(tables, stretch, stretch.known):
+        told |= owner.tasks
+        superseded = owner.queue.rules is not None and not stands(tables, stretch, owner)
+        if owner.tasks & (~stretch.finished | stretch.done[STOPPED]) and not superseded:
+            return None
+        if not superseded and _outlived(tables, stretch, owner):
+            return None
+        at_ms = max([ms_of(stretch.key[7:]), *(at_ms for mask, at_ms in times if mask & owner.tasks)])
+        queues[owner.queue.name] = max(at_ms, queues.get(owner.queue.name, 0))
+    if stretch.known & ~told:
+        return None  # a row is damaged
+    return Ended(queues, stretch.failed | stretch.done[CANCELLED])
+
+
+def _outlived(tables: Tables, stretch: Stretch, owner: Owner) -> bool:
+    """Whether a younger row would stand for a row's unique key if that were gone."""
+    rules = owner.queue.rules
+    if rules is None or not rules.unique:
+        return False
+    prefix = stretch.key[:2] + rules.unique
+    for key, _ in tables.unique.ascend(prefix):
+        if key[:18] != prefix:
+            break
+        other = first_at(key)
+        if stretch_of(other) != stretch.key[7:] and ms_of(other) >= ms_of(stretch.key[7:]):
+            return True
+    return False
+
+
+def _times(tables: Tables, stretch: Stretch) -> list[tuple[int, int]] | None:
+    """The tasks and time of each completion; None if one is damaged."""
+    prefix = stretch.key[:2] + COMPLETION
+    last = prefix + id_at(stretch.key[7:], STRETCH_TASKS - 1) + b"\xff" * 12
+    found = []
+    for key, value in tables.rows.ascend(prefix + stretch.key[7:]):
+        if key > last:
+            break
+        try:
+            if not sealed(key, value):
+                return None
+            found.append((mask_of(key[3:23], _COUNT.unpack(key[23:])[0]), completion_time(bytes(value[:64]))))
+        except (ValueError, TypeError, struct.error, msgpack.UnpackException):
+            return None
+    return found

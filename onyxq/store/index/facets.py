@@ -1,0 +1,102 @@
+"""What follows from one row with rules, and who is first among the rows of a key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from onyxq.core.facts import STOPPED
+from onyxq.core.ids import TaskId, id_at, mask_of, stretch_of
+from onyxq.store.index.heads import Rules
+from onyxq.store.index.records import dead_key, expiring_key, first_at, keyed_key, lowest, unpack_mask
+from onyxq.store.index.stretches import Owner, Stretch
+from onyxq.store.tables import Tables
+
+
+class Facets(NamedTuple):
+    """The tasks of one row by what becomes of them, as masks."""
+
+    live: int
+    """Unfinished."""
+    free: int
+    """Unfinished, and waiting for no dependency."""
+    held: int
+    """In their ordering key."""
+    waiting: int
+    expiring: int
+    dead: int
+
+
+def facets(stretch: Stretch, owner: Owner, rules: Rules) -> Facets:
+    """What becomes of a row's tasks, if it is not superseded."""
+    live = owner.tasks & ~stretch.finished
+    waiting = live & ~stretch.resolved if rules.depends else 0
+    held = live | (owner.tasks & stretch.done[STOPPED]) if rules.key else 0
+    expiring = live & ~stretch.granted if rules.expires_ms is not None else 0
+    return Facets(live, live & ~waiting, held, waiting, expiring, owner.tasks & stretch.failed)
+
+
+def row_entries(stretch: Stretch, owner: Owner) -> Iterator[tuple[str, bytes, int]]:
+    """The entries (table, key, bits) that follow from a row with rules alone, if it stands."""
+    rules = owner.queue.rules
+    assert rules is not None
+    first = id_at(stretch.key[7:], owner.offset)
+    found = facets(stretch, owner, rules)
+    if found.waiting:
+        yield "waiting", first[6:8] + first, found.waiting
+    if found.expiring:
+        yield "expiring", expiring_key(rules.expires_ms or 0, first), found.expiring
+    if found.dead:
+        yield "dead", dead_key(owner.queue.digest, first), found.dead
+    if found.held:
+        yield "keyed", keyed_key(rules.key, rules.order_of(first), first, scheduled=rules.scheduled), found.held
+
+
+def head_of(tables: Tables, prefix: bytes) -> TaskId | None:
+    """The first task of an ordering key, ``prefix`` being the partition and its digest."""
+    heads = [head for flag in (b"\0", b"\1") if (head := _first_of(tables, prefix + flag)) is not None]
+    if not heads:
+        return None
+    key, bits = min(heads)
+    return lowest(stretch_of(key[24:]), bits)
+
+
+def _first_of(tables: Tables, prefix: bytes) -> tuple[bytes, int] | None:
+    """The first entry of an ordering key: the rest of its key, and its mask.
+
+    A damaged entry may have an empty mask. It holds no task, and scrubbing mends it.
+    """
+    for key, value in tables.keyed.ascend(prefix):
+        if key[:19] != prefix:
+            return None
+        if bits := unpack_mask(value):
+            return bytes(key[19:]), bits
+    return None
+
+
+def holder_of(tables: Tables, prefix: bytes) -> TaskId | None:
+    """The task that stands for a unique key, ``prefix`` being the partition and its digest."""
+    for key, _ in tables.unique.descend(prefix + b"\xff" * 45):
+        return first_at(key) if key[:18] == prefix else None
+    return None
+
+
+def stands(tables: Tables, stretch: Stretch, owner: Owner) -> bool:
+    """Whether no other row stands for a row's unique key."""
+    rules = owner.queue.rules
+    if rules is None or not rules.unique:
+        return True
+    first = id_at(stretch.key[7:], owner.offset)
+    return holder_of(tables, first[6:8] + rules.unique) == first
+
+
+def free_bits(tables: Tables, stretch: Stretch, owner: Owner) -> int:
+    """The tasks of a row that stands which are to be ready or due."""
+    rules = owner.queue.rules
+    if rules is None:
+        return owner.tasks & ~stretch.finished
+    free = facets(stretch, owner, rules).free
+    if not rules.key:
+        return free
+    head = head_of(tables, stretch.key[:2] + rules.key)
+    return free & mask_of(head, 1) if head is not None and stretch_of(head) == stretch.key[7:] else 0

@@ -1,0 +1,150 @@
+"""What a task row's header says about the row's place in the indexes.
+
+Headers of plain rows are few and short, so what they say is remembered; a row with a key,
+dependencies or a time at which it expires has `Rules` besides.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import msgpack
+
+from onyxq.core.errors import BadRequest
+from onyxq.core.facts import key_digest
+from onyxq.core.ids import ID_BYTES, STRETCH_TASKS, ms_of
+
+QUEUE_CHARS_MAX = 200
+KEY_CHARS_MAX = 200
+DEPENDS_MAX = 100
+PRIORITY_MAX = (1 << 31) - 1
+DUE_MS_MAX = (1 << 62) - 1
+"""Due times above are kept as this: never."""
+REMEMBERED_BYTES = 256
+"""Longer headers are decoded each time."""
+_MARK_MAX = (1 << 63) - 1
+_HEAD = struct.Struct("<II")
+
+
+class Order(NamedTuple):
+    """Place of a row among those of its key, before its id."""
+
+    due_ms: int
+    epoch: int
+    number: int
+
+
+class Rules(NamedTuple):
+    """What a header says beyond queue and priority."""
+
+    key: bytes
+    """`key_digest` of the ordering key; empty without."""
+    unique: bytes
+    """`key_digest` of the unique key; empty without."""
+    order: Order | None
+    scheduled: bool
+    """The due time was asked for, and lay ahead."""
+    depends: bool
+    expires_ms: int | None
+
+    def order_of(self, first: bytes) -> Order:
+        """The row's order, also if its leader gave none."""
+        return self.order or Order(ms_of(first), 0, 0)
+
+
+class QueueKey(NamedTuple):
+    """What a task row's header says about its place in the indexes."""
+
+    name: str
+    priority: int
+    digest: bytes
+    """16 bytes that name the queue in keys."""
+    place: bytes
+    """``digest`` and the inverted priority: the part of a ready key before the due time."""
+    rules: Rules | None = None
+
+
+@lru_cache(maxsize=4096)
+def queue_digest(queue: str) -> bytes:
+    """The 16 bytes that name a queue in keys."""
+    return blake2b(queue.encode(), digest_size=16).digest()
+
+
+def queue_key(header: bytes) -> QueueKey:
+    """What a task row's packed header says; raises `BadRequest` naming the field."""
+    return _remembered(header) if len(header) <= REMEMBERED_BYTES else _read(header)
+
+
+def task_head(value: bytes) -> tuple[int, QueueKey]:
+    """Count and header of a task row's value (or a view of it); raises `BadRequest`."""
+    try:
+        head_bytes, count = _HEAD.unpack_from(value)
+    except struct.error:
+        raise BadRequest("a task run is cut off", field="rows") from None
+    if not 1 <= count <= STRETCH_TASKS:
+        raise BadRequest("a task run's count is out of range", field="rows")
+    return count, queue_key(bytes(value[8 : 8 + head_bytes]))
+
+
+def _read(header: bytes) -> QueueKey:
+    try:
+        fields = msgpack.unpackb(header)
+        queue, priority = fields["queue"], fields.get("priority", 0)
+    except (ValueError, TypeError, KeyError, AttributeError, msgpack.UnpackException):
+        raise BadRequest("a task run's header is malformed", field="queue") from None
+    if not isinstance(queue, str) or not 1 <= len(queue) <= QUEUE_CHARS_MAX:
+        raise BadRequest(f"a queue name has 1 to {QUEUE_CHARS_MAX} characters", field="queue")
+    if type(priority) is not int or not -PRIORITY_MAX - 1 <= priority <= PRIORITY_MAX:
+        raise BadRequest("a priority is a signed 32-bit number", field="priority")
+    digest = queue_digest(queue)
+    place = digest + (PRIORITY_MAX - priority).to_bytes(4, "big")
+    return QueueKey(queue, priority, digest, place, _rules(queue, fields))
+
+
+_remembered = lru_cache(maxsize=4096)(_read)
+
+
+def _rules(queue: str, fields: dict[str, Any]) -> Rules | None:
+    ordering, unique = _key(queue, fields, "ordering_key"), _key(queue, fields, "unique_key")
+    depends = fields.get("depends")
+    expires_ms = fields.get("expires_ms")
+    if not ordering and not unique and depends is None and expires_ms is None:
+        return None
+    _check_depends(depends)
+    if expires_ms is not None and (type(expires_ms) is not int or not 0 <= expires_ms <= DUE_MS_MAX):
+        raise BadRequest("a time is in milliseconds since the epoch", field="expires_ms")
+    scheduled = fields.get("scheduled", False)
+    if type(scheduled) is not bool:
+        raise BadRequest("true or false is expected", field="scheduled")
+    return Rules(ordering, unique, _order(fields), scheduled, depends is not None, expires_ms)
+
+
+def _key(queue: str, fields: dict[str, Any], name: str) -> bytes:
+    key = fields.get(name)
+    if key is None:
+        return b""
+    if not isinstance(key, str) or not 1 <= len(key) <= KEY_CHARS_MAX:
+        raise BadRequest(f"a key has 1 to {KEY_CHARS_MAX} characters", field=name)
+    return key_digest(queue, key)
+
+
+def _order(fields: dict[str, Any]) -> Order | None:
+    order = fields.get("order")
+    if order is None:
+        return None
+    if type(order) is not list or len(order) != 3 or any(type(one) is not int for one in order):
+        raise BadRequest("three whole numbers are expected", field="order")
+    if not 0 <= order[0] <= DUE_MS_MAX or not all(0 <= one <= _MARK_MAX for one in order[1:]):
+        raise BadRequest("a number is out of range", field="order")
+    return Order(*order)
+
+
+def _check_depends(depends: Any) -> None:
+    if depends is None:
+        return
+    ids = type(depends) is list and all(type(one) is bytes and len(one) == ID_BYTES for one in depends)
+    if not ids or not 1 <= len(depends) <= DEPENDS_MAX:
+        raise BadRequest(f"1 to {DEPENDS_MAX} task ids are expected", field="depends")

@@ -1,0 +1,203 @@
+"""The pieces in ``ready`` and ``due``, the counts of queues, and the records of stretches.
+
+`Pieces` is what one write transaction shares: records of stretches and counts are read
+and written once in it, and what became ready is gathered for the answer.
+"""
+
+from __future__ import annotations
+
+from onyxq.core.errors import Corrupt
+from onyxq.core.ids import TaskId, id_at, offset_of, stretch_of
+from onyxq.store.index.counts import count_partition
+from onyxq.store.index.expected import true_stretch
+from onyxq.store.index.heads import QueueKey
+from onyxq.store.index.records import (
+    SCHEDULED,
+    Alike,
+    bits_of,
+    due_key,
+    due_ms_of,
+    first_at,
+    lowest,
+    pack_counts,
+    pack_piece,
+    ready_key,
+    stretch_key,
+    unpack_counts,
+    unpack_ready,
+    with_bits,
+)
+from onyxq.store.index.stretches import Owner, Remembered, Stretch, owners
+from onyxq.store.interface import Piece
+from onyxq.store.tables import Tables
+
+PROMOTE_PIECES_MAX = 4096
+"""Pieces that one promotion moves; the rest stays due and is moved by the next."""
+
+
+class Pieces:
+    """See the module's first paragraph."""
+
+    def __init__(self, tables: Tables, now_ms: int, records: Remembered) -> None:
+        self.tables = tables
+        self.added: dict[bytes, Piece] = {}
+        """Pieces that this batch added to ``ready`` or ``due``, by key."""
+        self.recount: set[bytes] = set()
+        """Partitions whose queues are counted anew, since their counts cannot be trusted."""
+        self._now_ms = now_ms
+        self._records = records
+        self._stretches: dict[bytes, Stretch] = {}
+        self._counts: dict[bytes, list[int]] = {}
+        self._names: dict[bytes, str] = {}
+
+    def stretch(self, stretch_id: bytes) -> Stretch:
+        """The record of a stretch, the same for all of the transaction."""
+        found = self._stretches.get(stretch_id)
+        if found is None:
+            known = self._records.find(self.tables.stretch, stretch_id)
+            found = self._stretches[stretch_id] = self._load(stretch_id) if known is None else known.copy()
+        return found
+
+    def _load(self, stretch_id: bytes) -> Stretch:
+        key = stretch_key(stretch_id)
+        stored = self.tables.stretch.get(key)
+        try:
+            found = Stretch(key) if stored is None else Stretch.unpack(key, stored)
+            # The record also says that the stretch has rows, so a new one is always written.
+            found.dirty = stored is None
+        except Corrupt:
+            found, _ = true_stretch(self.tables, stretch_id, {})
+            found.dirty = True
+        return found
+
+    def put_stretch(self, stretch: Stretch) -> None:
+        """Let another record take a stretch's place."""
+        stretch.dirty = True
+        self._stretches[TaskId(stretch.key[7:])] = stretch
+
+    def forget_stretch(self, stretch_id: bytes) -> None:
+        """A stretch has no rows any more."""
+        self._stretches.pop(stretch_id, None)
+
+    def put_piece(self, key: bytes, value: bytes) -> None:
+        """Index a piece by its key and value in ``ready``, wherever it was."""
+        self.tables.ready.delete(key)
+        self.tables.due.delete(key[:2] + key[22:])
+        due_ms = due_ms_of(key[20:])
+        if due_ms > self._now_ms:
+            self.tables.due.put(key[:2] + key[22:], key[2:22] + value)
+            return
+        self.tables.ready.put(key, value)
+        queue = self._name_of(key[:18]) or self._name_in_row(key)
+        self.added[key] = unpack_ready(queue, key, value)
+
+    def counts_of(self, partition: bytes, queue: QueueKey) -> list[int]:
+        """Changes to a queue's counts."""
+        key = partition + queue.digest
+        changes = self._counts.get(key)
+        if changes is None:
+            changes = self._counts[key] = [0, 0, 0, 0, 0, 0]
+            self._names[key] = queue.name
+        return changes
+
+    def flush(self) -> None:
+        """Write the records that were gathered."""
+        for stretch_id, stretch in self._stretches.items():
+            if stretch.dirty:
+                packed = stretch.pack()
+                self.tables.stretch.put(stretch.key, packed)
+                self._records.put(stretch_id, packed, stretch)
+        for key, changes in self._counts.items():
+            stored = self.tables.counts.get(key)
+            try:
+                old, name = ((0,) * 6, "") if stored is None else unpack_counts(key, stored)
+            except Corrupt:
+                self.recount.add(key[:2])
+                continue
+            numbers = [max(0, was + change) for was, change in zip(old, changes, strict=True)]
+            self.tables.counts.put(key, pack_counts(key, numbers, self._names.get(key, name)))
+        self._stretches, self._counts = {}, {}
+        for partition in sorted(self.recount):
+            count_partition(self.tables, partition)
+        self.recount = set()
+
+    def place(self, stretch: Stretch, owner: Owner, *, alike: Alike, group: int, live: int) -> None:
+        """Index the unfinished tasks ``live`` of a group."""
+        if not live:
+            return
+        stretch_id = stretch.key[7:]
+        first = lowest(stretch_id, group)
+        queue = owner.queue
+        value = pack_piece(alike, owner.offset, live, owner.key)
+        due_ms, attempts, base = alike
+        row_first = id_at(stretch_id, owner.offset)
+        piece = Piece(queue.name, queue.priority, due_ms, first, live, attempts, row_first, base, owner.key)
+        if due_ms <= self._now_ms:
+            key = ready_key(queue, due_ms, first)
+            self.tables.ready.put(key, value)
+        else:
+            key = due_key(due_ms, first)
+            # Only a row that was damaged meanwhile leaves one there.
+            stale = self.tables.due.get(key)
+            self.tables.due.put(key, queue.place + value)
+            scheduled = live.bit_count() - (bits_of(stale[20:]).bit_count() if stale is not None else 0)
+            self.counts_of(stretch.key[:2], queue)[SCHEDULED] += scheduled
+        self.added[key] = piece
+
+    def shrink(self, stretch: Stretch, owner: Owner, *, due_ms: int, group: int, gone: int) -> None:
+        """Take the tasks ``gone`` out of the piece of a group."""
+        first = lowest(stretch.key[7:], group)
+        table, key, place = self.tables.ready, ready_key(owner.queue, due_ms, first), b""
+        value = table.get(key)
+        if value is None:
+            table, key = self.tables.due, due_key(due_ms, first)
+            value = table.get(key)
+            if value is None:
+                return
+            place, value = bytes(value[:20]), bytes(value[20:])
+            self.counts_of(stretch.key[:2], owner.queue)[SCHEDULED] -= (bits_of(value) & gone).bit_count()
+        bits = bits_of(value) & ~gone
+        added = self.added.pop(key, None)
+        if not bits:
+            table.delete(key)
+            return
+        table.put(key, place + with_bits(value, bits))
+        if added is not None:
+            self.added[key] = added._replace(bits=bits)
+
+    def promote(self, partition: bytes, now_ms: int) -> None:
+        """Move at most `PROMOTE_PIECES_MAX` pieces that are due, earliest first."""
+        moving: list[tuple[bytes, bytes]] = []
+        for key, value in self.tables.due.ascend(partition):
+            if key[:2] != partition or due_ms_of(key) > now_ms or len(moving) == PROMOTE_PIECES_MAX:
+                break
+            moving.append((bytes(key), bytes(value)))
+        for key, value in moving:
+            digest, rest = value[:16], value[20:]
+            queue = self._name_of(partition + digest) or self._name_in_row(key)
+            self.tables.due.delete(key)
+            self.added.pop(key, None)
+            moved_key = partition + value[:20] + key[2:]
+            self.tables.ready.put(moved_key, rest)
+            piece = unpack_ready(queue, moved_key, rest)
+            self.added[moved_key] = piece
+            changes = self._counts.setdefault(partition + digest, [0, 0, 0, 0, 0, 0])
+            changes[SCHEDULED] -= piece.bits.bit_count()
+
+    def _name_of(self, key: bytes) -> str:
+        name = self._names.get(key)
+        if name is None:
+            stored = self.tables.counts.get(key)
+            try:
+                name = unpack_counts(key, stored)[1] if stored is not None else ""
+            except Corrupt:
+                name = ""
+            self._names[key] = name
+        return name
+
+    def _name_in_row(self, key: bytes) -> str:
+        """The queue of a piece, where its counts cannot be read."""
+        task_id = first_at(key)
+        for owner in owners(self.tables, self.stretch(stretch_of(task_id)), 1 << offset_of(task_id)):
+            return owner.queue.name
+        return ""

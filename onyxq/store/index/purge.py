@@ -1,0 +1,127 @@
+"""Deletes what is purged from the tables, a part at a time (design: retention).
+
+A stretch goes as a whole: its rows, what was derived from them, its part of the digests and
+counts.  The watermark is kept with it, so a store that is opened again neither shows nor
+takes what was purged, however far the deletion had come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import msgpack
+
+from onyxq.core.facts import KINDS, seal, unseal
+from onyxq.core.ids import STRETCH_TASKS, TaskId, id_at
+from onyxq.core.purged import NOTHING, Watermark
+from onyxq.store.index.digests import Digests
+from onyxq.store.index.key_index import Ruled
+from onyxq.store.index.pieces import Pieces
+from onyxq.store.index.records import HOUR_MS
+from onyxq.store.index.stretches import Owner, Stretch, owners
+from onyxq.store.interface import Purge
+from onyxq.store.tables import PURGED_KEY, Table, Tables
+
+
+def watermark_in(meta: Table, partition: bytes) -> Watermark:
+    """The watermark that is kept of a partition; raises `Corrupt`."""
+    key = PURGED_KEY + partition
+    stored = meta.get(key)
+    if stored is None:
+        return NOTHING
+    before_ms, kept = msgpack.unpackb(unseal(key, bytes(stored)))
+    return Watermark(before_ms, frozenset(kept))
+
+
+def watermarks_in(meta: Table) -> dict[bytes, Watermark]:
+    """All watermarks that are kept, by the partitions' bytes; raises `Corrupt`."""
+    found = []
+    for key, _ in meta.ascend(PURGED_KEY):
+        if key[: len(PURGED_KEY)] != PURGED_KEY:
+            break
+        found.append(bytes(key[len(PURGED_KEY) :]))
+    return {partition: watermark_in(meta, partition) for partition in found}
+
+
+def purged_stretches(
+    table: Table, partition: bytes, watermark: Watermark, after: bytes
+) -> Iterator[tuple[bytes, bool]]:
+    """Keys of stretches up to a watermark's hour, behind a place, each with whether it is purged."""
+    last = partition + (max(0, watermark.before_ms - 1) // HOUR_MS).to_bytes(4, "big")
+    for key, _ in table.ascend(after + b"\0" if after else partition):
+        if key[:6] > last:
+            return
+        yield bytes(key), len(key) == 27 and watermark.covers(key[7:])
+
+
+class Purger:
+    """Purges in one write transaction; ``leave`` takes a plain row out of the indexes."""
+
+    def __init__(
+        self,
+        tables: Tables,
+        *,
+        pieces: Pieces,
+        ruled: Ruled,
+        digests: Digests,
+        leave: Callable[[Stretch, Owner], None],
+    ) -> None:
+        self._tables = tables
+        self._pieces = pieces
+        self._ruled = ruled
+        self._digests = digests
+        self._leave = leave
+
+    def purge(self, asked: Purge) -> tuple[int, bytes]:
+        """Delete some of what is purged: how many rows, and the place reached, empty at the end."""
+        self._pieces.flush()  # every stretch with rows is in the table then
+        partition = asked.partition.to_bytes(2, "big")
+        if asked.watermark.reaches(watermark_in(self._tables.meta, partition)):
+            key = PURGED_KEY + partition
+            value = msgpack.packb((asked.watermark.before_ms, sorted(asked.watermark.kept)))
+            self._tables.meta.put(key, seal(key, value))
+        found, place = [], b""
+        keys = purged_stretches(self._tables.stretch, partition, asked.watermark, asked.after)
+        for looked, (key, goes) in enumerate(keys, 1):
+            if goes:
+                found.append(key)
+            if looked >= asked.rows_max:
+                place = key
+                break
+        deleted = 0
+        for at, key in enumerate(found):
+            deleted += self._delete(TaskId(key[7:]))
+            if deleted >= asked.rows_max and at + 1 < len(found):
+                place = key
+                break
+        if self._ruled.unsettled:
+            self._ruled.settle()
+        return deleted, place
+
+    def _delete(self, stretch_id: TaskId) -> int:
+        stretch = self._pieces.stretch(stretch_id)
+        indexed = 0
+        for owner in self._ruled.retract(stretch, stretch.known):
+            indexed |= owner.tasks
+        for owner in list(owners(self._tables, stretch, stretch.known & ~stretch.ruled)):
+            indexed |= owner.tasks
+            self._leave(stretch, owner)
+        if stretch.known & ~indexed:  # a damaged row; entries that follow from nothing are found by an audit
+            self._pieces.recount.add(stretch.key[:2])
+        rows = list(self._rows(stretch_id))
+        for key, checksum in rows:
+            self._digests.remove(stretch.key[:7], key, checksum)
+            self._tables.rows.delete(key)
+        self._tables.stretch.delete(stretch.key)
+        self._pieces.forget_stretch(stretch_id)
+        return len(rows)
+
+    def _rows(self, stretch_id: TaskId) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and checksums of a stretch's rows; payloads are left where they are."""
+        for kind in KINDS:
+            prefix = stretch_id[6:8] + kind
+            last = prefix + id_at(stretch_id, STRETCH_TASKS - 1) + b"\xff" * 12
+            for key, value in self._tables.rows.ascend(prefix + stretch_id):
+                if key > last:
+                    break
+                yield bytes(key), bytes(value[-4:])

@@ -1,0 +1,257 @@
+"""Keys and small records of the store's indexes.
+
+Every key starts with the partition, so a partition is a range of each table.
+
+=========  ==========================================================  ==========================
+table      key                                                         value
+=========  ==========================================================  ==========================
+rows       row key (`onyxq.core.facts`)                                     row value
+ready      partition, queue (16), inverted priority (4), due (8),      attempts, row offset, (base,
+           first id                                                    key,) bits
+due        partition, due (8), first id                                queue, priority, then as in
+                                                                       ready
+waiting    partition, first id of the row                              bits
+keyed      partition, ordering key (16), scheduled (1), order (24),    bits
+           first id of the row
+unique     partition, unique key (16), epoch (8), number (8), due      nothing
+           (8), id
+expiring   partition, time (8), first id of the row                    bits
+dead       partition, queue (16), first id of the row                  bits
+stretch    partition, hour (4), leaf (1), stretch id                   `Stretch`, checksum
+counts     partition, queue (16)                                       six numbers, name, checksum
+hours      partition, hour (4)                                         rows, sum of row hashes
+leaves     partition, hour (4), leaf (1)                               rows, sum of row hashes
+pending    partition, transaction (16), number (4)                     `onyxq.store.index.pending_rows`
+epochs     partition                                                   epoch, checksum
+log        see `onyxq.store.kept_log`
+meta       name                                                        bytes, checksum
+=========  ==========================================================  ==========================
+
+A queue is named in keys by a 16-byte hash, which keeps keys short whatever its name is;
+so is a transaction, and an ordering or unique key together with its queue.  *Bits* are a
+mask of the row's stretch.  A stretch's key holds its hour and leaf, so the rows of a leaf
+are found without a scan.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import NamedTuple
+
+from onyxq.core.facts import seal, unseal
+from onyxq.core.ids import COUNTER_MAX, STRETCH_TASKS, TaskId, counter_of, ms_of, stretch_of, with_counter
+from onyxq.store.index.heads import PRIORITY_MAX, Order, QueueKey, queue_digest
+from onyxq.store.interface import LEAVES, Piece
+
+TOTAL, SCHEDULED, WAITING = 0, 4, 5
+"""Places in a counts record; those of the outcomes lie between."""
+OUTCOME_PLACES = (1, 2, 3, 2)
+HOUR_MS = 3_600_000
+ATTEMPTS_MAX = (1 << 32) - 1
+
+_PLACE = struct.Struct(">IQ")
+_DUE = struct.Struct(">Q")
+_PIECE = struct.Struct("<IH")
+_MORE = struct.Struct("<I16s")
+_MORE_END = _PIECE.size + _MORE.size
+_HAS_MORE = 1 << 15
+"""Set in a piece's row offset where base and key follow."""
+_NO_KEY = bytes(16)
+_ORDER = struct.Struct(">QQQ")
+_COUNTS = struct.Struct("<6Q")
+DIGEST = struct.Struct("<QQ")
+_NUMBER = struct.Struct("<Q")
+_LEAF = struct.Struct(">IB")
+HASH_MASK = (1 << 64) - 1
+
+
+def row_hash(key: bytes, value: bytes) -> int:
+    """A row's contribution to digests: it depends on the key and the value's checksum."""
+    return int.from_bytes(blake2b(key + value[-4:], digest_size=8).digest(), "little")
+
+
+def pack_number(key: bytes, number: int) -> bytes:
+    """Value of an epoch or position."""
+    return seal(key, _NUMBER.pack(number))
+
+
+def unpack_number(key: bytes, value: bytes) -> int:
+    """The number that `pack_number` packed; raises `Corrupt`."""
+    return int(_NUMBER.unpack(unseal(bytes(key), bytes(value)))[0])
+
+
+def pack_counts(key: bytes, numbers: Sequence[int], name: str) -> bytes:
+    """A queue's counts."""
+    return seal(key, _COUNTS.pack(*numbers) + name.encode())
+
+
+def unpack_counts(key: bytes, value: bytes) -> tuple[tuple[int, ...], str]:
+    """The counts and the name that `pack_counts` packed; raises `Corrupt`."""
+    body = unseal(bytes(key), bytes(value))
+    return _COUNTS.unpack_from(body), body[_COUNTS.size :].decode()
+
+
+def pack_mask(bits: int) -> bytes:
+    """A mask's bytes."""
+    return bits.to_bytes((bits.bit_length() + 7) >> 3, "little") if bits else b""
+
+
+def unpack_mask(value: bytes) -> int:
+    """The mask that `pack_mask` packed."""
+    return int.from_bytes(value, "little")
+
+
+# --- keys ----------------------------------------------------------------------
+
+
+def leaf_key(stretch: bytes) -> bytes:
+    """Partition, hour and leaf of a stretch: 7 bytes."""
+    return stretch[6:8] + _LEAF.pack(ms_of(stretch) // HOUR_MS, zlib.crc32(stretch) % LEAVES)
+
+
+def stretch_key(stretch: bytes) -> bytes:
+    """Key of a stretch's record."""
+    return leaf_key(stretch) + stretch
+
+
+def ready_key(queue: QueueKey, due_ms: int, first: bytes) -> bytes:
+    """Key of a piece in ``ready``."""
+    return first[6:8] + queue.place + _DUE.pack(due_ms) + first
+
+
+def due_key(due_ms: int, first: bytes) -> bytes:
+    """Key of a piece in ``due``."""
+    return first[6:8] + _DUE.pack(due_ms) + first
+
+
+def due_start(partition: int, due_ms: int) -> bytes:
+    """The place in ``due`` from which on pieces of a partition are due then or later."""
+    return partition.to_bytes(2, "big") + _DUE.pack(due_ms)
+
+
+def expiring_key(expires_ms: int, first: bytes) -> bytes:
+    """Key of a row in ``expiring``."""
+    return first[6:8] + _DUE.pack(expires_ms) + first
+
+
+def keyed_key(digest: bytes, order: Order, first: bytes, *, scheduled: bool) -> bytes:
+    """Key of a row in ``keyed``."""
+    return first[6:8] + digest + (b"\1" if scheduled else b"\0") + _ORDER.pack(*order) + first
+
+
+def unique_key(digest: bytes, order: Order, first: bytes) -> bytes:
+    """Key of a row in ``unique``: the highest mark comes last."""
+    due_ms, epoch, number = order
+    return first[6:8] + digest + _ORDER.pack(epoch, number, due_ms) + first
+
+
+def dead_key(queue: bytes, first: bytes) -> bytes:
+    """Key of a row in ``dead``, of a queue's digest."""
+    return first[6:8] + queue + first
+
+
+def first_at(key: bytes) -> TaskId:
+    """The id that a key of any index ends with."""
+    return TaskId(bytes(key[-20:]))
+
+
+def ready_key_of(piece: Piece) -> bytes:
+    """Key under which a piece is, or was, in ``ready``."""
+    inverted = (PRIORITY_MAX - piece.priority).to_bytes(4, "big")
+    return piece.first[6:8] + queue_digest(piece.queue) + inverted + _DUE.pack(piece.due_ms) + piece.first
+
+
+def due_ms_of(key: bytes) -> int:
+    """Time in a key of ``due`` or ``expiring``."""
+    return int(_DUE.unpack_from(key, 2)[0])
+
+
+def order_ms_of(key: bytes) -> int:
+    """Due time of the order in a key of ``keyed``."""
+    return int(_DUE.unpack_from(key, 19)[0])
+
+
+# --- shapes --------------------------------------------------------------------
+
+
+class Shape(NamedTuple):
+    """Bytes of a table's keys, and the fewest and most bytes of its values."""
+
+    key: int
+    least: int = 0
+    most: int = 1 << 31
+
+
+SHAPES = {
+    "ready": Shape(50, least=_PIECE.size),
+    "due": Shape(30, least=20 + _PIECE.size),
+    "waiting": Shape(22),
+    "keyed": Shape(63),
+    "unique": Shape(62),
+    "expiring": Shape(30),
+    "dead": Shape(38),
+    "stretch": Shape(27),
+    "hours": Shape(6, DIGEST.size, DIGEST.size),
+    "leaves": Shape(7, DIGEST.size, DIGEST.size),
+}
+"""Of the tables that hold no checksum, or whose keys are cut apart before it is looked at."""
+
+
+# --- pieces --------------------------------------------------------------------
+
+
+class Alike(NamedTuple):
+    """What the tasks of a piece have in common beside their row."""
+
+    due_ms: int
+    attempts: int
+    base: int
+
+
+def pack_piece(alike: Alike, row_offset: int, bits: int, key: bytes = b"") -> bytes:
+    """Value of a piece in ``ready``; in ``due`` the queue's place goes before it."""
+    if not alike.base and not key:
+        return _PIECE.pack(alike.attempts, row_offset) + pack_mask(bits)
+    head = _PIECE.pack(alike.attempts, row_offset | _HAS_MORE)
+    return head + _MORE.pack(alike.base, key or _NO_KEY) + pack_mask(bits)
+
+
+def _bits_at(value: bytes) -> int:
+    return _MORE_END if value[5] & 0x80 else _PIECE.size
+
+
+def bits_of(value: bytes) -> int:
+    """The bits in a piece's value."""
+    return int.from_bytes(value[_bits_at(value) :], "little")
+
+
+def with_bits(value: bytes, bits: int) -> bytes:
+    """A piece's value with other bits."""
+    return bytes(value[: _bits_at(value)]) + pack_mask(bits)
+
+
+def unpack_ready(queue: str, key: bytes, value: bytes) -> Piece:
+    """The piece of an entry in ``ready``."""
+    inverted, due_ms = _PLACE.unpack_from(key, 18)
+    first = TaskId(key[30:50])
+    attempts, offset = _PIECE.unpack_from(value)
+    base, digest = 0, b""
+    if offset & _HAS_MORE and len(value) >= _MORE_END:
+        base, digest = _MORE.unpack_from(value, 6)
+        digest = b"" if digest == _NO_KEY else digest
+    counter = (int.from_bytes(first[16:], "big") & -STRETCH_TASKS) + (offset & ~_HAS_MORE)
+    row_first = TaskId(first[:16] + (counter & COUNTER_MAX).to_bytes(4, "big"))
+    return Piece(queue, PRIORITY_MAX - inverted, due_ms, first, bits_of(value), attempts, row_first, base, digest)
+
+
+def lowest(stretch: bytes, bits: int) -> TaskId:
+    """Id of the lowest task in a mask."""
+    return with_counter(stretch, counter_of(stretch) + (bits & -bits).bit_length() - 1)
+
+
+def stretch_at(key: bytes) -> TaskId:
+    """The stretch of the id that an index key ends with."""
+    return stretch_of(first_at(key))

@@ -1,0 +1,291 @@
+"""The record of a stretch: what is known of 1,024 consecutive ids, as masks.
+
+All of it is a function of the stretch's rows, whatever order they came in, and may speak
+of tasks whose row is not there yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import msgpack
+
+from onyxq.core.errors import BadRequest, Corrupt
+from onyxq.core.facts import EXPIRED, RELEASED, REOPENED, RETRIED, STOPPED, TASK, History, completion_head, seal, unseal
+from onyxq.core.ids import id_at, mask_of, ms_of, offset_of
+from onyxq.store.index.heads import DUE_MS_MAX, QueueKey, task_head
+from onyxq.store.index.records import ATTEMPTS_MAX, Alike, pack_mask, unpack_mask
+from onyxq.store.tables import Table, Tables
+
+RECORDS_MAX = 4_096
+"""Records in memory."""
+MOVING = (RELEASED, RETRIED, EXPIRED, REOPENED)
+"""Events that change due time or attempts, or which completions count."""
+
+
+class State(NamedTuple):
+    """What history says of a task. A join of events in any order gives the same."""
+
+    position: int
+    index: int  # type: ignore[assignment]  # shadows the tuple's method
+    due_ms: int
+    """Position and index of the last RETRIED or REOPENED, and the due time that set."""
+    attempts: int
+    reopened: int
+    """Position of the last REOPENED, 0 if none."""
+    base: int
+    """Attempts counted then."""
+    ended: int = 0
+    """Token of the newest claim that ended without a completion, 0 if none did."""
+
+    @property
+    def counts_from(self) -> int:
+        """Completions with a lower token do not count: of a life before, or of a claim that was overtaken."""
+        return max(self.reopened, self.ended)
+
+
+UNMOVED = State(-1, -1, -1, 0, 0, 0)
+
+
+class Stretch:
+    """See the module's first paragraph; masks as ints."""
+
+    __slots__ = ("dirty", "done", "granted", "key", "known", "moved", "owned", "resolved", "ruled")
+
+    def __init__(self, key: bytes) -> None:
+        self.key = key
+        self.known = 0
+        self.done = [0, 0, 0, 0]
+        """Finished tasks per outcome, disjoint."""
+        self.moved: dict[State, int] = {}
+        self.owned: dict[int, int] = {}
+        """Row offset -> the tasks that count as the row's, where rows overlap."""
+        self.ruled = 0
+        """Tasks of rows with rules."""
+        self.resolved = 0
+        """Tasks that wait for no dependency any more."""
+        self.granted = 0
+        """Tasks of rows that expire, which were granted once."""
+        self.dirty = False
+
+    def copy(self) -> Stretch:
+        """The same record, to be changed."""
+        out = Stretch(self.key)
+        out.known, out.done = self.known, self.done.copy()
+        if self.moved:
+            out.moved = self.moved.copy()
+        if self.owned:
+            out.owned = self.owned.copy()
+        out.ruled, out.resolved, out.granted = self.ruled, self.resolved, self.granted
+        return out
+
+    @property
+    def finished(self) -> int:
+        """Mask of the finished tasks."""
+        done = self.done
+        return done[0] | done[1] | done[2] | done[3]
+
+    @property
+    def failed(self) -> int:
+        """Mask of the failed tasks, those that stop their key included."""
+        return self.done[1] | self.done[STOPPED]
+
+    def counts_from(self, offset: int) -> int:
+        """The lowest token of completions of a task that count."""
+        return next((state.counts_from for state, bits in self.moved.items() if bits >> offset & 1), 0)
+
+    def pack(self) -> bytes:
+        """The record's bytes; equal facts give equal bytes."""
+        first, second, third, stopped = self.done
+        masks = (pack_mask(self.known), pack_mask(first), pack_mask(second), pack_mask(third))
+        moved = [(*state, pack_mask(bits)) for state, bits in sorted(self.moved.items())] if self.moved else ()
+        owned = [(offset, pack_mask(bits)) for offset, bits in sorted(self.owned.items())] if self.owned else ()
+        more: tuple[bytes, ...] = ()
+        if stopped or self.ruled or self.resolved or self.granted:
+            more = (pack_mask(stopped), pack_mask(self.ruled), pack_mask(self.resolved), pack_mask(self.granted))
+        return seal(self.key, msgpack.packb((*masks, moved, owned, *more)))
+
+    @classmethod
+    def unpack(cls, key: bytes, value: bytes) -> Stretch:
+        """The record that `pack` wrote; raises `Corrupt`."""
+        out = cls(key)
+        known, first, second, third, moved, owned, *more = msgpack.unpackb(unseal(key, bytes(value)))
+        out.known = unpack_mask(known)
+        out.done = [unpack_mask(first), unpack_mask(second), unpack_mask(third), 0]
+        if moved:
+            out.moved = {State(*state): unpack_mask(bits) for *state, bits in moved}
+        if owned:
+            out.owned = {offset: unpack_mask(bits) for offset, bits in owned}
+        if more:
+            out.done[STOPPED], out.ruled, out.resolved, out.granted = map(unpack_mask, more)
+        return out
+
+
+class Remembered:
+    """Records of stretches in memory, which are read and written several times on a task's way.
+
+    Each stands for its bytes: it is used only where those are what is stored now, and never changed.
+    """
+
+    def __init__(self) -> None:
+        self._records: dict[bytes, tuple[bytes, Stretch]] = {}
+
+    def find(self, table: Table, stretch_id: bytes) -> Stretch | None:
+        """The record of a stretch, if it is here and still what the table has."""
+        known = self._records.get(stretch_id)
+        if known is None:
+            return None
+        stored = table.get(known[1].key)
+        return known[1] if stored is not None and known[0] == bytes(stored) else None
+
+    def put(self, stretch_id: bytes, stored: bytes, record: Stretch) -> None:
+        """Keep a record that nobody changes any more, and what is stored of it."""
+        if len(self._records) >= RECORDS_MAX:
+            self._records.clear()
+        self._records[stretch_id] = (stored, record)
+
+
+def join(state: State, event: History) -> State:
+    """A task's state once an event is known: the latest retry, the most attempts."""
+    if event.event == RELEASED:
+        return state._replace(ended=max(state.ended, event.token))
+    position, index, due_ms, attempts, reopened, base, ended = state
+    counted = min(max(event.attempts, 0), ATTEMPTS_MAX)
+    attempts = max(attempts, counted)
+    if event.event != EXPIRED:
+        stamp = (event.position, event.index, min(max(event.retry_ms, 0), DUE_MS_MAX))
+        position, index, due_ms = max(stamp, (position, index, due_ms))
+    if event.event == REOPENED:
+        reopened, base = max((event.position, counted), (reopened, base))
+    else:
+        ended = max(ended, event.token)
+    return State(position, index, due_ms, attempts, reopened, base, ended)
+
+
+def moved_by(moved: dict[State, int], mask: int, event: History) -> dict[State, int]:
+    """``moved`` once one of the `MOVING` events on the tasks of ``mask`` is known."""
+    out: dict[State, int] = {}
+    rest = mask
+    for state, bits in moved.items():
+        hit = bits & mask
+        if bits != hit:
+            out[state] = out.get(state, 0) | (bits ^ hit)
+        if hit:
+            joined = join(state, event)
+            out[joined] = out.get(joined, 0) | hit
+            rest &= ~hit
+    if rest:
+        joined = join(UNMOVED, event)
+        out[joined] = out.get(joined, 0) | rest
+    out.pop(UNMOVED, None)
+    return out
+
+
+class Owner(NamedTuple):
+    """A task row and the tasks that count as its own."""
+
+    offset: int
+    tasks: int
+    queue: QueueKey
+
+    @property
+    def key(self) -> bytes:
+        """Digest of its ordering key; empty without."""
+        return self.queue.rules.key if self.queue.rules is not None else b""
+
+
+def owners(tables: Tables, stretch: Stretch, wanted: int) -> Iterator[Owner]:
+    """The task rows that hold the known tasks among ``wanted``, last first."""
+    wanted &= stretch.known
+    if not wanted:
+        return
+    first_key = stretch.key[:2] + TASK + stretch.key[7:]
+    start = stretch.key[:2] + TASK + id_at(stretch.key[7:], wanted.bit_length() - 1)
+    if not wanted & (wanted - 1) and (alone := tables.rows.get(start)) is not None:
+        # Mostly it is about a row of one task, which is found without a cursor.
+        owner = _owner(stretch, start, alone)
+        if owner is not None and owner.tasks & wanted:
+            yield owner
+            return
+    for key, value in tables.rows.descend(start):
+        if key < first_key:
+            return
+        owner = _owner(stretch, key, value)
+        if owner is not None and owner.tasks & wanted:
+            yield owner
+            wanted &= ~owner.tasks
+            if not wanted:
+                return
+
+
+def _owner(stretch: Stretch, key: bytes, value: bytes) -> Owner | None:
+    """What a task row holds; None if it is damaged: its tasks wait for the repair."""
+    try:
+        count, queue = task_head(value)
+    except BadRequest:
+        return None
+    offset = offset_of(key[3:])
+    tasks = stretch.owned.get(offset) if stretch.owned else None
+    return Owner(offset, ((1 << count) - 1) << offset if tasks is None else tasks, queue)
+
+
+def groups(stretch: Stretch, tasks: int) -> dict[Alike, int]:
+    """Tasks of one row by what they have in common, finished ones included.
+
+    The lowest task of a group names its piece, so completions never rename a piece.
+    """
+    origin_ms = ms_of(stretch.key[7:])
+    if not stretch.moved:
+        return {Alike(origin_ms, 0, 0): tasks}
+    out: dict[Alike, int] = {}
+    for state, bits in stretch.moved.items():
+        if bits & tasks:
+            alike = Alike(state.due_ms if state.position >= 0 else origin_ms, state.attempts, state.base)
+            out[alike] = out.get(alike, 0) | (bits & tasks)
+            tasks &= ~bits
+    if tasks:
+        alike = Alike(origin_ms, 0, 0)
+        out[alike] = out.get(alike, 0) | tasks
+    return out
+
+
+def alike_at(stretch: Stretch, offset: int) -> Alike:
+    """What one task's piece has in common."""
+    (alike,) = groups(stretch, 1 << offset)
+    return alike
+
+
+def void_bits(stretch: Stretch, token: int) -> int:
+    """Tasks of which a completion with this token does not count.
+
+    They were reopened later than it can have been made, or a newer claim on them was granted and
+    ended without one: had anybody been told of the older completion, there would be no newer claim.
+    """
+    out = 0
+    for state, bits in stretch.moved.items():
+        if state.counts_from > token:
+            out |= bits
+    return out
+
+
+def winners(stretch: Stretch, completions: Iterable[tuple[bytes, bytes]]) -> list[int]:
+    """Finished tasks per outcome by a stretch's completion rows: the highest mark, then token,
+    counts, if it is not void."""
+    found, damaged = [], 0
+    for key, value in completions:
+        token, count = int.from_bytes(key[23:31], "big"), int.from_bytes(key[31:35], "big")
+        mask = mask_of(key[3:23], count) & ~void_bits(stretch, token)
+        try:
+            _, _, outcome, mark = completion_head(unseal(key, bytes(value)))
+        except Corrupt:
+            damaged |= mask
+            continue
+        found.append((mark, token, key, mask, outcome))
+    out = [0, 0, 0, 0]
+    taken = 0
+    for *_, mask, outcome in sorted(found, reverse=True):
+        out[outcome] |= mask & ~taken
+        taken |= mask
+    # What a damaged row finished stays finished.
+    return [bits | (was & damaged & ~taken) for bits, was in zip(out, stretch.done, strict=True)]

@@ -1,0 +1,236 @@
+"""The reading half of the store, what goes beyond plain queues: keys, waiting, dead letters."""
+
+from __future__ import annotations
+
+import heapq
+import struct
+from collections.abc import Iterator
+
+from onyxq.core.errors import BadRequest, Corrupt
+from onyxq.core.facts import DATA, TASK, key_digest, key_of, slice_task, unpack_data, unseal
+from onyxq.core.ids import TaskId, id_at, ids_of, offset_of, runs_of, stretch_of
+from onyxq.core.purged import Watermark
+from onyxq.store.index.expected import load_stretch
+from onyxq.store.index.facets import free_bits, head_of, holder_of, stands
+from onyxq.store.index.heads import queue_digest
+from onyxq.store.index.pending_rows import pending_rows, pending_transactions
+from onyxq.store.index.records import Alike, due_ms_of, first_at, lowest, order_ms_of, stretch_key, unpack_mask
+from onyxq.store.index.stretches import Owner, Remembered, Stretch, alike_at, groups, owners
+from onyxq.store.interface import Crooked, PendingRow, Piece
+from onyxq.store.tables import Table, Tables
+
+
+class RuledReads:
+    """Reading methods of `onyxq.store.interface.Store` about keys, waiting and failed tasks."""
+
+    _tables: Tables
+    damaged: set[bytes]
+    crooked: Crooked
+    _watermarks: dict[bytes, Watermark]
+    """By the partitions' bytes."""
+    _records: Remembered
+
+    def _unseal(self, key: bytes, value: bytes) -> bytes:
+        """The checked body; notes a damaged row and raises `Corrupt`."""
+        try:
+            return unseal(key, bytes(value))
+        except Corrupt:
+            self.damaged.add(bytes(key))
+            raise
+
+    def hides(self, task_id: bytes) -> bool:
+        """Whether a task is purged."""
+        marks = self._watermarks
+        return bool(marks) and (found := marks.get(task_id[6:8])) is not None and found.covers(task_id)
+
+    def _stretch(self, stretch: bytes) -> Stretch:
+        """The record of a stretch, for reading only."""
+        if self.hides(stretch):
+            return Stretch(stretch_key(stretch))
+        if (known := self._records.find(self._tables.stretch, stretch)) is not None:
+            return known
+        record, readable = load_stretch(self._tables, stretch)
+        if not readable:
+            self.crooked.stretches.add(TaskId(bytes(stretch)))
+        elif (stored := self._tables.stretch.get(record.key)) is not None:
+            self._records.put(bytes(stretch), bytes(stored), record)
+        return record
+
+    # --- pieces of a stretch ------------------------------------------------------
+
+    def pieces(self, stretch: bytes, mask: int) -> list[Piece]:
+        """The unfinished pieces among the tasks of a mask that are in ``ready`` or ``due``."""
+        record = self._stretch(stretch)
+        wanted = mask & ~record.finished
+        if not wanted:
+            return []
+        out = [piece for owner in owners(self._tables, record, wanted) for piece in self._pieces(record, owner, wanted)]
+        return sorted(out, key=lambda piece: piece.first)
+
+    def moved(self, stretch: bytes) -> list[Piece]:
+        """The stretch's unfinished pieces whose due time or attempts differ from their task row's; some may wait."""
+        record = self._stretch(stretch)
+        if not record.moved:
+            return []
+        wanted = 0
+        for bits in record.moved.values():
+            wanted |= bits
+        origin = alike_at(Stretch(record.key), 0)
+        out = [
+            _piece(record, owner, alike, held, held if owner.key else bits)
+            for owner in owners(self._tables, record, wanted)
+            for alike, bits in groups(record, owner.tasks).items()
+            if alike != origin and (held := bits & ~record.finished)
+        ]
+        return sorted(out, key=lambda piece: piece.first)
+
+    def _pieces(self, stretch: Stretch, owner: Owner, wanted: int) -> Iterator[Piece]:
+        """A row's pieces that can be ready or due."""
+        if not stands(self._tables, stretch, owner):
+            return
+        free = free_bits(self._tables, stretch, owner)
+        for alike, bits in groups(stretch, owner.tasks).items():
+            if held := bits & free & wanted:
+                yield _piece(stretch, owner, alike, held, bits & free if owner.key else bits)
+
+    def counts_from(self, task_id: bytes) -> int:
+        """The lowest token of completions that count: the position at which a task was reopened last,
+        or the token of a later claim that ended without one; 0 if there is neither."""
+        return self._stretch(stretch_of(task_id)).counts_from(offset_of(task_id))
+
+    def data(self, task_id: bytes) -> bytes | None:
+        """The payload that replaced a unique task's; raises `Corrupt`."""
+        key = key_of(DATA, task_id, bytes(12))
+        stored = None if self.hides(task_id) else self._tables.rows.get(key)
+        return None if stored is None else unpack_data(self._unseal(key, stored)).payload
+
+    # --- tasks that failed, wait, or expire -----------------------------------------
+
+    def failed(self, partition: int, queue: str | None = None, *, after: bytes = b"", limit: int = 100) -> list[TaskId]:
+        """Failed tasks of a queue, or of all, in id order, behind ``after``."""
+        prefix = partition.to_bytes(2, "big")
+        digests = [queue_digest(queue)] if queue is not None else list(self._digests_of_dead(prefix))
+        out: list[TaskId] = []
+        rows = (self._masks(self._tables.dead, prefix + digest, after) for digest in digests)
+        for first, bits in heapq.merge(*rows):
+            if len(out) >= limit:
+                break
+            for run in runs_of(stretch_of(first), bits) if not self.hides(first) else ():
+                out += [task for task in ids_of(*run) if task > after]
+        return out[:limit]
+
+    def _digests_of_dead(self, prefix: bytes) -> Iterator[bytes]:
+        """Queues of a partition that have failed tasks, however many there are that have none."""
+        start = prefix
+        while (found := next(iter(self._tables.dead.ascend(start)), None)) is not None:
+            digest = bytes(found[0][2:18])
+            if found[0][:2] != prefix:
+                return
+            yield digest
+            start = prefix + digest + b"\xff" * 21  # behind every id
+
+    @staticmethod
+    def _masks(table: Table, prefix: bytes, after: bytes) -> Iterator[tuple[bytes, int]]:
+        """Rows (first id, mask) of a range, from that which may hold the task ``after`` on."""
+        start = prefix
+        if after:
+            for key, value in table.descend(prefix + after):
+                if key[:-20] == prefix and key[-20:-4] == after[:16]:
+                    yield bytes(key[-20:]), unpack_mask(bytes(value))
+                break
+            start = prefix + after + b"\0"
+        for key, value in table.ascend(start):
+            if key[:-20] != prefix:
+                return
+            yield bytes(key[-20:]), unpack_mask(bytes(value))
+
+    def waiting(self, partition: int, *, after: bytes = b"", limit: int = 100) -> list[tuple[TaskId, bytes]]:
+        """Unfinished runs that wait for their dependencies: first id and body, cut to the run,
+        in id order behind ``after``; damaged rows are left out."""
+        out: list[tuple[TaskId, bytes]] = []
+        for first, bits in self._masks(self._tables.waiting, partition.to_bytes(2, "big"), after):
+            if len(out) >= limit:
+                break
+            key = key_of(TASK, first)
+            stored = self._tables.rows.get(key)
+            if stored is None or self.hides(first):
+                continue
+            try:
+                body = self._unseal(key, stored)
+                for run in runs_of(stretch_of(first), bits):
+                    if run.first > after:
+                        cut = slice_task(body, offset_of(run.first) - offset_of(first), run.count)
+                        out.append((run.first, cut))
+            except (Corrupt, BadRequest, struct.error):
+                continue
+        return out[:limit]
+
+    def expiring(self, partition: int, now_ms: int, *, limit: int = 100) -> list[TaskId]:
+        """Unfinished tasks, never granted according to history, whose time is up, earliest first."""
+        prefix = partition.to_bytes(2, "big")
+        out: list[TaskId] = []
+        for key, value in self._tables.expiring.ascend(prefix):
+            if key[:2] != prefix or due_ms_of(key) > now_ms or len(out) >= limit:
+                break
+            for run in runs_of(stretch_of(first_at(key)), unpack_mask(bytes(value))):
+                out += ids_of(*run) if not self.hides(run.first) else ()
+        return out[:limit]
+
+    def next_expiry_ms(self, partition: int) -> int | None:
+        """Earliest time at which such a task expires."""
+        prefix = partition.to_bytes(2, "big")
+        for key, _ in self._tables.expiring.ascend(prefix):
+            return due_ms_of(key) if key[:2] == prefix else None
+        return None
+
+    # --- keys -----------------------------------------------------------------------
+
+    def unique(self, partition: int, queue: str, key: str) -> TaskId | None:
+        """The task that stands for a unique key, finished or not."""
+        found = holder_of(self._tables, partition.to_bytes(2, "big") + key_digest(queue, key))
+        return None if found is None or self.hides(found) else found
+
+    def key_head(self, partition: int, digest: bytes) -> TaskId | None:
+        """The first unfinished or stopped task of an ordering key."""
+        return head_of(self._tables, partition.to_bytes(2, "big") + digest)
+
+    def key_tasks(self, partition: int, digest: bytes, *, limit: int = 100) -> list[TaskId]:
+        """The first unfinished or stopped tasks of an ordering key, in order."""
+        prefix = partition.to_bytes(2, "big") + digest
+        out: list[TaskId] = []
+        for _, first, bits in heapq.merge(self._in_key(prefix + b"\0"), self._in_key(prefix + b"\1")):
+            if len(out) >= limit:
+                break
+            for run in runs_of(stretch_of(first), bits):
+                out += ids_of(*run)
+        return out[:limit]
+
+    def _in_key(self, prefix: bytes) -> Iterator[tuple[bytes, bytes, int]]:
+        for key, value in self._tables.keyed.ascend(prefix):
+            if key[:19] != prefix:
+                return
+            yield bytes(key[19:]), bytes(key[-20:]), unpack_mask(bytes(value))
+
+    def last_immediate_ms(self, partition: int, digest: bytes) -> int:
+        """Due time, by its ``order``, of the last such task that is not ``scheduled``; 0 if none."""
+        prefix = partition.to_bytes(2, "big") + digest + b"\0"
+        for key, _ in self._tables.keyed.descend(prefix + b"\xff" * 44):
+            return order_ms_of(key) if key[:19] == prefix else 0
+        return 0
+
+    # --- pending rows ---------------------------------------------------------------
+
+    def pending(self, partition: int, transaction: str) -> list[PendingRow]:
+        """A transaction's pending rows in a partition, by number; raises `Corrupt`."""
+        return pending_rows(self._tables.pending, partition, transaction)
+
+    def pending_transactions(self, partition: int) -> dict[str, int]:
+        """Names of the transactions with pending rows, each with its deadline (log time), by name."""
+        return pending_transactions(self._tables.pending, partition)
+
+
+def _piece(stretch: Stretch, owner: Owner, alike: Alike, held: int, group: int) -> Piece:
+    """The piece of the tasks ``held``, which the first of ``group`` names."""
+    stretch_id, queue, (due_ms, attempts, base) = stretch.key[7:], owner.queue, alike
+    first, row_first = lowest(stretch_id, group), id_at(stretch_id, owner.offset)
+    return Piece(queue.name, queue.priority, due_ms, first, held, attempts, row_first, base, owner.key)

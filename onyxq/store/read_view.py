@@ -1,0 +1,411 @@
+"""The reading half of the store, shared by LMDB and memory.
+
+Every method reads the tables of the last committed transaction and leaves no cursor
+open behind it, so the snapshot may move on between any two calls, also while a caller
+iterates `StoreReads.keys`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+
+import msgpack
+
+from onyxq.core.errors import BadRequest, Corrupt
+from onyxq.core.facts import (
+    COMPLETION,
+    DATA,
+    HISTORY,
+    KINDS,
+    RESOLUTION,
+    TASK,
+    UPDATE,
+    partition_of_key,
+    unpack_history,
+    unpack_resolution,
+    unseal,
+)
+from onyxq.core.ids import STRETCH_TASKS, TaskId, counter_of, ms_of, offset_of, stretch_of
+from onyxq.core.purged import NOTHING, Watermark
+from onyxq.store.condition import Condition
+from onyxq.store.index.endings import ended
+from onyxq.store.index.heads import queue_digest, task_head
+from onyxq.store.index.purge import purged_stretches
+from onyxq.store.index.records import (
+    DIGEST,
+    HOUR_MS,
+    due_ms_of,
+    due_start,
+    ready_key_of,
+    stretch_key,
+    unpack_counts,
+    unpack_number,
+    unpack_ready,
+)
+from onyxq.store.index.stretches import Remembered
+from onyxq.store.integrity.audit import Audit
+from onyxq.store.interface import Batch, Crooked, Digest, Ended, KeptLog, Piece, QueueCounts, Rider
+from onyxq.store.kept_log import ends_of, kept_log
+from onyxq.store.row_checks import Prepared
+from onyxq.store.state_lookup import FindingReads
+from onyxq.store.tables import FORMAT_KEY, LOG_DIGEST, LOG_POSITION
+
+_COUNT = struct.Struct(">8xI")
+
+
+class StoreReads(FindingReads):
+    """Reading methods of `onyxq.store.interface.Store`, over `_tables`."""
+
+    def __init__(self) -> None:
+        self.condition = Condition()
+        self.damaged: set[bytes] = set()
+        """Keys of rows that were found not to match their checksum, until they are repaired."""
+        self._miscounted: set[int] = set()
+        """Partitions in which rows were damaged since they were counted."""
+        self._watermarks: dict[bytes, Watermark] = {}
+        self._records = Remembered()
+        self.crooked = Crooked()
+        """Entries of indexes, counts and digests that were found not to agree with the rows."""
+        self._followers: list[Callable[[Sequence[Prepared]], None]] = []
+        self._riders: list[Rider] = []
+
+    def accompany(self, rider: Rider) -> None:
+        """Have a rider's batch in every transaction from now on, before all others of that transaction."""
+        self._riders.append(rider)
+
+    def _taken(self) -> list[tuple[Rider, Batch]]:
+        """What the riders put into the transaction that begins now."""
+        return [(rider, batch) for rider in self._riders if (batch := rider.take()) is not None]
+
+    def follow(self, told: Callable[[Sequence[Prepared]], None]) -> Callable[[], None]:
+        """Have ``told`` hear of the rows of every batch as soon as they can be read, of each batch by itself,
+        until the function that comes back is called."""
+        self._followers.append(told)
+        return lambda: self._followers.remove(told)
+
+    def _tell(self, rows: Sequence[Prepared]) -> None:
+        """Rows can be read from now on."""
+        for told in list(self._followers) if rows else ():
+            told(rows)
+
+    def scrub(self, after: bytes, limit_bytes: int) -> bytes:
+        """Check what lies behind a place, rows first, then all that is derived from them,
+        about ``limit_bytes`` of it: note what is `damaged` and `crooked`, and return the place
+        reached; empty at the end of a round."""
+        reached = Audit(self._tables, self.damaged, self.crooked).step(after, limit_bytes)
+        damaged = {partition_of_key(key) for key in self.damaged}
+        self._miscounted |= damaged
+        if not reached:
+            # What happened while a row was damaged may have been counted as another queue's.
+            self.crooked.partitions |= self._miscounted - damaged
+            self._miscounted = damaged
+        return reached
+
+    def doubt(self) -> None:
+        """Have the file examined page by page before it is opened the next time, if there is one."""
+
+    # --- promises and positions ---------------------------------------------------
+
+    def epochs(self) -> dict[int, int]:
+        """Epoch reached per partition."""
+        entries = self._tables.epochs.ascend(b"")
+        return {int.from_bytes(key, "big"): unpack_number(key, value) for key, value in entries}
+
+    def log_position(self) -> int:
+        """Position up to which history was stored; -1 at first."""
+        stored = self._tables.meta.get(LOG_POSITION)
+        return -1 if stored is None else unpack_number(LOG_POSITION, stored)
+
+    def log_digest(self) -> bytes:
+        """`Replica.digest` at `log_position`; empty at first."""
+        stored = self._tables.meta.get(LOG_DIGEST)
+        return b"" if stored is None else unseal(LOG_DIGEST, bytes(stored))
+
+    def kept_log(self) -> KeptLog:
+        """The store's copy of the log, read from disk; raises `Corrupt`."""
+        return kept_log(self._tables.log)
+
+    def kept_ends(self) -> tuple[int, int]:
+        """Positions of the copy's snapshot and of its end, each -1 at first."""
+        ends = ends_of(self._tables.log)
+        return ends.snapshot, ends.position
+
+    def meta(self, name: str) -> bytes | None:
+        """A named value."""
+        stored = self._tables.meta.get(name.encode())
+        return None if stored is None else unseal(name.encode(), bytes(stored))
+
+    def check_promises(self) -> None:
+        """Raise `Corrupt` unless all promises, positions and named values can be read."""
+        for key, value in self._tables.epochs.ascend(b""):
+            if len(key) != 2:
+                raise Corrupt("an epoch's key is malformed")
+            unpack_number(key, value)
+        for key, value in self._tables.meta.ascend(b""):
+            if bytes(key) != FORMAT_KEY:
+                unseal(bytes(key), bytes(value))
+
+    # --- facts ----------------------------------------------------------------------
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value of one row as stored (sealed; the caller checks it)."""
+        stored = None if self.hides(key[3:]) else self._tables.rows.get(key)
+        return None if stored is None else bytes(stored)
+
+    def row_keys(self, kind: bytes, first: bytes, last: bytes, *, limit: int) -> list[bytes]:
+        """Keys of the rows of a kind whose first ids lie between two of one partition, both included, in order."""
+        prefix = first[6:8] + kind
+        out: list[bytes] = []
+        for key, _ in self._tables.rows.ascend(prefix + first):
+            if len(out) >= limit or key[:3] != prefix or key[3:23] > last:
+                break
+            out.append(key)
+        return out
+
+    def body(self, key: bytes) -> bytes:
+        """The checked body of the row at a key; raises `Corrupt`, also if there is no such row."""
+        stored = self._tables.rows.get(key)
+        if stored is None:
+            raise Corrupt(f"the row of kind {key[2:3]!r} at task {key[3:23].hex()} is not there")
+        return self._unseal(key, stored)
+
+    def task_row(self, task_id: bytes) -> tuple[TaskId, bytes] | None:
+        """First id and checked body of the task row that covers an id; raises `Corrupt`."""
+        stretch_id = stretch_of(task_id)
+        offset = offset_of(task_id)
+        stretch = self._stretch(stretch_id)
+        if not stretch.known >> offset & 1:
+            return None
+        low, start = task_id[6:8] + TASK + stretch_id, task_id[6:8] + TASK + task_id
+        if (alone := self._tables.rows.get(start)) is not None and _covers(TASK, start, alone, task_id):
+            return TaskId(start[3:]), self._unseal(start, alone)  # without a cursor
+        for key, value in self._tables.rows.descend(start):
+            if key < low:
+                break
+            if _covers(TASK, key, value, task_id):
+                return TaskId(key[3:]), self._unseal(key, value)
+        return None
+
+    def covering(self, kind: bytes, task_id: bytes) -> list[tuple[TaskId, bytes]]:
+        """First ids and checked bodies of rows of a kind that cover an id, oldest first."""
+        prefix = task_id[6:8] + kind
+        start = prefix + (task_id if kind in (UPDATE, DATA) else stretch_of(task_id))
+        last = prefix + task_id + b"\xff" * 12
+        found = []
+        for key, value in self._tables.rows.ascend(start) if not self.hides(task_id) else ():
+            if key > last:
+                break
+            if _covers(kind, key, value, task_id):
+                found.append((key[23:], key, self._unseal(key, value)))
+        return [(TaskId(key[3:23]), body) for _, key, body in sorted(found)]
+
+    def completions(self, stretch: bytes) -> list[tuple[TaskId, bytes]]:
+        """First ids and checked bodies of the completion rows of a stretch; raises `Corrupt`."""
+        found = self._rows_of(COMPLETION, stretch) if not self.hides(stretch) else ()
+        return [(TaskId(key[3:23]), self._unseal(key, value)) for key, value in found]
+
+    def task_rows(self, partition: int, *, after: bytes = b"", limit: int = 100) -> list[tuple[TaskId, bytes]]:
+        """Task rows (first id, checked body) in id order, of rows that start behind ``after``."""
+        prefix = partition.to_bytes(2, "big") + TASK
+        out: list[tuple[TaskId, bytes]] = []
+        for key, value in self._tables.rows.ascend(prefix + after):
+            if key[:3] != prefix or len(out) >= limit:
+                break
+            if key[3:] > after and not self.hides(key[3:]):
+                out.append((TaskId(key[3:]), self._unseal(key, value)))
+        return out
+
+    def finished_bits(self, stretch: bytes) -> int:
+        """Mask of the finished tasks of a stretch."""
+        return self._stretch(stretch).finished
+
+    def known_bits(self, stretch: bytes) -> int:
+        """Mask of the tasks of a stretch that task rows cover."""
+        return self._stretch(stretch).known
+
+    # --- indexes ----------------------------------------------------------------------
+
+    def queues(self, partition: int) -> list[str]:
+        """Names of queues that have, or had, tasks in the partition."""
+        return list(self.counts(partition))
+
+    def ready(self, partition: int, queue: str, *, after: Piece | None = None, limit: int = 100) -> list[Piece]:
+        """Ready pieces of a queue in order, behind ``after``."""
+        prefix = partition.to_bytes(2, "big") + queue_digest(queue)
+        start = prefix if after is None else ready_key_of(after) + b"\0"
+        out: list[Piece] = []
+        for key, value in self._tables.ready.ascend(start):
+            if len(out) >= limit or key[:18] != prefix:
+                break
+            if not self.hides(key[30:]):
+                out.append(unpack_ready(queue, key, value))
+        return out
+
+    def due(self, partition: int, start_ms: int, end_ms: int, *, limit: int = 100) -> list[Piece]:
+        """Pieces in ``due`` whose time lies from ``start_ms`` to before ``end_ms``, earliest first."""
+        prefix, names = partition.to_bytes(2, "big"), {}
+        out: list[Piece] = []
+        for key, value in self._tables.due.ascend(due_start(partition, start_ms)):
+            if len(out) >= limit or key[:2] != prefix or due_ms_of(key) >= end_ms:
+                break
+            if self.hides(key[10:]):
+                continue
+            place, rest = bytes(value[:20]), value[20:]
+            digest = place[:16]
+            if digest not in names:
+                names[digest] = self._queue_named(prefix + digest)
+            if name := names[digest]:
+                out.append(unpack_ready(name, prefix + place + key[2:], rest))
+        return out
+
+    def _queue_named(self, key: bytes) -> str:
+        """The queue that counts are kept of under a key; empty if they are missing or damaged."""
+        stored = self._tables.counts.get(key)
+        try:
+            return unpack_counts(key, stored)[1] if stored is not None else ""
+        except Corrupt:
+            return ""
+
+    def next_due_ms(self, partition: int, start_ms: int = 0) -> int | None:
+        """Earliest due time in ``due`` that is not before ``start_ms``."""
+        prefix = partition.to_bytes(2, "big")
+        for key, _ in self._tables.due.ascend(due_start(partition, start_ms)):
+            return due_ms_of(key) if key[:2] == prefix else None
+        return None
+
+    def counts(self, partition: int, queue: str | None = None) -> dict[str, QueueCounts]:
+        """Counts per queue, in the order of names; of one queue, if there are any, without looking at others."""
+        prefix = partition.to_bytes(2, "big") + (b"" if queue is None else queue_digest(queue))
+        out = {}
+        for key, value in self._tables.counts.ascend(prefix):
+            if not bytes(key).startswith(prefix):
+                break
+            try:
+                numbers, name = unpack_counts(key, value)
+            except Corrupt:
+                self.crooked.partitions.add(partition)
+                continue
+            out[name] = QueueCounts(*numbers)
+        return dict(sorted(out.items()))
+
+    # --- retention --------------------------------------------------------------------
+
+    def watermark(self, partition: int) -> Watermark:
+        """What is purged of a partition: whatever it covers is neither shown nor taken."""
+        return self._watermarks.get(partition.to_bytes(2, "big"), NOTHING)
+
+    def raise_watermark(self, partition: int, watermark: Watermark) -> None:
+        """Hide and refuse from now on what a watermark covers; a lower one changes nothing."""
+        if watermark.before_ms and watermark.reaches(self.watermark(partition)):
+            self._watermarks[partition.to_bytes(2, "big")] = watermark
+
+    def _note_purge(self, batch: Batch) -> None:
+        if batch.purge is not None:
+            self.raise_watermark(batch.purge.partition, batch.purge.watermark)
+
+    def stretches(self, partition: int, *, after: bytes = b"", before_ms: int, limit: int = 1_000) -> list[bytes]:
+        """Names of stretches with rows whose time is before, purged ones left out: behind a place
+        (the last name), in the order of hours, each with the stretch as its last 20 bytes."""
+        number, mark = partition.to_bytes(2, "big"), self.watermark(partition)
+        # What is purged may be there in any number: below the watermark's hour only what is kept is looked for.
+        hour = number + (mark.before_ms // HOUR_MS).to_bytes(4, "big")
+        kept = sorted(key for one in mark.kept if after < (key := stretch_key(one)) < hour)
+        out = [key for key in kept if ms_of(key[7:]) < before_ms and self._tables.stretch.get(key) is not None][:limit]
+        for key, below in purged_stretches(self._tables.stretch, number, Watermark(before_ms), max(after, hour)):
+            if len(out) >= limit:
+                break
+            if below and not self.hides(key[7:]):
+                out.append(key)
+        return out
+
+    def purge_left(self, partition: int) -> bool:
+        """Whether rows of purged tasks are still to be deleted."""
+        watermark = self.watermark(partition)
+        if not watermark.before_ms:
+            return False
+        found = purged_stretches(self._tables.stretch, partition.to_bytes(2, "big"), watermark, b"")
+        return any(purged for _, purged in found)
+
+    def ended(self, stretch: bytes) -> Ended | None:
+        """How the tasks of a stretch ended; None if some are unfinished, or stop their ordering
+        key, or if that cannot be told because something is damaged."""
+        return ended(self._tables, self._stretch(stretch))
+
+    # --- anti-entropy -----------------------------------------------------------------
+
+    def hours(self, partition: int) -> dict[int, Digest]:
+        """Digest per hour bucket (ms of the id // 3,600,000)."""
+        prefix = partition.to_bytes(2, "big")
+        out = {}
+        for key, value in self._tables.hours.ascend(prefix):
+            if key[:2] != prefix:
+                break
+            out[int.from_bytes(key[2:], "big")] = Digest(*DIGEST.unpack(value))
+        return out
+
+    def leaves(self, partition: int, hour: int) -> dict[int, Digest]:
+        """Digest per leaf of an hour bucket; empty leaves are absent."""
+        prefix = partition.to_bytes(2, "big") + hour.to_bytes(4, "big")
+        out = {}
+        for key, value in self._tables.leaves.ascend(prefix):
+            if key[:6] != prefix:
+                break
+            out[key[6]] = Digest(*DIGEST.unpack(value))
+        return out
+
+    def keys(self, partition: int, hour: int, leaf: int) -> Iterator[tuple[bytes, bytes]]:
+        """Row keys of a leaf, sorted, each with the checksum that its value ends with.
+
+        Rows that come meanwhile may be among them.
+        """
+        prefix = partition.to_bytes(2, "big") + hour.to_bytes(4, "big") + bytes([leaf])
+        stretches = []
+        for key, _ in self._tables.stretch.ascend(prefix):
+            if key[:7] != prefix:
+                break
+            if not self.hides(key[7:]):
+                stretches.append(key[7:])
+        for kind in KINDS:
+            for stretch in stretches:
+                yield from [(key, bytes(value[-4:])) for key, value in self._rows_of(kind, stretch)]
+
+    def _rows_of(self, kind: bytes, stretch: bytes) -> Iterator[tuple[bytes, bytes]]:
+        prefix = stretch[6:8] + kind + stretch[:16]
+        end = counter_of(stretch) + STRETCH_TASKS
+        for key, value in self._tables.rows.ascend(stretch[6:8] + kind + stretch):
+            if key[:19] != prefix or counter_of(key[3:23]) >= end:
+                break
+            yield key, value
+
+    def partitions(self) -> list[int]:
+        """Partitions of which there are rows."""
+        out: list[int] = []
+        while not out or out[-1] < 0xFFFF:
+            start = (out[-1] + 1 if out else 0).to_bytes(2, "big")
+            found = next(iter(self._tables.hours.ascend(start)), None)
+            if found is None:
+                break
+            out.append(int.from_bytes(found[0][:2], "big"))
+        return out
+
+
+def _covers(kind: bytes, key: bytes, value: bytes, task_id: bytes) -> bool:
+    """Whether a row that starts at or before an id of its stretch covers it.
+
+    What cannot be told because the row is damaged counts as covering: checking it says so.
+    """
+    if kind in (UPDATE, DATA):
+        return key[3:23] == task_id
+    try:
+        if kind == COMPLETION:
+            count = int(_COUNT.unpack(key[23:])[0])
+        elif kind == RESOLUTION:
+            count = unpack_resolution(bytes(value[:-4])).count
+        elif kind == HISTORY:
+            count = unpack_history(bytes(value[:-4])).count
+        else:
+            count, _ = task_head(value)
+        return counter_of(key[3:23]) + count > counter_of(task_id)
+    except (BadRequest, struct.error, TypeError, ValueError, msgpack.UnpackException):
+        return True

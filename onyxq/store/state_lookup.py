@@ -1,0 +1,98 @@
+"""The reading half of the store, what lists are made of: which tasks may be in a state.
+
+One record of a stretch and the heads of its task rows are looked at, no payload is, so
+what nobody asked for is passed over quickly.
+"""
+
+from __future__ import annotations
+
+from onyxq.core.errors import BadRequest, Corrupt
+from onyxq.core.facts import CANCELLED, COMPLETED, TASK
+from onyxq.core.ids import STRETCH_TASKS, TaskId, id_at, mask_of, ms_of, offset_of, stretch_of
+from onyxq.store.index.facets import free_bits
+from onyxq.store.index.heads import task_head
+from onyxq.store.index.stretches import Owner, Stretch, groups
+from onyxq.store.key_reads import RuledReads
+from onyxq.store.tables import Tables
+
+
+class FindingReads(RuledReads):
+    """The reading method of `onyxq.store.interface.Store` about states."""
+
+    def look(
+        self, partition: int, *, queue: str | None, state: str | None, now_ms: int, after: bytes = b"", limit: int = 100
+    ) -> list[tuple[TaskId, int]]:
+        """Stretches in id order with tasks behind ``after``, each with the mask of those of a queue, or of
+        all, that may be in a state (claims are not considered); about ``limit`` task rows are looked at."""
+        prefix = partition.to_bytes(2, "big") + TASK
+        start: bytes = stretch_of(after) if after else b""
+        if after and after == last_of(TaskId(start)):
+            start = after + b"\0"
+        out: list[tuple[TaskId, int]] = []
+        record: Stretch | None = None
+        any_of = False
+        for key, value in self._tables.rows.ascend(prefix + start):
+            if key[:3] != prefix:
+                break
+            stretch_id = stretch_of(key[3:])
+            if record is None or record.key[7:] != stretch_id:
+                if limit <= 0:
+                    break
+                record = self._stretch(stretch_id)
+                out.append((stretch_id, 0))
+                any_of = not self.hides(stretch_id) and any_may_be(record, state, now_ms)
+            limit -= 1
+            if not any_of:
+                continue
+            try:
+                count, found = task_head(value)
+            except BadRequest as error:
+                self.damaged.add(key)
+                raise Corrupt(f"the task row at {key[3:].hex()} is damaged: {error.message}") from None
+            if queue in (None, found.name):
+                offset = offset_of(key[3:])
+                owner = Owner(offset, record.owned.get(offset, mask_of(key[3:], count)), found)
+                out[-1] = (stretch_id, out[-1][1] | may_be(self._tables, record, owner, state=state, now_ms=now_ms))
+        if out and out[0][0] == start:
+            out[0] = (out[0][0], out[0][1] & ~((2 << offset_of(after)) - 1))
+        return out
+
+
+def any_may_be(stretch: Stretch, state: str | None, now_ms: int) -> bool:
+    """Whether any task of a stretch may be in a state, by its record alone."""
+    if state in ("completed", "failed", "cancelled"):
+        return bool(finished_in(stretch)[state])
+    if state is None:
+        return True
+    if state == "waiting":
+        return bool(stretch.ruled)
+    late = ms_of(stretch.key[7:]) <= now_ms
+    return bool(stretch.moved) or state not in ("scheduled", "ready") or late == (state == "ready")
+
+
+def finished_in(stretch: Stretch) -> dict[str, int]:
+    """The finished tasks of a stretch by state."""
+    done = stretch.done
+    return {"completed": done[COMPLETED], "failed": stretch.failed, "cancelled": done[CANCELLED]}
+
+
+def may_be(tables: Tables, stretch: Stretch, owner: Owner, *, state: str | None, now_ms: int) -> int:
+    """The tasks of a row that may be in a state, as a mask: none that is in it is left out."""
+    finished = finished_in(stretch)
+    if state is None or state in finished:
+        return owner.tasks & finished.get(state or "", -1)
+    live = owner.tasks & ~stretch.finished
+    if not live or state == "claimed":
+        return live
+    held = live & ~free_bits(tables, stretch, owner) if owner.queue.rules is not None else 0
+    if state == "waiting":
+        return held
+    late = 0
+    for alike, bits in groups(stretch, live).items():
+        late |= bits if alike.due_ms <= now_ms else 0
+    return late & ~held if state == "ready" else live & ~late
+
+
+def last_of(stretch: TaskId) -> TaskId:
+    """The last id of a stretch."""
+    return id_at(stretch, STRETCH_TASKS - 1)

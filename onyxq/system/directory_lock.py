@@ -1,0 +1,27 @@
+"""A lock on a directory, which admits one process at a time; the kernel frees it with the process."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from onyxq.core.errors import Conflict
+from onyxq.system.directories import PRIVATE_FILE
+
+
+def lock_file(path: Path, *, what: str, hint: str) -> int:
+    """The descriptor that holds the lock in a file, to be closed at the end; raises `Conflict`.
+
+    ``what`` is guarded by it; the file says which process holds it.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE_FILE)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
+        os.close(descriptor)
+        raise Conflict(f"{what} is in use by process {holder}", hint=hint) from None
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, b"%d\n" % os.getpid())
+    return descriptor

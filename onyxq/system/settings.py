@@ -1,0 +1,189 @@
+"""Settings of the command line: from the flag, else ``ONYXQ_<NAME>``, else ``onyxq.toml``, else the default.
+
+Only processes have these settings; a cluster's own (partitions, replicas, timeouts) are
+fixed by its ``create_cluster`` entry and live in the replica.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from attrs import frozen
+
+from onyxq.access.credential_files import check_private
+from onyxq.core.errors import BadRequest
+
+Kind: TypeAlias = type[str] | type[int] | type[bool]
+
+FILE_NAME = "onyxq.toml"
+SECRET = ("token", "tokens", "peer_secret", "zookeeper_auth")
+"""Settings that are never shown."""
+PRIVATE = ("tokens", "peer_secret", "zookeeper_auth")
+"""Of these the ones that must not be in a file that everybody may read."""
+_ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+@frozen
+class Known:
+    """A setting that exists: its default, what it is for, and what it is if the default does not tell."""
+
+    default: str | int | None
+    about: str
+    of: Kind | None = None
+
+    @property
+    def kind(self) -> Kind:
+        """What its values are."""
+        return self.of or (int if isinstance(self.default, int) else str)
+
+
+SETTINGS: Mapping[str, Known] = {
+    "connect": Known("127.0.0.1:7400", "HOST:PORT of any peer"),
+    "token": Known(None, "credential sent to the peer"),
+    "access": Known(None, "file of the tokens that are asked for, and the peers' secret"),
+    "tokens": Known(None, "the same tokens in one line, TOKEN=ROLE+ROLE:PREFIX with spaces between them"),
+    "peer_secret": Known(None, "what peers show each other; needed beside tokens"),
+    "allow_anyone": Known(None, "listen for other machines although nobody is asked for a credential", bool),
+    "tls_ca": Known(None, "file of the authorities by whom others' certificates are checked; TLS with it"),
+    "tls_cert": Known(None, "file of the certificate that is shown to others; a peer needs one for TLS"),
+    "tls_key": Known(None, "file of its key"),
+    "allow_pickled": Known(None, "take jobs with pickled functions, though credentials are asked for", bool),
+    "allow_local_code": Known(
+        None, "host Spark without tokens: every user of this machine may then run code as you", bool
+    ),
+    "job_modules": Known(
+        "", "comma-separated modules whose functions jobs may name if tokens are used (default: none); `any`: all"
+    ),
+    "cluster": Known("main", "name of the cluster"),
+    "zookeeper": Known(None, "HOST:PORT,... of ZooKeeper; the embedded log without"),
+    "zookeeper_auth": Known(None, "digest:USER:PASSWORD or sasl:USER:PASSWORD; znodes then belong to it alone"),
+    "zookeeper_ca": Known(None, "file of the authorities for ZooKeeper's certificate; TLS with it"),
+    "zookeeper_cert": Known(None, "file of the certificate shown to ZooKeeper"),
+    "zookeeper_key": Known(None, "file of its key"),
+    "data": Known("onyxq-data", "data directory of the node"),
+    "archive": Known(None, "directory that keeps what a collection trims; nothing is kept without"),
+    "record_archive": Known(None, "directory of Parquet files for what a collection trims, by day"),
+    "listen": Known("127.0.0.1:7400", "HOST:PORT for clients and other peers"),
+    "http": Known("127.0.0.1:7480", "HOST:PORT for HTTP, or `off`"),
+    "http_hosts": Known(
+        "", "comma-separated names that HTTP answers to besides localhost and addresses; `any`: every name"
+    ),
+    "taskstore": Known(None, "HOST:PORT at whose root the task store is served too; none without"),
+    "taskstore_unit": Known("ms", "unit of times at that port: `ms` or `ns`"),
+    "zone": Known("", "failure zone of the node"),
+    "tags": Known("", "comma-separated words that jobs may ask of their peer"),
+    "spark": Known(None, "host Spark, and so run jobs", bool),
+    "slots": Known(None, "job slots that the peer offers if it hosts Spark (default: its cores)", int),
+    "spark_master": Known("local", "Spark's master: local, spark://HOST:PORT, yarn or k8s://..."),
+    "spark_conf": Known(None, "file of Spark's own settings, NAME VALUE a line like spark-defaults.conf"),
+    "spark_warm": Known(None, "keep a Spark session open, so that jobs start faster", bool),
+    "checkpoints": Known(None, "path or URI, which all peers reach, for what jobs keep of windows and joins"),
+    "session_timeout_ms": Known(6_000, "silence after which ZooKeeper gives the peer up"),
+    "absent_after_ms": Known(
+        60_000, "absence after which copies are made elsewhere; fixed when the cluster is created"
+    ),
+    "yield_after_ms": Known(5_000, "trouble after which a leader yields; fixed when the cluster is created"),
+    "gc_records": Known(20_000, "records after which the log is collected; fixed when the cluster is created"),
+    "gc_bytes": Known(4 << 20, "bytes of records after which the log is collected; fixed when the cluster is created"),
+    "purge_bucket_ms": Known(3_600_000, "time of ids that is purged together, once all finished in it may go"),
+    "purge_margin_ms": Known(600_000, "age below which no task is purged, and no new id refused"),
+    "task_archive": Known(None, "directory of Parquet files for purged tasks of queues that are archived"),
+    "timer_targets": Known("", "where callbacks may go, comma-separated: public, loopback, any, addresses, networks"),
+    "timer_timeout_ms": Known(10_000, "how long the receiver of a callback may take"),
+    "log_format": Known("text", "what a daemon logs is lines of `text`, or of `json`"),
+    "log_level": Known("warning", "least that a daemon logs: `debug`, `info`, `warning` or `error`"),
+    "sync_bytes_per_s": Known(64 << 20, "bytes a second at which copies are made, at most, each way"),
+}
+"""Every setting. ``--data`` of ``onyxq dev`` has no default: a directory that goes when it stops."""
+
+
+@frozen
+class Setting:
+    """A setting's value and where it came from."""
+
+    name: str
+    value: str | int | None
+    source: str
+    """``--flag``, ``ONYXQ_NAME``, the file's path, or ``default``."""
+
+
+@frozen
+class Config:
+    """All places that settings come from, but for the flags."""
+
+    environment: Mapping[str, str]
+    file: Mapping[str, Any]
+    path: str
+    """The file that was read, or empty."""
+
+    def setting(self, name: str, flag: str | int | None = None) -> Setting:
+        """The setting as the first place that has it says; raises `BadRequest`."""
+        if flag is not None:
+            return Setting(name, flag, "--" + name.replace("_", "-"))
+        variable = f"ONYXQ_{name.upper()}"
+        if self.environment.get(variable):
+            return Setting(name, _typed(name, self.environment[variable], variable), variable)
+        if name in self.file:
+            return Setting(name, _typed(name, self.file[name], self.path), self.path)
+        return Setting(name, SETTINGS[name].default, "default")
+
+    def given(self, name: str, flag: str | int | None = None) -> str | int | None:
+        """The setting's value, None where only the default is left."""
+        found = self.setting(name, flag)
+        return None if found.source == "default" else found.value
+
+
+def load(environment: Mapping[str, str], file: str | None = None) -> Config:
+    """Read ``file``, else ``ONYXQ_CONFIG``, else ``onyxq.toml`` here if there is one.
+
+    Raises `BadRequest` for a named file that is missing, TOML that is malformed, and
+    settings that do not exist.
+    """
+    named = file or environment.get("ONYXQ_CONFIG")
+    path = Path(named or FILE_NAME)
+    if not named and not path.is_file():
+        return Config(environment, {}, "")
+    try:
+        content = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise BadRequest(f"{path}: {getattr(error, 'strerror', None) or error}", field="config") from None
+    if any(name in content for name in PRIVATE):
+        check_private(str(path), field="config")
+    for name in content:
+        if name not in SETTINGS:
+            raise BadRequest(f"{path}: there is no setting {name!r}{did_you_mean(name, SETTINGS)}", field=name)
+    return Config(environment, content, str(path))
+
+
+def did_you_mean(word: str, known: Mapping[str, Any] | list[str]) -> str:
+    """``; did you mean ...?`` if something known is close to ``word``, else nothing."""
+    import difflib  # only on the way to an error message
+
+    close = difflib.get_close_matches(word, list(known), n=2, cutoff=0.6)
+    return f"; did you mean {' or '.join(close)}?" if close else ""
+
+
+def _typed(name: str, value: Any, source: str) -> str | int:
+    kind = SETTINGS[name].kind
+    if kind is bool:
+        return _switch(name, value, source)
+    if kind is int and isinstance(value, str):
+        try:
+            return int(value)
+        except ValueError:
+            raise BadRequest(f"{source}: {name} must be a number, not {value!r}", field=name) from None
+    if type(value) is not kind:
+        raise BadRequest(f"{source}: {name} must be a {'number' if kind is int else 'string'}", field=name)
+    return int(value) if kind is int else str(value)
+
+
+def _switch(name: str, value: Any, source: str) -> bool:
+    if isinstance(value, bool):
+        return value
+    word = str(value).strip().lower()
+    if not isinstance(value, str) or word not in (*_ON, *_OFF):
+        raise BadRequest(f"{source}: {name} must be true or false, not {value!r}", field=name)
+    return word in _ON

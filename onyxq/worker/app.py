@@ -1,0 +1,204 @@
+"""Functions as tasks (design: interfaces).
+
+An `App` names functions; enqueueing one stores its name and arguments as JSON, and a
+worker of the same application calls it::
+
+    app = App("127.0.0.1:7400")
+
+    @app.task(queue="mail", retries=5)
+    async def send(to: str, body: str) -> None: ...
+
+    send.enqueue(to="a@example.org", body="hello")
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar, overload
+
+from onyxq.client import Client, Enqueued, Flow
+from onyxq.client.asynchronous import ADDRESS
+from onyxq.client.flows import Part, chain, group
+from onyxq.client.policy import OF_QUEUE, Retries
+from onyxq.core import cron
+from onyxq.core.errors import BadRequest
+from onyxq.wire.network import Network
+from onyxq.worker.application import AppWorker
+from onyxq.worker.functions import TaskFunction
+from onyxq.worker.options import Key, Options
+from onyxq.worker.periodic import Periodic
+
+__all__ = ["App", "AppWorker", "TaskFunction", "load_app"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+MISSED = ("skip", "once", "all")
+
+
+class App:
+    """An application: a cluster's address and functions that workers run."""
+
+    def __init__(
+        self,
+        address: str | Sequence[str] = ADDRESS,
+        *,
+        token: str | None = None,
+        network: Network | None = None,
+    ) -> None:
+        self.address = address
+        self.token = token
+        self.tasks: dict[str, TaskFunction[..., Any]] = {}
+        """The functions by name."""
+        self.periodics: list[Periodic] = []
+        """Calls that the cluster makes by itself."""
+        self._network = network
+        self._client: Client | None = None
+        self._lock = threading.Lock()
+
+    @overload
+    def task(self, function: Callable[P, R]) -> TaskFunction[P, R]: ...
+    @overload
+    def task(
+        self,
+        *,
+        queue: str = "default",
+        name: str | None = None,
+        priority: int = 0,
+        retries: Retries = OF_QUEUE,
+        backoff_ms: int | None = None,
+        ordering_key: Key = None,
+        unique_key: Key = None,
+        expires_after_ms: int | None = None,
+        timeout_s: float | None = None,
+        runs: str | None = None,
+    ) -> Callable[[Callable[P, R]], TaskFunction[P, R]]: ...
+    def task(self, function: Callable[..., Any] | None = None, *, name: str | None = None, **options: Any) -> Any:
+        """Make a function, async or not, a task; its name (default: the function's) is what is stored.
+
+        ``ordering_key``, ``unique_key``: a template such as ``"customer {customer}"``, or a function of
+        the arguments.  ``expires_after_ms``: not begun so long after it is due, the task fails.
+        ``timeout_s``: an attempt that takes longer is cancelled, and has failed.  ``runs``: ``"thread"``
+        or ``"process"``, for functions that are not async.  The others are as in `AsyncClient.enqueue`.
+        """
+        made = Options.of(options)
+
+        def register(function: Callable[..., Any]) -> TaskFunction[..., Any]:
+            made.check(function)
+            known_as = name or function.__qualname__
+            if known_as in self.tasks:
+                raise BadRequest(f"there are two tasks named {known_as!r}", field="name")
+            task = self.tasks[known_as] = TaskFunction(self, function, name=known_as, options=made)
+            return task
+
+        return register if function is None else register(function)
+
+    def periodic(
+        self, schedule: str, *, zone: str = "UTC", missed: str = "once", name: str | None = None
+    ) -> Callable[[TaskFunction[P, R]], TaskFunction[P, R]]:
+        """Have a task that needs no arguments called again and again: above ``@app.task(...)``.
+
+        ``schedule``: five cron fields in the time zone ``zone``, or ``"every 90s"``.  ``missed``: what
+        becomes of times at which nobody could call it: ``"skip"``, ``"once"`` or ``"all"``.  Workers of
+        the application set it up when they start; ``name`` (default: the task's) is its name there.
+        Raises `BadRequest` naming what is wrong.
+        """
+        cron.parse(schedule)
+        cron.zone_of(zone)
+        if missed not in MISSED:
+            raise BadRequest(f"missed is one of {', '.join(MISSED)}, not {missed!r}", field="missed")
+
+        def register(task: TaskFunction[P, R]) -> TaskFunction[P, R]:
+            if not isinstance(task, TaskFunction):
+                raise BadRequest("a periodic task is a task: put @app.periodic above @app.task", field="function")
+            task.arguments.bind((), {})
+            known_as = name or task.name
+            if any(one.name == known_as for one in self.periodics):
+                raise BadRequest(f"there are two periodic tasks named {known_as!r}", field="name")
+            self.periodics.append(Periodic(task, known_as, schedule, zone, missed))
+            return task
+
+        return register
+
+    def chain(self, *parts: Part) -> Flow[Enqueued]:
+        """Calls one after the other: ``app.chain(fetch.s(url), index.s(url)).enqueue()``; see `Client.chain`."""
+        return chain(lambda flow: self.client.enqueue_flow(flow), parts)
+
+    def group(self, *parts: Part) -> Flow[Enqueued]:
+        """Calls side by side; ``.then(...)`` adds what is to follow once all are done; see `Client.group`."""
+        return group(lambda flow: self.client.enqueue_flow(flow), parts)
+
+    @property
+    def client(self) -> Client:
+        """A client for this process, opened when first used."""
+        with self._lock:
+            if self._client is None:
+                self._client = Client(self.address, token=self.token, network=self._network).open()
+                atexit.register(self.close)
+            return self._client
+
+    @property
+    def opened(self) -> Client | None:
+        """The same if it was used."""
+        return self._client
+
+    def close(self) -> None:
+        """Close the client; it is opened anew when needed."""
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            atexit.unregister(self.close)
+            client.close()
+
+    def worker(
+        self,
+        queues: Sequence[str] | None = None,
+        concurrency: int = 10,
+        *,
+        concurrency_max: int | None = None,
+        ahead: int | None = None,
+        lease_ms: int = 30_000,
+        wait_ms: int = 10_000,
+        drain_ms: int = 30_000,
+        name: str | None = None,
+    ) -> AppWorker:
+        """A worker for the tasks in ``queues`` (default: all that this application's tasks use); see `Worker`."""
+        names = sorted({task.queue for task in self.tasks.values()}) if queues is None else list(queues)
+        if not names:
+            raise BadRequest("the application has no tasks", field="queues")
+        return AppWorker(
+            self.tasks,
+            self.periodics,
+            address=self.address,
+            token=self.token,
+            queues=names,
+            concurrency=concurrency,
+            concurrency_max=concurrency_max,
+            ahead=ahead,
+            lease_ms=lease_ms,
+            wait_ms=wait_ms,
+            drain_ms=drain_ms,
+            name=name,
+        )
+
+
+def load_app(target: str) -> App:
+    """The `App` that ``module:name`` means (looked for in the working directory, too); raises `BadRequest`."""
+    module_name, colon, name = target.partition(":")
+    if not colon or not module_name or not name:
+        raise BadRequest(f"{target!r} is not MODULE:APP", field="app")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found = getattr(importlib.import_module(module_name), name, None)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise BadRequest(f"there is no module {module_name!r}", field="app") from None
+    if not isinstance(found, App):
+        raise BadRequest(f"{target} is not an onyxq.App", field="app")
+    return found

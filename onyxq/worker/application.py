@@ -1,0 +1,163 @@
+"""The worker of an application: finds the function of a task, and calls it where it belongs.
+
+Async functions run in the event loop, others in a thread or in a process (design: interfaces).
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import anyio
+from attrs import frozen
+
+from onyxq.client import AsyncClient, Claim
+from onyxq.core.errors import BadRequest, OnyxqError, Overloaded, TimedOut
+from onyxq.system import tracing
+from onyxq.worker import periodic
+from onyxq.worker.attempts import current_attempt, current_client
+from onyxq.worker.child import Work
+from onyxq.worker.contexts import current_bridge
+from onyxq.worker.functions import TaskFunction
+from onyxq.worker.loop import Worker
+from onyxq.worker.options import TIMEOUT_S_MAX
+from onyxq.worker.periodic import Periodic
+from onyxq.worker.process import run_worker
+from onyxq.worker.processes import Processes
+from onyxq.worker.threads import Threads
+
+
+@frozen
+class _Call:
+    task: TaskFunction[..., Any]
+    args: list[Any]
+    kwargs: dict[str, Any]
+    timeout_s: float | None
+
+
+class AppWorker(Worker):
+    """A `Worker` that runs an application's functions."""
+
+    def __init__(
+        self,
+        tasks: Mapping[str, TaskFunction[..., Any]],
+        periodics: Sequence[Periodic],
+        *,
+        address: str | Sequence[str],
+        token: str | None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(self._call, **settings)
+        self._tasks = tasks
+        self._periodics = periodics
+        self._address = address
+        self._token = token
+        self._threads: Threads
+        self._processes: Processes
+
+    def run(self, *, backend: str = "asyncio") -> None:
+        """Work until SIGTERM or SIGINT; ``backend``: ``asyncio`` or ``trio``."""
+        run_worker(self, self._address, token=self._token, backend=backend)
+
+    async def serve(self, client: AsyncClient) -> None:
+        """See `Worker.serve`."""
+        failure: OnyxqError | None = None
+        async with Threads(freed=self._wake) as self._threads:
+            self._processes = Processes(self._threads, address=self._address, token=self._token)
+            try:
+                await super().serve(client)
+            except OnyxqError as error:
+                failure = error
+            finally:
+                await self._processes.close()
+        if failure is not None:
+            raise failure
+
+    def _slots(self) -> int:
+        return super()._slots() - self._threads.left
+
+    async def _resized(self) -> None:
+        await self._processes.keep(self._slots() - self.running)
+
+    # --- running
+
+    async def _call(self, claim: Claim) -> bytes | None:
+        call = self._read(claim)
+        current_attempt.get().name = call.task.name
+        tracing.name_attempt(call.task.name)
+        current_bridge.set(self._threads.call)
+        function = call.task.function
+        if inspect.iscoroutinefunction(function):
+            return await self._in_time(call, lambda: self._in_loop(call))
+        if call.task._options.runs == "process":
+            return await self._in_time(call, lambda: self._in_process(call, claim))
+        try:
+            return await self._in_time(call, lambda: self._in_thread(call))
+        finally:
+            if self._slots() <= 0:
+                self._give_up(Overloaded(
+                    f"{self._threads.left} functions go on although their attempts are over, and no slot is left",
+                    hint='Have them look at ctx.cancelled, or run them with runs="process", where they can be stopped.',
+                ))  # fmt: skip
+
+    def _read(self, claim: Claim) -> _Call:
+        try:
+            call = json.loads(claim.data) if claim.data else {}
+            name, args, kwargs = call["task"], call.get("args", []), call.get("kwargs", {})
+            timeout_s = call.get("timeout_s")
+            if type(args) is not list or type(kwargs) is not dict:
+                raise TypeError("args is a list, kwargs an object")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise BadRequest(f"the task's data is not a call: {error!r}") from None
+        task = self._tasks.get(name) if isinstance(name, str) else None
+        if task is None:
+            raise BadRequest(f"this worker has no task named {name!r}")
+        if timeout_s is None:
+            timeout_s = task._options.timeout_s
+        elif type(timeout_s) not in (int, float) or not 0 < timeout_s <= TIMEOUT_S_MAX:
+            raise BadRequest(f"the task's data is not a call: timeout_s is {timeout_s!r}")
+        return _Call(task, args, kwargs, timeout_s)
+
+    async def _in_time(self, call: _Call, run: Callable[[], Any]) -> bytes | None:
+        with anyio.move_on_after(call.timeout_s) as scope:
+            current_attempt.get().ends_at = scope.deadline
+            result: bytes | None = await run()
+        if scope.cancelled_caught:
+            raise TimedOut(f"{call.task.name} did not end within {call.timeout_s:g} s")
+        return result
+
+    async def _in_loop(self, call: _Call) -> bytes | None:
+        arguments = call.task.arguments
+        args, kwargs = arguments.read(call.args, call.kwargs)
+        return arguments.result(await call.task.function(*args, **kwargs))
+
+    async def _in_thread(self, call: _Call) -> bytes | None:
+        arguments = call.task.arguments
+        args, kwargs = arguments.read(call.args, call.kwargs)
+
+        def run() -> bytes | None:
+            return arguments.result(call.task.function(*args, **kwargs))
+
+        return await self._threads.run(run, cancelled=current_attempt.get().cancelled)
+
+    async def _in_process(self, call: _Call, claim: Claim) -> bytes | None:
+        function = call.task.function
+        work = Work(
+            module=function.__module__,
+            qualname=function.__qualname__,
+            name=call.task.name,
+            id=claim.id,
+            token=claim.token,
+            attempts=claim.attempts,
+            queue=claim.queue,
+            depends=claim.depends,
+            args=call.args,
+            kwargs=call.kwargs,
+            trace=tracing.carried(),
+        )
+        return await self._processes.run(work, current_attempt.get(), current_client.get())
+
+    async def _beside(self, client: AsyncClient) -> None:
+        await periodic.keep(client, self._periodics, tasks=self._tasks, queues=self._queues, give_up=self._give_up)

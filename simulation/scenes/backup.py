@@ -1,0 +1,339 @@
+"""Backups of a cluster that is in use while something goes wrong, and what is restored of them (design: simulation).
+
+Each try to take one meets another fault.  One that fails must leave nothing behind: no file under the name that was
+given, nothing that a restore would take, and no transactions that wait.  The first that does not fail is restored.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import trio
+import trio.lowlevel
+
+from onyxq.core.errors import OnyxqError
+from onyxq.core.transactions import on_hold
+from onyxq.history.backup.capture import HOLD_MS, take
+from onyxq.history.backup.file import read
+from simulation.checkers import Broken
+from simulation.scenes.base import Scene, leader_of
+from simulation.world.clients import RecordingClient
+from simulation.world.faults import collection
+from simulation.world.load import Load, Mix
+from simulation.world.moves import Moves, MovesMix
+from simulation.world.restored import TakenBackup, judge_restored, standing
+from simulation.world.world import Options, SimulatedNode, World
+
+TRIES = 3
+PAUSE_S = 0.3
+"""Longest pause before each question of a backup."""
+AWAY_S = 12.0
+"""Longest time for which something is broken."""
+HOLDS_MS = (1_500, 6_000, HOLD_MS)
+"""How long transactions wait for a backup that is heard of no more."""
+QUESTIONS = 8
+"""How many a backup of these clusters asks, roughly."""
+MISLED = 0.9
+"""How often a page is asked of who does not know that it was deposed."""
+OVER_S = 60.0
+"""In which they go on, behind that time."""
+
+
+class Died(BaseException):
+    """What the process meets that takes a backup and is killed."""
+
+
+class Asking:
+    """Asks for a backup as its process would; at a question that is drawn, something happens."""
+
+    def __init__(self, world: World, client: RecordingClient, file: Path) -> None:
+        self.world = world
+        self.client = client
+        self.file = file
+        self.hold = f"{file.name} of seed {world.seed}"
+        self.misled: RecordingClient | None = None
+        """A client of a node that does not know that it was deposed: some pages are asked of that one."""
+        self.begin = trio.Event()
+        """Set by a fault that comes before the backup, once it has."""
+        self.over = trio.Event()
+        """Set when the backup has ended, well or not."""
+        self._dead = False
+        self._left = world.random.randrange(QUESTIONS)
+        self._due = trio.Event()
+
+    async def __call__(self, method: str, args: dict[str, Any]) -> Any:
+        """A question, behind a pause; raises what the answer is, and `Died`."""
+        draw = self.world.random
+        await trio.sleep(draw.uniform(0, PAUSE_S))
+        self._left -= 1
+        if self._left < 0:
+            self._due.set()
+            await trio.lowlevel.checkpoint()
+        if self._dead:
+            raise Died
+        client = self.client
+        if method == "backup.rows" and self.misled is not None and draw.random() < MISLED:
+            client = self.misled
+        return await client.client.call(method, args)
+
+    async def due(self) -> None:
+        """Return at the question, or when there are no more."""
+        await self._due.wait()
+
+    def die(self) -> None:
+        """The process is killed: what it has written up to now stays, and no more comes."""
+        self._dead = True
+        for part in self.file.parent.glob(f"{self.file.name}.*.part"):
+            shutil.copy(part, self.left_behind)
+
+    @property
+    def left_behind(self) -> Path:
+        """What a killed process has left."""
+        return self.file.with_name(f"{self.file.name} left behind")
+
+    def ended(self) -> None:
+        """It has; a fault that was to come comes now."""
+        self._due.set()
+        self.over.set()
+
+
+Act = Callable[[World, Asking], Awaitable[None]]
+
+
+async def nothing(world: World, asking: Asking) -> None:
+    """All is well."""
+
+
+async def leader_killed(world: World, asking: Asking) -> None:
+    """A leader is killed."""
+    await asking.due()
+    node = _some_leader(world)
+    await world.crash_node(node)
+    await _for_a_while(world)
+    world.start_node(node)
+
+
+async def leader_isolated(world: World, asking: Asking) -> None:
+    """A leader is cut off from the other nodes, and perhaps from everybody."""
+    await asking.due()
+    world.isolate(_some_leader(world), clients=world.random.random() < 0.5)
+    await _for_a_while(world)
+    world.network.heal()
+
+
+async def leader_deposed(world: World, asking: Asking) -> None:
+    """A leader has lost the log and does not know of its successor; it is asked for some of the pages."""
+    draw, node = world.random, _some_leader(world)
+    async with world.client(nodes=[node]) as misled:
+        world.disconnect_log(node)
+        await trio.sleep(world.options.session_timeout_ms / 1000 - draw.uniform(0, 2))
+        if draw.random() < 0.7:
+            world.isolate(node)  # so late that it does not find out before its successor serves
+        asking.misled = misled
+        await trio.sleep(draw.uniform(1, 6))
+        asking.begin.set()
+        await _for_a_while(world)
+        asking.misled = None
+        world.network.heal()
+        world.reconnect_log(node)
+        await asking.over.wait()
+
+
+async def commit_interrupted(world: World, asking: Asking) -> None:
+    """A leader is killed just when something was committed that it has not made visible, and the backup begins."""
+    with trio.move_on_after(AWAY_S):
+        while not world.audit.replica.transactions:
+            await trio.sleep(0.001)
+    parts = [number for one in world.audit.replica.transactions.values() for number in one.parts]
+    node = leader_of(world, world.random.choice(sorted(parts) or [0]))
+    asking.begin.set()
+    await world.crash_node(node)
+    await _for_a_while(world)
+    world.start_node(node)
+
+
+async def all_killed(world: World, asking: Asking) -> None:
+    """Every peer is killed."""
+    await asking.due()
+    for node in world.nodes:
+        await world.crash_node(node)
+    await trio.sleep(world.random.uniform(0, 8))
+    for node in world.nodes:
+        world.start_node(node)
+
+
+async def asked_killed(world: World, asking: Asking) -> None:
+    """Peers are killed one after the other, so the one that is asked as well."""
+    await asking.due()
+    for node in world.random.sample(world.nodes, len(world.nodes)):
+        await world.restart_node(node, after_s=world.random.uniform(0, 3))
+        await trio.sleep(world.random.uniform(0, 2))
+
+
+async def hold_ended(world: World, asking: Asking) -> None:
+    """Somebody ends the hold."""
+    await asking.due()
+    async with world.client() as client:
+        try:
+            await client.client.call("backup.hold", {"name": asking.hold, "why": "", "for_ms": 0})
+        except OnyxqError:
+            pass  # it was over, or had not begun
+
+
+async def unheard(world: World, asking: Asking) -> None:
+    """Who takes the backup reaches nobody, perhaps for longer than the hold lasts."""
+    await asking.due()
+    world.network.part([asking.client.name], [node.name for node in world.nodes])
+    await trio.sleep(world.random.uniform(0, 40))
+    world.network.heal()
+
+
+async def log_away(world: World, asking: Asking) -> None:
+    """The log is away."""
+    await asking.due()
+    world.log_down()
+    await _for_a_while(world)
+    world.log_up(sessions_lost=world.random.random() < 0.5)
+
+
+async def collected(world: World, asking: Asking) -> None:
+    """The log is collected."""
+    await asking.due()
+    await collection(world)
+
+
+async def process_killed(world: World, asking: Asking) -> None:
+    """The process that takes the backup is killed."""
+    await asking.due()
+    asking.die()
+
+
+FAULTS: tuple[Act, ...] = (
+    nothing,
+    leader_killed,
+    leader_isolated,
+    leader_deposed,
+    leader_deposed,
+    leader_deposed,
+    commit_interrupted,
+    commit_interrupted,
+    all_killed,
+    asked_killed,
+    hold_ended,
+    unheard,
+    log_away,
+    collected,
+    process_killed,
+)
+"""One that stands several times is drawn as often."""
+BEFORE = (leader_deposed, commit_interrupted)
+"""Those behind whose beginning the backup begins."""
+
+
+def _some_leader(world: World) -> SimulatedNode:
+    return leader_of(world, world.random.randrange(world.options.partitions))
+
+
+async def _for_a_while(world: World) -> None:
+    await trio.sleep(world.random.uniform(0, AWAY_S))
+
+
+# --- taking -----------------------------------------------------------------------------------
+
+
+async def backup_restored(world: World) -> None:
+    """A cluster is backed up under load and faults; what is restored has all that stood, and nothing by halves."""
+    load = Load(world, Mix(workers=2, pause_s=2.0, backlog_max=300, fail=0.15, update=0.25))
+    moves = Moves(world, MovesMix(pause_s=1.0, backlog_max=300))
+    with tempfile.TemporaryDirectory(prefix="onyxq-backup-") as place:
+        async with trio.open_nursery() as nursery:
+            load.start(nursery)
+            moves.start(nursery)
+            await trio.sleep(world.random.uniform(2, 8))
+            taken = await _taken(world, Path(place))
+            await world.settle()
+            await _transact(world)
+            nursery.cancel_scope.cancel()
+        await judge_restored(world, taken)
+
+
+async def _transact(world: World) -> None:
+    """A transaction goes through at once: no backup is under way any more."""
+    async with world.client() as client:
+        await client.enqueue("behind", [b"behind the backup"])
+        (claim,) = await client.claim("behind", lease_ms=60_000, wait_ms=30_000)
+        await client.transact(complete=[(claim, b"done behind")], enqueue=[("behind", b"behind that")])
+
+
+async def _taken(world: World, place: Path) -> TakenBackup:
+    """The first backup that does not fail; the last try is made while nothing is broken."""
+    for number in range(TRIES):
+        fault, hold_ms = world.random.choice(FAULTS), world.random.choice(HOLDS_MS)
+        taken = await _try(world, place / f"backup {number}", fault, hold_ms=hold_ms)
+        await world.settle()
+        if taken is not None:
+            return taken
+    taken = await _try(world, place / "backup", nothing)
+    if taken is None:
+        raise Broken("backup: none can be taken of a cluster that is well")
+    return taken
+
+
+async def _try(world: World, file: Path, fault: Act, *, hold_ms: int = HOLD_MS) -> TakenBackup | None:
+    """Take a backup while one fault happens; None if it fails, and left nothing behind."""
+    world.episodes.append((trio.current_time(), fault.__name__))
+    taken: TakenBackup | None = None
+    async with world.client() as client, trio.open_nursery() as nursery:
+        asking = Asking(world, client, file)
+        nursery.start_soon(fault, world, asking)
+        if fault in BEFORE:
+            await asking.begin.wait()
+        known = standing(world)
+        try:
+            told = await take(asking, str(file), hold_ms=hold_ms, name=asking.hold)
+        except (OnyxqError, Died):
+            _check_refused(file)
+            _check_refused(asking.left_behind)
+        else:
+            world.audit.catch_up()
+            taken = TakenBackup(file, known, told["position"], tuple(world.history.transactions.values()))
+        asking.ended()
+    over = "transactions wait no longer for a backup that is over"
+    await world.until(lambda: on_hold(world.audit.replica) is None, over, within_s=hold_ms / 1000 + OVER_S)
+    return taken
+
+
+def _check_refused(file: Path) -> None:
+    """Raise `Broken` if what a failed backup left would be restored."""
+    try:
+        read(file).check()
+    except OnyxqError:
+        return
+    raise Broken(f"backup: {file.name!r} failed, and would be restored")
+
+
+def _options(draw: random.Random) -> Options:
+    return Options(
+        nodes=draw.choice((3, 3, 4)),
+        partitions=draw.choice((2, 4)),
+        absent_after_ms=draw.choice((8_000, 600_000)),
+        append_delay_ms=draw.choice(((1, 4), (5, 80))),
+        read_delay_ms=draw.choice(((0, 3), (5, 200))),
+        disk_delay_ms=draw.choice(((0, 2), (5, 60))),
+    )
+
+
+BACKUP_SCENES: Mapping[str, Scene] = {
+    "backups": Scene(
+        "backups",
+        "a cluster is backed up while it is used and broken, and restored elsewhere",
+        backup_restored,
+        _options,
+    )
+}
+"""Scenes about backups, by name."""

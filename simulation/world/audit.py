@@ -1,0 +1,219 @@
+"""The audit of a simulated run: an independent replica that steps every record.
+
+It reads the log's memory, not through any session, so no fault touches it, and hands
+each step to the checkers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import trio
+
+from log_entries.registry import ENTRIES
+from onyxq.client.claims import Claim
+from onyxq.client.values import Task
+from onyxq.core.entry import APPLIED, Entries
+from onyxq.core.errors import Corrupt
+from onyxq.core.facts import task_header
+from onyxq.core.ids import TaskId
+from onyxq.core.log.interface import Record
+from onyxq.core.replica import EMPTY, Replica
+from onyxq.core.step import step
+from onyxq.store.memory import MemoryTables
+from simulation.checkers import Checker
+from simulation.checkers.all_or_nothing import AllOrNothing
+from simulation.checkers.attempts_counted import AttemptsCounted
+from simulation.checkers.batches_once import BatchesOnce
+from simulation.checkers.checkpoints_found import CheckpointsFound
+from simulation.checkers.code_runs_alone import CodeRunsAlone
+from simulation.checkers.copies_equal import CopiesEqual
+from simulation.checkers.counted_once import CountedOnce
+from simulation.checkers.dead_letters import DeadLetters
+from simulation.checkers.deadlines_kept import DeadlinesKept
+from simulation.checkers.dependencies_first import DependenciesFirst
+from simulation.checkers.done_stays_done import DoneStaysDone
+from simulation.checkers.enough_copies import DiskReads, EnoughCopies
+from simulation.checkers.handed_back import HandedBack
+from simulation.checkers.invariants_hold import InvariantsHold
+from simulation.checkers.keys_in_order import KeysInOrder
+from simulation.checkers.leaders_only import LeadersOnly
+from simulation.checkers.leases_last import LeasesLast
+from simulation.checkers.ledger import Ledger
+from simulation.checkers.limits_kept import LimitsKept
+from simulation.checkers.linearizable import Linearizable
+from simulation.checkers.looks_whole import LooksWhole
+from simulation.checkers.made_once import MadeOnce
+from simulation.checkers.nothing_hoarded import NothingHoarded
+from simulation.checkers.nothing_lost import NothingLost
+from simulation.checkers.one_claim import OneClaim
+from simulation.checkers.pauses_hold import PausesHold
+from simulation.checkers.periodic_once import PeriodicOnce
+from simulation.checkers.purged_stays_purged import PurgedStaysPurged
+from simulation.checkers.replicas_equal import ReplicasEqual
+from simulation.checkers.tokens_increase import TokensIncrease
+from simulation.checkers.unique_stands import UniqueStands
+from simulation.world.clock import SimulatedClock
+from simulation.world.history import History
+from simulation.world.log import MemoryBackend
+from simulation.world.rule_probes import RuleWatcher
+from simulation.world.world_probes import Watcher
+
+
+class Audit:
+    """See the module's first paragraph."""
+
+    def __init__(
+        self,
+        backend: MemoryBackend,
+        history: History,
+        disks: Callable[[], Mapping[str, MemoryTables]] = dict,
+        entries: Entries = ENTRIES,
+        node_clocks: Callable[[], Iterable[int]] = tuple,
+    ) -> None:
+        self.entries = entries
+        self.replica: Replica = EMPTY
+        self.one_claim = OneClaim(history)
+        self.done_stays_done = DoneStaysDone(history)
+        self.nothing_lost = NothingLost(history)
+        self.copies_equal = CopiesEqual(history)
+        self.replicas_equal = ReplicasEqual(history)
+        self.leases_last = LeasesLast(history, backend.landed_s.__getitem__)
+        self.enough_copies = EnoughCopies(history, disks)
+        self.made_once = MadeOnce(history)
+        self.looks_whole = LooksWhole(history)
+        self.all_or_nothing = AllOrNothing(history)
+        self.batches_once = BatchesOnce(history)
+        self.disks = disks
+        self.history = history
+        self.true_ms = SimulatedClock().wall_ms
+        self.ledger = Ledger(history, backend.landed_s.__getitem__, self._header)
+        self.unique_stands = UniqueStands(history, self.ledger)
+        self.pauses_hold = PausesHold(history)
+        self.keys_in_order = KeysInOrder(history, self.ledger, self.pauses_hold)
+        self.limits_kept = LimitsKept(history)
+        self.deadlines_kept = DeadlinesKept(
+            history,
+            self.ledger,
+            slowest_ms=lambda: min(node_clocks(), default=self.true_ms()),
+            true_ms=self.true_ms,
+        )
+        self.purged = PurgedStaysPurged(history, backend.probes, disks, self.true_ms)
+        self.nothing_lost.purged = self.enough_copies.purged = self.unique_stands.purged = self.purged
+        self.ledger.purged = self.looks_whole.purged = self.purged
+        self.code_runs_alone = CodeRunsAlone(history)
+        self.checkpoints_found = CheckpointsFound(history)
+        self.nothing_hoarded = NothingHoarded(history)
+        self.watcher = Watcher(history, backend.probes)
+        self.rule_watcher = RuleWatcher(history, self.ledger, backend.probes)
+        self.probes = backend.probes
+        self.applied = 0
+        """Entries that changed something."""
+        self.checkers: tuple[Checker, ...] = (
+            self.ledger,
+            self.purged,
+            self.replicas_equal,
+            InvariantsHold(history),
+            CountedOnce(history),
+            LeadersOnly(history),
+            self.one_claim,
+            self.leases_last,
+            TokensIncrease(history),
+            self.done_stays_done,
+            self.nothing_lost,
+            self.copies_equal,
+            self.enough_copies,
+            self.made_once,
+            self.looks_whole,
+            self.all_or_nothing,
+            self.batches_once,
+            self.keys_in_order,
+            self.unique_stands,
+            DependenciesFirst(history, self.ledger),
+            self.pauses_hold,
+            self.limits_kept,
+            self.deadlines_kept,
+            DeadLetters(history, self.ledger),
+            PeriodicOnce(history, self.ledger),
+            AttemptsCounted(history),
+            self.code_runs_alone,
+            self.checkpoints_found,
+            self.nothing_hoarded,
+            HandedBack(history, self.ledger),
+            Linearizable(history),
+            self.watcher,
+            self.rule_watcher,
+        )
+        self.records: list[Record] = []
+        self._backend = backend
+
+    def catch_up(self) -> None:
+        """Step what was written since; raises `simulation.checkers.Broken`."""
+        while (record := self._backend.records.get(self._backend.place(self.replica.position + 1))) is not None:
+            before = self.replica
+            done = step(before, record, self.entries)
+            self.replica = done.replica
+            self.records.append(record)
+            self.applied += sum(outcome.verdict == APPLIED for outcome in done.outcomes)
+            for checker in self.checkers:
+                checker.step(before, done)
+
+    async def run(self, replicas: Callable[[], Iterable[tuple[str, Replica]]]) -> None:
+        """Follow the log until cancelled; ``replicas`` gives the running nodes' own."""
+        while True:
+            self.catch_up()
+            found = list(replicas())
+            for node, replica in found:
+                self.replicas_equal.compare(node, replica)
+            positions = [replica.position for _, replica in found]
+            self.pauses_hold.looked(positions, trio.current_time())
+            self.limits_kept.looked(positions, trio.current_time())
+            await self._backend.wait_grown()
+
+    # --- what clients hear
+
+    def claimed(self, claim: Claim, *, sent_s: float) -> None:
+        """A worker was given a task, for which it had sent its request then."""
+        now_s, said, task_id = trio.current_time(), claim.run.header, claim.id
+        self.one_claim.heard(task_id, claim.token, now_s)
+        self.purged.heard(task_id)
+        self.all_or_nothing.seen(claim.data, self.catch_up)
+        self.catch_up()
+        queue = claim.queue
+        self.pauses_hold.heard(queue, claim.token, sent_s)
+        self.limits_kept.heard(queue, task_id, claim.token, sent_s=sent_s, now_s=now_s)
+        if "ordering_key" in said:
+            self.keys_in_order.heard((queue, said["ordering_key"]), task_id, claim.token, now_s)
+        if "unique_key" in said:
+            self.unique_stands.heard((queue, said["unique_key"]), task_id, claim.data, claim.token, sent_s)
+        if "expires_ms" in said:
+            waited_ms = round((now_s - sent_s) * 1000)
+            self.deadlines_kept.heard(task_id, said["expires_ms"], claim.token, waited_ms)
+
+    def read_back(self, task: Task) -> None:
+        """A task was read after the faults, whether its enqueue was acknowledged or not."""
+        self.ledger.read_back(task)
+        self.purged.read_back(task)
+        self.made_once.read_back(task)
+        self.batches_once.read_back(task)
+        self.all_or_nothing.read_back(task)
+        self.rule_watcher.read_back(task)
+
+    def _header(self, task_id: TaskId) -> dict[str, Any]:
+        """What a task's row says: of several that of the highest rank."""
+        found: list[dict[str, Any]] = []
+        for tables in self.disks().values():
+            try:
+                row = DiskReads(tables).task_row(task_id)
+            except Corrupt:
+                continue
+            if row is not None:
+                found.append(task_header(row[1])[0])
+        return max(found, key=lambda one: (one.get("order") or [0, 0, 0])[1:], default={})
+
+    def finish(self) -> None:
+        """Judge the whole run."""
+        self.catch_up()
+        for checker in self.checkers:
+            checker.finish()

@@ -1,0 +1,97 @@
+"""A simulated disk under a node's memory store: slow, full, or crashing.
+
+Whatever happens is decided by the caller's seeded generator through the fields below,
+never here, so a seed replays a run.  Rows can be damaged in place to model bit rot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from onyxq.core.errors import StoreFailed
+from onyxq.core.facts import sealed
+from onyxq.store.memory import MemoryTables
+
+
+class SimulatedDisk:
+    """A `onyxq.store.memory.Disk` with faults; it outlives the stores that open it."""
+
+    def __init__(self, *, delay_ms: Callable[[], int] = lambda: 0) -> None:
+        self.tables = MemoryTables()
+        self.failing = False
+        """While set, nothing is taken: the disk is full or broken."""
+        self.damaged = False
+        """A page is damaged: the next store finds nothing."""
+        self._refused = 0
+        self._lands = False
+        self.bytes_written = 0
+        self.syncs = 0
+        self.delay_ms = delay_ms
+        """How long the next write takes."""
+        self._run = 0
+        self._pending: Callable[[], None] | None = None
+
+    def open(self) -> int:
+        """Begin a run of a store; a store of an earlier run writes no more."""
+        self._run += 1
+        if self.damaged:
+            self.tables, self.damaged = MemoryTables(), False
+        return self._run
+
+    def refuse(self, *, times: int, lands: bool) -> None:
+        """Refuse the next writes; each is on the disk nevertheless if it ``lands``."""
+        self._refused, self._lands = times, lands
+
+    async def sync(self, run: int, apply: Callable[[], None], size: int) -> None:
+        """Take the bytes after the delay, all or nothing."""
+        self._check(run)
+        self._pending = apply
+        try:
+            await trio.sleep(self.delay_ms() / 1000)
+            self._check(run)
+            if self._refused:
+                self._refused -= 1
+                if self._lands:
+                    apply()
+                raise StoreFailed("the simulated disk refused a write")
+            apply()
+        finally:
+            if run == self._run:
+                self._pending = None
+        self.syncs += 1
+        self.bytes_written += size
+
+    def _check(self, run: int) -> None:
+        if run != self._run:
+            raise StoreFailed("the process that wrote this crashed")
+        if self.failing:
+            raise StoreFailed("the simulated disk is full")
+
+    def crash(self, *, keep_unsynced: bool = False) -> None:
+        """The process dies now. What was not yet synced is lost, unless it is kept:
+        it then is on disk although nobody was told."""
+        if keep_unsynced and self._pending is not None and not (self.failing or self.damaged):
+            self._pending()
+        self._pending = None
+        self._run += 1
+
+    def rot(self, key: bytes, *, bit: int = 0) -> bool:
+        """Flip one bit in a row's value; False if there is no such row."""
+        value = self.tables.rows.get(key)
+        if value is None:
+            return False
+        damaged = bytearray(value)
+        damaged[bit // 8 % len(damaged)] ^= 1 << bit % 8
+        self.tables.rows.put(key, bytes(damaged))
+        return True
+
+    def sound(self, key: bytes) -> bool:
+        """Whether a row is there, and matches its checksum."""
+        value = self.tables.rows.get(key)
+        return value is not None and sealed(key, value)
+
+    def row_keys(self) -> list[bytes]:
+        """Keys of all rows, sorted: what `rot` may damage."""
+        return [key for key, _ in self.tables.rows.ascend(b"")]

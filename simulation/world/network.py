@@ -1,0 +1,351 @@
+"""An in-memory network that can be delayed, cut and parted (design: simulation).
+
+`SimulatedNetwork.host` gives each host its own `onyxq.wire.network.Network`; addresses
+are ``HOST:PORT`` with any host name.  Time is the event loop's, so under trio's mock
+clock delays cost nothing, and nothing here is random unless a seeded generator is given.
+
+Faults between two hosts, in both directions:
+
+* `part`: bytes sent stay on the way until `heal`, and connecting times out, as when
+  packets vanish and TCP repeats them;
+* `cut`: connections break at once, both ends notice;
+* `delay`: bytes arrive that much later.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, NamedTuple, Protocol
+
+import anyio
+import anyio.lowlevel
+import sniffio
+import trio
+from anyio.abc import ByteStream, TaskStatus
+
+from onyxq.core.errors import Unavailable
+from onyxq.wire.tcp import join_address, split_address
+
+BUFFER_BYTES_MAX = 1024 * 1024
+"""Bytes on the way in one direction of a stream before the sender must wait."""
+FIRST_FREE_PORT = 40_000
+
+Handler = Callable[[ByteStream], Awaitable[None]]
+
+
+class _Chunk(NamedTuple):
+    arrives_at: float
+    data: bytes
+
+
+class _Scope(Protocol):
+    """A cancel scope, trio's own or anyio's."""
+
+    deadline: float
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(self, *exc: Any) -> Any: ...
+
+    def cancel(self) -> None: ...
+
+
+def _scope() -> _Scope:
+    """A scope to wait in.  Under trio its own: anyio's is put around one, for every message of a run."""
+    return trio.CancelScope() if sniffio.current_async_library() == "trio" else anyio.CancelScope()
+
+
+def _forever() -> Awaitable[None]:
+    """A wait for the scope's end.  Under trio its own: anyio's is in a scope more."""
+    return trio.sleep_forever() if sniffio.current_async_library() == "trio" else anyio.sleep_forever()
+
+
+class _Pipe:
+    """One direction of a stream.
+
+    Who waits does so in a scope that ends when there is something to do: for a receiver that
+    is when bytes arrive, which its deadline says, so a message costs one waking.
+    """
+
+    def __init__(self) -> None:
+        self.chunks: deque[_Chunk] = deque()
+        self.size = 0
+        self.ended = False
+        self.broken = False
+        self.abandoned = False
+        """The receiving end was closed."""
+        self._waiting: dict[_Scope, None] = {}
+        self._receiving: _Scope | None = None
+
+    def change(self) -> None:
+        """Wake whoever waits on this pipe."""
+        for scope in self._waiting:
+            scope.cancel()
+
+    async def wait(self) -> None:
+        """Return at the next change."""
+        with _scope() as scope:
+            self._waiting[scope] = None
+            try:
+                await _forever()
+            finally:
+                del self._waiting[scope]
+
+    async def wait_arrival(self, arrives_at: float) -> None:
+        """Return then (infinite: not before it is known), or at the next change."""
+        with _scope() as scope:
+            scope.deadline = arrives_at
+            self._waiting[scope] = None
+            before, self._receiving = self._receiving, scope
+            try:
+                await _forever()
+            finally:
+                self._receiving = before
+                del self._waiting[scope]
+
+    def arriving(self, arrives_at: float) -> None:
+        """The first bytes are on the way."""
+        if self._receiving is not None:
+            self._receiving.deadline = arrives_at
+
+
+class SimulatedStream(ByteStream):
+    """One end of a connection between two hosts."""
+
+    def __init__(self, network: SimulatedNetwork, hosts: tuple[str, str], incoming: _Pipe, outgoing: _Pipe) -> None:
+        self.hosts = hosts
+        """This end's host and the other's."""
+        self._network = network
+        self._incoming = incoming
+        self._outgoing = outgoing
+        self._closed = False
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        """Bytes that arrived; raises `EndOfStream`, `BrokenResourceError` or `ClosedResourceError`."""
+        pipe = self._incoming
+        waited = False
+        while True:
+            if self._closed:
+                raise anyio.ClosedResourceError
+            if pipe.broken:
+                raise anyio.BrokenResourceError
+            parted = self._network.parted(*self.hosts)
+            arrives_at = pipe.chunks[0].arrives_at if pipe.chunks and not parted else math.inf
+            if arrives_at <= anyio.current_time():
+                if waited:
+                    return self._take(pipe, max_bytes)
+                await anyio.lowlevel.checkpoint()
+            elif pipe.ended and not pipe.chunks and not parted:
+                raise anyio.EndOfStream
+            else:
+                await pipe.wait_arrival(arrives_at)
+            waited = True
+
+    async def send(self, item: bytes) -> None:
+        """Send bytes; waits while the buffer is full."""
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        pipe = self._outgoing
+        while True:
+            if self._closed:
+                raise anyio.ClosedResourceError
+            parted = self._network.parted(*self.hosts)
+            if pipe.broken or (pipe.abandoned and not parted):
+                raise anyio.BrokenResourceError
+            if pipe.size < BUFFER_BYTES_MAX:
+                break
+            await pipe.wait()
+        arrives_at = anyio.current_time() + self._network.delay_s(*self.hosts)
+        if pipe.chunks:
+            arrives_at = max(arrives_at, pipe.chunks[-1].arrives_at)
+        elif not parted:
+            pipe.arriving(arrives_at)
+        pipe.chunks.append(_Chunk(arrives_at, bytes(item)))
+        pipe.size += len(item)
+
+    async def send_eof(self) -> None:
+        """Say that nothing more will be sent."""
+        await anyio.lowlevel.checkpoint()
+        self._outgoing.ended = True
+        self._outgoing.change()
+
+    async def aclose(self) -> None:
+        """Close this end; the other end reads what is on the way, then its end."""
+        self._closed = True
+        self._outgoing.ended = True
+        self._incoming.abandoned = True
+        self._outgoing.change()
+        self._incoming.change()
+        self._network.forget(self)
+        await anyio.lowlevel.checkpoint()
+
+    def tear(self) -> None:
+        """Break the connection at both ends, at once."""
+        for pipe in (self._incoming, self._outgoing):
+            pipe.broken = True
+            pipe.change()
+
+    def stir(self) -> None:
+        """Look again: delays or partitions changed."""
+        self._incoming.change()
+        self._outgoing.change()
+
+    def _take(self, pipe: _Pipe, max_bytes: int) -> bytes:
+        chunk = pipe.chunks.popleft()
+        size = self._network.cut_at(min(max_bytes, len(chunk.data)))
+        if size < len(chunk.data):
+            pipe.chunks.appendleft(_Chunk(chunk.arrives_at, chunk.data[size:]))
+        full, pipe.size = pipe.size >= BUFFER_BYTES_MAX, pipe.size - size
+        if full:
+            pipe.change()
+        return chunk.data[:size]
+
+
+class Host:
+    """The network as one host sees it."""
+
+    def __init__(self, network: SimulatedNetwork, name: str) -> None:
+        self.name = name
+        self._network = network
+
+    async def connect(self, address: str, *, timeout_ms: int) -> ByteStream:
+        """A stream to ``HOST:PORT``; raises `Unavailable`."""
+        return await self._network.connect(self.name, address, timeout_ms)
+
+    async def serve(
+        self, address: str, handler: Handler, *, task_status: TaskStatus[str] = anyio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Accept until cancelled; reports the address (port 0: a free one)."""
+        await self._network.serve(address, handler, task_status)
+
+
+class _Listener:
+    def __init__(self) -> None:
+        self.waiting: deque[SimulatedStream] = deque()
+        self.arrived = anyio.Event()
+
+
+class SimulatedNetwork:
+    """All hosts, their streams and the faults between them.
+
+    ``generator``, seeded by the caller, makes receivers get bytes in odd pieces.
+    """
+
+    def __init__(self, *, delay_ms: int = 0, generator: random.Random | None = None) -> None:
+        self._delay_ms = delay_ms
+        self._generator = generator
+        self._delays: dict[frozenset[str], int] = {}
+        self._parted: set[frozenset[str]] = set()
+        self._listeners: dict[str, _Listener] = {}
+        self._streams: dict[SimulatedStream, None] = {}
+        self._healed = anyio.Event()
+        self._next_port = FIRST_FREE_PORT
+
+    def host(self, name: str) -> Host:
+        """The network as host ``name`` sees it."""
+        return Host(self, name)
+
+    # faults
+    def part(self, hosts: Iterable[str], others: Iterable[str]) -> None:
+        """Let nothing through between any of ``hosts`` and any of ``others``."""
+        right = list(others)
+        self._parted |= {frozenset((a, b)) for a in hosts for b in right if a != b}
+        self._stir_streams()
+
+    def heal(self) -> None:
+        """Undo every `part`."""
+        self._parted.clear()
+        self._stir()
+
+    def delay(self, a: str, b: str, *, delay_ms: int) -> None:
+        """Let bytes sent between two hosts from now on arrive so much later."""
+        self._delays[frozenset((a, b))] = delay_ms
+
+    def cut(self, a: str, b: str | None = None) -> None:
+        """Break the connections between two hosts, or all of one host."""
+        for stream in list(self._streams):
+            if a in stream.hosts and (b is None or b in stream.hosts):
+                stream.tear()
+
+    def parted(self, a: str, b: str) -> bool:
+        """Whether nothing gets through between two hosts."""
+        return bool(self._parted) and frozenset((a, b)) in self._parted
+
+    # used by the streams
+    def delay_s(self, a: str, b: str) -> float:
+        """Seconds that bytes take between two hosts."""
+        if not self._delays:
+            return self._delay_ms / 1000
+        return self._delays.get(frozenset((a, b)), self._delay_ms) / 1000
+
+    def cut_at(self, size: int) -> int:
+        """How many of ``size`` readable bytes a receiver gets."""
+        if self._generator is None or size < 2 or self._generator.random() < 0.5:
+            return size
+        return self._generator.randint(1, size)
+
+    def forget(self, stream: SimulatedStream) -> None:
+        """A stream was closed."""
+        self._streams.pop(stream, None)
+
+    # used by the hosts
+    async def connect(self, source: str, address: str, timeout_ms: int) -> ByteStream:
+        """See `Host.connect`."""
+        host, _ = split_address(address)
+        with anyio.move_on_after(timeout_ms / 1000):
+            await anyio.sleep(2 * self.delay_s(source, host))
+            while self.parted(source, host):
+                await self._healed.wait()
+            listener = self._listeners.get(address)
+            if listener is None:
+                raise Unavailable(f"cannot connect to {address}: nobody listens there")
+            there, back = _Pipe(), _Pipe()
+            near = SimulatedStream(self, (source, host), back, there)
+            far = SimulatedStream(self, (host, source), there, back)
+            self._streams |= {near: None, far: None}
+            listener.waiting.append(far)
+            listener.arrived.set()
+            return near
+        raise Unavailable(f"cannot connect to {address}: no answer in time")
+
+    async def serve(self, address: str, handler: Handler, task_status: TaskStatus[str]) -> None:
+        """See `Host.serve`."""
+        host, port = split_address(address)
+        if port == 0:
+            port, self._next_port = self._next_port, self._next_port + 1
+        address = join_address(host, port)
+        if address in self._listeners:
+            raise Unavailable(f"cannot listen on {address}: it is in use")
+        listener = self._listeners[address] = _Listener()
+        try:
+            task_status.started(address)
+            async with anyio.create_task_group() as group:
+                while True:
+                    while listener.waiting:
+                        group.start_soon(self._handle, listener.waiting.popleft(), handler)
+                    listener.arrived = anyio.Event()
+                    await listener.arrived.wait()
+        finally:
+            del self._listeners[address]
+            for stream in listener.waiting:
+                stream.tear()
+
+    async def _handle(self, stream: SimulatedStream, handler: Handler) -> None:
+        try:
+            await handler(stream)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream):
+            stream.tear()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await stream.aclose()
+
+    def _stir(self) -> None:
+        self._healed.set()
+        self._healed = anyio.Event()
+        self._stir_streams()
+
+    def _stir_streams(self) -> None:
+        for stream in list(self._streams):
+            stream.stir()
