@@ -13,6 +13,7 @@ from typing import Any
 
 from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.pycode import ModuleAnalyzer
 from sphinx.util.docutils import SphinxDirective
 
 from onyxq import api, errors
@@ -277,8 +278,17 @@ class Printed(SphinxDirective):
         return self.parse_text_to_nodes(text, allow_section_headings=True)
 
 
+def own_signature(_app: Sphinx, _what: str, _name: str, thing: Any, *_: Any) -> None:
+    """Have a call that lists its shared options shown with that signature, not with its overloads."""
+    if hasattr(thing, "__signature__"):
+        analyzer = ModuleAnalyzer.for_module(thing.__module__)
+        analyzer.analyze()
+        analyzer.overloads.pop(thing.__qualname__, None)
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register with Sphinx."""
     for name in PAGES:
         app.add_directive(name, Printed)
+    app.connect("autodoc-skip-member", own_signature)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 import anyio
 import anyio.lowlevel
@@ -24,7 +24,8 @@ from onyxq.client.flows import Enqueued, Flow, Part, chain, group
 from onyxq.client.held_claims import Holder, completion_items, extend, items_of, renewal_items
 from onyxq.client.jobs import Jobs
 from onyxq.client.management import Managing
-from onyxq.client.policy import OF_QUEUE, Policy, Retries, When, tuple_of, with_keys
+from onyxq.client.options import known, takes
+from onyxq.client.policy import ENQUEUE_DEFAULTS, EnqueueOptions, Policy, When, with_keys
 from onyxq.client.pool import Pool
 from onyxq.client.taskstore import AsyncTaskStore
 from onyxq.client.transactions import AsyncTransaction, Committed, Committer, Gathered, gather
@@ -115,80 +116,56 @@ class AsyncClient(Managing, Batching, Jobs):
         await self._background.__aexit__(kind, error, trace)
 
     # tasks
+    @takes(EnqueueOptions, ENQUEUE_DEFAULTS)
     async def enqueue(
         self,
         queue: str,
         payload: bytes,
         *,
-        priority: int = 0,
-        delay_ms: int = 0,
-        at_ms: int | None = None,
-        expires_ms: int | None = None,
-        retries: Retries = OF_QUEUE,
-        backoff_ms: int | None = None,
         ordering_key: str | None = None,
         unique_key: str | None = None,
-        depends: Iterable[bytes | str] = (),
-        on_dependency_failed: str = "fail",
-        format: str = "bytes",
         id: bytes | str | None = None,
         w: int | None = None,
         timeout_ms: int | None = None,
+        **options: Unpack[EnqueueOptions],
     ) -> TaskId:
         """Store one task; the id of the task that stands. Calls that come together leave together.
 
         See `enqueue_many`.  ``unique_key``: if there is an unfinished or remembered task of that key in
         the queue, that one's id comes back; before it is first claimed, it gets the new payload.
         """
+        known(options, "AsyncClient.enqueue", ENQUEUE_DEFAULTS)
         with enqueuing(queue, 1) as trace:
-            policy = Policy(
-                queue, priority, retries, backoff_ms, format, w, ordering_key, unique_key,
-                tuple_of(depends), on_dependency_failed, expires_ms, trace,
-            )  # fmt: skip
-            when, until = When.of(delay_ms, at_ms), self._until(timeout_ms)
-            return await self._enqueuer.one(policy, payload, until=until, when=when, id=id)
+            keys = {"ordering_key": ordering_key, "unique_key": unique_key}
+            policy, when = Policy.of(queue, {**options, **keys, "w": w, "trace": trace})
+            return await self._enqueuer.one(policy, payload, until=self._until(timeout_ms), when=when, id=id)
 
+    @takes(EnqueueOptions, ENQUEUE_DEFAULTS)
     async def enqueue_many(
         self,
         queue: str,
         payloads: Iterable[bytes],
         *,
-        priority: int = 0,
-        delay_ms: int = 0,
-        at_ms: int | None = None,
-        expires_ms: int | None = None,
-        retries: Retries = OF_QUEUE,
-        backoff_ms: int | None = None,
         ordering_key: str | Sequence[str] | None = None,
         unique_key: str | Sequence[str] | None = None,
-        depends: Iterable[bytes | str] = (),
-        on_dependency_failed: str = "fail",
-        format: str = "bytes",
         ids: Sequence[bytes | str] | None = None,
         w: int | None = None,
         timeout_ms: int | None = None,
+        **options: Unpack[EnqueueOptions],
     ) -> Ids:
         """Store tasks that differ in their payload and keys only; the ids of what stands in the same order.
 
-        ``delay_ms``: due so much later.  ``at_ms``: due then (milliseconds since the epoch, by the
-        clocks of the cluster, whatever this machine's shows); further back than the queue's
-        ``grace_ms`` is refused.  ``expires_ms``: not begun by then, the tasks fail.  ``retries``:
-        failed attempts allowed beyond the first, None for no limit.  ``backoff_ms``: pause before
-        the first retry, doubled for each further one.  By default both are as the queue says.
         ``ordering_key``, ``unique_key``: one for all (of a unique key there is one task), or one
-        each.  ``depends``: ids of tasks that must be done before; ``on_dependency_failed``: ``fail``,
-        ``cancel`` or ``run`` if one of them fails or is cancelled.  ``ids``: from `make_ids`, so that
-        a repeated call is the same tasks.  ``w``: how many nodes must have stored them (None: a
-        majority).  Raises `Unknown` if fewer nodes have them when the time is up: ``copies`` says how many.
+        each.  ``ids``: from `make_ids`, so that a repeated call is the same tasks.  ``w``: how many
+        nodes must have stored them (None: a majority).  Raises `Unknown` if fewer nodes have them
+        when the time is up: ``copies`` says how many.
         If it raises, some of the tasks may be stored; the error's ``ids`` are those to repeat the call with.
         """
+        known(options, "AsyncClient.enqueue_many", ENQUEUE_DEFAULTS)
         payloads = list(payloads)
         with enqueuing(queue, len(payloads)) as trace:
-            policy = Policy(
-                queue, priority, retries, backoff_ms, format, w, None, None,
-                tuple_of(depends), on_dependency_failed, expires_ms, trace,
-            )  # fmt: skip
-            when, until = When.of(delay_ms, at_ms), self._until(timeout_ms)
+            policy, when = Policy.of(queue, {**options, "w": w, "trace": trace})
+            until = self._until(timeout_ms)
             if ordering_key is not None or unique_key is not None:
                 policies = with_keys(policy, len(payloads), ordering_key, unique_key)
                 return await self._enqueuer.keyed(policies, payloads, until=until, when=when, ids=ids)
@@ -337,10 +314,13 @@ class AsyncClient(Managing, Batching, Jobs):
             if answer["claims"] or clock() >= wait_until:
                 batch = ClaimBatch.of(answer, sent_at=sent_at, lease_ms=lease_ms, now=clock())
                 if lease_ms is None and batch:
-                    if len(self._leases) >= LEASES_KNOWN_MAX:
-                        self._leases.clear()
-                    self._leases[frozenset(names)] = min(run.lease_ms for run in batch.runs)
+                    self._learn_lease(names, batch)
                 return batch
+
+    def _learn_lease(self, names: Sequence[str], batch: ClaimBatch) -> None:
+        if len(self._leases) >= LEASES_KNOWN_MAX:
+            self._leases.clear()
+        self._leases[frozenset(names)] = min(run.lease_ms for run in batch.runs)
 
     async def update(self, claim: Claim, data: bytes, *, w: int | None = None, timeout_ms: int | None = None) -> int:
         """Append an update to a claimed task; its number, from 0 per claim. Raises `StaleToken`.

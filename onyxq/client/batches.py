@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import anyio
 
+from onyxq.client.options import known, takes
 from onyxq.client.pool import Pool
 from onyxq.core.errors import OnyxqError
 from onyxq.core.ids import TaskId, partition_of
@@ -33,6 +34,19 @@ class BatchCommitted(NamedTuple):
     """Whether it was committed before."""
     settled: bool
     """Whether all of it could be read when it was answered; if not, it is on its way."""
+
+
+class JobOptions(TypedDict, total=False):
+    """The job of a batch.
+
+    ``job``: its id; empty for a batch without a job.  ``version``: as the driver knows it.
+    """
+
+    job: str
+    version: int
+
+
+NO_JOB: JobOptions = {"job": "", "version": -1}
 
 
 class Batching:
@@ -74,16 +88,16 @@ class Batching:
         except OnyxqError as error:
             errors.append(error)
 
+    @takes(JobOptions, NO_JOB)
     async def prepare_batch(
         self,
         *,
         name: str,
         enqueue: Iterable[Sequence[Any]] = (),
         complete: Iterable[Sequence[Any]] = (),
-        job: str = "",
-        version: int = -1,
         deadline_ms: int | None = None,
         timeout_ms: int | None = None,
+        **job: Unpack[JobOptions],
     ) -> bytes:
         """Have a share of a batch kept until it is committed, or a deadline in log time: what `commit_batch` takes.
 
@@ -91,8 +105,7 @@ class Batching:
         ``name``: of nothing else.  Raises `Superseded`, `StaleToken`.
         """
         args: dict[str, Any] = {
-            "job": job,
-            "version": version,
+            **known(job, "AsyncClient.prepare_batch", NO_JOB),
             "name": name,
             "enqueue": [list(run) for run in enqueue],
             "complete": [list(item) for item in complete],
@@ -106,18 +119,18 @@ class Batching:
         answer = await self._pool.call("jobs.prepare", args, until=until, address=address, wait_ms=COMMIT_WAIT_MS)
         return bytes(answer["prepared"])
 
+    @takes(JobOptions, NO_JOB)
     async def commit_batch(
         self,
         *,
         name: str,
         prepared: Iterable[bytes] = (),
         complete: Iterable[Sequence[Any]] = (),
-        job: str = "",
-        version: int = -1,
         batch: int = 0,
         offsets: bytes = b"",
         keep_ms: int | None = None,
         timeout_ms: int | None = None,
+        **job: Unpack[JobOptions],
     ) -> BatchCommitted:
         """Commit a batch, or nothing of it; sent until it is decided.
 
@@ -125,8 +138,7 @@ class Batching:
         ``keep_ms``.  Raises `Superseded`, `StaleToken` that names claims which do not stand, `Conflict`.
         """
         args: dict[str, Any] = {
-            "job": job,
-            "version": version,
+            **known(job, "AsyncClient.commit_batch", NO_JOB),
             "batch": batch,
             "offsets": offsets,
             "prepared": list(prepared),

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, overload
 from zlib import crc32
 
 import anyio
+from attrs import define, field
 
 from onyxq.core.errors import BadRequest, Corrupt
 from onyxq.core.facts import TaskRun, task_header, unpack_task
@@ -23,48 +24,23 @@ LEASE_MS_MIN = 1_000
 """The shortest lease that there is."""
 
 
+@define(eq=False, kw_only=True)
 class ClaimedRun:
     """Tasks with consecutive ids that were granted together."""
 
-    __slots__ = (
-        "_header",
-        "_offsets",
-        "_run",
-        "attempts",
-        "body",
-        "count",
-        "due",
-        "expires",
-        "first",
-        "lease_ms",
-        "token",
-    )
-
-    def __init__(
-        self,
-        *,
-        token: int,
-        first: bytes,
-        count: int = 1,
-        attempts: int = 0,
-        body: bytes = b"",
-        expires: float = 0.0,
-        lease_ms: int = 30_000,
-        due: float = 0.0,
-    ) -> None:
-        self.token = Token(token)
-        self.attempts = attempts
-        self.first = TaskId(first)
-        self.count = count
-        self.body = body
-        self.expires = expires
-        """Monotonic second (of the event loop's clock) up to which the lease surely runs."""
-        self.lease_ms = lease_ms
-        self.due = due
-        """Monotonic second before which its tasks are not to be begun, if they were claimed ahead; else 0."""
-        self._header: dict[str, Any] | None = None
-        self._run: TaskRun | None = None
-        self._offsets: list[int] = []
+    token: Token = field(converter=Token)
+    first: TaskId = field(converter=TaskId)
+    count: int = 1
+    attempts: int = 0
+    body: bytes = b""
+    expires: float = 0.0
+    """Monotonic second (of the event loop's clock) up to which the lease surely runs."""
+    lease_ms: int = 30_000
+    due: float = 0.0
+    """Monotonic second before which its tasks are not to be begun, if they were claimed ahead; else 0."""
+    _header: dict[str, Any] | None = field(default=None, init=False, repr=False)
+    _run: TaskRun | None = field(default=None, init=False, repr=False)
+    _offsets: list[int] = field(factory=list, init=False, repr=False)
 
     def id_at(self, index: int) -> TaskId:
         """The id of one task."""

@@ -14,9 +14,9 @@ results with ``client.results(claim.depends)``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, Unpack
 
-from onyxq.client.policy import DEFAULTS, DEPENDS_MAX, Policy, When, tuple_of
+from onyxq.client.policy import DEPENDS_MAX, Policy, StepOptions, When
 from onyxq.core.errors import BadRequest
 from onyxq.core.ids import TaskId
 from onyxq.system.tracing import carried
@@ -24,7 +24,7 @@ from onyxq.system.tracing import carried
 R = TypeVar("R")
 
 STEPS_MAX = 10_000
-OPTIONS = frozenset({*DEFAULTS, "delay_ms", "at_ms"} - {"unique_key"})
+OPTIONS = frozenset(StepOptions.__annotations__)
 
 
 class Step:
@@ -34,9 +34,9 @@ class Step:
     `BadRequest` for others: which id stands for a unique key is not known beforehand.
     """
 
-    __slots__ = ("options", "payload", "queue", "when")
+    __slots__ = ("_policy", "payload", "queue", "when")
 
-    def __init__(self, queue: str, payload: bytes = b"", **options: Any) -> None:
+    def __init__(self, queue: str, payload: bytes = b"", **options: Unpack[StepOptions]) -> None:
         for name in options:
             if name not in OPTIONS:
                 raise BadRequest(f"a step has no option {name!r}; there are {', '.join(sorted(OPTIONS))}", field=name)
@@ -44,20 +44,19 @@ class Step:
             raise BadRequest(f"a payload is bytes, not {type(payload).__name__}", field="data")
         self.queue = queue
         self.payload = payload
-        self.when = When.of(options.pop("delay_ms", 0), options.pop("at_ms", None))
+        self._policy, self.when = Policy.of(queue, {"trace": carried(), **options})
         """When it is due at the earliest."""
-        self.options = {"trace": carried(), **options, "depends": tuple_of(options.get("depends", ()))}
-        self.policy(()).check()
+        self._policy.check()
 
     def policy(self, follows: Sequence[bytes]) -> Policy:
         """Its policy where it follows on other tasks of the flow."""
-        return Policy(self.queue, **{**self.options, "depends": (*self.options["depends"], *follows)})
+        return self._policy._replace(depends=(*self._policy.depends, *follows))
 
     def alike(self, other: Step) -> bool:
         """Whether both could be tasks of one run."""
-        if self.options.get("ordering_key") is not None:
+        if self._policy.ordering_key is not None:
             return False
-        return (self.queue, self.when, self.options) == (other.queue, other.when, other.options)
+        return (self._policy, self.when) == (other._policy, other.when)
 
 
 class Planned(NamedTuple):
@@ -173,7 +172,7 @@ def _checked(plan: Plan) -> Plan:
     if len(plan.steps) > STEPS_MAX:
         raise BadRequest(f"a flow has at most {STEPS_MAX} steps", field="parts")
     for one in plan.steps:
-        if len(one.follows) + len(one.step.options["depends"]) > DEPENDS_MAX:
+        if len(one.follows) + len(one.step.policy(()).depends) > DEPENDS_MAX:
             raise BadRequest(
                 f"a step for queue {one.step.queue!r} follows on {len(one.follows)} tasks; at most {DEPENDS_MAX}",
                 field="depends",

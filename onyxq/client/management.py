@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
+from onyxq.client.options import known, takes
 from onyxq.client.values import Page, Submitted, Task, as_id
 from onyxq.core.errors import BadRequest, from_map
 
 PAGE_TASKS = 500
 Tasks = AsyncIterator[Task]
+
+
+class ScheduleOptions(TypedDict, total=False):
+    """How a schedule is read.
+
+    ``zone``: the time zone of the cron fields.  ``missed``: what to do about times at which nothing could be
+    enqueued: ``"skip"``, ``"once"`` or ``"all"``.
+    """
+
+    zone: str
+    missed: str
+
+
+SCHEDULE: ScheduleOptions = {"zone": "UTC", "missed": "once"}
 
 
 class Managing:
@@ -129,6 +144,7 @@ class Managing:
         found: Sequence[dict[str, Any]] = (await self._ask("periodic.list", {}))["periodic"]
         return found
 
+    @takes(ScheduleOptions, SCHEDULE)
     async def set_periodic(
         self,
         name: str,
@@ -136,20 +152,18 @@ class Managing:
         schedule: str,
         payload: bytes = b"",
         *,
-        zone: str = "UTC",
         format: str = "bytes",
         priority: int = 0,
-        missed: str = "once",
         paused: bool = False,
+        **options: Unpack[ScheduleOptions],
     ) -> dict[str, Any]:
         """Have a task enqueued again and again; under a name that is there: change it. Raises `BadRequest`.
 
-        ``schedule``: five cron fields in the time zone ``zone`` (``"*/5 8-17 * * mon-fri"``), or ``"every 90s"``.
-        ``missed``: what becomes of times at which nothing could be enqueued: ``"skip"``, ``"once"``, ``"all"``.
+        ``schedule``: five cron fields (``"*/5 8-17 * * mon-fri"``), or ``"every 90s"``.
         """
-        said = {"queue": queue, "schedule": schedule, "zone": zone, "data": payload, "format": format}
-        more = {"priority": priority, "missed": missed, "paused": paused}
-        return await self._map("periodic.set", {"name": name, **said, **more})
+        said = known(options, "AsyncClient.set_periodic", SCHEDULE)
+        task = {"queue": queue, "data": payload, "format": format, "priority": priority}
+        return await self._map("periodic.set", {"name": name, "schedule": schedule, "paused": paused, **task, **said})
 
     async def remove_periodic(self, name: str) -> None:
         """End a periodic task; the tasks that it made stay. Raises `NotFound`."""

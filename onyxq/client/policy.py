@@ -5,9 +5,9 @@ Only what differs from the defaults goes into the header of a run (design: runs)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypedDict, cast
 
 from onyxq.client.values import as_id
 from onyxq.core.errors import BadRequest
@@ -33,19 +33,47 @@ class OfQueue(Enum):
 OF_QUEUE: Final = OfQueue.OF_QUEUE
 Retries = int | None | OfQueue
 
-DEFAULTS: dict[str, Any] = {
-    "priority": 0,
-    "retries": OF_QUEUE,
-    "backoff_ms": None,
-    "format": "bytes",
-    "ordering_key": None,
-    "unique_key": None,
-    "depends": (),
-    "on_dependency_failed": "fail",
-    "expires_ms": None,
-    "trace": None,
-}
-_HEADER = tuple(sorted(DEFAULTS.items()))
+
+class TaskOptions(TypedDict, total=False):
+    """The options that every call has which makes tasks; `EnqueueOptions` explains them."""
+
+    priority: int
+    delay_ms: int
+    at_ms: int | None
+    expires_ms: int | None
+    retries: Retries
+    backoff_ms: int | None
+    depends: Iterable[bytes | str]
+    on_dependency_failed: str
+
+
+class EnqueueOptions(TaskOptions, total=False):
+    """The options of a task whose payload the caller makes.
+
+    ``priority``: higher ones are claimed first.  ``delay_ms``: due after this time.
+    ``at_ms``: due then, in milliseconds since the epoch.  The clocks of the cluster decide, not this
+    machine's.  A time further back than the queue's ``grace_ms`` is refused.  ``expires_ms``: the tasks
+    fail if they are not begun by then.  ``retries``: failed attempts allowed beyond the first, None for
+    no limit.  ``backoff_ms``: pause before the first retry, doubled for each further one.  By default
+    both are as the queue says.  ``depends``: ids of tasks that must be done before.
+    ``on_dependency_failed``: ``fail``, ``cancel`` or ``run`` if one of them fails or is cancelled.
+    ``format``: the kind of the payload, ``bytes`` or ``json``.
+    """
+
+    format: str
+
+
+class StepOptions(EnqueueOptions, total=False):
+    """The options of a task that is not sent yet."""
+
+    ordering_key: str | None
+    trace: str | None
+
+
+class GatheredOptions(StepOptions, total=False):
+    """The options of a task that a transaction enqueues."""
+
+    unique_key: str | None
 
 
 class Policy(NamedTuple):
@@ -74,6 +102,13 @@ class Policy(NamedTuple):
                 del said["depends"]
         said["queue"] = self.queue
         return dict(sorted(said.items()))
+
+    @staticmethod
+    def of(queue: str, options: Mapping[str, Any]) -> tuple[Policy, When]:
+        """The policy that options of known names stand for, and when its tasks are due; raises `BadRequest`."""
+        said = {**options, "depends": tuple_of(options.get("depends", ()))}
+        when = When.of(said.pop("delay_ms", 0), said.pop("at_ms", None))
+        return Policy(queue, **said), when
 
     @property
     def key(self) -> str | None:
@@ -111,6 +146,8 @@ class Policy(NamedTuple):
             check_traceparent(self.trace)
 
 
+DEFAULTS: dict[str, Any] = {name: value for name, value in Policy._field_defaults.items() if name != "w"}
+_HEADER = tuple(sorted(DEFAULTS.items()))
 _NONE = list(Policy("")[6:])
 
 
@@ -185,3 +222,5 @@ class When(NamedTuple):
 
 
 NOW = When()
+_ALL = {**DEFAULTS, **When._field_defaults}
+ENQUEUE_DEFAULTS = cast(EnqueueOptions, {name: _ALL[name] for name in EnqueueOptions.__annotations__})

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from attrs import frozen
 
 from onyxq.client.claims import Claim, ClaimBatch, Claims, kept_claims
 from onyxq.client.enqueues import Enqueuer, check_payloads, cut_with_ids
 from onyxq.client.held_claims import completion_items, items_of, merged
-from onyxq.client.policy import Policy, When
+from onyxq.client.policy import GatheredOptions, Policy, When
 from onyxq.client.pool import Pool
 from onyxq.client.single import named_by_caller
 from onyxq.client.values import as_id
@@ -95,7 +95,9 @@ class Gathered:
         self._open()
         self._require += items_of(kept_claims(claims))
 
-    def enqueue(self, queue: str, payload: bytes, *, id: bytes | str | None = None, **options: Any) -> None:
+    def enqueue(
+        self, queue: str, payload: bytes, *, id: bytes | str | None = None, **options: Unpack[GatheredOptions]
+    ) -> None:
         """Store a task; ``options`` are those of `AsyncClient.enqueue`. Nobody sees it before the commit."""
         self.enqueue_many(queue, [payload], ids=None if id is None else [id], **options)
 
@@ -105,13 +107,12 @@ class Gathered:
         payloads: Iterable[bytes],
         *,
         ids: Sequence[bytes | str] | None = None,
-        delay_ms: int = 0,
-        at_ms: int | None = None,
-        **options: Any,
+        **options: Unpack[GatheredOptions],
     ) -> None:
         """Store tasks that differ in their payload only."""
         self._open()
-        policy, when, given = policy_of(queue, options), When.of(delay_ms, at_ms), list(payloads)
+        policy, when = policy_of(queue, options)
+        given = list(payloads)
         check_payloads(given)
         own = None if ids is None else [as_id(one) for one in ids]
         if own is not None and len(own) != len(given):
@@ -300,14 +301,14 @@ def gather(
     into.require(require)
 
 
-def policy_of(queue: str, options: Mapping[str, Any]) -> Policy:
-    """The policy that the options of an enqueue stand for; raises `BadRequest`."""
-    unknown = sorted(options.keys() - set(Policy._fields) | options.keys() & {"queue", "w"})
+def policy_of(queue: str, options: Mapping[str, Any]) -> tuple[Policy, When]:
+    """The policy that the options of an enqueue stand for, and when its task is due; raises `BadRequest`."""
+    unknown = sorted(options.keys() - GatheredOptions.__annotations__.keys())
     if unknown:
         raise BadRequest(f"a task of a transaction has no option {unknown[0]!r}", field=unknown[0])
-    policy = Policy(queue, **{"trace": carried(), **options})
+    policy, when = Policy.of(queue, {"trace": carried(), **options})
     policy.check()
-    return policy
+    return policy, when
 
 
 def stale_claims(error: StaleToken) -> list[tuple[bytes, int]]:

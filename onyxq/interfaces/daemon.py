@@ -9,7 +9,6 @@ extension with a bug).
 from __future__ import annotations
 
 import logging
-import os
 import random
 import secrets
 import ssl
@@ -23,43 +22,40 @@ from anyio.abc import ByteStream, TaskStatus
 from anyio.streams.tls import TLSAttribute
 from attrs import field, frozen
 
-from onyxq.access.certificates import PLAIN, Certificates
-from onyxq.access.credentials import ANONYMOUS, ZookeeperCredentials
-from onyxq.access.grants import OPEN, Access
-from onyxq.access.host_names import Hosts, hosts
-from onyxq.access.loopback import check_listening
+from onyxq.access.grants import Access
 from onyxq.access.renewal import Renewal
 from onyxq.core.duties import Drive
 from onyxq.core.entry import Entries
-from onyxq.core.errors import BadRequest, LogUnavailable, LogWentBack, OnyxqError, StoreFailed, causes, first_cause
+from onyxq.core.errors import LogUnavailable, LogWentBack, OnyxqError, StoreFailed, causes, first_cause
 from onyxq.core.log.interface import LogBackend, SessionLost
-from onyxq.core.purged import MARGIN_MS
-from onyxq.core.replica import SETTINGS_LIMITS, Settings
-from onyxq.core.taskstore.state import UNITS
 from onyxq.history.archive import Archive
-from onyxq.history.parquet.schema import pyarrow
 from onyxq.interfaces.callbacks.delivery import Delivering, delivering
-from onyxq.interfaces.callbacks.targets import targets
 from onyxq.interfaces.callbacks.transports import Deliver
 from onyxq.interfaces.callbacks.transports import installed as installed_transports
+from onyxq.interfaces.peer_config import (
+    PeerConfig,
+    check_config,
+    cluster_settings,
+    http_hosts,
+    make_directories,
+    node_settings,
+    spark_settings,
+)
 from onyxq.interfaces.wire_server import Caller
-from onyxq.jobs.function_imports import ANY_FUNCTION, Allowed
-from onyxq.leader.cohort.copy_pace import BYTES_PER_S
-from onyxq.leader.purge import Plan
 from onyxq.log.embedded import EmbeddedBackend
-from onyxq.node.jobs.driver import Driving, SparkSettings
+from onyxq.node.jobs.driver import Driving
 from onyxq.node.jobs.host_process import launch
 from onyxq.node.jobs.hosts import Launch
-from onyxq.node.membership import Evicted, Peer, writes
+from onyxq.node.membership import Evicted, Joiner, Peer, writes
 from onyxq.node.node import Node
 from onyxq.node.record_archive import Archiver
 from onyxq.node.record_table import RecordKeeper
+from onyxq.node.world import World
 from onyxq.operations.service import Service
 from onyxq.store.integrity.lmdb_check import fatal_signals_noted
 from onyxq.store.interface import Batch, Store
 from onyxq.store.lmdb_store import LmdbStore
 from onyxq.system.clock import Clock, RingClock, SystemClock, WallClock
-from onyxq.system.directories import close_to_others, usable
 from onyxq.system.extensions import installed
 from onyxq.wire.bounds import Bounds
 from onyxq.wire.network import Network
@@ -81,71 +77,6 @@ log = logging.getLogger(__name__)
 
 
 @frozen
-class PeerConfig:
-    """How one node of a process is run."""
-
-    data: str
-    cluster: str = "main"
-    zookeeper: str | None = None
-    zookeeper_credentials: ZookeeperCredentials = ANONYMOUS
-    listen: str = "127.0.0.1:7400"
-    http: str | None = "127.0.0.1:7480"
-    taskstore: str | None = None
-    """Where the task store is served at the root, besides under ``/taskstore``."""
-    taskstore_unit: str = "ms"
-    """Unit of times there."""
-    archive: str | None = None
-    """Directory that keeps what this node's peer trims."""
-    zone: str = ""
-    slots: int = 0
-    """Job slots that it offers, if it hosts Spark."""
-    tags: tuple[str, ...] = ()
-    """What jobs may ask of the peer that drives them."""
-    spark: bool = False
-    """Whether it hosts Spark, and so drives jobs."""
-    spark_master: str = "local"
-    spark_conf: Mapping[str, str] = field(factory=dict)
-    """Spark's own settings; they win over ours."""
-    spark_warm: bool = False
-    """A session is kept open, so that jobs start faster."""
-    checkpoints: str | None = None
-    """Path or URI, which all peers reach, of the checkpoints of jobs that name none."""
-    partitions: int = 64
-    replicas: int = 3
-    session_timeout_ms: int = 6_000
-    absent_after_ms: int = 60_000
-    yield_after_ms: int = 5_000
-    gc_records: int = 20_000
-    gc_bytes: int = 4 << 20
-    sync_bytes_per_s: int = BYTES_PER_S
-    """At most so fast does this node send, and take, what brings copies up to date."""
-    purge_bucket_ms: int = 3_600_000
-    """Finished tasks are purged by so much of the time of their ids together."""
-    purge_margin_ms: int = 600_000
-    """Nothing younger is purged, and no id that is younger refused."""
-    record_archive: str | None = None
-    """Directory in which the records that this node's peer trims become a table."""
-    access: Access = OPEN
-    """The credentials that it asks for."""
-    certificates: Certificates = PLAIN
-    """For TLS on both ports, and to other peers."""
-    allow_pickled: bool = False
-    """It takes jobs with pickled functions although it asks for credentials."""
-    job_modules: tuple[str, ...] = ()
-    """Modules whose functions jobs may name, if it asks for credentials; ``any``: all."""
-    allow_anyone: bool = False
-    """It may listen for other machines without asking for credentials."""
-    http_hosts: str = ""
-    """Names that HTTP answers to besides its own; see `onyxq.access.host_names`."""
-    task_archive: str | None = None
-    """Directory in which tasks are archived before they are purged, where their queue asks for it."""
-    timer_targets: str = ""
-    """Where callbacks may go; see `onyxq.interfaces.callbacks.targets`."""
-    timer_timeout_ms: int = 10_000
-    """How long the receiver of a callback may take."""
-
-
-@frozen
 class PeerAddresses:
     """Where a node serves."""
 
@@ -156,6 +87,29 @@ class PeerAddresses:
     taskstore: str = ""
 
 
+def _open_lmdb(path: str, clock: WallClock) -> Store:
+    return LmdbStore.open_or_begin_anew(path, now_ms=clock.wall_ms)
+
+
+@frozen
+class Platform:
+    """What a running node uses of its machine. Tests and simulations replace parts of it."""
+
+    network: Network | None = None
+    """None: TCP, with TLS if the settings name certificates."""
+    clock: Clock = field(factory=SystemClock)
+    open_store: Callable[[str, WallClock], Store] = _open_lmdb
+    """Opens the store in a data directory."""
+    offload: Callable[..., Awaitable[Any]] = trio.to_thread.run_sync
+    """Calls a slow function beside the event loop (in simulations: on it)."""
+    launch_host: Launch = launch
+    """Starts the process that hosts Spark."""
+
+
+MACHINE = Platform()
+"""The machine that this process runs on."""
+
+
 class RunningNode:
     """One node being run; see the module's first paragraph."""
 
@@ -164,13 +118,9 @@ class RunningNode:
         config: PeerConfig,
         backend: LogBackend,
         *,
-        network: Network | None = None,
-        clock: Clock | None = None,
-        open_store: Callable[[str, WallClock], Store] | None = None,
+        platform: Platform = MACHINE,
         seed: int | None = None,
-        offload: Callable[..., Awaitable[Any]] = trio.to_thread.run_sync,
         entries: Entries | None = None,
-        launch_host: Launch = launch,
         transports: Mapping[str, Deliver] | None = None,
     ) -> None:
         """``transports``: those of timers besides HTTP and TCP; None: this node makes no callbacks."""
@@ -182,15 +132,11 @@ class RunningNode:
         self.service: Service | None = None
         self.node: Node | None = None
         self._backend = backend
-        self._network: Network = network or config.certificates.network(serves=True)
-        self._clock = RingClock(clock or SystemClock())
-        self._open_store = open_store or (
-            lambda path, its_clock: LmdbStore.open_or_begin_anew(path, now_ms=its_clock.wall_ms)
-        )
+        self._platform = platform
+        self._network: Network = platform.network or config.certificates.network(serves=True)
+        self._clock = RingClock(platform.clock)
         self._random = random.Random(secrets.randbits(64) if seed is None else seed)
-        self._offload = offload
         self._entries = installed() if entries is None else entries
-        self._launch_host = launch_host
         self._transports = transports
         self._delivering: Delivering | None = None
         self._peer: Peer | None = None
@@ -204,7 +150,7 @@ class RunningNode:
 
     async def run(self) -> None:
         """Serve until stopped; raises what a new peer would not cure."""
-        store = self._open_store(self.config.data, self._clock)
+        store = self._platform.open_store(self.config.data, self._clock)
         try:
             await self._run_on(store)
         except BaseException as error:
@@ -223,22 +169,17 @@ class RunningNode:
         node_id = await self._node_id(store)
         async with trio.open_nursery() as nursery:
             store.condition.on_end(nursery.cancel_scope.cancel)
-            node = self.node = Node(
-                node_id=node_id,
-                cluster_name=self.config.cluster,
+            world = World(
                 store=store,
                 network=self._network,
                 clock=self._clock,
                 random=self._random.random,
                 nursery=nursery,
-                offload=self._offload,
-                entries=self._entries,
-                sync_bytes_per_s=self.config.sync_bytes_per_s,
-                purging=_plan(self.config),
-                credential=self.config.access.peer_secret,
-                job_functions=_functions(self.config),
+                offload=self._platform.offload,
             )
-            driver = Driving(node, _spark(self.config), self._launch_host) if self.config.spark else None
+            node = self.node = Node(world, node_settings(self.config, node_id, self._entries))
+            hosted = spark_settings(self.config) if self.config.spark else None
+            driver = Driving(node, hosted, self._platform.launch_host) if hosted else None
             service = self.service = Service(
                 node, random_64=lambda: self._random.getrandbits(64), backend=self._backend, driver=driver
             )
@@ -354,7 +295,7 @@ class RunningNode:
         app = create_app(
             service,
             access=self.config.access,
-            hosts=_hosts(self.config),
+            hosts=http_hosts(self.config),
             endpoints=endpoints,
             admission=service.admission,
             now_ms=service.node.wall_ms,
@@ -372,15 +313,11 @@ class RunningNode:
             if not await self._can_write(node.store):
                 continue
             peer_id = f"{node.node_id}-{self._random.getrandbits(32):08x}"
+            slots = self.config.slots if self.config.spark else 0
             peer = self._peer = service.peer = Peer(
                 node,
-                peer_id=peer_id,
-                address=address,
-                http=http,
-                zone=self.config.zone,
-                slots=self.config.slots if self.config.spark else 0,
-                tags=self.config.tags,
-                settings=Settings(**{name: getattr(self.config, name) for name in SETTINGS_LIMITS}),
+                Joiner(peer_id, address, http, self.config.zone, slots, self.config.tags),
+                settings=cluster_settings(self.config),
                 new_cluster_id=lambda: f"{self._random.getrandbits(64):016x}",
                 look=self._backend.look,
             )
@@ -465,70 +402,6 @@ class RunningNode:
         service.operating.leave_wanted.set()
 
 
-def _plan(config: PeerConfig) -> Plan:
-    directory = Path(config.task_archive) if config.task_archive else None
-    return Plan(config.purge_bucket_ms, config.purge_margin_ms, directory)
-
-
-def _functions(config: PeerConfig) -> Allowed:
-    return Allowed(config.job_modules, pickled=config.allow_pickled) if config.access else ANY_FUNCTION
-
-
-def _hosts(config: PeerConfig) -> Hosts:
-    listens = [place for place in (config.listen, config.http, config.taskstore) if place]
-    return hosts(config.http_hosts, listens=listens, asks=bool(config.access))
-
-
-def _spark(config: PeerConfig) -> SparkSettings:
-    return SparkSettings(
-        work=str(Path(config.data) / "spark"),
-        slots=config.slots,
-        master=config.spark_master,
-        checkpoints=config.checkpoints,
-        conf=dict(config.spark_conf),
-        warm=config.spark_warm,
-        modules=(os.getcwd(),),
-    )
-
-
-def check_config(config: PeerConfig) -> None:
-    """Raise `BadRequest` naming the first setting that is out of range."""
-    limits = {
-        **SETTINGS_LIMITS,
-        "slots": (0, 10_000),
-        "sync_bytes_per_s": (1 << 20, 1 << 40),
-        "purge_bucket_ms": (1_000, 7 * 86_400_000),
-        "purge_margin_ms": (2 * MARGIN_MS, 30 * 86_400_000),
-        "timer_timeout_ms": (100, 3_600_000),
-    }
-    for name, (low, high) in limits.items():
-        value = getattr(config, name)
-        if not low <= value <= high:
-            raise BadRequest(f"{name} must be {low} to {high}, not {value}", field=name)
-    config.certificates.check_complete()
-    for name, address in (("listen", config.listen), ("http", config.http), ("taskstore", config.taskstore)):
-        if address:
-            check_listening(address, field=name, asks=bool(config.access), allow_anyone=config.allow_anyone)
-    if config.taskstore_unit not in UNITS:
-        known = " or ".join(UNITS)
-        raise BadRequest(f"taskstore_unit must be {known}, not {config.taskstore_unit!r}", field="taskstore_unit")
-    targets(config.timer_targets, listens=(), asks=True)
-    _hosts(config)
-    if config.access and config.zookeeper and not config.zookeeper_credentials.auth:
-        log.warning("zookeeper_auth is not set: anyone who can write to ZooKeeper can get the peers' secret")
-    if config.record_archive:
-        pyarrow()  # without it nothing could ever be trimmed
-
-
-def make_directories(config: PeerConfig) -> None:
-    """Make the directories that the settings name; raises `BadRequest` naming the first that cannot be used."""
-    for name in ("data", "archive", "record_archive", "task_archive"):
-        if path := getattr(config, name):
-            found = usable(path, name)
-            if name == "data":
-                close_to_others(found)
-
-
 async def run_peer(
     config: PeerConfig,
     *,
@@ -599,4 +472,4 @@ async def _backend_of(config: PeerConfig, given: LogBackend | None) -> AsyncIter
                 await embedded.aclose()
 
 
-__all__ = ["PeerAddresses", "PeerConfig", "RunningNode", "run_peer"]
+__all__ = ["PeerAddresses", "Platform", "RunningNode", "run_peer"]

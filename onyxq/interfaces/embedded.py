@@ -11,10 +11,13 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from os import PathLike, fspath
 from typing import Any
 
+from attrs import evolve
+
 from onyxq.client.asynchronous import TIMEOUT_MS, AsyncClient
 from onyxq.client.blocking import Client
 from onyxq.core.errors import first_cause
-from onyxq.interfaces.local_cluster import LocalCluster
+from onyxq.interfaces.daemon import Platform
+from onyxq.interfaces.local_cluster import LOCAL, LocalCluster
 from onyxq.wire.memory import HOST, MemoryNetwork
 
 
@@ -45,9 +48,8 @@ class Embedded(Client):
         cluster = LocalCluster(
             peers=1,
             data=self._path,
-            listen=f"{HOST}:0",
-            network=self._network,
-            allow_anyone=True,  # nobody else can reach it
+            config=evolve(LOCAL, listen=f"{HOST}:0", allow_anyone=True),  # nobody else can reach it
+            platform=Platform(network=self._network),
         )
         async with cluster, self._client as client:
             yield client

@@ -11,24 +11,25 @@ from pathlib import Path
 from typing import Any
 
 import trio
+from attrs import evolve
 
-from onyxq.access.certificates import PLAIN, Certificates
-from onyxq.access.grants import OPEN, Access
 from onyxq.interfaces.callbacks.transports import installed as installed_transports
-from onyxq.interfaces.daemon import PeerAddresses, PeerConfig, RunningNode, check_config, make_directories
+from onyxq.interfaces.daemon import MACHINE, PeerAddresses, Platform, RunningNode
+from onyxq.interfaces.peer_config import PeerConfig, check_config, make_directories
 from onyxq.log.embedded import EmbeddedBackend
-from onyxq.node.jobs.host_process import launch
-from onyxq.node.jobs.hosts import Launch
 from onyxq.system.directories import usable
-from onyxq.wire.network import Network
+
+LOCAL = PeerConfig(data="", listen="127.0.0.1:0", http=None)
+"""Settings of a cluster in one process: free ports on this machine, no HTTP."""
 
 
 class LocalCluster:
     """Several nodes in this process on one embedded log; use ``async with``.
 
     ``data``: directory of the log and of one data directory per node; without it a
-    temporary one, deleted in the end.  ``spark``: what of `PeerConfig` is about jobs, ``timers``:
-    what of it is about callbacks.  ``first``: other settings of `PeerConfig`, of the first node alone.
+    temporary one, deleted in the end.  ``config``: settings of all nodes.  Each node has its own
+    data directory, and only the first one has the given ports; the others take free ones.
+    ``first``: other settings of `PeerConfig`, of the first node alone.
     """
 
     def __init__(
@@ -36,36 +37,16 @@ class LocalCluster:
         *,
         peers: int = 3,
         data: str | None = None,
-        listen: str = "127.0.0.1:0",
-        http: str | None = None,
-        partitions: int = 64,
-        archive: str | None = None,
-        spark: Mapping[str, Any] | None = None,
+        config: PeerConfig = LOCAL,
         first: Mapping[str, Any] | None = None,
-        network: Network | None = None,
-        launch_host: Launch = launch,
-        access: Access = OPEN,
-        allow_anyone: bool = False,
-        http_hosts: str = "",
-        certificates: Certificates = PLAIN,
-        timers: Mapping[str, Any] | None = None,
+        platform: Platform = MACHINE,
     ) -> None:
         self.nodes: list[RunningNode] = []
         self._peers = peers
         self._data = data
-        self._listen = listen
-        self._http = http
-        self._partitions = partitions
-        self._archive = archive
-        self._spark = spark or {}
+        self._config = config
         self._first = first or {}
-        self._network = network
-        self._timers = timers or {}
-        self._launch_host = launch_host
-        self._access = access
-        self._allow_anyone = allow_anyone
-        self._http_hosts = http_hosts
-        self._certificates = certificates
+        self._platform = platform
         self._stack = contextlib.AsyncExitStack()
         self._nursery: trio.Nursery | None = None
         self._ended: dict[int, trio.Event] = {}
@@ -101,30 +82,10 @@ class LocalCluster:
         self._stack.push_async_callback(backend.aclose)
         self._nursery = await self._stack.enter_async_context(trio.open_nursery())
         for number in range(self._peers):
-            config = PeerConfig(
-                data=str(Path(root) / f"node-{number}"),
-                listen=self._listen if number == 0 else "127.0.0.1:0",
-                http=self._http if number == 0 or self._http is None else "127.0.0.1:0",
-                partitions=self._partitions,
-                archive=self._archive,
-                replicas=min(3, self._peers),
-                access=self._access,
-                allow_anyone=self._allow_anyone,
-                http_hosts=self._http_hosts,
-                certificates=self._certificates,
-                **self._spark,
-                **self._timers,
-                **(self._first if number == 0 else {}),
-            )
+            config = self._config_of(number, root)
             check_config(config)
             make_directories(config)
-            node = RunningNode(
-                config,
-                backend,
-                network=self._network,
-                launch_host=self._launch_host,
-                transports=installed_transports(),
-            )
+            node = RunningNode(config, backend, platform=self._platform, transports=installed_transports())
             self.nodes.append(node)
             self._ended[number] = trio.Event()
             self._nursery.start_soon(self._run, number)
@@ -132,6 +93,12 @@ class LocalCluster:
                 await node.ready.wait()
         for node in self.nodes:
             await node.ready.wait()
+
+    def _config_of(self, number: int, root: str) -> PeerConfig:
+        config = evolve(self._config, data=str(Path(root) / f"node-{number}"), replicas=min(3, self._peers))
+        if number == 0:
+            return evolve(config, **self._first)
+        return evolve(config, listen="127.0.0.1:0", http="127.0.0.1:0" if config.http is not None else None)
 
     async def _run(self, number: int) -> None:
         try:
@@ -150,11 +117,8 @@ class LocalCluster:
         await self._stack.__aexit__(*exc)  # type: ignore[arg-type]
 
 
-async def run_dev(*, ready: Callable[[list[PeerAddresses]], None], stop: trio.Event, **how: Any) -> None:
-    """A whole cluster in this process on the embedded log until ``stop``; raises `BadRequest`.
-
-    ``how``: as `LocalCluster` has it.
-    """
-    async with LocalCluster(**how) as cluster:
+async def run_dev(cluster: LocalCluster, *, ready: Callable[[list[PeerAddresses]], None], stop: trio.Event) -> None:
+    """Run a whole cluster in this process until ``stop``; raises `BadRequest`."""
+    async with cluster:
         ready([node.addresses for node in cluster.nodes if node.addresses is not None])
         await stop.wait()

@@ -85,7 +85,11 @@ class ClaimsKept:
             planned = retries.setdefault(leader.partition, [])
             try:
                 for run in runs:
-                    self._plan_failure(run, token, error, retry_in_ms, place, dead, planned, counted=counted)
+                    for end in self._failure_ends(run, token, error, retry_in_ms, counted=counted):
+                        if isinstance(end, Finish):
+                            dead.setdefault(partition_of(run.first), []).append((place, end))
+                        else:
+                            planned.append(end)
             except OnyxqError as problem:
                 refused[place].append([first, count, problem.to_map()])
         await self._completing.finish_all(dead, refused)
@@ -130,18 +134,10 @@ class ClaimsKept:
             return StaleToken(f"task {task_id.hex()} was cancelled", hint="Stop working on the task.")
         return StaleToken(f"token {token} does not hold task {task_id.hex()}")
 
-    def _plan_failure(
-        self,
-        run: Run,
-        token: int,
-        error: str,
-        retry_in_ms: int | None,
-        place: int,
-        dead: dict[int, list[tuple[int, Finish]]],
-        retries: list[release_claims.Release],
-        *,
-        counted: bool,
-    ) -> None:
+    def _failure_ends(
+        self, run: Run, token: int, error: str, retry_in_ms: int | None, *, counted: bool
+    ) -> Iterator[Finish | release_claims.Release]:
+        """How the claims of a failed run end: a finish where no retry is left, else a release until the retry."""
         for piece in self._host.granter.pieces(run, token):
             row = self._host.store.task_row(piece.row_first)
             header = facts.task_header(row[1])[0] if row else {}
@@ -150,21 +146,14 @@ class ClaimsKept:
             for part in runs_of(stretch_of(run.first), piece.bits):
                 if counted and policy.retries is not None and attempts - piece.base > policy.retries:
                     note = error.encode()[: 64 * 1024]
-                    dead.setdefault(partition_of(run.first), []).append(
-                        (
-                            place,
-                            Finish(part, token, policy.failure, [note] * part.count),
-                        )
-                    )
+                    yield Finish(part, token, policy.failure, [note] * part.count)
                 else:
                     wait_ms = (
                         retry_in_ms if retry_in_ms is not None else self._backoff_ms(policy, attempts - piece.base)
                     )
                     retry_ms = self._host.wall_ms() + wait_ms
-                    retries.append(
-                        release_claims.Release(
-                            token, facts.RETRIED, retry_ms, attempts, error[:NOTE_CHARS_MAX], (part,)
-                        )
+                    yield release_claims.Release(
+                        token, facts.RETRIED, retry_ms, attempts, error[:NOTE_CHARS_MAX], (part,)
                     )
 
     def _backoff_ms(self, policy: Policy, attempts: int) -> int:

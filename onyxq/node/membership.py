@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import trio
-from attrs import asdict, evolve
+from attrs import asdict, evolve, frozen
 
 from log_entries import create_cluster, drain_node, leave_cluster, prepare_join_cluster
 from log_entries.prepare_join_cluster import OLDER, OVERTAKEN
@@ -70,33 +70,39 @@ class Evicted(Exception):
     """The peer read its own leave."""
 
 
+@frozen
+class Joiner:
+    """What a peer tells the ring about itself in its request to join."""
+
+    id: str
+    address: str
+    """``HOST:PORT`` of the wire protocol."""
+    http: str
+    """``HOST:PORT`` of HTTP, or empty."""
+    zone: str
+    slots: int
+    """Job slots that it offers."""
+    tags: tuple[str, ...]
+
+
 class Peer:
     """See the module's first paragraph."""
 
     def __init__(
         self,
         node: Node,
+        joiner: Joiner,
         *,
-        peer_id: str,
-        address: str,
-        http: str,
-        zone: str,
-        slots: int,
-        tags: tuple[str, ...],
         settings: Settings,
         new_cluster_id: Callable[[], str],
         look: Look,
     ) -> None:
         """``look``: `LogBackend.look`."""
-        self.id = peer_id
+        self.id = joiner.id
         self.node = node
-        self.address = address
+        self._joiner = joiner
         self.joined = trio.Event()
         self.collector = Collector(node)
-        self._http = http
-        self._zone = zone
-        self._slots = slots
-        self._tags = tags
         self._settings = settings
         self._new_cluster_id = new_cluster_id
         self._look = look
@@ -155,7 +161,7 @@ class Peer:
                 if node.store.meta("cluster_id") is None:
                     await node.store.write(Batch(meta=(("cluster_id", outbox.cluster_id.encode()),)))
                 await self._note_attempt()
-                await session.set_pulse(self.id, self.address.encode())
+                await session.set_pulse(self.id, self._joiner.address.encode())
                 node.peer_id, node.outbox = self.id, outbox
                 outbox.submit([self._prepare()], self._prepared)
                 nursery.start_soon(self._tick, outbox)
@@ -285,11 +291,11 @@ class Peer:
         return prepare_join_cluster.Args(
             peer=self.id,
             node=self.node.node_id,
-            address=self.address,
-            http=self._http,
-            zone=self._zone,
-            slots=self._slots,
-            tags=self._tags,
+            address=self._joiner.address,
+            http=self._joiner.http,
+            zone=self._joiner.zone,
+            slots=self._joiner.slots,
+            tags=self._joiner.tags,
             versions=self.node.entries.versions,
             previous=latest_peer(self.node.replica, self.node.node_id),
         )

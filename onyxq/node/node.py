@@ -17,10 +17,9 @@ import trio
 from attrs import evolve
 
 from log_entries import release_claims
-from log_entries.registry import ENTRIES
 from onyxq import __version__
 from onyxq.core import facts
-from onyxq.core.entry import APPLIED, Entries
+from onyxq.core.entry import APPLIED
 from onyxq.core.errors import BadRequest, Corrupt, Forbidden, LogUnavailable, LogWentBack, OnyxqError, StoreFailed
 from onyxq.core.facts import Row
 from onyxq.core.ids import Run
@@ -32,8 +31,7 @@ from onyxq.core.replica import EMPTY, Replica
 from onyxq.core.ring import clock_error_ms, clock_is_shared
 from onyxq.core.step import Outcome, Step
 from onyxq.history.claim_rows import HistoryWriter, history_rows, returned_runs
-from onyxq.jobs.function_imports import ANY_FUNCTION, Allowed
-from onyxq.leader.cohort.copy_pace import BYTES_PER_S, Pacer
+from onyxq.leader.cohort.copy_pace import Pacer
 from onyxq.leader.cohort.member import Cohort
 from onyxq.leader.cohort.pending_facts import parted
 from onyxq.leader.cohort.replication import Sender, errors_from
@@ -45,17 +43,15 @@ from onyxq.leader.grants.due_queue import Upcoming
 from onyxq.leader.grants.granter import Granter
 from onyxq.leader.leader import PartitionLeader
 from onyxq.leader.operations import Operations
-from onyxq.leader.purge import Plan
 from onyxq.log.outbox import Outbox
 from onyxq.node.links import Link
 from onyxq.node.liveness import Probing
 from onyxq.node.moved_copies import MovedAway
 from onyxq.node.recent_records import RecentRecords
-from onyxq.store.interface import Batch, Piece, Store, Written
+from onyxq.node.world import NodeSettings, World
+from onyxq.store.interface import Batch, Piece, Written
 from onyxq.system import failures
-from onyxq.system.clock import RingClock
 from onyxq.system.metrics import Metrics
-from onyxq.wire.network import Network
 from onyxq.wire.protocol import Hello
 
 STALLED_S = 1.0
@@ -82,69 +78,50 @@ class Stepped(NamedTuple):
 
 
 class Node:
-    """See the module's first paragraph. ``nursery`` runs its background work.
-
-    ``credential``: what it shows other nodes.
-    """
+    """See the module's first paragraph."""
 
     went_back: LogWentBack | None = None
     """Why no peer of this node can join: the log is not the one that was read."""
+    peer_id = ""
+    """The peer of this node that is in the ring, or empty."""
+    outbox: Outbox | None = None
+    session: LogSession | None = None
+    """The peer's session with the log, while it has one."""
+    log_lag = 0
+    enqueue: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]] | None = None
+    """The method by which clients enqueue, for tasks that the node makes itself."""
+    ask: Callable[[str, dict[str, Any]], Awaitable[Any]] | None = None
+    """Calls a method that clients call, for claims that the node itself sees to."""
 
-    def __init__(
-        self,
-        *,
-        node_id: str,
-        cluster_name: str,
-        store: Store,
-        network: Network,
-        clock: RingClock,
-        random: Callable[[], float],
-        nursery: trio.Nursery,
-        offload: Callable[..., Awaitable[Any]] = trio.to_thread.run_sync,
-        entries: Entries = ENTRIES,
-        sync_bytes_per_s: int = BYTES_PER_S,
-        purging: Plan | None = None,
-        credential: str | None = None,
-        job_functions: Allowed = ANY_FUNCTION,
-    ) -> None:
-        self.node_id = node_id
-        self.entries = entries
+    def __init__(self, world: World, settings: NodeSettings) -> None:
+        self.node_id = settings.node_id
+        self.cluster_name = settings.cluster_name
+        self.entries = settings.entries
         """What this program knows, extensions included."""
-        self.cluster_name = cluster_name
-        self.store = store
-        self.clock = clock
+        self.job_functions = settings.job_functions
+        """Whether jobs may bring functions as bytes, which Spark's processes load."""
+        self._credential = settings.credential
+        self.store = store = world.store
+        self.clock = world.clock
+        self.random = world.random
+        self.offload = world.offload
+        """Calls a function that takes long beside the event loop (in simulations: on it)."""
+        self._nursery = nursery = world.nursery
+        self._network = world.network
         self.replica: Replica = EMPTY
         self._log_clock = LogClock()
-        self.peer_id = ""
-        """The peer of this node that is in the ring, or empty."""
-        self.outbox: Outbox | None = None
-        self.session: LogSession | None = None
-        """The peer's session with the log, while it has one."""
-        self.log_lag = 0
         self.epochs = store.epochs()
         self.leaders: dict[int, PartitionLeader] = {}
         self.metrics = Metrics(version=__version__)
         self.recent: deque[Stepped] = deque(maxlen=RECENT_STEPS)
         self.archivers: list[Callable[[Origin | None, int], Awaitable[None]]] = []
         """Keeps records, given the origin before and the last position, before a collection trims them."""
-        self.enqueue: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]] | None = None
-        """The method by which clients enqueue, for tasks that the node makes itself."""
-        self.ask: Callable[[str, dict[str, Any]], Awaitable[Any]] | None = None
-        """Calls a method that clients call, for claims that the node itself sees to."""
         self.duty_runners: dict[type, Callable[[Any], Awaitable[None]]] = {}
         """Runs the duties of components that only some nodes have, by the duty's kind."""
         self.records = RecentRecords()
         """The same records as they are stored."""
-        self.random = random
-        self.offload = offload
-        """Calls a function that takes long beside the event loop (in simulations: on it)."""
         self.addresses: dict[str, str] = {}
         """Last known address of every node."""
-        self._credential = credential
-        self.job_functions = job_functions
-        """Whether jobs may bring functions as bytes, which Spark's processes load."""
-        self._nursery = nursery
-        self._network = network
         self._links: dict[str, Link] = {}
         self.senders: dict[str, Sender] = {}
         """Those of nodes that were written to, by node."""
@@ -153,11 +130,11 @@ class Node:
         self._moved = trio.Event()
         self.history = HistoryWriter(store, self._stored)
         self.floating = Floating(store, stored=self._stored, start_soon=nursery.start_soon)
-        self.pacer = Pacer(sync_bytes_per_s)
+        self.pacer = Pacer(settings.sync_bytes_per_s)
         """Of what this node as a leader exchanges with others to bring them up to date."""
-        self.taking = Pacer(sync_bytes_per_s)
+        self.taking = Pacer(settings.sync_bytes_per_s)
         """Of what other leaders send to bring this node up to date."""
-        self.purging = purging or Plan()
+        self.purging = settings.purging
         """How old tasks are purged."""
         self.cohort = Cohort(self)
         self.granter = Granter(self)

@@ -82,33 +82,6 @@ class Router:
         makes the answer of an item that found no leader in time.
         """
         answers: list[Any] = [None] * len(items)
-        open_items = list(range(len(items)))
-        deadline = trio.current_time() + ROUTE_TIMEOUT_S
-        pause = RETRY_PAUSE_S
-        while True:
-            await self._round(items, open_items, answers, method, pack, unpack, local, failed)
-            open_items = [place for place in open_items if passing(answers[place]) is not None]
-            if not open_items or trio.current_time() + pause > deadline:
-                return answers
-            with trio.move_on_after(pause):
-                await self._node.moved()
-            await trio.sleep(pause / 4)
-            pause = min(2 * pause, RETRY_PAUSE_MAX_S)
-
-    async def _round(
-        self,
-        items: Sequence[Any],
-        places: list[int],
-        answers: list[Any],
-        method: str,
-        pack: Callable[[list[Any]], dict[str, Any]],
-        unpack: Callable[[Any], list[Any]],
-        local: Local,
-        failed: Callable[[Any, OnyxqError], Any],
-    ) -> None:
-        groups: dict[str, list[int]] = {}
-        for place in places:
-            groups.setdefault(leader_of(self._node, partition_of(items[place][0])), []).append(place)
 
         async def ask(node_id: str, group: list[int]) -> None:
             part = [items[place] for place in group]
@@ -128,6 +101,26 @@ class Router:
             for place, answer in zip(group, found, strict=True):
                 answers[place] = answer
 
+        open_items = list(range(len(items)))
+        deadline = trio.current_time() + ROUTE_TIMEOUT_S
+        pause = RETRY_PAUSE_S
+        while True:
+            await self._round(items, open_items, ask)
+            open_items = [place for place in open_items if passing(answers[place]) is not None]
+            if not open_items or trio.current_time() + pause > deadline:
+                return answers
+            with trio.move_on_after(pause):
+                await self._node.moved()
+            await trio.sleep(pause / 4)
+            pause = min(2 * pause, RETRY_PAUSE_MAX_S)
+
+    async def _round(
+        self, items: Sequence[Any], places: list[int], ask: Callable[[str, list[int]], Awaitable[None]]
+    ) -> None:
+        """Ask each leader once, all at the same time, for the items at these places."""
+        groups: dict[str, list[int]] = {}
+        for place in places:
+            groups.setdefault(leader_of(self._node, partition_of(items[place][0])), []).append(place)
         if len(groups) == 1:
             ((node_id, group),) = groups.items()
             await ask(node_id, group)

@@ -33,6 +33,15 @@ ALONE_WINDOW_S = 5.0
 """Time, in seconds, whose shortest write counts as one that did not wait for another."""
 RETRY_MS_MIN, RETRY_MS_MAX = 250, 5_000
 """Bounds of the pause that a refusal asks for, in milliseconds."""
+URGENT = frozenset("complete fail release renew cancel".split())
+"""Writes that end or extend claims."""
+ADMITTED = URGENT | frozenset(
+    """
+    enqueue update transact prepare jobs.prepare jobs.commit job.submit dead.requeue requeue periodic.set queue.set
+    submit taskstore.update taskstore.claim timer.set timer.cancel
+    """.split()
+)
+"""Writes that are refused while too many are in progress; peers ask for some with ``lead.`` before the name."""
 
 
 class Admission:

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from onyxq.core.placement import holders
-from onyxq.core.replica import Node, Peer, Queue, Replica
+from onyxq.core.replica import Node, Peer, Queue, Replica, live_nodes, unserved
 from onyxq.core.ring import clock_skew_ms, contains, is_closed, state_of, watches
 
 
@@ -109,6 +109,17 @@ def partition(replica: Replica, number: int) -> dict[str, Any]:
         "purged_before_ms": placed.purged_ms or None,
         "kept_stretches": len(placed.kept),
     }
+
+
+def leader_addresses(replica: Replica) -> dict[int, str]:
+    """Address of each partition's leader. A partition that is not served now is left out: new tasks go elsewhere."""
+    away = set(unserved(replica, live_nodes(replica)))
+    leaders = {}
+    for number, placed in replica.partitions.items():
+        peer = replica.peers.get(placed.leader)
+        if peer is not None and number not in away:
+            leaders[number] = peer.address
+    return leaders
 
 
 def peers(replica: Replica) -> dict[str, Any]:

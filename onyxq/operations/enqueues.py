@@ -11,23 +11,31 @@ from typing import Any
 
 from onyxq.core import facts
 from onyxq.core.errors import BadRequest, NotLeader, OnyxqError, from_map
-from onyxq.core.ids import TaskId, mask_of, stretch_of
+from onyxq.core.ids import IdMaker, TaskId, ids_of, mask_of, stretch_of
 from onyxq.core.task_headers import DEPENDS, may_say
 from onyxq.node import arguments as check
 from onyxq.node.node import Node
 from onyxq.node.routing import Router, passing_map
 from onyxq.operations import guarantees
 
+IDS_MAX = 100_000
+"""Ids in one answer."""
+
 Asked = Sequence[tuple[TaskId, bytes, int | None]]
 
 
 class Enqueueing:
-    """Serves ``enqueue`` of one node."""
+    """Serves ``enqueue`` and ``ids`` of one node; ``partition``: the first ids are of the one after it."""
 
-    def __init__(self, node: Node, router: Router, partitions: Callable[[], int]) -> None:
+    def __init__(
+        self, node: Node, router: Router, partitions: Callable[[], int], maker: IdMaker, partition: int
+    ) -> None:
         self._node = node
         self._router = router
         self._partitions = partitions
+        self._maker = maker
+        self._partition = partition
+        """The partition of the last ids that were made."""
 
     async def enqueue(self, args: dict[str, Any]) -> dict[str, Any]:
         """Store task runs; see `onyxq.leader.enqueues.Ack` for the answers. Raises `BadRequest`."""
@@ -44,6 +52,20 @@ class Enqueueing:
         copies = self._node.replica.settings.replicas
         runs, wanted = check.task_runs(args, self._partitions(), copies, from_peer=True)
         return await self._node.operations.enqueue(runs, wanted)
+
+    async def ids(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Make ids for new tasks, spread over the partitions. Raises `BadRequest`."""
+        check.only(args, ("count",))
+        count = check.integer(args.get("count", 1), "count", 1, IDS_MAX)
+        partitions = self._partitions()
+        ids: list[bytes] = []
+        while count:
+            part = min(count, 1024)
+            self._partition = (self._partition + 1) % partitions
+            run = self._maker.run(self._partition, part)
+            ids += ids_of(*run)
+            count -= part
+        return {"ids": ids}
 
     async def _in_waves(self, runs: Asked, wanted: int | None) -> list[Any]:
         if not any(may_say(body, DEPENDS) for _, body, _ in runs):

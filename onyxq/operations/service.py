@@ -8,7 +8,6 @@ for peers only and are served from what this node itself leads and holds.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,9 +16,8 @@ import trio
 
 from onyxq.core.claims import AHEAD_MS_MAX
 from onyxq.core.errors import Forbidden, NotFound, OnyxqError, Unavailable
-from onyxq.core.ids import PARTITIONS_MAX, IdMaker, TaskId, ids_of
+from onyxq.core.ids import PARTITIONS_MAX, IdMaker, TaskId
 from onyxq.core.log.interface import LogBackend
-from onyxq.core.replica import live_nodes, unserved
 from onyxq.leader.cohort.member import checked_rows
 from onyxq.leader.grants.granter import Granted
 from onyxq.node import arguments as check
@@ -33,7 +31,7 @@ from onyxq.node.node import Node
 from onyxq.node.routing import Router, passing_map, passing_parts
 from onyxq.operations import cluster_views, guarantees
 from onyxq.operations.access.check import check_size
-from onyxq.operations.admission import Admission
+from onyxq.operations.admission import ADMITTED, URGENT, Admission
 from onyxq.operations.arguments.transactions import asked_parts
 from onyxq.operations.backup_rows import BackingUp
 from onyxq.operations.bulk_reads import BulkReading
@@ -41,12 +39,13 @@ from onyxq.operations.claims import WANTED_MAX, Claimer, Claiming, claim_here, p
 from onyxq.operations.cluster_changes import Operating
 from onyxq.operations.dead_letters import DeadLetters
 from onyxq.operations.enqueues import Enqueueing
+from onyxq.operations.health import Health
 from onyxq.operations.job_batches import JobBatches
 from onyxq.operations.jobs import Jobs
 from onyxq.operations.settings import Settings
 from onyxq.operations.summaries import Summaries
 from onyxq.operations.task_lists import Listing
-from onyxq.operations.task_reads import Reading, named
+from onyxq.operations.task_reads import Reading
 from onyxq.operations.taskstore import TaskStore
 from onyxq.operations.timers import Timers
 from onyxq.operations.transactions import Transactions
@@ -55,7 +54,6 @@ from onyxq.wire.bounds import OWNER
 from onyxq.wire.server import Request
 
 HEAD_TIMEOUT_MS_MAX = 10_000
-IDS_MAX = 100_000
 
 log = logging.getLogger(__name__)
 
@@ -73,15 +71,6 @@ READS = frozenset(
     """.split()
 )
 """Methods that change nothing."""
-URGENT = frozenset("complete fail release renew cancel".split())
-"""Writes that end or extend claims."""
-ADMITTED = URGENT | frozenset(
-    """
-    enqueue update transact prepare jobs.prepare jobs.commit job.submit dead.requeue requeue periodic.set queue.set
-    submit taskstore.update taskstore.claim timer.set timer.cancel
-    """.split()
-)
-"""Writes that are refused while too many are in progress; peers ask for some with ``lead.`` before the name."""
 
 
 class Service:
@@ -96,66 +85,82 @@ class Service:
         driver: Driving | None = None,
     ) -> None:
         self.node = node
-        self._driver = driver
         self.peer: Peer | None = None
         self.admission = Admission(trio.current_time)
         """Bound on the writes that clients, directly or through other nodes, ask this node for."""
         self.operating = Operating(node)
-        self._ids = IdMaker(node.wall_ms, random_64)
-        self._next_partition = random_64() % 64
+        ids = IdMaker(node.wall_ms, random_64)
         self._router = Router(node)
-        self._leaders = leaders = AllLeaders(node)
-        self._reading = Reading(node, leaders)
-        listing = Listing(node, self._reading, leaders)
-        enqueueing = Enqueueing(node, self._router, self._partitions)
-        dead = DeadLetters(node, self._router, self._reading, listing)
-        dependencies = node.operations.dependencies
+        self._leaders = AllLeaders(node)
+        self._reading = Reading(node, self._leaders)
+        self._listing = Listing(node, self._reading, self._leaders)
+        self._enqueueing = Enqueueing(node, self._router, self._partitions, ids, random_64() % 64)
+        self._dead = DeadLetters(node, self._router, self._reading, self._listing)
         self.transactions = Transactions(node)
-        batches, bulk = JobBatches(node, self.transactions), BulkReading(node)
-        backing_up = BackingUp(node)
-        extending, settings, jobs = Extending(node), Settings(node, self._reading), Jobs(node, driver)
-        store = TaskStore(node, random_64)
-        self.timers = Timers(node, self._router, self._reading, listing=listing, ids=self._ids)
-        node.enqueue, node.ask = enqueueing.enqueue, self.call
+        self._batches, self._bulk = JobBatches(node, self.transactions), BulkReading(node)
+        self._backing_up = BackingUp(node)
+        self._extending, self._settings, self._jobs = Extending(node), Settings(node, self._reading), Jobs(node, driver)
+        self._taskstore = TaskStore(node, random_64)
+        self.timers = Timers(node, self._router, self._reading, listing=self._listing, ids=ids)
+        node.enqueue, node.ask = self._enqueueing.enqueue, self.call
         self.log_view = LogView(node, backend)
         self.claiming = Claiming(node, self._give_back)
-        summaries = Summaries(node, self._reading, self.claiming)
-        self._methods: dict[str, Handler] = {
-            "enqueue": enqueueing.enqueue,
-            "complete": self._complete,
-            "fail": self._fail,
-            "renew": self._renew,
-            "release": self._release,
+        self._summaries = Summaries(node, self._reading, self.claiming)
+        self._health = Health(node, self._reading, self._leaders, self.admission, driver)
+        self._methods = _merged(
+            self._task_methods(),
+            self._claim_methods(),
+            self._transaction_methods(),
+            self._queue_methods(),
+            self._timer_methods(),
+            self._job_methods(),
+            self._taskstore_methods(),
+            self._log_methods(),
+            self._cluster_methods(),
+        )
+        self.peer_methods = _merged(
+            self._lead_task_methods(), self._lead_claim_methods(), self._lead_view_methods(), self._cohort_methods()
+        )
+        """What only peers may call."""
+
+    # --- the methods, by family
+
+    def _task_methods(self) -> dict[str, Handler]:
+        reading, dead, summaries = self._reading, self._dead, self._summaries
+        return {
+            "enqueue": self._enqueueing.enqueue,
+            "ids": self._enqueueing.ids,
             "update": self._update,
             "cancel": self._cancel,
-            "dead": dead.page,
-            "dead.requeue": dead.requeue,
-            "dead.discard": dead.discard,
-            "ids": self._make_ids,
-            "routes": self._routes,
-            "get": self._reading.get,
-            "task_log": self._reading.task_log,
-            "list": listing.page,
-            "count": self._reading.count,
-            "queues": self._reading.queues,
+            "get": reading.get,
+            "list": self._listing.page,
+            "count": reading.count,
+            "queues": reading.queues,
             "queues.page": summaries.queues,
             "workers": summaries.workers,
             "rates": summaries.rates,
-            "task_history": self._reading.task_history,
-            "log": self._reading.log,
-            "log.raw": self.log_view.raw,
-            "origin": self.log_view.origin,
-            "replica": self.log_view.replica,
-            "cluster": self._view(cluster_views.cluster),
-            "ring": self._view(cluster_views.ring),
-            "partitions": self.operating.partitions,
-            "peers": self._view(cluster_views.peers),
-            "partition": self.operating.partition,
-            "partition.force": self.operating.force,
+            "task_log": reading.task_log,
+            "task_history": reading.task_history,
+            "dead": dead.page,
+            "dead.requeue": dead.requeue,
+            "dead.discard": dead.discard,
+        }
+
+    def _claim_methods(self) -> dict[str, Handler]:
+        """Methods of claimed tasks; ``claim`` itself is not in a table, because its answer may wait."""
+        return {"complete": self._complete, "fail": self._fail, "renew": self._renew, "release": self._release}
+
+    def _transaction_methods(self) -> dict[str, Handler]:
+        return {
             "transact": self.transactions.transact,
-            "tasks.bodies": bulk.read,
-            "jobs.prepare": batches.prepare,
-            "jobs.commit": batches.commit,
+            "tasks.bodies": self._bulk.read,
+            "jobs.prepare": self._batches.prepare,
+            "jobs.commit": self._batches.commit,
+        }
+
+    def _queue_methods(self) -> dict[str, Handler]:
+        settings = self._settings
+        return {
             "queue.set": settings.set_queue,
             "queue.get": settings.get_queue,
             "periodic.set": settings.set_periodic,
@@ -163,75 +168,130 @@ class Service:
             "periodic.list": settings.list_periodic,
             "periodic.remove": settings.remove_periodic,
             "periodic.pause": settings.pause_periodic,
-            "timer.set": self.timers.set,
-            "timer.get": self.timers.get,
-            "timer.cancel": self.timers.cancel,
-            "timer.list": self.timers.list,
+        }
+
+    def _timer_methods(self) -> dict[str, Handler]:
+        timers = self.timers
+        return {
+            "timer.set": timers.set,
+            "timer.get": timers.get,
+            "timer.cancel": timers.cancel,
+            "timer.list": timers.list,
+        }
+
+    def _job_methods(self) -> dict[str, Handler]:
+        jobs = self._jobs
+        return {
             "job.submit": jobs.submit,
             "job.kill": jobs.kill,
             "job.seal": jobs.seal,
             "job.list": jobs.list,
             "job.get": jobs.get,
             "job.wait": jobs.wait,
-            "gc": self._gc,
-            "backup.hold": backing_up.hold,
-            "backup.rows": backing_up.rows,
-            "leave": self.operating.leave,
-            "submit": extending.submit,
-            "extension": extending.extension,
+        }
+
+    def _taskstore_methods(self) -> dict[str, Handler]:
+        store = self._taskstore
+        return {
             "taskstore.update": store.update,
             "taskstore.claim": store.claim,
             "taskstore.tasks": store.tasks,
             "taskstore.group": store.group,
             "taskstore.groups": store.groups,
             "taskstore.set_limits": store.set_limits,
-            "health": self._health,
-            "metrics": self._metrics,
         }
-        self.peer_methods: dict[str, Handler] = {
-            "lead.enqueue": enqueueing.lead_enqueue,
-            "lead.complete": self._lead(check.completions, node.operations.complete),
-            "lead.fail": self._lead(check.failures, node.operations.fail),
-            "lead.renew": self._lead(check.renewals, node.operations.renew),
-            "lead.release": self._lead(check.releases, node.operations.release),
+
+    def _log_methods(self) -> dict[str, Handler]:
+        return {
+            "log": self._reading.log,
+            "log.raw": self.log_view.raw,
+            "origin": self.log_view.origin,
+            "replica": self.log_view.replica,
+            "gc": self._gc,
+            "backup.hold": self._backing_up.hold,
+            "backup.rows": self._backing_up.rows,
+            "submit": self._extending.submit,
+            "extension": self._extending.extension,
+        }
+
+    def _cluster_methods(self) -> dict[str, Handler]:
+        return {
+            "routes": self._routes,
+            "cluster": self._view(cluster_views.cluster),
+            "ring": self._view(cluster_views.ring),
+            "peers": self._view(cluster_views.peers),
+            "partitions": self.operating.partitions,
+            "partition": self.operating.partition,
+            "partition.force": self.operating.force,
+            "leave": self.operating.leave,
+            "health": self._health.health,
+            "metrics": self._health.metrics,
+        }
+
+    def _lead_task_methods(self) -> dict[str, Handler]:
+        """What a node asks the leader of a partition to do to tasks."""
+        operations, dependencies = self.node.operations, self.node.operations.dependencies
+        return {
+            "lead.enqueue": self._enqueueing.lead_enqueue,
             "lead.update": self._lead_update,
-            "lead.cancel": self._lead(check.cancels, lambda asked: node.operations.cancel(asked[0], claimed=asked[1])),
-            "lead.dead": leaders.serving(dead.look),
-            "lead.requeue": self._lead(check.task_ids, node.operations.dead.requeue),
-            "lead.discard": self._lead(check.task_ids, node.operations.dead.discard),
+            "lead.cancel": self._lead(check.cancels, lambda asked: operations.cancel(asked[0], claimed=asked[1])),
+            "lead.requeue": self._lead(check.task_ids, operations.dead.requeue),
+            "lead.discard": self._lead(check.task_ids, operations.dead.discard),
             "lead.outcomes": self._lead(check.outcomes, lambda asked: dependencies.outcomes(*asked)),
             "lead.finished": self._lead(check.task_ids, dependencies.heard),
-            "lead.depended": lambda a: node.operations.depended.depended(check.stretches(a)),
+            "lead.depended": lambda a: operations.depended.depended(check.stretches(a)),
             "lead.timer.set": self.timers.lead_set,
             "lead.timer.find": self.timers.lead_find,
             "lead.timer.cancel": self.timers.lead_cancel,
-            "lead.prepare": self._lead(asked_parts, node.operations.transacting.prepare),
+            "lead.prepare": self._lead(asked_parts, operations.transacting.prepare),
+            "lead.offer": self._lead_offer,
+        }
+
+    def _lead_claim_methods(self) -> dict[str, Handler]:
+        """What a node asks the leader of a partition to do to claims."""
+        operations = self.node.operations
+        return {
             "lead.claim": self._lead_claim,
             "lead.head": self._lead_head,
+            "lead.complete": self._lead(check.completions, operations.complete),
+            "lead.fail": self._lead(check.failures, operations.fail),
+            "lead.renew": self._lead(check.renewals, operations.renew),
+            "lead.release": self._lead(check.releases, operations.release),
+        }
+
+    def _lead_view_methods(self) -> dict[str, Handler]:
+        """What a node asks leaders, or the peer that drives a job, to tell."""
+        leaders = self._leaders
+        return {
+            "lead.dead": leaders.serving(self._dead.look),
             "lead.view": self._reading.lead_view,
-            "lead.bodies": bulk.lead_read,
-            "lead.rows": backing_up.lead_rows,
-            "lead.list": leaders.serving(listing.look),
+            "lead.bodies": self._bulk.lead_read,
+            "lead.rows": self._backing_up.lead_rows,
+            "lead.list": leaders.serving(self._listing.look),
             "lead.counts": leaders.serving(self._reading.look),
-            "lead.rates": summaries.lead_rates,
-            "lead.waiting": summaries.lead_waiting,
-            "lead.offer": self._lead_offer,
-            "cohort.write": lambda a: node.cohort.write(a["writes"], early=a.get("early", False)),
+            "lead.rates": self._summaries.lead_rates,
+            "lead.waiting": self._summaries.lead_waiting,
+            "lead.told": _sync(lambda _: self.node.told_here()),
+            "job.told": self._jobs.told_here,
+        }
+
+    def _cohort_methods(self) -> dict[str, Handler]:
+        """What the leader of a partition asks the nodes that hold copies of it."""
+        node, cohort = self.node, self.node.cohort
+        return {
+            "cohort.write": lambda a: cohort.write(a["writes"], early=a.get("early", False)),
             "cohort.reach": self._cohort_reach,
             "cohort.step": _sync(lambda a: step_of(node.replica, a["position"])),
             "cohort.push": self._cohort_push,
-            "cohort.pending": _sync(lambda a: node.cohort.pending(a["partition"], a["known"], a["want"])),
-            "cohort.hours": _sync(lambda a: node.cohort.hours(a["partition"])),
-            "cohort.leaves": _sync(lambda a: node.cohort.leaves(a["partition"], a["hour"])),
-            "cohort.keys": _sync(lambda a: node.cohort.keys(a["partition"], a["hour"], a["leaves"])),
-            "cohort.rows": _sync(lambda a: node.cohort.rows(a["keys"])),
-            "cohort.covering": _sync(lambda a: node.cohort.covering(self._task_id(a["id"]))),
+            "cohort.pending": _sync(lambda a: cohort.pending(a["partition"], a["known"], a["want"])),
+            "cohort.hours": _sync(lambda a: cohort.hours(a["partition"])),
+            "cohort.leaves": _sync(lambda a: cohort.leaves(a["partition"], a["hour"])),
+            "cohort.keys": _sync(lambda a: cohort.keys(a["partition"], a["hour"], a["leaves"])),
+            "cohort.rows": _sync(lambda a: cohort.rows(a["keys"])),
+            "cohort.covering": _sync(lambda a: cohort.covering(self._task_id(a["id"]))),
             "cohort.position": self._cohort_position,
-            "lead.told": _sync(lambda _: node.told_here()),
-            "job.told": jobs.told_here,
             "peer.leave": self.operating.told_to_leave,
         }
-        """What only peers may call."""
 
     async def run(self) -> None:
         """Background work until cancelled."""
@@ -487,34 +547,14 @@ class Service:
 
         return handler
 
-    async def _make_ids(self, args: dict[str, Any]) -> dict[str, Any]:
-        check.only(args, ("count",))
-        count = check.integer(args.get("count", 1), "count", 1, IDS_MAX)
-        partitions = self._partitions()
-        ids: list[bytes] = []
-        while count:
-            part = min(count, 1024)
-            self._next_partition = (self._next_partition + 1) % partitions
-            run = self._ids.run(self._next_partition, part)
-            ids += ids_of(*run)
-            count -= part
-        return {"ids": ids}
-
     async def _routes(self, args: dict[str, Any]) -> dict[str, Any]:
         check.only(args, ())
         replica = self.node.replica
-        # New tasks go where a leader is named: not to where one lives whose majority is gone, or takes over.
-        away = set(unserved(replica, live_nodes(replica)))
-        leaders = {}
-        for number, placed in replica.partitions.items():
-            peer = replica.peers.get(placed.leader)
-            if peer is not None and number not in away:
-                leaders[number] = peer.address
         return {
             "cluster": self.node.cluster_name,
             "cluster_id": replica.cluster.id if replica.cluster else None,
             "partitions": self._partitions(),
-            "leaders": leaders,
+            "leaders": cluster_views.leader_addresses(replica),
             "peers": sorted({replica.peers[peer].address for peer in replica.ring.members}),
             "position": replica.position,
             "now_ms": self.node.wall_ms(),
@@ -525,70 +565,6 @@ class Service:
         if self.peer is None:
             raise Unavailable("this node has no peer in the ring now")
         return await self.peer.collector.collect()
-
-    async def _health(self, args: dict[str, Any]) -> dict[str, Any]:
-        check.only(args, ())
-        node = self.node
-        reasons = []
-        if node.replica.cluster is None or not node.peer_id:
-            reasons.append("no peer of this node is in the log")
-        elif node.peer_id not in node.replica.ring.members:
-            reasons.append("the peer is joining the ring")
-        if node.went_back is not None:
-            reasons = [f"{node.went_back.message}; nothing is granted. {node.went_back.advice.rstrip('.')}"]
-        elif not node.log_connected:
-            reasons.append("the log cannot be reached")
-        if refusal := node.store.condition.refusal:
-            reasons.append(f"the store cannot be written: {refusal}")
-        return {
-            "live": True,
-            "ready": not reasons,
-            "reasons": reasons,
-            "log_connected": node.log_connected,
-            "log_went_back": node.went_back is not None,
-            "log_lag": node.log_lag,
-            "position": node.replica.position,
-        }
-
-    async def _metrics(self, args: dict[str, Any]) -> dict[str, str]:
-        check.only(args, ())
-        node, metrics = self.node, self.node.metrics
-        metrics.log_position.set(node.replica.position)
-        metrics.log_lag_entries.set(node.log_lag)
-        metrics.log_went_back.set(int(node.went_back is not None))
-        metrics.writes_refused.set(self.admission.refused)
-        self._sync_metrics()
-        metrics.store_writable.set(int(not node.store.condition.refusal))
-        if self._driver is not None:
-            metrics.spark_host_up.set(int(self._driver.host_state == "up"))
-            metrics.jobs_driven.replace({(state,): n for state, n in self._driver.states().items()})
-        metrics.partition_leader.replace({(str(number),): int(one.ready) for number, one in node.leaders.items()})
-        depths: dict[tuple[str, ...], float] = {}
-        oldest: dict[tuple[str, ...], float] = {}
-        for queue, counts in self._reading.local_counts(None, self._leaders.led()).items():
-            for state, count in named(counts).items():
-                if state != "total":
-                    depths[queue, state] = count
-            head = node.granter.heads.head(queue)
-            if head is not None:
-                oldest[queue,] = max(0, node.wall_ms() - head[1]) / 1000
-        metrics.queue_depth.replace(depths)
-        metrics.queue_oldest_seconds.replace(oldest)
-        return {"text": metrics.text()}
-
-    def _sync_metrics(self) -> None:
-        """How much other nodes lack of the partitions that are led here."""
-        rows: dict[tuple[str, ...], float] = {}
-        partitions: dict[tuple[str, ...], float] = {}
-        waits = Counter(self.node.operations.purging.waits.values())
-        self.node.metrics.purge_waits.replace({(why,): count for why, count in waits.items()})
-        for transfers in self.node.transfers_here().values():
-            for one in transfers:
-                node = (one["node"],)
-                rows[node] = rows.get(node, 0) + (one["rows_left"] or 0)
-                partitions[node] = partitions.get(node, 0) + 1
-        self.node.metrics.sync_rows_left.replace(rows)
-        self.node.metrics.sync_partitions_left.replace(partitions)
 
 
 def _claims(granted: Sequence[Granted], *, told: bool) -> dict[str, Any]:
@@ -604,3 +580,13 @@ def _sync(function: Callable[[dict[str, Any]], Any]) -> Handler:
         return function(args)
 
     return handler
+
+
+def _merged(*families: dict[str, Handler]) -> dict[str, Handler]:
+    """All methods in one table; raises `ValueError` if two families have the same name."""
+    merged: dict[str, Handler] = {}
+    for family in families:
+        if taken := merged.keys() & family.keys():
+            raise ValueError(f"two families of methods have {', '.join(sorted(taken))}")
+        merged |= family
+    return merged

@@ -175,6 +175,19 @@ class Metrics:
     """Everything a node measures; times are in seconds, as Prometheus wants them."""
 
     def __init__(self, *, version: str = __version__, series_max: int = SERIES_MAX) -> None:
+        self._add_tasks(series_max)
+        self._add_log()
+        self._add_claims()
+        self._add_jobs()
+        self._add_copies()
+        self._add_store()
+        self._add_timers()
+        self.build_info = Gauge("onyxq_build_info", "Always 1; the label tells the version.", "version")
+        self.build_info.set(1, version)
+        self._all: list[Metric] = [item for item in vars(self).values() if hasattr(item, "render")]
+
+    def _add_tasks(self, series_max: int) -> None:
+        """Metrics by queue: their number of series is bounded, because users name queues."""
         self.tasks = Counter(
             "onyxq_tasks_total",
             "Tasks by event: enqueued, claimed, completed, failed, retried, released, expired, cancelled.",
@@ -197,12 +210,16 @@ class Metrics:
             "queue",
             series_max=series_max,
         )
+
+    def _add_log(self) -> None:
         self.log_position = Gauge("onyxq_log_position", "Position up to which the log was applied.")
         self.log_went_back = Gauge(
             "onyxq_log_went_back", "1 while the log is not the one that this node has read: nothing is granted."
         )
         self.log_lag_entries = Gauge("onyxq_log_lag_entries", "Records known to be in the log and not applied yet.")
         self.log_append_seconds = Histogram("onyxq_log_append_seconds", "Time that appending a record took.")
+
+    def _add_claims(self) -> None:
         self.claims_expired = Counter("onyxq_claims_expired_total", "Tasks whose claim ran out.")
         self.partition_leader = Gauge(
             "onyxq_partition_leader", "1 for each partition led here and ready, 0 while it is taken over.", "partition"
@@ -210,9 +227,14 @@ class Metrics:
         self.prepared_transactions = Gauge(
             "onyxq_prepared_transactions", "Parts of transactions kept here that are neither settled nor given up."
         )
+
+    def _add_jobs(self) -> None:
         self.spark_host_up = Gauge("onyxq_spark_host_up", "1 while the peer's Spark host has its session open.")
         self.jobs_driven = Gauge("onyxq_jobs_driven", "Jobs driven here: starting, running, pausing.", "state")
         self.job_failures = Counter("onyxq_job_failures_total", "Runs of jobs driven here that failed.")
+
+    def _add_copies(self) -> None:
+        """Copying rows between nodes, purging them, and writes that are refused."""
         self.sync_rows = Counter(
             "onyxq_sync_rows_total", "Rows exchanged as a leader to make copies equal: sent, taken.", "direction"
         )
@@ -230,6 +252,8 @@ class Metrics:
         self.purge_waits = Gauge(
             "onyxq_purge_waits", "Partitions led here whose oldest finished tasks cannot be purged, by reason.", "why"
         )
+
+    def _add_store(self) -> None:
         self.scrub_progress = Gauge(
             "onyxq_scrub_progress", "About what part of the present round through the store was checked, 0 to 1."
         )
@@ -242,6 +266,8 @@ class Metrics:
             "counts and digests that were put right: rows, entries.",
             "what",
         )
+
+    def _add_timers(self) -> None:
         self.timer_deliveries = Counter(
             "onyxq_timer_deliveries_total", "Callbacks of timers: delivered, failed.", "transport", "outcome"
         )
@@ -249,9 +275,6 @@ class Metrics:
         self.timer_late_seconds = Histogram(
             "onyxq_timer_late_seconds", "Time from when a timer was due until its first callback began."
         )
-        self.build_info = Gauge("onyxq_build_info", "Always 1; the label tells the version.", "version")
-        self.build_info.set(1, version)
-        self._all: list[Metric] = [item for item in vars(self).values() if hasattr(item, "render")]
 
     def register(self, metric: Metric) -> None:
         """Render one more metric; raises `ValueError` if its name is taken."""

@@ -18,18 +18,19 @@ import importlib
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 from onyxq.client import Client, Enqueued, Flow
 from onyxq.client.asynchronous import ADDRESS
 from onyxq.client.flows import Part, chain, group
-from onyxq.client.policy import OF_QUEUE, Retries
+from onyxq.client.management import SCHEDULE, ScheduleOptions
+from onyxq.client.options import known, takes
 from onyxq.core import cron
 from onyxq.core.errors import BadRequest
 from onyxq.wire.network import Network
 from onyxq.worker.application import AppWorker
 from onyxq.worker.functions import TaskFunction
-from onyxq.worker.options import Key, Options
+from onyxq.worker.options import DEFAULTS, WORKER_DEFAULTS, FunctionOptions, Options, WorkerOptions
 from onyxq.worker.periodic import Periodic
 
 __all__ = ["App", "AppWorker", "TaskFunction", "load_app"]
@@ -66,25 +67,12 @@ class App:
     def task(
         self,
         *,
-        queue: str = "default",
         name: str | None = None,
-        priority: int = 0,
-        retries: Retries = OF_QUEUE,
-        backoff_ms: int | None = None,
-        ordering_key: Key = None,
-        unique_key: Key = None,
-        expires_after_ms: int | None = None,
-        timeout_s: float | None = None,
-        runs: str | None = None,
+        **options: Unpack[FunctionOptions],
     ) -> Callable[[Callable[P, R]], TaskFunction[P, R]]: ...
+    @takes(FunctionOptions, DEFAULTS)
     def task(self, function: Callable[..., Any] | None = None, *, name: str | None = None, **options: Any) -> Any:
-        """Make a function, async or not, a task; its name (default: the function's) is what is stored.
-
-        ``ordering_key``, ``unique_key``: a template such as ``"customer {customer}"``, or a function of
-        the arguments.  ``expires_after_ms``: not begun so long after it is due, the task fails.
-        ``timeout_s``: an attempt that takes longer is cancelled, and has failed.  ``runs``: ``"thread"``
-        or ``"process"``, for functions that are not async.  The others are as in `AsyncClient.enqueue`.
-        """
+        """Make a function, async or not, a task; its name (default: the function's) is what is stored."""
         made = Options.of(options)
 
         def register(function: Callable[..., Any]) -> TaskFunction[..., Any]:
@@ -97,16 +85,17 @@ class App:
 
         return register if function is None else register(function)
 
+    @takes(ScheduleOptions, SCHEDULE)
     def periodic(
-        self, schedule: str, *, zone: str = "UTC", missed: str = "once", name: str | None = None
+        self, schedule: str, *, name: str | None = None, **options: Unpack[ScheduleOptions]
     ) -> Callable[[TaskFunction[P, R]], TaskFunction[P, R]]:
         """Have a task that needs no arguments called again and again: above ``@app.task(...)``.
 
-        ``schedule``: five cron fields in the time zone ``zone``, or ``"every 90s"``.  ``missed``: what
-        becomes of times at which nobody could call it: ``"skip"``, ``"once"`` or ``"all"``.  Workers of
-        the application set it up when they start; ``name`` (default: the task's) is its name there.
-        Raises `BadRequest` naming what is wrong.
+        ``schedule``: five cron fields, or ``"every 90s"``.  Workers of the application set it up when
+        they start; ``name`` (default: the task's) is its name there.  Raises `BadRequest` naming what is wrong.
         """
+        said = known(options, "App.periodic", SCHEDULE)
+        zone, missed = said["zone"], said["missed"]
         cron.parse(schedule)
         cron.zone_of(zone)
         if missed not in MISSED:
@@ -154,19 +143,12 @@ class App:
             atexit.unregister(self.close)
             client.close()
 
+    @takes(WorkerOptions, WORKER_DEFAULTS)
     def worker(
-        self,
-        queues: Sequence[str] | None = None,
-        concurrency: int = 10,
-        *,
-        concurrency_max: int | None = None,
-        ahead: int | None = None,
-        lease_ms: int = 30_000,
-        wait_ms: int = 10_000,
-        drain_ms: int = 30_000,
-        name: str | None = None,
+        self, queues: Sequence[str] | None = None, concurrency: int = 10, **options: Unpack[WorkerOptions]
     ) -> AppWorker:
         """A worker for the tasks in ``queues`` (default: all that this application's tasks use); see `Worker`."""
+        known(options, "App.worker", WORKER_DEFAULTS)
         names = sorted({task.queue for task in self.tasks.values()}) if queues is None else list(queues)
         if not names:
             raise BadRequest("the application has no tasks", field="queues")
@@ -177,12 +159,7 @@ class App:
             token=self.token,
             queues=names,
             concurrency=concurrency,
-            concurrency_max=concurrency_max,
-            ahead=ahead,
-            lease_ms=lease_ms,
-            wait_ms=wait_ms,
-            drain_ms=drain_ms,
-            name=name,
+            **options,
         )
 
 

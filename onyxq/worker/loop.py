@@ -11,15 +11,18 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Unpack
 
 import anyio
 from anyio.abc import TaskGroup
 
 from onyxq.client import AsyncClient, Claim, ClaimBatch
+from onyxq.client.options import known, takes
 from onyxq.core.errors import BadRequest, OnyxqError, Overloaded, TimedOut, Unavailable
 from onyxq.system.tracing import attempting
 from onyxq.worker.attempts import Attempt, current_attempt, current_claim, current_client, describe
 from onyxq.worker.heartbeats import RENEWALS_PER_LEASE, Renewals
+from onyxq.worker.options import WORKER_DEFAULTS, WorkerOptions
 from onyxq.worker.pace import PATIENCE_S, Pace
 from onyxq.worker.slot_count import LOOK_EVERY_S, Scaling
 
@@ -53,29 +56,18 @@ class _Job:
         self.scope.cancel()
 
 
+@takes(WorkerOptions, WORKER_DEFAULTS)
 class Worker:
     """Runs ``body(claim)`` for tasks of some queues, ``concurrency`` at a time.
 
-    With ``concurrency_max`` it is more, up to so many, while all are busy (`Scaling`).  What
-    the body returns is the task's result; what it raises is the error of a failed attempt.
-    ``ahead``: the most claims held beyond those that run; by default ten per slot, and never
-    more than are begun within half a second; 0: what is not due yet is not claimed either.
-    ``drain_ms``: for how long a worker that was told to stop lets run what runs.
+    What the body returns is the task's result; what it raises is the error of a failed attempt.
     """
 
     def __init__(
-        self,
-        body: Body,
-        *,
-        queues: Sequence[str],
-        concurrency: int = 10,
-        concurrency_max: int | None = None,
-        ahead: int | None = None,
-        lease_ms: int = 30_000,
-        wait_ms: int = 10_000,
-        drain_ms: int = 30_000,
-        name: str | None = None,
+        self, body: Body, *, queues: Sequence[str], concurrency: int = 10, **options: Unpack[WorkerOptions]
     ) -> None:
+        said = known(options, "Worker.__init__", WORKER_DEFAULTS)
+        concurrency_max = said["concurrency_max"]
         if concurrency < 1:
             raise BadRequest(f"concurrency must be at least 1, not {concurrency}", field="concurrency")
         if concurrency_max is not None and concurrency_max < concurrency:
@@ -84,11 +76,11 @@ class Worker:
         self._body = body
         self._queues = list(queues)
         self._scaling = Scaling(concurrency, concurrency_max or concurrency)
-        self._pace = Pace(concurrency, limit=ahead)
-        self._lease_ms = lease_ms
-        self._wait_ms = wait_ms
-        self._drain_ms = drain_ms
-        self._name = name
+        self._pace = Pace(concurrency, limit=said["ahead"])
+        self._lease_ms = said["lease_ms"]
+        self._wait_ms = said["wait_ms"]
+        self._drain_ms = said["drain_ms"]
+        self._name = said["name"]
         self._jobs: dict[Claim, _Job] = {}
         """All that is held: waiting for a slot, running, or being reported."""
         self._waiting: deque[_Job] = deque()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypedDict
 
-from attrs import evolve, fields_dict, frozen
+from attrs import evolve, field, fields_dict, frozen
 
-from onyxq.client.policy import OF_QUEUE, Retries
+from onyxq.client.policy import OF_QUEUE, Retries, TaskOptions, tuple_of
 from onyxq.core.errors import BadRequest
 
 RUNS = ("thread", "process")
@@ -19,23 +19,54 @@ Key = str | Callable[..., str] | None
 """A key: a template such as ``"customer {customer}"``, or a function of the task's arguments."""
 
 
-class Changes(TypedDict, total=False):
+class Changes(TaskOptions, total=False):
     """What `TaskFunction.options` changes; see `Options`."""
 
     queue: str
-    priority: int
-    delay_ms: int
-    at_ms: int | None
-    retries: Retries
-    backoff_ms: int | None
     ordering_key: Key
     unique_key: Key
-    expires_ms: int | None
     expires_after_ms: int | None
-    depends: Sequence[bytes | str]
-    on_dependency_failed: str
     w: int | None
     timeout_s: float | None
+
+
+class FunctionOptions(Changes, total=False):
+    """The options of a function that is a task.
+
+    ``ordering_key``, ``unique_key``: a template such as ``"customer {customer}"``, or a function of
+    the arguments.  ``expires_after_ms``: the task fails if it is not begun by this time after it is due.
+    ``timeout_s``: an attempt that takes longer is cancelled, and has failed.  ``runs``: ``"thread"``
+    or ``"process"``, for functions that are not async.  The others are as in `AsyncClient.enqueue`.
+    """
+
+    runs: str | None
+
+
+class WorkerOptions(TypedDict, total=False):
+    """The options of a worker.
+
+    ``concurrency_max``: the most tasks at a time while all slots are busy (`Scaling`).  ``ahead``: the most
+    claims held beyond those that run.  By default it is ten per slot, and never more than are begun within
+    half a second.  0: tasks that are not due yet are not claimed either.  ``drain_ms``: how long tasks that
+    run may continue after `stop`.
+    """
+
+    concurrency_max: int | None
+    ahead: int | None
+    lease_ms: int
+    wait_ms: int
+    drain_ms: int
+    name: str | None
+
+
+WORKER_DEFAULTS: WorkerOptions = {
+    "concurrency_max": None,
+    "ahead": None,
+    "lease_ms": 30_000,
+    "wait_ms": 10_000,
+    "drain_ms": 30_000,
+    "name": None,
+}
 
 
 @frozen(kw_only=True)
@@ -53,7 +84,7 @@ class Options:
     expires_ms: int | None = None
     expires_after_ms: int | None = None
     """The same counted from when the task is due."""
-    depends: Sequence[bytes | str] = ()
+    depends: Iterable[bytes | str] = field(default=(), converter=tuple_of)
     on_dependency_failed: str = "fail"
     w: int | None = None
     timeout_s: float | None = None
@@ -106,7 +137,7 @@ class Options:
         }
         said |= {name: key for name in ("ordering_key", "unique_key") if (key := self._key(name, bound)) is not None}
         if self.depends:
-            said |= {"depends": tuple(self.depends), "on_dependency_failed": self.on_dependency_failed}
+            said |= {"depends": self.depends, "on_dependency_failed": self.on_dependency_failed}
         if self.w is not None:
             said["w"] = self.w
         expires_ms = self.expires_ms
@@ -134,6 +165,9 @@ class Options:
         return made
 
 
+DEFAULTS: dict[str, Any] = {name: known.default for name, known in fields_dict(Options).items()}
+
+
 def _check_template(key: Key, name: str, function: Callable[..., Any]) -> None:
     if key is None or callable(key):
         return
@@ -144,7 +178,7 @@ def _check_template(key: Key, name: str, function: Callable[..., Any]) -> None:
     except ValueError as error:
         raise BadRequest(f"{name} is no template: {error}", field=name) from None
     parameters = inspect.signature(function).parameters
-    for field in used:
-        argument = field.partition(".")[0].partition("[")[0]
+    for path in used:
+        argument = path.partition(".")[0].partition("[")[0]
         if argument not in parameters:
             raise BadRequest(f"{name} names {argument!r}, which is no argument", field=name)

@@ -5,7 +5,11 @@ Another part of `simulation.search.cluster.Cluster`, whose first paragraph tells
 
 from __future__ import annotations
 
-from attrs import define
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from attrs import define, frozen
 
 from log_entries import commit_batch, complete_job, driver_ready, fail_job, kill_job, seal_input, submit_job
 from onyxq.core.replica import Job
@@ -17,40 +21,56 @@ NOBODY = "-"
 """Where a word names no zone, or no other job."""
 
 
+@frozen
+class Wanted:
+    """A job as a client submits it."""
+
+    name: str
+    scheduler: str = "balanced"
+    least: int = 1
+    """Slots that it needs."""
+    most: int = 0
+    """Slots that it can use; 0: any number."""
+    share: int = 0
+    """Per cent of all slots."""
+    zone: str = NOBODY
+    beside: str = NOBODY
+    keep_ms: int = 20_000
+    other: int = 0
+    """Another number makes another job under the same name."""
+
+
+def _of_wanted(action: Callable[..., bool]) -> Callable[..., bool]:
+    """Show the fields of `Wanted` as parameters of an action, as scenario files take them."""
+    own, fields = (inspect.signature(one) for one in (action, Wanted))
+    shown: Any = action
+    shown.__signature__ = own.replace(parameters=[*list(own.parameters.values())[:-1], *fields.parameters.values()])
+    return action
+
+
 @define(eq=False)
 class Jobbing(Queueing):
     """See the module's first paragraph."""
 
-    def submit_job(
-        self,
-        peer_id: str,
-        name: str,
-        scheduler: str = "balanced",
-        least: int = 1,
-        most: int = 0,
-        share: int = 0,
-        zone: str = NOBODY,
-        beside: str = NOBODY,
-        keep_ms: int = 20_000,
-        other: int = 0,
-    ) -> bool:
-        """A member submits a job that needs ``least`` slots, can use ``most`` (0: any number) and is to have
-        ``share`` per cent; ``other`` makes another job of it under the same name."""
+    @_of_wanted
+    def submit_job(self, peer_id: str, *wanted: Any) -> bool:
+        """A member submits a job; ``wanted`` is the fields of `Wanted`."""
+        job = Wanted(*wanted)
         args = submit_job.Args(
-            id=name,
+            id=job.name,
             body=b"job",
-            digest=f"{name} {other}".encode().ljust(submit_job.DIGEST_BYTES),
-            scheduler=scheduler,
-            percentage=share,
-            min_slots=least,
-            max_slots=most,
+            digest=f"{job.name} {job.other}".encode().ljust(submit_job.DIGEST_BYTES),
+            scheduler=job.scheduler,
+            percentage=job.share,
+            min_slots=job.least,
+            max_slots=job.most,
             tags=(),
-            zones=() if zone == NOBODY else (zone,),
-            beside="" if beside == NOBODY else beside,
+            zones=() if job.zone == NOBODY else (job.zone,),
+            beside="" if job.beside == NOBODY else job.beside,
             inputs=INPUTS,
             tasks=(("map", 0, 2, 0), ("reduce", 1, 0, 50)),
             own_host=False,
-            keep_ms=keep_ms,
+            keep_ms=job.keep_ms,
         )
         return self._submit(self._member(peer_id), args)
 

@@ -110,16 +110,22 @@ class Audit:
         self.probes = backend.probes
         self.applied = 0
         """Entries that changed something."""
-        self.checkers: tuple[Checker, ...] = (
+        self.checkers = self._every_checker()
+        self.records: list[Record] = []
+        self._backend = backend
+
+    def _every_checker(self) -> tuple[Checker, ...]:
+        """All checkers, in the order in which each sees a step."""
+        return (
             self.ledger,
             self.purged,
             self.replicas_equal,
-            InvariantsHold(history),
-            CountedOnce(history),
-            LeadersOnly(history),
+            InvariantsHold(self.history),
+            CountedOnce(self.history),
+            LeadersOnly(self.history),
             self.one_claim,
             self.leases_last,
-            TokensIncrease(history),
+            TokensIncrease(self.history),
             self.done_stays_done,
             self.nothing_lost,
             self.copies_equal,
@@ -130,23 +136,21 @@ class Audit:
             self.batches_once,
             self.keys_in_order,
             self.unique_stands,
-            DependenciesFirst(history, self.ledger),
+            DependenciesFirst(self.history, self.ledger),
             self.pauses_hold,
             self.limits_kept,
             self.deadlines_kept,
-            DeadLetters(history, self.ledger),
-            PeriodicOnce(history, self.ledger),
-            AttemptsCounted(history),
+            DeadLetters(self.history, self.ledger),
+            PeriodicOnce(self.history, self.ledger),
+            AttemptsCounted(self.history),
             self.code_runs_alone,
             self.checkpoints_found,
             self.nothing_hoarded,
-            HandedBack(history, self.ledger),
-            Linearizable(history),
+            HandedBack(self.history, self.ledger),
+            Linearizable(self.history),
             self.watcher,
             self.rule_watcher,
         )
-        self.records: list[Record] = []
-        self._backend = backend
 
     def catch_up(self) -> None:
         """Step what was written since; raises `simulation.checkers.Broken`."""

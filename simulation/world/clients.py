@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import trio
 
 from onyxq.client import AsyncClient
 from onyxq.client.claims import Claim, ClaimBatch
+from onyxq.client.policy import EnqueueOptions, Policy
 from onyxq.client.transactions import AsyncTransaction, gather
+from onyxq.client.values import as_id
 from onyxq.core.errors import AlreadyFinished, BatchRefused, Conflict, NotFound, OnyxqError, StaleToken
 from onyxq.core.ids import TaskId, ids_of
 from simulation.world.audit import Audit
@@ -61,15 +63,15 @@ class RecordingClient:
         *,
         ordering_key: str | None = None,
         unique_key: str | None = None,
-        depends: Sequence[TaskId] = (),
-        on_dependency_failed: str = "fail",
-        expires_ms: int | None = None,
-        retries: int | None = 25,
-        backoff_ms: int = 1000,
-        **options: Any,
+        w: int | None = None,
+        timeout_ms: int | None = None,
+        **options: Unpack[EnqueueOptions],
     ) -> list[TaskId]:
         """Enqueue; the ids of what stands; raises `OnyxqError`. All payloads of a run must be different."""
-        said = Said(ordering_key, unique_key, tuple(depends), on_dependency_failed, expires_ms)
+        options = {"retries": 25, "backoff_ms": 1_000, **options}
+        policy, _ = Policy.of(queue, options)
+        depends = tuple(map(TaskId, map(as_id, policy.depends)))
+        said = Said(ordering_key, unique_key, depends, policy.on_dependency_failed, policy.expires_ms)
         sent = [self._send(queue, data, said) for data in payloads]
         ids = await self._noting(
             self.client.enqueue_many(
@@ -77,11 +79,8 @@ class RecordingClient:
                 payloads,
                 ordering_key=ordering_key,
                 unique_key=unique_key,
-                depends=depends,
-                on_dependency_failed=on_dependency_failed,
-                expires_ms=expires_ms,
-                retries=retries,
-                backoff_ms=backoff_ms,
+                w=w,
+                timeout_ms=timeout_ms,
                 **options,
             )
         )

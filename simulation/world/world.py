@@ -25,7 +25,8 @@ from onyxq.core.entry import Entries
 from onyxq.core.errors import LogUnavailable, NotFound, OnyxqError, causes
 from onyxq.core.log.interface import Record, Trimmed
 from onyxq.core.replica import Replica
-from onyxq.interfaces.daemon import PeerConfig, RunningNode
+from onyxq.interfaces.daemon import Platform, RunningNode
+from onyxq.interfaces.peer_config import PeerConfig
 from onyxq.node.jobs.host_process import launch
 from onyxq.node.jobs.hosts import Launch
 from onyxq.store.memory import MemoryStore, MemoryTables
@@ -265,13 +266,15 @@ class World:
         node.running = RunningNode(
             node.config,
             node.log,
-            network=node.network,
-            clock=node.clock,
-            open_store=lambda _, clock: self._open_store(node, clock),
+            platform=Platform(
+                network=node.network,
+                clock=node.clock,
+                open_store=lambda _, clock: self._open_store(node, clock),
+                offload=_in_place,
+                launch_host=node.launch_host,
+            ),
             seed=self.random.getrandbits(64),
-            offload=_in_place,
             entries=node.entries,
-            launch_host=node.launch_host,
             transports={TRANSPORT: self.receiver.deliver} if self.options.callbacks else None,
         )
         self.nursery.start_soon(self._run, node, node.running)

@@ -10,12 +10,13 @@ from typing import Any, TypeVar
 
 import trio
 import trio.from_thread
+from attrs import evolve
 
 from log_entries import kill_job, set_slots, submit_job
 from onyxq.client import Client
 from onyxq.core.entry import APPLIED
 from onyxq.core.replica import Job, Replica
-from onyxq.interfaces.local_cluster import LocalCluster
+from onyxq.interfaces.local_cluster import LOCAL, LocalCluster
 from onyxq.leader.cohort.pending_facts import part_of
 from onyxq.node.node import Node
 
@@ -114,7 +115,7 @@ def jobs_cluster(*, peers: int = 3, partitions: int = 16) -> Iterator[JobsCluste
 
     async def main() -> None:
         stop = trio.Event()
-        async with LocalCluster(peers=peers, partitions=partitions) as cluster:
+        async with LocalCluster(peers=peers, config=evolve(LOCAL, partitions=partitions)) as cluster:
             said.append((cluster, trio.lowlevel.current_trio_token(), stop))
             up.set()
             await stop.wait()

@@ -18,12 +18,14 @@ from typing import Any
 import httpx
 import msgpack
 import trio
+from attrs import evolve
 
 from onyxq.access.certificates import PLAIN, Certificates
 from onyxq.access.grants import OPEN, Access
 from onyxq.core.facts import pack_task
 from onyxq.core.ids import TaskId, make_id
-from onyxq.interfaces.local_cluster import LocalCluster
+from onyxq.interfaces.daemon import Platform
+from onyxq.interfaces.local_cluster import LOCAL, LocalCluster
 from onyxq.node.jobs.host_process import launch
 from onyxq.node.jobs.hosts import Launch
 
@@ -60,7 +62,7 @@ def running(
     settings of the first peer.  ``timers``: settings of all that are about callbacks.
     ``http_hosts``: names that HTTP answers to.
     """
-    spark = {"spark": True, "slots": slots} if slots else {}
+    spark: dict[str, Any] = {"spark": True, "slots": slots} if slots else {}
     up = threading.Event()
     said: list[LocalCluster] = []
     errors: list[BaseException] = []
@@ -68,18 +70,17 @@ def running(
 
     async def main() -> None:
         stop = trio.Event()
-        chosen = "127.0.0.1:0" if http else None
-        async with LocalCluster(
-            peers=peers,
-            http=chosen,
-            spark=spark,
-            launch_host=launch_host,
+        config = evolve(
+            LOCAL,
+            http="127.0.0.1:0" if http else None,
             access=access,
-            first=first,
             certificates=certificates,
-            timers=timers,
             http_hosts=http_hosts,
-        ) as cluster:
+            **spark,
+            **(timers or {}),
+        )
+        platform = Platform(launch_host=launch_host)
+        async with LocalCluster(peers=peers, config=config, first=first, platform=platform) as cluster:
             said.append(cluster)
             stops.append((trio.lowlevel.current_trio_token(), stop))
             up.set()

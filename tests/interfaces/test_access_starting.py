@@ -10,7 +10,7 @@ from onyxq.access.grants import Access, Token
 from onyxq.access.loopback import check_listening, is_loopback
 from onyxq.errors import BadRequest
 from onyxq.interfaces.cli.main import run
-from onyxq.interfaces.daemon import PeerConfig, check_config
+from onyxq.interfaces.peer_config import PeerConfig, check_config
 
 ASKS = Access((Token.of("a token of some length", "t", ["read"]),), "what peers show each other")
 

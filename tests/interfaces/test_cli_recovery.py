@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 import trio
+from attrs import evolve
 
 from onyxq.client import AsyncClient
 from onyxq.core.log.digest import chained
 from onyxq.errors import BadRequest, Conflict, NotFound
 from onyxq.history.explain import from_store, merged
 from onyxq.interfaces.cli.main import run
-from onyxq.interfaces.local_cluster import LocalCluster
+from onyxq.interfaces.local_cluster import LOCAL, LocalCluster
 from onyxq.store.interface import Batch, LogRecord
 from onyxq.store.lmdb_store import LmdbStore
 
@@ -57,7 +58,7 @@ def on_cluster(data: Path, use: Callable[[AsyncClient], Any], *, peers: int = 1)
     """What ``use`` gives with a client of an embedded cluster in a directory."""
 
     async def body() -> Any:
-        async with LocalCluster(peers=peers, data=str(data), partitions=4) as cluster:
+        async with LocalCluster(peers=peers, data=str(data), config=evolve(LOCAL, partitions=4)) as cluster:
             async with AsyncClient(cluster.addresses) as client:
                 return await use(client)
 

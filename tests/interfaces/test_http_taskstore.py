@@ -13,7 +13,7 @@ import pytest
 
 import onyxq
 from onyxq.errors import BadRequest
-from onyxq.interfaces.daemon import PeerConfig, check_config
+from onyxq.interfaces.peer_config import PeerConfig, check_config
 from tests.interfaces.http_world import check_problem
 from tests.interfaces.live_world import running
 

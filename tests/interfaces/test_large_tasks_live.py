@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import trio
+from attrs import evolve
 
 from onyxq.client import AsyncClient
 from onyxq.core.facts import TASK_BYTES_MAX
 from onyxq.errors import TooLarge
-from onyxq.interfaces.local_cluster import LocalCluster
+from onyxq.interfaces.local_cluster import LOCAL, LocalCluster
 from onyxq.leader.task_updates import UPDATES_BYTES_MAX
 from onyxq.node.arguments import RESULT_BYTES_MAX
 
@@ -31,7 +32,7 @@ def with_client(test: Callable[[AsyncClient], Awaitable[None]], *, peers: int = 
 
     async def body() -> None:
         with trio.fail_after(LIMIT_S):
-            async with LocalCluster(peers=peers, partitions=4) as cluster:
+            async with LocalCluster(peers=peers, config=evolve(LOCAL, partitions=4)) as cluster:
                 async with AsyncClient(cluster.addresses) as client:
                     await test(client)
 

@@ -13,6 +13,7 @@ import anyio
 import httpx
 import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
+from attrs import evolve
 
 from onyxq import Client, api
 from onyxq.core import snapshot
@@ -22,7 +23,7 @@ from onyxq.errors import BadRequest, Conflict, NotFound, Unavailable
 from onyxq.history.dump import read
 from onyxq.history.following import Event, SetReplica, ask, drive, origin, records
 from onyxq.history.replay import replica_at, steps
-from onyxq.interfaces.local_cluster import LocalCluster
+from onyxq.interfaces.local_cluster import LOCAL, LocalCluster
 from onyxq.node import log_view
 from tests.interfaces.timetravel_world import PATIENCE_MS, PATIENCE_S, Line, World, started
 
@@ -406,7 +407,7 @@ def test_nobody_to_subscribe_to_is_an_error() -> None:
 def test_a_subscription_survives_its_peer() -> None:
     """It goes on at another one, without a gap and without a repeat."""
     with start_blocking_portal("trio") as portal:
-        made = LocalCluster(peers=3, partitions=4)
+        made = LocalCluster(peers=3, config=evolve(LOCAL, partitions=4))
         with portal.wrap_async_context_manager(made) as cluster:
             first, *others = cluster.addresses
             events = api.subscribe(0, first)

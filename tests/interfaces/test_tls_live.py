@@ -19,8 +19,8 @@ from onyxq.access.certificates import PLAIN, Certificates
 from onyxq.access.grants import Access, Token
 from onyxq.errors import BadRequest, Unavailable
 from onyxq.interfaces.cli.main import run
-from onyxq.interfaces.daemon import PeerConfig, check_config
 from onyxq.interfaces.local_cluster import LocalCluster
+from onyxq.interfaces.peer_config import PeerConfig, check_config
 from onyxq.wire import tcp
 from tests.interfaces.live_world import ANSWER_S_MAX, running
 

@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 import trio
+from attrs import evolve
 
 from onyxq import errors
 from onyxq.core.facts import pack_task
 from onyxq.core.ids import TaskId, make_id
 from onyxq.errors import BadRequest, OnyxqError, Unknown
-from onyxq.interfaces.local_cluster import LocalCluster
+from onyxq.interfaces.daemon import Platform
+from onyxq.interfaces.local_cluster import LOCAL, LocalCluster
 from onyxq.jobs import encoding
 from onyxq.jobs.model import Function, Input, Job, Output
 from onyxq.leader.cohort.replication import Sender
@@ -334,7 +336,8 @@ ELSEWHERE = frozenset(
 async def one_node() -> AsyncIterator[World]:
     """A cluster of one node in memory."""
     network = MemoryNetwork()
-    async with LocalCluster(peers=1, partitions=2, listen=f"{HOST}:0", network=network, allow_anyone=True) as cluster:
+    config = evolve(LOCAL, partitions=2, listen=f"{HOST}:0", allow_anyone=True)
+    async with LocalCluster(peers=1, config=config, platform=Platform(network=network)) as cluster:
         service = cluster.nodes[0].service
         assert service is not None
         service.timers.check_callback = None  # callbacks may go anywhere

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
+from attrs import evolve
 
 from onyxq import Client, api
 from onyxq.interfaces.cli.main import run
-from onyxq.interfaces.local_cluster import LocalCluster
+from onyxq.interfaces.local_cluster import LOCAL, LocalCluster
 
 PATIENCE_S = 60.0
 PATIENCE_MS = 20_000
@@ -81,10 +82,10 @@ def eventually(look: Callable[[], Any], holds: Callable[[Any], bool]) -> Any:
 
 
 @contextmanager
-def started(**how: Any) -> Iterator[tuple[LocalCluster, BlockingPortal]]:
-    """A cluster on one embedded log in a thread of its own."""
+def started(*, peers: int, **settings: Any) -> Iterator[tuple[LocalCluster, BlockingPortal]]:
+    """A cluster on one embedded log in a thread of its own; ``settings``: of all its nodes."""
     with start_blocking_portal("trio") as portal:
-        made = LocalCluster(**how)
+        made = LocalCluster(peers=peers, config=evolve(LOCAL, **settings))
         with portal.wrap_async_context_manager(made) as cluster:
             yield cluster, portal
 

@@ -42,7 +42,8 @@ SPARK_SETTING = re.compile(r"(spark\.[^\s=]+)[\s=]+(.+)")
 
 def peer_start(context: Context) -> None:
     """Run one peer."""
-    from onyxq.interfaces.daemon import PeerConfig, run_peer
+    from onyxq.interfaces.daemon import run_peer
+    from onyxq.interfaces.peer_config import PeerConfig
 
     http = context.text("http")
     config = PeerConfig(
@@ -92,31 +93,25 @@ def dev(context: Context) -> None:
     data, listen, http = context.given("data"), _address(context, "listen"), _address(context, "http")
     _check_spark(context)
 
-    from onyxq.interfaces.local_cluster import run_dev
+    from onyxq.interfaces.local_cluster import LOCAL, LocalCluster, run_dev
 
     def ready(found: list[PeerAddresses]) -> None:
         shown = {"ready": True, "peers": [_shown(peer) for peer in found]}
         context.out.line(shown, "\n".join(f"ready {_words(peer)}" for peer in found))
 
-    spark, access, first = _spark(context), _access(context, alone=True), _taskstore(context)
-    _run(
-        context,
-        lambda stop: run_dev(
-            peers=peers,
-            data=data,
-            listen=listen,
-            http=http,
-            ready=ready,
-            stop=stop,
-            spark=spark,
-            first=first,
-            timers=_timers(context),
-            access=access,
-            allow_anyone=context.switched_on("allow_anyone"),
-            http_hosts=context.text("http_hosts"),
-            certificates=context.certificates(),
-        ),
+    config = evolve(
+        LOCAL,
+        listen=listen,
+        http=http,
+        **_spark(context),
+        access=_access(context, alone=True),
+        **_timers(context),
+        allow_anyone=context.switched_on("allow_anyone"),
+        http_hosts=context.text("http_hosts"),
+        certificates=context.certificates(),
     )
+    cluster = LocalCluster(peers=peers, data=data, config=config, first=_taskstore(context))
+    _run(context, lambda stop: run_dev(cluster, ready=ready, stop=stop))
 
 
 def _access(context: Context, *, alone: bool) -> Access:

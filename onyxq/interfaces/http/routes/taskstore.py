@@ -260,11 +260,14 @@ def _ids(body: Mapping[str, Any], name: str) -> dict[str, list[int]]:
 def endpoints(prefix: str = PREFIX, *, unit: str = "ms") -> tuple[Endpoint, ...]:
     """The endpoints under a path, with times in ``ms`` or ``ns``."""
     per_ms = UNITS[unit]
+    return (*_reads(prefix, per_ms), *_changes(prefix, per_ms))
 
-    def form(name: str) -> Object:
-        return Object(f"Store{name.capitalize()}Query", {name: Field(Text(0, 16 << 20, name=False), doc="The JSON.")})
 
-    common: dict[str, Any] = {"tag": "task store", "empty": True, "head": False}
+_COMMON: dict[str, Any] = {"tag": "task store", "empty": True, "head": False}
+"""What all endpoints of the task store have in common."""
+
+
+def _reads(prefix: str, per_ms: int) -> tuple[Endpoint, ...]:
     return (
         Endpoint(
             method="GET",
@@ -273,7 +276,7 @@ def endpoints(prefix: str = PREFIX, *, unit: str = "ms") -> tuple[Endpoint, ...]
             summary="Groups that have tasks",
             handle=get_groups,
             answer={"type": "array", "items": {"type": "string"}},
-            **common,
+            **_COMMON,
         ),
         Endpoint(
             method="GET",
@@ -282,7 +285,7 @@ def endpoints(prefix: str = PREFIX, *, unit: str = "ms") -> tuple[Endpoint, ...]
             summary="The same as /groups",
             handle=get_groups,
             answer={"type": "array", "items": {"type": "string"}},
-            **common,
+            **_COMMON,
         ),
         Endpoint(
             method="GET",
@@ -294,7 +297,7 @@ def endpoints(prefix: str = PREFIX, *, unit: str = "ms") -> tuple[Endpoint, ...]
             has_tail=True,
             query=_LIST_QUERY,
             answer=_STORED_LIST,
-            **common,
+            **_COMMON,
         ),
         Endpoint(
             method="GET",
@@ -305,7 +308,7 @@ def endpoints(prefix: str = PREFIX, *, unit: str = "ms") -> tuple[Endpoint, ...]
             handle=partial(get_task, unit=per_ms),
             answer=_STORED,
             errors=(404,),
-            **common,
+            **_COMMON,
         ),
         Endpoint(
             method="GET",
@@ -315,8 +318,18 @@ def endpoints(prefix: str = PREFIX, *, unit: str = "ms") -> tuple[Endpoint, ...]
             summary="Tasks by their ids; null where there is none",
             handle=partial(get_tasks, unit=per_ms),
             answer=_STORED_LIST,
-            **common,
+            **_COMMON,
         ),
+    )
+
+
+def _form(name: str) -> Object:
+    """The query of a change that is sent as a form."""
+    return Object(f"Store{name.capitalize()}Query", {name: Field(Text(0, 16 << 20, name=False), doc="The JSON.")})
+
+
+def _changes(prefix: str, per_ms: int) -> tuple[Endpoint, ...]:
+    return (
         Endpoint(
             method="POST",
             path=f"{prefix}/update",
@@ -325,13 +338,13 @@ def endpoints(prefix: str = PREFIX, *, unit: str = "ms") -> tuple[Endpoint, ...]
             doc="What is wrong with the tasks is told with status 200, in the lists of `Error`; then nothing changed.",
             handle=partial(post_update, unit=per_ms),
             role=("consume", "produce"),
-            query=form("update"),
+            query=_form("update"),
             body=UPDATE,
             large=True,
             form_field="update",
             answer=_DONE,
             errors=(409,),
-            **common,
+            **_COMMON,
         ),
         Endpoint(
             method="POST",
@@ -341,13 +354,13 @@ def endpoints(prefix: str = PREFIX, *, unit: str = "ms") -> tuple[Endpoint, ...]
             doc="`Tasks` is null if nothing is available.",
             handle=partial(post_claim, unit=per_ms),
             role="consume",
-            query=form("claim"),
+            query=_form("claim"),
             body=CLAIM,
             large=True,
             form_field="claim",
             answer=_DONE,
             errors=(409,),
-            **common,
+            **_COMMON,
         ),
     )
 
