@@ -115,7 +115,7 @@ def shell(tmp_path: Path, first_terminal: tuple[str, str]) -> Iterator[Shell]:
     (file,) = blocks("python", "hello.py")
     (tmp_path / "hello.py").write_text(file.replace("127.0.0.1:7400", first_terminal[0]), "utf-8")
     (tmp_path / "bin").mkdir()
-    for name, module in (("onyxq", "-m onyxq.interfaces.cli.main"), ("python", "")):
+    for name, module in (("onyxq", "-m onyxq"), ("python", "")):
         program = tmp_path / "bin" / name
         program.write_text(f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n', "utf-8")
         program.chmod(0o755)
