@@ -44,7 +44,7 @@ def test_every_setting_of_a_queue_is_told() -> None:
 
 def test_every_option_of_a_task_is_told() -> None:
     """What Python and HTTP have beside the data and its format."""
-    told = first_column("What a task may say\n")
+    told = first_column("Options of a task\n")
     assert (DEFAULTS.keys() | NEW_TASK.fields.keys()) - told == {
         "callback",
         "data",
