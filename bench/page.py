@@ -28,13 +28,13 @@ INTRO = """
 Figures
 =======
 
-What the programs in ``bench/`` measured. This page is printed by ``python -m bench.page`` from the documents in
-``bench/figures``, which are what those programs printed; `bench/README.rst <../bench/README.rst>`_ says what each
-measures and how. Servers, peers and clients share the machine that is named: a system of three servers pays for all
-three on it, so figures of one column compare, and none of them is what several machines would do.
+This page shows what the programs in ``bench/`` measured. ``python -m bench.page`` prints it from the documents in
+``bench/figures``, which those programs printed. `bench/README.rst <../bench/README.rst>`_ explains what each program
+measures and how. Servers, peers and clients share the named machine, so a system of three servers pays for all three
+on it. You can compare the figures of one column, but none of them is a figure for several machines.
 
-Each figure is the median of as many measurements as the document's settings say (mostly three); where a span
-follows, it is the lowest and the highest of them. A goal that was missed is marked **missed**.
+Each figure is the median of the measurements; their number is in the document's settings (mostly three). A span after
+a figure is the lowest and the highest measurement. A goal that was missed is marked **missed**.
 """
 
 
@@ -155,14 +155,14 @@ def _taskstore(document: Map) -> Iterator[str]:
 
 def _ordering(document: Map) -> Iterator[str]:
     poison = document["poison"]
-    yield f"Drained: {_said(document['throughput'], 'tasks_per_second')[0]} tasks per second through all keys."
+    yield f"All keys together drained {_said(document['throughput'], 'tasks_per_second')[0]} tasks per second."
     rows = [
         [title, *_said(poison[name], "p50_ms", "p99_ms", "max_ms", shown=_ms)]
         for name, title in (("without", "without a stuck key"), ("with", "with one"))
     ]
     yield _table(["lateness of the other keys", "median", "99 %", "slowest"], rows)
     yield (
-        f"99 %, with a stuck key beside without: {_ratio(poison['p99_ratio'])} times; goal at most "
+        f"A stuck key makes the 99 % lateness {_ratio(poison['p99_ratio'])} times as long; goal at most "
         f"{poison['goal_p99_ratio']}: {_goal(poison['reached'])}."
     )
 
@@ -191,7 +191,7 @@ def _sync(document: Map) -> Iterator[str]:
     ]
     yield _table(["a wiped node is filled", "tasks per second", "data", "in"], rows)
     yield (
-        f"Meanwhile clients did {100 * document['load_kept']:.0f} % of what they did before; goal at least "
+        f"Meanwhile clients kept {100 * document['load_kept']:.0f} % of their speed; goal at least "
         f"{100 * document['goal_load_kept']:.0f} %: {_goal(document['reached'])}."
     )
 
@@ -241,13 +241,13 @@ def _of_backlog(found: Map, goals: Map) -> Iterator[Sequence[str]]:
         yield "a killed peer serves again after", f"{one_s} s", _within(one_s, goals["restart_s"], "s")
     yield "all peers killed: first claim after", f"{restart['first_claim_s']} s", ""
     if "tasks_per_s" in found.get("scrub", {}):
-        yield "stores are looked through at", f"{_count(found['scrub']['tasks_per_s'])} tasks/s", ""
+        yield "stores are scrubbed at", f"{_count(found['scrub']['tasks_per_s'])} tasks/s", ""
     if "refill" in found:
         refill = found["refill"]
         yield "a wiped node is filled in", f"{refill['idle']['seconds']:.1f} s", ""
         yield "the same under load in", f"{refill['loaded']['seconds']:.1f} s", ""
         kept = f"at least {100 * goals['load_kept']:.0f} %: {_goal(refill['load_kept'] >= goals['load_kept'])}"
-        yield "what clients keep of their speed meanwhile", f"{100 * refill['load_kept']:.0f} %", kept
+        yield "speed that clients keep meanwhile", f"{100 * refill['load_kept']:.0f} %", kept
 
 
 def _within(value: float, most: float, unit: str) -> str:
@@ -259,69 +259,71 @@ SECTIONS = (
         "lifecycle",
         "Enqueue, claim, complete",
         "python -m bench.lifecycle",
-        "How many tasks a second go through all three. ``1x64``: singly, with 64 in flight; ``100x4`` and ``1000x4``:\n"
-        "in batches, by four lanes. Every system that can, syncs every write; only OnyxQ with three peers and\n"
-        "JetStream keep three copies, and JetStream does not sync them.",
+        "Tasks per second that go through all three steps. ``1x64``: single tasks, 64 in flight. ``100x4`` and\n"
+        "``1000x4``: batches of 100 and 1,000 tasks, four batches in flight. Every system that can sync every write\n"
+        "does so. Only OnyxQ with three peers and JetStream keep three copies, and JetStream does not sync them.",
         _lifecycle,
     ),
     Section(
         "latency",
         "From enqueue to the handler",
         "python -m bench.latency",
-        "100 tasks a second, eight workers that wait.",
+        "100 tasks per second are enqueued, and eight workers wait for them.",
         _latency,
     ),
     Section(
         "transactions",
         "Transactions",
         "python -m bench.transactions",
-        "Each completes a claimed task and enqueues another. The goal is 1,000 a second, with many in flight.",
+        "Each transaction completes a claimed task and enqueues another. The goal is 1,000 per second, with many in\n"
+        "flight.",
         _transactions,
     ),
     Section(
         "taskstore",
         "The task store",
         "python -m bench.taskstore",
-        "``BATCHxLANES``: one request changes, or claims, so many tasks atomically, with so many requests in flight.\n"
-        "The goal is 2,000 updates a second, batched.",
+        "``BATCHxLANES``: one request changes or claims ``BATCH`` tasks atomically, and ``LANES`` requests are in\n"
+        "flight. The goal is 2,000 updates per second, in batches.",
         _taskstore,
     ),
     Section(
         "timers",
         "Timers",
         "python -m bench.timers",
-        "50,000 delayed tasks whose times are spread over a minute: from the due time, by the leaders' clock, until a\n"
-        "worker may begin; none began early, none was lost. Workers claim them up to 0.4 seconds ahead. At this\n"
-        "rate the three peers, ZooKeeper and the client keep both cores nearly busy.",
+        "50,000 delayed tasks fall due, spread over a minute. Lateness is the time from the due time, by the leaders'\n"
+        "clock, until a worker may begin. None began early, and none was lost. Workers claim them up to 0.4 seconds\n"
+        "ahead. At this rate the three peers, ZooKeeper and the client keep both cores nearly busy.",
         _timers,
     ),
     Section(
         "ordering",
         "Ordering keys",
         "python -m bench.ordering",
-        "100 keys, and one more whose first task fails for ever before 5,000 others.",
+        "Tasks of 100 keys are drained. Then the lateness of 100 keys is measured without and with one more key that\n"
+        "is stuck: its first task always fails, and 5,000 tasks wait after it.",
         _ordering,
     ),
     Section(
         "backlog",
         "Large backlogs",
         "python -m bench.backlog",
-        "The same cluster with few tasks and with many.",
+        "The same cluster is measured with few tasks and with many.",
         _backlog,
     ),
     Section(
         "sync",
         "Refilling a node",
         "python -m bench.sync",
-        "A node's store is removed, and it is started again.",
+        "A node's store is removed, and the node is started again.",
         _sync,
     ),
     Section(
         "idle",
         "Nothing to do",
         "python -m bench.idle",
-        "What the processes of a cluster of three peers take for a minute: without a client, and with 64 workers that\n"
-        "wait on queues without tasks.",
+        "Processor use of a cluster of three peers over a minute: without a client, and with 64 workers that wait on\n"
+        "queues without tasks.",
         _idle,
     ),
 )
