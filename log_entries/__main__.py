@@ -1,6 +1,6 @@
-"""Prints the reference page of all entries as reStructuredText, made from the registry.
+"""Print the reference page of all entries as reStructuredText, made from the registry.
 
-``--installed``: also those of the extensions that are installed here.
+``--installed``: include the entries of extensions that are installed here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from onyxq.system.extensions import installed
 
 
 def page(entries: Entries = ENTRIES) -> str:
-    """The whole page."""
+    """Return the whole page."""
     title = "Log entries"
     intro = (
         "Every way in which the replica changes. This page is printed by ``python -m log_entries`` from the\n"
@@ -27,7 +27,7 @@ def page(entries: Entries = ENTRIES) -> str:
 
 
 def section(entry: Entry) -> str:
-    """One entry: its documentation, its arguments and whether peers owe it."""
+    """Return the section of one entry: its documentation, its arguments and whether peers owe it."""
     hints = typing.get_type_hints(entry.args)
     rows = [f"   ``{item.name}``: {_kind(hints[item.name])}" for item in attrs.fields(entry.args)]
     return "\n".join(
@@ -48,7 +48,7 @@ def section(entry: Entry) -> str:
 
 
 def _of_extension(entry: Entry) -> list[str]:
-    """What only entries of extensions have."""
+    """Return the lines that only entries of extensions have."""
     if not entry.extension:
         return []
     submitted, doing = (("no", "yes")[bool(part)] for part in (entry.submitted, entry.duties))
@@ -56,7 +56,7 @@ def _of_extension(entry: Entry) -> list[str]:
 
 
 def _kind(kind: typing.Any) -> str:
-    """A type as the page shows it."""
+    """Return a type as the page shows it."""
     if isinstance(kind, type) and not typing.get_args(kind):
         return kind.__name__
     return str(kind).replace("typing.", "").replace("pyrsistent._pmap.", "")

@@ -1,9 +1,9 @@
-"""Undoes a join that is not complete.
+"""Undo a join that is not complete.
 
-Submitted by a joiner that gives up, for instance because it must stop while it waits.
-Another peer cannot abort its join: the watcher of a joiner whose pulse is gone
-submits ``leave_cluster``.  The joiner is forgotten as if it had never asked, and its place is filled
-from the queue.  A peer that has become a member stays one: it has to leave.
+Submitted by a joiner that gives up, for instance because it must stop while it waits. Applies only
+to the submitter's own join: if a joiner's pulse is gone, its watcher submits ``leave_cluster``
+instead. The joiner is removed as if it had never asked, and the next queued peer takes its place. A
+peer that is already a member must leave instead.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Args:
 
 
 def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
-    """Forget the joiner."""
+    """Remove the joiner."""
     if args.joiner != stamp.peer:
         return replica, "not its own join"
     if args.joiner in replica.ring.members:

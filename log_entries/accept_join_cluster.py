@@ -1,9 +1,9 @@
-"""Third phase of a join: the joiner becomes a member.
+"""Third phase of a join: make the joiner a member.
 
-Owed by the joiner, which by then watches its successor.  It is put into the ring behind
-the member that took it in; its node is present; partitions are placed anew; both peers
-are free to take in others, so queued joiners may be prepared.  ``joined_position`` of
-the peer becomes the position of this entry's record.
+Owed by the joiner, which watches its successor by then. The joiner enters the ring after the member
+that took it in, and its node is present. Partitions are placed anew. Both peers may now take in
+others, so queued joiners may be prepared. ``joined_position`` of the peer becomes the position of
+this entry's record.
 """
 
 from __future__ import annotations
@@ -35,5 +35,5 @@ def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]
 
 
 def owed(replica: Replica, me: str) -> Sequence[Args]:
-    """Owed by the joiner once it was notified."""
+    """Return the entry owed by the joiner once it was notified."""
     return (Args(me),) if me in replica.ring.accepted.values() else ()

@@ -1,15 +1,18 @@
-"""Commits a batch of a job: all that it completes and enqueues, and how far it has read, or nothing.
+"""Commit a batch of a job: all its completions, new tasks and offsets, or nothing.
 
-Submitted by the peer that the batch's driver asks, once the pending facts of every transaction
-of the batch are kept by a majority of their partitions.  Applies only under the job's present
-version, so a driver that was replaced commits nothing; only once per batch, in the order of
-their numbers; and only if each of its transactions could be committed by itself, behind those
-before it.  The job remembers the number and the offsets.  The first batch of a job may have any
-number.  The same batch again changes nothing (``repeat``); with other offsets it is another
-attempt at it, which came too late (``conflict``).
+Submitted by the peer that the batch's driver asks. By then a majority of each partition has stored
+the pending facts of all its transactions. Applies only
 
-Without a job the transactions are a group that nothing fences: its first one names it, and a
-repeat of that name changes nothing.
+* under the job's present version, so a replaced driver commits nothing,
+* once per batch, in the order of batch numbers,
+* if each of its transactions could be committed alone, after those before it.
+
+The job stores the number and the offsets. The first batch of a job may have any number. The same
+batch again changes nothing (``repeat``). The same number with other offsets is another attempt of
+the batch, which is too late (``conflict``).
+
+Without a job, the transactions are a group that is not fenced. The name of its first transaction
+identifies the group, and a repeat of that name changes nothing.
 """
 
 from __future__ import annotations
@@ -28,14 +31,16 @@ REPEAT = commit_transaction.REPEAT
 CONFLICT = "conflict"
 OUT_OF_ORDER = "out of order"
 NAME_TAKEN = "name taken"
-"""A transaction of it was committed before."""
+"""A transaction of the batch was committed before."""
 OFFSETS_BYTES_MAX = 64 * 1024
 
 
 @frozen
 class Args:
-    """``version``: the one that the driver was given; ``offsets``: how far the batch has read, as its driver
-    packs it; ``job`` may be empty, and then the others but ``transactions`` say nothing."""
+    """``version``: of the driver's allocation; ``offsets``: how far the batch has read, as its driver packs it.
+
+    ``job`` may be empty. Then only ``transactions`` has a meaning.
+    """
 
     job: str
     version: int
@@ -45,7 +50,7 @@ class Args:
 
 
 def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
-    """Commit the transactions one behind the other, if all can be."""
+    """Commit the transactions one after the other, if all can be committed."""
     problem = _problem(replica, args)
     if problem:
         return replica, problem
@@ -63,7 +68,7 @@ def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]
 
 
 def _problem(replica: Replica, args: Args) -> str:
-    """Why it cannot be committed, whatever stands; empty if it may be."""
+    """Return why the batch cannot be committed, apart from its claims; empty if it can."""
     if not args.job:
         return "" if args.transactions else "nothing to commit"
     refused = refusal(replica, args.job, args.version)
@@ -79,7 +84,7 @@ def _problem(replica: Replica, args: Args) -> str:
 
 
 def committed_by(args: object) -> tuple[Prepared | commit_transaction.Args, ...]:
-    """The transactions that an entry with these arguments commits where it applies."""
+    """Return the transactions that an entry with these arguments commits if it applies."""
     if isinstance(args, commit_transaction.Args):
         return (args,)
     return args.transactions if isinstance(args, Args) else ()

@@ -1,12 +1,12 @@
-"""Commits a transaction: all of it happens, or nothing.
+"""Commit a transaction: all of it, or nothing.
 
-Submitted by the peer that coordinates it, once every part's pending facts are kept by a
-majority of their partition.  Applies only if every token of ``claims`` and ``require`` still
-stands, log time has not passed the deadline and transactions are not on hold.  The claims move
-into the transaction: until their partition has settled they can be neither expired, released,
-renewed nor granted.  A repeat of a name changes nothing while the transaction is under way or
-remembered, for ``keep_ms`` of the log's clock behind its last settling.  A node may drop pending facts whose
-deadline its replica has passed in log time without knowing the transaction.
+Submitted by the peer that coordinates it, once a majority of each partition has stored the pending
+facts of its part. Applies only if every token of ``claims`` and ``require`` is still valid, log
+time has not passed the deadline, and transactions are not on hold. The claims move into the
+transaction. Until their partition has settled they cannot be expired, released, renewed or granted.
+A repeat of a name changes nothing while the transaction is under way or remembered. It is
+remembered for ``keep_ms`` of the log's clock after its last part has settled. A node may drop
+pending facts if its replica does not know their transaction after the deadline in log time.
 """
 
 from __future__ import annotations
@@ -38,18 +38,20 @@ VERSION = 1
 
 REPEAT = "repeat"
 HELD = "held"
-"""How the verdict begins while transactions wait (`log_entries.hold_transactions`)."""
+"""Start of the verdict while transactions wait (`log_entries.hold_transactions`)."""
 TOO_LATE = "too late"
 STALE = "stale token"
-"""How the verdict begins when a claim does not stand: ``stale token 7 on <hexadecimal id>``."""
+"""Start of the verdict if a claim is not valid: ``stale token 7 on <hexadecimal id>``."""
 DIGEST_BYTES_MAX = 64
 
 
 @frozen
 class Args:
-    """``deadline_ms``: in log time; ``claims``: what it completes or updates and ends; ``require``: what
-    must stand besides; ``parts``: every partition that has something to make visible or to end;
-    ``note``: kept with the name, for who coordinates a repeat of it."""
+    """``deadline_ms``: in log time; ``claims``: claims whose tasks it completes or updates, and that it ends.
+
+    ``require``: other claims that must be valid; ``parts``: every partition with rows to make visible or claims
+    to end; ``note``: kept with the name, for the coordinator of a repeat.
+    """
 
     name: str
     deadline_ms: int
@@ -61,7 +63,7 @@ class Args:
 
 
 def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
-    """Move the claims into the transaction, if all stand."""
+    """Move the claims into the transaction, if all are valid."""
     problem = _problem(replica, args, stamp)
     if problem:
         return replica, problem
@@ -84,7 +86,7 @@ def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]
 
 
 def _problem(replica: Replica, args: Args, stamp: Stamp) -> str:
-    """Why it cannot be committed, whatever stands; empty if it may be."""
+    """Return why the transaction cannot be committed, apart from its claims; empty if it can."""
     if not 1 <= len(args.name) <= NAME_CHARACTERS_MAX:
         return "bad name"
     if answer_of(replica, args.name) is not None:

@@ -1,8 +1,8 @@
-"""A job has done all that there was to do.
+"""Mark a job as completed.
 
-Submitted by the peer that drives it under this version, once all inputs are read to their end
-and all that was made of them is committed.  Its slots go to others.  A driver that was replaced
-cannot complete the job: the verdict is ``superseded``.
+Submitted by the peer that drives the job under this version, once all inputs are read to their end
+and all results are committed. The job's slots go to other jobs. A replaced driver cannot complete
+the job: the verdict is ``superseded``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ VERSION = 1
 
 @frozen
 class Args:
-    """``version``: the one that the driver was given."""
+    """``version``: of the driver's allocation."""
 
     job: str
     version: int

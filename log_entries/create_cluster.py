@@ -1,9 +1,8 @@
-"""Gives the log its cluster: name, random id, settings and the entries enabled from the start.
+"""Create the log's cluster: name, random id, settings and the entries enabled from the start.
 
-Submitted by the first peer that finds the log empty, in a record that carries the new
-cluster's id.  Sets ``cluster`` and ``enabled`` and makes the partitions, which live
-nowhere until a node joins.  Only the first one is applied; all later records must carry
-its id.
+Submitted by the first peer that finds the log empty, in a record that carries the new cluster's id.
+Sets ``cluster`` and ``enabled`` and creates the partitions, which have no node until one joins.
+Only the first such entry applies. All later records must carry its id.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def creation(name: str, cluster_id: str, settings: Settings, enabled: PMap[str, 
 
 
 def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
-    """Create the cluster unless there is one."""
+    """Create the cluster unless it exists."""
     if replica.cluster is not None:
         return replica, "already created"
     if not (0 < len(args.name) <= NAME_CHARACTERS_MAX and 0 < len(args.id) <= NAME_CHARACTERS_MAX):

@@ -1,10 +1,10 @@
-"""Moves work away from a node that is going to stop.
+"""Move work away from a node that will stop.
 
-Submitted by a peer that is told to stop, or by an operator.  Marks the node as draining:
-it leads nothing any more, and partitions that would be left without a majority by its
-absence settle elsewhere first; its jobs go to other drivers.  ``permanent`` moves all its copies: placement gives it
-nothing again, and it stays a member of each partition until that has settled elsewhere.
-Both end when a new peer of the node joins.
+Submitted by a peer that is about to stop, or by an operator. Marks the node as draining: it leads
+no partition any more. Partitions that would lose their majority without it settle elsewhere first.
+Its jobs go to other drivers. With ``permanent`` all its copies move: placement gives it no new
+copies, and it stays a member of each partition until that has settled elsewhere. Both end when a
+new peer of the node joins.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The driver of a job says that the job runs.
+"""Mark a job as running.
 
-Submitted by the peer that drives the job under this version, once its query reads.  Sets
-``ready``, which a change of driver takes back.
+Submitted by the peer that drives the job under this version, once its query reads. Sets ``ready``,
+which a change of driver resets.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ VERSION = 1
 
 @frozen
 class Args:
-    """``version``: the one that the driver was given."""
+    """``version``: of the driver's allocation."""
 
     job: str
     version: int

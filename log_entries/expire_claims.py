@@ -1,8 +1,8 @@
-"""The leader of a partition ends claims whose lease ran out.
+"""End claims whose lease has run out.
 
-Submitted by the ready leader of the epoch.  Only what is held under the token with a
-deadline half a second or more before the log time of this record becomes free, so no
-wrong clock and no outage of the log can end a claim early.
+Submitted by the ready leader of the epoch. A claim ends only if it is still held under the token.
+Its deadline must be half a second or more before the log time of this record. So no wrong clock and
+no outage of the log can end a claim early.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ VERSION = 1
 
 
 class Expiry(NamedTuple):
-    """Runs claimed under one token, and how many counted attempts they have had now."""
+    """Runs claimed under one token, and the number of their counted attempts so far."""
 
     token: int
     attempts: int
@@ -29,7 +29,7 @@ class Expiry(NamedTuple):
 
 @frozen
 class Args:
-    """The leader's partition and epoch, and what it expires."""
+    """The leader's partition and epoch, and the claims that it expires."""
 
     partition: int
     epoch: int
@@ -37,7 +37,7 @@ class Args:
 
 
 def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
-    """Drop the claims that are held and over."""
+    """Drop the claims that are held and whose lease has run out."""
     refused = refusal(replica, partition=args.partition, epoch=args.epoch, stamp=stamp)
     if refused:
         return replica, refused

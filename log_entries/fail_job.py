@@ -1,8 +1,8 @@
-"""A job cannot go on.
+"""Mark a job as failed.
 
-Submitted by the peer that drives it under this version, once starting it anew has not helped, or
-where its own policy says so.  ``error`` is kept as the job's outcome: the task at fault, the
-segment, the traceback, as text.  Its slots go to others.  A driver that was replaced cannot fail
+Submitted by the peer that drives the job under this version, if restarts have not helped, or if the
+job's own policy demands it. ``error`` is stored as the job's outcome: the task at fault, the
+segment and the traceback, as text. The job's slots go to other jobs. A replaced driver cannot fail
 the job: the verdict is ``superseded``.
 """
 
@@ -20,7 +20,7 @@ VERSION = 1
 
 @frozen
 class Args:
-    """``version``: the one that the driver was given; ``error``: at most 8 KiB of UTF-8."""
+    """``version``: of the driver's allocation; ``error``: at most 8 KiB of UTF-8."""
 
     job: str
     version: int

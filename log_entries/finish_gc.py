@@ -1,8 +1,9 @@
-"""Says that a collection is over: its origin is stored, and the log trimmed behind it.
+"""Report that a log collection is over: its snapshot is stored and the log before it is trimmed.
 
-Submitted by the collector: the peer that the ``gc`` names or, once that left the ring, the
-ring's first.  Sets what the collection came to in ``snapshot``, so that nobody owes it any
-more and whoever asked for it can be answered, by whichever peer it was finished.
+Submitted by the collector: the peer that the ``gc`` names or, if that peer has left the ring, the
+ring's first peer. Applies only to the latest collection, if it is not finished. Stores its figures
+in ``snapshot``. Then no peer owes it any more, and the request for it can be answered, whichever
+peer finished it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ VERSION = 1
 
 @frozen
 class Args:
-    """``position``: of the ``gc``. ``trimmed``: how many records were deleted. ``origin_bytes``: size of the origin."""
+    """``position``: of the ``gc``; ``trimmed``: number of deleted records; ``origin_bytes``: size of the snapshot."""
 
     position: int
     trimmed: int
@@ -25,7 +26,7 @@ class Args:
 
 
 def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
-    """Note the end of the collection under way."""
+    """Store the end of the collection under way."""
     taken = replica.snapshot
     if args.position != taken.position:
         return replica, "another collection"

@@ -1,8 +1,8 @@
-"""The runs of a periodic task that were due are enqueued: the next one is due later.
+"""Record that the due runs of a periodic task are enqueued, and set the time of the next run.
 
-Submitted by the ring's first peer behind the enqueueing, which is done under ids that follow
-from name, time and count alone: whoever does it again enqueues the same tasks.  Applies only if
-``fired_ms`` is when the next run was due, so every time is passed exactly once, whoever fires.
+Submitted by the ring's first peer after it has enqueued the runs. Their ids follow from name, time
+and count alone, so a repeat enqueues the same tasks. Applies only if ``fired_ms`` is the time at
+which the next run was due. So each time is passed exactly once, even if several peers fire.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ VERSION = 1
 
 @frozen
 class Args:
-    """``fired_ms``: when the next run was due; ``next_ms``: when it is now; ``count``: how many runs were made."""
+    """``fired_ms``: when the next run was due; ``next_ms``: when it is due now; ``count``: number of enqueued runs."""
 
     name: str
     fired_ms: int
@@ -26,7 +26,7 @@ class Args:
 
 
 def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
-    """Go on to the next time."""
+    """Move the task to its next time."""
     found = replica.periodic.get(args.name)
     if found is None:
         return replica, "no such periodic task"

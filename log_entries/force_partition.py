@@ -1,9 +1,10 @@
-"""An operator accepts that a partition's majority is lost, with what only it had.
+"""Accept that the majority of a partition is lost, with all data that only it had.
 
-Submitted by any peer for an operator.  Its members, and its target, become the live nodes of
-both; what the lost ones alone had is gone.  A leader among them takes the partition over under
-a new epoch, and copies are made elsewhere as usual.  It changes nothing while a majority of
-the members lives, which is all that a takeover needs, or while nobody does.
+Submitted by any peer for an operator. The live nodes among the partition's members and target
+become both its members and its target. Data that only the lost nodes had is gone. A leader among
+the live nodes takes over under a new epoch, and copies are made elsewhere as usual. Changes nothing
+while a majority of the members is up, because that is enough for a takeover. Changes nothing either
+while no node of the partition is up.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ VERSION = 1
 
 @frozen
 class Args:
-    """``by``: who asked for it."""
+    """``by``: the operator that asked for it."""
 
     partition: int
     by: str
 
 
 def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
-    """Go on with the live nodes alone."""
+    """Continue with the live nodes alone."""
     found = replica.partitions.get(args.partition)
     if found is None:
         return replica, "no such partition"

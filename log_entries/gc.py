@@ -1,11 +1,10 @@
-"""Compresses the replica and names the peer that snapshots it and trims the log.
+"""Start a log collection: shrink the replica and name the peer that takes the snapshot and trims the log.
 
-Owed by the ring's first peer once the log has grown by ``gc_records`` records, or by ``gc_bytes``
-bytes and the size of the last origin, since the last one, unless that is still under way;
-submitted by a member on request.
-Sets ``snapshot`` to the position of this record and its writer, and forgets what nobody can
-need again: what was remembered for long enough, the outbox numbers of peers that left, and jobs
-that have ended, but for their outcomes.
+Owed by the ring's first peer once the log has grown enough since the last collection, unless that
+is still under way. Enough is ``gc_records`` records, or ``gc_bytes`` bytes and at least the size of
+the last snapshot. A member may also submit it on request. Sets ``snapshot`` to the position of this
+record and its writer. Removes what is not needed any more: names and outcomes after their time, the
+outbox numbers of peers that left, and ended jobs except their outcomes.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ class Args:
 
 
 def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
-    """Forget what nobody can need again; one collection takes the place of the one before."""
+    """Remove what is not needed any more; this collection replaces the one before."""
     snapshot = Snapshot(position=stamp.position, peer=stamp.peer, finished=False)
     replica = forget_old(forget_ended(forget_departed(replica)))
     return evolve(replica, snapshot=snapshot, grown_records=0, grown_bytes=0), APPLIED
 
 
 def owed(replica: Replica, me: str) -> Sequence[Args]:
-    """A collection, if the log has grown by so much."""
+    """Return a collection if the log has grown enough."""
     settings = replica.settings
     enough = max(settings.gc_bytes, replica.snapshot.origin_bytes)  # a large origin is not written for a little log
     if replica.grown_records < settings.gc_records and replica.grown_bytes < enough:

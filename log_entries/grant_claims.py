@@ -1,9 +1,9 @@
-"""The leader of a partition gives tasks to workers.
+"""Grant tasks of a partition to workers.
 
-Submitted by the ready leader of the epoch.  All or nothing: it applies only if every run
-is free.  The token of each claim is the position of the record, so tokens rise strictly
-per task; the deadline is the log time of the record plus the lease.  A deposed leader's
-grant is void everywhere at once, because its epoch is stale.
+Submitted by the ready leader of the epoch. Applies only if every task of all runs is free, and then
+grants all of them. The token of each claim is the position of the record, so tokens rise strictly
+per task. The deadline is the log time of the record plus the lease. A grant of a deposed leader is
+void on every peer, because its epoch is stale.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Grant(NamedTuple):
 
 @frozen
 class Args:
-    """The leader's partition and epoch, and what it grants."""
+    """The leader's partition and epoch, and its grants."""
 
     partition: int
     epoch: int

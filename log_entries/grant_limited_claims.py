@@ -1,10 +1,10 @@
-"""The leader of a partition gives tasks of a queue with limits to workers.
+"""Grant tasks of a queue with limits to workers.
 
-Submitted by the ready leader of the epoch instead of ``grant_claims`` where the queue has a
-rate or a limit of concurrency.  As there it is all or nothing and applies only if every run
-is free; besides, the queue must not be paused and all its partitions together must keep
-within the limits, which no leader can know alone.  What is granted counts in ``limited`` and
-``running`` until its claims end, and is taken from the queue's rate at the log's clock.
+Submitted by the ready leader of the epoch instead of ``grant_claims`` if the queue has a rate limit
+or a concurrency limit. Like that entry, it applies only if every task of all runs is free. In
+addition, the queue must not be paused, and all its partitions together must keep within the limits,
+which a single leader cannot know. Granted tasks count in ``limited`` and ``running`` until their
+claims end. They are subtracted from the queue's rate at the log's clock.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Grant = grant_claims.Grant
 
 @frozen
 class Args:
-    """The leader's partition and epoch, the queue, and what is granted of it."""
+    """The leader's partition and epoch, the queue, and the grants of its tasks."""
 
     partition: int
     epoch: int
@@ -38,7 +38,7 @@ class Args:
 
 
 class _Asked(NamedTuple):
-    """What a grant asks for: masks of stretches, and how many tasks."""
+    """Tasks that a grant asks for: masks of stretches, and the number of tasks."""
 
     masks: dict[bytes, int]
     count: int  # type: ignore[assignment]  # shadows the tuple's method
@@ -73,7 +73,7 @@ def _asked(args: Args) -> _Asked:
 
 
 def _counted(replica: Replica, queue: str, stretch: bytes, bits: int) -> tuple[Counted, ...]:
-    """What counts in a stretch once the tasks ``bits`` of the queue, which are free, do."""
+    """Return what counts in a stretch once the free tasks ``bits`` of the queue count too."""
     others = []
     for name, offset, count in replica.limited.get(stretch, ()):
         if name == queue:

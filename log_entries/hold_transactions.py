@@ -1,10 +1,10 @@
-"""Has transactions wait for a while, or ends that.
+"""Make transactions wait for a while, or end the wait.
 
-Submitted by any peer for a backup: while it reads partition after partition no transaction may
-become visible in some and not in others.  Sets ``hold``: until then by the log's clock nothing
-is committed, and whoever tries is told to try again (``held``).  The same name again puts the end
-off, as long as it has not come; ``for_ms`` 0 ends it at once.  A hold that nobody ends is over
-when its time is, so one whose backup died is forgotten.
+Submitted by any peer for a backup. A backup reads one partition after the other. During that time,
+no transaction may become visible in some of them only. Sets ``hold``: until its end by the log's
+clock, commits are refused (``held``) and must be repeated. The same name again moves the end, if it
+has not been reached. ``for_ms`` 0 ends the hold at once. A hold ends when its time is over, even if
+its backup has died. While a hold of another name exists, the entry changes nothing.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from onyxq.core.transactions import on_hold
 
 VERSION = 1
 HOLD_MS_MAX = 600_000
-"""How far ahead the end may lie."""
+"""Longest hold, in milliseconds."""
 TEXT_CHARACTERS_MAX = 200
 OTHER = "held already"
-"""How the verdict begins while there is a hold of another name."""
+"""Start of the verdict while a hold of another name exists."""
 
 
 @frozen
 class Args:
-    """``name``: of the hold; ``why``: for people; ``for_ms``: from now on, by the log's clock."""
+    """``name``: of the hold; ``why``: for people; ``for_ms``: length from now, by the log's clock."""
 
     name: str
     why: str
@@ -33,7 +33,7 @@ class Args:
 
 
 def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
-    """Begin the hold, put its end off, or end it."""
+    """Start the hold, move its end, or end it."""
     if not 1 <= len(args.name) <= TEXT_CHARACTERS_MAX:
         return replica, "bad name"
     if len(args.why) > TEXT_CHARACTERS_MAX:

@@ -1,7 +1,7 @@
-"""Ends a job because somebody wants it to end.
+"""End a job on request.
 
-Submitted by any peer for a client.  The job is killed, whatever it was doing: its driver stops,
-what that has not committed by this record never counts, and its slots go to others.
+Submitted by any peer for a client. Kills the job in any state, unless it has ended. Its driver
+stops. Results that are not committed by this record never count. The job's slots go to other jobs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Args:
 
 
 def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
-    """Kill it, unless it has ended."""
+    """Kill the job, unless it has ended."""
     gone = absence(replica, args.job)
     if gone:
         return replica, gone

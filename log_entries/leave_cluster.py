@@ -1,11 +1,10 @@
-"""Takes a peer out of the ring, whatever it was doing.
+"""Remove a peer from the ring, whatever it was doing.
 
-Submitted by whoever watches the peer and sees its pulse absent, or by the peer itself
-when it stops.  The ring is closed around it; a joiner that it was taking in goes to the
-head of the queue and is prepared anew in the same entry; its node becomes absent at the
-present log time; partitions are placed anew.  When the last member leaves, the first
-queued joiner is the ring.  A peer that was only joining is forgotten.  Several watchers
-may report the same peer: repeats change nothing.
+Submitted by a watcher of the peer that sees its pulse absent, or by the peer itself when it stops.
+The ring is closed around it. A joiner that it was taking in goes to the head of the queue and is
+prepared anew in the same entry. Its node becomes absent at the present log time. Partitions are
+placed anew. When the last member leaves, the first queued joiner becomes the ring. A peer that was
+only joining is removed. Several watchers may report the same peer: repeats change nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ VERSION = 1
 
 @frozen
 class Args:
-    """``reason``: in words, for those who read the log."""
+    """``reason``: in words, for readers of the log."""
 
     peer: str
     reason: str

@@ -1,7 +1,7 @@
-"""Second phase of a join: the joiner is told whom to watch.
+"""Second phase of a join: give the joiner the peer that it must watch.
 
-Owed by the member that is to take the joiner in, which by then watches it.  From now on
-the joiner watches that member's successor instead of the member.
+Owed by the member that takes the joiner in, which watches the joiner by then. From now on the
+joiner watches that member's successor instead of the member.
 """
 
 from __future__ import annotations
@@ -33,6 +33,6 @@ def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]
 
 
 def owed(replica: Replica, me: str) -> Sequence[Args]:
-    """Owed by the member that the joiner was prepared behind."""
+    """Return the entry owed by the member that takes the joiner in."""
     joiner = replica.ring.prepared.get(me)
     return (Args(joiner),) if joiner else ()

@@ -1,7 +1,7 @@
-"""Pauses a periodic task, or resumes it.
+"""Pause a periodic task, or resume it.
 
-Submitted by any peer for a client.  Times that pass during a pause are no missed runs: a
-resumed one goes on at ``next_ms``, the first time of its schedule that lies ahead.
+Submitted by any peer for a client. Times that pass during a pause do not count as missed runs. A
+resumed task continues at ``next_ms``, the next future time of its schedule.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ VERSION = 1
 
 @frozen
 class Args:
-    """``next_ms``: the first run behind a pause, by the wall clock."""
+    """``next_ms``: the first run after a pause, by the wall clock."""
 
     name: str
     paused: bool
@@ -24,7 +24,7 @@ class Args:
 
 
 def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
-    """Pause or resume it."""
+    """Pause or resume the task."""
     found = replica.periodic.get(args.name)
     if found is None:
         return replica, "no such periodic task"

@@ -1,14 +1,15 @@
-"""First phase of a join: a peer asks to be taken into the ring.
+"""First phase of a join: a peer asks to enter the ring.
 
-Submitted by the joiner itself, once its pulse exists.  With nobody in the ring it joins
-at once.  Else a member that is not stitching anybody (picked by the record's position)
-is to take it in and watches it from now on; with none free it waits in the queue and is
-prepared by the entry that frees a place.  Another peer of the same node, member or
-joining, leaves in the same entry: a node has at most one.  The request names the node's
-latest peer, which the joiner's data directory must know.  Two directories with one node
-id (a copy, or one set back to an older copy) therefore cannot take turns: the request of
-the second names a peer that is not the latest any more, and is refused.  A peer that does
-not know an enabled entry, or not in the enabled version, is refused: it is older than the
+Submitted by the joiner itself, once its pulse exists. If the ring is empty, the peer joins at once.
+Otherwise a member that takes in no other joiner, chosen by the record's position, must take it in
+and watches it from now on. If no such member is free, the peer waits in the queue. The entry that
+frees a place prepares it. Another peer of the same node, member or joining, leaves in the same
+entry, because a node has at most one peer.
+
+The request names the node's latest peer, which the joiner's data directory must know. So two
+directories with one node id (a copy, or a directory restored from an older copy) cannot take turns:
+the second request names a peer that is not the latest any more, and is refused. A peer is also
+refused if it does not know an enabled entry, or not in the enabled version: it is older than the
 cluster.
 """
 
@@ -47,7 +48,7 @@ class Args:
 
 
 def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
-    """Take the peer in, prepare or queue it; see the module's first paragraph."""
+    """Take the peer in, prepare it or queue it."""
     if args.peer != stamp.peer:
         return replica, "not its own join"
     if args.peer in replica.ring.members:
@@ -66,7 +67,7 @@ def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]
 
 
 def _refused(replica: Replica, args: Args) -> Verdict:
-    """What is wrong with the peer, or empty."""
+    """Return what is wrong with the peer; empty if nothing is."""
     if not 0 < len(args.peer) <= NAME_CHARACTERS_MAX or not 0 < len(args.node) <= NAME_CHARACTERS_MAX:
         return "bad name"
     if not 0 <= args.slots <= SLOTS_MAX:

@@ -1,11 +1,11 @@
-"""The leader of a partition purges old tasks: what lies below the watermark is gone for good.
+"""Purge old tasks of a partition: tasks below the watermark are gone for good.
 
-Submitted by the ready leader of the epoch, once every task in the stretches that go is finished,
-its retention has passed and it is archived if its queue asks for that.  Raises the partition's
-``purged_ms`` to ``before_ms``: ids whose time lies below it are purged, but for the stretches in
-``keep``.  The watermark never sinks and a purged stretch is never kept again; the same watermark
-with fewer stretches purges some that were kept.  No claim may be in flight on what goes.  Every
-node deletes the rows at leisure; from this record on they are neither shown nor taken again.
+Submitted by the ready leader of the epoch. By then every task that goes is finished, its retention
+has passed, and it is archived if its queue asks for that. Raises the partition's ``purged_ms`` to
+``before_ms``: ids with an earlier time are purged, except the stretches in ``keep``. The watermark
+never sinks, and a purged stretch is never kept again. The same watermark with fewer stretches
+purges some that were kept. Applies only if no purged task is claimed. From this record on, purged
+rows are not shown and not accepted. Every node deletes them in the background.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VERSION = 1
 
 @frozen
 class Args:
-    """``before_ms``: the new watermark, ms of ids; ``keep``: the stretches below it that stand, sorted."""
+    """``before_ms``: the new watermark, in ms of ids; ``keep``: the stretches below it that remain, sorted."""
 
     partition: int
     epoch: int
@@ -32,7 +32,7 @@ class Args:
 
 
 def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
-    """Raise the watermark if nothing is lost by it that may still be wanted."""
+    """Raise the watermark if no task is lost that may still be needed."""
     refused = refusal(replica, partition=args.partition, epoch=args.epoch, stamp=stamp) or _misfit(args)
     if refused:
         return replica, refused

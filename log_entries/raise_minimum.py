@@ -1,9 +1,9 @@
-"""Lets an entry be used from now on, or in a higher version: every peer in the ring knows it.
+"""Enable an entry, or a higher version of it, once every peer in the ring knows it.
 
-Owed by the ring's first peer once all that are in the ring, members and joiners, have
-announced the version when they asked to join.  Sets ``enabled``.  Before it the entry (or
-its new version) changes nothing on any peer; after it nobody joins who does not know it.
-So a new version of OnyxQ, or an extension, comes peer by peer and is used by all at once.
+Owed by the ring's first peer once all peers in the ring, members and joiners, have announced the
+version when they asked to join. Sets ``enabled``. Before that, the entry (or its new version)
+changes nothing on any peer. After that, a peer that does not know it cannot join. So you install a
+new version of OnyxQ, or an extension, peer by peer, and all peers start to use it together.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ VERSION = 1
 
 @frozen
 class Args:
-    """``name``: of an entry; ``version``: up to which it may be used."""
+    """``name``: of an entry; ``version``: the highest that may be used."""
 
     name: str
     version: int
 
 
 def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
-    """Enable the version, if nobody in the ring would be left behind."""
+    """Enable the version if every peer in the ring knows it."""
     if args.version <= replica.enabled.get(args.name, 0):
         return replica, "already enabled"
     if any(peer.versions.get(args.name, 0) < args.version for peer in replica.peers.values()):
@@ -36,7 +36,7 @@ def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]
 
 
 def owed(replica: Replica, me: str) -> Sequence[Args]:
-    """What every peer knows and is not enabled yet, by name."""
+    """Return the versions that every peer knows and that are not enabled yet, by name."""
     if first_peer(replica) != me:
         return ()
     known = [peer.versions for _, peer in sorted(replica.peers.items())]

@@ -1,8 +1,8 @@
-"""The leader of a partition's epoch says that it serves.
+"""Mark a partition as served by the leader of its epoch.
 
-Submitted by the leader once a majority of members has reached the epoch and their facts
-are merged into its own.  From here on it grants claims.  Changes ``ready``, and forgets
-how often leadership was given up before.
+Submitted by the leader once a majority of members has reached the epoch and the leader has merged
+their facts into its own. From here on it grants claims. Sets ``ready``, and resets the count of
+given-up leaderships.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ VERSION = 1
 
 @frozen
 class Args:
-    """Which partition, and the epoch that was taken over."""
+    """The partition, and the epoch of the takeover."""
 
     partition: int
     epoch: int

@@ -1,7 +1,7 @@
-"""The explicit list of entries: what `onyxq.core.step` and the codec know.
+"""The explicit list of entries that `onyxq.core.step` and the codec know.
 
-A new entry is one module and one line here.  The order is that in which obligations
-are looked for and in which the reference page lists them.
+A new entry is one module and one line here. The order is that in which obligations are looked for
+and in which the reference page lists the entries.
 """
 
 from __future__ import annotations
@@ -95,4 +95,4 @@ ENTRIES = Entries(map(describe, MODULES))
 """Name of an entry -> the entry; with those of installed extensions: `onyxq.system.extensions.installed`."""
 
 VERSIONS = ENTRIES.versions
-"""What a peer of this program announces when it joins: name -> highest version known."""
+"""Versions that a peer of this program announces when it joins: name -> highest known version."""

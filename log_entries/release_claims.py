@@ -1,9 +1,8 @@
-"""The leader of a partition ends claims.
+"""End claims of a partition.
 
-Submitted by the ready leader of the epoch when tasks were completed (their completion is
-a fact by then), failed and are due again later, or were given back.  What of the runs is
-still held under the token becomes free; the rest of the arguments is history, which
-the store takes from the log.
+Submitted by the ready leader of the epoch when tasks were completed, were given back, or failed and
+are due again later. By then a completion is a stored fact. Tasks of the runs that are still held
+under the token become free. The other arguments are history, which the store takes from the log.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ EVENTS = (RELEASED, RETRIED, COMPLETED_EVENT)
 
 
 class Release(NamedTuple):
-    """Runs claimed under one token, and what became of them.
+    """Runs claimed under one token, and their outcome.
 
     For RETRIED, ``retry_ms`` is the wall-clock time at which they are due again,
-    ``attempts`` how many counted attempts there were, ``note`` the error.
+    ``attempts`` the number of counted attempts, ``note`` the error.
     """
 
     token: int
@@ -42,7 +41,7 @@ class Release(NamedTuple):
 
 @frozen
 class Args:
-    """The leader's partition and epoch, and what it releases."""
+    """The leader's partition and epoch, and the claims that it releases."""
 
     partition: int
     epoch: int

@@ -1,6 +1,7 @@
-"""Ends a periodic task.
+"""Remove a periodic task.
 
-Submitted by any peer for a client.  Its record in ``periodic`` goes; runs that were enqueued stay.
+Submitted by any peer for a client. Deletes its record in ``periodic``. Runs that were enqueued
+remain.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ VERSION = 1
 
 @frozen
 class Args:
-    """Which one."""
+    """The task's name."""
 
     name: str
 
 
 def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
-    """Forget it."""
+    """Remove the task."""
     if args.name not in replica.periodic:
         return replica, "no such periodic task"
     return evolve(replica, periodic=replica.periodic.discard(args.name)), APPLIED

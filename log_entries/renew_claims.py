@@ -1,8 +1,8 @@
-"""The leader of a partition extends leases.
+"""Extend leases of a partition's claims.
 
-Submitted by the ready leader of the epoch for its workers.  What of the runs is still
-held under the token gets the deadline log time plus lease, also when the old deadline
-has passed but the claim has not been expired.
+Submitted by the ready leader of the epoch for its workers. Tasks of the runs that are still held
+under the token get a new deadline: log time plus lease. This holds even if the old deadline has
+passed, as long as the claim has not been expired.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Renewal(NamedTuple):
 
 @frozen
 class Args:
-    """The leader's partition and epoch, and what it renews."""
+    """The leader's partition and epoch, and its renewals."""
 
     partition: int
     epoch: int
@@ -48,7 +48,7 @@ class Args:
 
 
 def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
-    """Move the deadlines of what is held."""
+    """Move the deadlines of the claims that are held."""
     refused = refusal(replica, partition=args.partition, epoch=args.epoch, stamp=stamp)
     if refused:
         return replica, refused

@@ -1,9 +1,9 @@
-"""The leader of a partition opens failed tasks again: dead letters that somebody wants requeued.
+"""Reopen failed tasks of a partition, to requeue dead letters.
 
-Submitted by the ready leader of the epoch.  Nothing of the replica changes, as finished tasks
-are no part of it: the entry puts the reopening between the grants before it and those behind
-it, on all nodes alike, and the store takes it from the log as history.  It holds if nobody has
-claimed any of the tasks.
+Submitted by the ready leader of the epoch. Applies only if none of the tasks is claimed. The
+replica does not change, because it does not contain finished tasks. The entry orders the reopening
+between earlier and later grants, the same on all nodes, and the store takes it from the log as
+history.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ VERSION = 1
 
 
 class Reopened(NamedTuple):
-    """Tasks alike, and how many counted attempts they have had so far."""
+    """Equal tasks, and the number of their counted attempts so far."""
 
     run: Run
     attempts: int
@@ -39,7 +39,7 @@ class Args:
 
 
 def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
-    """Say whether it holds."""
+    """Decide whether the tasks may be reopened."""
     refused = refusal(replica, partition=args.partition, epoch=args.epoch, stamp=stamp)
     if refused:
         return replica, refused

@@ -1,9 +1,9 @@
-"""An absent node's copies are to be made elsewhere.
+"""Replace an absent node: its copies are made elsewhere.
 
-Owed by the ring's first peer for a node that has been absent, in log time, for longer
-than the setting ``absent_after_ms``, if another node is there to take over; an operator
-may ask for it sooner.  The node leaves all targets, stays a member of its partitions
-until they settle, and is given nothing until a peer of it joins again.
+Owed by the ring's first peer if a node has been absent for longer than the setting
+``absent_after_ms``, in log time, and another node can take over. An operator may ask for it sooner.
+The node leaves all targets, but stays a member of its partitions until they settle. It gets no
+copies until a peer of it joins again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ VERSION = 1
 
 @frozen
 class Args:
-    """Which node."""
+    """The node."""
 
     node: str
 
@@ -40,7 +40,7 @@ def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]
 
 
 def owed(replica: Replica, me: str) -> Sequence[Args]:
-    """Absent nodes whose time is over, from the ring's first peer."""
+    """Return the absent nodes whose time is over, for the ring's first peer."""
     late = sorted(node.id for node in replica.nodes.values() if _is_late(replica, node))
     if not late or first_peer(replica) != me:
         return ()

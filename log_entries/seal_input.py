@@ -1,7 +1,7 @@
-"""Nothing more comes on an input of a job.
+"""Seal an input of a job: no more tasks will arrive on it.
 
-Submitted by any peer for a client.  Adds the input to ``sealed``, for good: whoever drives the
-job completes it once it has read all that there is on all inputs.
+Submitted by any peer for a client. Adds the input to ``sealed``, for good. The job's driver
+completes the job once it has read everything on all inputs.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Sets up something that is enqueued over and over, or changes it.
+"""Create a periodic task, or change it.
 
-Submitted by any peer for a client, which has read the schedule and says when the next run is.
-Sets the record in ``periodic``.  While neither schedule nor zone change, the next run stays as
-it was: an application that sets its periodic tasks up at every start loses no run by it, and
-ids of runs never repeat as their count goes on.
+Submitted by any peer for a client. The peer has read the schedule and sets the time of the next
+run. Sets the record in ``periodic``. While schedule and zone stay the same, the next run does not
+move. So an application that creates its periodic tasks at every start loses no run. The count of
+runs continues, so their ids never repeat.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ TEXT_CHARACTERS_MAX = 200
 PAYLOAD_BYTES_MAX = 64 << 10
 PRIORITY = (-(1 << 31), (1 << 31) - 1)
 PERIODIC_MAX = 4_096
-"""Periodic tasks of a cluster: the replica holds them."""
+"""Maximum of periodic tasks in a cluster, because the replica holds them."""
 PAYLOADS_BYTES_MAX = 16 << 20
-"""Of all of them together."""
+"""Maximum of all payloads together, in bytes."""
 
 
 @frozen
@@ -44,7 +44,7 @@ class Args:
 
 
 def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
-    """Set it up as asked."""
+    """Create or change the task."""
     old = replica.periodic.get(args.name)
     new = Periodic(
         name=args.name,
@@ -71,7 +71,7 @@ def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]
 
 
 def problem_of(replica: Replica, new: Periodic) -> str:
-    """What keeps it from being set up, as ``<field> <what is wrong>``; empty if nothing does."""
+    """Return why the task is refused, as ``<field> <what is wrong>``; empty if it is not."""
     if not is_name(new.name) or not is_name(new.queue):
         return ("queue" if is_name(new.name) else "name") + f" must have 1 to {TEXT_CHARACTERS_MAX} plain characters"
     for field, text in (("schedule", new.schedule), ("zone", new.zone)):
@@ -88,7 +88,7 @@ def problem_of(replica: Replica, new: Periodic) -> str:
 
 
 def _too_much(replica: Replica, new: Periodic) -> str:
-    """Why the replica has no room for it."""
+    """Return why the replica has no room for the task; empty if it has."""
     if len(new.payload) > PAYLOAD_BYTES_MAX:
         return f"data must have at most {PAYLOAD_BYTES_MAX} bytes"
     others = [one for name, one in sorted(replica.periodic.items()) if name != new.name]

@@ -1,10 +1,10 @@
-"""Changes the settings of a queue: pauses it, limits it, says how its tasks are treated.
+"""Change the settings of a queue: pause it, limit it, or set how its tasks are treated.
 
-Submitted by any peer for a client.  Sets what ``numbers``, ``words`` and ``flags`` name in
-the queue's record in ``queues`` and brings what ``cleared`` names back to its default; -1 for
-``retries`` is no limit.  A pause is noted with who asked for it and why.  The verdict names a
-setting that cannot be so, and then nothing changes.  A queue that is as all queues are
-without settings takes no room in the replica.
+Submitted by any peer for a client. Sets the settings in ``numbers``, ``words`` and ``flags`` in the
+queue's record in ``queues``. Resets the settings in ``cleared`` to their defaults. -1 for
+``retries`` means no limit. A pause is stored with its requester and reason. If a setting is not
+possible, the verdict names it and nothing changes. A queue with default settings takes no room in
+the replica.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Args:
 
 
 def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
-    """Set what is named, if all of it can be so."""
+    """Set the named settings, if all of them are possible."""
     if not is_name(args.queue):
         return replica, "queue is no name of a queue"
     for name, said in (("by", args.by), ("why", args.why)):

@@ -1,7 +1,7 @@
-"""Changes how much job capacity a peer offers.
+"""Change the number of job slots that a peer offers.
 
-Submitted by the peer, or through it by an operator.  Sets ``slots`` of the peer; jobs are
-allocated anew.
+Submitted by the peer, or through it by an operator. Sets ``slots`` of the peer. Jobs are allocated
+anew.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A partition's copies have arrived: its target becomes its members.
+"""Settle a partition: its copies have arrived, and its target becomes its members.
 
-Submitted by the ready leader of the epoch once a majority of the target has everything.
-A node that is no longer a member may drop its copy from here on.  The leader stays
-unless it is not in the new cohort or another member leads fewer partitions.  When the
-last partition settles, leaders are evened out over all.
+Submitted by the ready leader of the epoch once a majority of the target has everything. A node that
+is no longer a member may drop its copy from here on. The leader stays, unless it is not in the new
+cohort or another member leads fewer partitions. When the last partition settles, leaders are
+balanced over all partitions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ VERSION = 1
 
 @frozen
 class Args:
-    """Which partition, and the epoch whose target is up to date."""
+    """The partition, and the epoch whose target is up to date."""
 
     partition: int
     epoch: int

@@ -1,8 +1,8 @@
-"""A partition has made its part of a committed transaction visible.
+"""Record that a partition has made its part of a committed transaction visible.
 
-Submitted by the ready leader of the epoch, once the pending facts of its part are facts that
-a majority keeps.  What the transaction held of the partition's claims is free; it is finished
-by then.  With the last part the transaction is over, and its name is remembered.
+Submitted by the ready leader of the epoch, once a majority has stored the pending facts of its part
+as facts. The claims of the partition that the transaction held become free; their tasks are
+finished by then. With the last part the transaction ends, and its name is remembered.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Args:
 
 
 def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
-    """End the part of the partition."""
+    """End the partition's part."""
     refused = refusal(replica, partition=args.partition, epoch=args.epoch, stamp=stamp)
     if refused:
         return replica, refused

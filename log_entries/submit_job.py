@@ -1,10 +1,10 @@
-"""Submits a job, once: what comes again under its id is a repeat, or a conflict if it differs.
+"""Submit a job, once: the same job again is a repeat, another job under its id is a conflict.
 
-Submitted by any peer for a client, which has checked and packed the job; what of it peers have to
-know stands in the arguments beside the packed form.  The job begins as waiting and is given a
-driver in the same entry if a peer has the slots that it needs.  An id is taken for as long as
-anything is known of its job.  ``resume`` names a job, ended or not, from whose last committed
-offsets this one goes on.
+Submitted by any peer for a client, which has checked and packed the job. The arguments repeat the
+parts of the packed form that peers must know. The job starts as waiting. It gets a driver in the
+same entry if a peer has the slots that it needs. An id is taken as long as its job or its outcome
+is known. ``resume`` names a job, ended or not: the new job continues from its last committed
+offsets.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ CONFLICT = "conflict"
 BODY_BYTES_MAX = 192 << 10
 DIGEST_BYTES = 16
 JOBS_MAX = 4_096
-"""Jobs of a cluster that have not ended: the replica holds them."""
+"""Maximum of jobs in a cluster that have not ended, because the replica holds them."""
 BODIES_BYTES_MAX = 64 << 20
-"""Of all of them together."""
+"""Maximum of all packed jobs together, in bytes."""
 NAMES_MAX = 64
-"""Tags, and zones, of a job."""
+"""Maximum of tags, and of zones, of a job."""
 TASKS_MAX = 1_024
-"""Tasks, and inputs, of a job."""
+"""Maximum of tasks, and of inputs, of a job."""
 KEEP_MS_MAX = 10 * 366 * 86_400_000
 
 
@@ -57,7 +57,7 @@ class Args:
 
 
 def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
-    """Take the job up, unless its id is taken."""
+    """Add the job, unless its id is taken."""
     known = digest_of(replica, args.id)
     if known is not None:
         return replica, REPEAT if known == args.digest else CONFLICT
@@ -89,7 +89,7 @@ def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]
 
 
 def problem_of(args: Args) -> str:
-    """What is wrong with the arguments alone, as ``<field> <what is wrong>``; empty if nothing is."""
+    """Return what is wrong with the arguments alone, as ``<field> <what is wrong>``; empty if nothing is."""
     if not is_id(args.id):
         return "id must have 1 to 120 letters, digits, '.', '_' or '-', and begin with a letter or digit"
     if not 1 <= len(args.body) <= BODY_BYTES_MAX:
@@ -137,7 +137,7 @@ def _bad_tasks(args: Args) -> str:
 
 
 def _misfit(replica: Replica, args: Args) -> str:
-    """Why the job cannot be taken up as the replica is."""
+    """Return why the job does not fit the replica; empty if it does."""
     for field, name in (("beside", args.beside), ("resume", args.resume)):
         if name and digest_of(replica, name) is None:
             return f"{field} names no job that is known"
@@ -152,7 +152,7 @@ def _misfit(replica: Replica, args: Args) -> str:
 
 
 def _resumed(replica: Replica, name: str) -> tuple[int, bytes]:
-    """The last batch and the offsets of a job that is known."""
+    """Return the last batch and the offsets of a known job."""
     if not name:
         return -1, b""
     found = replica.jobs.get(name)

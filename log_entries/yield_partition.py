@@ -1,9 +1,8 @@
-"""A leader gives a partition up because it cannot become ready or cannot write.
+"""Give up the leadership of a partition that cannot become ready or cannot write.
 
-Submitted by the leader of the epoch: it is cut off from its cohort, or its disk is full.
-The next live candidate leads, round and round; ``yields`` counts the turns, so that
-leaders pause longer each time.  With a single candidate that one tries again at a higher
-epoch.
+Submitted by the leader of the epoch: it is cut off from its cohort, or its disk is full. The next
+live candidate leads, in turn. ``yields`` counts the turns, so that leaders pause longer each time.
+If there is only one candidate, it tries again at a higher epoch.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ VERSION = 1
 
 @frozen
 class Args:
-    """Which partition, and the epoch that is given up."""
+    """The partition, and the epoch that is given up."""
 
     partition: int
     epoch: int
 
 
 def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
-    """Pass leadership on."""
+    """Pass the leadership to the next candidate."""
     found = replica.partitions.get(args.partition)
     if found is None:
         return replica, "no such partition"

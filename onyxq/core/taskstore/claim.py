@@ -1,7 +1,8 @@
-"""Claims one task of a group of the task store at random; submitted by peers for clients.
+"""Claim one random task of a group of the task store.
 
-The task goes, and one like it comes under a new id, owned by the client until the lease is over.
-Which of those that are available follows from the entry's place in the log.
+Submitted by peers for clients. Applies only if all tasks in ``depends`` exist and a task of the
+group is available. Removes the task and adds an equal one under a new id, owned by the client until
+the lease is over. The entry's place in the log determines which of the available tasks it is.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ NOTHING = "nothing is available"
 
 @frozen
 class Args:
-    """``request``: under which the answer is found."""
+    """``request``: the key of the answer."""
 
     request: int
     client: int
@@ -30,7 +31,7 @@ class Args:
 
 
 def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
-    """Claim, if all that the client depends on is there and something is available."""
+    """Claim a task if all dependencies exist and a task is available."""
     store, now_ms = state.read(replica), replica.clock_ms
     until_ms = now_ms + max(0, args.duration_ms)
     missing = tuple(number for number in args.depends if store.get(number) is None)

@@ -1,4 +1,8 @@
-"""Sets how many bytes one task of the task store may have, and all together; submitted by peers for operators."""
+"""Set the maximum size of one task of the task store, and of all tasks together, in bytes.
+
+Submitted by peers for operators. Applies only if both limits are within their bounds. Existing
+tasks stay.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ class Args:
 
 
 def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
-    """From now on; what is there already stays."""
+    """Set the limits for new tasks; existing tasks stay."""
     if not 0 < args.task_bytes_max <= TASK_BYTES_LIMIT:
         return replica, f"task_bytes_max must be 1 to {TASK_BYTES_LIMIT}"
     if not args.task_bytes_max <= args.bytes_max <= BYTES_LIMIT:

@@ -1,7 +1,8 @@
-"""Adds, changes and deletes tasks of the task store in one atomic step; submitted by peers for clients.
+"""Add, change and delete tasks of the task store in one atomic step.
 
-Everything that is wrong is told at once, and then nothing changes: ids that are not there, ids that
-another client owns now, and what cannot be in the request itself.  The time is the cluster's clock.
+Submitted by peers for clients. Times are of the cluster's clock. Applies only if nothing is wrong.
+Otherwise nothing changes and the answer lists every problem: ids that do not exist, ids that
+another client owns now, and faults of the request itself.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ VERSION = 1
 
 @frozen
 class Args:
-    """``request``: under which the answer is found; times up to 0 are told from now.
+    """``request``: the key of the answer; times of 0 or below count from now.
 
     ``adds``: (group, data, time); ``changes``: (id, data, time).
     """
@@ -34,7 +35,7 @@ class Args:
 
 
 def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]:
-    """Do all of it or nothing."""
+    """Apply the whole update, or nothing."""
     before = state.read(replica)
     tasks, refusal = _judged(before, args, replica.clock_ms, stamp)
     after: Store = before
@@ -51,7 +52,7 @@ def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]
 
 
 def _judged(store: Store, args: Args, now_ms: int, stamp: Stamp) -> tuple[list[Row], Refusal | None]:
-    """The new tasks, adds first, and why they may not be."""
+    """Return the new tasks, adds first, and the refusal if there is one."""
     changed = [number for number, _, _ in args.changes]
     found = {number: store.get(number) for number in (*changed, *args.deletes)}
     tasks: list[Row] = [(group, state.time_of(at_ms, now_ms), args.client, data) for group, data, at_ms in args.adds]
