@@ -60,8 +60,8 @@ def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]
         return replica, BAD_RUN
 
     def release(pieces: Pieces, token: int, bits: int) -> Pieces | None:
-        # A token of this very record cannot be known to anybody yet; were it released, a
-        # later grant of the same record would give the task the same token again.
+        # No peer can know a token of this very record yet. If it were released, a later
+        # grant of the same record would give the task the same token again.
         outside, inside = split(pieces, bits, lambda piece: piece[2] == token != stamp.position)
         return merged(outside) if inside else None
 

@@ -1,7 +1,7 @@
 """Replace an absent node: its copies are made elsewhere.
 
-Owed by the ring's first peer if a node has been absent for longer than the setting
-``absent_after_ms``, in log time, and another node can take over. An operator may ask for it sooner.
+Owed by the ring's first peer if another node can take over, and the node has been absent for
+longer than the setting ``absent_after_ms``, in log time. An operator may ask for it sooner.
 The node leaves all targets, but stays a member of its partitions until they settle. It gets no
 copies until a peer of it joins again.
 """

@@ -36,6 +36,6 @@ def apply(replica: Replica, args: Args, stamp: Stamp) -> tuple[Replica, Verdict]
         return replica, "no such transaction"
     if args.partition not in found.parts:
         return replica, "no part of it"
-    if found.position == stamp.position:  # nobody has read of the commit yet
+    if found.position == stamp.position:  # no peer has read the commit yet
         return replica, "too early"
     return settled(replica, args.name, args.partition), APPLIED
