@@ -1,9 +1,9 @@
-"""Claims in flight as four entries change them (design: claims).
+"""Claims in flight, and how entries change them (design: claims).
 
-Pure.  In the replica a stretch's claims are plain tuples ``(offset, count, token,
-worker, deadline)``, sorted and disjoint; neighbours that are alike are one piece.  What
-an entry asks for is gathered into one bit mask per stretch and kind first, so that a
-stretch is rewritten once however many runs name it.
+Pure.  In the replica, a stretch's claims are plain tuples ``(offset, count, token,
+worker, deadline)``, sorted and disjoint; equal neighbours are one piece.  Requests of
+an entry are first gathered into one bit mask per stretch and kind.  So a
+stretch is rewritten once, even if many runs name it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from onyxq.core.replica import HELD_MS, ClaimPiece, Replica, with_pieces
 
 LEASE_MS_MAX = 24 * 60 * 60 * 1000
 AHEAD_MS_MAX = 1_000
-"""So long before it is due a task may be claimed, at most."""
+"""Longest time before a task is due at which it may be claimed, in ms."""
 WINDOW_PIECES_MIN = 8
-"""A stretch of no more pieces is looked at as a whole."""
+"""A stretch with at most this many pieces is processed as a whole."""
 GRACE_MS = LOG_TIME_SLACK_MS
-"""How long after its deadline a claim cannot expire: log time may run ahead by as much within a
-lease, so no lease ends before its time."""
+"""How long a claim stays valid after its deadline, in ms.
+
+Within a lease, log time may run ahead by as much; so no lease ends too early.
+"""
 
 BAD_RUN = "bad run"
 BAD_LEASE = "bad lease"
@@ -35,12 +37,12 @@ Pieces = tuple[ClaimPiece, ...]
 
 
 def lapsed(deadline_ms: int, log_time_ms: int) -> bool:
-    """Whether a claim with this deadline may expire now."""
+    """Return whether a claim with this deadline may expire now."""
     return deadline_ms + GRACE_MS < log_time_ms
 
 
 def refusal(replica: Replica, *, partition: int, epoch: int, stamp: Stamp) -> str:
-    """Why the writer may not change the partition's claims now, or ""."""
+    """Return why the writer may not change the partition's claims now, or an empty string."""
     found = replica.partitions.get(partition)
     if found is None:
         return "no such partition"
@@ -52,13 +54,15 @@ def refusal(replica: Replica, *, partition: int, epoch: int, stamp: Stamp) -> st
 
 
 def lease_fits(lease_ms: int) -> bool:
-    """Whether a lease is from 1 ms to 24 hours."""
+    """Return whether a lease is from 1 ms to 24 hours."""
     return 1 <= lease_ms <= LEASE_MS_MAX
 
 
 def gather(partition: int, wanted: Iterable[tuple[Kind, Sequence[Run]]]) -> dict[bytes, dict[Kind, int]] | None:
-    """Masks per stretch and kind; None if a run is malformed, of another partition, not
-    within one stretch, or if there is none at all."""
+    """Return masks per stretch and kind.
+
+    None if there are no runs, or if a run is malformed, of another partition, or crosses the border of a stretch.
+    """
     prefix = partition.to_bytes(2, "big")
     out: dict[bytes, dict[Kind, int]] = {}
     for kind, runs in wanted:
@@ -79,9 +83,9 @@ def change(
     wanted: dict[bytes, dict[Kind, int]],
     edit: Callable[[Pieces, Kind, int], Pieces | None],
 ) -> Replica | None:
-    """The replica with ``edit(pieces, kind, mask)`` done on every stretch of ``wanted``.
+    """Return the replica with ``edit(pieces, kind, mask)`` applied to every stretch of ``wanted``.
 
-    ``edit`` answers None where it concerns nothing; so does `change` if all edits do.
+    ``edit`` returns None if it changes nothing; `change` does so if no edit changes anything.
     """
     present = replica.claims.get(partition)
     changes: dict[bytes, Pieces] = {}
@@ -99,9 +103,9 @@ def change(
 
 
 def window(pieces: Pieces, bits: int) -> tuple[int, int]:
-    """The range of the pieces that a mask touches, with a neighbour on either side to merge with.
+    """Return the range of the pieces that a mask touches, with a neighbour on either side to merge with.
 
-    A stretch may hold a thousand; an entry about one task must not look at all of them.
+    A stretch may have a thousand pieces; an entry about one task must not look at all of them.
     """
     if len(pieces) <= WINDOW_PIECES_MIN or not bits:
         return 0, len(pieces)
@@ -112,9 +116,10 @@ def window(pieces: Pieces, bits: int) -> tuple[int, int]:
 def split(
     pieces: Pieces, bits: int, concerns: Callable[[ClaimPiece], bool], *, held: bool = False
 ) -> tuple[list[ClaimPiece], list[ClaimPiece]]:
-    """``pieces`` cut in two: what lies outside ``bits`` or does not concern, and the rest.
+    """Return ``pieces`` in two parts: those not affected, and the rest.
 
-    What a transaction holds concerns only who ends it, and says ``held``.
+    A piece is not affected if it is outside ``bits`` or ``concerns`` is False for it.  Only the code that ends a
+    transaction passes ``held``: it selects pieces that a transaction holds, instead of all others.
     """
     outside: list[ClaimPiece] = []
     inside: list[ClaimPiece] = []
@@ -132,7 +137,7 @@ def split(
 
 
 def merged(pieces: Iterable[ClaimPiece]) -> Pieces:
-    """Disjoint pieces sorted, neighbours with the same token, worker and deadline as one."""
+    """Return disjoint pieces sorted, with neighbours of the same token, worker and deadline as one."""
     given = sorted(pieces)
     if len(given) < 2:
         return tuple(given)

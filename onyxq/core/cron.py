@@ -1,12 +1,12 @@
 """Schedules of periodic tasks: five cron fields in a time zone, or an interval (design: periodic tasks).
 
-`parse` reads a text, `next_ms` and `last` say when it falls due.  A time of day that a change
-of clocks leaves out falls due at the first moment behind the gap; one that comes twice falls
-due once, at its first coming.  A schedule of every hour goes by hours that pass, so that
+`parse` reads a text; `next_ms` and `last` return when it is due.  If a change of clocks skips a
+time of day, that time is due at the first moment after the gap.  If a time of day occurs twice, it is
+due once, at its first occurrence.  A schedule for every hour counts hours that pass, so
 neither change makes it pause or hurry.  Intervals count from the epoch, in UTC.
 
-Zones are read from the system's files (or the package ``tzdata``): so only the peer that
-owes a firing computes these times, and the entry it appends carries them as numbers.
+Zones are read from the system's files (or the package ``tzdata``).  So only the peer that
+owes a firing computes these times, and its entry carries them as numbers.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from onyxq.core.texts import whole
 
 TEXT_CHARACTERS_MAX = 200
 NEVER_MS = (1 << 62) - 1
-"""What stands for a next time that does not come before the end of the calendar."""
+"""The next time of a schedule that is not due again before the end of the calendar."""
 INTERVAL_MS_MAX = 366 * 86_400_000
 YEARS_AHEAD = 9
-"""Within these every schedule that ever falls due does so: from one 29 February to the next are eight at most."""
+"""Years to search: a schedule that is ever due is due in this time. Two 29 February are at most eight years apart."""
 
 _DAY_MS = 86_400_000
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -57,7 +57,7 @@ _PART = re.compile(r"(\*|[0-9a-z]+)(?:-([0-9a-z]+))?(?:/([0-9]+))?")
 
 @frozen
 class Schedule:
-    """When something falls due: every ``every_ms``, or at the times of day that the sorted fields name."""
+    """When something is due: every ``every_ms``, or at the times of day that the sorted fields name."""
 
     every_ms: int = 0
     minutes: tuple[int, ...] = ()
@@ -67,15 +67,15 @@ class Schedule:
     weekdays: tuple[int, ...] = ()
     """0 is Sunday."""
     either: bool = False
-    """Both day fields are restricted: a day has to fit one of them only, as cron has it."""
+    """Whether both day fields are restricted. Then a day has to fit only one of them, as in cron."""
 
     @property
     def every_hour(self) -> bool:
-        """Whether no hour is singled out."""
+        """Whether the schedule includes every hour."""
         return len(self.hours) == 24
 
     def falls_on(self, day: datetime.date) -> bool:
-        """Whether it falls due on some time of a day."""
+        """Return whether it is due at some time of a day."""
         if day.month not in self.months:
             return False
         of_month, of_week = day.day in self.days, day.isoweekday() % 7 in self.weekdays
@@ -86,10 +86,11 @@ class Schedule:
 
 
 def parse(text: str) -> Schedule:
-    """The schedule that a text stands for; raises `BadRequest` naming the field ``schedule``.
+    """Return the schedule that a text describes; raises `BadRequest` naming the field ``schedule``.
 
-    Five fields (minute, hour, day of month, month, day of week) with lists, ranges, steps and English
-    names of three letters; ``@hourly`` and its like; or ``every 30s``, ``5m``, ``2h``, ``1d``.
+    The text has five fields (minute, hour, day of month, month, day of week) with lists, ranges, steps and
+    English names of three letters.  ``@hourly`` and similar names, and ``every 30s``, ``5m``, ``2h``, ``1d``
+    are valid too.
     """
     said = " ".join(text.lower().split())
     if not said or len(said) > TEXT_CHARACTERS_MAX:
@@ -113,7 +114,7 @@ def parse(text: str) -> Schedule:
 
 
 def zone_of(name: str) -> datetime.tzinfo:
-    """The time zone of an IANA name; raises `BadRequest` naming the field ``zone``."""
+    """Return the time zone of an IANA name; raises `BadRequest` naming the field ``zone``."""
     if name == "UTC":
         return datetime.UTC
     try:
@@ -155,7 +156,7 @@ def _field(text: str, name: str, low: int, high: int, names: Sequence[str]) -> t
             first = _number(start, name, low, high, names)
             last = _number(end, name, low, high, names) if end else high if step else first
             if end and last == 0 and first > 0 and high == 7:
-                last = 7  # Sunday closes a week as well
+                last = 7  # Sunday also ends a week
         every = int(step) if step else 1
         if every < 1 or last < first:
             raise _wrong(f"{part[:40]!r} of the field {name} goes nowhere")
@@ -178,12 +179,12 @@ def _number(text: str, name: str, low: int, high: int, names: Sequence[str]) -> 
 
 
 def next_ms(schedule: Schedule, zone: str, after_ms: int) -> int:
-    """The first time behind ``after_ms`` at which it falls due, in ms since the epoch; `NEVER_MS` if there is none."""
+    """Return the first time after ``after_ms`` at which it is due, in ms since the epoch; `NEVER_MS` if there is none."""
     return next(times(schedule, zone, after_ms), NEVER_MS)
 
 
 def times(schedule: Schedule, zone: str, after_ms: int) -> Iterator[int]:
-    """The times behind ``after_ms`` at which it falls due, each once and in order."""
+    """Yield the times after ``after_ms`` at which it is due, each once and in order, in ms since the epoch."""
     if schedule.every_ms:
         count = after_ms // schedule.every_ms
         while count < NEVER_MS // schedule.every_ms:
@@ -200,7 +201,10 @@ def times(schedule: Schedule, zone: str, after_ms: int) -> Iterator[int]:
 
 
 def last(schedule: Schedule, zone: str, first_ms: int, until_ms: int, most: int) -> list[int]:
-    """The last ``most`` times from ``first_ms``, at which it falls due, up to ``until_ms``, in order."""
+    """Return the last ``most`` times up to ``until_ms`` at which it is due, in order.
+
+    ``first_ms`` itself counts as such a time; earlier times are left out.
+    """
     if schedule.every_ms:
         start = max(first_ms, (until_ms // schedule.every_ms - most + 1) * schedule.every_ms)
         found = [first_ms] if start == first_ms else []
@@ -221,11 +225,11 @@ def last(schedule: Schedule, zone: str, first_ms: int, until_ms: int, most: int)
 
 
 def _of_days(schedule: Schedule, zone: datetime.tzinfo, after_ms: int) -> Iterator[int]:
-    """As `times`, with some of before ``after_ms`` and repeats."""
+    """Yield times as `times` does, but also repeats and some times before ``after_ms``."""
     try:
         start = (_EPOCH + datetime.timedelta(milliseconds=after_ms)).astimezone(zone).replace(tzinfo=None)
         steady = _offset(zone, after_ms) == _offset(zone, after_ms - 2 * _DAY_MS)
-        # A time of a day that was left out falls due after times of later days have come.
+        # If a whole day is skipped, its times are due when a later day has already begun.
         start -= _MINUTE if steady else 2 * _DAY
         day = start.date()
         end = day.replace(year=day.year + YEARS_AHEAD, day=min(day.day, 28))
@@ -239,7 +243,7 @@ def _of_days(schedule: Schedule, zone: datetime.tzinfo, after_ms: int) -> Iterat
 
 
 def _of_day(schedule: Schedule, zone: datetime.tzinfo, day: datetime.date, start: datetime.datetime) -> Iterator[int]:
-    """The times of a day, those of before ``start`` left out where that is simple."""
+    """Yield the times of a day; times before ``start`` are left out where that is simple."""
     found = []
     hours = schedule.hours
     if start.date() == day:
@@ -252,18 +256,21 @@ def _of_day(schedule: Schedule, zone: datetime.tzinfo, day: datetime.date, start
 
 
 def _moments(clock: datetime.datetime, zone: datetime.tzinfo, *, twice: bool) -> list[int]:
-    """When a zone's clocks show a time: in a gap the first moment behind it; ``twice``: both times if there are two."""
+    """Return when a zone's clocks show a time, in ms since the epoch.
+
+    For a time in a gap, this is the first moment after the gap.  If there are two, ``twice`` returns both.
+    """
     first = clock.replace(tzinfo=zone)
     early, late = _ms(first), _ms(first.replace(fold=1))
     if early == late:
         return [early]
-    if early < late:  # the clocks go back over it
+    if early < late:  # clocks were set back, so the time occurs twice
         return [early, late] if twice else [early]
     return [_change(zone, late, early)]
 
 
 def _change(zone: datetime.tzinfo, low_ms: int, high_ms: int) -> int:
-    """The moment of the one change of clocks between two times, to the second."""
+    """Return the moment of the single change of clocks between two times, to the second."""
     low, high = low_ms // 1_000, -(-high_ms // 1_000)
     after = _offset(zone, high * 1_000)
     while high - low > 1:

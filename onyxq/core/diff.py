@@ -1,12 +1,12 @@
-"""What changed between two replicas: one diff for tail, subscriptions, explanations and waiters.
+"""Differences between two replicas, in one form for tail, subscriptions, explanations and waiters.
 
-Pure.  Subtrees that both replicas share are skipped by identity, so the difference that one
-record makes costs what the record changed, not what the replica holds.
+Pure.  Subtrees that both replicas share are skipped by identity.  So the cost of the difference that one
+record makes depends on what the record changed, not on the size of the replica.
 
 A replica as a plain tree (`tree`) has maps with text keys, lists, text, numbers, booleans
-and None, as JSON has: ids in hexadecimal, numbers that are keys as text.  A claim in flight
-stands at ``claims / partition / stretch / offset`` as a map of its fields.  `patched`
-applied to the old tree and the changes gives the new tree.
+and None, as in JSON: ids are hexadecimal, and numbers as keys are text.  A claim in flight
+is a map of its fields at ``claims / partition / stretch / offset``.  `patched`
+turns the old tree and the changes into the new tree.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from pyrsistent import PMap
 from onyxq.core.replica import ClaimPiece, Replica
 
 Tree: TypeAlias = Any
-"""What JSON can hold."""
+"""A value that JSON can hold."""
 
 BOOKKEEPING = frozenset(
     "position counted_position digest trail milestones log_time_ms ctime_ms clock_ms outbox grown_records grown_bytes "
     "limited rates".split()
 )
-"""Top fields that nearly every record moves; left out of what people read."""
+"""Top-level fields that change with nearly every record. Texts for people leave them out."""
 SHOWN_CHARACTERS_MAX = 100
-"""Of one value, in words."""
+"""Most characters of one value in a text for people."""
 
 
 class Absent(enum.Enum):
-    """The value of what is not there."""
+    """The type of `ABSENT`, the value of a missing key."""
 
     ABSENT = "absent"
 
@@ -48,14 +48,14 @@ ABSENT = Absent.ABSENT
 
 @frozen
 class Change:
-    """One place of the tree that differs; ``before`` or ``after`` is `ABSENT` where a key came or went."""
+    """One place of the tree that differs; ``before`` or ``after`` is `ABSENT` if a key was added or removed."""
 
     path: tuple[str, ...]
     before: Tree
     after: Tree
 
     def as_map(self) -> dict[str, Tree]:
-        """As JSON can hold it; what is absent is left out."""
+        """Return the change as JSON can hold it; absent values are left out."""
         shown: dict[str, Tree] = {"path": list(self.path)}
         if self.before is not ABSENT:
             shown["before"] = self.before
@@ -75,14 +75,14 @@ class _Piece:
 
 
 def diff(old: Replica, new: Replica) -> tuple[Change, ...]:
-    """Every place where the replicas differ, sorted by path."""
+    """Return every place where the replicas differ, sorted by path."""
     found: list[Change] = []
     _walk((), old, new, found)
     return tuple(sorted(found, key=lambda change: change.path))
 
 
 def tree(replica: Replica) -> dict[str, Tree]:
-    """The replica as a plain tree."""
+    """Return the replica as a plain tree."""
     shown = {name: plain(getattr(replica, name)) for name in _names(Replica) if name != "claims"}
     shown["claims"] = {str(number): _shown(("claims",), replica.claims[number]) for number in sorted(replica.claims)}
     return shown
@@ -104,7 +104,7 @@ def plain(value: Any) -> Tree:
 
 
 def patched(before: Tree, changes: Iterable[Change]) -> Tree:
-    """The tree with the changes made; ``before`` stays as it is."""
+    """Return the tree with the changes made; ``before`` stays as it is."""
     root: dict[str, Tree] = {"": before}
     fresh: dict[tuple[str, ...], dict[str, Tree]] = {(): root}
     for change in changes:
@@ -118,7 +118,7 @@ def patched(before: Tree, changes: Iterable[Change]) -> Tree:
 
 
 def render(change: Change) -> str:
-    """One change in words, such as ``partitions/3/epoch: 4 -> 5``."""
+    """Return one change in words, such as ``partitions/3/epoch: 4 -> 5``."""
     where = "/".join(change.path)
     if change.before is ABSENT:
         return f"{where}: new, {_short(change.after)}"
@@ -128,7 +128,10 @@ def render(change: Change) -> str:
 
 
 def in_words(changes: Sequence[Change], *, limit: int = 20) -> list[str]:
-    """A line for each change that people care for, at most ``limit`` and one that counts the rest."""
+    """Return a line for each change that matters to people.
+
+    There are at most ``limit`` lines, and one more with the number of other changes.
+    """
     told = [change for change in changes if change.path[0] not in BOOKKEEPING]
     lines = [render(change) for change in told[:limit]]
     if len(told) > limit:
@@ -165,7 +168,7 @@ def _walk_maps(path: tuple[str, ...], old: Mapping[Any, Any], new: Mapping[Any, 
 
 
 def _shown(parent: tuple[str, ...], value: Any) -> Tree:
-    """What came to or went from the map at ``parent``, with claims as `tree` has them."""
+    """Return a value that was added to or removed from the map at ``parent``, with claims in the form of `tree`."""
     if parent[:1] == ("claims",) and len(parent) == 1:
         return {stretch.hex(): plain(_by_offset(value[stretch])) for stretch in sorted(value)}
     if parent[:1] == ("claims",) and len(parent) == 2:
@@ -186,7 +189,7 @@ def _key(key: Any) -> str:
 
 
 def _own(fresh: dict[tuple[str, ...], dict[str, Tree]], path: tuple[str, ...]) -> dict[str, Tree]:
-    """The map at ``path`` of the new tree, copied on its first use."""
+    """Return the map at ``path`` of the new tree, copied on its first use."""
     full = ("", *path)
     for depth in range(1, len(full) + 1):
         if full[:depth] not in fresh:

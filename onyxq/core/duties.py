@@ -70,7 +70,7 @@ Duty: TypeAlias = Watch | Lead | Snapshot | Fire | Drive | Extended
 
 
 def duties(replica: Replica, me: str, entries: Entries | None = None) -> frozenset[Duty]:
-    """All that the peer ``me`` must be doing now, with what the extensions among ``entries`` ask of it.
+    """Return all that the peer ``me`` must be doing now, with what the extensions among ``entries`` ask of it.
 
     Raises `ExtensionFailed` for a bug in an extension.
     """

@@ -1,18 +1,18 @@
-"""What an entry is: a named pure transition with typed arguments, in one or several versions.
+"""Entries: named pure transitions with typed arguments, each in one or several versions.
 
-A module of `log_entries` (or of an extension, see `onyxq.system.extensions`) describes one entry by
+A module of `log_entries` (or of an extension, see `onyxq.system.extensions`) defines one entry by
 
 * ``Args``: a frozen attrs class of typed arguments (msgpack types: int, str, bytes,
   bool, None, and tuples and maps of them; annotations are checked on decoding),
 * ``VERSION``: the version of its meaning, from 1,
 * ``apply(replica, args, stamp) -> (replica, verdict)``: the transition. It never raises
-  for anything an entry can hold. The verdict is ``APPLIED`` or a short reason why
+  for anything that an entry can hold. The verdict is ``APPLIED`` or a short reason why
   nothing changed,
-* ``owed(replica, me) -> sequence of Args`` where peers owe it: what the peer ``me``
-  owes now, from the replica alone,
+* ``owed(replica, me) -> sequence of Args``, if peers owe the entry: the entries that the peer ``me``
+  owes now, computed from the replica alone,
 * ``EARLIER`` and ``lowered``, once there are earlier versions: see `Form`.
 
-The docstring says who owes or submits it, why, and what it changes.
+The docstring of such a module states who owes or submits the entry, why, and what it changes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ INT_MIN, INT_MAX = -(1 << 63), (1 << 63) - 1
 
 @frozen
 class Stamp:
-    """Where and when an entry stands in the log."""
+    """Position and time of an entry in the log."""
 
     position: int
     index: int
@@ -62,21 +62,21 @@ Reader: TypeAlias = Callable[[Any, str], Any]
 class Form:
     """One version of an entry.
 
-    A version never changes once a cluster may have enabled it: its bytes stand in logs, and
-    peers must agree on what they do.  A new meaning is a new version; the module of the one
-    before moves to ``<name>_<version>`` and is listed in the new one's ``EARLIER``.
+    A version never changes once a cluster may have enabled it: logs contain it, and
+    peers must agree on its effect.  A new meaning is a new version.  The module of the previous
+    version moves to ``<name>_<version>``, and the new module lists it in ``EARLIER``.
     """
 
     version: int
     args: type
     apply: Apply
     lowered: Lowered | None
-    """The arguments as the version before has them, for clusters that have not enabled this one."""
+    """Turns the arguments into those of the previous version, for clusters that have not enabled this version."""
 
 
 @frozen(kw_only=True)
 class Entry:
-    """One kind of entry as the registry knows it; ``version``, ``args``, ``apply`` are the newest form's."""
+    """One kind of entry in the registry; ``version``, ``args``, ``apply`` belong to the newest form."""
 
     name: str
     version: int
@@ -85,9 +85,9 @@ class Entry:
     owed: Owed | None
     doc: str
     forms: Mapping[int, Form]
-    """Every version that is known."""
+    """All known versions."""
     extension: str = ""
-    """Whose state of ``Replica.extensions`` it changes, and nothing else; empty for OnyxQ's own entries."""
+    """The extension whose state in ``Replica.extensions`` it may change; empty for OnyxQ's own entries."""
     submitted: bool = False
     """Whether clients may submit it."""
     duties: Duties | None = None
@@ -99,7 +99,7 @@ class Malformed(Exception):
 
 
 def describe(module: Any, *, name: str = "", extension: str = "") -> Entry:
-    """The `Entry` that a module of ``log_entries`` (or an extension's object) defines."""
+    """Return the `Entry` that a module of ``log_entries`` (or an extension's object) defines."""
     forms = (*getattr(module, "EARLIER", ()), module)
     return Entry(
         name=name or module.__name__.rpartition(".")[2],
@@ -121,14 +121,14 @@ def _form(module: Any) -> Form:
 
 
 class Entries(Mapping[str, Entry]):
-    """The entries that one program knows, by name, in the order in which obligations are looked for."""
+    """The entries that one program knows, by name, in the order in which owed entries are looked for."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         found = tuple(entries)
         self._by_name = {entry.name: entry for entry in found}
         self._by_args = {form.args: (entry, form) for entry in found for form in entry.forms.values()}
         self.versions: PMap[str, int] = pmap({entry.name: entry.version for entry in found})
-        """What a peer of this program announces when it joins: name -> highest version known."""
+        """What a peer of this program announces when it joins: name -> highest known version."""
         self.owing = tuple((entry, entry.owed) for entry in found if entry.owed is not None)
         self.doing = tuple((entry, entry.duties) for entry in found if entry.duties is not None)
 
@@ -142,23 +142,23 @@ class Entries(Mapping[str, Entry]):
         return len(self._by_name)
 
     def named(self, name: str) -> Entry | None:
-        """The entry of that name; faster than ``get`` of mappings."""
+        """Return the entry of that name, or None; faster than ``get`` of mappings."""
         return self._by_name.get(name)
 
     def of(self, args: Any) -> Entry | None:
-        """The entry of which these are the arguments."""
+        """Return the entry to which these arguments belong, or None."""
         found = self._by_args.get(type(args))
         return found[0] if found else None
 
     def name_of(self, args: Any) -> str:
-        """The name of an entry of which these are the arguments, for messages."""
+        """Return the name of the entry to which these arguments belong, for messages."""
         found = self.of(args)
         return found.name if found else type(args).__module__
 
     def enabled_form(self, args: Any, enabled: Mapping[str, int]) -> tuple[Entry, int, Any] | None:
-        """The entry of ``args``, the highest version of it that is enabled, and the arguments in that version.
+        """Return the entry of ``args``, its highest enabled version, and the arguments in that version.
 
-        None if there is none: the entry is not enabled, or not in a version that these arguments can be put in.
+        None if the entry is not enabled, or if the arguments cannot be put into an enabled version.
         """
         entry, form = self._by_args[type(args)]
         most = enabled.get(entry.name, 0)
@@ -170,7 +170,7 @@ class Entries(Mapping[str, Entry]):
         return entry, form.version, args
 
     def unknown(self, enabled: Mapping[str, int]) -> str:
-        """In words the first entry that is enabled and that this program does not know; empty if it knows all."""
+        """Return a description of the first enabled entry that this program does not know; empty if it knows all."""
         for name in sorted(enabled):
             if enabled[name] > self.versions.get(name, 0):
                 return told(name, enabled[name])
@@ -178,7 +178,7 @@ class Entries(Mapping[str, Entry]):
 
 
 def told(name: str, version: int) -> str:
-    """An entry and its version, as messages name them."""
+    """Return the text by which messages name an entry and its version."""
     brought = f" of the extension {name.partition('.')[0]}" if "." in name else ""
     return f"entry {name}{brought}, version {version}"
 
@@ -195,7 +195,7 @@ def _readers(args: Any) -> tuple[tuple[str, Reader], ...]:
 
 
 def check_fields(args: Any) -> str:
-    """Which field of a class of arguments has a type that no entry can hold, in words; empty if all are fine."""
+    """Return which argument has a type that an entry cannot hold, in words; empty if all are fine."""
     for name, kind in _fields(args):
         if not _holdable(kind):
             return f"{name} of Args is {kind!r}: an entry holds int, str, bytes, bool, tuples and PMap of them"
@@ -214,18 +214,21 @@ def _holdable(kind: Any) -> bool:
 
 
 def encode_args(args: Any) -> list[Any]:
-    """The fields of ``args`` in order, for msgpack with `plain_map` as its ``default``."""
+    """Return the fields of ``args`` in order, for msgpack with `plain_map` as its ``default``."""
     kind: Any = type(args)
     return [getattr(args, name) for name, _ in _fields(kind)]
 
 
 def decode_args(args: type, values: Any) -> Any:
-    """``args`` built from what `encode_args` gave; raises `Malformed`."""
+    """Return ``args`` built from the result of `encode_args`; raises `Malformed`."""
     return _args_reader(args)(values, "")
 
 
 def named_args(args: Any, given: Mapping[str, Any]) -> Any:
-    """``args`` built from a map of its fields, those with defaults at will; raises `Malformed` naming the field."""
+    """Return ``args`` built from a map of its fields; raises `Malformed` naming the field.
+
+    Fields with a default may be left out.
+    """
     readers = dict(_readers(args))
     for name in sorted(given):
         if name not in readers:
@@ -237,18 +240,18 @@ def named_args(args: Any, given: Mapping[str, Any]) -> Any:
 
 
 def plain_map(value: Any) -> dict[Any, Any]:
-    """A persistent map as msgpack can hold it, in the order of its keys."""
+    """Return a persistent map as a dict in the order of its keys, for msgpack; raises `TypeError` for other types."""
     if not isinstance(value, PMap):
         raise TypeError(f"an entry cannot hold {type(value).__name__}")
     return dict(sorted(value.items()))
 
 
-# --- readers: one per type, made once, because every record of the log passes through them ---
+# --- readers: one per type, made once because every record of the log passes through them ---
 
 
 @cache
 def _args_reader(args: Any) -> Reader:
-    """The function that builds ``args`` from a list of them; it says itself how they are named."""
+    """Return the function that builds ``args`` from a list. It names the fields in errors itself."""
     readers = _readers(args)
 
     def read(values: Any, _: str) -> Any:
@@ -265,10 +268,10 @@ def _quick(
     make: Callable[[list[Any]], Any],
     thorough: Reader,
 ) -> Reader:
-    """What ``thorough`` does with a list of parts of these kinds; faster where they are as msgpack gives them.
+    """Return a function that gives the same results as ``thorough``, faster for lists as msgpack makes them.
 
-    Plain parts are compared by their types all at once; only others have their reader called, with its own
-    name if it has one.
+    It compares the types of all plain parts at once.  Only for other parts it calls their reader, with the
+    reader's own name if it has one.
     """
     plain = tuple(map(_plain, kinds))
     types = tuple(list if kind is None else kind for kind in plain)
@@ -291,7 +294,7 @@ def _quick(
 
 
 def _plain(kind: Any) -> type | None:
-    """The type that values of this kind have; None if that alone does not tell that they fit."""
+    """Return the type of all values of this kind; None if the type alone does not prove that a value fits."""
     while isinstance(kind, typing.NewType):
         kind = kind.__supertype__
     return kind if kind in (int, str, bytes, bool) else None
@@ -299,7 +302,7 @@ def _plain(kind: Any) -> type | None:
 
 @cache
 def _reader(kind: Any) -> Reader:
-    """The function that checks a value from the log, of the argument ``name``, against a type."""
+    """Return the function that checks a value from the log against a type; ``name`` is the argument's name."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if isinstance(kind, typing.NewType):
         return _reader(kind.__supertype__)

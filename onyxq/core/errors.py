@@ -1,8 +1,8 @@
-"""Every error a user can meet: one hierarchy with stable codes.
+"""All errors that a user can meet: one hierarchy with stable codes.
 
 Each class carries ``code`` (stable, for programs), ``status`` (HTTP), ``exit_code``
-(command line) and ``hint`` (what to do about it).  ``field`` names the argument at
-fault where there is one.  Errors travel over the wire as maps; see `to_map`.
+(command line) and ``hint`` (what to do next).  ``field`` names the wrong argument,
+if there is one.  Errors travel over the wire as maps; see `OnyxqError.to_map`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from attrs import frozen
 
 
 class OnyxqError(Exception):
-    """Base of all errors raised by OnyxQ."""
+    """Base class of all errors that OnyxQ raises."""
 
     code: ClassVar[str] = "internal"
     status: ClassVar[int] = 500
@@ -35,15 +35,15 @@ class OnyxqError(Exception):
         self.field = field
         self.advice = hint or self.hint
         self.details = [list(one) for one in details]
-        """What the error is about, one by one, where it is about several things."""
+        """The things that the error is about, one by one, if there are several."""
         self.ids: tuple[bytes, ...] = ()
         """Ids of the tasks of an enqueue that may be stored although it failed, in the caller's order.
 
-        A repeat with these ids makes no second task.
+        Repeating the enqueue with these ids creates no second task.
         """
 
     def named(self) -> str:
-        """Return the message with the whole name of the field in front, once."""
+        """Return the message with the full name of the field in front, once."""
         if not self.field or re.match(rf"{re.escape(self.field)}\b", self.message):
             return self.message
         last = self.field.rpartition(".")[2]
@@ -52,7 +52,7 @@ class OnyxqError(Exception):
         return f"{self.field}: {self.message}"
 
     def to_map(self) -> dict[str, Any]:
-        """The form that travels over the wire."""
+        """Return the map that travels over the wire."""
         said = {"code": self.code, "message": self.message, "field": self.field, "hint": self.advice}
         return {**said, "details": self.details} if self.details else said
 
@@ -82,7 +82,7 @@ class Conflict(OnyxqError):
 
 
 class Purged(OnyxqError):
-    """The id is of a time of which the cluster keeps no finished tasks any more."""
+    """The id is from a time for which the cluster no longer keeps finished tasks."""
 
     code, status, exit_code, hint = (
         "purged",
@@ -93,19 +93,19 @@ class Purged(OnyxqError):
 
 
 class JobConflict(Conflict):
-    """Another job was submitted under the id."""
+    """Another job was submitted under the same id."""
 
     code, hint = "job_conflict", "Give the job an id of its own, or submit exactly what was submitted before."
 
 
 class StaleToken(Conflict):
-    """The claim no longer stands: a newer one was granted, or it is not this token's."""
+    """The claim is not valid: a newer one was granted, or the token belongs to no claim of this task."""
 
     code, hint = "stale_token", "Stop working on the task: it belongs to a newer claim."
 
 
 class Superseded(Conflict):
-    """A newer driver of the job has taken over, or the job has ended: nothing was done."""
+    """A newer driver of the job has taken over, or the job has ended; nothing was done."""
 
     code, hint = "superseded", "Stop: whatever this driver was at is the newer one's."
 
@@ -123,13 +123,13 @@ class AlreadyFinished(Conflict):
 
 
 class StoreFull(Conflict):
-    """The task store holds as much as it may."""
+    """The task store has reached its size limit."""
 
     code, hint = "store_full", "Delete tasks, or have an operator raise the limit."
 
 
 class Unauthorized(OnyxqError):
-    """No credential, or an unknown one."""
+    """The request carries no credential, or an unknown one."""
 
     code, status, exit_code, hint = "unauthorized", 401, 1, "Give a token: --token or ONYXQ_TOKEN."
 
@@ -141,46 +141,46 @@ class Forbidden(OnyxqError):
 
 
 class Unavailable(OnyxqError):
-    """No leader, log or quorum for this now; a retry may succeed."""
+    """No leader, log or quorum is available now; a retry may succeed."""
 
     code, status, exit_code, hint = "unavailable", 503, 5, "Try again in a moment."
 
 
 class LogUnavailable(Unavailable):
-    """The coordination log cannot be reached: claims wait, enqueues and completions go on."""
+    """The coordination log cannot be reached: claims wait, enqueues and completions continue."""
 
     code, hint = "log_unavailable", "ZooKeeper cannot be reached from there; claims resume by themselves."
 
 
 class NotLeader(Unavailable):
-    """The node does not lead that partition (any more, or not yet)."""
+    """The node does not lead that partition, or not yet, or no longer."""
 
     code, hint = "not_leader", "Ask the partition's present leader."
 
 
 class StaleEpoch(Unavailable):
-    """The node has reached a higher epoch of the partition."""
+    """The node has already seen a higher epoch of the partition."""
 
     code, hint = "stale_epoch", "Another leader has taken over."
 
 
 class Behind(Unavailable):
-    """The node must catch up before it takes writes of this epoch."""
+    """The node must catch up before it accepts writes of this epoch."""
 
     code, hint = "behind", "The leader brings it up to date and repeats."
 
 
 class Unknown(Unavailable):
-    """Whether the request took effect is not known, or fewer nodes have it than asked; a repeat is safe.
+    """The outcome is not known, or fewer nodes than requested have the data; repeating the request is safe.
 
-    Of an enqueue or update, ``details`` has ``[first id, count, copies]`` for each run of tasks.
+    For an enqueue or update, ``details`` has ``[first id, count, copies]`` for each run of tasks.
     """
 
     code, hint = "unknown", "Repeat the same request: it has effect at most once."
 
     @property
     def copies(self) -> int | None:
-        """Number of nodes that are known to have all of it; None if the answer does not state it."""
+        """Number of nodes that certainly have all of the data; None if the answer does not include it."""
         told = [one[2] for one in self.details if len(one) == 3 and type(one[2]) is int]
         return min(told, default=None)
 
@@ -195,12 +195,12 @@ class Overloaded(OnyxqError):
         self.retry_after_ms = retry_after_ms
 
     def to_map(self) -> dict[str, Any]:
-        """See `OnyxqError.to_map`."""
+        """Return the map of `OnyxqError.to_map` with ``retry_after_ms``."""
         return {**super().to_map(), "retry_after_ms": self.retry_after_ms}
 
 
 class TimedOut(OnyxqError):
-    """The time given for a request passed."""
+    """The time limit of the request has passed."""
 
     code, status, exit_code, hint = "timed_out", 504, 6, "Allow more time or look at the cluster's health."
 
@@ -212,7 +212,7 @@ class ClusterMismatch(OnyxqError):
 
 
 class LogWentBack(ClusterMismatch):
-    """The log lacks records that this node has read, or holds others in their place."""
+    """The log lacks records that this node has read, or has other records in their place."""
 
     code, status, exit_code, hint = (
         "log_went_back",
@@ -238,7 +238,7 @@ class NodeCopied(OnyxqError):
 
 
 class Misdirected(OnyxqError):
-    """The request was sent to a name that is none of this peer's."""
+    """The request was sent to a host name that is not one of this peer's."""
 
     code, status, hint = (
         "misdirected",
@@ -248,19 +248,19 @@ class Misdirected(OnyxqError):
 
 
 class ClockWrong(OnyxqError):
-    """This machine's clock is over 5 s off the median of the ring."""
+    """This machine's clock differs by more than 5 s from the ring's median."""
 
     code, hint = "clock_wrong", "Set the machine's clock (NTP) and start the peer again."
 
 
 class OlderThanCluster(OnyxqError):
-    """The cluster has enabled an entry, or a version of one, that this program does not know."""
+    """The cluster has enabled an entry, or a version of an entry, that this program does not know."""
 
     code, hint = "older_than_cluster", "Install the version, and the extensions, that the other peers run."
 
 
 class NotEnabled(Conflict):
-    """The entry may not be used yet: not every peer in the ring knows it."""
+    """The entry cannot be used yet: not every peer in the ring knows it."""
 
     code, hint = "not_enabled", "It is enabled by itself once every peer of the ring has it installed."
 
@@ -272,25 +272,25 @@ class BadExtension(OnyxqError):
 
 
 class ExtensionFailed(OnyxqError):
-    """The pure part of an extension broke its promises: no peer can go on past the entry until it is corrected."""
+    """An extension broke the rules of its pure part: no peer can pass the entry until the extension is corrected."""
 
     code, hint = "extension_failed", "Install a corrected version of the extension on every peer; nothing is lost."
 
 
 class Corrupt(Unavailable):
-    """Stored or received bytes do not match their checksum; a row is repaired, so a retry may succeed."""
+    """Stored or received bytes do not match their checksum; rows are repaired, so a retry may succeed."""
 
     code, hint = "corrupt", "The row is repaired from its cohort; try again, and check the disk."
 
 
 class StoreFailed(Unavailable):
-    """The store could not write: disk full or failing. Repeating the request is safe."""
+    """The store could not write: the disk is full or failing. Repeating the request is safe."""
 
     code, hint = "store_failed", "Free space on, or replace, the node's disk."
 
 
 class StoreDamaged(Unavailable):
-    """The store's file is damaged beyond its rows: the node ends, and sets the file aside when it starts again."""
+    """The store's file is damaged beyond its rows: the node stops, and sets the file aside at the next start."""
 
     code = "store_damaged"
     hint = (
@@ -316,7 +316,7 @@ class ProtocolError(OnyxqError):
 
 
 class Incomplete(OnyxqError):
-    """Something that this command needs is not installed."""
+    """A part that this command needs is not installed."""
 
     code, exit_code, hint = "missing_part", 1, "Install what the message names."
 
@@ -329,7 +329,7 @@ BY_CODE: dict[str, type[OnyxqError]] = {cls.code: cls for cls in _all(OnyxqError
 
 
 def from_map(error: dict[str, Any]) -> OnyxqError:
-    """The error that `OnyxqError.to_map` described."""
+    """Return the error that `OnyxqError.to_map` described."""
     cls = BY_CODE.get(str(error.get("code")), OnyxqError)
     said = error.get("details")
     details = [one for one in said if isinstance(one, (list, tuple))] if isinstance(said, (list, tuple)) else ()
@@ -349,7 +349,7 @@ class Refused:
 
 
 class BatchRefused(Conflict):
-    """Some claims of a request were refused; the others were taken. ``refused`` names them."""
+    """Some claims of a request were refused; the others were accepted. ``refused`` names them."""
 
     code, hint = "batch_refused", "Stop working on the refused tasks; the others are done."
 
@@ -360,9 +360,9 @@ class BatchRefused(Conflict):
 
 
 class StoreRefused(Conflict):
-    """A request to the task store changed nothing: what it rests on is not so.
+    """A request to the task store changed nothing because its conditions do not hold.
 
-    The lists name ids; ``bugs`` tells faults of the request itself.
+    The lists name ids; ``bugs`` describes mistakes in the request itself.
     """
 
     code, hint = "store_refused", "Look at the tasks that are named, and decide anew."
@@ -378,18 +378,18 @@ class StoreRefused(Conflict):
 
 
 def causes(error: BaseException) -> list[Exception]:
-    """The errors that tasks raised together, one by one, without cancellations and interrupts."""
+    """Return the errors in an exception group one by one, without cancellations and interrupts."""
     if isinstance(error, BaseExceptionGroup):
         return [one for part in error.exceptions for one in causes(part)]
     return [error] if isinstance(error, Exception) else []
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """Of errors that tasks raised together the first one, which is what went wrong."""
+    """Return the first error of an exception group: the one that started the failure."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 for _named in (*_all(OnyxqError), Refused):
-    _named.__module__ = "onyxq.errors"  # where users import it from, and what tracebacks name
+    _named.__module__ = "onyxq.errors"  # users import it from there, and tracebacks name it

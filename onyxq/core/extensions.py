@@ -12,10 +12,10 @@ NOTHING: PMap[Any, Any] = pmap()
 
 
 def state_of(replica: Replica, extension: str, default: Any = NOTHING) -> Any:
-    """The state of an extension; ``default`` (an empty map) while it has none."""
+    """Return the state of an extension; ``default`` (an empty map) while it has none."""
     return replica.extensions.get(extension, default)
 
 
 def with_state(replica: Replica, extension: str, state: Any) -> Replica:
-    """The replica with another state of an extension."""
+    """Return the replica with another state of an extension."""
     return altered(replica, extensions=replica.extensions.set(extension, state))

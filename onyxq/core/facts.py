@@ -1,21 +1,21 @@
 """Facts: the immutable rows that a cohort keeps, and their bytes (design: facts).
 
 A row is ``(key, value)``.  The key is
-``partition (2 bytes) + kind (1 byte) + first task id (20 bytes) + rest``, so rows of a
-partition and kind lie in id order.  The value ends with a CRC-32 of key and body.
+``partition (2 bytes) + kind (1 byte) + first task id (20 bytes) + rest``, so the rows of one
+partition and kind are in id order.  The value ends with a CRC-32 of key and body.
 
-A leader whose store lacks what an earlier one wrote without a majority may write another
-value under the same key.  Where both meet the one of the higher `rank` stays, so copies
-become equal whatever the order; the `Mark` in it sees to it that an acknowledged one
-is never the lower (see ``docs/decisions.rst``).
+A leader may lack rows that an earlier leader wrote without a majority.  It may then write
+another value under the same key.  Where the two values meet, the one with the higher `rank`
+stays, so copies become equal in any order of arrival.  The `Mark` in a value ensures that an
+acknowledged value is never the lower one (see ``docs/decisions.rst``).
 
-Kinds: ``T`` task run, ``C`` completion of a run, ``U`` update, ``H`` history (what the
-log said about a claim), ``R`` resolution (all that a run depended on is done), ``D`` data
-that replaced a unique task's before it was first granted.
+Kinds: ``T`` task run, ``C`` completion of a run, ``U`` update, ``H`` history (an entry's effect
+on a claim), ``R`` resolution (all dependencies of a run are done), ``D`` data
+that replaced a unique task's data before it was first granted.
 
 The body of a task row is ``header length (4) | count (4) | header (msgpack map) |
 count x payload length (4) | count x payload CRC-32 (4) | payloads``.  The same bytes
-travel from the client to the disk and on to the worker; `slice_task` cuts a part out
+travel from the client to the disk and on to the worker.  `slice_task` cuts out a part
 without decoding any payload.
 """
 
@@ -36,38 +36,38 @@ from onyxq.core.ids import ID_BYTES, RUN_TASKS_MAX, TaskId
 TASK, COMPLETION, UPDATE, HISTORY, RESOLUTION, DATA = b"T", b"C", b"U", b"H", b"R", b"D"
 KINDS = (COMPLETION, DATA, HISTORY, RESOLUTION, TASK, UPDATE)
 KEY_BYTES = (23, 35)
-"""Bytes of a task row's key and of any other's."""
+"""Length of a task row's key, and of any other row's key, in bytes."""
 
 RUN_BYTES_MAX = 256 * 1024
-"""Payload bytes of a run of more than one task."""
+"""Most payload bytes in a run of more than one task."""
 TASK_BYTES_MAX = 16 * 1024 * 1024
-"""Payload bytes of a single task."""
+"""Most payload bytes of a single task."""
 
-# Outcomes of a completion. STOPPED: failed, and the ordering key goes no further until the
+# Outcomes of a completion. STOPPED: failed, and the ordering key waits until the
 # task is reopened or given up.
 COMPLETED, FAILED, CANCELLED, STOPPED = 0, 1, 2, 3
 OUTCOMES = ("completed", "failed", "cancelled", "failed")
 
 CLAIMED = b"claimed"
-"""The result of a cancelled task that was with somebody: the cancel ended the claim of its token. Others have none."""
+"""Result of a cancelled task that was claimed: the cancel ended that claim. Other cancelled tasks have no result."""
 
-# Events of a history row. (4, that a completion exists, is only in the log.)
+# Events of a history row. (4 means that a completion exists; it occurs only in the log.)
 GRANTED, RELEASED, EXPIRED, RETRIED, REOPENED = 0, 1, 2, 3, 5
 EVENTS = (GRANTED, RELEASED, EXPIRED, RETRIED, REOPENED)
 
 COMPLETION_FIELDS = 7
 SHORT_BYTES = 256
-"""A completion's body up to this is decoded as a whole, which costs less than a part of it does."""
+"""Longest body of a completion that is decoded as a whole, in bytes: up to here that is faster than decoding a part."""
 
 _HEAD = struct.Struct("<II")
 _CRC = struct.Struct("<I")
 _ORDER = struct.Struct(">QI")
 _ALONE = bytes(12)
-"""The rest of the key of a row of which a run has one."""
+"""Rest of the key of a kind of row that a run has at most once."""
 
 
 class Row(NamedTuple):
-    """One fact: see the module's first paragraph for both parts."""
+    """One fact; the module's first paragraph explains both parts."""
 
     key: bytes
     value: bytes
@@ -83,7 +83,7 @@ class TaskRun(NamedTuple):
     payloads: bytes
 
     def payload(self, index: int) -> bytes:
-        """The checked payload of one task; raises `Corrupt`."""
+        """Return the checked payload of one task; raises `Corrupt`."""
         start = sum(self.lengths[:index])
         data = self.payloads[start : start + self.lengths[index]]
         if zlib.crc32(data) != self.checksums[index]:
@@ -91,7 +91,7 @@ class TaskRun(NamedTuple):
         return data
 
     def all_payloads(self) -> list[bytes]:
-        """Every payload, checked; raises `Corrupt`."""
+        """Return every payload, checked; raises `Corrupt`."""
         out, start = [], 0
         for length, crc in zip(self.lengths, self.checksums, strict=True):
             data = self.payloads[start : start + length]
@@ -103,9 +103,10 @@ class TaskRun(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """Which leader wrote a row, and the how manieth of its marks it is: later ones are greater.
+    """``(epoch, number)``: the leader that wrote a row, and a number that rises with each of its marks.
 
-    A row that is written again, because nobody may have heard of it, gets a new mark.
+    Later marks are greater.  If a leader writes a row again because it may not have been acknowledged,
+    the row gets a new mark.
     """
 
     epoch: int
@@ -116,7 +117,7 @@ UNMARKED = Mark(0, 0)
 
 
 class Completion(NamedTuple):
-    """A decoded completion row. ``results``: one per task, or empty for none at all."""
+    """A decoded completion row. ``results``: one per task, or empty if no task has a result."""
 
     token: int
     count: int  # type: ignore[assignment]  # shadows the tuple's method
@@ -126,7 +127,7 @@ class Completion(NamedTuple):
     mark: Mark = UNMARKED
 
     def part(self, offset: int, count: int) -> Completion:
-        """The same about ``count`` of its tasks from ``offset`` on."""
+        """Return the completion of ``count`` of its tasks from ``offset`` on."""
         return self._replace(count=count, results=self.results[offset : offset + count])
 
 
@@ -141,7 +142,7 @@ class Update(NamedTuple):
 
 
 class Resolution(NamedTuple):
-    """A decoded resolution row: ``count`` tasks wait for no other task any more."""
+    """A decoded resolution row: ``count`` tasks have no unfinished dependencies left."""
 
     count: int  # type: ignore[assignment]  # shadows the tuple's method
     at_ms: int
@@ -149,7 +150,7 @@ class Resolution(NamedTuple):
 
 
 class Data(NamedTuple):
-    """A decoded data row: what a unique task's payload was replaced by."""
+    """A decoded data row: the payload that replaced a unique task's payload."""
 
     at_ms: int
     payload: bytes
@@ -157,13 +158,18 @@ class Data(NamedTuple):
 
 
 class History(NamedTuple):
-    """A decoded history row: what entry ``(position, index)`` did to the run's claim.
+    """A decoded history row: the effect of entry ``(position, index)`` on the run's claim.
 
-    ``event`` is one of GRANTED (worker, at_ms, deadline_ms are set), RELEASED (given
-    back uncounted), RETRIED (failed: ``retry_ms`` wall-clock time it is due again),
-    EXPIRED and REOPENED (a failed task begins a new life: due at ``retry_ms``; completions
-    whose token lies below ``position`` count no more).  The latter three raise the attempt
-    count to ``attempts``.
+    ``event`` is one of
+
+    * GRANTED: ``worker`` and ``at_ms`` are set,
+    * RELEASED: given back, not counted as an attempt,
+    * RETRIED: failed; ``retry_ms`` is the wall-clock time at which the task is due again,
+    * EXPIRED,
+    * REOPENED: a failed task begins a new life, due at ``retry_ms``; completions
+      whose token is below ``position`` no longer count.
+
+    RETRIED, EXPIRED and REOPENED raise the attempt count to ``attempts``.
     """
 
     position: int
@@ -179,27 +185,27 @@ class History(NamedTuple):
 
 
 def key_of(kind: bytes, first: bytes, rest: bytes = b"") -> bytes:
-    """The key of a row about the run that starts at ``first``."""
+    """Return the key of a row about the run that starts at ``first``."""
     return first[6:8] + kind + first + rest
 
 
 def first_of(key: bytes) -> TaskId:
-    """The first task id of the row at ``key``."""
+    """Return the first task id of the row at ``key``."""
     return TaskId(bytes(key[3 : 3 + ID_BYTES]))
 
 
 def seal(key: bytes, body: bytes) -> bytes:
-    """The value of a row: its body and the checksum over key and body."""
+    """Return the value of a row: its body, then the checksum over key and body."""
     return body + _CRC.pack(zlib.crc32(body, zlib.crc32(key)))
 
 
 def sealed(key: bytes, value: bytes) -> bool:
-    """Whether a value, or a view of it, ends with the checksum over key and body."""
+    """Return whether a value, or a view of it, ends with the checksum over key and body."""
     return len(value) >= 4 and _CRC.unpack(value[-4:])[0] == zlib.crc32(memoryview(value)[:-4], zlib.crc32(key))
 
 
 def unseal(key: bytes, value: bytes) -> bytes:
-    """The body of a value; raises `Corrupt` if key or value were changed."""
+    """Return the body of a value; raises `Corrupt` if key or value were changed."""
     body = value[:-4]
     if len(value) < 4 or _CRC.unpack(value[-4:])[0] != zlib.crc32(body, zlib.crc32(key)):
         raise Corrupt(f"the row of kind {key[2:3]!r} at task {key[3:23].hex()} does not match its checksum")
@@ -207,7 +213,7 @@ def unseal(key: bytes, value: bytes) -> bytes:
 
 
 def pack_task(header: dict[str, Any], payloads: Sequence[bytes]) -> bytes:
-    """The body of a task row."""
+    """Return the body of a task row."""
     head = msgpack.packb(header)
     lengths = array("I", map(len, payloads))
     checksums = array("I", map(zlib.crc32, payloads))
@@ -234,7 +240,7 @@ def unpack_task(body: bytes) -> TaskRun:
 
 
 def task_header(body: bytes) -> tuple[dict[str, Any], int]:
-    """Header and count of a task row's body that was checked before."""
+    """Return header and count of a task row's body that was checked before."""
     head_bytes, count = _HEAD.unpack_from(body)
     return msgpack.unpackb(body[8 : 8 + head_bytes]), count
 
@@ -247,7 +253,7 @@ def check_sizes(run: TaskRun) -> None:
 
 
 def slice_task(body: bytes, offset: int, count: int) -> bytes:
-    """The body of the sub-run of ``count`` tasks from ``offset`` on."""
+    """Return the body of the sub-run of ``count`` tasks from ``offset`` on."""
     head_bytes, total = _HEAD.unpack_from(body)
     if offset == 0 and count == total:
         return body
@@ -270,40 +276,43 @@ def slice_task(body: bytes, offset: int, count: int) -> bytes:
 
 
 def task_row(first: bytes, body: bytes) -> Row:
-    """The row of a task run whose body is ``body``."""
+    """Return the row of a task run whose body is ``body``."""
     key = key_of(TASK, first)
     return Row(key, seal(key, body))
 
 
 def completion_row(first: bytes, done: Completion) -> Row:
-    """The row of a completion; the highest mark, then token, counts where several cover a task."""
+    """Return the row of a completion.
+
+    Where several completions cover a task, the one with the highest mark counts, then the one with the highest token.
+    """
     key = key_of(COMPLETION, first, _ORDER.pack(done.token, done.count))
     fields = (done.token, done.count, done.outcome, *done.mark, done.at_ms, done.results)
     return Row(key, seal(key, msgpack.packb(fields)))
 
 
 def update_row(task_id: bytes, update: Update) -> Row:
-    """The row of one update of one task."""
+    """Return the row of one update of one task."""
     key = key_of(UPDATE, task_id, _ORDER.pack(update.token, update.seq))
     fields = (update.token, update.seq, *update.mark, update.at_ms, update.data)
     return Row(key, seal(key, msgpack.packb(fields)))
 
 
 def history_row(first: bytes, event: History) -> Row:
-    """The row of one log entry's effect on a run's claim."""
+    """Return the row of one log entry's effect on a run's claim."""
     key = key_of(HISTORY, first, _ORDER.pack(event.position, event.index))
     return Row(key, seal(key, msgpack.packb(tuple(event))))
 
 
 def resolution_row(first: bytes, resolution: Resolution) -> Row:
-    """The row that says that the dependencies of a run are done."""
+    """Return the row that records that the dependencies of a run are done."""
     key = key_of(RESOLUTION, first, _ALONE)
     fields = (resolution.count, *resolution.mark, resolution.at_ms)
     return Row(key, seal(key, msgpack.packb(fields)))
 
 
 def data_row(task_id: bytes, data: Data) -> Row:
-    """The row of the data that replaces a unique task's."""
+    """Return the row of the data that replaces a unique task's data."""
     key = key_of(DATA, task_id, _ALONE)
     return Row(key, seal(key, msgpack.packb((*data.mark, data.at_ms, data.payload))))
 
@@ -327,7 +336,7 @@ def unpack_completion(body: bytes) -> Completion:
 
 
 def completion_head(body: bytes) -> tuple[int, int, int, Mark]:
-    """Token, count, outcome and mark of a completion row's body, without decoding long results."""
+    """Return token, count, outcome and mark of a completion row's body, without decoding long results."""
     if len(body) > SHORT_BYTES:
         token, count, outcome, epoch, number = _first_fields(body, 5)
     else:
@@ -336,7 +345,7 @@ def completion_head(body: bytes) -> tuple[int, int, int, Mark]:
 
 
 def completion_time(body: bytes) -> int:
-    """When a completion was stored, likewise from its body."""
+    """Return when a completion was stored, in ms, without decoding its results."""
     return int(_first_fields(body, 6)[5])
 
 
@@ -360,9 +369,9 @@ def unpack_history(body: bytes) -> History:
 
 
 def rank(key: bytes, value: bytes) -> tuple[int, int, int, bytes]:
-    """What decides between two sound values under one key: the greater stays.
+    """Return the rank of a sound value; of two values under one key, the one with the greater rank stays.
 
-    A longer task run holds the tasks of the shorter one; history is equal everywhere.
+    A longer task run contains the tasks of the shorter one.  History rows are equal everywhere.
     """
     kind, body = key[2:3], value[:-4]
     if kind == TASK:
@@ -382,17 +391,17 @@ def rank(key: bytes, value: bytes) -> tuple[int, int, int, bytes]:
 
 
 def key_digest(queue: str, key: str) -> bytes:
-    """The 16 bytes that name an ordering or unique key of a queue in indexes."""
+    """Return the 16 bytes that name an ordering or unique key of a queue in indexes."""
     return blake2b(f"{queue}\0{key}".encode(), digest_size=16).digest()
 
 
 def partition_of_keys(queue: str, key: str, partitions: int) -> int:
-    """The partition of tasks with a key: the ordering key, else the unique key."""
+    """Return the partition of tasks with a key: the ordering key or, if there is none, the unique key."""
     return int.from_bytes(key_digest(queue, key)[:8], "big") % partitions
 
 
 def partition_of_key(key: bytes) -> int:
-    """Partition a row belongs to."""
+    """Return the partition that a row belongs to."""
     return int.from_bytes(key[:2], "big")
 
 

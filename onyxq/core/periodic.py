@@ -27,18 +27,18 @@ class Plan(NamedTuple):
 
 
 def due(replica: Replica, now_ms: int) -> list[Periodic]:
-    """The periodic tasks to fire now, by name."""
+    """Return the periodic tasks to fire now, by name."""
     found = replica.periodic
     return [found[name] for name in sorted(found) if not found[name].paused and found[name].next_ms <= now_ms]
 
 
 def next_due_ms(replica: Replica) -> int | None:
-    """When the next one is due; None if there is none."""
+    """Return when the next one is due; None if there is none."""
     return min((one.next_ms for one in replica.periodic.values() if not one.paused), default=None)
 
 
 def plan(periodic: Periodic, now_ms: int) -> Plan:
-    """What to fire of one that is due.
+    """Return what to fire of one that is due.
 
     Of times that passed meanwhile ``skip`` runs the last one if it is no more than a minute old,
     ``once`` the last one however old, ``all`` every one, up to the last 1,000.  Raises `BadRequest`
@@ -55,7 +55,7 @@ def plan(periodic: Periodic, now_ms: int) -> Plan:
 
 
 def task_id(periodic: Periodic, fired_ms: int, partitions: int) -> TaskId:
-    """The id of a run, the same whoever enqueues it."""
+    """Return the id of a run, the same whoever enqueues it."""
     digest = blake2b(periodic.name.encode(errors="replace"), digest_size=16).digest()
     partition = int.from_bytes(digest[:8], "big") % partitions
     return make_id(fired_ms, partition, int.from_bytes(digest[8:], "big"), 0)

@@ -1,17 +1,17 @@
 """Placement: which nodes hold a partition and which peer leads it (design: partitions).
 
-A pure function of the replica.  `reconcile` is called by every entry that changes who is
-in the ring; it recomputes targets and leaders of all partitions.  Copies are placed by
-rendezvous hashing under a balance cap, spread over zones, and stay where they are as far
-as balance and zones permit, so that
+A pure function of the replica.  Every entry that changes the ring's members calls `reconcile`,
+which recomputes targets and leaders of all partitions.  Copies are placed by
+rendezvous hashing under a balance cap and spread over zones.  They stay where they are if
+balance and zones permit, so that
 
 * a node that leaves changes no target: it stays in its cohorts until it is replaced,
-* peers that come back one by one after a restart of everything move nothing,
+* peers that return one by one after a restart of the whole cluster move nothing,
 * a node that joins takes its fair share, and little else moves.
 
 The objective, in this order: few copies of a partition in one zone, even numbers of
 copies per node, few moves.  Every move lowers the first two, so the search ends, and
-reconciling twice is the same as once.
+reconciling twice gives the same result as once.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from onyxq.core.replica import Node, Partition, Replica, majority
 
 
 def reconcile(replica: Replica) -> Replica:
-    """The replica with targets and leaders as its nodes ask for.
+    """Return the replica with the targets and leaders that its nodes require.
 
-    A partition's epoch rises by one, and it is not ready, whenever its leader or target
-    changed; one without members gets its target as members at once.
+    If a partition's leader or target changed, its epoch rises by one and it is not ready.
+    A partition without members gets its target as members at once.
     """
     if replica.cluster is None:
         return replica
@@ -48,10 +48,10 @@ def reconcile(replica: Replica) -> Replica:
 
 
 def settled(replica: Replica, number: int) -> Replica:
-    """The replica with partition ``number``'s target as its members, its leader chosen anew.
+    """Return the replica with partition ``number``'s target as its members, and its leader chosen anew.
 
-    The last one to settle evens out all leaders; the ones before look after themselves
-    only, which is cheap however many settle together.
+    When the last partition settles, all leaders are evened out.  Before that, each partition only
+    chooses its own leader, which is cheap when many settle together.
     """
     found = replica.partitions[number]
     partitions = replica.partitions.set(number, evolve(found, members=found.target))
@@ -63,10 +63,10 @@ def settled(replica: Replica, number: int) -> Replica:
 
 
 def yielded(replica: Replica, found: Partition) -> Partition:
-    """``found`` led by the next live candidate after its leader, at the next epoch.
+    """Return ``found`` led by the next live candidate after its leader, at the next epoch.
 
-    The round goes through all live holders, nodes of both cohorts first, so that one
-    node that cannot become ready never blocks a partition that others could lead.
+    The leadership goes round all live holders, nodes of both cohorts first.  So a node
+    that cannot become ready never blocks a partition that others could lead.
     """
     order = [replica.nodes[node].peer for tier in _tiers(replica.nodes, found) for node in tier]
     place = order.index(found.leader) + 1 if found.leader in order else 0
@@ -75,18 +75,18 @@ def yielded(replica: Replica, found: Partition) -> Partition:
 
 
 def holders(partition: Partition) -> tuple[str, ...]:
-    """Sorted ids of the nodes that hold, or are to hold, a copy."""
+    """Return the sorted ids of the nodes that hold, or will hold, a copy."""
     return tuple(sorted({*partition.members, *partition.target}))
 
 
 def eligible_nodes(replica: Replica) -> tuple[str, ...]:
-    """Sorted ids of the nodes that may be given copies: present and staying."""
+    """Return the sorted ids of the nodes that may get copies: present, not draining, not replaced."""
     return tuple(sorted(n.id for n in replica.nodes.values() if n.peer and not n.draining and not n.replaced))
 
 
 @lru_cache(maxsize=1 << 16)
 def weight(partition: int, node: str) -> int:
-    """Rendezvous weight: the nodes with the highest ones are a partition's natural cohort."""
+    """Return the rendezvous weight; the nodes with the highest weights are a partition's natural cohort."""
     return int.from_bytes(blake2b(f"{partition}/{node}".encode(errors="replace"), digest_size=8).digest(), "big")
 
 
@@ -112,7 +112,7 @@ class _Cohorts:
         self.nodes = replica.nodes
         self.partitions = partitions
         self.copies = max(1, replica.settings.replicas)
-        self.zone_copies_max = max(1, (self.copies - 1) // 2)  # the most that is no majority
+        self.zone_copies_max = max(1, (self.copies - 1) // 2)  # the most copies that are not a majority
         self.eligible = eligible_nodes(replica)
         self.zones = {node.id: node.zone for node in replica.nodes.values()}
         self.cohorts = {number: self._kept(partitions[number]) for number in sorted(partitions)}
@@ -122,7 +122,7 @@ class _Cohorts:
                 self.load[node] = self.load.get(node, 0) + 1
 
     def solve(self) -> dict[int, tuple[str, ...]]:
-        """The target of every partition, sorted."""
+        """Return the target of every partition, sorted."""
         wanted = sum(min(self.copies, len({*self.eligible, *cohort})) for cohort in self.cohorts.values())
         self.cap = -(-wanted // max(1, len(self.load)))
         for number, cohort in self.cohorts.items():
@@ -135,12 +135,14 @@ class _Cohorts:
         return {number: tuple(sorted(c)) or self.partitions[number].target for number, c in self.cohorts.items()}
 
     def _kept(self, found: Partition) -> list[str]:
-        """The nodes that keep their copy: all but replaced ones, and but draining ones
-        whose absence would leave no live majority."""
+        """Return the nodes that keep their copy.
+
+        Replaced nodes do not.  Draining nodes do not either if no live majority would remain without them.
+        """
         kept = self._not_replaced(found.target or found.members)
         if not self._must_shed(kept):
             return kept
-        if not self.eligible:  # everything drains: nobody could take over, so nothing moves
+        if not self.eligible:  # every node drains: no node could take over, so nothing moves
             return self._not_replaced(found.members) or kept
         return self._with_live_majority([node for node in kept if not self._leaving(node)])
 
@@ -155,8 +157,10 @@ class _Cohorts:
         return not majority(cohort, staying) and any(self._leaving(node) for node in cohort)
 
     def _with_live_majority(self, cohort: list[str]) -> list[str]:
-        """Where draining nodes had to go, without the absent ones that would keep the rest,
-        once it is filled up, from a majority."""
+        """Return the cohort without some of the absent nodes, after draining nodes were removed.
+
+        It removes absent nodes until the cohort has a live majority once it is filled up.
+        """
         absent = sorted(node for node in cohort if not self.nodes[node].peer)
         live = len(cohort) - len(absent)
         free = sum(node not in cohort for node in self.eligible)
@@ -183,7 +187,7 @@ class _Cohorts:
         return counts
 
     def _crowded(self, counts: Mapping[str, int], node: str) -> bool:
-        """Whether one more copy in the node's zone would be one too many."""
+        """Return whether one more copy in the node's zone would exceed the zone's maximum."""
         return counts.get(self.zones[node], 0) >= self.zone_copies_max
 
     def _spread(self, number: int) -> None:
@@ -225,7 +229,7 @@ class _Cohorts:
             pass  # every round lowers the sum of squared loads
 
     def _give_surplus(self, group: Sequence[str]) -> None:
-        """Bring the nodes of a group down to its mean in bulk, towards those below it."""
+        """Move copies in bulk from nodes of a group above its mean to nodes below it."""
         mean = -(-sum(self.load[node] for node in group) // len(group))
         for giver in self._by_load(group, descending=True):
             for taker in self._by_load(group):
@@ -242,7 +246,7 @@ class _Cohorts:
         return sorted(group, key=lambda node: (-self.load[node] if descending else self.load[node], node))
 
     def _give(self, giver: str, taker: str, most: int) -> int:
-        """Move up to ``most`` copies, those first that cost least; returns how many."""
+        """Move up to ``most`` copies, the least costly first; return how many."""
         if most < 1:
             return 0
         movable = [number for number in sorted(self._held[giver]) if self._may_move(number, giver, taker)]
@@ -263,7 +267,7 @@ class _Cohorts:
         return not self._crowded(counts, taker) or counts[self.zones[giver]] > self.zone_copies_max
 
     def _cost(self, number: int, giver: str, taker: str) -> tuple[bool, bool, bool, int]:
-        """What a move disturbs, the worst first: a copy that is made anew, then a leader that must go."""
+        """Return what a move disturbs, the worst first: a new copy must be made, then a leader must change."""
         found = self.partitions[number]
         leads = bool(found.leader) and found.leader == self.nodes[giver].peer
         return (giver in found.members, taker not in found.members, leads, -weight(number, taker))
@@ -273,9 +277,9 @@ class _Cohorts:
 
 
 def _tiers(nodes: PMap[str, Node], found: Partition) -> tuple[list[str], list[str], list[str]]:
-    """Live nodes that could lead, best first: of both cohorts, of members, of target.
+    """Return the live nodes that could lead, best first: of both cohorts, of members only, of target only.
 
-    Draining nodes count only if there is no other.
+    Draining nodes count only if there are no others.
     """
     live = [node for node in holders(found) if node in nodes and nodes[node].peer]
     able = [node for node in live if not nodes[node].draining] or live
@@ -288,7 +292,7 @@ def _tiers(nodes: PMap[str, Node], found: Partition) -> tuple[list[str], list[st
 
 
 class _Leaders:
-    """The search for leaders: sticky, then spread evenly over the nodes that can lead."""
+    """The search for leaders: leaders stay if they can, then are spread evenly over the nodes that can lead."""
 
     def __init__(self, replica: Replica, partitions: Mapping[int, Partition]) -> None:
         self.nodes = replica.nodes
@@ -300,19 +304,19 @@ class _Leaders:
                 self.load[self.node_of[found.leader]] += 1
 
     def solve(self) -> dict[int, str]:
-        """The leading peer of every partition, or ""."""
+        """Return the leading peer of every partition, or an empty string."""
         leading: dict[int, str] = {}
         options: dict[int, list[str]] = {}
         for number in sorted(self.partitions):
             leading[number], options[number] = self._first_choice(number)
-        # What is not ready serves nobody yet: moving it disturbs least.
+        # A partition that is not ready serves no clients yet: moving it disturbs least.
         order = sorted(options, key=lambda number: (self.partitions[number].ready, number))
         while sum(self._even_out(number, leading, options[number]) for number in order):
             pass  # every round lowers the sum of squared loads
         return {number: self._peer(node) for number, node in leading.items()}
 
     def choose(self, number: int) -> str:
-        """The leading peer of one partition."""
+        """Return the leading peer of one partition."""
         leading: dict[int, str] = {}
         leading[number], options = self._first_choice(number)
         self._even_out(number, leading, options)
@@ -322,8 +326,10 @@ class _Leaders:
         return self.nodes[node].peer if node else ""
 
     def _first_choice(self, number: int) -> tuple[str, list[str]]:
-        """The present leader's node if it may stay, else the least loaded candidate; and
-        the candidates among which balance may choose."""
+        """Return the node to lead, and the candidates among which balance may choose.
+
+        The node is the present leader's node if it may stay, otherwise the least loaded candidate.
+        """
         found = self.partitions[number]
         tiers = _tiers(self.nodes, found)
         candidates = next((tier for tier in tiers if tier), [])

@@ -31,11 +31,11 @@ class Watermark:
     kept: frozenset[bytes] = frozenset()
 
     def covers(self, task_id: bytes) -> bool:
-        """Whether a task is purged."""
+        """Return whether a task is purged."""
         return ms_of(task_id) < self.before_ms and stretch_of(task_id) not in self.kept
 
     def reaches(self, other: Watermark) -> bool:
-        """Whether all that is purged by the other is so by this one."""
+        """Return whether all that is purged by the other is so by this one."""
         return self.before_ms > other.before_ms or (self.before_ms == other.before_ms and self.kept <= other.kept)
 
 
@@ -43,22 +43,22 @@ NOTHING = Watermark()
 
 
 def watermark_of(found: Partition) -> Watermark:
-    """The partition's watermark."""
+    """Return the partition's watermark."""
     return Watermark(found.purged_ms, frozenset(found.kept)) if found.purged_ms else NOTHING
 
 
 def is_purged(found: Partition, task_id: bytes) -> bool:
-    """Whether a task of the partition is purged."""
+    """Return whether a task of the partition is purged."""
     return ms_of(task_id) < found.purged_ms and not contains(found.kept, stretch_of(task_id))
 
 
 def names_purged(replica: Replica, partition: int, ids: Iterable[bytes]) -> bool:
-    """Whether any of these ids of a partition is purged."""
+    """Return whether any of these ids of a partition is purged."""
     found = replica.partitions[partition]
     return found.purged_ms > 0 and any(is_purged(found, one) for one in ids)
 
 
 def contains(stretches: Sequence[bytes], stretch: bytes) -> bool:
-    """Whether a sorted sequence holds a stretch."""
+    """Return whether a sorted sequence holds a stretch."""
     place = bisect_left(stretches, stretch)
     return place < len(stretches) and stretches[place] == stretch

@@ -1,9 +1,9 @@
-"""Queues: their settings and what may be granted of them now (design: scheduling rules).
+"""Queues: their settings, and how many of their tasks may be granted now (design: scheduling rules).
 
-Pure.  A queue needs no creation: it is as `DEFAULTS` until ``set_queue`` says otherwise.
-Limits are of the whole cluster: claims that count towards them are counted in the replica
-(``limited``, ``running``), and a rate is a bucket that fills with the log's clock and holds
-one second's worth, or one task if that is more.
+Pure.  A queue needs no creation: it has the settings `DEFAULTS` until ``set_queue`` changes them.
+Limits apply to the whole cluster.  The replica counts the claims that limits apply to
+(``limited``, ``running``).  A rate is a bucket that fills with the log's clock.  It holds
+the tasks of one second, or one task if that is more.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from onyxq.core.replica import Queue, Rate, Replica
 NAME_CHARACTERS_MAX = 200
 WHY_CHARACTERS_MAX = 1_000
 QUEUES_MAX = 16_384
-"""Queues with settings of their own: the replica holds them."""
+"""Most queues with settings of their own, because the replica holds them."""
 
 DEFAULTS = Queue()
 NO_LIMIT = -1
-"""The number that stands for ``retries`` without a limit, in entries."""
+"""The number that means ``retries`` without a limit, in entries."""
 
 NUMBERS: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
@@ -37,32 +37,32 @@ NUMBERS: Mapping[str, tuple[int, int]] = MappingProxyType(
         "key_rate": (0, 1_000_000_000),
     }
 )
-"""Lowest and highest of each number."""
+"""Lowest and highest value of each number."""
 WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"on_dead": ("goes on", "stops"), "durability": ("strict", "opportunistic")}
 )
 FLAGS = ("paused", "archive")
 SETTINGS = tuple(item.name for item in fields(Queue) if item.name not in ("paused_by", "paused_why"))
-"""What can be set."""
+"""Names of the settings that can be set."""
 
 MILLIONTHS = 1_000_000
-"""What one task takes from a bucket; a rate of 1 (a task in 1,000 s) adds one in each millisecond."""
+"""What one task takes from a bucket. A rate of 1 (one task in 1,000 s) adds 1 in each millisecond."""
 
 
 def is_name(value: str) -> bool:
-    """Whether a text can name a queue: 1 to 200 characters, none of them a control character."""
+    """Return whether a text can name a queue: 1 to 200 characters without control characters."""
     return 1 <= len(value) <= NAME_CHARACTERS_MAX and not any(sign < " " or sign == "\x7f" for sign in value)
 
 
 def settings_of(replica: Replica, queue: str) -> Queue:
-    """A queue's settings."""
+    """Return a queue's settings."""
     return replica.queues.get(queue, DEFAULTS)
 
 
 def problem_of(
     numbers: Mapping[str, int], words: Mapping[str, str], flags: Mapping[str, bool], cleared: Iterable[str]
 ) -> str:
-    """The first setting that cannot be so, as ``<field> <what is wrong>``; empty if all can."""
+    """Return the first invalid setting as ``<field> <what is wrong>``; empty if all are valid."""
     known = {name: _number(name, numbers[name]) for name in sorted(numbers)}
     known |= {name: _word(name, words[name]) for name in sorted(words)}
     known |= {name: "" if name in FLAGS else "is nothing to switch" for name in sorted(flags)}
@@ -95,7 +95,10 @@ def changed(
     by: str,
     why: str,
 ) -> Queue:
-    """The settings with some of them set, others back at their defaults; what is set fits `problem_of`."""
+    """Return the settings with some of them set and others back at their defaults.
+
+    The values must be valid according to `problem_of`.
+    """
     new: dict[str, Any] = {name: getattr(DEFAULTS, name) for name in cleared}
     new.update(numbers)
     new.update(words)
@@ -108,14 +111,14 @@ def changed(
 
 
 def is_limited(settings: Queue) -> bool:
-    """Whether claims of the queue have to be counted."""
+    """Return whether claims of the queue must be counted."""
     return settings.rate > 0 or settings.concurrency > 0
 
 
 def room(replica: Replica, queue: str, *, since_ms: int = 0) -> int | None:
-    """How many tasks of a queue may be granted now; None: any number.
+    """Return how many tasks of a queue may be granted now; None: any number.
 
-    ``since_ms``: what has passed since the replica's last record.
+    ``since_ms``: milliseconds since the replica's last record.
     """
     settings = settings_of(replica, queue)
     if settings.paused:
@@ -129,7 +132,10 @@ def room(replica: Replica, queue: str, *, since_ms: int = 0) -> int | None:
 
 
 def wait_ms(replica: Replica, queue: str) -> int | None:
-    """In how long, from the replica's last record, one task fits the queue's rate; None if there is no rate."""
+    """Return how long, in ms from the replica's last record, until the queue's rate permits one task.
+
+    None if the queue has no rate.
+    """
     rate = settings_of(replica, queue).rate
     if not rate:
         return None
@@ -138,7 +144,7 @@ def wait_ms(replica: Replica, queue: str) -> int | None:
 
 
 def taken(replica: Replica, queue: str, count: int) -> Rate | None:
-    """What is left of the queue's rate once ``count`` tasks are granted now; None if it has none."""
+    """Return what is left of the queue's rate after ``count`` tasks are granted now; None if it has no rate."""
     rate = settings_of(replica, queue).rate
     if not rate:
         return None

@@ -29,12 +29,12 @@ def remember(replica: Replica, kind: str, name: str, *, for_ms: int, answer: Any
 
 
 def recall(replica: Replica, kind: str, name: str) -> Remembered | None:
-    """What is remembered of ``name``; None if it is new, or long forgotten."""
+    """Return what is remembered of ``name``; None if it is new, or long forgotten."""
     return replica.remembered.get(f"{kind}/{name}")
 
 
 def forget_old(replica: Replica) -> Replica:
-    """The replica without what was to be remembered until now."""
+    """Return the replica without what was to be remembered until now."""
     old = [key for key in sorted(replica.remembered) if replica.remembered[key].until_ms <= replica.clock_ms]
     if not old:
         return replica
@@ -45,7 +45,7 @@ def forget_old(replica: Replica) -> Replica:
 
 
 def forget_departed(replica: Replica) -> Replica:
-    """The replica without the outbox numbers of peers that left long ago; others that are gone are noted."""
+    """Return the replica without the outbox numbers of peers that left long ago; others that are gone are noted."""
     outbox = replica.outbox.evolver()
     for peer in sorted(replica.outbox):
         if peer in replica.peers:

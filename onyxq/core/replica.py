@@ -1,9 +1,9 @@
-"""The replica: one immutable tree that every peer at the same position holds equal.
+"""The replica: one immutable tree that is equal on every peer at the same log position.
 
 Pure: nothing here does I/O, reads a clock or draws a random number.  Nodes of the tree
-are frozen attrs classes, collections are pyrsistent maps and tuples, hot maps hold plain
-tuples.  Times are integer milliseconds: ``log_time_ms`` is the lease clock (it advances
-with records only), anything ending in ``wall_ms`` is a writer's wall clock.
+are frozen attrs classes, collections are pyrsistent maps and tuples, and hot maps hold plain
+tuples.  Times are integer milliseconds.  ``log_time_ms`` is the clock of leases: only records
+advance it.  A name that ends in ``wall_ms`` is a writer's wall clock.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from onyxq.core.ids import PARTITIONS_MAX, Run, mask_of, offset_of, runs_of, spa
 from onyxq.core.log.digest import Milestones, Trail
 
 SEGMENT_POSITIONS = 1 << 31
-"""Positions of one log segment: position = segment * SEGMENT_POSITIONS + sequence."""
+"""Positions in one log segment: position = segment * SEGMENT_POSITIONS + sequence."""
 CLOCK_SKEW_MAX_MS = 5_000
 START_POSITION = -1
 
 ClaimPiece: TypeAlias = tuple[int, int, int, str, int]
-"""(offset in the stretch, count, token, worker, deadline in log time)."""
+"""One claim in flight: (offset in the stretch, count, token, worker, deadline in log time)."""
 Counted: TypeAlias = tuple[str, int, int]
-"""(queue, offset in the stretch, count): claimed tasks that count towards a queue's limits."""
+"""Claimed tasks that count towards a queue's limits: (queue, offset in the stretch, count)."""
 Rate: TypeAlias = tuple[int, int]
-"""(tasks that may be granted, in millionths, ``Replica.clock_ms`` at which they were counted)."""
+"""What is left of a queue's rate: (millionths of a task, ``Replica.clock_ms`` of the calculation)."""
 TransactionClaim: TypeAlias = tuple[int, int, tuple[tuple[bytes, int], ...]]
-"""(partition, token, runs)."""
+"""A claim that a transaction completes: (partition, token, runs)."""
 TaskLimits: TypeAlias = tuple[str, int, int, int]
-"""(task of a job, least of the job's slots, most of them or 0, percentage of them or 0)."""
+"""Slot limits of one task of a job: (task, fewest slots, most slots or 0, percentage of the job's slots or 0)."""
 
 HELD_MS = (1 << 63) - 1
-"""The deadline of a piece that a transaction holds: nothing but its settling ends it."""
+"""Deadline of a piece that a transaction holds: only settling the transaction ends it."""
 
 
 @frozen
 class Settings:
-    """A cluster's settings, fixed by ``create_cluster``."""
+    """The settings of a cluster, fixed by ``create_cluster``."""
 
     partitions: int = 64
     replicas: int = 3
@@ -47,9 +47,9 @@ class Settings:
     absent_after_ms: int = 60_000
     yield_after_ms: int = 5_000
     gc_records: int = 20_000
-    """Records since the last ``gc`` after which the next one is owed."""
+    """Records since the last ``gc`` after which the next ``gc`` is owed."""
     gc_bytes: int = 4 << 20
-    """Bytes of records since the last ``gc`` after which the next one is owed."""
+    """Bytes of records since the last ``gc`` after which the next ``gc`` is owed."""
 
 
 SETTINGS_LIMITS: Mapping[str, tuple[int, int]] = {
@@ -61,7 +61,7 @@ SETTINGS_LIMITS: Mapping[str, tuple[int, int]] = {
     "gc_records": (10, 100_000_000),
     "gc_bytes": (1 << 20, 1 << 40),
 }
-"""Lowest and highest value of each setting of a cluster."""
+"""Lowest and highest value of each cluster setting."""
 
 
 @frozen
@@ -77,35 +77,36 @@ class Peer:
     tags: tuple[str, ...]
     versions: PMap[str, int]
     joined_position: int = -1
-    """Position of the record that made it a member; -1 while joining."""
+    """Position of the record that made the peer a member; -1 while it joins."""
     clock_skew_ms: int = 0
-    """How far its wall clock is ahead of ``Replica.clock_ms``, as of its last record."""
+    """How far the peer's wall clock is ahead of ``Replica.clock_ms``, according to its last record."""
 
 
 @frozen
 class Node:
-    """A data directory with a stable id; outlives its peers."""
+    """A data directory with a stable id. It outlives its peers."""
 
     id: str
     zone: str
     peer: str = ""
-    """Its member peer, or empty while absent."""
+    """The node's member peer; empty while the node is absent."""
     absent_since_ms: int = -1
-    """Log time at which its last peer left; -1 while present."""
+    """Log time at which the node's last peer left; -1 while the node is present."""
     draining: bool = False
     replaced: bool = False
-    """Placement gives it nothing until a peer of it joins again."""
+    """Whether placement gives the node no copies until one of its peers joins again."""
     latest_peer: str = ""
-    """Its latest member peer, kept while absent."""
+    """The node's latest member peer, kept while the node is absent."""
 
 
 @frozen
 class Ring:
-    """Who watches whom. ``pairs[a] == b``: a watches b; one cycle through all members.
+    """The watch ring: which member watches which.
 
-    ``prepared[T] == S``: S is to be stitched in behind T (phase 1); ``accepted[T] == S``:
-    S was notified (phase 2).  ``queue``: joiners that wait for a place, oldest first.
-    A lone member has no pair.
+    ``pairs[a] == b`` means that a watches b; the pairs form one cycle through all members.
+    A single member has no pair.  ``prepared[T] == S`` means that S will be inserted after T (phase 1).
+    ``accepted[T] == S`` means that S was notified (phase 2).  ``queue`` holds the joiners that wait
+    for a place, oldest first.
     """
 
     members: PMap[str, None] = field(factory=pmap)
@@ -117,25 +118,25 @@ class Ring:
 
 @frozen
 class Partition:
-    """Where one partition lives and who leads it; cohorts are sorted node ids."""
+    """The cohort and the leader of one partition. Cohorts are sorted node ids."""
 
     members: tuple[str, ...] = ()
     target: tuple[str, ...] = ()
     leader: str = ""
-    """A peer id, or empty while nobody can lead."""
+    """Peer id of the leader; empty while no peer can lead."""
     epoch: int = 0
     ready: bool = False
     yields: int = 0
-    """How often leadership was given up since the partition was last ready."""
+    """Number of times that a leader gave up the partition since it was last ready."""
     purged_ms: int = 0
-    """The watermark: tasks whose ids are of before are purged."""
+    """The watermark: tasks with ids from before this time are purged, except those in ``kept``."""
     kept: tuple[bytes, ...] = ()
-    """Stretches below the watermark that stand, sorted; see `onyxq.core.purged`."""
+    """Stretches below the watermark that are not purged, sorted; see `onyxq.core.purged`."""
 
 
 @frozen
 class Cluster:
-    """Name and random id of the cluster; everything carries the id."""
+    """Name and random id of the cluster. Every record, store and connection carries the id."""
 
     name: str
     id: str
@@ -144,89 +145,89 @@ class Cluster:
 
 @frozen
 class Snapshot:
-    """The last ``gc`` entry: who was to snapshot at which position, and what came of it."""
+    """The last ``gc`` entry: the peer that takes the snapshot, the position, and the result."""
 
     position: int = -1
     peer: str = ""
     finished: bool = True
-    """Whether the origin is stored and the log trimmed behind it, as far as it could be."""
+    """Whether the origin is stored and the log before it is trimmed as far as possible."""
     trimmed: int = 0
-    """How many records the collection deleted."""
+    """Number of records that the collection deleted."""
     origin_bytes: int = 0
-    """How large the origin is."""
+    """Size of the origin, in bytes."""
 
 
 @frozen
 class Remembered:
-    """Something that ended, kept for a while so that a repeat of it stays a repeat."""
+    """The outcome of something that ended, kept for a while to recognise repeats."""
 
     until_ms: int
-    """``Replica.clock_ms`` from which on the next ``gc`` forgets it."""
+    """``Replica.clock_ms`` from which the next ``gc`` may forget it."""
     answer: Any = None
-    """What a repeat is told."""
+    """The answer to a repeat."""
 
 
 @frozen
 class Queue:
-    """A queue's settings, where they are not the defaults; ``set_queue`` says what each may be."""
+    """The settings of a queue that differ from the defaults; ``set_queue`` lists their limits."""
 
     paused: bool = False
-    """Nothing of it is granted."""
+    """Whether the queue grants no tasks."""
     paused_by: str = ""
     paused_why: str = ""
     lease_ms: int = 30_000
-    """Of claims whose worker names none."""
+    """Lease of claims whose worker names no lease."""
     retries: int | None = 25
-    """Of tasks that say nothing themselves; None: until they succeed."""
+    """Retries of tasks that set no number themselves; None: until an attempt succeeds."""
     backoff_ms: int = 1_000
-    """Before the first retry, of tasks that say nothing themselves."""
+    """Pause before the first retry, for tasks that set none themselves."""
     on_dead: str = "goes on"
-    """What the ordering key of a dead letter does: ``goes on`` or ``stops``."""
+    """Effect of a dead letter on its ordering key: ``goes on`` or ``stops``."""
     retention_ms: int = 7 * 86_400_000
     """How long finished tasks are kept."""
     grace_ms: int = 10_000
-    """How far in the past the due time of a new task may lie."""
+    """How far in the past the due time of a new task may be."""
     rate: int = 0
-    """Tasks granted in 1,000 s at most, in the whole cluster; 0: any number."""
+    """Most tasks that the whole cluster grants in 1,000 s; 0: no limit."""
     concurrency: int = 0
-    """Tasks claimed at a time at most, in the whole cluster; 0: any number."""
+    """Most tasks that are claimed at a time in the whole cluster; 0: no limit."""
     key_rate: int = 0
-    """Tasks granted in 1,000 s at most, of each ordering key; 0: any number."""
+    """Most tasks of one ordering key that are granted in 1,000 s; 0: no limit."""
     durability: str = "strict"
-    """``strict``, or ``opportunistic``: enqueues are answered before the disks have them."""
+    """``strict``, or ``opportunistic``: enqueues are acknowledged before they are on disk."""
     archive: bool = False
-    """Finished tasks are archived before they are purged."""
+    """Whether finished tasks are archived before they are purged."""
 
 
 @frozen
 class Transaction:
-    """A committed transaction whose parts are not all visible yet."""
+    """A committed transaction with parts that are not visible yet."""
 
     position: int
-    """Of its commit."""
+    """Position of its commit."""
     deadline_ms: int
-    """Until when, in log time, it had to be committed."""
+    """Log time until which it had to be committed."""
     parts: PMap[int, tuple[int, bytes]] = field(factory=pmap)
-    """Partition that has not settled it yet -> number and digest of its pending facts."""
+    """Partition that has not settled the transaction yet -> number and digest of its pending facts."""
     claims: tuple[TransactionClaim, ...] = ()
-    """What it completed, by the tokens that its workers had; those of settled parts are gone."""
+    """The claims that it completes, under the workers' tokens; claims of settled parts are removed."""
     keep_ms: int = 600_000
-    """How long its name is remembered once it is settled."""
+    """How long its name is remembered after it is settled."""
     note: bytes = b""
-    """What its coordinator wants to know of it when the name comes again."""
+    """Bytes that the coordinator gets back when the name is used again."""
 
 
 @frozen
 class Hold:
-    """Until its end no transaction is committed: a backup reads partition after partition."""
+    """A pause in commits: no transaction is committed while a backup reads the partitions one by one."""
 
     name: str
     why: str
-    """For people."""
+    """Reason, for people."""
     since: int
-    """Position of the entry that began it."""
+    """Position of the entry that began the hold."""
     until_ms: int
-    """``Replica.clock_ms`` at which it is over, if nobody ends it before."""
+    """``Replica.clock_ms`` at which the hold ends unless it is ended earlier."""
 
 
 RUNS_MAX = 1_000
@@ -235,74 +236,76 @@ RUNS_MAX = 1_000
 
 @frozen
 class Periodic:
-    """Something that is to be enqueued over and over."""
+    """A periodic task: what to enqueue, and when."""
 
     name: str
     queue: str
     schedule: str
-    """See `onyxq.core.cron`."""
+    """Text of the schedule; see `onyxq.core.cron`."""
     zone: str
-    """IANA name of the time zone that the schedule is told in."""
+    """IANA name of the schedule's time zone."""
     payload: bytes = b""
     format: str = "bytes"
-    """``json`` or ``bytes``: what the payload is."""
+    """Format of the payload: ``json`` or ``bytes``."""
     priority: int = 0
     missed: str = "once"
-    """What becomes of times that passed while nobody could fire: ``skip``, ``once`` or ``all``."""
+    """What to do about times that passed while no peer could fire: ``skip``, ``once`` or ``all``."""
     paused: bool = False
     next_ms: int = 0
     """Wall-clock time of the next run."""
     fired: int = 0
-    """How many runs were fired."""
+    """Number of runs that were fired."""
 
 
 @frozen
 class Job:
-    """A job: what was submitted, who drives it, how far it has come; see `onyxq.core.jobs.allocation`."""
+    """A job: what was submitted, its driver and its progress; see `onyxq.core.jobs.allocation`."""
 
     id: str
     body: bytes
-    """The job as its submitter packed it, functions included; no peer looks into them."""
+    """The job as its submitter packed it, with its functions. Peers never decode it."""
     digest: bytes
     submitted: int
-    """Position of its submission; one more for each that stands before it in the same record."""
+    """Position of its submission, plus 1 for each job that was submitted earlier in the same record."""
     submitted_ms: int
     scheduler: str = "balanced"
-    """How it shares its driver's slots with others: ``greedy``, ``balanced`` or ``percentage``."""
+    """How the job shares its driver's slots with other jobs: ``greedy``, ``balanced`` or ``percentage``."""
     percentage: int = 0
-    """Of all slots, for the scheduler of that name."""
+    """Percentage of all slots, for the scheduler ``percentage``."""
     min_slots: int = 1
     max_slots: int = 0
-    """0: any number."""
+    """Most slots; 0: no limit."""
     tags: tuple[str, ...] = ()
-    """All of which its driver's peer must have."""
+    """Tags that its driver's peer must have, all of them."""
     zones: tuple[str, ...] = ()
-    """In one of which its driver's peer must be; empty: anywhere."""
+    """Zones where its driver's peer may be; empty: any zone."""
     beside: str = ""
-    """A job submitted before at whose peer it runs for as long as that one has not ended."""
+    """An earlier job: this job runs on the same peer until that job ends."""
     inputs: tuple[str, ...] = ()
-    """Those that can be sealed."""
+    """Inputs that can be sealed."""
     tasks: tuple[TaskLimits, ...] = ()
     own_host: bool = False
     keep_ms: int = 7 * 86_400_000
-    """How long its outcome is kept once it has ended."""
+    """How long its outcome is kept after it ends."""
     state: str = "waiting"
     """``waiting``, ``running``, ``completed``, ``killed`` or ``failed``."""
     why: str = ""
-    """What it waits for, or the error that it failed with."""
+    """The reason why it waits, or the error with which it failed."""
     driver: str = ""
     """The peer that drives it; empty unless it is running."""
     slots: int = 0
-    """Those of its driver's peer that it has."""
+    """Number of its driver's slots that it may use."""
     task_slots: tuple[tuple[str, int], ...] = ()
-    """In how many of them each task may run at a time."""
+    """Number of these slots in which each task may run at a time."""
     version: int = -1
-    """The fencing token of its driver: position of the entry that brought it the driver; it rises
-    with every change of driver, and only then."""
+    """Fencing token of its driver: position of the entry that assigned the driver.
+
+    It rises with every change of driver, and only then.
+    """
     ready: bool = False
-    """Whether this driver has said that the job runs."""
+    """Whether this driver has reported that the job runs."""
     sealed: tuple[str, ...] = ()
-    """Inputs on which nothing more comes, sorted."""
+    """Inputs that get no more data, sorted."""
     batch: int = -1
     """The last batch that was committed."""
     offsets: bytes = b""
@@ -312,56 +315,59 @@ class Job:
 
 @frozen(slots=False)
 class Replica:
-    """All that peers agree on, at one position of the log. Without slots: see `altered`."""
+    """The state that all peers agree on, at one position of the log. Without slots: see `altered`."""
 
     position: int = START_POSITION
     log_time_ms: int = 0
     ctime_ms: int = 0
     """Znode ctime of the last record that a known peer wrote."""
     clock_ms: int = 0
-    """The log's clock without its jumps: the ctime of the cluster's first record and the time
-    since then on which ctimes and writers' wall clocks agree, idle times and outages included."""
+    """The log's clock without its jumps.
+
+    It starts at the ctime of the cluster's first record. It adds the time on which ctimes and writers'
+    wall clocks agree, including idle times and outages.
+    """
     counted_position: int = START_POSITION
-    """Position of the last record of a known peer that was applied."""
+    """Position of the last applied record of a known peer."""
     cluster: Cluster | None = None
     ring: Ring = field(factory=Ring)
     peers: PMap[str, Peer] = field(factory=pmap)
     nodes: PMap[str, Node] = field(factory=pmap)
     partitions: PMap[int, Partition] = field(factory=pmap)
     claims: PMap[int, PMap[bytes, tuple[ClaimPiece, ...]]] = field(factory=pmap)
-    """partition -> stretch -> pieces sorted by offset, disjoint; no empty values."""
+    """partition -> stretch -> disjoint pieces sorted by offset; no empty values."""
     enabled: PMap[str, int] = field(factory=pmap)
     outbox: PMap[str, int] = field(factory=pmap)
     """peer -> number of its last applied record."""
     remembered: PMap[str, Remembered] = field(factory=pmap)
-    """``<kind>/<name>`` -> what is known of something that ended; see `onyxq.core.remembered`."""
+    """``<kind>/<name>`` -> outcome of something that ended; see `onyxq.core.remembered`."""
     snapshot: Snapshot = field(factory=Snapshot)
     grown_records: int = 0
-    """Records of the log since the last ``gc``."""
+    """Records in the log since the last ``gc``."""
     grown_bytes: int = 0
-    """Their bytes."""
+    """Bytes of the records since the last ``gc``."""
     extensions: PMap[str, Any] = field(factory=pmap)
     queues: PMap[str, Queue] = field(factory=pmap)
-    """Those whose settings are not the defaults; see `onyxq.core.queues`."""
+    """Queues whose settings differ from the defaults; see `onyxq.core.queues`."""
     limited: PMap[bytes, tuple[Counted, ...]] = field(factory=pmap)
     """stretch -> its claimed tasks that count towards their queues' limits, sorted and merged."""
     running: PMap[str, int] = field(factory=pmap)
-    """queue -> how many tasks of ``limited`` are its; no zeros."""
+    """queue -> number of its tasks in ``limited``; no zeros."""
     rates: PMap[str, Rate] = field(factory=pmap)
-    """queue with a rate -> what was left of it at its last grant."""
+    """queue with a rate -> what was left of the rate at its last grant."""
     transactions: PMap[str, Transaction] = field(factory=pmap)
-    """Those that are committed and not settled."""
+    """Transactions that are committed and not settled."""
     periodic: PMap[str, Periodic] = field(factory=pmap)
     jobs: PMap[str, Job] = field(factory=pmap)
-    """Those that have not ended, and those that ended since the last ``gc``."""
+    """Jobs that have not ended, and jobs that ended since the last ``gc``."""
     hold: Hold | None = None
-    """The last one, unless it was ended; see `onyxq.core.transactions.on_hold`."""
+    """The last hold, unless it was ended; see `onyxq.core.transactions.on_hold`."""
     digest: bytes = b""
     """Chained digest of all records up to the position; see `onyxq.core.log.digest`."""
     milestones: Milestones = ()
-    """The digest at some earlier positions."""
+    """The digests at some earlier positions."""
     void_below: int = 0
-    """Claims under lower tokens are void: the log was lost, and a new one began at this position."""
+    """Claims under lower tokens are void: the log was lost, and a new log began at this position."""
     trail: Trail = ()
     """The first bytes of the digest at each of the last positions."""
 
@@ -376,7 +382,10 @@ _NO_CLAIMS: PMap[bytes, tuple[ClaimPiece, ...]] = pmap()
 
 
 def altered(replica: Replica, **parts: Any) -> Replica:
-    """As attrs' ``evolve``, which takes ten times as long: all that a record does passes here."""
+    """Return the replica with some fields replaced.
+
+    Every change by a record passes here, so this is ten times as fast as attrs' ``evolve``.
+    """
     after = object.__new__(Replica)
     after.__dict__.update(replica.__dict__, **parts)
     return after
@@ -386,13 +395,13 @@ def altered(replica: Replica, **parts: Any) -> Replica:
 
 
 def pieces_of(replica: Replica, task_id: bytes) -> tuple[ClaimPiece, ...]:
-    """The claims in flight in the task's stretch."""
+    """Return the claims in flight in the task's stretch."""
     claims = replica.claims.get(int.from_bytes(task_id[6:8], "big"))
     return claims.get(stretch_of(task_id), ()) if claims is not None else ()
 
 
 def claim_of(replica: Replica, task_id: bytes) -> ClaimPiece | None:
-    """The claim in flight on one task."""
+    """Return the claim in flight on one task, or None."""
     place = offset_of(task_id)
     for piece in pieces_of(replica, task_id):
         if piece[0] <= place < piece[0] + piece[1]:
@@ -401,7 +410,7 @@ def claim_of(replica: Replica, task_id: bytes) -> ClaimPiece | None:
 
 
 def claimed_bits(pieces: tuple[ClaimPiece, ...], token: int | None = None) -> int:
-    """Stretch mask of the tasks that ``pieces`` cover (of one token if given)."""
+    """Return the stretch mask of the tasks that ``pieces`` cover, only of ``token`` if it is given."""
     bits = 0
     for offset, count, piece_token, _, _ in pieces:
         if token is None or piece_token == token:
@@ -410,7 +419,10 @@ def claimed_bits(pieces: tuple[ClaimPiece, ...], token: int | None = None) -> in
 
 
 def held_bits(replica: Replica, run: Run, token: int) -> int:
-    """Stretch mask of the tasks of ``run`` that are claimed under ``token``; not of what a transaction holds."""
+    """Return the stretch mask of the tasks of ``run`` that are claimed under ``token``.
+
+    Tasks that a transaction holds are left out.
+    """
     pieces = pieces_of(replica, run.first)
     if replica.transactions:
         pieces = tuple(piece for piece in pieces if piece[4] != HELD_MS)
@@ -418,7 +430,7 @@ def held_bits(replica: Replica, run: Run, token: int) -> int:
 
 
 def without(pieces: tuple[ClaimPiece, ...], bits: int) -> tuple[ClaimPiece, ...]:
-    """``pieces`` less the tasks in the stretch mask ``bits``."""
+    """Return ``pieces`` without the tasks in the stretch mask ``bits``."""
     out: list[ClaimPiece] = []
     for piece in pieces:
         offset, count, token, worker, deadline = piece
@@ -432,9 +444,9 @@ def without(pieces: tuple[ClaimPiece, ...], bits: int) -> tuple[ClaimPiece, ...]
 
 
 def with_pieces(replica: Replica, partition: int, changes: dict[bytes, tuple[ClaimPiece, ...]]) -> Replica:
-    """The replica with the pieces of some stretches of a partition replaced.
+    """Return the replica with the pieces of some stretches of a partition replaced.
 
-    What of them counted towards a queue's limits and is claimed no more counts no more.
+    Tasks that are not claimed any more are also removed from the counts of their queue's limits.
     """
     present = replica.claims.get(partition, _NO_CLAIMS)
     evolver = present.evolver()
@@ -456,7 +468,7 @@ def with_pieces(replica: Replica, partition: int, changes: dict[bytes, tuple[Cla
 
 
 def still_counted(counted: tuple[Counted, ...], pieces: tuple[ClaimPiece, ...]) -> tuple[Counted, ...] | None:
-    """What counts towards limits of a stretch whose claims are ``pieces`` now; None: the same as before."""
+    """Return which tasks of a stretch still count towards limits, given its claims; None if nothing changed."""
     claimed = claimed_bits(pieces) if counted else 0
     if all((bits := ((1 << count) - 1) << offset) & claimed == bits for _, offset, count in counted):
         return None
@@ -467,7 +479,7 @@ def still_counted(counted: tuple[Counted, ...], pieces: tuple[ClaimPiece, ...]) 
 
 
 def with_counted(replica: Replica, changes: dict[bytes, tuple[Counted, ...]]) -> Replica:
-    """The replica with what counts towards limits in some stretches replaced; ``running`` follows."""
+    """Return the replica with the counted tasks of some stretches replaced, and ``running`` adjusted."""
     if not changes:
         return replica
     limited, totals = replica.limited.evolver(), dict[str, int]()
@@ -493,19 +505,24 @@ def with_counted(replica: Replica, changes: dict[bytes, tuple[Counted, ...]]) ->
 
 
 def live_nodes(replica: Replica) -> tuple[str, ...]:
-    """Sorted ids of the nodes that have a member peer."""
+    """Return the sorted ids of the nodes that have a member peer."""
     return tuple(sorted(node.id for node in replica.nodes.values() if node.peer))
 
 
 def first_peer(replica: Replica) -> str:
-    """The ring's first peer: the oldest member, which owes what nobody else does."""
+    """Return the ring's first peer, which is its oldest member, or empty.
+
+    It owes the entries that no other peer owes.
+    """
     members = [(replica.peers[peer].joined_position, peer) for peer in replica.ring.members]
     return min(members)[1] if members else ""
 
 
 def collector(replica: Replica) -> str:
-    """The peer that owes the collection in progress: the one that its ``gc`` names or, once
-    that left, the ring's first; empty if none is in progress."""
+    """Return the peer that owes the collection in progress; empty if none is in progress.
+
+    This is the peer that the ``gc`` names or, if that peer left, the ring's first.
+    """
     taken = replica.snapshot
     if taken.finished:
         return ""
@@ -513,13 +530,16 @@ def collector(replica: Replica) -> str:
 
 
 def majority(cohort: Iterable[str], have: Container[str]) -> bool:
-    """Whether more than half of ``cohort`` is in ``have``; true for an empty one."""
+    """Return whether more than half of ``cohort`` is in ``have``; True for an empty cohort."""
     nodes = list(cohort)
     return not nodes or 2 * sum(node in have for node in nodes) > len(nodes)
 
 
 def unserved(replica: Replica, among: Container[str] | None = None) -> list[int]:
-    """Sorted partitions without a ready leader or, if nodes are given, without a majority of members among those."""
+    """Return the sorted partitions without a ready leader.
+
+    If nodes are given, also those without a majority of their members ``among`` these nodes.
+    """
     return [
         number
         for number, placed in sorted(replica.partitions.items())
@@ -528,7 +548,7 @@ def unserved(replica: Replica, among: Container[str] | None = None) -> list[int]
 
 
 def leader_node(replica: Replica, partition: int) -> Node | None:
-    """The node whose peer leads the partition."""
+    """Return the node whose peer leads the partition, or None."""
     found = replica.partitions.get(partition)
     peer = replica.peers.get(found.leader) if found and found.leader else None
     return replica.nodes.get(peer.node) if peer else None

@@ -1,15 +1,15 @@
-"""The watch ring: who watches whom while peers join, leave and die (design: ring).
+"""The watch ring: which peer watches which while peers join, leave and die (design: ring).
 
 Pure functions on `onyxq.core.replica.Ring`, used by the entries that change membership.
 Every member is watched by exactly one other.  A join has three phases, so that at each
-step somebody watches the newcomer S and the newcomer watches somebody:
+step a member watches the joiner S and S watches a member:
 
-1. *prepared*: a member T that is not stitching already watches S, S watches T;
+1. *prepared*: a member T that is not part of another join watches S, and S watches T;
 2. *accepted*: S watches T's successor W, T still watches both;
-3. *joined*: the ring is T -> S -> W, T lets go of W.
+3. *joined*: the ring is T -> S -> W, T stops watching W.
 
-Joiners that find no free member wait in ``Ring.queue``; whatever frees a member
-prepares the first of them (`fill`), so a place is never free while somebody waits.
+Joiners that find no free member wait in ``Ring.queue``.  Every step that frees a member also
+prepares the first of them (`fill`), so no member is free while a joiner waits.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ from onyxq.core.entry import Stamp
 from onyxq.core.jobs.allocation import allocated
 from onyxq.core.replica import CLOCK_SKEW_MAX_MS, Node, Replica, Ring
 
-# --- looking -------------------------------------------------------------------
+# --- reading -------------------------------------------------------------------
 
 
 def stitching(ring: Ring) -> frozenset[str]:
-    """Peers on either side of a join in phase 1 or 2."""
+    """Return the peers on either side of a join in phase 1 or 2."""
     return frozenset(peer for joins in (ring.prepared, ring.accepted) for pair in joins.items() for peer in pair)
 
 
 def stitcher(joins: PMap[str, str], joiner: str) -> str:
-    """The member T with ``joins[T] == joiner``, or empty."""
+    """Return the member T with ``joins[T] == joiner``, or an empty string."""
     return next((host for host, found in sorted(joins.items()) if found == joiner), "")
 
 
 def free_members(ring: Ring) -> list[str]:
-    """Sorted members that can take a joiner in."""
+    """Return the sorted members that can take in a joiner."""
     busy = stitching(ring)
     return sorted(peer for peer in ring.members if peer not in busy)
 
 
 def is_joining(ring: Ring, peer: str) -> bool:
-    """Whether the peer is prepared, accepted or queued, but no member yet."""
+    """Return whether the peer is prepared, accepted or queued, but not a member yet."""
     return peer in ring.queue or peer in ring.prepared.values() or peer in ring.accepted.values()
 
 
 def contains(ring: Ring, peer: str) -> bool:
-    """Whether the peer is a member or joining."""
+    """Return whether the peer is a member or joining."""
     return peer in ring.members or is_joining(ring, peer)
 
 
 def state_of(ring: Ring, peer: str) -> str:
-    """One word: ``joined``, ``prepared``, ``accepted``, ``queued``, or ``unknown``."""
+    """Return the peer's state: ``joined``, ``prepared``, ``accepted``, ``queued``, or ``unknown``."""
     if peer in ring.members:
         return "joined"
     if peer in ring.queue:
@@ -65,11 +65,10 @@ def state_of(ring: Ring, peer: str) -> str:
 
 
 def watches(replica: Replica, me: str) -> tuple[str, ...]:
-    """Peers whose pulse ``me`` must watch now, sorted.
+    """Return the sorted peers whose pulse ``me`` must watch now.
 
-    A watched pulse that is absent, also one absent from the start, is to be reported
-    with ``leave_cluster``: that alone unwinds runs of dead neighbours and clusters that
-    died with joins in flight.
+    If a watched pulse is absent, even from the start, ``me`` must append ``leave_cluster``.
+    This rule alone removes several dead neighbours in a row, and repairs clusters that died during joins.
     """
     ring = replica.ring
     if me in ring.members:
@@ -96,7 +95,7 @@ def latest_peer(replica: Replica, node: str) -> str:
 
 
 def is_closed(ring: Ring) -> bool:
-    """Whether the pairs are one cycle through all members (none for a single one)."""
+    """Return whether the pairs are one cycle through all members; a single member has no pair."""
     if len(ring.members) < 2:
         return not ring.pairs
     start = min(ring.members)
@@ -113,8 +112,8 @@ def is_closed(ring: Ring) -> bool:
 def fill(ring: Ring, position: int) -> Ring:
     """Prepare queued joiners, oldest first, while a member is free to take one in.
 
-    Where nobody is in the ring the first joins at once.  ``position`` spreads joiners
-    over the members without anybody drawing lots.
+    If the ring is empty, the first joiner joins at once.  ``position`` spreads joiners
+    over the members without random numbers.
     """
     while ring.queue:
         joiner, queue = ring.queue[0], ring.queue[1:]
@@ -130,12 +129,12 @@ def fill(ring: Ring, position: int) -> Ring:
 
 
 def enter(ring: Ring, joiner: str, position: int) -> Ring:
-    """Phase 1 for a peer that is not in the ring: joined at once, prepared or queued."""
+    """Start phase 1 for a peer that is not in the ring: it has joined, is prepared or is queued afterwards."""
     return fill(evolve(ring, queue=(*ring.queue, joiner)), position)
 
 
 def notify(ring: Ring, joiner: str) -> Ring | None:
-    """Phase 2; None if the joiner is not prepared."""
+    """Start phase 2; return None if the joiner is not prepared."""
     host = stitcher(ring.prepared, joiner)
     if not host:
         return None
@@ -143,7 +142,7 @@ def notify(ring: Ring, joiner: str) -> Ring | None:
 
 
 def accept(ring: Ring, joiner: str, position: int) -> Ring | None:
-    """Phase 3; None if the joiner was not notified. Both peers can take in others then."""
+    """Start phase 3; return None if the joiner was not notified. Both peers can then take in others."""
     host = stitcher(ring.accepted, joiner)
     if not host:
         return None
@@ -158,10 +157,10 @@ def accept(ring: Ring, joiner: str, position: int) -> Ring | None:
 
 
 def remove(ring: Ring, peer: str, position: int) -> Ring:
-    """Close the ring around a peer, whatever it was doing.
+    """Close the ring around a peer, in any state.
 
-    A joiner that it was stitching goes to the head of the queue and, as everything that
-    is freed is filled at once, usually on to another member.
+    If the peer was taking in a joiner, this joiner goes to the head of the queue.  Free members
+    take in queued joiners at once, so it usually gets another member immediately.
     """
     held = ring.prepared.get(peer) or ring.accepted.get(peer)
     queue = tuple(other for other in ring.queue if other != peer)
@@ -179,7 +178,7 @@ def remove(ring: Ring, peer: str, position: int) -> Ring:
 
 
 def _bridge(pairs: PMap[str, str], peer: str) -> PMap[str, str]:
-    """The pairs without ``peer``: who watched it watches its successor."""
+    """Return the pairs without ``peer``: its watcher now watches its successor."""
     successor = pairs.get(peer)
     if successor is None:
         return pairs
@@ -189,7 +188,7 @@ def _bridge(pairs: PMap[str, str], peer: str) -> PMap[str, str]:
 
 
 def _without(joins: PMap[str, str], peer: str) -> PMap[str, str]:
-    """The joins in which ``peer`` is on neither side."""
+    """Return the joins in which ``peer`` is on neither side."""
     host = stitcher(joins, peer)
     return joins.discard(peer).discard(host) if host else joins.discard(peer)
 
@@ -198,10 +197,10 @@ def _without(joins: PMap[str, str], peer: str) -> PMap[str, str]:
 
 
 def move(replica: Replica, ring: Ring, stamp: Stamp) -> Replica:
-    """The replica with another ring, and all that follows from it.
+    """Return the replica with another ring and all its consequences.
 
-    Peers that are in the ring no more are forgotten and their nodes marked absent; new
-    members are stamped and their nodes marked present; where membership changed,
+    Peers that left the ring are removed and their nodes marked absent.  New
+    members are stamped and their nodes marked present.  If membership changed,
     partitions are placed and jobs allocated anew.
     """
     before = replica.ring
@@ -222,11 +221,11 @@ def move(replica: Replica, ring: Ring, stamp: Stamp) -> Replica:
 
 
 def clock_error_ms(replica: Replica, peer: str, *, among: Sequence[str] | None = None) -> int:
-    """How far the peer's clock is ahead of the median of the members' (of those ``among``
-    them, if given); negative if it is behind, 0 if within it.
+    """Return how far the peer's clock is ahead of the median of the members' clocks, in ms.
 
-    With an even number everything between the two in the middle counts as the median: of
-    two clocks nobody can say which is wrong.
+    Negative if it is behind the median; 0 if it is within it.  ``among``: the members to compare with, if not all.
+    With an even number of members, the whole range between the two middle clocks counts as the median.
+    With two clocks there is no way to know which one is wrong.
     """
     if peer not in replica.ring.members:
         return 0
@@ -237,14 +236,14 @@ def clock_error_ms(replica: Replica, peer: str, *, among: Sequence[str] | None =
 
 
 def clock_is_shared(replica: Replica, peer: str) -> bool:
-    """Whether most members' clocks, the peer's own included, are within `CLOCK_SKEW_MAX_MS` of the peer's."""
+    """Return whether most members' clocks, including the peer's own, are within `CLOCK_SKEW_MAX_MS` of the peer's."""
     mine, members = replica.peers[peer].clock_skew_ms, replica.ring.members
     near = sum(abs(replica.peers[member].clock_skew_ms - mine) <= CLOCK_SKEW_MAX_MS for member in members)
     return 2 * near > len(members)
 
 
 def worst_clock_error_ms(replica: Replica) -> int:
-    """The largest `clock_error_ms` of a member, ahead or behind; 0 without members."""
+    """Return the largest absolute `clock_error_ms` of a member; 0 without members."""
     skews = sorted(replica.peers[member].clock_skew_ms for member in replica.ring.members)
     if not skews:
         return 0
@@ -257,6 +256,9 @@ def _middle(skews: Sequence[int]) -> tuple[int, int]:
 
 
 def clock_skew_ms(replica: Replica, peer: str) -> int:
-    """How far a known peer's clock is ahead of the members' (lower) median, as of last records; for the eye."""
+    """Return how far a known peer's clock is ahead of the members' lower median, in ms, for display.
+
+    It is calculated from their last records.
+    """
     skews = sorted(replica.peers[member].clock_skew_ms for member in replica.ring.members)
     return replica.peers[peer].clock_skew_ms - (skews[(len(skews) - 1) // 2] if skews else 0)

@@ -1,16 +1,16 @@
-"""The replica as bytes: what the origin holds and new readers start from (design: garbage collection).
+"""The replica as bytes: the content of the origin, from which new readers start (design: garbage collection).
 
-Canonical: equal replicas give equal bytes in every process, as maps are packed sorted by
-key; so comparing bytes compares replicas.  Extensions may hold msgpack's types, tuples
+The bytes are canonical: maps are packed sorted by key, so equal replicas give equal bytes in every
+process, and comparing bytes compares replicas.  Extensions may keep msgpack's types, tuples
 and persistent maps.
 
-A replica may hold hundreds of thousands of claims, so packing and building also come in
-slices of a millisecond or so (`packing`, `unpacking`), between which an event loop can do
-other things.
+A replica may have hundreds of thousands of claims.  So packing and building also work in
+slices of about a millisecond (`packing`, `unpacking`), between which an event loop can do
+other work.
 
 Origins outlive programs.  Classes are packed as lists of their fields, so a new field goes
-to the end and has a default: an origin without it is read with the default, and a program
-that does not know it leaves it out, which loses nothing as long as nothing newer is enabled.
+to the end and has a default.  If an origin lacks the field, the default is used.  A program
+that does not know the field leaves it out, which loses nothing while nothing newer is enabled.
 """
 
 from __future__ import annotations
@@ -37,27 +37,30 @@ MAGIC = b"OXQ1"
 COMPRESSION_LEVEL = 3
 DIGEST_BYTES = 16
 SLICE_BYTES = 8 << 10
-"""Packed bytes of a slice, a millisecond or so; the value of one key of a map is never divided."""
+"""Packed bytes of a slice, about a millisecond of work; the value of one key of a map is never divided."""
 SLICE_KEYS = 1_024
-"""Keys of a map that are looked at in a slice."""
+"""Keys of a map that one slice covers."""
 SLICE_ITEMS = 256
-"""A longer tuple is packed and built item by item."""
+"""Longest tuple that is packed and built in one piece; longer ones are processed item by item."""
 KEYS_FORESEEN_MAX = 1 << 20
-"""Room for so many keys is made before they are there; a damaged number of keys is not believed."""
+"""Most keys for which space is reserved in advance, because a damaged count of keys could be any number."""
 ITEMS_FEW = 32
-"""What has more takes long enough to be looked at one by one."""
+"""Longest inner list that is built without a pause after it."""
 UNPACKED_BYTES_MAX, UNPACKED_FACTOR_MAX = 64 << 20, 100
-"""A snapshot that unpacks to more bytes than this, and to more than so many times its size, is refused."""
+"""A snapshot is refused above both limits.
+
+It unpacks to more than `UNPACKED_BYTES_MAX` bytes and to more than `UNPACKED_FACTOR_MAX` times its size.
+"""
 _CRC = struct.Struct("<I")
 
 
 def pack(replica: Replica) -> bytes:
-    """``magic (4) | CRC-32 of the rest (4) | zlib of msgpack`` of the replica."""
+    """Return ``magic (4) | CRC-32 of the rest (4) | zlib of msgpack`` of the replica."""
     return sealed(b"".join(packing(replica)))
 
 
 def unpack(data: bytes) -> Replica:
-    """The replica that `pack` packed; raises `Corrupt` if the bytes were damaged."""
+    """Return the replica that `pack` packed; raises `Corrupt` if the bytes are damaged."""
     building = unpacking(data)
     while True:
         try:
@@ -68,7 +71,7 @@ def unpack(data: bytes) -> Replica:
 
 
 def packing(replica: Replica) -> Iterator[bytes]:
-    """What goes into `sealed`, slice by slice (some are empty)."""
+    """Yield the bytes for `sealed`, slice by slice; some slices are empty."""
     compress = zlib.compressobj(COMPRESSION_LEVEL)
     for part in canonical(replica):
         yield compress.compress(part)
@@ -76,12 +79,12 @@ def packing(replica: Replica) -> Iterator[bytes]:
 
 
 def sealed(body: bytes) -> bytes:
-    """The snapshot whose compressed bytes `packing` gave."""
+    """Return the snapshot whose compressed bytes `packing` yielded."""
     return MAGIC + _CRC.pack(zlib.crc32(body)) + body
 
 
 def digest(replica: Replica) -> str:
-    """Hexadecimal BLAKE2b-128 of the canonical bytes: equal for equal replicas, in every process."""
+    """Return the hexadecimal BLAKE2b-128 of the canonical bytes: equal for equal replicas, in every process."""
     found = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for part in canonical(replica):
         found.update(part)
@@ -89,7 +92,7 @@ def digest(replica: Replica) -> str:
 
 
 def canonical(replica: Replica) -> Iterator[bytes]:
-    """msgpack of the replica, slice by slice (some are empty): equal replicas give equal bytes."""
+    """Yield msgpack of the replica, slice by slice; some slices are empty. Equal replicas give equal bytes."""
     packer = msgpack.Packer(autoreset=False, default=_plain)
     packer.pack_array_header(len(_fields(Replica)))
     for name, _ in _fields(Replica):
@@ -98,7 +101,10 @@ def canonical(replica: Replica) -> Iterator[bytes]:
 
 
 def _pack_map(packer: msgpack.Packer, value: Any) -> Iterator[bytes]:
-    """Pack a value; a map is packed key by key, a long tuple item by item, and full slices are given away."""
+    """Pack a value, and yield full slices.
+
+    A map is packed key by key, a long tuple item by item.
+    """
     if type(value) is tuple and len(value) > SLICE_ITEMS:
         packer.pack_array_header(len(value))
         for item in value:
@@ -154,7 +160,7 @@ def unpacking(data: bytes) -> Generator[None, None, Replica]:
 
 
 def _build_map(kind: Any, unpacker: msgpack.Unpacker) -> Generator[None, None, Any]:
-    """Build the next value; a map is built key by key. The generator returns it."""
+    """Build the next value; a map is built key by key. The generator returns the value."""
     if kind is Any:
         return (yield from _build_any_in_slices(unpacker.unpack()))
     if typing.get_origin(kind) is not PMap:
@@ -162,7 +168,7 @@ def _build_map(kind: Any, unpacker: msgpack.Unpacker) -> Generator[None, None, A
     key_kind, item_kind = typing.get_args(kind)
     build_key = _builder(key_kind)
     count = unpacker.read_map_header()
-    # Of its final size: growing would be a long slice.
+    # Allocated at its final size: growing it would be a long slice.
     built: Any = pmap(pre_size=2 * min(count, KEYS_FORESEEN_MAX)).evolver()
     start = unpacker.tell()
     for _ in range(count):
@@ -175,7 +181,7 @@ def _build_map(kind: Any, unpacker: msgpack.Unpacker) -> Generator[None, None, A
 
 
 def _build_any_in_slices(plain: Any) -> Generator[None, None, Any]:
-    """As `_build_any`, a slice at a time; an extension's state may be large."""
+    """Build as `_build_any` does, but slice by slice, because an extension's state may be large."""
     if isinstance(plain, dict):
         built: Any = pmap(pre_size=2 * len(plain)).evolver()
         for count, (key, item) in enumerate(plain.items(), start=1):
@@ -195,12 +201,12 @@ def _build_any_in_slices(plain: Any) -> Generator[None, None, Any]:
 
 
 def _is_long(plain: Any) -> bool:
-    """Whether building it may take more than a slice."""
+    """Return whether building it may take more than a slice."""
     return isinstance(plain, dict) or (isinstance(plain, list) and len(plain) > SLICE_ITEMS)
 
 
 def misfits(state: Any) -> str:
-    """In words the first part of a state that a snapshot cannot hold; empty if it is fine."""
+    """Return the first part of a state that a snapshot cannot hold, in words; empty if all parts fit."""
     if isinstance(state, PMap):
         kinds = sorted({type(key).__name__ for key in state})
         if len(kinds) > 1 or not set(kinds) <= {"int", "str", "bytes"}:
@@ -214,7 +220,7 @@ def misfits(state: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What msgpack asks for in place of ``value``: a class's fields as a list, a map sorted. Raises `TypeError`."""
+    """Return what msgpack packs in place of ``value``: a class's fields as a list, a map sorted. Raises `TypeError`."""
     if isinstance(value, PMap):
         return {key: value[key] for key in sorted(value)}
     kind: Any = type(value)
@@ -230,13 +236,16 @@ def _fields(kind: Any) -> tuple[tuple[str, Any], ...]:
 
 
 def _build(kind: Any, plain: Any) -> Any:
-    """The value of type ``kind`` that `_plain` turned into ``plain``; raises `TypeError` and `ValueError`."""
+    """Return the value of type ``kind`` that `_plain` turned into ``plain``; raises `TypeError` and `ValueError`."""
     return _builder(kind)(plain)
 
 
 @cache
 def _builder(kind: Any) -> Callable[[Any], Any]:
-    """What builds values of a type; a snapshot may come in a file that a stranger made, so types are checked."""
+    """Return the function that builds values of a type.
+
+    It checks types, because a snapshot may come from an untrusted file.
+    """
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
         (inner,) = (_builder(one) for one in arguments if one is not types.NoneType)

@@ -1,11 +1,11 @@
 """One step of the state machine: a record of the log applied to the replica.
 
-Pure: `step` is the only place where the replica moves on, and `owed` says which entries
-a peer must append because of what the replica says (design: entries, replica, step).
+Pure: `step` is the only function that advances the replica.  `owed` returns the entries that
+a peer must append in the present state of the replica (design: entries, replica, step).
 
 A record is applied if it carries the cluster's id and its outbox number is its peer's
-last + 1; anything else (a repeat of a record appended twice, one behind a gap, another
-cluster's, bytes that are no record) only advances the position, on every peer alike.
+last + 1.  Any other record only advances the position, on every peer alike.  Examples are a
+record that was appended twice, a record after a gap, another cluster's record, and malformed bytes.
 
 Log time advances by what the writers of records measured with their monotonic clocks since
 they read the log: see `onyxq.core.log.clock`.  No wall clock, and no clock of the log, moves it.
@@ -37,10 +37,10 @@ JOINING_ENTRIES = frozenset(
         "set_slots",
     }
 )
-"""What a peer that is prepared, accepted or queued may do."""
+"""Entries that a peer may write while it is prepared, accepted or queued."""
 
 CLOCK_TOLERANCE_MS = 250
-"""Clocks agree while they differ by no more than this: the time that an append takes varies."""
+"""Largest difference between clocks that agree: the time that an append takes varies."""
 
 NOT_A_RECORD = "not a record"
 REPEAT = "repeat"
@@ -51,12 +51,12 @@ NOT_ENABLED = "not enabled"
 NOT_IN_RING = "not in the ring"
 
 _NOT_ITS_OWN = tuple(item.name for item in fields(Replica) if item.name != "extensions")
-"""What an extension leaves alone."""
+"""Fields of the replica that an extension must not change."""
 
 
 @frozen
 class Outcome:
-    """What became of one entry. ``args``: the entry's arguments, or the raw list if they were not decoded."""
+    """The outcome of one entry. ``args``: its arguments, or the raw list if they were not decoded."""
 
     index: int
     name: str
@@ -67,17 +67,17 @@ class Outcome:
 
 @frozen
 class Step:
-    """What became of one record. ``problem``: empty, or why all of it was a no-op."""
+    """The outcome of one record. ``problem``: empty, or why the whole record had no effect."""
 
     replica: Replica
     outcomes: tuple[Outcome, ...] = ()
     problem: str = ""
     peer: str = ""
-    """Who wrote the record; empty if that cannot be told."""
+    """The peer that wrote the record; empty if it is unknown."""
     number: int = 0
-    """Its outbox number; 0 if that cannot be told."""
+    """The record's outbox number; 0 if it is unknown."""
     ctime_ms: int = 0
-    """The record's time, as the log's clock said."""
+    """The record's time, by the log's clock."""
 
 
 def step(
@@ -87,10 +87,10 @@ def step(
     *,
     after_each: Callable[[Outcome, Replica], None] | None = None,
 ) -> Step:
-    """Apply one record, which must lie above the replica's position.
+    """Apply one record, which must be above the replica's position.
 
-    ``entries``: what this program knows.  ``after_each`` is told of each entry with the
-    replica behind it.  Raises `OlderThanCluster` for an enabled entry that is not known,
+    ``entries``: the entries that this program knows.  ``after_each`` is called after each entry, with its
+    outcome and the new replica.  Raises `OlderThanCluster` for an enabled entry that is not known,
     `ExtensionFailed` for a bug in an extension, and nothing else.
     """
     assert record.position > replica.position, "records are stepped in the order of the log"
@@ -119,9 +119,9 @@ def step(
 
 
 def owed(replica: Replica, me: str, entries: Entries) -> list[Any]:
-    """Arguments of every entry that the peer ``me`` owes now, in the registry's order.
+    """Return the arguments of every entry that the peer ``me`` owes now, in the registry's order.
 
-    Of what is not enabled nothing is owed.  Raises `ExtensionFailed` for a bug in an extension.
+    Entries that are not enabled are not owed.  Raises `ExtensionFailed` for a bug in an extension.
     """
     found: list[Any] = []
     for entry, find in entries.owing:
@@ -142,7 +142,7 @@ def _owed_by_extension(replica: Replica, me: str, entry: Entry) -> list[Any]:
 
 
 def _digested(replica: Replica, record: Record) -> Replica:
-    """The replica with the digest after a record."""
+    """Return the replica with the digest after a record."""
     digest = chained(replica.digest, record.position, record.ctime_ms, record.data)
     trail = with_step(replica.trail, record.position, digest)
     if record.position % MILESTONE_POSITIONS:
@@ -152,7 +152,7 @@ def _digested(replica: Replica, record: Record) -> Replica:
 
 
 def _problem(replica: Replica, content: RecordContent, entries: Entries) -> str:
-    """Why a record is a no-op as a whole, or empty."""
+    """Return why the whole record has no effect, or an empty string."""
     if replica.cluster is None:
         if not _creates(content, entries):
             return NO_CLUSTER
@@ -165,7 +165,7 @@ def _problem(replica: Replica, content: RecordContent, entries: Entries) -> str:
 
 
 def _creates(content: RecordContent, entries: Entries) -> bool:
-    """Whether the record starts with ``create_cluster`` of the cluster whose id it carries."""
+    """Return whether the record starts with ``create_cluster`` of the cluster whose id it carries."""
     if not content.entries or content.entries[0].name != CREATE:
         return False
     first = content.entries[0]
@@ -182,8 +182,8 @@ def _creates(content: RecordContent, entries: Entries) -> bool:
 def _advance(replica: Replica, record: Record, content: RecordContent) -> Replica:
     """Return the replica at the position of a record that counts, with the time that passed before it.
 
-    A writer that is not known yet has no clock to compare, and holds no claims: the next record
-    counts for both.
+    A writer that is not known yet has no clock for comparison and holds no claims.  The next record
+    adds the time of both.
     """
     outbox = replica.outbox.set(content.peer, content.number)
     peer = replica.peers.get(content.peer)
@@ -203,26 +203,26 @@ def _advance(replica: Replica, record: Record, content: RecordContent) -> Replic
 
 
 def _risen_ms(replica: Replica, record: Record, content: RecordContent, skew_ms: int) -> int:
-    """Return by how much ``clock_ms`` rises: what the log's clock and the writer's wall clock agree on.
+    """Return the rise of ``clock_ms``: the time on which the log's clock and the writer's wall clock agree.
 
-    If both jumped, the writer's monotonic clock bounds it.  A writer in the ring reads what is
-    written in little time, so not much more passed than since it read.
+    If both clocks jumped, the writer's monotonic clock is the bound.  A writer in the ring reads new
+    records within a short time, so little more time passed than since it read.
     """
     rise_ms = record.ctime_ms - replica.ctime_ms
     said_ms = content.wall_ms - skew_ms - replica.clock_ms
     if not -CLOCK_TOLERANCE_MS <= rise_ms <= said_ms + CLOCK_TOLERANCE_MS:
-        rise_ms = said_ms  # the log's clock was set: only the writer can say what passed
+        rise_ms = said_ms  # the log's clock was set: only the writer knows how much time passed
     if content.measured.position <= replica.counted_position:
         rise_ms = min(rise_ms, content.measured.waited_ms + CLOCK_SKEW_MAX_MS)
     return max(0, rise_ms)
 
 
 def _with_skew(replica: Replica, record: Record, content: RecordContent) -> Replica:
-    """The replica with the writer's clock skew noted, if it moved by more than the jitter of appending."""
+    """Return the replica with the writer's clock skew noted, if it moved by more than the jitter of appending."""
     peer = replica.peers.get(content.peer)
     if peer is None:
         return replica
-    # A newcomer's first record has not moved the clock: what seems to have passed is added.
+    # A new peer's first record has not moved the clock, so the time that seems to have passed is added.
     clock_ms = replica.clock_ms + max(0, record.ctime_ms - replica.ctime_ms)
     skew_ms = content.wall_ms - clock_ms
     if abs(skew_ms - peer.clock_skew_ms) <= CLOCK_TOLERANCE_MS:
@@ -257,7 +257,10 @@ def _apply_own(replica: Replica, args: Any, stamp: Stamp, entry: Entry, form: Fo
 
 
 def _apply_extension(replica: Replica, args: Any, stamp: Stamp, entry: Entry, form: Form) -> tuple[Replica, Verdict]:
-    """As `_apply_own`; what would fork the cluster, or harm it, stops every peer here instead."""
+    """Apply an extension's entry as `_apply_own` does.
+
+    If the entry would fork or harm the cluster, stop every peer here instead.
+    """
     try:
         after, verdict = form.apply(replica, args, stamp)
         wrong = trespass(replica, after, verdict, entry)
@@ -269,7 +272,7 @@ def _apply_extension(replica: Replica, args: Any, stamp: Stamp, entry: Entry, fo
 
 
 def trespass(before: Replica, after: Replica, verdict: Verdict, entry: Entry) -> str:
-    """What an extension's entry did that it must not, in words; empty if it kept to its own."""
+    """Return what an extension's entry did that it must not do, in words; empty if it kept the rules."""
     if type(verdict) is not str or not verdict:
         return f"gave the verdict {verdict!r}, which is no text,"
     if any(getattr(after, name) is not getattr(before, name) for name in _NOT_ITS_OWN):
@@ -280,7 +283,7 @@ def trespass(before: Replica, after: Replica, verdict: Verdict, entry: Entry) ->
 
 
 def _may(replica: Replica, entry: Entry, peer: str) -> bool:
-    """Whether the writer's place in the ring allows it this entry."""
+    """Return whether the writer's place in the ring allows it to write this entry."""
     if peer in replica.ring.members:
         return True
     if peer in replica.peers:

@@ -24,7 +24,7 @@ class Policy(NamedTuple):
 
 
 def policy_of(replica: Replica, header: dict[str, Any]) -> Policy:
-    """A task's policy: what its header says, else its queue."""
+    """Return a task's policy: what its header says, else its queue."""
     settings = settings_of(replica, header.get("queue", ""))
     return Policy(
         header.get("retries", settings.retries),
@@ -34,12 +34,12 @@ def policy_of(replica: Replica, header: dict[str, Any]) -> Policy:
 
 
 def failure_of(replica: Replica, header: dict[str, Any]) -> int:
-    """The outcome of a task that fails for good."""
+    """Return the outcome of a task that fails for good."""
     stops = ORDERING_KEY in header and settings_of(replica, header.get("queue", "")).on_dead == "stops"
     return STOPPED if stops else FAILED
 
 
 def may_say(body: bytes, *fields: str) -> bool:
-    """Whether a task row's header may hold one of these fields: quick, and wrong only where other words hold them."""
+    """Return whether a task row's header may hold one of these fields: quick, and wrong only where other words hold them."""
     head = body[8 : 8 + int.from_bytes(body[:4], "little")]
     return any(field.encode() in head for field in fields)

@@ -43,7 +43,7 @@ class Timer:
 
 
 def timer_id(value: Any) -> str:
-    """A timer's id; raises `BadRequest`."""
+    """Return a timer's id; raises `BadRequest`."""
     if not isinstance(value, str) or not 1 <= len(value) <= ID_CHARS_MAX or not _printable(value):
         raise BadRequest(f"id must be a string of 1 to {ID_CHARS_MAX} characters, none a control character", field="id")
     if value != value.strip():
@@ -52,7 +52,7 @@ def timer_id(value: Any) -> str:
 
 
 def checked(timer: Any, *, timeout: Any, data: Any, callback: Any, longest_ms: int, request: Any = "") -> Timer:
-    """The timer that is asked for; raises `BadRequest` naming the field."""
+    """Return the timer that is asked for; raises `BadRequest` naming the field."""
     if type(timeout) is not int:
         raise BadRequest("timeout must be an integer: milliseconds from now", field="timeout")
     if not 1 <= timeout <= longest_ms:
@@ -89,7 +89,7 @@ def _printable(text: str) -> bool:
 
 
 def pack(timer: Timer) -> bytes:
-    """The payload of the timer's task, JSON; raises `BadRequest`, `TooLarge`.
+    """Return the payload of the timer's task, JSON; raises `BadRequest`, `TooLarge`.
 
     What could be told over HTTP and not over the TCP port is refused too.
     """
@@ -108,7 +108,7 @@ def pack(timer: Timer) -> bytes:
 
 
 def unpack(payload: bytes) -> Timer:
-    """The reverse of `pack`; raises `BadRequest` for what is no timer."""
+    """Return the reverse of `pack`; raises `BadRequest` for what is no timer."""
     try:
         said = json.loads(payload)
         timer, timeout, data, callback = said["id"], said["timeout"], said["data"], said["callback"]
@@ -119,7 +119,7 @@ def unpack(payload: bytes) -> Timer:
 
 
 def request_of(payload: bytes) -> str:
-    """The request that set a timer; empty where that is not told."""
+    """Return the request that set a timer; empty where that is not told."""
     try:
         return unpack(payload).request
     except BadRequest:

@@ -1,8 +1,8 @@
-"""Transactions as the replica holds them: which claims stand, what is held, what is settled (design: transactions).
+"""Transactions in the replica: which claims are valid, which are held, what is settled (design: transactions).
 
-Pure.  A committed transaction holds the claims that it completes: their pieces carry its
-position as token, a worker's name that tells of it, and a deadline that never comes, so
-nothing but the settling of their partition ends them.
+Pure.  A committed transaction holds the claims that it completes.  Their pieces carry its
+position as token, a worker name that contains its name, and a deadline that never comes.
+So only the settling of their partition ends them.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ from onyxq.core.remembered import recall, remember
 from onyxq.core.replica import HELD_MS, Hold, Replica, claimed_bits
 
 KIND = "transaction"
-"""Under which names of settled transactions are remembered; a repeat is told the position of the
-commit and the note that came with it."""
+"""The kind under which names of settled transactions are remembered.
+
+A repeat gets the position of the commit and the note that came with it.
+"""
 NAME_CHARACTERS_MAX = 200
 NOTE_BYTES_MAX = 64
 KEEP_MS = 600_000
-"""How long the name of a settled transaction is remembered by default."""
+"""Default time for which the name of a settled transaction is remembered, in ms."""
 KEEP_MS_MAX = 7 * 86_400_000
 DEADLINE_AHEAD_MS_MAX = 3_600_000
-"""How far ahead in log time the deadline of a commit may lie."""
+"""How far ahead in log time the deadline of a commit may be, in ms."""
 
 
 class Claim(NamedTuple):
-    """Runs of a partition claimed under one token."""
+    """Runs of a partition that are claimed under one token."""
 
     partition: int
     token: int
@@ -38,7 +40,7 @@ class Claim(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What a partition has to make visible: how many pending facts, and their digest."""
+    """What a partition must make visible: the number of its pending facts, and their digest."""
 
     partition: int
     count: int  # type: ignore[assignment]  # shadows the tuple's method
@@ -46,8 +48,10 @@ class Part(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A transaction whose pending facts are kept, as the entries that commit it have it; see
-    ``log_entries.commit_transaction``."""
+    """A transaction whose pending facts are stored, in the form that its commit entries use.
+
+    See ``log_entries.commit_transaction``.
+    """
 
     name: str
     deadline_ms: int
@@ -59,32 +63,33 @@ class Prepared(NamedTuple):
 
 
 class Stale(NamedTuple):
-    """A task whose token does not stand."""
+    """A task whose token is not valid."""
 
     id: TaskId
     token: int
 
 
 def on_hold(replica: Replica) -> Hold | None:
-    """The hold under which nothing may be committed now; None if there is none, or it is over."""
+    """Return the hold that blocks commits now; None if there is none, or it is over."""
     found = replica.hold
     return found if found is not None and replica.clock_ms < found.until_ms else None
 
 
 def worker_of(name: str) -> str:
-    """Who holds the claims that a transaction completes."""
+    """Return the worker name of the claims that a transaction completes."""
     return f"transaction {name}"
 
 
 def well_formed(claims: Iterable[Claim]) -> bool:
-    """Whether all runs lie in their partition and within a stretch each."""
+    """Return whether each run is in its partition and within one stretch."""
     return all(gather(claim.partition, [("", claim.runs)]) is not None for claim in claims)
 
 
 def stale(replica: Replica, claims: Iterable[Claim], *, position: int | None = None) -> list[Stale]:
-    """The tasks of well-formed claims that are not held under their token any more, in order.
+    """Return the tasks of well-formed claims that are no longer held under their token, in order.
 
-    ``position``: of the record that asks; nobody can know its own position as a token.
+    ``position``: of the record that asks. A token equal to it is always stale, because no worker can know
+    a position before it exists.
     """
     found: list[Stale] = []
     for claim in claims:
@@ -99,7 +104,7 @@ def stale(replica: Replica, claims: Iterable[Claim], *, position: int | None = N
 
 
 def held(replica: Replica, name: str, position: int, claims: Iterable[Claim]) -> Replica:
-    """The replica with claims that stand moved into the transaction ``name`` committed at ``position``."""
+    """Return the replica with valid claims moved into the transaction ``name`` committed at ``position``."""
     worker = worker_of(name)
 
     def take(pieces: Pieces, token: int, bits: int) -> Pieces | None:
@@ -114,9 +119,9 @@ def held(replica: Replica, name: str, position: int, claims: Iterable[Claim]) ->
 
 
 def settled(replica: Replica, name: str, partition: int) -> Replica:
-    """The replica without what the transaction held in a partition that made it visible.
+    """Return the replica without the claims that the transaction held in a partition that made it visible.
 
-    With its last part the transaction itself goes, and its name is remembered.
+    After its last part, the transaction itself is removed and its name is remembered.
     """
     found = replica.transactions[name]
     mine = [claim for claim in found.claims if claim[0] == partition]
@@ -138,13 +143,13 @@ def _without_held(pieces: Pieces, kind: str, bits: int) -> Pieces | None:
 
 
 def answer_of(replica: Replica, name: str) -> int | None:
-    """The position of the commit under this name, settled or not; None if there is none, or none any more."""
+    """Return the position of the commit under this name, settled or not; None if it is unknown or forgotten."""
     known = known_as(replica, name)
     return known[0] if known is not None else None
 
 
 def known_as(replica: Replica, name: str) -> tuple[int, bytes] | None:
-    """The same, with the note that came with the commit."""
+    """Return the position of the commit under this name and the note that came with it, or None."""
     if name in replica.transactions:
         found = replica.transactions[name]
         return found.position, found.note

@@ -17,7 +17,7 @@ from onyxq.core.replica import Job, Replica
 
 
 def violations(replica: Replica) -> list[str]:
-    """Every broken invariant of jobs, in words."""
+    """Return every broken invariant of jobs, in words."""
     return [*_of_each(replica), *_of_peers(replica), *_of_all(replica)]
 
 

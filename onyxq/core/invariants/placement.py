@@ -16,7 +16,7 @@ from onyxq.core.replica import HELD_MS, ClaimPiece, Partition, Replica
 
 
 def violations(replica: Replica) -> list[str]:
-    """Every broken invariant of partitions and claims, in words."""
+    """Return every broken invariant of partitions and claims, in words."""
     return [*_of_partitions(replica), *_of_claims(replica)]
 
 

@@ -18,7 +18,7 @@ from onyxq.core.transactions import KIND, worker_of
 
 
 def violations(replica: Replica) -> list[str]:
-    """Every broken invariant of these, in words."""
+    """Return every broken invariant of these, in words."""
     return [*_of_queues(replica), *_of_limits(replica), *_of_transactions(replica), *_of_periodic(replica)]
 
 

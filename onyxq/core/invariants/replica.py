@@ -15,7 +15,7 @@ from onyxq.core.snapshot import misfits
 
 
 def violations(replica: Replica) -> list[str]:
-    """Every broken invariant in words; empty if all hold."""
+    """Return every broken invariant in words; empty if all hold."""
     return [
         *ring_violations(replica),
         *membership_violations(replica),
@@ -99,6 +99,6 @@ def log_violations(replica: Replica) -> list[str]:
 
 
 def extension_violations(replica: Replica) -> list[str]:
-    """What extensions keep can be packed."""
+    """Return what extensions keep can be packed."""
     wrong = [(name, misfits(replica.extensions[name])) for name in sorted(replica.extensions)]
     return [f"the state of extension {name} holds {what}" for name, what in wrong if what]

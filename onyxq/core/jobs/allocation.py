@@ -33,7 +33,7 @@ from onyxq.core.replica import Job, Replica
 
 
 def allocated(replica: Replica, position: int) -> Replica:
-    """The replica with drivers and slots given out anew; ``position``: of the entry that asks for it."""
+    """Return the replica with drivers and slots given out anew; ``position``: of the entry that asks for it."""
     jobs = active(replica)
     if not jobs:
         return replica
@@ -52,7 +52,7 @@ def allocated(replica: Replica, position: int) -> Replica:
 
 
 def offers(replica: Replica) -> list[Offer]:
-    """What peers have for jobs, by id of the peer."""
+    """Return what peers have for jobs, by id of the peer."""
     found = []
     for name in sorted(replica.ring.members):
         peer = replica.peers.get(name)
@@ -65,7 +65,7 @@ def offers(replica: Replica) -> list[Offer]:
 
 
 def _driven(job: Job, driver: str, position: int, why: str) -> Job:
-    """The job with its driver; another one than before comes with a version above all before."""
+    """Return the job with its driver; another one than before comes with a version above all before."""
     if driver == job.driver:
         return evolve(job, why=why)
     if not driver:
@@ -75,7 +75,7 @@ def _driven(job: Job, driver: str, position: int, why: str) -> Job:
 
 
 def shared(jobs: Sequence[Job], drivers: Mapping[str, str], offered: Sequence[Offer]) -> dict[str, int]:
-    """How many slots each job has that has a driver; ``jobs`` in the order of submission."""
+    """Return how many slots each job has that has a driver; ``jobs`` in the order of submission."""
     total = sum(offer.slots for offer in offered)
     at: dict[str, list[Job]] = {offer.peer: [] for offer in offered}
     for job in jobs:
@@ -88,7 +88,7 @@ def shared(jobs: Sequence[Job], drivers: Mapping[str, str], offered: Sequence[Of
 
 
 def reason(job: Job, jobs: Sequence[Job], drivers: Mapping[str, str], offered: Sequence[Offer]) -> str:
-    """Why a job has no driver."""
+    """Return why a job has no driver."""
     mate = next((other.id for other in jobs if other.id == job.beside and other.submitted < job.submitted), "")
     if mate and mate not in drivers:
         return f"waits for job {mate}, beside which it runs"
@@ -98,7 +98,7 @@ def reason(job: Job, jobs: Sequence[Job], drivers: Mapping[str, str], offered: S
 
 
 def _missing(job: Job, offered: Sequence[Offer]) -> str:
-    """What no peer has of what a job needs; empty if one has all."""
+    """Return what no peer has of what a job needs; empty if one has all."""
     if not offered:
         return "no peer offers slots"
     for tag in job.tags:

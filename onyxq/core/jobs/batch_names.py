@@ -23,7 +23,7 @@ class Share(NamedTuple):
 
 
 def share_of(name: str) -> Share | None:
-    """The batch that a name tells; None if it is not of a job's batch."""
+    """Return the batch that a name tells; None if it is not of a job's batch."""
     parts = name.split("/", 4)
     if len(parts) != 5 or parts[0] != "job" or not is_id(parts[1]):
         return None
@@ -34,7 +34,7 @@ def share_of(name: str) -> Share | None:
 
 
 def is_void(replica: Replica, name: str) -> bool:
-    """Whether no entry behind this replica can commit a transaction of that name any more.
+    """Return whether no entry behind this replica can commit a transaction of that name any more.
 
     One of a version that this replica has not read of yet may come.
     """

@@ -34,24 +34,24 @@ _ID_SIGNS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234
 
 
 def is_id(text: str) -> bool:
-    """Whether a text can be a job's id, which also names directories and transactions: 1 to 120 letters,
+    """Return whether a text can be a job's id, which also names directories and transactions: 1 to 120 letters,
     digits, ``.``, ``_`` and ``-``, the first of them a letter or digit."""
     return 1 <= len(text) <= _ID_CHARACTERS_MAX and set(text) <= _ID_SIGNS and text[0] not in "._-"
 
 
 def is_over(job: Job) -> bool:
-    """Whether it has ended."""
+    """Return whether it has ended."""
     return job.state in ENDED
 
 
 def active(replica: Replica) -> list[Job]:
-    """The jobs that have not ended, in the order in which they were submitted."""
+    """Return the jobs that have not ended, in the order in which they were submitted."""
     found = [job for job in replica.jobs.values() if not is_over(job)]
     return sorted(found, key=lambda job: job.submitted)
 
 
 def digest_of(replica: Replica, name: str) -> bytes | None:
-    """The digest of what was submitted under an id; None if the id is free."""
+    """Return the digest of what was submitted under an id; None if the id is free."""
     found = replica.jobs.get(name)
     if found is not None:
         return found.digest
@@ -60,14 +60,14 @@ def digest_of(replica: Replica, name: str) -> bytes | None:
 
 
 def outcome_of(replica: Replica, name: str) -> Any:
-    """What is remembered of a job that a ``gc`` took: a map of ``state``, ``error``, ``digest``,
+    """Return what is remembered of a job that a ``gc`` took: a map of ``state``, ``error``, ``digest``,
     ``submitted_ms``, ``ended_ms``, ``batch`` and ``offsets``; None if nothing is."""
     kept = recall(replica, KIND, name)
     return kept.answer if kept is not None else None
 
 
 def absence(replica: Replica, name: str) -> str:
-    """Why nothing can be done with a job that is not under way, or ""."""
+    """Return why nothing can be done with a job that is not under way, or ""."""
     found = replica.jobs.get(name)
     if found is None:
         return OVER if outcome_of(replica, name) is not None else UNKNOWN
@@ -75,7 +75,7 @@ def absence(replica: Replica, name: str) -> str:
 
 
 def refusal(replica: Replica, name: str, version: int) -> str:
-    """Why a driver of this version may say nothing about a job (any more), or ""."""
+    """Return why a driver of this version may say nothing about a job (any more), or ""."""
     gone = absence(replica, name)
     if gone:
         return gone
@@ -84,12 +84,12 @@ def refusal(replica: Replica, name: str, version: int) -> str:
 
 
 def with_job(replica: Replica, job: Job) -> Replica:
-    """The replica with one job replaced."""
+    """Return the replica with one job replaced."""
     return evolve(replica, jobs=replica.jobs.set(job.id, job))
 
 
 def ended(replica: Replica, name: str, state: str, why: str = "") -> Replica:
-    """The replica with a job at its end; the slots that it had are to be given to others."""
+    """Return the replica with a job at its end; the slots that it had are to be given to others."""
     over = evolve(
         replica.jobs[name],
         state=state,
@@ -104,7 +104,7 @@ def ended(replica: Replica, name: str, state: str, why: str = "") -> Replica:
 
 
 def forget_ended(replica: Replica) -> Replica:
-    """The replica without jobs that have ended; their outcomes are remembered for as long as each asked for."""
+    """Return the replica without jobs that have ended; their outcomes are remembered for as long as each asked for."""
     over = sorted(name for name, job in replica.jobs.items() if is_over(job))
     if not over:
         return replica
@@ -118,7 +118,7 @@ def forget_ended(replica: Replica) -> Replica:
 
 
 def _without_old_offsets(replica: Replica) -> Replica:
-    """The replica with no more offsets of ended jobs than it has room for."""
+    """Return the replica with no more offsets of ended jobs than it has room for."""
     prefix, left = f"{KIND}/", OFFSETS_BYTES_MAX
     kept = [(one.answer["ended_ms"], key) for key, one in replica.remembered.items() if key.startswith(prefix)]
     remembered = replica.remembered

@@ -34,7 +34,7 @@ class Offer:
 
 
 def suits(offer: Offer, job: Job) -> bool:
-    """Whether a peer has the tags and the zone for a job."""
+    """Return whether a peer has the tags and the zone for a job."""
     return offer.tags.issuperset(job.tags) and (not job.zones or offer.zone in job.zones)
 
 
@@ -59,12 +59,12 @@ class Plan:
                 self.together[job.beside] += self.needs[job.id]
 
     def mate(self, job: Job) -> str:
-        """The job that it has to run beside, if that has not ended; not one that took the name later."""
+        """Return the job that it has to run beside, if that has not ended; not one that took the name later."""
         mate = self.jobs.get(job.beside)
         return mate.id if mate is not None and mate.submitted < job.submitted else ""
 
     def fits(self, job: Job, peer: str) -> bool:
-        """Whether a peer may drive a job, whatever else it drives."""
+        """Return whether a peer may drive a job, whatever else it drives."""
         offer = self.offers.get(peer)
         if offer is None or not suits(offer, job) or self.needs[job.id] > offer.slots:
             return False
@@ -72,7 +72,7 @@ class Plan:
         return not mate or self.drivers.get(mate) == peer
 
     def has_room(self, job: Job, peer: str) -> bool:
-        """Whether a peer can drive a job beside all that it drives."""
+        """Return whether a peer can drive a job beside all that it drives."""
         return self.room[peer] >= self.needs[job.id]
 
     def put(self, job: Job, peer: str) -> None:
@@ -90,7 +90,7 @@ class Plan:
 
 
 def placed(jobs: Sequence[Job], offered: Sequence[Offer]) -> dict[str, str]:
-    """The driver of each job that gets one; ``jobs``: those that have not ended, in the order of submission.
+    """Return the driver of each job that gets one; ``jobs``: those that have not ended, in the order of submission.
 
     Passes follow each other for as long as one finds a driver for a job: so doing it again changes nothing.
     """
@@ -146,7 +146,7 @@ class _Search:
             self.hopeless.add(asked)
 
     def _may_fit(self, job: Job) -> bool:
-        """Whether there are peers for it at all, and slots enough if they were all in one place."""
+        """Return whether there are peers for it at all, and slots enough if they were all in one place."""
         plan = self.plan
         mate = plan.mate(job)
         if mate in self.kept or mate not in plan.drivers:
@@ -156,7 +156,7 @@ class _Search:
         return fit and sum(plan.room.values()) >= plan.needs[job.id]
 
     def _rearrange(self, job: Job) -> bool:
-        """Place all jobs without a driver and this one anew, with as few moves as will do."""
+        """Return place all jobs without a driver and this one anew, with as few moves as will do."""
         if len(self.added) > TOGETHER_MAX:
             return False  # in the next pass they are among those that keep their drivers
         before = dict(self.plan.drivers)
@@ -179,7 +179,7 @@ class _Search:
                 plan.put(plan.jobs[name], drivers[name])
 
     def _with_room(self, job: Job) -> list[str]:
-        """Peers that can drive a job as things are, those with most room first."""
+        """Return peers that can drive a job as things are, those with most room first."""
         plan = self.plan
         peers = [peer for peer in plan.offers if plan.has_room(job, peer) and plan.fits(job, peer)]
         return sorted(peers, key=lambda peer: (-plan.room[peer], peer))
@@ -191,7 +191,7 @@ class _Search:
         return plan.room[peer] < plan.together[job.id], -share, -plan.room[peer], peer
 
     def _place(self, todo: list[Job], moves: int, settled: frozenset[str]) -> bool:
-        """Place all of ``todo``, moving so many of the jobs that kept their driver; not who is settled."""
+        """Return place all of ``todo``, moving so many of the jobs that kept their driver; not who is settled."""
         if not todo:
             return True
         job, rest = todo[0], todo[1:]

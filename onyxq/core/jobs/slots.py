@@ -15,12 +15,12 @@ SLOTS_MAX = 1 << 16
 
 
 def need(job: Job) -> int:
-    """The fewest slots with which a job runs."""
+    """Return the fewest slots with which a job runs."""
     return max(1, job.min_slots, *(least for _, least, _, _ in job.tasks))
 
 
 def most(job: Job) -> int:
-    """The most slots that a job can use."""
+    """Return the most slots that a job can use."""
     return max(job.max_slots, need(job)) if job.max_slots else SLOTS_MAX
 
 
@@ -34,7 +34,7 @@ def tasks_of(job: Job, slots: int) -> tuple[tuple[str, int], ...]:
 
 
 def shares(jobs: Sequence[Job], slots: int, total: int) -> dict[str, int]:
-    """How a peer's slots go to the jobs that it drives; ``total``: all that peers offer."""
+    """Return how a peer's slots go to the jobs that it drives; ``total``: all that peers offer."""
     given = {job.id: need(job) for job in jobs}
     left = slots - sum(given.values())
     kinds = {kind: [job for job in jobs if job.scheduler == kind] for kind in SCHEDULERS}

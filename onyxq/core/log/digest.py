@@ -73,7 +73,7 @@ def with_milestone(milestones: Milestones, position: int, digest: bytes) -> Mile
 
 
 def _is_kept(older: int, newest: int) -> bool:
-    """Whether the milestone at ``older`` is kept once there is one at ``newest``."""
+    """Return whether the milestone at ``older`` is kept once there is one at ``newest``."""
     distance = (newest - older) // MILESTONE_POSITIONS
     spacing = max(1, 2 * distance // MILESTONES_DENSE)
     return older // MILESTONE_POSITIONS % (1 << spacing.bit_length() - 1) == 0

@@ -23,12 +23,12 @@ SEGMENT_RECORDS = 1 << 30
 
 
 def segment_of(position: int) -> int:
-    """The segment that a position lies in; 0 for `START`."""
+    """Return the segment that a position lies in; 0 for `START`."""
     return max(position, 0) >> SEQUENCE_BITS
 
 
 def segment_start(segment: int) -> int:
-    """The position of a segment's first record."""
+    """Return the position of a segment's first record."""
     return segment << SEQUENCE_BITS
 
 
@@ -98,7 +98,7 @@ class LogSession(Protocol):
         ...
 
     async def read(self, position: int) -> Record | Trimmed:
-        """The record at ``position``, waiting until it is written.
+        """Return the record at ``position``, waiting until it is written.
 
         Consecutive calls are served from a window of pipelined gets. Cancellable.
         Where ``position`` is the end of a closed segment the record is the next segment's first.
@@ -106,7 +106,7 @@ class LogSession(Protocol):
         ...
 
     async def look(self, position: int) -> Record | Trimmed | None:
-        """The record at ``position`` as the log is now, without waiting.
+        """Return the record at ``position`` as the log is now, without waiting.
 
         `Trimmed` if there is none and the origin is not below; None if there is none and the
         origin is below, so that a position that was read once is not in this log.
@@ -114,7 +114,7 @@ class LogSession(Protocol):
         ...
 
     async def tail(self) -> int:
-        """A position at or before the present end of the log (START if empty): a new
+        """Return a position at or before the present end of the log (START if empty): a new
         reader that has stepped past it is current as of this call."""
         ...
 
@@ -123,7 +123,7 @@ class LogSession(Protocol):
         ...
 
     async def pulses(self) -> dict[str, bytes]:
-        """All pulses that exist now."""
+        """Return all pulses that exist now."""
         ...
 
     async def wait_pulse_gone(self, peer: str) -> None:
@@ -131,7 +131,7 @@ class LogSession(Protocol):
         ...
 
     async def origin(self) -> Origin | None:
-        """The present origin, or None before the first gc. Re-reads if a chunk vanished."""
+        """Return the present origin, or None before the first gc. Re-reads if a chunk vanished."""
         ...
 
     async def store_origin(self, position: int, data: bytes, *, expected_version: int) -> bool:
@@ -164,11 +164,11 @@ class LogBackend(Protocol):
         ...
 
     async def session(self) -> LogSession:
-        """A new session; raises `LogUnavailable` if none can be had in time."""
+        """Return a new session; raises `LogUnavailable` if none can be had in time."""
         ...
 
     async def look(self, position: int) -> Record | Trimmed | None:
-        """As `LogSession.look`, over a connection of its own; raises `LogUnavailable`.
+        """Return as `LogSession.look`, over a connection of its own; raises `LogUnavailable`.
 
         A log that was set back may refuse sessions that saw more of it, but not new ones.
         """

@@ -47,7 +47,7 @@ class RecordContent(NamedTuple):
 
 
 def encode_entry(args: Any, entries: Entries, enabled: Mapping[str, int] | None = None) -> bytes:
-    """The bytes of the entry whose arguments are ``args``, in the highest version that is ``enabled``
+    """Return the bytes of the entry whose arguments are ``args``, in the highest version that is ``enabled``
     (default: that ``entries`` know); raises `TooLarge` above 256 KiB, and `NotEnabled`."""
     form = entries.enabled_form(args, entries.versions if enabled is None else enabled)
     if form is None:
@@ -74,7 +74,7 @@ def encode_record(
 
 
 def decode_record(data: bytes) -> RecordContent | None:
-    """What a record holds; None if the bytes are no record, whatever they are."""
+    """Return what a record holds; None if the bytes are no record, whatever they are."""
     try:
         content = msgpack.unpackb(data)
     except (ValueError, TypeError, OverflowError, msgpack.UnpackException):

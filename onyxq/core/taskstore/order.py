@@ -52,7 +52,7 @@ def removed(order: Order, pair: Pair) -> Order:
 
 
 def count_until(order: Order, number: int) -> int:
-    """How many pairs have a first number of at most ``number``."""
+    """Return how many pairs have a first number of at most ``number``."""
     at = bisect_right(order, number, key=_first_number) - 1
     if at < 0:
         return 0
@@ -60,7 +60,7 @@ def count_until(order: Order, number: int) -> int:
 
 
 def nth(order: Order, place: int) -> Pair:
-    """The pair at a place, counted from 0."""
+    """Return the pair at a place, counted from 0."""
     for block in order:
         if place < len(block):
             return block[place]
@@ -69,7 +69,7 @@ def nth(order: Order, place: int) -> Pair:
 
 
 def pairs(order: Order) -> Iterator[Pair]:
-    """All pairs in their order."""
+    """Return all pairs in their order."""
     return chain.from_iterable(order)
 
 

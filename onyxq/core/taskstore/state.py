@@ -87,12 +87,12 @@ class Store(NamedTuple):
     limits: tuple[int, int] = (TASK_BYTES_MAX, BYTES_MAX)
 
     def get(self, number: int) -> Row | None:
-        """The task of an id."""
+        """Return the task of an id."""
         part = self.tasks.get(number >> PART_SHIFT)
         return None if part is None else part.get(number)
 
     def available(self, group: str, now_ms: int) -> int:
-        """How many tasks of a group may be claimed."""
+        """Return how many tasks of a group may be claimed."""
         return order.count_until(self.groups.get(group, order.EMPTY), now_ms)
 
     def members(self, group: str) -> Iterable[int]:
@@ -101,7 +101,7 @@ class Store(NamedTuple):
 
 
 def read(replica: Replica) -> Store:
-    """The store as the replica has it."""
+    """Return the store as the replica has it."""
     state = state_of(replica, NAME)
     if not state:
         return Store()
@@ -109,7 +109,7 @@ def read(replica: Replica) -> Store:
 
 
 def written(replica: Replica, store: Store, stamp: Stamp, request: int, answer: Answer) -> Replica:
-    """The replica with the store and with the answer to a request."""
+    """Return the replica with the store and with the answer to a request."""
     position, answers = _answers(replica)
     if position != stamp.position:
         answers = _NOBODY
@@ -117,7 +117,7 @@ def written(replica: Replica, store: Store, stamp: Stamp, request: int, answer: 
 
 
 def kept(replica: Replica, store: Store) -> Replica:
-    """The replica with the store, answers as they were."""
+    """Return the replica with the store, answers as they were."""
     return _with(replica, store, _answers(replica))
 
 
@@ -137,7 +137,7 @@ def _with(replica: Replica, store: Store, answers: tuple[int, PMap[int, Answer]]
 
 
 def answer_of(replica: Replica, position: int, request: int) -> Answer | None:
-    """What became of a request, from the replica just behind the record at ``position``."""
+    """Return what became of a request, from the replica just behind the record at ``position``."""
     at, answers = _answers(replica)
     return answers.get(request) if at == position else None
 
@@ -146,17 +146,17 @@ def answer_of(replica: Replica, position: int, request: int) -> Answer | None:
 
 
 def size_of(task: Row) -> int:
-    """Bytes that count for a task."""
+    """Return bytes that count for a task."""
     return TASK_OVERHEAD_BYTES + len(task[0].encode()) + len(task[3].encode())
 
 
 def time_of(at_ms: int, now_ms: int) -> int:
-    """A time as requests give it: up to 0 it is told from now."""
+    """Return a time as requests give it: up to 0 it is told from now."""
     return at_ms if at_ms > 0 else now_ms - at_ms
 
 
 def with_tasks(store: Store, tasks: Iterable[Row], stamp: Stamp) -> tuple[Store, tuple[Numbered, ...]]:
-    """The store with new tasks, and these with their ids."""
+    """Return the store with new tasks, and these with their ids."""
     made: list[Numbered] = []
     for number, task in enumerate(tasks, start=next_id(store, stamp)):
         store = _put(store, number, task)
@@ -165,7 +165,7 @@ def with_tasks(store: Store, tasks: Iterable[Row], stamp: Stamp) -> tuple[Store,
 
 
 def without(store: Store, number: int) -> Store:
-    """The store without a task that is there."""
+    """Return the store without a task that is there."""
     tasks, groups, last, size, limits = store
     key = number >> PART_SHIFT
     part = tasks[key]
@@ -185,17 +185,17 @@ def _put(store: Store, number: int, task: Row) -> Store:
 
 
 def next_id(store: Store, stamp: Stamp) -> int:
-    """The id of the next new task."""
+    """Return the id of the next new task."""
     return max(store.last + 1, stamp.position << ID_SHIFT)
 
 
 def ids_left(store: Store, stamp: Stamp, count: int) -> bool:
-    """Whether there are ids for so many new tasks."""
+    """Return whether there are ids for so many new tasks."""
     return next_id(store, stamp) + count <= INT_MAX
 
 
 def wrong_task(task: Row, limits: tuple[int, int]) -> str:
-    """What keeps a task out of the store, in words, or empty."""
+    """Return what keeps a task out of the store, in words, or empty."""
     group, at_ms, owner, data = task
     if not 0 < len(group) <= GROUP_CHARACTERS_MAX:
         return f"its group must have 1 to {GROUP_CHARACTERS_MAX} characters, not {len(group)}"
@@ -209,7 +209,7 @@ def wrong_task(task: Row, limits: tuple[int, int]) -> str:
 
 
 def too_full(before: Store, after: Store) -> str:
-    """Why the store cannot take what is added, in words, or empty: what shrinks it is always taken."""
+    """Return why the store cannot take what is added, in words, or empty: what shrinks it is always taken."""
     if after.size <= max(before.size, after.limits[1]):
         return ""
     return f"{FULL}: it would hold {after.size} bytes of {after.limits[1]}"
@@ -219,7 +219,7 @@ FULL = "the task store is full"
 
 
 def chosen(seed: int, count: int) -> int:
-    """A number below ``count`` that follows from the seed alone: the same for all, evenly spread (splitmix64)."""
+    """Return a number below ``count`` that follows from the seed alone: the same for all, evenly spread (splitmix64)."""
     mixed = (seed * _SEED + _SEED) & _BITS
     mixed = ((mixed ^ (mixed >> 30)) * _ONE) & _BITS
     mixed = ((mixed ^ (mixed >> 27)) * _TWO) & _BITS
