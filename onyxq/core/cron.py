@@ -179,7 +179,7 @@ def _number(text: str, name: str, low: int, high: int, names: Sequence[str]) -> 
 
 
 def next_ms(schedule: Schedule, zone: str, after_ms: int) -> int:
-    """Return the first time after ``after_ms`` at which it is due, in ms since the epoch; `NEVER_MS` if there is none."""
+    """Return the first time after ``after_ms`` at which it is due, in ms since the epoch, or `NEVER_MS`."""
     return next(times(schedule, zone, after_ms), NEVER_MS)
 
 

@@ -89,7 +89,7 @@ def tree(replica: Replica) -> dict[str, Tree]:
 
 
 def plain(value: Any) -> Tree:
-    """Any value of the replica or of an entry's arguments as a plain tree."""
+    """Return any value of the replica or of an entry's arguments as a plain tree."""
     if isinstance(value, bytes):
         return value.hex()
     if attrs.has(type(value)):
@@ -104,7 +104,7 @@ def plain(value: Any) -> Tree:
 
 
 def patched(before: Tree, changes: Iterable[Change]) -> Tree:
-    """Return the tree with the changes made; ``before`` stays as it is."""
+    """Return the tree with the changes applied; ``before`` stays as it is."""
     root: dict[str, Tree] = {"": before}
     fresh: dict[tuple[str, ...], dict[str, Tree]] = {(): root}
     for change in changes:

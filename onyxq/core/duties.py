@@ -1,7 +1,7 @@
-"""Duties: what a peer must be doing while the replica says so (design: node and peer).
+"""Duties: what a peer must do while the replica requires it (design: node and peer).
 
-Pure.  The peer compares the duties before and after every record, starts a supervised
-task for each one that appears and cancels it when it goes.
+Pure.  The peer compares the duties before and after every record.  It starts a supervised
+task for each new duty and cancels it when the duty ends.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from onyxq.core.ring import watches
 
 @frozen
 class Watch:
-    """Watch the pulse of ``peer`` and report it absent by ``leave_cluster``."""
+    """The duty to watch the pulse of ``peer`` and report it absent by ``leave_cluster``."""
 
     peer: str
 
 
 @frozen
 class Lead:
-    """Lead ``partition`` at ``epoch``: take it over, serve it, settle it.
+    """The duty to lead ``partition`` at ``epoch``: take it over, serve it, settle it.
 
-    Every epoch is a duty of its own: a change of leader or target starts it afresh.
+    Every epoch is a separate duty: a change of leader or target starts it again.
     """
 
     partition: int
@@ -37,21 +37,21 @@ class Lead:
 
 @frozen
 class Snapshot:
-    """Write the replica as the origin, for the ``gc`` at ``position``, and trim the log behind it."""
+    """The duty to write the replica as the origin, for the ``gc`` at ``position``, and to trim the log before it."""
 
     position: int
 
 
 @frozen
 class Fire:
-    """Enqueue the periodic tasks when they are due."""
+    """The duty to enqueue the periodic tasks when they are due."""
 
 
 @frozen
 class Drive:
-    """Drive ``job`` under ``version``: run it on Spark, say when it is ready, completed or failed.
+    """The duty to drive ``job`` under ``version``: run it on Spark, and report when it is ready, completed or failed.
 
-    Every version is a duty of its own: whoever drives under an older one has to stop.
+    Every version is a separate duty: the driver of an older version must stop.
     """
 
     job: str
@@ -60,7 +60,7 @@ class Drive:
 
 @frozen
 class Extended:
-    """Run what an extension's entry asks for; ``value`` is one of what its ``duties`` gave."""
+    """The duty to run what an extension's entry asks for; ``value`` is one of the results of its ``duties``."""
 
     entry: str
     value: Hashable
@@ -70,7 +70,7 @@ Duty: TypeAlias = Watch | Lead | Snapshot | Fire | Drive | Extended
 
 
 def duties(replica: Replica, me: str, entries: Entries | None = None) -> frozenset[Duty]:
-    """Return all that the peer ``me`` must be doing now, with what the extensions among ``entries`` ask of it.
+    """Return all duties of the peer ``me`` now, with those of the extensions among ``entries``.
 
     Raises `ExtensionFailed` for a bug in an extension.
     """

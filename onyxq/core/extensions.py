@@ -1,4 +1,4 @@
-"""The state of extensions in the replica (design: entries). What they are is found by `onyxq.system.extensions`."""
+"""The state of extensions in the replica (design: entries). `onyxq.system.extensions` finds the extensions."""
 
 from __future__ import annotations
 

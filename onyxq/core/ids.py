@@ -47,7 +47,10 @@ def make_id(ms: int, partition: int, maker: int, counter: int) -> TaskId:
 
 
 def ms_of(task_id: bytes) -> int:
-    """Return the time in the id, in ms since the epoch: when the task is due, or when the id was made if that is later."""
+    """Return the time in the id, in ms since the epoch.
+
+    This is when the task is due, or when the id was made if that is later.
+    """
     return int.from_bytes(task_id[:6], "big")
 
 

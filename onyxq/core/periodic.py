@@ -1,8 +1,8 @@
-"""Periodic tasks: which are due, which runs that means, and under which ids (design: periodic tasks).
+"""Periodic tasks: which are due, which runs to enqueue, and under which ids (design: periodic tasks).
 
-The ring's first peer fires them: it enqueues the runs of a `plan` under ids that follow from
-name and time alone and then appends ``fire_periodic``.  A peer that dies in between leaves
-tasks that its successor enqueues once more under the same ids, which changes nothing.
+The ring's first peer fires them.  It enqueues the runs of a `plan` under ids that depend on
+name and time alone, and then appends ``fire_periodic``.  If it dies in between,
+its successor enqueues the same tasks again under the same ids, which changes nothing.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from onyxq.core.ids import TaskId, make_id
 from onyxq.core.replica import RUNS_MAX, Periodic, Replica
 
 ON_TIME_MS = 60_000
-"""A run that is late by no more was not missed: it takes so long at most until somebody else is first."""
+"""A run that is at most this late, in ms, was not missed: another peer becomes first within this time."""
 SKIP, ONCE, ALL = "skip", "once", "all"
 
 
 class Plan(NamedTuple):
-    """The times of the runs to enqueue now, and the next one."""
+    """The times of the runs to enqueue now, and of the next run."""
 
     fires: list[int]
     next_ms: int
 
 
 def due(replica: Replica, now_ms: int) -> list[Periodic]:
-    """Return the periodic tasks to fire now, by name."""
+    """Return the periodic tasks to fire now, sorted by name."""
     found = replica.periodic
     return [found[name] for name in sorted(found) if not found[name].paused and found[name].next_ms <= now_ms]
 
 
 def next_due_ms(replica: Replica) -> int | None:
-    """Return when the next one is due; None if there is none."""
+    """Return when the next periodic task is due, in ms since the epoch; None if there is none."""
     return min((one.next_ms for one in replica.periodic.values() if not one.paused), default=None)
 
 
 def plan(periodic: Periodic, now_ms: int) -> Plan:
-    """Return what to fire of one that is due.
+    """Return which runs of a periodic task to fire now.
 
-    Of times that passed meanwhile ``skip`` runs the last one if it is no more than a minute old,
-    ``once`` the last one however old, ``all`` every one, up to the last 1,000.  Raises `BadRequest`
+    Of the times that passed, ``skip`` runs the last one if it is at most a minute old,
+    ``once`` runs the last one of any age, and ``all`` runs every one, up to the last 1,000.  Raises `BadRequest`
     if this machine cannot read the schedule or does not know the zone.
     """
     schedule = cron.parse(periodic.schedule)
@@ -55,7 +55,7 @@ def plan(periodic: Periodic, now_ms: int) -> Plan:
 
 
 def task_id(periodic: Periodic, fired_ms: int, partitions: int) -> TaskId:
-    """Return the id of a run, the same whoever enqueues it."""
+    """Return the id of a run, which is the same for every peer that enqueues it."""
     digest = blake2b(periodic.name.encode(errors="replace"), digest_size=16).digest()
     partition = int.from_bytes(digest[:8], "big") % partitions
     return make_id(fired_ms, partition, int.from_bytes(digest[8:], "big"), 0)

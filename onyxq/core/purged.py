@@ -1,8 +1,8 @@
-"""What is purged of a partition: everything below a watermark but a few stretches (design: retention).
+"""The purged tasks of a partition: all below a watermark except a few stretches (design: retention).
 
-Pure.  The watermark is a time: of ids made, or due, before it nothing stands any more but
-the *kept* stretches, which held something unfinished, or too young, when it rose.  It never
-sinks, and what is purged is never kept again, so an id that is purged stays so.
+Pure.  The watermark is a time.  Tasks with ids from before it are purged, except those in the
+*kept* stretches.  A stretch is kept if it contained an unfinished or too recent task when the watermark rose.
+The watermark never goes back, and a purged stretch is never kept again, so a purged id stays purged.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from onyxq.core.ids import ms_of, stretch_of
 from onyxq.core.replica import Partition, Replica
 
 KEPT_MAX = 256
-"""Stretches of a partition that can stand below its watermark: the replica holds them."""
+"""Most stretches of a partition that can be kept below its watermark, because the replica holds them."""
 MARGIN_MS = 5_000
-"""How far the watermark stays behind the log's clock at least: ids are made by clocks that differ."""
+"""Least distance of the watermark from the log's clock, in ms: ids are made by clocks that differ."""
 PURGED = "purged"
-"""The verdict on entries about tasks that are purged."""
+"""Verdict on entries about tasks that are purged."""
 
 
 @frozen
 class Watermark:
-    """What of a partition is purged, as stores and leaders ask for it."""
+    """What is purged of a partition, in the form that stores and leaders use."""
 
     before_ms: int = 0
     kept: frozenset[bytes] = frozenset()
@@ -35,7 +35,7 @@ class Watermark:
         return ms_of(task_id) < self.before_ms and stretch_of(task_id) not in self.kept
 
     def reaches(self, other: Watermark) -> bool:
-        """Return whether all that is purged by the other is so by this one."""
+        """Return whether this watermark purges everything that the other one purges."""
         return self.before_ms > other.before_ms or (self.before_ms == other.before_ms and self.kept <= other.kept)
 
 

@@ -129,12 +129,12 @@ def fill(ring: Ring, position: int) -> Ring:
 
 
 def enter(ring: Ring, joiner: str, position: int) -> Ring:
-    """Start phase 1 for a peer that is not in the ring: it has joined, is prepared or is queued afterwards."""
+    """Enter phase 1 with a peer that is not in the ring: it joins at once, or is prepared or queued."""
     return fill(evolve(ring, queue=(*ring.queue, joiner)), position)
 
 
 def notify(ring: Ring, joiner: str) -> Ring | None:
-    """Start phase 2; return None if the joiner is not prepared."""
+    """Enter phase 2; return None if the joiner is not prepared."""
     host = stitcher(ring.prepared, joiner)
     if not host:
         return None
@@ -142,7 +142,7 @@ def notify(ring: Ring, joiner: str) -> Ring | None:
 
 
 def accept(ring: Ring, joiner: str, position: int) -> Ring | None:
-    """Start phase 3; return None if the joiner was not notified. Both peers can then take in others."""
+    """Enter phase 3; return None if the joiner was not notified. Both peers can then take in others."""
     host = stitcher(ring.accepted, joiner)
     if not host:
         return None
@@ -225,7 +225,7 @@ def clock_error_ms(replica: Replica, peer: str, *, among: Sequence[str] | None =
 
     Negative if it is behind the median; 0 if it is within it.  ``among``: the members to compare with, if not all.
     With an even number of members, the whole range between the two middle clocks counts as the median.
-    With two clocks there is no way to know which one is wrong.
+    Two clocks alone cannot show which one is wrong.
     """
     if peer not in replica.ring.members:
         return 0

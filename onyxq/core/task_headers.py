@@ -1,4 +1,4 @@
-"""What a leader reads of task rows' headers, and what the queue says where they say nothing."""
+"""The fields of task headers that leaders read, with the queue's settings as defaults."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from onyxq.core.replica import Replica
 
 ORDERING_KEY, UNIQUE_KEY, DEPENDS, EXPIRES_MS = "ordering_key", "unique_key", "depends", "expires_ms"
 SPECIAL = frozenset({ORDERING_KEY, UNIQUE_KEY, DEPENDS, EXPIRES_MS})
-"""Fields of tasks that take more than storing and granting."""
+"""Fields of tasks that require more than storing and granting."""
 
 
 class Policy(NamedTuple):
-    """How the failures of a task are treated."""
+    """How failures of a task are handled."""
 
     retries: int | None
     """Counted attempts after the first; None: until one succeeds."""
     backoff_ms: int
     failure: int
-    """The outcome of its death: whether it stops its ordering key."""
+    """The outcome of a task that fails for good; it decides whether its ordering key stops."""
 
 
 def policy_of(replica: Replica, header: dict[str, Any]) -> Policy:
-    """Return a task's policy: what its header says, else its queue."""
+    """Return a task's policy: from its header or, if that sets nothing, from its queue."""
     settings = settings_of(replica, header.get("queue", ""))
     return Policy(
         header.get("retries", settings.retries),
@@ -40,6 +40,9 @@ def failure_of(replica: Replica, header: dict[str, Any]) -> int:
 
 
 def may_say(body: bytes, *fields: str) -> bool:
-    """Return whether a task row's header may hold one of these fields: quick, and wrong only where other words hold them."""
+    """Return whether a task row's header may contain one of these fields.
+
+    This is a quick search for bytes. It can be wrong only if other text in the header contains a field's name.
+    """
     head = body[8 : 8 + int.from_bytes(body[:4], "little")]
     return any(field.encode() in head for field in fields)

@@ -1,21 +1,21 @@
-"""Texts that come from outside: numbers in them, and what is safe to show.  Pure."""
+"""Texts from outside: numbers in them, and text that is safe to show.  Pure."""
 
 from __future__ import annotations
 
 DIGITS_MAX = 18
-"""Every number of at most this many digits is below 2**63."""
+"""Most digits of a number: every number of this many digits is below 2**63."""
 
 
 def whole(text: str) -> int | None:
     """Return the number that 1 to 18 ASCII digits write; None for any other text.
 
-    `str.isdigit` is also true of ``²`` and of the digits of every script, which `int` refuses or reads.
+    `str.isdigit` is also true for ``²`` and for the digits of every script, which `int` refuses or accepts.
     """
     return int(text) if len(text) <= DIGITS_MAX and text.isascii() and text.isdigit() else None
 
 
 def visible(text: str, *, keep: str = "") -> str:
-    """Return a text with escapes for signs that a terminal obeys and signs that reorder text; ``keep``: no escape."""
+    """Return a text with escapes for characters that control a terminal or reorder text; ``keep``: not escaped."""
     if text.isprintable():
         return text
     return "".join(sign if sign.isprintable() or sign in keep else ascii(sign)[1:-1] for sign in text)

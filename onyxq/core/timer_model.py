@@ -1,4 +1,4 @@
-"""What a timer is, as a task: the queue, the payload, and what may be asked for."""
+"""The model of a timer as a task: the queue, the payload, and the limits of requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attrs import frozen
 from onyxq.core.errors import BadRequest, TooLarge
 
 QUEUE = "onyxq.timers"
-"""The queue of all timers. Its settings are theirs: retries, back-off, retention, pauses."""
+"""The queue of all timers. Its settings apply to them: retries, back-off, retention, pauses."""
 ID_CHARS_MAX = 200
 WORD_CHARS_MAX = 200
 URI_CHARS_MAX = 8_000
@@ -22,7 +22,7 @@ CALLBACK = ("transport", "uri", "method")
 
 @frozen
 class Callback:
-    """Where a delivery goes."""
+    """The destination of a delivery."""
 
     transport: str
     uri: str
@@ -31,15 +31,15 @@ class Callback:
 
 @frozen
 class Timer:
-    """What was asked for under an id."""
+    """A timer, as it was requested under an id."""
 
     id: str
     timeout: int
-    """Milliseconds from when it was set."""
+    """Milliseconds from the time when it was set."""
     data: Any
     callback: Callback
     request: str = ""
-    """Names the request that set it, so that a repeat of it is told from another one."""
+    """Name of the request that set it, which distinguishes a repeat from a new request."""
 
 
 def timer_id(value: Any) -> str:
@@ -52,7 +52,7 @@ def timer_id(value: Any) -> str:
 
 
 def checked(timer: Any, *, timeout: Any, data: Any, callback: Any, longest_ms: int, request: Any = "") -> Timer:
-    """Return the timer that is asked for; raises `BadRequest` naming the field."""
+    """Return the timer that is requested; raises `BadRequest` naming the field."""
     if type(timeout) is not int:
         raise BadRequest("timeout must be an integer: milliseconds from now", field="timeout")
     if not 1 <= timeout <= longest_ms:
@@ -91,7 +91,7 @@ def _printable(text: str) -> bool:
 def pack(timer: Timer) -> bytes:
     """Return the payload of the timer's task, JSON; raises `BadRequest`, `TooLarge`.
 
-    What could be told over HTTP and not over the TCP port is refused too.
+    Data that HTTP can carry and the TCP port cannot is refused too.
     """
     try:
         msgpack.packb(timer.data)
@@ -108,7 +108,7 @@ def pack(timer: Timer) -> bytes:
 
 
 def unpack(payload: bytes) -> Timer:
-    """Return the reverse of `pack`; raises `BadRequest` for what is no timer."""
+    """Return the timer in a payload, the reverse of `pack`; raises `BadRequest` if there is none."""
     try:
         said = json.loads(payload)
         timer, timeout, data, callback = said["id"], said["timeout"], said["data"], said["callback"]
@@ -119,7 +119,7 @@ def unpack(payload: bytes) -> Timer:
 
 
 def request_of(payload: bytes) -> str:
-    """Return the request that set a timer; empty where that is not told."""
+    """Return the request that set a timer; empty if the payload does not contain it."""
     try:
         return unpack(payload).request
     except BadRequest:
@@ -127,7 +127,7 @@ def request_of(payload: bytes) -> str:
 
 
 def as_json(value: Any) -> bytes:
-    """Compact UTF-8 JSON; raises `BadRequest`."""
+    """Return compact UTF-8 JSON; raises `BadRequest`."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     except (ValueError, TypeError, RecursionError) as error:
@@ -141,12 +141,12 @@ class Delivery:
     timer: str
     """The timer's id."""
     key: str
-    """The idempotency key: the same for every attempt, another once the timer is set anew."""
+    """The idempotency key: the same for every attempt, another one if the timer is set again."""
     attempt: int
-    """From 1 on."""
+    """Number of the attempt, from 1."""
     uri: str
     method: str
     data: Any
     """None, a string or a map."""
     repeats: str = ""
-    """Why the attempt before this one did not suffice; empty at the first."""
+    """Why the previous attempt did not suffice; empty at the first."""

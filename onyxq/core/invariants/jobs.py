@@ -1,6 +1,6 @@
-"""What must hold of jobs in every replica: their states, drivers and slots.
+"""Invariants of jobs in every replica: their states, drivers and slots.
 
-Pure.  The part of the invariants next to the ring's and placement's; checked after every step
+Pure.  They complement the invariants of the ring and of placement: checked after every step
 in tests and simulation, sampled in production.
 """
 
@@ -59,7 +59,7 @@ def _of_active(job: Job) -> Iterator[str]:
 
 
 def _of_peers(replica: Replica) -> Iterator[str]:
-    """Drivers are peers that may drive, and give no more than they offer."""
+    """Yield where a driver is a peer that may not drive, or gives more slots than it offers."""
     running = [job for job in active(replica) if job.driver]
     plan = Plan(active(replica), offers(replica))
     used: Counter[str] = Counter()
@@ -75,7 +75,7 @@ def _of_peers(replica: Replica) -> Iterator[str]:
 
 
 def _of_all(replica: Replica) -> Iterator[str]:
-    """Nobody submits at the same moment as another, and nothing is left to be given out."""
+    """Yield jobs that were submitted at the same moment, and an allocation that is out of date."""
     moments = Counter(job.submitted for job in active(replica))
     yield from (f"{times} jobs were submitted at {at}" for at, times in sorted(moments.items()) if times > 1)
     if allocated(replica, replica.position) != replica:

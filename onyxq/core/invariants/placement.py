@@ -1,6 +1,6 @@
-"""What must hold of partitions and claims in every replica (design: entries, replica, step).
+"""Invariants of partitions and claims in every replica (design: entries, replica, step).
 
-Pure.  The part of the invariants next to the ring's; checked after every step in tests
+Pure.  They complement the invariants of the ring: checked after every step in tests
 and simulation, sampled in production.
 """
 

@@ -1,6 +1,6 @@
-"""What must hold of queues, limits, transactions and periodic tasks in every replica.
+"""Invariants of queues, limits, transactions and periodic tasks in every replica.
 
-Pure.  The part of the invariants next to the ring's and placement's; checked after every step
+Pure.  They complement the invariants of the ring and of placement: checked after every step
 in tests and simulation, sampled in production.
 """
 
@@ -18,7 +18,7 @@ from onyxq.core.transactions import KIND, worker_of
 
 
 def violations(replica: Replica) -> list[str]:
-    """Return every broken invariant of these, in words."""
+    """Return every broken invariant of queues, limits, transactions and periodic tasks, in words."""
     return [*_of_queues(replica), *_of_limits(replica), *_of_transactions(replica), *_of_periodic(replica)]
 
 
@@ -78,7 +78,7 @@ def _of_transactions(replica: Replica) -> Iterator[str]:
 
 
 def _of_transaction(replica: Replica, name: str, held: dict[bytes, int]) -> Iterator[str]:
-    """``held``: masks of stretches, to which those of this one are added."""
+    """Yield the broken invariants of one transaction, and add its masks of stretches to ``held``."""
     found = replica.transactions[name]
     if not found.parts or found.position > replica.position:
         yield "it has no part, or was committed ahead of the log"

@@ -1,7 +1,7 @@
-"""What must hold of every replica, at every position (design: ring, invariants).
+"""Invariants of every replica, at every position (design: ring, invariants).
 
-`violations` is checked after every step in tests and in simulation and sampled in
-production, where a violation raises an alarm and changes nothing.
+`violations` is checked after every step in tests and in simulation.  In production it is sampled;
+there a violation raises an alarm and changes nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ def violations(replica: Replica) -> list[str]:
 
 
 def ring_violations(replica: Replica) -> list[str]:
-    """One cycle through all members, no id in two states, nobody waits while there is a place."""
+    """Return violations of the ring.
+
+    The pairs are one cycle through all members, no peer is in two states, and no joiner waits while a member is free.
+    """
     now = replica.ring
     out = []
     if not ring.is_closed(now):
@@ -45,7 +48,10 @@ def ring_violations(replica: Replica) -> list[str]:
 
 
 def _watch_violations(replica: Replica) -> list[str]:
-    """Who is stitched or a member is watched, and by one peer only unless stitching has two do it."""
+    """Return violations of watching.
+
+    Every peer that is a member or in a join is watched, and by only one peer unless a join requires two.
+    """
     now, out = replica.ring, []
     watchers: Counter[str] = Counter()
     for peer in sorted(replica.peers):
@@ -63,7 +69,7 @@ def _watch_violations(replica: Replica) -> list[str]:
 
 
 def membership_violations(replica: Replica) -> list[str]:
-    """Ring, peers and nodes tell the same story; a node has at most one peer."""
+    """Return where ring, peers and nodes disagree; a node has at most one peer."""
     now, out = replica.ring, []
     everyone = {*now.members, *now.prepared.values(), *now.accepted.values(), *now.queue}
     if everyone != set(replica.peers):
@@ -86,7 +92,7 @@ def membership_violations(replica: Replica) -> list[str]:
 
 
 def log_violations(replica: Replica) -> list[str]:
-    """Position, log time and outbox numbers are in range."""
+    """Return where position, log time and outbox numbers are out of range."""
     out = []
     if replica.position < START_POSITION or replica.log_time_ms < 0:
         out.append(f"position {replica.position} or log time {replica.log_time_ms} is out of range")
@@ -99,6 +105,6 @@ def log_violations(replica: Replica) -> list[str]:
 
 
 def extension_violations(replica: Replica) -> list[str]:
-    """Return what extensions keep can be packed."""
+    """Return which states of extensions cannot be packed."""
     wrong = [(name, misfits(replica.extensions[name])) for name in sorted(replica.extensions)]
     return [f"the state of extension {name} holds {what}" for name, what in wrong if what]

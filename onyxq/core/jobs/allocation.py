@@ -1,23 +1,27 @@
-"""Who drives which job, and with how many slots: one small integer allocator (design: jobs on Spark).
+"""The allocator of jobs: which peer drives each job, and with how many slots (design: jobs on Spark).
 
-A pure function of the replica, called by every entry that changes jobs, members or slots.  A job
-runs at one peer, its driver, with slots of that peer.  A peer drives jobs if it is a member, is not
-draining and offers slots; it *fits* a job that needs no more slots than it offers, has all tags
-that the job asks for, lies in one of the job's zones, and is where the job is that it runs beside.
+A pure function of the replica, on integers.  Every entry that changes jobs, members or slots calls it.
+A job runs at one peer, its driver, with slots of that peer.  A peer drives jobs if it is a member, is not
+draining and offers slots.  It *fits* a job if it offers enough slots, has all tags
+that the job asks for, and is in one of the job's zones.  If the job runs beside another job, it must
+also be the driver of that job.
 
-Drivers first.  In the order of submission, a running job keeps its driver as long as that fits and
-has room for what the job needs.  Then those that have none, in the order of submission, get one
-with room.  Where a job finds none, running jobs are moved to make room for it: as few as possible,
-and at most `onyxq.core.jobs.placement.MOVES_MAX` for one job; none that runs beside another, or has
-another beside it.  A job that finds no room even so waits, and those behind it may still find some.
-Nothing else moves a running job: not a better share elsewhere, and no peer that is new.
+Drivers are chosen first.  In the order of submission, each running job keeps its driver if that peer still
+fits and has enough slots.  Then the jobs without a driver, in the order of submission, get one
+with room.  If no peer has room, running jobs are moved to make room: as few as possible,
+and at most `onyxq.core.jobs.placement.MOVES_MAX` for one job.  A job that runs beside another, or has
+another beside it, is never moved.  A job that still finds no room waits, and later jobs may still find some.
+Nothing else moves a running job: neither a better share elsewhere nor a new peer.
 
-Then slots, peer by peer.  Every job there gets what it needs.  What is left goes to the jobs by
-percentage, in the order of submission, up to their share of all slots that are offered; to greedy
-ones, in that order, as many as they can take; to balanced ones so that they have equally many; and
-what nobody else can take to those by percentage again.  Shares change while jobs run.
+Slots are distributed next, peer by peer.  Every job there gets what it needs.  The rest is given out in this order:
 
-Tasks of a job share its slots: each may run in a percentage of them, within its own bounds.
+* to jobs by percentage, in the order of submission, up to their share of all slots that are offered;
+* to greedy jobs, in that order, as many as they can use;
+* to balanced jobs, so that they have equally many;
+* what no other job can use, to jobs by percentage again.
+
+Shares change while jobs run.  Tasks of a job share its slots: each may run in a percentage of them,
+within its own limits.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ from onyxq.core.replica import Job, Replica
 
 
 def allocated(replica: Replica, position: int) -> Replica:
-    """Return the replica with drivers and slots given out anew; ``position``: of the entry that asks for it."""
+    """Return the replica with drivers and slots allocated anew; ``position``: of the entry that asks for it."""
     jobs = active(replica)
     if not jobs:
         return replica
@@ -52,12 +56,12 @@ def allocated(replica: Replica, position: int) -> Replica:
 
 
 def offers(replica: Replica) -> list[Offer]:
-    """Return what peers have for jobs, by id of the peer."""
+    """Return what each peer offers for jobs, ordered by peer id."""
     found = []
     for name in sorted(replica.ring.members):
         peer = replica.peers.get(name)
         if peer is None:
-            continue  # a broken replica, which the invariants of membership tell
+            continue  # a broken replica; the invariants of membership report it
         node = replica.nodes.get(peer.node)
         if peer.slots > 0 and not (node is not None and node.draining):
             found.append(Offer(name, peer.slots, peer.zone, frozenset(peer.tags)))
@@ -65,7 +69,7 @@ def offers(replica: Replica) -> list[Offer]:
 
 
 def _driven(job: Job, driver: str, position: int, why: str) -> Job:
-    """Return the job with its driver; another one than before comes with a version above all before."""
+    """Return the job with its driver; a new driver gets a version above all earlier ones."""
     if driver == job.driver:
         return evolve(job, why=why)
     if not driver:
@@ -75,7 +79,7 @@ def _driven(job: Job, driver: str, position: int, why: str) -> Job:
 
 
 def shared(jobs: Sequence[Job], drivers: Mapping[str, str], offered: Sequence[Offer]) -> dict[str, int]:
-    """Return how many slots each job has that has a driver; ``jobs`` in the order of submission."""
+    """Return the number of slots of each job that has a driver; ``jobs`` are in the order of submission."""
     total = sum(offer.slots for offer in offered)
     at: dict[str, list[Job]] = {offer.peer: [] for offer in offered}
     for job in jobs:
@@ -98,7 +102,7 @@ def reason(job: Job, jobs: Sequence[Job], drivers: Mapping[str, str], offered: S
 
 
 def _missing(job: Job, offered: Sequence[Offer]) -> str:
-    """Return what no peer has of what a job needs; empty if one has all."""
+    """Return what the job needs and no peer has; empty if one peer has all of it."""
     if not offered:
         return "no peer offers slots"
     for tag in job.tags:

@@ -1,8 +1,8 @@
-"""Names of what is prepared for the batches of jobs: ``job/ID/VERSION/BATCH/...`` (design: jobs on Spark).
+"""Names of transactions for the batches of jobs: ``job/ID/VERSION/BATCH/...`` (design: jobs on Spark).
 
-Pure.  What is named so is committed with that batch and under that version, or never: peers let
-nothing else commit it (`onyxq.operations.arguments.batches`).  So the log tells of what a driver left behind
-that nothing can come of it, long before its deadline.
+Pure.  A transaction with such a name is committed with that batch and under that version, or never:
+peers reject all other commits of it (`onyxq.operations.arguments.batches`).  So the log shows early, long
+before the deadline, that a transaction left by an old driver can never be committed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from onyxq.core.texts import whole
 
 
 class Share(NamedTuple):
-    """The batch that something is prepared for."""
+    """The batch for which a transaction is prepared."""
 
     job: str
     version: int
@@ -23,7 +23,7 @@ class Share(NamedTuple):
 
 
 def share_of(name: str) -> Share | None:
-    """Return the batch that a name tells; None if it is not of a job's batch."""
+    """Return the batch in a name; None if the name is not of a job's batch."""
     parts = name.split("/", 4)
     if len(parts) != 5 or parts[0] != "job" or not is_id(parts[1]):
         return None
@@ -34,9 +34,9 @@ def share_of(name: str) -> Share | None:
 
 
 def is_void(replica: Replica, name: str) -> bool:
-    """Return whether no entry behind this replica can commit a transaction of that name any more.
+    """Return whether no later entry can commit a transaction of that name any more.
 
-    One of a version that this replica has not read of yet may come.
+    A name with a newer version than this replica's is not void: the entry of that version may follow.
     """
     share = share_of(name)
     if share is None:

@@ -1,9 +1,9 @@
-"""A job's way from submission to its end, and what is known of it afterwards (design: jobs on Spark).
+"""The states of a job from submission to its end, and what is remembered of it (design: jobs on Spark).
 
-Pure.  A job is *waiting* until a peer is found that can drive it, *running* while one does, and
+Pure.  A job is *waiting* until a peer is found that can drive it, *running* while a peer does, and
 ends as *completed*, *killed* or *failed*.  The next ``gc`` takes an ended job out of the
-replica; its outcome is remembered under the kind `KIND` for as long as the job asked for, so
-that submitting it again is a repeat and whoever asks late is still told.
+replica.  Its outcome is remembered under the kind `KIND` for as long as the job asked for.  So
+submitting it again is recognised as a repeat, and late queries still get an answer.
 """
 
 from __future__ import annotations
@@ -26,32 +26,34 @@ OVER = "already ended"
 SUPERSEDED = "superseded"
 
 ERROR_BYTES_MAX = 8 << 10
-"""Of the error that a job failed with."""
+"""Most bytes of the error with which a job failed."""
 OFFSETS_BYTES_MAX = 16 << 20
-"""Of ended jobs together: those that ended first are remembered without their offsets."""
+"""Most bytes of offsets of all ended jobs together; the oldest ended jobs lose theirs first."""
 _ID_CHARACTERS_MAX = 120
 _ID_SIGNS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
 def is_id(text: str) -> bool:
-    """Return whether a text can be a job's id, which also names directories and transactions: 1 to 120 letters,
-    digits, ``.``, ``_`` and ``-``, the first of them a letter or digit."""
+    """Return whether a text can be a job's id: 1 to 120 letters, digits, ``.``, ``_`` and ``-``.
+
+    The first character is a letter or digit.  The id also names directories and transactions.
+    """
     return 1 <= len(text) <= _ID_CHARACTERS_MAX and set(text) <= _ID_SIGNS and text[0] not in "._-"
 
 
 def is_over(job: Job) -> bool:
-    """Return whether it has ended."""
+    """Return whether the job has ended."""
     return job.state in ENDED
 
 
 def active(replica: Replica) -> list[Job]:
-    """Return the jobs that have not ended, in the order in which they were submitted."""
+    """Return the jobs that have not ended, in the order of submission."""
     found = [job for job in replica.jobs.values() if not is_over(job)]
     return sorted(found, key=lambda job: job.submitted)
 
 
 def digest_of(replica: Replica, name: str) -> bytes | None:
-    """Return the digest of what was submitted under an id; None if the id is free."""
+    """Return the digest of the job that was submitted under an id; None if the id is free."""
     found = replica.jobs.get(name)
     if found is not None:
         return found.digest
@@ -60,14 +62,16 @@ def digest_of(replica: Replica, name: str) -> bytes | None:
 
 
 def outcome_of(replica: Replica, name: str) -> Any:
-    """Return what is remembered of a job that a ``gc`` took: a map of ``state``, ``error``, ``digest``,
-    ``submitted_ms``, ``ended_ms``, ``batch`` and ``offsets``; None if nothing is."""
+    """Return what is remembered of a job that a ``gc`` removed, or None.
+
+    It is a map of ``state``, ``error``, ``digest``, ``submitted_ms``, ``ended_ms``, ``batch`` and ``offsets``.
+    """
     kept = recall(replica, KIND, name)
     return kept.answer if kept is not None else None
 
 
 def absence(replica: Replica, name: str) -> str:
-    """Return why nothing can be done with a job that is not under way, or ""."""
+    """Return why nothing can be done with a job that is not waiting or running, or an empty string."""
     found = replica.jobs.get(name)
     if found is None:
         return OVER if outcome_of(replica, name) is not None else UNKNOWN
@@ -75,7 +79,7 @@ def absence(replica: Replica, name: str) -> str:
 
 
 def refusal(replica: Replica, name: str, version: int) -> str:
-    """Return why a driver of this version may say nothing about a job (any more), or ""."""
+    """Return why a driver of this version may not report anything about a job, or an empty string."""
     gone = absence(replica, name)
     if gone:
         return gone
@@ -89,7 +93,7 @@ def with_job(replica: Replica, job: Job) -> Replica:
 
 
 def ended(replica: Replica, name: str, state: str, why: str = "") -> Replica:
-    """Return the replica with a job at its end; the slots that it had are to be given to others."""
+    """Return the replica with a job at its end. The caller must allocate its slots to other jobs."""
     over = evolve(
         replica.jobs[name],
         state=state,
@@ -104,7 +108,7 @@ def ended(replica: Replica, name: str, state: str, why: str = "") -> Replica:
 
 
 def forget_ended(replica: Replica) -> Replica:
-    """Return the replica without jobs that have ended; their outcomes are remembered for as long as each asked for."""
+    """Return the replica without jobs that have ended; each outcome is remembered for as long as the job asked for."""
     over = sorted(name for name, job in replica.jobs.items() if is_over(job))
     if not over:
         return replica
@@ -118,7 +122,7 @@ def forget_ended(replica: Replica) -> Replica:
 
 
 def _without_old_offsets(replica: Replica) -> Replica:
-    """Return the replica with no more offsets of ended jobs than it has room for."""
+    """Return the replica with the offsets of ended jobs cut to `OFFSETS_BYTES_MAX` in total."""
     prefix, left = f"{KIND}/", OFFSETS_BYTES_MAX
     kept = [(one.answer["ended_ms"], key) for key, one in replica.remembered.items() if key.startswith(prefix)]
     remembered = replica.remembered

@@ -1,9 +1,9 @@
-"""Which peer drives which job, moving as few running jobs as can be (design: jobs on Spark).
+"""Placement of jobs: which peer drives which job, with few moves of running jobs (design: jobs on Spark).
 
-Pure; `onyxq.core.jobs.allocation` says what the rules are.  Placing is a search: a job is put at a peer
-with room, or else jobs that are there are taken away and placed elsewhere, until all have a place.
-It finds what there is to be found within `STEPS_MAX` steps; behind them a job that finds no room at
-once waits, on all peers alike.
+Pure; `onyxq.core.jobs.allocation` explains the rules.  Placing is a search.  A job is put at a peer
+with room.  If there is none, jobs at a peer are removed and placed elsewhere, until all have a place.
+The search ends after `STEPS_MAX` steps, on all peers alike.  After that, a job that finds no room at
+once waits.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from onyxq.core.jobs.slots import need, shares
 from onyxq.core.replica import Job
 
 MOVES_MAX = 2
-"""Running jobs that are moved to make room for one that waits, at most."""
+"""Most running jobs that are moved to make room for one waiting job."""
 STEPS_MAX = 1_000
-"""Places that one pass tries."""
+"""Most places that one pass tries."""
 TOGETHER_MAX = 50
-"""Jobs just placed that one more has placed anew."""
+"""Most newly placed jobs that are placed again together with one more job."""
 
 
 @frozen
 class Offer:
-    """What a peer has for jobs."""
+    """What a peer offers for jobs."""
 
     peer: str
     slots: int
@@ -39,10 +39,10 @@ def suits(offer: Offer, job: Job) -> bool:
 
 
 class Plan:
-    """Drivers as they are being worked out: who is where, and what room is left."""
+    """Drivers while they are being chosen: which jobs are at which peer, and how much room is left."""
 
     def __init__(self, jobs: Sequence[Job], offered: Sequence[Offer]) -> None:
-        """``jobs``: those that have not ended, in the order of submission."""
+        """Begin without drivers; ``jobs``: those that have not ended, in the order of submission."""
         self.jobs = {job.id: job for job in jobs}
         self.offers = {offer.peer: offer for offer in offered}
         self.drivers: dict[str, str] = {}
@@ -53,18 +53,18 @@ class Plan:
         self.needs = {job.id: need(job) for job in jobs}
         self.total = sum(offer.slots for offer in offered)
         self.together = dict(self.needs)
-        """What each job needs together with those that run beside it."""
+        """Slots that each job needs together with the jobs that run beside it."""
         for job in jobs:
             if self.mate(job):
                 self.together[job.beside] += self.needs[job.id]
 
     def mate(self, job: Job) -> str:
-        """Return the job that it has to run beside, if that has not ended; not one that took the name later."""
+        """Return the job that it must run beside if that has not ended; never a job that took the name later."""
         mate = self.jobs.get(job.beside)
         return mate.id if mate is not None and mate.submitted < job.submitted else ""
 
     def fits(self, job: Job, peer: str) -> bool:
-        """Return whether a peer may drive a job, whatever else it drives."""
+        """Return whether a peer may drive a job, regardless of its other jobs."""
         offer = self.offers.get(peer)
         if offer is None or not suits(offer, job) or self.needs[job.id] > offer.slots:
             return False
@@ -72,17 +72,17 @@ class Plan:
         return not mate or self.drivers.get(mate) == peer
 
     def has_room(self, job: Job, peer: str) -> bool:
-        """Return whether a peer can drive a job beside all that it drives."""
+        """Return whether a peer can drive a job in addition to its other jobs."""
         return self.room[peer] >= self.needs[job.id]
 
     def put(self, job: Job, peer: str) -> None:
-        """Let a peer drive a job that has no driver."""
+        """Make a peer the driver of a job that has none."""
         self.drivers[job.id] = peer
         self.at[peer].append(job)
         self.room[peer] -= self.needs[job.id]
 
     def take(self, job: Job) -> str:
-        """Take a job from its driver; which that was."""
+        """Take a job from its driver, and return that driver."""
         peer = self.drivers.pop(job.id)
         self.at[peer].remove(job)
         self.room[peer] += self.needs[job.id]
@@ -92,7 +92,7 @@ class Plan:
 def placed(jobs: Sequence[Job], offered: Sequence[Offer]) -> dict[str, str]:
     """Return the driver of each job that gets one; ``jobs``: those that have not ended, in the order of submission.
 
-    Passes follow each other for as long as one finds a driver for a job: so doing it again changes nothing.
+    Passes are repeated while one finds a driver for a job, so placing again changes nothing.
     """
     drivers = {job.id: job.driver for job in jobs}
     while True:
@@ -103,7 +103,10 @@ def placed(jobs: Sequence[Job], offered: Sequence[Offer]) -> dict[str, str]:
 
 
 def pass_over(jobs: Sequence[Job], offered: Sequence[Offer], before: Mapping[str, str]) -> dict[str, str]:
-    """Drivers from those ``before``, or empty: kept where that can be, then one job after the other."""
+    """Return the drivers after one pass; ``before``: each job's driver until now, or an empty string.
+
+    Drivers are kept where possible. Then the other jobs are placed one by one.
+    """
     plan = Plan(jobs, offered)
     for job in jobs:
         peer = before[job.id]
@@ -117,7 +120,7 @@ def pass_over(jobs: Sequence[Job], offered: Sequence[Offer], before: Mapping[str
 
 
 class _Search:
-    """Places jobs one after the other; those that kept their driver are moved only where it has to be."""
+    """A search that places jobs one by one. Jobs that kept their driver are moved only if necessary."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -127,10 +130,10 @@ class _Search:
         self.moved = 0
         self.steps = 0
         self.hopeless: set[tuple[object, ...]] = set()
-        """What jobs asked for that found no place since a job was moved last."""
+        """Requirements for which no place was found since a job was last moved."""
 
     def add(self, job: Job) -> None:
-        """Find a driver for one more job, if there is one to be found."""
+        """Find a driver for one more job, if possible."""
         peers = self._with_room(job)
         if peers:
             self.plan.put(job, min(peers, key=lambda peer: self._preference(job, peer)))
@@ -146,7 +149,7 @@ class _Search:
             self.hopeless.add(asked)
 
     def _may_fit(self, job: Job) -> bool:
-        """Return whether there are peers for it at all, and slots enough if they were all in one place."""
+        """Return whether suitable peers exist, and enough free slots if all were at one peer."""
         plan = self.plan
         mate = plan.mate(job)
         if mate in self.kept or mate not in plan.drivers:
@@ -156,9 +159,9 @@ class _Search:
         return fit and sum(plan.room.values()) >= plan.needs[job.id]
 
     def _rearrange(self, job: Job) -> bool:
-        """Return place all jobs without a driver and this one anew, with as few moves as will do."""
+        """Place this job and all jobs added before it anew, with as few moves as possible."""
         if len(self.added) > TOGETHER_MAX:
-            return False  # in the next pass they are among those that keep their drivers
+            return False  # the next pass counts them as jobs that keep their drivers
         before = dict(self.plan.drivers)
         for moves in range(self.moved, self.moved + MOVES_MAX + 1):
             self._restore(self.kept)
@@ -179,19 +182,25 @@ class _Search:
                 plan.put(plan.jobs[name], drivers[name])
 
     def _with_room(self, job: Job) -> list[str]:
-        """Return peers that can drive a job as things are, those with most room first."""
+        """Return the peers that can drive a job without any moves, those with most room first."""
         plan = self.plan
         peers = [peer for peer in plan.offers if plan.has_room(job, peer) and plan.fits(job, peer)]
         return sorted(peers, key=lambda peer: (-plan.room[peer], peer))
 
     def _preference(self, job: Job, peer: str) -> tuple[bool, int, int, str]:
-        """Of peers with room, lower is better: room also for what is to run beside it, slots that it would get."""
+        """Return the preference among peers with room; the lowest is best.
+
+        First come peers that also have room for the jobs beside it, then those that give it most slots.
+        """
         plan = self.plan
         share = shares([*plan.at[peer], job], plan.offers[peer].slots, plan.total)[job.id]
         return plan.room[peer] < plan.together[job.id], -share, -plan.room[peer], peer
 
     def _place(self, todo: list[Job], moves: int, settled: frozenset[str]) -> bool:
-        """Return place all of ``todo``, moving so many of the jobs that kept their driver; not who is settled."""
+        """Place all of ``todo`` with exactly ``moves`` or fewer moves of jobs that kept their driver.
+
+        Jobs in ``settled`` are not moved again.
+        """
         if not todo:
             return True
         job, rest = todo[0], todo[1:]
@@ -214,7 +223,10 @@ class _Search:
         return False
 
     def _pushes(self, job: Job, moves: int, settled: frozenset[str]) -> list[tuple[str, Job]]:
-        """Whom one could take from which peer so that the job fits there, if so many may be moved."""
+        """Return ``(peer, job)`` of each job that could be moved away so that this job fits at that peer.
+
+        Empty if ``moves`` is 0.
+        """
         plan, home = self.plan, self.kept.get(job.id, "")
         peers = [peer for peer in sorted(plan.offers) if peer != home and moves and not plan.has_room(job, peer)]
         return [
@@ -225,7 +237,10 @@ class _Search:
         ]
 
     def _movable(self, job: Job, peer: str, moves: int, settled: frozenset[str]) -> list[Job]:
-        """Who may be moved from a peer, the largest first; nobody if so many moves make too little room."""
+        """Return the jobs that may be moved from a peer, the largest first.
+
+        Empty if even ``moves`` moves would not make enough room.
+        """
         plan = self.plan
         found = [other for other in plan.at[peer] if other.id not in settled and other.id not in plan.bound]
         found.sort(key=lambda other: (-plan.needs[other.id], -other.submitted))

@@ -1,6 +1,6 @@
-"""How a peer's slots go to the jobs that it drives (design: jobs on Spark).
+"""Distribution of a peer's slots to the jobs that it drives (design: jobs on Spark).
 
-Pure integers; `onyxq.core.jobs.allocation` says what the rules are.
+Pure integers; `onyxq.core.jobs.allocation` explains the rules.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def most(job: Job) -> int:
 
 
 def tasks_of(job: Job, slots: int) -> tuple[tuple[str, int], ...]:
-    """In how many of its slots each task of a job may run."""
+    """Return the number of its slots in which each task of a job may run."""
     found = []
     for name, least, bound, percentage in job.tasks if slots else ():
         share = slots * percentage // 100 if percentage else slots
@@ -34,7 +34,7 @@ def tasks_of(job: Job, slots: int) -> tuple[tuple[str, int], ...]:
 
 
 def shares(jobs: Sequence[Job], slots: int, total: int) -> dict[str, int]:
-    """Return how a peer's slots go to the jobs that it drives; ``total``: all that peers offer."""
+    """Return the slots of each job that a peer drives; ``total``: all slots that peers offer."""
     given = {job.id: need(job) for job in jobs}
     left = slots - sum(given.values())
     kinds = {kind: [job for job in jobs if job.scheduler == kind] for kind in SCHEDULERS}
@@ -49,16 +49,16 @@ def shares(jobs: Sequence[Job], slots: int, total: int) -> dict[str, int]:
 
 
 def _raise(given: dict[str, int], job: Job, by: int) -> int:
-    """Give a job so many more slots, as far as it can take them; how many that are."""
+    """Give a job up to ``by`` more slots, as far as it can use them; return how many."""
     more = max(0, min(by, most(job) - given[job.id]))
     given[job.id] += more
     return more
 
 
 def _level(given: dict[str, int], jobs: Sequence[Job], left: int) -> int:
-    """Raise the jobs to one level, as far as ``left`` goes; how many slots that took.
+    """Raise the jobs to one level, as far as ``left`` permits; return how many slots that took.
 
-    What is too little for one more each goes to the first of them.
+    A remainder too small for one more slot each goes to the first jobs.
     """
     low, high = 0, max(map(given.__getitem__, (job.id for job in jobs)), default=0) + left
     while low < high:  # the highest level that ``left`` is enough for

@@ -1,17 +1,17 @@
-"""How a peer measures log time with its own monotonic clock (design: the log).
+"""The measure of log time by a peer's own monotonic clock (design: the log).
 
 Pure.  Every record states what its writer has read, and how long ago by its monotonic clock.
 A peer reads a record after it was appended, and a new record is appended after it was made.
 So at least the measured time has passed in the log between the two.  No clocks of two machines
 are compared, and no wall clock is used.
 
-The proof. Let L(n) be log time after record n, and ``true(n)`` when n landed.  For all
+The proof. Let L(n) be log time after record n, and ``true(n)`` when n was appended.  For all
 records g < n, L(n) - L(g) <= true(n) - true(g) + `LOG_TIME_SLACK_MS`:
 
-* the writer of n had read every record before n that counted: `passed_ms` is what it has
-  measured since it read the last of them.  It holds for that one, and so for all before.
-* it had not: then n tells L(p) + min(what it measured since it read p, the slack) for some p.
-  For g <= p it holds as above; for g > p, L(n) - L(g) <= L(p) + slack - L(g) <= slack.
+* Case 1: the writer of n had read every record before n that counted.  Then `passed_ms` is the time it
+  measured since it read the last of them.  The bound holds for that record, and so for all before.
+* Case 2: it had not.  Then n states L(p) + min(what it measured since it read p, the slack) for some p.
+  For g <= p the bound holds as in case 1; for g > p, L(n) - L(g) <= L(p) + slack - L(g) <= slack.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ from collections import deque
 from typing import NamedTuple
 
 NS = 1_000_000
-"""Nanoseconds of a millisecond."""
+"""Nanoseconds in a millisecond."""
 
 LOG_TIME_STEP_MAX_MS = 5_000
-"""A longer pause between records adds nothing to log time: it was an outage, or no record was needed."""
+"""Longest pause between records that adds to log time; longer ones are outages or idle times."""
 LOG_TIME_SLACK_MS = 500
-"""By how much log time between two records may exceed true time."""
+"""Most by which log time between two records may exceed true time."""
 
 
 class Measured(NamedTuple):
-    """What the writer of a record knew of log time when it made the record."""
+    """A writer's knowledge of log time when it made a record."""
 
     position: int = -1
-    """The last record that it had read."""
+    """The last record that the writer had read."""
     waited_ms: int = 0
-    """Time since it read that one, by its monotonic clock."""
+    """Time since it read that record, by its monotonic clock."""
     reached_ms: int = 0
-    """Log time that has certainly been reached, except for the slack, even if other records were written since."""
+    """Log time that is certainly reached, except for the slack, even if others wrote records since."""
 
 
 class _Anchor(NamedTuple):
-    """A log time that was read, and when by the monotonic clock."""
+    """A log time that was read, and the monotonic time of the reading."""
 
     log_time_ms: int
     at_ns: int
 
     @property
     def ahead_ns(self) -> int:
-        """Orders anchors of the same clock: the greatest gives the latest log time."""
+        """A measure to order anchors of the same clock: the greatest gives the latest log time."""
         return self.log_time_ms * NS - self.at_ns
 
 
 class LogClock:
     """One peer's measure of log time; see the module's first paragraph.
 
-    It measures from the best reading of the last `LOG_TIME_SLACK_MS`.  Measured from its latest
-    reading, a busy peer would measure nothing: it has always just read something.
+    It measures from the best reading of the last `LOG_TIME_SLACK_MS`.  If it measured from its latest
+    reading, a busy peer would measure nothing, because its latest reading is always recent.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class LogClock:
         self._anchors: deque[_Anchor] = deque()
         """In the order of reading; each is better than all after it."""
         self._reached_ms = 0
-        """From anchors older than the slack."""
+        """Log time reached according to anchors older than the slack."""
 
     def read(self, position: int, log_time_ms: int, now_ns: int) -> None:
         """Note that the log was read to ``position``; ``now_ns`` is the monotonic clock after reading."""
@@ -78,7 +78,7 @@ class LogClock:
         self._anchors.append(anchor)
 
     def measured(self, now_ns: int) -> Measured:
-        """Return what a record that is made now states."""
+        """Return the measure for a record that is made now."""
         waited_ms = (now_ns - self._read_ns) // NS
         if waited_ms > LOG_TIME_STEP_MAX_MS:
             return Measured(self._position, waited_ms, 0)
@@ -93,7 +93,7 @@ class LogClock:
 def passed_ms(log_time_ms: int, counted_position: int, measured: Measured) -> int:
     """Return the milliseconds that certainly passed, except for the slack, between two records that count.
 
-    ``log_time_ms`` and ``counted_position`` are of the first of them, ``measured`` is of the second.
+    ``log_time_ms`` and ``counted_position`` belong to the first record, ``measured`` to the second.
     """
     waited_ms = measured.waited_ms if measured.position >= counted_position else 0
     return max(waited_ms, min(measured.reached_ms - log_time_ms, LOG_TIME_SLACK_MS))

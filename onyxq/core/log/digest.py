@@ -1,12 +1,12 @@
-"""The chained digest of the log, which tells a log that continues from one that was set back or replaced.
+"""The chained digest of the log, which shows whether a log continues or was set back or replaced.
 
-Pure.  Every record that is read changes the digest, also a record that changes nothing else.  So two
+Pure.  Every record that is read changes the digest, even a record that changes nothing else.  So two
 readers have read the same records if their digests are equal at one position.  The replica carries
 the digest, a snapshot of the replica carries it to new readers, and a store keeps the digest of the
 last record that its node has read.
 
-A reader that starts from a snapshot does not read the records before it.  For these the replica also
-carries the *trail*, which has some bytes of the digest at each of the last positions, and *milestones*:
+A reader that starts from a snapshot does not read the records before it.  For these records the replica
+also carries the *trail*, which has some bytes of the digest at each of the last positions, and *milestones*:
 the digests at some earlier positions, many of them recent and few of them old.
 """
 
@@ -20,9 +20,9 @@ from attrs import frozen
 
 DIGEST_BYTES = 16
 MILESTONE_POSITIONS = 1_024
-"""A milestone is taken at every multiple of this position."""
+"""Distance between milestones, in positions."""
 MILESTONES_DENSE = 8
-"""Milestones this recent are all kept; the older they are, the fewer are kept."""
+"""Number of recent milestones that are all kept; of older ones, fewer are kept the older they are."""
 
 TRAIL_BLOCKS = 16
 """Blocks of `MILESTONE_POSITIONS` positions that the trail covers: about as many as between two collections."""
@@ -30,9 +30,10 @@ TRAIL_BYTES = 4
 """Bytes of each digest in the trail."""
 
 Trail: TypeAlias = tuple[tuple[int, bytes], ...]
-"""(position divided by `MILESTONE_POSITIONS`, the first `TRAIL_BYTES` of each digest), oldest first."""
+"""Blocks of the trail: (position divided by `MILESTONE_POSITIONS`, first `TRAIL_BYTES` of each digest), oldest first.
+"""
 Milestones: TypeAlias = tuple[tuple[int, bytes], ...]
-"""(position, digest), oldest first."""
+"""Digests at some positions: (position, digest), oldest first."""
 
 _PLACE = Struct(">qq")
 
@@ -51,7 +52,7 @@ def with_step(trail: Trail, position: int, digest: bytes) -> Trail:
     block = b""
     if trail and trail[-1][0] == number:
         block, trail = trail[-1][1], trail[:-1]
-    steps = block.ljust(place * TRAIL_BYTES, b"\0")  # positions that no record has
+    steps = block.ljust(place * TRAIL_BYTES, b"\0")  # positions without a record
     return (*trail[1 - TRAIL_BLOCKS :], (number, steps + digest[:TRAIL_BYTES]))
 
 
@@ -81,20 +82,20 @@ def _is_kept(older: int, newest: int) -> bool:
 
 @frozen
 class ReadMark:
-    """How far a log was read, and which log it was."""
+    """The last position that a reader has read, and the digest that identifies the log."""
 
     position: int
-    """Of the last record that was read; -1 if none was."""
+    """Position of the last record that was read; -1 if none was."""
     digest: bytes
     """The digest at that position."""
     milestones: Milestones = ()
-    """Some earlier digests; they may end long before the position."""
+    """Some earlier digests; the latest may be far before the position."""
 
     def contradicted_by(self, trail: Trail, milestones: Milestones) -> int | None:
-        """Return a position up to which another reader, who has read at least as far, has read other records.
+        """Return a position up to which another reader, which has read at least as far, has read other records.
 
-        None if no record is known to differ: if the trail does not reach back to this reader's
-        position, nothing is known of the records after the last milestone that both have.
+        None if no record is known to differ.  If the trail does not reach back to this reader's
+        position, nothing is known about the records after the last milestone that both have.
         """
         mine = dict(self.milestones)
         for place, found in milestones:

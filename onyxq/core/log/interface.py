@@ -1,8 +1,8 @@
 """The log as peers see it: one interface for ZooKeeper, embedded and simulated logs.
 
 A `LogSession` is one session of one peer (or tool) with the log.  It appends, reads,
-keeps the peer's pulse, watches other pulses and moves the origin.  A session that is
-*lost* is over for good: every call raises `SessionLost` and the node opens another.
+keeps the peer's pulse, watches other pulses and moves the origin.  A *lost* session has ended
+for good: every call raises `SessionLost` and the node opens another.
 *Disconnected* is not lost: reads wait, appends raise `AppendUnknown`.
 """
 
@@ -17,13 +17,13 @@ from onyxq.core.errors import LogUnavailable
 START = -1
 """Position before the first record."""
 SEQUENCE_BITS = 31
-"""A position is its segment shifted by so many bits, and the sequence of the record in it."""
+"""Bits for the sequence of a record in a position; the higher bits are the segment."""
 SEGMENT_RECORDS = 1 << 30
 """Records after which a segment may be closed: ZooKeeper's sequence is a signed 32-bit number."""
 
 
 def segment_of(position: int) -> int:
-    """Return the segment that a position lies in; 0 for `START`."""
+    """Return the segment of a position; 0 for `START`."""
     return max(position, 0) >> SEQUENCE_BITS
 
 
@@ -46,7 +46,7 @@ class AppendUnknown(LogUnavailable):
 
 @frozen
 class Record:
-    """One record as stored: bytes are decoded by `onyxq.core.log.record`."""
+    """One stored record; `onyxq.core.log.record` decodes the bytes."""
 
     position: int
     ctime_ms: int
@@ -55,7 +55,7 @@ class Record:
 
 @frozen
 class Trimmed:
-    """The position asked for was trimmed; read the origin and go on behind it."""
+    """The answer that a position was trimmed: the reader must read the origin and continue after it."""
 
     origin: int
 
@@ -67,9 +67,9 @@ class Origin:
     position: int
     data: bytes
     trimmed: int
-    """Everything up to here (inclusive) was deleted from the log."""
+    """Last deleted position: everything up to it was deleted from the log."""
     version: int
-    """For the pointer's compare-and-set; see `LogSession.store_origin`."""
+    """Version of the pointer, for its compare-and-set; see `LogSession.store_origin`."""
 
 
 class LogSession(Protocol):
@@ -77,7 +77,7 @@ class LogSession(Protocol):
 
     @property
     def connected(self) -> bool:
-        """Whether the log can be reached now, as far as is known."""
+        """Whether the log can be reached now, as far as this session knows."""
         ...
 
     @property
@@ -98,82 +98,89 @@ class LogSession(Protocol):
         ...
 
     async def read(self, position: int) -> Record | Trimmed:
-        """Return the record at ``position``, waiting until it is written.
+        """Return the record at ``position``, after waiting until it is written.
 
         Consecutive calls are served from a window of pipelined gets. Cancellable.
-        Where ``position`` is the end of a closed segment the record is the next segment's first.
+        At the end of a closed segment, this is the first record of the next segment.
         """
         ...
 
     async def look(self, position: int) -> Record | Trimmed | None:
-        """Return the record at ``position`` as the log is now, without waiting.
+        """Return the record at ``position`` in the present log, without waiting.
 
-        `Trimmed` if there is none and the origin is not below; None if there is none and the
-        origin is below, so that a position that was read once is not in this log.
+        If the record is missing: `Trimmed` if the origin is at or above the position, else None.  So None for a
+        position that was read before means that the position is not in this log.
         """
         ...
 
     async def tail(self) -> int:
-        """Return a position at or before the present end of the log (START if empty): a new
-        reader that has stepped past it is current as of this call."""
+        """Return a position at or before the present end of the log (`START` if it is empty).
+
+        A new reader that has stepped past it is current as of this call.
+        """
         ...
 
     async def set_pulse(self, peer: str, data: bytes) -> None:
-        """Create the peer's ephemeral pulse in this session (replacing older data)."""
+        """Create the peer's ephemeral pulse in this session, replacing older data."""
         ...
 
     async def pulses(self) -> dict[str, bytes]:
-        """Return all pulses that exist now."""
+        """Return all pulses that exist now: peer -> data."""
         ...
 
     async def wait_pulse_gone(self, peer: str) -> None:
-        """Return once the pulse is absent; at once if it is already. Cancellable."""
+        """Wait until the pulse is absent, and return at once if it is already. Cancellable."""
         ...
 
     async def origin(self) -> Origin | None:
-        """Return the present origin, or None before the first gc. Re-reads if a chunk vanished."""
+        """Return the present origin, or None before the first gc. Reads again if a chunk was deleted meanwhile."""
         ...
 
     async def store_origin(self, position: int, data: bytes, *, expected_version: int) -> bool:
-        """Write chunks, then the pointer if its version still is ``expected_version``
-        (-1: there is none yet). False, with own chunks deleted, if another won."""
+        """Write the chunks, then the pointer if its version is still ``expected_version``.
+
+        -1 means that there is no pointer yet.  Return False, with own chunks deleted, if another writer was first.
+        """
         ...
 
     async def trim(self, upto: int) -> int:
-        """Delete records up to ``upto`` (never above the origin) in batches, resuming from
-        the progress kept in the pointer; returns how many were deleted."""
+        """Delete records up to ``upto`` (never above the origin) in batches; return how many were deleted.
+
+        It resumes from the progress kept in the pointer.
+        """
         ...
 
     async def rotate(self) -> bool:
-        """Close the present segment and open the next one, if the present one has had its
-        records; whether it did. A record that lands behind a segment's end is never read:
-        `append` appends it again."""
+        """Close the present segment and open the next one, if the present one is full; return whether it did.
+
+        A record that is written after a segment's end is never read; `append` appends it again.
+        """
         ...
 
     async def aclose(self) -> None:
-        """End the session; its pulse goes at once."""
+        """End the session; its pulse is deleted at once."""
         ...
 
 
 class LogBackend(Protocol):
-    """Opens sessions with one cluster's log."""
+    """A factory of sessions with one cluster's log."""
 
     @property
     def durable(self) -> bool:
-        """Whether it outlives the process."""
+        """Whether the log outlives the process."""
         ...
 
     async def session(self) -> LogSession:
-        """Return a new session; raises `LogUnavailable` if none can be had in time."""
+        """Return a new session; raises `LogUnavailable` if the log does not open one in time."""
         ...
 
     async def look(self, position: int) -> Record | Trimmed | None:
-        """Return as `LogSession.look`, over a connection of its own; raises `LogUnavailable`.
+        """Return the same as `LogSession.look`, over a separate connection; raises `LogUnavailable`.
 
         A log that was set back may refuse sessions that saw more of it, but not new ones.
         """
         ...
 
     async def destroy(self) -> None:
-        """Delete the cluster's log altogether."""
+        """Delete the cluster's log completely."""
         ...

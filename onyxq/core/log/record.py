@@ -1,4 +1,4 @@
-"""Bytes of records: what a peer appends and every peer decodes (design: the log).
+"""Bytes of records, as a peer appends them and every peer decodes them (design: the log).
 
 A record is msgpack of ``[cluster id, peer, outbox number, wall clock in ms, measured, entries]``.
 ``measured`` is ``[position, waited in ms, reached in ms]``, see `onyxq.core.log.clock.Measured`.  An
@@ -20,13 +20,13 @@ from onyxq.core.log.clock import Measured
 TIME_MAX_MS = 1 << 53
 NUMBER_MAX = 1 << 53
 NOTHING = Measured()
-"""What a writer that has read no record measured."""
+"""The measure of a writer that has read no record."""
 
 _HEAD = msgpack.Packer(autoreset=True)
 
 
 class RawEntry(NamedTuple):
-    """One entry of a record; its arguments are checked against the entry's types in `onyxq.core.step`."""
+    """One entry of a record. `onyxq.core.step` checks its arguments against the entry's types."""
 
     name: str
     version: int
@@ -42,13 +42,15 @@ class RecordContent(NamedTuple):
     """Outbox number: 1 for the peer's first record, then one more each."""
     wall_ms: int
     measured: Measured
-    """What its writer knew of log time."""
+    """The writer's measure of log time."""
     entries: tuple[RawEntry, ...]
 
 
 def encode_entry(args: Any, entries: Entries, enabled: Mapping[str, int] | None = None) -> bytes:
-    """Return the bytes of the entry whose arguments are ``args``, in the highest version that is ``enabled``
-    (default: that ``entries`` know); raises `TooLarge` above 256 KiB, and `NotEnabled`."""
+    """Return the bytes of the entry with the arguments ``args``, in its highest ``enabled`` version.
+
+    By default, the highest version that ``entries`` know.  Raises `TooLarge` above 256 KiB, and `NotEnabled`.
+    """
     form = entries.enabled_form(args, entries.versions if enabled is None else enabled)
     if form is None:
         raise NotEnabled(f"{entries.name_of(args)} cannot be used yet: not every peer in the ring knows it")
@@ -74,7 +76,7 @@ def encode_record(
 
 
 def decode_record(data: bytes) -> RecordContent | None:
-    """Return what a record holds; None if the bytes are no record, whatever they are."""
+    """Return the content of a record; None if the bytes are not a record."""
     try:
         content = msgpack.unpackb(data)
     except (ValueError, TypeError, OverflowError, msgpack.UnpackException):
@@ -108,7 +110,7 @@ def _is_entry(item: Any) -> bool:
 
 
 def _array_header(count: int) -> bytes:
-    """msgpack's head of an array of ``count`` items."""
+    """Return the msgpack header of an array of ``count`` items."""
     if count < 16:
         return bytes([0x90 | count])
     return b"\xdc" + count.to_bytes(2, "big") if count < 1 << 16 else b"\xdd" + count.to_bytes(4, "big")

@@ -1,5 +1,5 @@
 """The task store: small tasks that live in the replica, updated and claimed atomically (design: transactions).
 
-An extension that comes with OnyxQ.  `update`, `claim` and `set_limits` are its entries, each one
-atomic step of the log; `state` is what they change, `order` how a group's tasks are found by time.
+An extension that is part of OnyxQ.  Its entries are `update`, `claim` and `set_limits`; each is one
+atomic step of the log.  `state` is what they change, and `order` sorts a group's tasks by time.
 """

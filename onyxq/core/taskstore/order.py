@@ -1,8 +1,8 @@
-"""Pairs of numbers kept sorted, as nested tuples that share what a change leaves alone.
+"""Sorted pairs of numbers, as nested tuples that share everything that a change does not touch.
 
-A value is a tuple of blocks, each a sorted tuple of at most `BLOCK_MAX` pairs, the blocks in
-order and none of them empty.  A change copies one block and the tuple of blocks: a few
-microseconds for a million pairs.  A snapshot holds it as it is.
+A value is a tuple of blocks in order.  Each block is a sorted tuple of 1 to `BLOCK_MAX` pairs.
+A change copies one block and the tuple of blocks: a few
+microseconds for a million pairs.  A snapshot holds the value as it is.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Order: TypeAlias = tuple[Block, ...]
 EMPTY: Order = ()
 BLOCK_MAX = 256
 BLOCK_FEW = 64
-"""A block that shrinks to fewer joins its neighbour, if both fit in one."""
+"""A block that shrinks below this size joins its neighbour, if both fit in one block."""
 
 
 def added(order: Order, pair: Pair) -> Order:
-    """With one more pair, which must not be there."""
+    """Return the order with one more pair, which it must not contain yet."""
     if not order:
         return ((pair,),)
     at = max(0, bisect_right(order, pair, key=_first) - 1)
@@ -33,12 +33,12 @@ def added(order: Order, pair: Pair) -> Order:
     if len(block) <= BLOCK_MAX:
         return (*order[:at], block, *order[at + 1 :])
     middle = len(block) if at == len(order) - 1 and place == BLOCK_MAX else len(block) // 2
-    cut = min(middle, BLOCK_MAX)  # what only grows at its end gets full blocks
+    cut = min(middle, BLOCK_MAX)  # an order that only grows at its end gets full blocks
     return (*order[:at], block[:cut], block[cut:], *order[at + 1 :])
 
 
 def removed(order: Order, pair: Pair) -> Order:
-    """Without a pair, which must be there."""
+    """Return the order without a pair, which it must contain."""
     at = bisect_right(order, pair, key=_first) - 1
     block = order[at]
     place = bisect_left(block, pair)
@@ -60,7 +60,7 @@ def count_until(order: Order, number: int) -> int:
 
 
 def nth(order: Order, place: int) -> Pair:
-    """Return the pair at a place, counted from 0."""
+    """Return the pair at a place, counted from 0; raises `IndexError` beyond the end."""
     for block in order:
         if place < len(block):
             return block[place]
@@ -69,7 +69,7 @@ def nth(order: Order, place: int) -> Pair:
 
 
 def pairs(order: Order) -> Iterator[Pair]:
-    """Return all pairs in their order."""
+    """Return an iterator over all pairs in order."""
     return chain.from_iterable(order)
 
 

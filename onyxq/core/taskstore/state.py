@@ -1,12 +1,14 @@
-"""What the task store keeps in the replica, and the steps by which its entries change it.
+"""The task store's state in the replica, and the steps by which its entries change it.
 
-The extension's state is a map: ``tasks`` (part of the ids -> id -> task), ``groups`` (name -> its
-tasks in the order of the times at which they are available), ``numbers`` (the highest id so far,
-the bytes of all tasks, and the bounds of a task's and of all tasks' bytes), and ``answers``: what
-became of the requests of the last record that had any, by their numbers, for whoever submitted them.
+The extension's state is a map:
 
-An id is made of the position of the record, shifted, and a count: it is higher than all before,
-and no restart or snapshot brings one back.  A change or a claim makes a new task under a new id.
+* ``tasks``: part of the ids -> id -> task,
+* ``groups``: name -> its tasks in the order of the times at which they are available,
+* ``numbers``: the highest id so far, the bytes of all tasks, and the limits of bytes for one task and for all,
+* ``answers``: request number -> outcome, for the submitters. They cover the last record that had requests.
+
+An id is the position of the record, shifted, plus a count.  It is higher than all before,
+and no restart or snapshot brings one back.  A change or a claim creates a new task under a new id.
 """
 
 from __future__ import annotations
@@ -25,23 +27,23 @@ NAME = "taskstore"
 TASK_BYTES_MAX = 64 << 10
 BYTES_MAX = 64 << 20
 TASK_OVERHEAD_BYTES = 128
-"""Counted for each task beside its group and data."""
+"""Bytes counted for each task in addition to its group and data."""
 GROUP_CHARACTERS_MAX = 200
 TIME_MS_MAX = (1 << 48) - 1
 OWNER_MIN, OWNER_MAX = -(1 << 31), (1 << 31) - 1
-"""Numbers that a client may have: TaskStore's clients read an owner as 32 bits with a sign."""
+"""Numbers that a client may have: TaskStore's clients read an owner as a signed 32-bit number."""
 UNITS: Mapping[str, int] = {"ms": 1, "ns": 1_000_000}
-"""Units of time that clients may use -> how many make a millisecond."""
+"""Units of time that clients may use -> how many of them make a millisecond."""
 ID_SHIFT = 16
-"""A record has room for fewer tasks than this many bits can count; if not, ids go on behind."""
+"""Bits that count the tasks of one record. If they do not suffice, the record continues with the ids after them."""
 PART_SHIFT = ID_SHIFT + 8
-"""Ids of so many records are one part of the map of tasks: no map grows so large that one change is felt."""
+"""Bits of an id within one part of the map of tasks: parts keep maps small, so changes stay fast."""
 
 _SEED, _ONE, _TWO, _BITS = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, (1 << 64) - 1
 
 
 class Task(NamedTuple):
-    """An immutable task; ``at_ms``: when it is available to all; until then it is its owner's."""
+    """An immutable task; ``at_ms``: when it is available to all clients. Until then it belongs to its owner."""
 
     group: str
     at_ms: int
@@ -55,8 +57,11 @@ Numbered: TypeAlias = tuple[int, Row]
 
 
 class Refusal(NamedTuple):
-    """Why a request changed nothing: ids that were to be changed, deleted or were depended on
-    and are not there, ids that another owns, and what is wrong with the request itself."""
+    """Why a request changed nothing.
+
+    ``changes``, ``deletes`` and ``depends`` are ids that do not exist.  ``owned`` are ids that
+    another client owns.  ``bugs`` describes mistakes in the request itself.
+    """
 
     changes: tuple[int, ...] = ()
     deletes: tuple[int, ...] = ()
@@ -66,19 +71,19 @@ class Refusal(NamedTuple):
 
     @property
     def words(self) -> str:
-        """For a verdict."""
+        """The refusal as a verdict."""
         counts = [f"{len(found)} {name}" for name, found in zip(self._fields[:4], self[:4], strict=True) if found]
         return f"refused: {', '.join([*counts, *self.bugs])}"
 
 
 Answer: TypeAlias = tuple[tuple[Numbered, ...], tuple[Any, ...]]
-"""New tasks with their ids, and a `Refusal`, one of them empty."""
+"""New tasks with their ids, and a `Refusal`; one of them is empty."""
 
 _NOBODY: PMap[Any, Any] = pmap()
 
 
 class Store(NamedTuple):
-    """The state, apart from answers, in the course of one entry."""
+    """The state without answers, while one entry is applied."""
 
     tasks: PMap[int, PMap[int, Row]] = _NOBODY
     groups: PMap[str, order.Order] = _NOBODY
@@ -87,7 +92,7 @@ class Store(NamedTuple):
     limits: tuple[int, int] = (TASK_BYTES_MAX, BYTES_MAX)
 
     def get(self, number: int) -> Row | None:
-        """Return the task of an id."""
+        """Return the task of an id, or None."""
         part = self.tasks.get(number >> PART_SHIFT)
         return None if part is None else part.get(number)
 
@@ -96,12 +101,12 @@ class Store(NamedTuple):
         return order.count_until(self.groups.get(group, order.EMPTY), now_ms)
 
     def members(self, group: str) -> Iterable[int]:
-        """Ids of a group's tasks, in the order of the times at which they are available."""
+        """Return the ids of a group's tasks, in the order of the times at which they are available."""
         return (number for _, number in order.pairs(self.groups.get(group, order.EMPTY)))
 
 
 def read(replica: Replica) -> Store:
-    """Return the store as the replica has it."""
+    """Return the store in the replica."""
     state = state_of(replica, NAME)
     if not state:
         return Store()
@@ -117,7 +122,7 @@ def written(replica: Replica, store: Store, stamp: Stamp, request: int, answer: 
 
 
 def kept(replica: Replica, store: Store) -> Replica:
-    """Return the replica with the store, answers as they were."""
+    """Return the replica with the store, and answers unchanged."""
     return _with(replica, store, _answers(replica))
 
 
@@ -137,7 +142,7 @@ def _with(replica: Replica, store: Store, answers: tuple[int, PMap[int, Answer]]
 
 
 def answer_of(replica: Replica, position: int, request: int) -> Answer | None:
-    """Return what became of a request, from the replica just behind the record at ``position``."""
+    """Return the outcome of a request, from the replica directly after the record at ``position``; None if unknown."""
     at, answers = _answers(replica)
     return answers.get(request) if at == position else None
 
@@ -146,17 +151,20 @@ def answer_of(replica: Replica, position: int, request: int) -> Answer | None:
 
 
 def size_of(task: Row) -> int:
-    """Return bytes that count for a task."""
+    """Return the bytes that count for a task."""
     return TASK_OVERHEAD_BYTES + len(task[0].encode()) + len(task[3].encode())
 
 
 def time_of(at_ms: int, now_ms: int) -> int:
-    """Return a time as requests give it: up to 0 it is told from now."""
+    """Return a request's time in ms since the epoch.
+
+    A positive number is such a time; other numbers are negated delays from now.
+    """
     return at_ms if at_ms > 0 else now_ms - at_ms
 
 
 def with_tasks(store: Store, tasks: Iterable[Row], stamp: Stamp) -> tuple[Store, tuple[Numbered, ...]]:
-    """Return the store with new tasks, and these with their ids."""
+    """Return the store with new tasks, and these tasks with their ids."""
     made: list[Numbered] = []
     for number, task in enumerate(tasks, start=next_id(store, stamp)):
         store = _put(store, number, task)
@@ -165,7 +173,7 @@ def with_tasks(store: Store, tasks: Iterable[Row], stamp: Stamp) -> tuple[Store,
 
 
 def without(store: Store, number: int) -> Store:
-    """Return the store without a task that is there."""
+    """Return the store without a task that it contains."""
     tasks, groups, last, size, limits = store
     key = number >> PART_SHIFT
     part = tasks[key]
@@ -190,12 +198,12 @@ def next_id(store: Store, stamp: Stamp) -> int:
 
 
 def ids_left(store: Store, stamp: Stamp, count: int) -> bool:
-    """Return whether there are ids for so many new tasks."""
+    """Return whether there are ids for ``count`` new tasks."""
     return next_id(store, stamp) + count <= INT_MAX
 
 
 def wrong_task(task: Row, limits: tuple[int, int]) -> str:
-    """Return what keeps a task out of the store, in words, or empty."""
+    """Return why a task cannot be stored, in words, or an empty string."""
     group, at_ms, owner, data = task
     if not 0 < len(group) <= GROUP_CHARACTERS_MAX:
         return f"its group must have 1 to {GROUP_CHARACTERS_MAX} characters, not {len(group)}"
@@ -209,7 +217,10 @@ def wrong_task(task: Row, limits: tuple[int, int]) -> str:
 
 
 def too_full(before: Store, after: Store) -> str:
-    """Return why the store cannot take what is added, in words, or empty: what shrinks it is always taken."""
+    """Return why the store cannot take an addition, in words, or an empty string.
+
+    A change that shrinks the store is always taken.
+    """
     if after.size <= max(before.size, after.limits[1]):
         return ""
     return f"{FULL}: it would hold {after.size} bytes of {after.limits[1]}"
@@ -219,7 +230,7 @@ FULL = "the task store is full"
 
 
 def chosen(seed: int, count: int) -> int:
-    """Return a number below ``count`` that follows from the seed alone: the same for all, evenly spread (splitmix64)."""
+    """Return a number below ``count`` that depends on the seed alone, evenly spread (splitmix64)."""
     mixed = (seed * _SEED + _SEED) & _BITS
     mixed = ((mixed ^ (mixed >> 30)) * _ONE) & _BITS
     mixed = ((mixed ^ (mixed >> 27)) * _TWO) & _BITS
