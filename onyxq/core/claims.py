@@ -23,9 +23,9 @@ AHEAD_MS_MAX = 1_000
 WINDOW_PIECES_MIN = 8
 """A stretch with at most this many pieces is processed as a whole."""
 GRACE_MS = LOG_TIME_SLACK_MS
-"""How long a claim stays valid after its deadline, in ms.
+"""Time after its deadline during which a claim cannot expire, in ms.
 
-Within a lease, log time may run ahead by as much; so no lease ends too early.
+Within a lease, log time may run ahead by as much, so no lease ends too early.
 """
 
 BAD_RUN = "bad run"

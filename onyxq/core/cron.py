@@ -258,7 +258,8 @@ def _of_day(schedule: Schedule, zone: datetime.tzinfo, day: datetime.date, start
 def _moments(clock: datetime.datetime, zone: datetime.tzinfo, *, twice: bool) -> list[int]:
     """Return when a zone's clocks show a time, in ms since the epoch.
 
-    For a time in a gap, this is the first moment after the gap.  If there are two, ``twice`` returns both.
+    For a time in a gap, this is the first moment after the gap.  If a time occurs twice, ``twice`` returns
+    both; otherwise only the first is returned.
     """
     first = clock.replace(tzinfo=zone)
     early, late = _ms(first), _ms(first.replace(fold=1))

@@ -87,7 +87,7 @@ class Entry:
     forms: Mapping[int, Form]
     """All known versions."""
     extension: str = ""
-    """The extension whose state in ``Replica.extensions`` it may change; empty for OnyxQ's own entries."""
+    """The extension whose state in ``Replica.extensions`` is all that it may change; empty for OnyxQ's own entries."""
     submitted: bool = False
     """Whether clients may submit it."""
     duties: Duties | None = None

@@ -99,7 +99,7 @@ class JobConflict(Conflict):
 
 
 class StaleToken(Conflict):
-    """The claim is not valid: a newer one was granted, or the token belongs to no claim of this task."""
+    """The claim is not valid: a newer one was granted, or it belongs to another token."""
 
     code, hint = "stale_token", "Stop working on the task: it belongs to a newer claim."
 
@@ -153,7 +153,7 @@ class LogUnavailable(Unavailable):
 
 
 class NotLeader(Unavailable):
-    """The node does not lead that partition, or not yet, or no longer."""
+    """The node does not lead that partition (not yet, or no longer)."""
 
     code, hint = "not_leader", "Ask the partition's present leader."
 

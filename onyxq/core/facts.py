@@ -1,7 +1,7 @@
 """Facts: the immutable rows that a cohort keeps, and their bytes (design: facts).
 
 A row is ``(key, value)``.  The key is
-``partition (2 bytes) + kind (1 byte) + first task id (20 bytes) + rest``, so the rows of one
+``partition (2 bytes) + kind (1 byte) + first task id (20 bytes) + rest``.  So the rows of one
 partition and kind are in id order.  The value ends with a CRC-32 of key and body.
 
 A leader may lack rows that an earlier leader wrote without a majority.  It may then write
@@ -9,9 +9,14 @@ another value under the same key.  Where the two values meet, the one with the h
 stays, so copies become equal in any order of arrival.  The `Mark` in a value ensures that an
 acknowledged value is never the lower one (see ``docs/decisions.rst``).
 
-Kinds: ``T`` task run, ``C`` completion of a run, ``U`` update, ``H`` history (an entry's effect
-on a claim), ``R`` resolution (all dependencies of a run are done), ``D`` data
-that replaced a unique task's data before it was first granted.
+Kinds:
+
+* ``T`` task run,
+* ``C`` completion of a run,
+* ``U`` update,
+* ``H`` history: an entry's effect on a claim,
+* ``R`` resolution: all dependencies of a run are done,
+* ``D`` data that replaced a unique task's data before it was first granted.
 
 The body of a task row is ``header length (4) | count (4) | header (msgpack map) |
 count x payload length (4) | count x payload CRC-32 (4) | payloads``.  The same bytes

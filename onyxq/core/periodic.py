@@ -40,8 +40,8 @@ def next_due_ms(replica: Replica) -> int | None:
 def plan(periodic: Periodic, now_ms: int) -> Plan:
     """Return which runs of a periodic task to fire now.
 
-    Of the times that passed, ``skip`` runs the last one if it is at most a minute old,
-    ``once`` runs the last one of any age, and ``all`` runs every one, up to the last 1,000.  Raises `BadRequest`
+    Of the times that passed, ``skip`` runs the last one if it is at most a minute old.  ``once`` runs the last
+    one of any age.  ``all`` runs every one, up to the last 1,000.  Raises `BadRequest`
     if this machine cannot read the schedule or does not know the zone.
     """
     schedule = cron.parse(periodic.schedule)

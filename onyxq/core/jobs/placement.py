@@ -197,7 +197,7 @@ class _Search:
         return plan.room[peer] < plan.together[job.id], -share, -plan.room[peer], peer
 
     def _place(self, todo: list[Job], moves: int, settled: frozenset[str]) -> bool:
-        """Place all of ``todo`` with exactly ``moves`` or fewer moves of jobs that kept their driver.
+        """Place all of ``todo`` with at most ``moves`` moves of jobs that kept their driver; return whether it worked.
 
         Jobs in ``settled`` are not moved again.
         """

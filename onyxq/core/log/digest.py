@@ -2,7 +2,7 @@
 
 Pure.  Every record that is read changes the digest, even a record that changes nothing else.  So two
 readers have read the same records if their digests are equal at one position.  The replica carries
-the digest, a snapshot of the replica carries it to new readers, and a store keeps the digest of the
+the digest, and a snapshot carries it to new readers.  A store keeps the digest of the
 last record that its node has read.
 
 A reader that starts from a snapshot does not read the records before it.  For these records the replica
@@ -20,7 +20,7 @@ from attrs import frozen
 
 DIGEST_BYTES = 16
 MILESTONE_POSITIONS = 1_024
-"""Distance between milestones, in positions."""
+"""Positions between milestones: one is taken at every multiple of this number."""
 MILESTONES_DENSE = 8
 """Number of recent milestones that are all kept; of older ones, fewer are kept the older they are."""
 
@@ -30,7 +30,9 @@ TRAIL_BYTES = 4
 """Bytes of each digest in the trail."""
 
 Trail: TypeAlias = tuple[tuple[int, bytes], ...]
-"""Blocks of the trail: (position divided by `MILESTONE_POSITIONS`, first `TRAIL_BYTES` of each digest), oldest first.
+"""Blocks of the trail: (position divided by `MILESTONE_POSITIONS`, the first `TRAIL_BYTES` of each digest).
+
+Oldest first.
 """
 Milestones: TypeAlias = tuple[tuple[int, bytes], ...]
 """Digests at some positions: (position, digest), oldest first."""

@@ -114,9 +114,9 @@ class LogSession(Protocol):
         ...
 
     async def tail(self) -> int:
-        """Return a position at or before the present end of the log (`START` if it is empty).
+        """Return a position at or before the present end of the log (`START` if the log is empty).
 
-        A new reader that has stepped past it is current as of this call.
+        A new reader that has stepped past this position is current as of this call.
         """
         ...
 
@@ -139,7 +139,8 @@ class LogSession(Protocol):
     async def store_origin(self, position: int, data: bytes, *, expected_version: int) -> bool:
         """Write the chunks, then the pointer if its version is still ``expected_version``.
 
-        -1 means that there is no pointer yet.  Return False, with own chunks deleted, if another writer was first.
+        -1 means that the pointer does not exist yet.  Return False, with own chunks deleted, if another
+        writer was first.
         """
         ...
 
