@@ -162,7 +162,7 @@ class Remembered:
     """The outcome of something that ended, kept for a while to recognise repeats."""
 
     until_ms: int
-    """``Replica.clock_ms`` from which the next ``gc`` may forget it."""
+    """``Replica.clock_ms`` from which the next ``gc`` forgets it."""
     answer: Any = None
     """The answer to a repeat."""
 
@@ -263,7 +263,7 @@ class Job:
 
     id: str
     body: bytes
-    """The job as its submitter packed it, with its functions. Peers never decode it."""
+    """The job as its submitter packed it, with its functions. Peers do not decode the functions."""
     digest: bytes
     submitted: int
     """Position of its submission, plus 1 for each job that was submitted earlier in the same record."""
