@@ -1,8 +1,8 @@
 """Sorted pairs of numbers, as nested tuples that share everything that a change does not touch.
 
 A value is a tuple of blocks in order.  Each block is a sorted tuple of 1 to `BLOCK_MAX` pairs.
-A change copies one block and the tuple of blocks: a few
-microseconds for a million pairs.  A snapshot holds the value as it is.
+A change copies one block and the tuple of blocks, in a few microseconds for a million pairs.
+A snapshot holds the value as it is.
 """
 
 from __future__ import annotations

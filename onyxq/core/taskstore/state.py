@@ -35,7 +35,11 @@ OWNER_MIN, OWNER_MAX = -(1 << 31), (1 << 31) - 1
 UNITS: Mapping[str, int] = {"ms": 1, "ns": 1_000_000}
 """Units of time that clients may use -> how many of them make a millisecond."""
 ID_SHIFT = 16
-"""Bits that count the tasks of one record. If they do not suffice, the record continues with the ids after them."""
+"""Bits that count the tasks of one record.
+
+A record has room for fewer tasks than these bits can count.  If there were more, their ids would continue
+in the range of the next position.
+"""
 PART_SHIFT = ID_SHIFT + 8
 """Bits of an id within one part of the map of tasks: parts keep maps small, so changes stay fast."""
 
@@ -230,7 +234,10 @@ FULL = "the task store is full"
 
 
 def chosen(seed: int, count: int) -> int:
-    """Return a number below ``count`` that depends on the seed alone, evenly spread (splitmix64)."""
+    """Return a number below ``count`` that depends on the seed alone, evenly spread (splitmix64).
+
+    So it is the same on every peer.
+    """
     mixed = (seed * _SEED + _SEED) & _BITS
     mixed = ((mixed ^ (mixed >> 30)) * _ONE) & _BITS
     mixed = ((mixed ^ (mixed >> 27)) * _TWO) & _BITS
