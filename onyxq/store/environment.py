@@ -1,8 +1,8 @@
 """LMDB's errors, judged in one place, and the opening of its files (design: facts and the store).
 
-The node's store and the embedded log both keep an LMDB file.  Whatever LMDB raises, `judge`
-says what it means: a full map, an environment that must be opened again, a damaged file, a
-disk that did not take a write, or a bug.
+The node's store and the embedded log both keep an LMDB file.  `judge` classifies every error of
+LMDB: a full map, an environment that must be opened again, a damaged file, a disk that refused a
+write, or a bug.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DAMAGE = (
     lmdb.BadChecksumError,
     lmdb.BadTxnError,  # an earlier operation of the transaction met damage
     lmdb.CorruptedError,
-    lmdb.CursorFullError,  # a tree deeper than any can be
+    lmdb.CursorFullError,  # a tree deeper than possible
     lmdb.IncompatibleError,  # flags of a tree that were never written
     lmdb.InvalidError,
     lmdb.PageFullError,
@@ -55,7 +55,7 @@ _BUGS = (
 
 
 def judge(error: BaseException) -> Failure:
-    """What an error of LMDB, or of the code that reads what is in its file, means."""
+    """Classify an error of LMDB, or of the code that reads the contents of its file."""
     if isinstance(error, lmdb.MapFullError):
         return Failure.FULL
     if isinstance(error, lmdb.PanicError):
@@ -84,7 +84,10 @@ def open_file(directory: Path, *, follow_bytes_max: int = FOLLOW_BYTES_MAX, **op
 
 
 def cannot_open(error: BaseException, what: str, *, damaged: type[OnyxqError], failed: type[OnyxqError]) -> OnyxqError:
-    """The error of a file that cannot be opened: ``damaged`` or ``failed``, or the very error if it is another's."""
+    """Return the error for a file that cannot be opened: ``damaged`` or ``failed``.
+
+    Raises the given error itself if its cause is another.
+    """
     if isinstance(error, Corrupt) or judge(error) is Failure.DAMAGE:
         said = error.message if isinstance(error, Corrupt) else str(error)
         return damaged(f"{what} is damaged: {said}")

@@ -1,37 +1,38 @@
 """The store of a node's facts: one interface for LMDB and memory.
 
-Writes are batches of operations, durable when `Store.write` returns; all batches that
-wait go into one transaction of one writer thread.  Reads are synchronous, from memory
-maps, and see every batch whose write has returned.
+Writes are batches of operations.  A batch is durable when `Store.write` returns.  One writer
+thread puts all waiting batches into one transaction.  Reads are synchronous, from memory maps,
+and see every batch whose write has returned.
 
-Facts are the rows of `onyxq.core.facts`.  Putting a row that exists changes nothing; putting
-another value under its key keeps the one of higher `onyxq.core.facts.rank`, and a sound one
-takes the place of a damaged one.
-Indexes are derived in the same transaction, are private to the node and are rebuilt by
-nothing: takeover reads them as they are.
+Facts are the rows of `onyxq.core.facts`.  Putting a row that exists changes nothing.  Of two
+values under one key, the store keeps the one of higher `onyxq.core.facts.rank`.  A sound value
+replaces a damaged one.
+
+Indexes are derived in the same transaction and are private to the node.  A takeover reads them
+as they are; it does not rebuild them.
 
 * ``stretch``: per stretch the mask of finished tasks, and *moved* pieces: tasks whose
   due time or attempt count was changed by a RETRIED, EXPIRED or REOPENED history row.
-* ``ready``: unfinished pieces whose due time had come when they were indexed, ordered by
-  queue, priority (higher first), due time, id; `Piece.bits` is a stretch mask.
-  A claim in flight stays in it: claims are the replica's business.
-* ``due``: unfinished pieces whose due time had not come, ordered by due time.
+* ``ready``: unfinished pieces that were due when they were indexed, ordered by queue,
+  priority (higher first), due time, id.  `Piece.bits` is a stretch mask.  A claimed task
+  stays in it, because the replica keeps the claims.
+* ``due``: unfinished pieces that were not due when they were indexed, ordered by due time.
 * ``waiting``: unfinished tasks of rows with dependencies that no resolution covers.  They
   are neither ready nor due.
 * ``keys``: tasks with an ordering key that are unfinished or stopped it, in the key's
-  order.  Only the first of a key, its head, can be ready or due (or wait for its
-  dependencies); a stopped head is neither, and blocks.
-* ``unique``: rows with a unique key.  The one of the highest mark stands; the others are
-  *superseded*: in no other index and in no count.
-* ``expiring``: unfinished tasks that were never granted, by the time they expire at.
+  order.  Only the first task of a key, its head, can be ready or due (or wait for its
+  dependencies).  A stopped head is neither, and blocks the key.
+* ``unique``: rows with a unique key.  The row of the highest mark holds the key; the others
+  are *superseded*: in no other index and in no count.
+* ``expiring``: unfinished tasks that were never granted, by expiry time.
 * ``dead``: failed tasks by queue.
 * counts per partition and queue; digests per partition, hour and leaf.
 
-Purged tasks (see `onyxq.core.purged`) are in no answer, whether their rows are deleted yet or not,
-but may still be counted; rows about them that come are passed over.
+Purged tasks (see `onyxq.core.purged`) are in no answer, even before their rows are deleted.
+Counts may still include them.  The store ignores new rows about them.
 
-Pending rows of transactions are no facts: they have a table of their own, which digests
-and indexes know nothing of.
+Pending rows of transactions are not facts.  They have a table of their own, and digests and
+indexes do not include them.
 """
 
 from __future__ import annotations
@@ -56,62 +57,68 @@ class Piece(NamedTuple):
     priority: int
     due_ms: int
     first: TaskId
-    """First id of the piece when it was made: only names it."""
+    """First id of the piece when it was made. It only names the piece."""
     bits: int
-    """Which tasks, as a mask of the stretch of ``first``."""
+    """The tasks, as a mask of the stretch of ``first``."""
     attempts: int
-    """How many counted attempts failed or expired before."""
+    """Number of counted attempts that failed or expired before."""
     row_first: TaskId
     """First id of the task row that holds them."""
     base: int = 0
-    """``attempts`` when they were reopened last: the retry limit counts from there."""
+    """``attempts`` at the last reopening. The retry limit counts from there."""
     key: bytes = b""
-    """`onyxq.core.facts.key_digest` of their ordering key; empty without."""
+    """`onyxq.core.facts.key_digest` of their ordering key; empty without one."""
 
     @property
     def sort_key(self) -> tuple[int, int, bytes]:
-        """Highest priority first, then oldest, then id."""
+        """Sort key: highest priority first, then oldest, then id."""
         return (-self.priority, self.due_ms, self.first)
 
 
 class QueueCounts(NamedTuple):
-    """Tasks of one queue in one partition; ready = total - finished - due later - waiting - claimed."""
+    """Tasks of one queue in one partition.
+
+    Ready = total - finished - due later - waiting - claimed.
+    """
 
     total: int
     completed: int
     failed: int
-    """Those that stopped their ordering key are among them."""
+    """Failed tasks, including those that stopped their ordering key."""
     cancelled: int
     scheduled: int
     waiting: int = 0
-    """Unfinished, and neither ready nor due: behind their dependencies, or others of their key."""
+    """Unfinished tasks that wait for dependencies, or for earlier tasks of their key."""
 
 
 class Digest(NamedTuple):
-    """Rows and sum (mod 2^64) of row hashes of one bucket; equal sets give equal digests."""
+    """Number of rows and sum (mod 2^64) of row hashes of one bucket.
+
+    Equal sets of rows give equal digests.
+    """
 
     rows: int
     total: int
 
 
 class Ended(NamedTuple):
-    """How the tasks of a stretch ended, none of them being unfinished."""
+    """How the tasks of a stretch ended; all of them are finished."""
 
     queues: dict[str, int]
-    """Queue -> when, in wall-clock ms, the last of its tasks ended."""
+    """Queue -> wall-clock ms at which the last of its tasks ended."""
     failed: int
     """Mask of the tasks that failed or were cancelled."""
 
 
 class PendingRow(NamedTuple):
-    """A row that a transaction will make a fact once it is committed."""
+    """A row that becomes a fact when its transaction is committed."""
 
     transaction: str
     deadline_ms: int
-    """Log time up to which the transaction can be committed; the same for all of its rows."""
+    """Log time in ms until which the transaction can be committed; the same for all of its rows."""
     partition: int
     number: int
-    """Names the row in its transaction and partition, 0 to 2^32 - 1."""
+    """Number of the row in its transaction and partition, 0 to 2^32 - 1."""
     body: bytes
 
 
@@ -124,12 +131,15 @@ class LogRecord(NamedTuple):
 
 
 class SnapshotPart(NamedTuple):
-    """A piece of a snapshot of the replica, for a store's copy of the log; pieces come in order."""
+    """A piece of a snapshot of the replica, for a store's copy of the log.
+
+    Pieces arrive in order.
+    """
 
     position: int
-    """Of the snapshot."""
+    """Position of the snapshot."""
     number: int
-    """From 0."""
+    """Number of the piece, from 0."""
     last: bool
     data: bytes
 
@@ -138,45 +148,45 @@ class KeptLog(NamedTuple):
     """A store's copy of the log; see `onyxq.store.kept_log`."""
 
     position: int
-    """Of the snapshot; -1: the copy begins with the log's first record."""
+    """Position of the snapshot. If -1, the copy begins with the log's first record."""
     snapshot: bytes
-    """As `onyxq.core.snapshot` packs it; empty if the position is -1."""
+    """The snapshot as `onyxq.core.snapshot` packs it; empty if the position is -1."""
     records: tuple[LogRecord, ...]
     """All records after the snapshot that the node has read."""
 
     @property
     def end(self) -> int:
-        """Position of the last record, or of the snapshot if there is none after it."""
+        """Position of the last record, or of the snapshot if no record follows it."""
         return self.records[-1].position if self.records else self.position
 
 
 _T = TypeVar("_T")
 LEAVES = 256
-"""Leaves of an hour bucket; a row's leaf depends on its stretch only."""
+"""Number of leaves of an hour bucket. A row's leaf depends on its stretch only."""
 MILESTONES_META = "log_milestones"
 """Key of `Store.meta`: msgpack of `Replica.milestones`, as of `Store.log_position`."""
 PEERS_META = "peers"
-"""Key of `Store.meta`: ids of the peers that ran on this directory since the node's latest, with spaces between."""
+"""Key of `Store.meta`: space-separated ids of the peers that ran on this directory since the node's latest."""
 
 
 @frozen
 class Mending:
-    """What is to be put right; whatever is right already is left alone."""
+    """What a batch repairs; anything that is correct already is left alone."""
 
     rows: tuple[bytes, ...] = ()
-    """Keys of damaged rows that nobody has: if only its key was changed, a row gets it back."""
+    """Keys of damaged rows without a sound copy. If only the key was changed, the row gets its key back."""
     stretches: tuple[TaskId, ...] = ()
-    """Stretches whose record and entries are worked out from the rows anew."""
+    """Stretches whose record and entries are derived from the rows anew."""
     entries: tuple[tuple[str, bytes], ...] = ()
-    """(table, key): entries of indexes that do not follow from any row."""
+    """(table, key) of index entries that do not follow from any row."""
     partitions: tuple[int, ...] = ()
     """Partitions whose queues are counted anew."""
     leaves: tuple[bytes, ...] = ()
-    """Leaves and hours whose digests are worked out anew."""
+    """Leaves and hours whose digests are computed anew."""
 
 
 class Crooked:
-    """What was found not to agree with the rows, until it is mended."""
+    """Derived data that was found not to agree with the rows, until it is repaired."""
 
     def __init__(self) -> None:
         self.stretches: set[TaskId] = set()
@@ -188,8 +198,10 @@ class Crooked:
         return len(self.stretches) + len(self.entries) + len(self.partitions) + len(self.leaves)
 
     def take(self, limit: int) -> Mending:
-        """Some of it, of each kind at most ``limit``, to put into a batch: it is forgotten here,
-        and found again by a later round if that batch fails."""
+        """Remove and return at most ``limit`` items of each kind, to put into a batch.
+
+        If that batch fails, a later round finds them again.
+        """
         return Mending(
             stretches=tuple(_take(self.stretches, limit)),
             entries=tuple(_take(self.entries, limit)),
@@ -206,10 +218,10 @@ def _take(found: set[_T], limit: int) -> list[_T]:
 
 @frozen
 class Purge:
-    """Deletes some of what is purged of a partition.
+    """An order to delete part of the purged rows of a partition.
 
-    From the moment the batch is given to the store on nothing that the watermark covers is
-    shown or taken any more.
+    As soon as the store receives the batch, it neither shows nor accepts anything that the
+    watermark covers.
     """
 
     partition: int
@@ -217,7 +229,7 @@ class Purge:
     after: bytes = b""
     """Where the last part ended: its `Written.purged_after`."""
     rows_max: int = 1_000
-    """After about so many rows it ends; a stretch goes as a whole."""
+    """Approximate number of rows after which it ends. A stretch is deleted as a whole."""
 
 
 @frozen
@@ -225,31 +237,31 @@ class Batch:
     """Operations that become durable together, in this order."""
 
     rows: Sequence[Row | Prepared] = ()
-    """Facts; those that are `Prepared` are not checked again."""
+    """Facts. Rows that are `Prepared` are not checked again."""
     epochs: tuple[tuple[int, int], ...] = ()
-    """(partition, epoch) promises; a lower one than stored is ignored."""
+    """(partition, epoch) promises; one lower than the stored one is ignored."""
     log_position: int | None = None
-    """Position up to which history is in the store once this batch is; a lower one than stored is ignored."""
+    """Log position whose history is stored once this batch is; one lower than the stored one is ignored."""
     log_digest: bytes = b""
-    """`Replica.digest` at ``log_position``, which is stored together with it."""
+    """`Replica.digest` at ``log_position``, stored together with it."""
     records: Sequence[LogRecord] = ()
-    """Records of the log for the store's copy, in order; those it has are passed over."""
+    """Records of the log for the store's copy, in order. Records that it has are skipped."""
     snapshot: SnapshotPart | None = None
     """A piece of a snapshot for the store's copy of the log."""
     meta: tuple[tuple[str, bytes], ...] = ()
     """Small named values: node id, cluster id, ..."""
     drop: tuple[int, ...] = ()
-    """Partitions whose rows and indexes go (their epochs stay)."""
+    """Partitions whose rows and indexes are deleted (their epochs stay)."""
     promote: tuple[tuple[int, int], ...] = ()
-    """(partition, now_ms): move what became due from ``due`` to ``ready``."""
+    """(partition, now_ms): move the pieces that are due by then from ``due`` to ``ready``."""
     mend: Mending | None = None
-    """What `Store.scrub` found, to be put right."""
+    """Repairs of what `Store.scrub` found."""
     drop_pending: tuple[tuple[int, str], ...] = ()
-    """(partition, transaction): pending rows that go, before those of `pending` come."""
+    """(partition, transaction): pending rows to delete before those of `pending` are put."""
     pending: Sequence[PendingRow] = ()
-    """Pending rows; the same number of a transaction again replaces what it was."""
+    """Pending rows. A row replaces an earlier one of the same transaction and number."""
     purge: Purge | None = None
-    """What goes because it is purged, after all else."""
+    """Purged rows to delete, after all else."""
 
 
 @frozen
@@ -260,22 +272,22 @@ class Written:
     pieces: tuple[Piece, ...] = field(default=())
     """Pieces added to ``ready`` or ``due`` by this batch (new tasks, retries, promotions, heads of keys)."""
     superseded: tuple[TaskId, ...] = field(default=())
-    """Tasks that no longer stand for their unique key, or came and did not, in id order."""
+    """Tasks that lost their unique key, or arrived and did not get it, in id order."""
     purged_rows: int = 0
-    """How many rows `Batch.purge` deleted."""
+    """Number of rows that `Batch.purge` deleted."""
     purged_after: bytes = b""
-    """Where it ended; empty if nothing is left."""
+    """Place where the purge ended; empty if none is left."""
 
 
 class Rider(Protocol):
-    """Something that goes into every transaction of a store; see `Store.accompany`."""
+    """A source of batches for every transaction of a store; see `Store.accompany`."""
 
     def take(self) -> Batch | None:
-        """What is to go into the transaction that begins now; None: nothing."""
+        """Return the batch for the transaction that begins now, or None."""
         ...
 
     def heard(self, outcome: Written | OnyxqError) -> None:
-        """Learn whether the batch that was taken last is stored."""
+        """Learn whether the last batch from `take` is stored."""
         ...
 
 
@@ -288,8 +300,11 @@ class Store(Protocol):
     condition: Condition
 
     async def write(self, batch: Batch) -> Written:
-        """Make a batch durable; raises `StoreFailed` (it may or may not be stored; repeating it is
-        safe) and `BadRequest` for malformed rows (no row of the batch is stored)."""
+        """Make a batch durable.
+
+        Raises `StoreFailed` (it may or may not be stored; repeating it is safe), and `BadRequest`
+        for malformed rows (no row of the batch is stored).
+        """
         ...
 
     def doubt(self) -> None:
@@ -297,223 +312,251 @@ class Store(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Finish what waits and release the lock."""
+        """Finish the waiting writes and release the lock."""
         ...
 
     def accompany(self, rider: Rider) -> None:
-        """Have a rider's batch in every transaction from now on, before all others of that transaction."""
+        """Put a rider's batch into every later transaction, before all others of that transaction."""
         ...
 
     def follow(self, told: Callable[[Sequence[Prepared]], None]) -> Callable[[], None]:
-        """Have ``told`` hear of the rows of every batch as soon as they can be read, of each batch by itself,
-        until the function that comes back is called."""
+        """Call ``told`` with the rows of each batch as soon as they can be read.
+
+        Every batch gets a call of its own. Call the returned function to stop.
+        """
         ...
 
     # promises and positions
     def epochs(self) -> dict[int, int]:
-        """Epoch reached per partition."""
+        """Return the epoch reached, per partition."""
         ...
 
     def log_position(self) -> int:
-        """Position up to which history was stored; -1 at first."""
+        """Return the log position whose history is stored; -1 at first."""
         ...
 
     def log_digest(self) -> bytes:
-        """`Replica.digest` at `log_position`; empty at first."""
+        """Return `Replica.digest` at `log_position`; empty at first."""
         ...
 
     def kept_log(self) -> KeptLog:
-        """The store's copy of the log, read from disk; raises `Corrupt`."""
+        """Return the store's copy of the log, read from disk; raises `Corrupt`."""
         ...
 
     def kept_ends(self) -> tuple[int, int]:
-        """Positions of the copy's snapshot and of its end, each -1 at first."""
+        """Return the positions of the copy's snapshot and of its end, each -1 at first."""
         ...
 
     def meta(self, name: str) -> bytes | None:
-        """A named value."""
+        """Return a named value, or None."""
         ...
 
     # facts
     def get(self, key: bytes) -> bytes | None:
-        """The value of one row as stored (sealed; the caller checks it)."""
+        """Return the value of one row as stored (sealed; the caller checks it), or None."""
         ...
 
     def row_keys(self, kind: bytes, first: bytes, last: bytes, *, limit: int) -> list[bytes]:
-        """Keys of the rows of a kind whose first ids lie between two of one partition, both included, in order."""
+        """Return the keys of rows of a kind whose first ids lie between two ids of one partition.
+
+        Both ends are included. The keys are in order.
+        """
         ...
 
     def body(self, key: bytes) -> bytes:
-        """The checked body of the row at a key; raises `Corrupt`, also if there is no such row."""
+        """Return the checked body of the row at a key; raises `Corrupt`, also if the row is missing."""
         ...
 
     def task_row(self, task_id: bytes) -> tuple[TaskId, bytes] | None:
-        """First id and checked body of the task row that covers an id; raises `Corrupt`."""
+        """Return first id and checked body of the task row that covers an id; raises `Corrupt`."""
         ...
 
     def completions(self, stretch: bytes) -> list[tuple[TaskId, bytes]]:
-        """First ids and checked bodies of the completion rows of a stretch; raises `Corrupt`."""
+        """Return first ids and checked bodies of the completion rows of a stretch; raises `Corrupt`."""
         ...
 
     def covering(self, kind: bytes, task_id: bytes) -> list[tuple[TaskId, bytes]]:
-        """First ids and checked bodies of rows of a kind that cover an id, oldest first."""
+        """Return first ids and checked bodies of the rows of a kind that cover an id, oldest first.
+
+        Raises `Corrupt`.
+        """
         ...
 
     def task_rows(self, partition: int, *, after: bytes = b"", limit: int = 100) -> list[tuple[TaskId, bytes]]:
-        """Task rows (first id, checked body) in id order, of rows that start behind ``after``."""
+        """Return the task rows that start after ``after``: first id and checked body, in id order.
+
+        Raises `Corrupt`.
+        """
         ...
 
     def look(
         self, partition: int, *, queue: str | None, state: str | None, now_ms: int, after: bytes = b"", limit: int = 100
     ) -> list[tuple[TaskId, int]]:
-        """Stretches in id order with tasks behind ``after``, each with the mask of those of a queue, or of
-        all, that may be in a state (claims are not considered); about ``limit`` task rows are looked at.
-        Raises `Corrupt`."""
+        """Return stretches with tasks after ``after``, in id order, each with a mask of tasks.
+
+        The mask holds the tasks of a queue (None: of all) that may be in ``state``. Claims are not
+        considered. About ``limit`` task rows are read. Raises `Corrupt`.
+        """
         ...
 
     def finished_bits(self, stretch: bytes) -> int:
-        """Mask of the finished tasks of a stretch."""
+        """Return the mask of the finished tasks of a stretch."""
         ...
 
     def known_bits(self, stretch: bytes) -> int:
-        """Mask of the tasks of a stretch that task rows cover."""
+        """Return the mask of the tasks of a stretch that task rows cover."""
         ...
 
     def moved(self, stretch: bytes) -> list[Piece]:
-        """The stretch's unfinished pieces whose due time or attempts differ from their task row's; some may wait,
-        as those of tasks that came to stand behind others of their keys while they were claimed."""
+        """Return the stretch's unfinished pieces whose due time or attempts differ from their task row's.
+
+        Some may wait: a claimed task can get earlier tasks of its ordering key.
+        """
         ...
 
     def counts_from(self, task_id: bytes) -> int:
-        """The lowest token of completions that count: the position at which a task was reopened last,
-        or the token of a later claim that ended without one; 0 if there is neither."""
+        """Return the lowest fencing token of completions of a task that count.
+
+        It is the position at which the task was last reopened, or the token of a later claim that
+        ended without a completion. It is 0 if there is neither.
+        """
         ...
 
     def data(self, task_id: bytes) -> bytes | None:
-        """The payload that replaced a unique task's; raises `Corrupt`."""
+        """Return the payload that replaced a unique task's, or None; raises `Corrupt`."""
         ...
 
     def pieces(self, stretch: bytes, mask: int) -> list[Piece]:
-        """The unfinished pieces among the tasks of a mask that are in ``ready`` or ``due``."""
+        """Return the unfinished pieces among the tasks of a mask that are in ``ready`` or ``due``."""
         ...
 
     # indexes
     def queues(self, partition: int) -> list[str]:
-        """Names of queues that have, or had, tasks in the partition."""
+        """Return the names of queues that have, or had, tasks in the partition."""
         ...
 
     def ready(self, partition: int, queue: str, *, after: Piece | None = None, limit: int = 100) -> list[Piece]:
-        """Ready pieces of a queue in order, behind ``after``."""
+        """Return the ready pieces of a queue after ``after``, in order."""
         ...
 
     def due(self, partition: int, start_ms: int, end_ms: int, *, limit: int = 100) -> list[Piece]:
-        """Pieces in ``due`` whose time lies from ``start_ms`` to before ``end_ms``, earliest first."""
+        """Return the pieces in ``due`` from ``start_ms`` to before ``end_ms``, earliest first."""
         ...
 
     def next_due_ms(self, partition: int, start_ms: int = 0) -> int | None:
-        """Earliest due time in ``due`` that is not before ``start_ms``."""
+        """Return the earliest due time in ``due`` that is not before ``start_ms``, or None."""
         ...
 
     def counts(self, partition: int, queue: str | None = None) -> dict[str, QueueCounts]:
-        """Counts per queue, or of one queue, if there are any."""
+        """Return the counts per queue, or of one queue if it has any."""
         ...
 
     def failed(self, partition: int, queue: str | None = None, *, after: bytes = b"", limit: int = 100) -> list[TaskId]:
-        """Failed tasks of a queue, or of all, in id order, behind ``after``."""
+        """Return the failed tasks of a queue (None: of all) after ``after``, in id order."""
         ...
 
     def waiting(self, partition: int, *, after: bytes = b"", limit: int = 100) -> list[tuple[TaskId, bytes]]:
-        """Unfinished runs that wait for their dependencies: first id and body, cut to the run,
-        in id order behind ``after``; damaged rows are left out."""
+        """Return unfinished runs that wait for their dependencies: first id, and body cut to the run.
+
+        They are in id order, after ``after``. Damaged rows are left out.
+        """
         ...
 
     def expiring(self, partition: int, now_ms: int, *, limit: int = 100) -> list[TaskId]:
-        """Unfinished tasks, never granted according to history, whose time is up, earliest first."""
+        """Return unfinished tasks, never granted according to history, that expire by ``now_ms``, earliest first."""
         ...
 
     def next_expiry_ms(self, partition: int) -> int | None:
-        """Earliest time at which such a task expires."""
+        """Return the earliest time at which such a task expires, or None."""
         ...
 
     # keys: digests are those of `onyxq.core.facts.key_digest`
     def unique(self, partition: int, queue: str, key: str) -> TaskId | None:
-        """The task that stands for a unique key, finished or not."""
+        """Return the task that holds a unique key, finished or not, or None."""
         ...
 
     def key_head(self, partition: int, digest: bytes) -> TaskId | None:
-        """The first unfinished or stopped task of an ordering key."""
+        """Return the first unfinished or stopped task of an ordering key, or None."""
         ...
 
     def key_tasks(self, partition: int, digest: bytes, *, limit: int = 100) -> list[TaskId]:
-        """The first unfinished or stopped tasks of an ordering key, in order."""
+        """Return the first unfinished or stopped tasks of an ordering key, in order."""
         ...
 
     def last_immediate_ms(self, partition: int, digest: bytes) -> int:
-        """Due time, by its ``order``, of the last such task that is not ``scheduled``; 0 if none."""
+        """Return the due time, by its ``order``, of the last such task that is not ``scheduled``; 0 if none."""
         ...
 
     # pending rows of transactions
     def pending(self, partition: int, transaction: str) -> list[PendingRow]:
-        """A transaction's pending rows in a partition, by number; raises `Corrupt`."""
+        """Return a transaction's pending rows in a partition, by number; raises `Corrupt`."""
         ...
 
     def pending_transactions(self, partition: int) -> dict[str, int]:
-        """Names of the transactions with pending rows, each with its deadline (log time), by name."""
+        """Return the transactions with pending rows: name -> deadline in ms of log time, by name."""
         ...
 
     # retention
     def watermark(self, partition: int) -> Watermark:
-        """What is purged of a partition: whatever it covers is neither shown nor taken."""
+        """Return the watermark of a partition: the store neither shows nor accepts what it covers."""
         ...
 
     def raise_watermark(self, partition: int, watermark: Watermark) -> None:
         """Hide and refuse from now on what a watermark covers; a lower one changes nothing.
-        Rows are deleted, and the watermark is kept, by `Batch.purge`."""
+
+        `Batch.purge` deletes the rows and stores the watermark.
+        """
         ...
 
     def stretches(self, partition: int, *, after: bytes = b"", before_ms: int, limit: int = 1_000) -> list[bytes]:
-        """Names of stretches with rows whose time is before, purged ones left out: behind a place
-        (the last name), in the order of hours, each with the stretch as its last 20 bytes."""
+        """Return the names of stretches with rows from before ``before_ms``, in the order of hours.
+
+        They start after ``after`` (the last name). Purged stretches are left out. The last 20 bytes
+        of a name are the stretch.
+        """
         ...
 
     def purge_left(self, partition: int) -> bool:
-        """Whether rows of purged tasks are still to be deleted."""
+        """Return whether rows of purged tasks are still to be deleted."""
         ...
 
     def ended(self, stretch: bytes) -> Ended | None:
-        """How the tasks of a stretch ended; None if some are unfinished, or stop their ordering
-        key, or if that cannot be told because something is damaged."""
+        """Return how the tasks of a stretch ended.
+
+        None if some are unfinished or stop their ordering key, or if damage leaves it unknown.
+        """
         ...
 
     # anti-entropy
     def hours(self, partition: int) -> dict[int, Digest]:
-        """Digest per hour bucket (ms of the id // 3,600,000)."""
+        """Return the digest per hour bucket (ms of the id // 3,600,000)."""
         ...
 
     def leaves(self, partition: int, hour: int) -> dict[int, Digest]:
-        """Digest per leaf of an hour bucket; empty leaves are absent."""
+        """Return the digest per leaf of an hour bucket; empty leaves are absent."""
         ...
 
     def keys(self, partition: int, hour: int, leaf: int) -> Iterator[tuple[bytes, bytes]]:
-        """Row keys of a leaf, sorted, each with the checksum that its value ends with."""
+        """Yield the row keys of a leaf, sorted, each with the checksum at the end of its value."""
         ...
 
     damaged: set[bytes]
-    """Keys of rows that were found not to match their checksum, until they are repaired."""
+    """Keys of rows that do not match their checksum, until they are repaired."""
 
     crooked: Crooked
-    """Entries of indexes, counts and digests that were found not to agree with the rows."""
+    """Index entries, counts and digests that do not agree with the rows, until they are repaired."""
 
     def scrub(self, after: bytes, limit_bytes: int) -> bytes:
-        """Check what lies behind a place, rows first, then all that is derived from them,
-        about ``limit_bytes`` of it: note what is `damaged` and `crooked`, and return the place
-        reached; empty at the end of a round."""
+        """Check about ``limit_bytes`` after a place: rows first, then all that is derived from them.
+
+        Adds findings to `damaged` and `crooked`. Returns the place reached; empty at the end of a round.
+        """
         ...
 
     def partitions(self) -> list[int]:
-        """Partitions of which there are rows."""
+        """Return the partitions that have rows."""
         ...
 
     def size_bytes(self) -> int:
-        """Bytes used on disk (or in memory)."""
+        """Return the bytes used on disk (or in memory)."""
         ...

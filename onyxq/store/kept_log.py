@@ -4,8 +4,11 @@ ZooKeeper owns the log.  A node's own copy serves one purpose: if ZooKeeper is w
 replica at `Store.log_position` can be built again (`onyxq.history.recovery`).  Records are added in the
 transaction that raises the position, so the copy never ends before the position.
 
-Keys of the table: ``S``, position (8) and part number (4) of a piece of a snapshot; ``R`` and the
-position (8) of the first of some records; ``E``, which names the snapshot and the end of the copy.
+Keys of the table:
+
+* ``S``, position (8) and part number (4): a piece of a snapshot.
+* ``R`` and the position (8) of the first of some records: those records.
+* ``E``: the position of the snapshot and the end of the copy.
 """
 
 from __future__ import annotations
@@ -23,22 +26,22 @@ from onyxq.store.tables import Table
 SNAPSHOT, RECORDS, ENDS = b"S", b"R", b"E"
 START = -1
 DROP_ROWS_MAX = 256
-"""Rows of records before the snapshot that one batch deletes: the event loop is busy for so long."""
+"""Rows of records before the snapshot that one batch deletes. Bounds how long the event loop is busy."""
 
 
 class Ends(NamedTuple):
     """Where the copy begins and ends."""
 
     snapshot: int = START
-    """Position of the snapshot; -1: the copy begins with the log's first record."""
+    """Position of the snapshot. If -1, the copy begins with the log's first record."""
     parts: int = 0
-    """Pieces of the snapshot."""
+    """Number of pieces of the snapshot."""
     position: int = START
-    """Position of the last record, or of the snapshot if there is none after it."""
+    """Position of the last record, or of the snapshot if no record follows it."""
 
 
 def check_kept(records: Sequence[LogRecord], part: SnapshotPart | None) -> None:
-    """Raise `BadRequest` if what is to be added is malformed."""
+    """Raise `BadRequest` if the records or the snapshot piece are malformed."""
     places = [one.position for one in records]
     if any(place < 0 for place in places) or any(a >= b for a, b in zip(places, places[1:], strict=False)):
         raise BadRequest("records of the log must be in order", field="records")
@@ -47,7 +50,7 @@ def check_kept(records: Sequence[LogRecord], part: SnapshotPart | None) -> None:
 
 
 def add_records(table: Table, records: Sequence[LogRecord]) -> None:
-    """Add records after the copy's end; those up to the end are there already."""
+    """Add the records after the copy's end; skip those that it has already."""
     ends = ends_of(table)
     new = [one for one in records if one.position > ends.position]
     if not new:
@@ -59,7 +62,7 @@ def add_records(table: Table, records: Sequence[LogRecord]) -> None:
 
 
 def add_part(table: Table, part: SnapshotPart) -> None:
-    """Add a piece of a snapshot. With the last piece the snapshot takes the place of an older one."""
+    """Add a piece of a snapshot. With the last piece, the snapshot replaces an older one."""
     ends = ends_of(table)
     if part.position <= ends.snapshot:
         return
@@ -75,7 +78,7 @@ def add_part(table: Table, part: SnapshotPart) -> None:
 
 
 def kept_log(table: Table) -> KeptLog:
-    """The whole copy; raises `Corrupt`."""
+    """Return the whole copy; raises `Corrupt`."""
     ends = ends_of(table)
     parts = [unseal(key, bytes(value)) for key, value in _range(table, SNAPSHOT, start=ends.snapshot)]
     records: list[LogRecord] = []
@@ -91,7 +94,7 @@ def kept_log(table: Table) -> KeptLog:
 
 
 def ends_of(table: Table) -> Ends:
-    """Where the copy begins and ends; raises `Corrupt`."""
+    """Return where the copy begins and ends; raises `Corrupt`."""
     stored = table.get(ENDS)
     try:
         return Ends() if stored is None else Ends(*msgpack.unpackb(unseal(ENDS, bytes(stored))))
@@ -104,9 +107,9 @@ def _put_ends(table: Table, ends: Ends) -> None:
 
 
 def _drop_some(table: Table, ends: Ends) -> None:
-    """Delete records that the snapshot has taken in, a limited number of rows at a time.
+    """Delete records that the snapshot contains, a limited number of rows at a time.
 
-    A row may end with records after the snapshot, so the last row up to it stays.
+    A row may end with records after the snapshot, so the last row before its end stays.
     """
     old = [key for key, _ in _few(_range(table, RECORDS, upto=ends.snapshot), DROP_ROWS_MAX + 1)]
     for key in old[:-1]:

@@ -1,4 +1,4 @@
-"""The reading half of the store, what goes beyond plain queues: keys, waiting, dead letters."""
+"""The reading half of the store for keys, waiting tasks and dead letters."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class RuledReads:
     damaged: set[bytes]
     crooked: Crooked
     _watermarks: dict[bytes, Watermark]
-    """By the partitions' bytes."""
+    """Watermark per partition (as two bytes)."""
     _records: Remembered
 
     def _unseal(self, key: bytes, value: bytes) -> bytes:
-        """The checked body; notes a damaged row and raises `Corrupt`."""
+        """Return the checked body; note a damaged row and raise `Corrupt`."""
         try:
             return unseal(key, bytes(value))
         except Corrupt:
@@ -39,12 +39,12 @@ class RuledReads:
             raise
 
     def hides(self, task_id: bytes) -> bool:
-        """Whether a task is purged."""
+        """Return whether a task is purged."""
         marks = self._watermarks
         return bool(marks) and (found := marks.get(task_id[6:8])) is not None and found.covers(task_id)
 
     def _stretch(self, stretch: bytes) -> Stretch:
-        """The record of a stretch, for reading only."""
+        """Return the record of a stretch, for reading only."""
         if self.hides(stretch):
             return Stretch(stretch_key(stretch))
         if (known := self._records.find(self._tables.stretch, stretch)) is not None:
@@ -59,7 +59,7 @@ class RuledReads:
     # --- pieces of a stretch ------------------------------------------------------
 
     def pieces(self, stretch: bytes, mask: int) -> list[Piece]:
-        """The unfinished pieces among the tasks of a mask that are in ``ready`` or ``due``."""
+        """Return the unfinished pieces among the tasks of a mask that are in ``ready`` or ``due``."""
         record = self._stretch(stretch)
         wanted = mask & ~record.finished
         if not wanted:
@@ -68,7 +68,10 @@ class RuledReads:
         return sorted(out, key=lambda piece: piece.first)
 
     def moved(self, stretch: bytes) -> list[Piece]:
-        """The stretch's unfinished pieces whose due time or attempts differ from their task row's; some may wait."""
+        """Return the stretch's unfinished pieces whose due time or attempts differ from their task row's.
+
+        Some may wait.
+        """
         record = self._stretch(stretch)
         if not record.moved:
             return []
@@ -85,7 +88,7 @@ class RuledReads:
         return sorted(out, key=lambda piece: piece.first)
 
     def _pieces(self, stretch: Stretch, owner: Owner, wanted: int) -> Iterator[Piece]:
-        """A row's pieces that can be ready or due."""
+        """Yield a row's pieces that can be ready or due."""
         if not stands(self._tables, stretch, owner):
             return
         free = free_bits(self._tables, stretch, owner)
@@ -94,12 +97,15 @@ class RuledReads:
                 yield _piece(stretch, owner, alike, held, bits & free if owner.key else bits)
 
     def counts_from(self, task_id: bytes) -> int:
-        """The lowest token of completions that count: the position at which a task was reopened last,
-        or the token of a later claim that ended without one; 0 if there is neither."""
+        """Return the lowest fencing token of completions of a task that count.
+
+        It is the position at which the task was last reopened, or the token of a later claim that
+        ended without a completion. It is 0 if there is neither.
+        """
         return self._stretch(stretch_of(task_id)).counts_from(offset_of(task_id))
 
     def data(self, task_id: bytes) -> bytes | None:
-        """The payload that replaced a unique task's; raises `Corrupt`."""
+        """Return the payload that replaced a unique task's, or None; raises `Corrupt`."""
         key = key_of(DATA, task_id, bytes(12))
         stored = None if self.hides(task_id) else self._tables.rows.get(key)
         return None if stored is None else unpack_data(self._unseal(key, stored)).payload
@@ -107,7 +113,7 @@ class RuledReads:
     # --- tasks that failed, wait, or expire -----------------------------------------
 
     def failed(self, partition: int, queue: str | None = None, *, after: bytes = b"", limit: int = 100) -> list[TaskId]:
-        """Failed tasks of a queue, or of all, in id order, behind ``after``."""
+        """Return the failed tasks of a queue (None: of all) after ``after``, in id order."""
         prefix = partition.to_bytes(2, "big")
         digests = [queue_digest(queue)] if queue is not None else list(self._digests_of_dead(prefix))
         out: list[TaskId] = []
@@ -120,18 +126,18 @@ class RuledReads:
         return out[:limit]
 
     def _digests_of_dead(self, prefix: bytes) -> Iterator[bytes]:
-        """Queues of a partition that have failed tasks, however many there are that have none."""
+        """Yield the queues of a partition that have failed tasks, without reading those that have none."""
         start = prefix
         while (found := next(iter(self._tables.dead.ascend(start)), None)) is not None:
             digest = bytes(found[0][2:18])
             if found[0][:2] != prefix:
                 return
             yield digest
-            start = prefix + digest + b"\xff" * 21  # behind every id
+            start = prefix + digest + b"\xff" * 21  # after every id
 
     @staticmethod
     def _masks(table: Table, prefix: bytes, after: bytes) -> Iterator[tuple[bytes, int]]:
-        """Rows (first id, mask) of a range, from that which may hold the task ``after`` on."""
+        """Yield rows (first id, mask) of a range, from the row that may hold the task ``after``."""
         start = prefix
         if after:
             for key, value in table.descend(prefix + after):
@@ -145,8 +151,10 @@ class RuledReads:
             yield bytes(key[-20:]), unpack_mask(bytes(value))
 
     def waiting(self, partition: int, *, after: bytes = b"", limit: int = 100) -> list[tuple[TaskId, bytes]]:
-        """Unfinished runs that wait for their dependencies: first id and body, cut to the run,
-        in id order behind ``after``; damaged rows are left out."""
+        """Return unfinished runs that wait for their dependencies: first id, and body cut to the run.
+
+        They are in id order, after ``after``. Damaged rows are left out.
+        """
         out: list[tuple[TaskId, bytes]] = []
         for first, bits in self._masks(self._tables.waiting, partition.to_bytes(2, "big"), after):
             if len(out) >= limit:
@@ -166,7 +174,7 @@ class RuledReads:
         return out[:limit]
 
     def expiring(self, partition: int, now_ms: int, *, limit: int = 100) -> list[TaskId]:
-        """Unfinished tasks, never granted according to history, whose time is up, earliest first."""
+        """Return unfinished tasks, never granted according to history, that expire by ``now_ms``, earliest first."""
         prefix = partition.to_bytes(2, "big")
         out: list[TaskId] = []
         for key, value in self._tables.expiring.ascend(prefix):
@@ -177,7 +185,7 @@ class RuledReads:
         return out[:limit]
 
     def next_expiry_ms(self, partition: int) -> int | None:
-        """Earliest time at which such a task expires."""
+        """Return the earliest time at which such a task expires, or None."""
         prefix = partition.to_bytes(2, "big")
         for key, _ in self._tables.expiring.ascend(prefix):
             return due_ms_of(key) if key[:2] == prefix else None
@@ -186,16 +194,16 @@ class RuledReads:
     # --- keys -----------------------------------------------------------------------
 
     def unique(self, partition: int, queue: str, key: str) -> TaskId | None:
-        """The task that stands for a unique key, finished or not."""
+        """Return the task that holds a unique key, finished or not, or None."""
         found = holder_of(self._tables, partition.to_bytes(2, "big") + key_digest(queue, key))
         return None if found is None or self.hides(found) else found
 
     def key_head(self, partition: int, digest: bytes) -> TaskId | None:
-        """The first unfinished or stopped task of an ordering key."""
+        """Return the first unfinished or stopped task of an ordering key, or None."""
         return head_of(self._tables, partition.to_bytes(2, "big") + digest)
 
     def key_tasks(self, partition: int, digest: bytes, *, limit: int = 100) -> list[TaskId]:
-        """The first unfinished or stopped tasks of an ordering key, in order."""
+        """Return the first unfinished or stopped tasks of an ordering key, in order."""
         prefix = partition.to_bytes(2, "big") + digest
         out: list[TaskId] = []
         for _, first, bits in heapq.merge(self._in_key(prefix + b"\0"), self._in_key(prefix + b"\1")):
@@ -212,7 +220,7 @@ class RuledReads:
             yield bytes(key[19:]), bytes(key[-20:]), unpack_mask(bytes(value))
 
     def last_immediate_ms(self, partition: int, digest: bytes) -> int:
-        """Due time, by its ``order``, of the last such task that is not ``scheduled``; 0 if none."""
+        """Return the due time, by its ``order``, of the last such task that is not ``scheduled``; 0 if none."""
         prefix = partition.to_bytes(2, "big") + digest + b"\0"
         for key, _ in self._tables.keyed.descend(prefix + b"\xff" * 44):
             return order_ms_of(key) if key[:19] == prefix else 0
@@ -221,16 +229,16 @@ class RuledReads:
     # --- pending rows ---------------------------------------------------------------
 
     def pending(self, partition: int, transaction: str) -> list[PendingRow]:
-        """A transaction's pending rows in a partition, by number; raises `Corrupt`."""
+        """Return a transaction's pending rows in a partition, by number; raises `Corrupt`."""
         return pending_rows(self._tables.pending, partition, transaction)
 
     def pending_transactions(self, partition: int) -> dict[str, int]:
-        """Names of the transactions with pending rows, each with its deadline (log time), by name."""
+        """Return the transactions with pending rows: name -> deadline in ms of log time, by name."""
         return pending_transactions(self._tables.pending, partition)
 
 
 def _piece(stretch: Stretch, owner: Owner, alike: Alike, held: int, group: int) -> Piece:
-    """The piece of the tasks ``held``, which the first of ``group`` names."""
+    """Return the piece of the tasks ``held``; the first task of ``group`` names it."""
     stretch_id, queue, (due_ms, attempts, base) = stretch.key[7:], owner.queue, alike
     first, row_first = lowest(stretch_id, group), id_at(stretch_id, owner.offset)
     return Piece(queue.name, queue.priority, due_ms, first, held, attempts, row_first, base, owner.key)

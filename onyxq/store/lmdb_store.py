@@ -1,19 +1,19 @@
 """The store on disk: one LMDB environment per node.
 
-Batches that wait are applied together to one transaction, whose durable commit (the part
-that takes time and holds no interpreter lock) runs in one writer thread; everything that
-arrives meanwhile forms the next group.  Applying happens on the event loop's thread: it
-is interpreter work, which a second thread could not do in parallel and would only hand
-back and forth the interpreter lock for, at every call into LMDB.
+Waiting batches are applied together to one transaction.  Its durable commit takes time and
+does not hold the interpreter lock, so it runs in one writer thread.  Batches that arrive
+meanwhile form the next group.  Applying happens on the event loop's thread.  It is interpreter
+work: a second thread would only pass the interpreter lock back and forth at every call into
+LMDB.
 
-Reads see a snapshot that is renewed when a commit ends, before the writers hear of it.
-LMDB's own locks are off: the data directory's lock admits one process, transactions
-begin one after the other on one thread, and the snapshot is never older than the
-transaction before the one being written, whose pages LMDB does not reuse.
+Reads see a snapshot that is renewed when a commit ends, before the writers are woken.
+LMDB's own locks are off.  The data directory's lock admits one process.  Transactions begin
+one after the other on one thread.  The snapshot is never older than the transaction before the
+one being written, and LMDB does not reuse that transaction's pages.
 
-After a write of its meta page that failed LMDB takes nothing more.  Then the meta pages are
-written again until the disk takes them, and the environment is opened again: what was
-acknowledged is in it, and the batch of the failed write may be.
+After a failed write of its meta page, LMDB accepts no more writes.  Then the meta pages are
+written again until the disk accepts them, and the environment is opened again.  It holds
+everything that was acknowledged, and perhaps the batch of the failed write.
 """
 
 from __future__ import annotations
@@ -45,14 +45,16 @@ from onyxq.system.directories import PRIVATE, PRIVATE_FILE
 from onyxq.system.directory_lock import lock_file
 
 MAP_BYTES = 1 << 30
-"""First size of the memory map; only what is used takes room on the disk."""
+"""First size of the memory map, in bytes. Only the used part takes space on the disk."""
 MAP_BYTES_MAX = 1 << 44
 GROUP_BATCHES_MAX = 256
-"""Batches in one transaction: bounds how long the event loop is busy with one group."""
+"""Batches in one transaction. Bounds how long the event loop is busy with one group."""
 GROUP_BYTES_MAX = 32 * 1024 * 1024
 RESERVE_BYTES_MAX = 64 * 1024 * 1024
-"""At the map's limit this much (or a sixteenth of it) is left to batches that drop
-partitions: deleting needs room before it gives any."""
+"""Bytes of the map (at most a sixteenth of it) that only batches that drop partitions may use.
+
+Deleting needs space before it frees any.
+"""
 IN_USE = "Stop that process, or give this one a data directory of its own."
 FORMAT = b"4"
 _FREED = "\0freed"
@@ -71,7 +73,8 @@ _log = logging.getLogger(__name__)
 class LmdbTable:
     """One named database inside a transaction; values are views into the map.
 
-    With a ``shape`` an entry of another raises `lmdb.CorruptedError`: nobody has written it.
+    With a ``shape``, an entry of another shape raises `lmdb.CorruptedError`: the store has not
+    written it.
     """
 
     __slots__ = ("_db", "_find", "_shape", "_txn", "add", "delete", "get", "put")
@@ -99,7 +102,7 @@ class LmdbTable:
         return key, value
 
     def ascend(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Entries from ``start`` on."""
+        """Yield entries from ``start`` upwards."""
         with self._txn.cursor(self._db) as cursor:
             found = cursor.set_range(start) if start else cursor.first()
             while found:
@@ -107,7 +110,7 @@ class LmdbTable:
                 found = cursor.next()
 
     def descend(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Entries from ``start`` down."""
+        """Yield entries from ``start`` downwards."""
         with self._txn.cursor(self._db) as cursor:
             if not cursor.set_range(start):
                 found = cursor.last()
@@ -124,12 +127,12 @@ class LmdbTable:
             found = cursor.set_range(prefix)
             while found and bytes(cursor.key()[:size]) == prefix:
                 cursor.delete()
-                # Deleting leaves the cursor at the next entry, or at nothing.
+                # Deleting leaves the cursor at the next entry, or without one.
                 found = bool(cursor.key())
 
 
 class ReadTable(LmdbTable):
-    """A table that is only read; ``failed`` makes of an error of LMDB the one that is raised."""
+    """A table that is only read; ``failed`` converts an LMDB error into the error to raise."""
 
     __slots__ = ("_failed", "_look")
 
@@ -148,14 +151,14 @@ class ReadTable(LmdbTable):
             raise self._failed(error) from error
 
     def ascend(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Entries from ``start`` on."""
+        """Yield entries from ``start`` upwards."""
         try:
             yield from super().ascend(start)
         except lmdb.Error as error:
             raise self._failed(error) from error
 
     def descend(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Entries from ``start`` down."""
+        """Yield entries from ``start`` downwards."""
         try:
             yield from super().descend(start)
         except lmdb.Error as error:
@@ -193,7 +196,7 @@ class LmdbTables:
         self._failed = failed
 
     def __getattr__(self, name: str) -> LmdbTable:
-        # Made when first used: most transactions touch some tables only.
+        # Made on first use: most transactions touch few tables.
         if name not in self._dbs:
             raise AttributeError(name)
         db = self._dbs[name]
@@ -205,7 +208,7 @@ class LmdbTables:
 
 
 class _Ticket:
-    """One batch that waits, and the task to wake; no task if that was cancelled."""
+    """A waiting batch, and the task to wake; no task if that was cancelled."""
 
     __slots__ = ("prepared", "result", "rider", "task", "urgent")
 
@@ -215,7 +218,7 @@ class _Ticket:
         self.result: Written | OnyxqError | None = None
         self.task = task
         self.urgent = bool(prepared.batch.drop) or (task is None and rider is None)
-        """It makes room, and may use the map's reserve."""
+        """Whether the batch makes space and may use the map's reserve."""
 
 
 class LmdbStore(StoreReads):
@@ -235,12 +238,12 @@ class LmdbStore(StoreReads):
         self._group: list[_Ticket] = []
         self._written: list[Written] = []
         self._alone = 0
-        """So many of the waiting batches go one by one, since together they failed."""
+        """Number of waiting batches that are written one by one, because together they failed."""
         self._busy = False
         self._begin_asked = False
         self._closed = False
         self._sound = True
-        """The file may be trusted once it is closed."""
+        """Whether the file may be trusted once it is closed."""
         self._idle = trio.Event()
         self._work: queue.SimpleQueue[tuple[Callable[[], None], _Done] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work_loop, name="onyxq-store", daemon=True)
@@ -294,7 +297,7 @@ class LmdbStore(StoreReads):
 
     @classmethod
     def open_or_begin_anew(cls, path: str | os.PathLike[str], *, now_ms: Callable[[], int] | None = None) -> LmdbStore:
-        """As `open`; a store that is damaged is set aside, and an empty one takes its place."""
+        """Open as `open` does, but replace a damaged store by an empty one; the damaged file is renamed."""
         try:
             return cls.open(path, now_ms=now_ms)
         except Corrupt as error:
@@ -307,10 +310,10 @@ class LmdbStore(StoreReads):
     # --- writing ------------------------------------------------------------------
 
     async def write(self, batch: Batch) -> Written:
-        """Make a batch durable; raises `StoreFailed` (it may or may not be stored), `StoreDamaged`
-        (likewise; the node must end) and `BadRequest` (nothing is stored).
+        """Make a batch durable.
 
-        If it is cancelled the batch may or may not have been stored.
+        Raises `StoreFailed` (it may or may not be stored), `StoreDamaged` (likewise; the node must
+        end) and `BadRequest` (nothing is stored). A cancelled write may or may not be stored.
         """
         if self._closed:
             raise StoreFailed("the store is closed")
@@ -333,13 +336,13 @@ class LmdbStore(StoreReads):
         return ticket.result
 
     def _ask_begin(self) -> None:
-        """Begin in the loop's next tick: who else writes in this one joins the group."""
+        """Begin in the loop's next tick, so that other writes of this tick join the group."""
         if not self._busy and not self._begin_asked:
             self._begin_asked = True
             self._token.run_sync_soon(self._begin)
 
     def _begin(self) -> None:
-        """Apply groups of what waits until one is on its way to the disk."""
+        """Apply waiting groups until one is on its way to the disk."""
         self._begin_asked = False
         while self._waiting and not self._busy:
             for rider, batch in self._taken():
@@ -379,12 +382,12 @@ class LmdbStore(StoreReads):
             self._do(txn.commit, self._committed)
 
     def _do(self, work: Callable[[], None], done: _Done) -> None:
-        """Have the writer thread do something, and ``done`` hear in the event loop whether it failed."""
+        """Run ``work`` in the writer thread, then call ``done`` in the event loop with the failure or None."""
         self._busy = True
         self._work.put((work, done))
 
     def _work_loop(self) -> None:
-        """The writer thread: makes one transaction after the other durable."""
+        """Make one transaction after the other durable, in the writer thread."""
         while (item := self._work.get()) is not None:
             work, done = item
             failure: Exception | None = None
@@ -420,7 +423,7 @@ class LmdbStore(StoreReads):
     # --- failures -----------------------------------------------------------------
 
     def _not_written(self, error: Exception) -> None:
-        """The group was not made durable: try again where that helps, or say so to those who wait."""
+        """Try the group that failed again where that helps; otherwise fail its writers."""
         failure = judge(error)
         if failure is Failure.FULL:
             if self._grow():
@@ -439,7 +442,7 @@ class LmdbStore(StoreReads):
             self._fail(StoreFailed(f"the store could not write: {error}"))
 
     def _open_again(self, failure: Exception | None) -> None:
-        """The disk and LMDB agree about the last transaction: go on from it in a new environment."""
+        """Continue from the last transaction in a new environment: the disk and LMDB agree about it."""
         self._busy = False
         if failure is not None:
             self._not_written(failure)
@@ -456,7 +459,7 @@ class LmdbStore(StoreReads):
         self._begin()
 
     def _not_read(self, error: lmdb.Error) -> OnyxqError:
-        """What a reader is told of an error of LMDB."""
+        """Return the error that a reader gets for an error of LMDB."""
         if self._closed or self.condition.fatal is not None:
             return self.condition.fatal or StoreFailed("the store is closed")
         if judge(error) is Failure.DAMAGE:
@@ -464,13 +467,13 @@ class LmdbStore(StoreReads):
         return StoreFailed(f"the store could not read: {error}")
 
     def _met_damage(self, error: Exception) -> OnyxqError:
-        """The file is damaged: the next start examines it, and the node must end."""
+        """Note that the file is damaged: the next start examines it, and the node must end."""
         if self.condition.fatal is None:
             note_doubt(self._directory, f"{type(error).__name__}: {error}")
         return self._end(StoreDamaged(f"the store in {self._directory} is damaged: {error}"))
 
     def _end(self, error: OnyxqError) -> OnyxqError:
-        """The store can be used no longer: all who wait hear why."""
+        """End the use of the store: all waiting writes fail with the error, which is returned."""
         self._sound = False
         self.condition.end(error)
         waiting, self._waiting = self._waiting, deque()
@@ -486,7 +489,7 @@ class LmdbStore(StoreReads):
             note_doubt(self._directory)
 
     def _split_or_fail(self) -> None:
-        """The map is full: whoever fits alone is not spoilt by the others."""
+        """Write the batches of a group one by one, since the map is full: some may fit alone."""
         if len(self._group) > 1:
             self._alone = len(self._group)
             self._waiting.extendleft(reversed(self._group))
@@ -502,7 +505,7 @@ class LmdbStore(StoreReads):
     # --- the map ------------------------------------------------------------------
 
     def _grow(self) -> bool:
-        """Enlarge the map; False at its limit. No write transaction may be open."""
+        """Enlarge the map; return False at its limit. No write transaction may be open."""
         urgent = len(self._group) == 1 and self._group[0].urgent
         limit = self._map_bytes_max if urgent else self._map_bytes_limit
         if self._map_bytes >= limit:
@@ -511,8 +514,10 @@ class LmdbStore(StoreReads):
         return True
 
     def _free_dropped(self) -> None:
-        """Commit once more after a drop: LMDB reuses pages one transaction later only,
-        and where the map is full nobody else's transaction would ever succeed."""
+        """Commit once more after a drop.
+
+        LMDB reuses pages only one transaction later. With a full map, no other transaction would ever succeed.
+        """
         self._waiting.appendleft(_Ticket(prepare_batch(Batch(meta=((_FREED, b""),))), None))
         self._alone += 1
 
@@ -540,7 +545,7 @@ class LmdbStore(StoreReads):
     # --- the end ------------------------------------------------------------------
 
     async def aclose(self) -> None:
-        """Finish what waits and release the lock. Later calls do nothing."""
+        """Finish the waiting writes and release the lock. Later calls do nothing."""
         if self._closed:
             return
         self._closed = True
@@ -563,7 +568,7 @@ class LmdbStore(StoreReads):
             os.close(self._lock)
 
     def size_bytes(self) -> int:
-        """Bytes of the file that were ever used; LMDB reuses but does not return them."""
+        """Return the bytes of the file that were ever used; LMDB reuses but does not return them."""
         return (int(self._env.info()["last_pgno"]) + 1) * int(self._env.stat()["psize"])
 
 
@@ -583,7 +588,7 @@ def _wake(ticket: _Ticket, result: Written | OnyxqError) -> None:
 
 
 def _limit(map_bytes_max: int) -> int:
-    """Map size up to which batches that drop nothing may go."""
+    """Return the map size, in bytes, that batches without drops may reach."""
     return map_bytes_max - min(RESERVE_BYTES_MAX, map_bytes_max // 16)
 
 

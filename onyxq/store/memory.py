@@ -1,9 +1,9 @@
 """The store in memory: for the simulator, for tests, and as the model of the LMDB store.
 
-Tables are dictionaries with a sorted list of keys.  They belong to a `Disk`, which
-outlives the store as a real disk outlives a process: batches enter the tables only once
-the disk took them, all that waits at a time, so a crash loses exactly what was not
-acknowledged (or, as on real disks, keeps it although nobody heard of it).
+Tables are dictionaries with a sorted list of keys.  They belong to a `Disk`, which outlives the
+store as a real disk outlives a process.  Batches enter the tables only after the disk accepted
+them, all waiting ones together.  So a crash loses exactly what was not acknowledged, or keeps
+it without an acknowledgement, as real disks do.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class MemoryTable:
         self._entries[key] = value
 
     def add(self, key: bytes, value: bytes) -> bool:
-        """Put unless the key exists; whether it was put."""
+        """Put unless the key exists; return whether it was put."""
         if key in self._entries:
             return False
         self._insert(key)
@@ -51,18 +51,18 @@ class MemoryTable:
             self._keys.insert(bisect_left(self._keys, key), key)
 
     def delete(self, key: bytes) -> None:
-        """Forget a key, if it is there."""
+        """Delete a key if it exists."""
         if self._entries.pop(key, None) is not None:
             del self._keys[bisect_left(self._keys, key)]
 
     def ascend(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Entries from ``start`` on."""
+        """Yield entries from ``start`` upwards."""
         for place in range(bisect_left(self._keys, start), len(self._keys)):
             key = self._keys[place]
             yield key, self._entries[key]
 
     def descend(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Entries from ``start`` down."""
+        """Yield entries from ``start`` downwards."""
         for place in range(bisect_right(self._keys, start) - 1, -1, -1):
             key = self._keys[place]
             yield key, self._entries[key]
@@ -76,12 +76,12 @@ class MemoryTable:
         del self._keys[begin:end]
 
     def size_bytes(self) -> int:
-        """Bytes of keys and values."""
+        """Return the bytes of keys and values."""
         return sum(len(key) + len(value) for key, value in self._entries.items())
 
 
 class MemoryTables:
-    """All tables; see `onyxq.store.index.applier.Tables`."""
+    """All tables; see `onyxq.store.tables.Tables`."""
 
     def __init__(self) -> None:
         self.rows = MemoryTable()
@@ -108,12 +108,14 @@ class Disk(Protocol):
     tables: MemoryTables
 
     def open(self) -> int:
-        """Begin a run of the store; writes of earlier runs are refused from now on."""
+        """Begin a run of the store and return its number; writes of earlier runs are refused from now on."""
         ...
 
     async def sync(self, run: int, apply: Callable[[], None], size: int) -> None:
-        """Call ``apply`` once ``size`` bytes are durable; raises `StoreFailed` if they
-        cannot be, or if ``run`` is over (then they may or may not be there)."""
+        """Call ``apply`` once ``size`` bytes are durable.
+
+        Raises `StoreFailed` if they cannot be, or if ``run`` is over (then they may or may not be stored).
+        """
         ...
 
 
@@ -128,13 +130,13 @@ class PlainDisk:
         return 0
 
     async def sync(self, run: int, apply: Callable[[], None], size: int) -> None:
-        """Take the bytes at once."""
+        """Accept the bytes at once."""
         await trio.lowlevel.checkpoint()
         apply()
 
 
 class _Ticket:
-    """One batch that waits, and what became of it."""
+    """A waiting batch and its outcome."""
 
     def __init__(self, prepared: PreparedBatch, rider: Rider | None = None) -> None:
         self.prepared = prepared
@@ -157,7 +159,10 @@ class MemoryStore(StoreReads):
         self._closed = False
 
     async def write(self, batch: Batch) -> Written:
-        """Make a batch durable; raises `StoreFailed` (it may or may not be stored), and `BadRequest`: nothing is."""
+        """Make a batch durable.
+
+        Raises `StoreFailed` (it may or may not be stored) and `BadRequest` (nothing is stored).
+        """
         if self._closed:
             raise StoreFailed("the store is closed")
         if self.condition.fatal is not None:
@@ -175,7 +180,7 @@ class MemoryStore(StoreReads):
         return ticket.outcome
 
     async def _commit(self) -> None:
-        """Commit all that waits. A cancelled commit leaves it waiting for the next."""
+        """Commit all waiting batches. A cancelled commit leaves them for the next."""
         riding = [_Ticket(prepare_batch(batch), rider) for rider, batch in self._taken()]
         self._waiting[:0] = riding
         group = list(self._waiting)
@@ -202,17 +207,17 @@ class MemoryStore(StoreReads):
                 ticket.rider.heard(ticket.outcome)
 
     def read_through(self, tables: MemoryTables) -> None:
-        """Read and write through other tables, which stand before those of the disk."""
+        """Read and write through other tables, which wrap those of the disk."""
         self._tables = tables
 
     async def aclose(self) -> None:
-        """Finish what waits."""
+        """Finish the waiting writes."""
         self._closed = True
         async with self._turn:
             if self._waiting:
                 await self._commit()
 
     def size_bytes(self) -> int:
-        """Bytes of all keys and values."""
+        """Return the bytes of all keys and values."""
         tables: list[MemoryTable] = list(vars(self._tables).values())
         return sum(table.size_bytes() for table in tables)

@@ -1,8 +1,7 @@
 """The reading half of the store, shared by LMDB and memory.
 
-Every method reads the tables of the last committed transaction and leaves no cursor
-open behind it, so the snapshot may move on between any two calls, also while a caller
-iterates `StoreReads.keys`.
+Every method reads the tables of the last committed transaction and closes its cursors.  So the
+snapshot may advance between any two calls, also while a caller iterates `StoreReads.keys`.
 """
 
 from __future__ import annotations
@@ -60,79 +59,82 @@ class StoreReads(FindingReads):
     def __init__(self) -> None:
         self.condition = Condition()
         self.damaged: set[bytes] = set()
-        """Keys of rows that were found not to match their checksum, until they are repaired."""
+        """Keys of rows that do not match their checksum, until they are repaired."""
         self._miscounted: set[int] = set()
         """Partitions in which rows were damaged since they were counted."""
         self._watermarks: dict[bytes, Watermark] = {}
         self._records = Remembered()
         self.crooked = Crooked()
-        """Entries of indexes, counts and digests that were found not to agree with the rows."""
+        """Index entries, counts and digests that do not agree with the rows, until they are repaired."""
         self._followers: list[Callable[[Sequence[Prepared]], None]] = []
         self._riders: list[Rider] = []
 
     def accompany(self, rider: Rider) -> None:
-        """Have a rider's batch in every transaction from now on, before all others of that transaction."""
+        """Put a rider's batch into every later transaction, before all others of that transaction."""
         self._riders.append(rider)
 
     def _taken(self) -> list[tuple[Rider, Batch]]:
-        """What the riders put into the transaction that begins now."""
+        """Return the batches that the riders put into the transaction that begins now."""
         return [(rider, batch) for rider in self._riders if (batch := rider.take()) is not None]
 
     def follow(self, told: Callable[[Sequence[Prepared]], None]) -> Callable[[], None]:
-        """Have ``told`` hear of the rows of every batch as soon as they can be read, of each batch by itself,
-        until the function that comes back is called."""
+        """Call ``told`` with the rows of each batch as soon as they can be read.
+
+        Every batch gets a call of its own. Call the returned function to stop.
+        """
         self._followers.append(told)
         return lambda: self._followers.remove(told)
 
     def _tell(self, rows: Sequence[Prepared]) -> None:
-        """Rows can be read from now on."""
+        """Pass rows that can be read from now on to the followers."""
         for told in list(self._followers) if rows else ():
             told(rows)
 
     def scrub(self, after: bytes, limit_bytes: int) -> bytes:
-        """Check what lies behind a place, rows first, then all that is derived from them,
-        about ``limit_bytes`` of it: note what is `damaged` and `crooked`, and return the place
-        reached; empty at the end of a round."""
+        """Check about ``limit_bytes`` after a place: rows first, then all that is derived from them.
+
+        Adds findings to `damaged` and `crooked`. Returns the place reached; empty at the end of a round.
+        """
         reached = Audit(self._tables, self.damaged, self.crooked).step(after, limit_bytes)
         damaged = {partition_of_key(key) for key in self.damaged}
         self._miscounted |= damaged
         if not reached:
-            # What happened while a row was damaged may have been counted as another queue's.
+            # While a row was damaged, its tasks may have been counted for another queue.
             self.crooked.partitions |= self._miscounted - damaged
             self._miscounted = damaged
         return reached
 
     def doubt(self) -> None:
-        """Have the file examined page by page before it is opened the next time, if there is one."""
+        """Have the file, if there is one, examined page by page before it is opened the next time."""
 
     # --- promises and positions ---------------------------------------------------
 
     def epochs(self) -> dict[int, int]:
-        """Epoch reached per partition."""
+        """Return the epoch reached, per partition."""
         entries = self._tables.epochs.ascend(b"")
         return {int.from_bytes(key, "big"): unpack_number(key, value) for key, value in entries}
 
     def log_position(self) -> int:
-        """Position up to which history was stored; -1 at first."""
+        """Return the log position whose history is stored; -1 at first."""
         stored = self._tables.meta.get(LOG_POSITION)
         return -1 if stored is None else unpack_number(LOG_POSITION, stored)
 
     def log_digest(self) -> bytes:
-        """`Replica.digest` at `log_position`; empty at first."""
+        """Return `Replica.digest` at `log_position`; empty at first."""
         stored = self._tables.meta.get(LOG_DIGEST)
         return b"" if stored is None else unseal(LOG_DIGEST, bytes(stored))
 
     def kept_log(self) -> KeptLog:
-        """The store's copy of the log, read from disk; raises `Corrupt`."""
+        """Return the store's copy of the log, read from disk; raises `Corrupt`."""
         return kept_log(self._tables.log)
 
     def kept_ends(self) -> tuple[int, int]:
-        """Positions of the copy's snapshot and of its end, each -1 at first."""
+        """Return the positions of the copy's snapshot and of its end, each -1 at first."""
         ends = ends_of(self._tables.log)
         return ends.snapshot, ends.position
 
     def meta(self, name: str) -> bytes | None:
-        """A named value."""
+        """Return a named value, or None."""
         stored = self._tables.meta.get(name.encode())
         return None if stored is None else unseal(name.encode(), bytes(stored))
 
@@ -149,12 +151,15 @@ class StoreReads(FindingReads):
     # --- facts ----------------------------------------------------------------------
 
     def get(self, key: bytes) -> bytes | None:
-        """The value of one row as stored (sealed; the caller checks it)."""
+        """Return the value of one row as stored (sealed; the caller checks it), or None."""
         stored = None if self.hides(key[3:]) else self._tables.rows.get(key)
         return None if stored is None else bytes(stored)
 
     def row_keys(self, kind: bytes, first: bytes, last: bytes, *, limit: int) -> list[bytes]:
-        """Keys of the rows of a kind whose first ids lie between two of one partition, both included, in order."""
+        """Return the keys of rows of a kind whose first ids lie between two ids of one partition.
+
+        Both ends are included. The keys are in order.
+        """
         prefix = first[6:8] + kind
         out: list[bytes] = []
         for key, _ in self._tables.rows.ascend(prefix + first):
@@ -164,14 +169,14 @@ class StoreReads(FindingReads):
         return out
 
     def body(self, key: bytes) -> bytes:
-        """The checked body of the row at a key; raises `Corrupt`, also if there is no such row."""
+        """Return the checked body of the row at a key; raises `Corrupt`, also if the row is missing."""
         stored = self._tables.rows.get(key)
         if stored is None:
             raise Corrupt(f"the row of kind {key[2:3]!r} at task {key[3:23].hex()} is not there")
         return self._unseal(key, stored)
 
     def task_row(self, task_id: bytes) -> tuple[TaskId, bytes] | None:
-        """First id and checked body of the task row that covers an id; raises `Corrupt`."""
+        """Return first id and checked body of the task row that covers an id; raises `Corrupt`."""
         stretch_id = stretch_of(task_id)
         offset = offset_of(task_id)
         stretch = self._stretch(stretch_id)
@@ -188,7 +193,10 @@ class StoreReads(FindingReads):
         return None
 
     def covering(self, kind: bytes, task_id: bytes) -> list[tuple[TaskId, bytes]]:
-        """First ids and checked bodies of rows of a kind that cover an id, oldest first."""
+        """Return first ids and checked bodies of the rows of a kind that cover an id, oldest first.
+
+        Raises `Corrupt`.
+        """
         prefix = task_id[6:8] + kind
         start = prefix + (task_id if kind in (UPDATE, DATA) else stretch_of(task_id))
         last = prefix + task_id + b"\xff" * 12
@@ -201,12 +209,15 @@ class StoreReads(FindingReads):
         return [(TaskId(key[3:23]), body) for _, key, body in sorted(found)]
 
     def completions(self, stretch: bytes) -> list[tuple[TaskId, bytes]]:
-        """First ids and checked bodies of the completion rows of a stretch; raises `Corrupt`."""
+        """Return first ids and checked bodies of the completion rows of a stretch; raises `Corrupt`."""
         found = self._rows_of(COMPLETION, stretch) if not self.hides(stretch) else ()
         return [(TaskId(key[3:23]), self._unseal(key, value)) for key, value in found]
 
     def task_rows(self, partition: int, *, after: bytes = b"", limit: int = 100) -> list[tuple[TaskId, bytes]]:
-        """Task rows (first id, checked body) in id order, of rows that start behind ``after``."""
+        """Return the task rows that start after ``after``: first id and checked body, in id order.
+
+        Raises `Corrupt`.
+        """
         prefix = partition.to_bytes(2, "big") + TASK
         out: list[tuple[TaskId, bytes]] = []
         for key, value in self._tables.rows.ascend(prefix + after):
@@ -217,21 +228,21 @@ class StoreReads(FindingReads):
         return out
 
     def finished_bits(self, stretch: bytes) -> int:
-        """Mask of the finished tasks of a stretch."""
+        """Return the mask of the finished tasks of a stretch."""
         return self._stretch(stretch).finished
 
     def known_bits(self, stretch: bytes) -> int:
-        """Mask of the tasks of a stretch that task rows cover."""
+        """Return the mask of the tasks of a stretch that task rows cover."""
         return self._stretch(stretch).known
 
     # --- indexes ----------------------------------------------------------------------
 
     def queues(self, partition: int) -> list[str]:
-        """Names of queues that have, or had, tasks in the partition."""
+        """Return the names of queues that have, or had, tasks in the partition."""
         return list(self.counts(partition))
 
     def ready(self, partition: int, queue: str, *, after: Piece | None = None, limit: int = 100) -> list[Piece]:
-        """Ready pieces of a queue in order, behind ``after``."""
+        """Return the ready pieces of a queue after ``after``, in order."""
         prefix = partition.to_bytes(2, "big") + queue_digest(queue)
         start = prefix if after is None else ready_key_of(after) + b"\0"
         out: list[Piece] = []
@@ -243,7 +254,7 @@ class StoreReads(FindingReads):
         return out
 
     def due(self, partition: int, start_ms: int, end_ms: int, *, limit: int = 100) -> list[Piece]:
-        """Pieces in ``due`` whose time lies from ``start_ms`` to before ``end_ms``, earliest first."""
+        """Return the pieces in ``due`` from ``start_ms`` to before ``end_ms``, earliest first."""
         prefix, names = partition.to_bytes(2, "big"), {}
         out: list[Piece] = []
         for key, value in self._tables.due.ascend(due_start(partition, start_ms)):
@@ -260,7 +271,7 @@ class StoreReads(FindingReads):
         return out
 
     def _queue_named(self, key: bytes) -> str:
-        """The queue that counts are kept of under a key; empty if they are missing or damaged."""
+        """Return the queue whose counts have a key; empty if they are missing or damaged."""
         stored = self._tables.counts.get(key)
         try:
             return unpack_counts(key, stored)[1] if stored is not None else ""
@@ -268,14 +279,17 @@ class StoreReads(FindingReads):
             return ""
 
     def next_due_ms(self, partition: int, start_ms: int = 0) -> int | None:
-        """Earliest due time in ``due`` that is not before ``start_ms``."""
+        """Return the earliest due time in ``due`` that is not before ``start_ms``, or None."""
         prefix = partition.to_bytes(2, "big")
         for key, _ in self._tables.due.ascend(due_start(partition, start_ms)):
             return due_ms_of(key) if key[:2] == prefix else None
         return None
 
     def counts(self, partition: int, queue: str | None = None) -> dict[str, QueueCounts]:
-        """Counts per queue, in the order of names; of one queue, if there are any, without looking at others."""
+        """Return the counts per queue, in the order of names, or of one queue if it has any.
+
+        For one queue, no counts of others are read.
+        """
         prefix = partition.to_bytes(2, "big") + (b"" if queue is None else queue_digest(queue))
         out = {}
         for key, value in self._tables.counts.ascend(prefix):
@@ -292,7 +306,7 @@ class StoreReads(FindingReads):
     # --- retention --------------------------------------------------------------------
 
     def watermark(self, partition: int) -> Watermark:
-        """What is purged of a partition: whatever it covers is neither shown nor taken."""
+        """Return the watermark of a partition: the store neither shows nor accepts what it covers."""
         return self._watermarks.get(partition.to_bytes(2, "big"), NOTHING)
 
     def raise_watermark(self, partition: int, watermark: Watermark) -> None:
@@ -305,10 +319,13 @@ class StoreReads(FindingReads):
             self.raise_watermark(batch.purge.partition, batch.purge.watermark)
 
     def stretches(self, partition: int, *, after: bytes = b"", before_ms: int, limit: int = 1_000) -> list[bytes]:
-        """Names of stretches with rows whose time is before, purged ones left out: behind a place
-        (the last name), in the order of hours, each with the stretch as its last 20 bytes."""
+        """Return the names of stretches with rows from before ``before_ms``, in the order of hours.
+
+        They start after ``after`` (the last name). Purged stretches are left out. The last 20 bytes
+        of a name are the stretch.
+        """
         number, mark = partition.to_bytes(2, "big"), self.watermark(partition)
-        # What is purged may be there in any number: below the watermark's hour only what is kept is looked for.
+        # There may be any number of purged stretches: below the watermark's hour, only the kept ones are read.
         hour = number + (mark.before_ms // HOUR_MS).to_bytes(4, "big")
         kept = sorted(key for one in mark.kept if after < (key := stretch_key(one)) < hour)
         out = [key for key in kept if ms_of(key[7:]) < before_ms and self._tables.stretch.get(key) is not None][:limit]
@@ -320,7 +337,7 @@ class StoreReads(FindingReads):
         return out
 
     def purge_left(self, partition: int) -> bool:
-        """Whether rows of purged tasks are still to be deleted."""
+        """Return whether rows of purged tasks are still to be deleted."""
         watermark = self.watermark(partition)
         if not watermark.before_ms:
             return False
@@ -328,14 +345,16 @@ class StoreReads(FindingReads):
         return any(purged for _, purged in found)
 
     def ended(self, stretch: bytes) -> Ended | None:
-        """How the tasks of a stretch ended; None if some are unfinished, or stop their ordering
-        key, or if that cannot be told because something is damaged."""
+        """Return how the tasks of a stretch ended.
+
+        None if some are unfinished or stop their ordering key, or if damage leaves it unknown.
+        """
         return ended(self._tables, self._stretch(stretch))
 
     # --- anti-entropy -----------------------------------------------------------------
 
     def hours(self, partition: int) -> dict[int, Digest]:
-        """Digest per hour bucket (ms of the id // 3,600,000)."""
+        """Return the digest per hour bucket (ms of the id // 3,600,000)."""
         prefix = partition.to_bytes(2, "big")
         out = {}
         for key, value in self._tables.hours.ascend(prefix):
@@ -345,7 +364,7 @@ class StoreReads(FindingReads):
         return out
 
     def leaves(self, partition: int, hour: int) -> dict[int, Digest]:
-        """Digest per leaf of an hour bucket; empty leaves are absent."""
+        """Return the digest per leaf of an hour bucket; empty leaves are absent."""
         prefix = partition.to_bytes(2, "big") + hour.to_bytes(4, "big")
         out = {}
         for key, value in self._tables.leaves.ascend(prefix):
@@ -355,9 +374,9 @@ class StoreReads(FindingReads):
         return out
 
     def keys(self, partition: int, hour: int, leaf: int) -> Iterator[tuple[bytes, bytes]]:
-        """Row keys of a leaf, sorted, each with the checksum that its value ends with.
+        """Yield the row keys of a leaf, sorted, each with the checksum at the end of its value.
 
-        Rows that come meanwhile may be among them.
+        Rows that arrive meanwhile may be among them.
         """
         prefix = partition.to_bytes(2, "big") + hour.to_bytes(4, "big") + bytes([leaf])
         stretches = []
@@ -379,7 +398,7 @@ class StoreReads(FindingReads):
             yield key, value
 
     def partitions(self) -> list[int]:
-        """Partitions of which there are rows."""
+        """Return the partitions that have rows."""
         out: list[int] = []
         while not out or out[-1] < 0xFFFF:
             start = (out[-1] + 1 if out else 0).to_bytes(2, "big")
@@ -391,9 +410,9 @@ class StoreReads(FindingReads):
 
 
 def _covers(kind: bytes, key: bytes, value: bytes, task_id: bytes) -> bool:
-    """Whether a row that starts at or before an id of its stretch covers it.
+    """Return whether a row that starts at or before an id of its stretch covers it.
 
-    What cannot be told because the row is damaged counts as covering: checking it says so.
+    A row too damaged to decide counts as covering. Checking it then raises.
     """
     if kind in (UPDATE, DATA):
         return key[3:23] == task_id

@@ -1,4 +1,4 @@
-"""The checks on rows before they enter a store, and what indexing needs of each."""
+"""Checks on rows before they enter a store, and what indexing needs of each."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Prepared(NamedTuple):
     first: TaskId
     stretch: TaskId
     mask: int
-    """Tasks the row is about, as a mask of the stretch."""
+    """Tasks that the row is about, as a mask of the stretch."""
     detail: Detail
     """Task: its `QueueKey`; history: the event; completion: (token, outcome)."""
 

@@ -1,7 +1,7 @@
-"""The reading half of the store, what lists are made of: which tasks may be in a state.
+"""The reading half of the store for lists: which tasks may be in a state.
 
-One record of a stretch and the heads of its task rows are looked at, no payload is, so
-what nobody asked for is passed over quickly.
+It reads one record of a stretch and the heads of its task rows, but no payload.  So tasks that
+do not match are skipped quickly.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ class FindingReads(RuledReads):
     def look(
         self, partition: int, *, queue: str | None, state: str | None, now_ms: int, after: bytes = b"", limit: int = 100
     ) -> list[tuple[TaskId, int]]:
-        """Stretches in id order with tasks behind ``after``, each with the mask of those of a queue, or of
-        all, that may be in a state (claims are not considered); about ``limit`` task rows are looked at."""
+        """Return stretches with tasks after ``after``, in id order, each with a mask of tasks.
+
+        The mask holds the tasks of a queue (None: of all) that may be in ``state``. Claims are not
+        considered. About ``limit`` task rows are read. Raises `Corrupt`.
+        """
         prefix = partition.to_bytes(2, "big") + TASK
         start: bytes = stretch_of(after) if after else b""
         if after and after == last_of(TaskId(start)):
@@ -59,7 +62,7 @@ class FindingReads(RuledReads):
 
 
 def any_may_be(stretch: Stretch, state: str | None, now_ms: int) -> bool:
-    """Whether any task of a stretch may be in a state, by its record alone."""
+    """Return whether any task of a stretch may be in a state, judged by its record alone."""
     if state in ("completed", "failed", "cancelled"):
         return bool(finished_in(stretch)[state])
     if state is None:
@@ -71,13 +74,13 @@ def any_may_be(stretch: Stretch, state: str | None, now_ms: int) -> bool:
 
 
 def finished_in(stretch: Stretch) -> dict[str, int]:
-    """The finished tasks of a stretch by state."""
+    """Return the finished tasks of a stretch by state, as masks."""
     done = stretch.done
     return {"completed": done[COMPLETED], "failed": stretch.failed, "cancelled": done[CANCELLED]}
 
 
 def may_be(tables: Tables, stretch: Stretch, owner: Owner, *, state: str | None, now_ms: int) -> int:
-    """The tasks of a row that may be in a state, as a mask: none that is in it is left out."""
+    """Return the tasks of a row that may be in a state, as a mask that misses none of them."""
     finished = finished_in(stretch)
     if state is None or state in finished:
         return owner.tasks & finished.get(state or "", -1)
@@ -94,5 +97,5 @@ def may_be(tables: Tables, stretch: Stretch, owner: Owner, *, state: str | None,
 
 
 def last_of(stretch: TaskId) -> TaskId:
-    """The last id of a stretch."""
+    """Return the last id of a stretch."""
     return id_at(stretch, STRETCH_TASKS - 1)

@@ -1,7 +1,7 @@
-"""The ordered tables that a store consists of, as the index logic sees them.
+"""The ordered tables of a store, as the index logic sees them.
 
-LMDB and memory differ only in how they make these; `onyxq.store.index.records` says what each
-table holds.
+LMDB and memory differ only in how they make these.  `onyxq.store.index.records` lists what
+each table holds.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ TABLE_NAMES = (
     "meta",
 )
 INDEX_TABLES = ("ready", "due", "waiting", "keyed", "unique", "expiring", "dead")
-"""What is worked out from rows, entry by entry."""
+"""Tables that are derived from rows, entry by entry."""
 PARTITION_TABLES = ("rows", *INDEX_TABLES, "stretch", "counts", "hours", "leaves", "pending")
-"""What `Batch.drop` empties."""
+"""Tables that `Batch.drop` empties."""
 LOG_POSITION = b"\0log_position"
 LOG_DIGEST = b"\0log_digest"
 FORMAT_KEY = b"\0format"
-"""Named values of the store itself; the last has no checksum."""
+"""Name of the store's format. Of the store's own named values, only this one has no checksum."""
 PURGED_KEY = b"\0purged/"
-"""What the names begin with under which watermarks are kept; the partition's bytes follow."""
+"""Prefix of the names of watermarks; the partition's bytes follow."""
 
 
 class Table(Protocol):
@@ -44,7 +44,7 @@ class Table(Protocol):
 
     @property
     def get(self) -> Callable[[bytes], bytes | None]:
-        """The value of a key, or None."""
+        """Return the value of a key, or None."""
         ...
 
     @property
@@ -54,20 +54,20 @@ class Table(Protocol):
 
     @property
     def add(self) -> Callable[[bytes, bytes], bool]:
-        """Put unless the key exists; whether it was put."""
+        """Put unless the key exists; return whether it was put."""
         ...
 
     @property
     def delete(self) -> Callable[[bytes], object]:
-        """Forget a key, if it is there."""
+        """Delete a key if it exists."""
         ...
 
     def ascend(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Entries from ``start`` on; the table must not change meanwhile."""
+        """Yield entries from ``start`` upwards; the table must not change meanwhile."""
         ...
 
     def descend(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Entries from ``start`` down; the table must not change meanwhile."""
+        """Yield entries from ``start`` downwards; the table must not change meanwhile."""
         ...
 
     def clear(self, prefix: bytes) -> None:

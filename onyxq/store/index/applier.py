@@ -1,11 +1,11 @@
 """Applies batches of facts to an ordered key-value transaction: rows, indexes, digests.
 
-All index logic of the store is here and in the modules it uses, once, for LMDB and
-memory: they differ only in the `Tables` they give.  A store opens a transaction, applies
-every batch that waits through one `Applier`, calls `Applier.flush`, and commits.
+All index logic of the store is here and in the modules that this one uses.  LMDB and memory
+share it; they differ only in their `Tables`.  A store opens a transaction, applies every waiting
+batch through one `Applier`, calls `Applier.flush`, and commits.
 
-The indexes are a function of the set of rows, whatever order, grouping or repetition
-they arrived in; only which of ``ready`` and ``due`` holds a piece depends on when it was
+The indexes are a function of the set of rows.  The order, grouping or repetition of arrivals
+does not matter.  Only the choice between ``ready`` and ``due`` depends on when a piece was
 indexed.  Work is per run, never per task of a run.  Records of stretches, counts and
 digests are read and written once per transaction.
 """
@@ -57,7 +57,7 @@ class PreparedBatch:
     batch: Batch
     rows: tuple[Prepared, ...]
     bytes: int
-    """Size of its rows, and of what it adds to the copy of the log."""
+    """Bytes of its rows, and of what it adds to the copy of the log."""
 
 
 def prepare_batch(batch: Batch) -> PreparedBatch:
@@ -87,17 +87,17 @@ class Applier:
     ) -> None:
         self._tables = tables
         self._watermarks = watermarks
-        """What is purged, by the partitions' bytes."""
+        """Watermark per partition (as two bytes)."""
         self._pieces = Pieces(tables, now_ms, records if records is not None else Remembered())
         self._ruled = Ruled(self._pieces)
         self._digests = Digests(tables)
         self._mender = Mender(tables, pieces=self._pieces, ruled=self._ruled, digests=self._digests)
         self._purger = Purger(tables, pieces=self._pieces, ruled=self._ruled, digests=self._digests, leave=self._leave)
         self._healed: set[TaskId] = set()
-        """Stretches of damaged rows that were replaced: what follows from those was not to be told."""
+        """Stretches whose damaged rows were replaced. What followed from those rows was unknown."""
 
     def apply(self, prepared: PreparedBatch) -> Written:
-        """Apply one batch; what it changed is visible to later ones of the transaction."""
+        """Apply one batch; later batches of the transaction see what it changed."""
         batch = prepared.batch
         self._pieces.added = {}
         new_rows = self._add_rows(prepared.rows)
@@ -140,19 +140,19 @@ class Applier:
         if self._ruled.unsettled:
             self._ruled.settle()
         healed, self._healed = self._healed, set()
-        # While a row was damaged, what happened to its tasks may have been counted as another's.
+        # While a row was damaged, changes to its tasks may have been counted for another queue.
         partitions = {partition_of(stretch) for stretch in healed} | set(found.partitions)
         stretches = (*found.stretches, *sorted(healed))
         self._mender.mend(evolve(found, stretches=stretches, partitions=tuple(sorted(partitions))))
 
     def flush(self) -> None:
-        """Write the records that were gathered; the transaction may commit after it."""
+        """Write the gathered records. The transaction may commit after it."""
         self._pieces.flush()
         self._digests.flush()
 
     @staticmethod
     def _raise_to(table: Table, key: bytes, number: int) -> bool:
-        """Store a number unless one as high is stored; whether it was stored."""
+        """Store a number unless one as high is stored; return whether it was stored."""
         stored = table.get(key)
         if stored is not None and unpack_number(key, stored) >= number:
             return False
@@ -201,7 +201,7 @@ class Applier:
             self._add_resolution(stretch, stretch.resolved | mask)
 
     def _merge(self, row: Prepared) -> None:
-        """Of two values under one key the higher ranks; a damaged one gives way to a sound one."""
+        """Keep the higher-ranked of two values under one key; replace a damaged value by a sound one."""
         key, value = row.key, row.value
         found = self._tables.rows.get(key)
         stored = bytes(found) if found is not None else b""
@@ -211,7 +211,7 @@ class Applier:
         try:
             unseal(key, stored)
         except Corrupt:
-            # What it added to the digests cannot be told any more.
+            # What it added to the digests is unknown now.
             self._digests.recount(stretch.key[:7])
             self._healed.add(row.stretch)
             self._tables.rows.put(key, value)
@@ -229,7 +229,7 @@ class Applier:
             self._add_resolution(stretch, self._resolved(stretch))
 
     def _upto(self, kind: bytes, stretch: Stretch) -> Iterator[tuple[bytes, bytes]]:
-        """Rows of a kind of a stretch."""
+        """Yield the rows of a kind of a stretch."""
         prefix = stretch.key[:2] + kind
         last = prefix + id_at(stretch.key[7:], STRETCH_TASKS - 1) + b"\xff" * 12
         for key, value in self._tables.rows.ascend(prefix + stretch.key[7:]):
@@ -244,7 +244,7 @@ class Applier:
         if tasks != mask:
             mine = mask & ~self._others(stretch, offset)
             if mine & stretch.known:
-                # The record speaks of this row: it was lost, and is back.
+                # The record includes this row already: the row was lost, and is back.
                 self._healed.add(TaskId(stretch.key[7:]))
                 return
             stretch.owned[offset] = tasks
@@ -259,7 +259,7 @@ class Applier:
             self._enter(stretch, owner)
 
     def _others(self, stretch: Stretch, offset: int) -> int:
-        """Tasks that other rows of a stretch hold."""
+        """Return the tasks that other rows of a stretch hold."""
         out = 0
         for key, value in self._upto(TASK, stretch):
             try:
@@ -312,7 +312,7 @@ class Applier:
         known = stretch.known
         stretch.known, stretch.owned, stretch.ruled, stretch.granted = 0, {}, 0, 0
         rows = [(bytes(key), bytes(value)) for key, value in self._upto(TASK, stretch)]
-        # A damaged row may say that it holds more than it does: the sound ones come first.
+        # A damaged row may claim more tasks than it holds, so the sound rows come first.
         for damaged, found, stored in sorted((not sealed(*row), *row) for row in rows):
             try:
                 count, queue = task_head(stored)
@@ -333,7 +333,7 @@ class Applier:
             self._finish(stretch, done)
 
     def _finish(self, stretch: Stretch, done: list[int]) -> None:
-        """Let other tasks of a stretch be finished; all that were must still be."""
+        """Replace the finished tasks of a stretch; all that were finished must still be."""
         before, finished = stretch.done, stretch.finished
         changed = 0
         for was, now in zip(before, done, strict=True):
@@ -371,7 +371,7 @@ class Applier:
         ruled = self._ruled.retract(stretch, mask)
         plain = list(owners(self._tables, stretch, mask & ~stretch.ruled))
         if event.event == REOPENED or mask & stretch.finished:
-            # Completions that counted may not count any more.
+            # Completions that counted may stop counting.
             for owner in plain:
                 self._leave(stretch, owner)
             stretch.moved = moved
@@ -388,7 +388,7 @@ class Applier:
             self._ruled.insert(stretch, owner)
 
     def _regroup(self, stretch: Stretch, owner: Owner, before: dict[Alike, int]) -> None:
-        """Index the pieces of a plain row that are not what they were."""
+        """Index those pieces of a plain row that have changed."""
         unfinished = ~stretch.finished
         after = groups(stretch, owner.tasks)
         for alike, bits in before.items():
@@ -407,7 +407,7 @@ class Applier:
             self._ruled.insert(stretch, owner)
 
     def _resolved(self, stretch: Stretch) -> int:
-        """Tasks that wait for nothing, from the rows. What a damaged one resolved stays so."""
+        """Return the tasks that wait for nothing, from the rows. Tasks that a damaged row resolved stay resolved."""
         out = 0
         for key, value in self._upto(RESOLUTION, stretch):
             try:

@@ -1,4 +1,4 @@
-"""Counts the queues of a partition anew, where what was counted cannot be trusted."""
+"""Counts the queues of a partition anew, where the stored counts cannot be trusted."""
 
 from __future__ import annotations
 

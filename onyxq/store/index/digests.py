@@ -12,16 +12,16 @@ LEAF_BYTES = 7
 
 
 class Digests:
-    """Gathers what the rows of one write transaction change about digests."""
+    """Gathers the changes to digests by the rows of one write transaction."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
         self._leaves: dict[bytes, list[int]] = {}
         self._recount: set[bytes] = set()
-        """Leaves, and hours, whose digests are worked out anew."""
+        """Leaves and hours whose digests are computed anew."""
 
     def add(self, leaf: bytes, key: bytes, value: bytes) -> None:
-        """A row came."""
+        """Note a new row."""
         changes = self._leaves.get(leaf)
         if changes is None:
             changes = self._leaves[leaf] = [0, 0]
@@ -29,22 +29,22 @@ class Digests:
         changes[1] += row_hash(key, value)
 
     def remove(self, leaf: bytes, key: bytes, value: bytes) -> None:
-        """A row went."""
+        """Note a deleted row."""
         changes = self._leaves.setdefault(leaf, [0, 0])
         changes[0] -= 1
         changes[1] -= row_hash(key, value)
 
     def replace(self, leaf: bytes, key: bytes, old: bytes, new: bytes) -> None:
-        """A row's value was replaced by another."""
+        """Note that a row's value was replaced."""
         changes = self._leaves.setdefault(leaf, [0, 0])
         changes[1] += row_hash(key, new) - row_hash(key, old)
 
     def recount(self, leaf: bytes) -> None:
-        """Nobody can tell what the digest of a leaf, or an hour, should become: count."""
+        """Compute the digest of a leaf, or an hour, anew, because its true change is unknown."""
         self._recount.add(leaf)
 
     def flush(self) -> None:
-        """Write what was gathered."""
+        """Write the gathered changes."""
         hours: dict[bytes, list[int]] = {}
         for key, (rows, total) in self._leaves.items():
             _add(self._tables.leaves, key, rows, total)
@@ -71,7 +71,7 @@ class Digests:
 
 
 def count_leaf(tables: Tables, leaf: bytes) -> tuple[int, int]:
-    """The digest of a leaf, worked out from its rows."""
+    """Return the digest of a leaf, computed from its rows."""
     rows, total = 0, 0
     stretches = []
     for key, _ in tables.stretch.ascend(leaf):
@@ -91,7 +91,7 @@ def count_leaf(tables: Tables, leaf: bytes) -> tuple[int, int]:
 
 
 def sum_leaves(tables: Tables, hour: bytes) -> tuple[int, int]:
-    """The digest of an hour, worked out from its leaves."""
+    """Return the digest of an hour, computed from its leaves."""
     rows = total = 0
     for key, value in tables.leaves.ascend(hour):
         if key[:6] != hour:

@@ -1,4 +1,4 @@
-"""How the tasks of a stretch ended, and when: what retention asks of a store."""
+"""How and when the tasks of a stretch ended, for retention."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _COUNT = struct.Struct(">8xI")
 
 
 def ended(tables: Tables, stretch: Stretch) -> Ended | None:
-    """See `onyxq.store.interface.Store.ended`. Work is per row, not per task."""
+    """Return how the tasks of a stretch ended; see `onyxq.store.interface.Store.ended`.
+
+    Work is per row, not per task.
+    """
     times = _times(tables, stretch)
     if times is None:
         return None
@@ -39,7 +42,7 @@ def ended(tables: Tables, stretch: Stretch) -> Ended | None:
 
 
 def _outlived(tables: Tables, stretch: Stretch, owner: Owner) -> bool:
-    """Whether a younger row would stand for a row's unique key if that were gone."""
+    """Return whether a younger row would get a row's unique key if that row were deleted."""
     rules = owner.queue.rules
     if rules is None or not rules.unique:
         return False
@@ -54,7 +57,7 @@ def _outlived(tables: Tables, stretch: Stretch, owner: Owner) -> bool:
 
 
 def _times(tables: Tables, stretch: Stretch) -> list[tuple[int, int]] | None:
-    """The tasks and time of each completion; None if one is damaged."""
+    """Return the tasks and time of each completion; None if one is damaged."""
     prefix = stretch.key[:2] + COMPLETION
     last = prefix + id_at(stretch.key[7:], STRETCH_TASKS - 1) + b"\xff" * 12
     found = []

@@ -1,4 +1,4 @@
-"""What the indexes should be: worked out from a stretch's rows, whatever the tables say."""
+"""The correct contents of the indexes, derived from a stretch's rows alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from onyxq.store.tables import Tables
 
 
 def stretch_rows(tables: Tables, stretch_id: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """All rows about a stretch, by kind."""
+    """Yield all rows about a stretch, by kind."""
     for kind in KINDS:
         prefix = stretch_id[6:8] + kind
         last = prefix + id_at(stretch_id, STRETCH_TASKS - 1) + b"\xff" * 12
@@ -36,9 +36,9 @@ def stretch_rows(tables: Tables, stretch_id: bytes) -> Iterator[tuple[bytes, byt
 
 
 def true_stretch(tables: Tables, stretch_id: bytes, owned: dict[int, int]) -> tuple[Stretch, bool]:
-    """The record that follows from a stretch's sound rows, and whether all of them are.
+    """Return the record that follows from a stretch's sound rows, and whether all rows are sound.
 
-    Which of overlapping rows came first only the stored record knows: ``owned`` is its.
+    Only the stored record knows which of overlapping rows came first: ``owned`` is taken from it.
     """
     out = Stretch(stretch_key(stretch_id))
     expiring = granted = 0
@@ -76,11 +76,11 @@ def true_stretch(tables: Tables, stretch_id: bytes, owned: dict[int, int]) -> tu
 
 
 def true_owned(masks: dict[int, int], owned: dict[int, int]) -> dict[int, int]:
-    """Offset of each row that overlaps others -> the tasks that count as its own.
+    """Return for the offset of each row that overlaps others the tasks that count as its own.
 
-    ``masks``: what the rows hold, by offset. ``owned``, from a stored record, stays if it
-    gives each task to one row that holds it.  Otherwise a row was damaged when that was
-    written, and said that it held more or fewer: then each row has what those before it leave.
+    ``masks``: the tasks that the rows hold, by offset. ``owned``, from a stored record, stays if
+    it gives each task to one row that holds it.  Otherwise a row was damaged when that was written,
+    and seemed to hold more or fewer tasks.  Then each row gets the tasks that earlier rows leave.
     """
     kept = {offset: owned[offset] for offset, mask in masks.items() if owned.get(offset, mask) != mask}
     out: dict[int, int] = {}
@@ -97,7 +97,10 @@ def true_owned(masks: dict[int, int], owned: dict[int, int]) -> dict[int, int]:
 
 
 def load_stretch(tables: Tables, stretch_id: bytes) -> tuple[Stretch, bool]:
-    """The record of a stretch, and whether it could be read; else what its rows say."""
+    """Return the record of a stretch, and whether it was readable.
+
+    If it was not, the record is derived from the rows.
+    """
     key = stretch_key(stretch_id)
     stored = tables.stretch.get(key)
     if stored is None:
@@ -109,10 +112,10 @@ def load_stretch(tables: Tables, stretch_id: bytes) -> tuple[Stretch, bool]:
 
 
 def true_entries(tables: Tables, stretch: Stretch, wanted: int | None = None) -> dict[tuple[str, bytes], bytes]:
-    """The index entries (table, key) that follow from a stretch's record and rows, with the
-    heads and holders of the tables; pieces as if all were ready.
+    """Return the index entries (table, key) -> value that follow from a stretch's record and rows.
 
-    Of the rows that hold the tasks ``wanted`` alone, if those are named.
+    Heads and holders are taken from the tables. Pieces are given as if all were ready. With
+    ``wanted``, only the rows that hold these tasks count.
     """
     out: dict[tuple[str, bytes], bytes] = {}
     stretch_id = stretch.key[7:]

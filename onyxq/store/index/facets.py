@@ -1,4 +1,4 @@
-"""What follows from one row with rules, and who is first among the rows of a key."""
+"""What follows from one row with rules, and which row comes first for a key."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from onyxq.store.tables import Tables
 
 
 class Facets(NamedTuple):
-    """The tasks of one row by what becomes of them, as masks."""
+    """The tasks of one row by their place in the indexes, as masks."""
 
     live: int
-    """Unfinished."""
+    """Unfinished tasks."""
     free: int
-    """Unfinished, and waiting for no dependency."""
+    """Unfinished tasks that wait for no dependency."""
     held: int
-    """In their ordering key."""
+    """Tasks in their ordering key."""
     waiting: int
     expiring: int
     dead: int
 
 
 def facets(stretch: Stretch, owner: Owner, rules: Rules) -> Facets:
-    """What becomes of a row's tasks, if it is not superseded."""
+    """Return the facets of a row's tasks, for a row that is not superseded."""
     live = owner.tasks & ~stretch.finished
     waiting = live & ~stretch.resolved if rules.depends else 0
     held = live | (owner.tasks & stretch.done[STOPPED]) if rules.key else 0
@@ -37,7 +37,7 @@ def facets(stretch: Stretch, owner: Owner, rules: Rules) -> Facets:
 
 
 def row_entries(stretch: Stretch, owner: Owner) -> Iterator[tuple[str, bytes, int]]:
-    """The entries (table, key, bits) that follow from a row with rules alone, if it stands."""
+    """Yield the entries (table, key, bits) that follow from a row with rules alone, if it is not superseded."""
     rules = owner.queue.rules
     assert rules is not None
     first = id_at(stretch.key[7:], owner.offset)
@@ -53,7 +53,7 @@ def row_entries(stretch: Stretch, owner: Owner) -> Iterator[tuple[str, bytes, in
 
 
 def head_of(tables: Tables, prefix: bytes) -> TaskId | None:
-    """The first task of an ordering key, ``prefix`` being the partition and its digest."""
+    """Return the first task of an ordering key, or None; ``prefix`` is the partition and its digest."""
     heads = [head for flag in (b"\0", b"\1") if (head := _first_of(tables, prefix + flag)) is not None]
     if not heads:
         return None
@@ -62,9 +62,9 @@ def head_of(tables: Tables, prefix: bytes) -> TaskId | None:
 
 
 def _first_of(tables: Tables, prefix: bytes) -> tuple[bytes, int] | None:
-    """The first entry of an ordering key: the rest of its key, and its mask.
+    """Return the first entry of an ordering key: the rest of its key, and its mask.
 
-    A damaged entry may have an empty mask. It holds no task, and scrubbing mends it.
+    A damaged entry may have an empty mask. It holds no task, and scrubbing repairs it.
     """
     for key, value in tables.keyed.ascend(prefix):
         if key[:19] != prefix:
@@ -75,14 +75,14 @@ def _first_of(tables: Tables, prefix: bytes) -> tuple[bytes, int] | None:
 
 
 def holder_of(tables: Tables, prefix: bytes) -> TaskId | None:
-    """The task that stands for a unique key, ``prefix`` being the partition and its digest."""
+    """Return the task that holds a unique key, or None; ``prefix`` is the partition and its digest."""
     for key, _ in tables.unique.descend(prefix + b"\xff" * 45):
         return first_at(key) if key[:18] == prefix else None
     return None
 
 
 def stands(tables: Tables, stretch: Stretch, owner: Owner) -> bool:
-    """Whether no other row stands for a row's unique key."""
+    """Return whether a row holds its unique key, or has none."""
     rules = owner.queue.rules
     if rules is None or not rules.unique:
         return True
@@ -91,7 +91,7 @@ def stands(tables: Tables, stretch: Stretch, owner: Owner) -> bool:
 
 
 def free_bits(tables: Tables, stretch: Stretch, owner: Owner) -> int:
-    """The tasks of a row that stands which are to be ready or due."""
+    """Return the tasks of a row that belong into ``ready`` or ``due``; the row must not be superseded."""
     rules = owner.queue.rules
     if rules is None:
         return owner.tasks & ~stretch.finished

@@ -1,7 +1,7 @@
 """What a task row's header says about the row's place in the indexes.
 
-Headers of plain rows are few and short, so what they say is remembered; a row with a key,
-dependencies or a time at which it expires has `Rules` besides.
+Plain rows have few, short headers, so decoded headers are cached.  A row with a key,
+dependencies or an expiry time also has `Rules`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ KEY_CHARS_MAX = 200
 DEPENDS_MAX = 100
 PRIORITY_MAX = (1 << 31) - 1
 DUE_MS_MAX = (1 << 62) - 1
-"""Due times above are kept as this: never."""
+"""Largest due time that is kept, in ms: greater ones become this, which means never."""
 REMEMBERED_BYTES = 256
-"""Longer headers are decoded each time."""
+"""Size of the largest cached header. Longer headers are decoded each time."""
 _MARK_MAX = (1 << 63) - 1
 _HEAD = struct.Struct("<II")
 
@@ -41,17 +41,17 @@ class Rules(NamedTuple):
     """What a header says beyond queue and priority."""
 
     key: bytes
-    """`key_digest` of the ordering key; empty without."""
+    """`key_digest` of the ordering key; empty without one."""
     unique: bytes
-    """`key_digest` of the unique key; empty without."""
+    """`key_digest` of the unique key; empty without one."""
     order: Order | None
     scheduled: bool
-    """The due time was asked for, and lay ahead."""
+    """Whether the due time was requested and lay in the future."""
     depends: bool
     expires_ms: int | None
 
     def order_of(self, first: bytes) -> Order:
-        """The row's order, also if its leader gave none."""
+        """Return the row's order, also if its leader gave none."""
         return self.order or Order(ms_of(first), 0, 0)
 
 
@@ -69,17 +69,17 @@ class QueueKey(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def queue_digest(queue: str) -> bytes:
-    """The 16 bytes that name a queue in keys."""
+    """Return the 16 bytes that name a queue in keys."""
     return blake2b(queue.encode(), digest_size=16).digest()
 
 
 def queue_key(header: bytes) -> QueueKey:
-    """What a task row's packed header says; raises `BadRequest` naming the field."""
+    """Decode a task row's packed header; raises `BadRequest` naming the field."""
     return _remembered(header) if len(header) <= REMEMBERED_BYTES else _read(header)
 
 
 def task_head(value: bytes) -> tuple[int, QueueKey]:
-    """Count and header of a task row's value (or a view of it); raises `BadRequest`."""
+    """Return count and header of a task row's value (or a view of it); raises `BadRequest`."""
     try:
         head_bytes, count = _HEAD.unpack_from(value)
     except struct.error:

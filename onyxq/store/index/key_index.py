@@ -1,10 +1,9 @@
-"""The indexes of rows with rules: keys, unique keys, dependencies, times to expire at.
+"""The indexes of rows with rules: ordering keys, unique keys, dependencies, expiry times.
 
-Whatever changes about such a row, it is first taken out of the indexes as it was
-(`Ruled.retract`) and then put in as it is (`Ruled.insert`).  What one row means to
-another, which is head of a key and which stands for a unique key, is decided at the end
-of a batch (`Ruled.settle`) from the order of the entries, so each costs a few steps down
-a tree, however many tasks wait behind a key.
+Before such a row changes, it is taken out of the indexes (`Ruled.retract`); after the change
+it is put in again (`Ruled.insert`).  `Ruled.settle` decides at the end of a batch which row is
+head of a key and which holds a unique key.  It reads that from the order of the entries.  So
+each decision costs a few steps down a tree, however many tasks wait for a key.
 """
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ from onyxq.store.tables import Table
 
 
 class Ruled:
-    """Keeps the indexes of rows with rules in one transaction; see the module's first paragraph."""
+    """Keeps the indexes of rows with rules in one transaction."""
 
     def __init__(self, pieces: Pieces) -> None:
         self._pieces = pieces
         self._tables = pieces.tables
         self._heads: dict[bytes, TaskId | None] = {}
-        """Keys that changed, each with the head whose piece is indexed."""
+        """Changed keys, each with the head whose piece is indexed."""
         self._holders: dict[bytes, TaskId | None] = {}
-        """Unique keys that changed, each with the task that is indexed."""
+        """Changed unique keys, each with the task that is indexed."""
         self._came: dict[bytes, set[TaskId]] = {}
-        """Tasks that came for a unique key, or stood for it."""
+        """Tasks that arrived with a unique key, or held it."""
         self._stood: set[TaskId] = set()
-        """Tasks that were taken out while they stood for their key; most are put in again."""
+        """Tasks that were taken out while they held their unique key; most are put in again."""
 
     @property
     def unsettled(self) -> bool:
@@ -49,7 +48,7 @@ class Ruled:
         return bool(self._holders or self._heads)
 
     def retract(self, stretch: Stretch, tasks: int) -> list[Owner]:
-        """Take the rows with rules that hold some of these tasks out of all indexes."""
+        """Take the rows with rules that hold some of these tasks out of all indexes, and return them."""
         found = list(owners(self._tables, stretch, tasks & stretch.ruled)) if tasks & stretch.ruled else []
         for owner in found:
             self._retract(stretch, owner)
@@ -71,7 +70,7 @@ class Ruled:
         self._tables.unique.delete(unique_key(rules.unique, rules.order_of(first), first))
 
     def insert(self, stretch: Stretch, owner: Owner, *, new: bool = False) -> None:
-        """Put a row into the indexes; one with a unique key waits for `settle`."""
+        """Put a row into the indexes; a row with a unique key waits for `settle`."""
         rules = owner.queue.rules
         if rules is None:
             return
@@ -90,7 +89,7 @@ class Ruled:
             self._came.setdefault(prefix, set()).add(first)
 
     def grant(self, stretch: Stretch, mask: int) -> None:
-        """Tasks were granted: they do not expire any more."""
+        """Note that tasks were granted: they cannot expire any more."""
         for owner in owners(self._tables, stretch, mask & stretch.ruled):
             rules = owner.queue.rules
             newly = owner.tasks & mask & ~stretch.granted
@@ -104,7 +103,7 @@ class Ruled:
                 _put_bits(self._tables.expiring, key, unpack_mask(stored) & ~newly)
 
     def _granted(self, stretch: Stretch) -> int:
-        """Tasks that history says were granted, whenever."""
+        """Return the tasks that were ever granted according to history."""
         prefix = stretch.key[:2] + HISTORY
         last = prefix + id_at(stretch.key[7:], STRETCH_TASKS - 1) + b"\xff" * 12
         out = 0
@@ -119,7 +118,7 @@ class Ruled:
                 out |= mask_of(key[3:23], event.count)
         return out
 
-    # --- one row, as long as it stands
+    # --- one row, while it is not superseded
 
     def _enter(self, stretch: Stretch, owner: Owner, rules: Rules) -> None:
         self._count(stretch, owner, 1)
@@ -149,7 +148,7 @@ class Ruled:
             getattr(self._tables, name).delete(key)
 
     def _count(self, stretch: Stretch, owner: Owner, sign: int) -> None:
-        """Count a row's tasks, all of the unfinished ones as waiting."""
+        """Count a row's tasks, all unfinished ones as waiting."""
         changes = self._pieces.counts_of(stretch.key[:2], owner.queue)
         changes[TOTAL] += sign * owner.tasks.bit_count()
         changes[WAITING] += sign * (owner.tasks & ~stretch.finished).bit_count()
@@ -167,13 +166,13 @@ class Ruled:
     # --- heads and holders
 
     def _head(self, prefix: bytes) -> TaskId | None:
-        """The head whose piece is indexed; asked before anything about its key changes."""
+        """Return the head whose piece is indexed; call it before anything about its key changes."""
         if prefix not in self._heads:
             self._heads[prefix] = head_of(self._tables, prefix)
         return self._heads[prefix]
 
     def _holder(self, prefix: bytes) -> TaskId | None:
-        """The task that is indexed for a unique key; asked before anything about it changes."""
+        """Return the task that is indexed for a unique key; call it before anything about the key changes."""
         if prefix not in self._holders:
             self._holders[prefix] = holder_of(self._tables, prefix)
         return self._holders[prefix]
@@ -198,16 +197,16 @@ class Ruled:
             self._take(stretch, owner, alike.due_ms, group=bit, gone=bit)
 
     def touch(self, name: str, key: bytes) -> None:
-        """An entry of an index is about to change otherwise: `settle` sees to what follows."""
+        """Note that other code is about to change an index entry: `settle` then updates what follows from it."""
         if name == "keyed":
             self._head(key[:18])
         elif name == "unique":
             self._holder(key[:18])
 
     def settle(self) -> set[TaskId]:
-        """Index who stands for each unique key and is head of each key that changed.
+        """Index the holder of each changed unique key and the head of each changed ordering key.
 
-        Gives the tasks that were superseded.
+        Returns the tasks that were superseded.
         """
         superseded: set[TaskId] = set()
         while self._holders:

@@ -1,4 +1,4 @@
-"""Pending rows: what transactions will make facts of, kept apart from facts.
+"""Pending rows, which become facts when their transaction commits; kept apart from facts.
 
 A value is ``msgpack (name, deadline, body) | CRC-32 over key and the rest``.
 """
@@ -57,12 +57,12 @@ def put_pending(table: Table, rows: Iterable[PendingRow]) -> None:
 
 
 def drop_pending(table: Table, partition: int, transaction: str) -> None:
-    """Forget a transaction's rows of a partition."""
+    """Delete a transaction's rows of a partition."""
     table.clear(_prefix(partition, transaction))
 
 
 def pending_rows(table: Table, partition: int, transaction: str) -> list[PendingRow]:
-    """A transaction's rows in a partition, by number; raises `Corrupt`."""
+    """Return a transaction's rows in a partition, by number; raises `Corrupt`."""
     prefix = _prefix(partition, transaction)
     out = []
     for key, value in table.ascend(prefix):
@@ -73,9 +73,9 @@ def pending_rows(table: Table, partition: int, transaction: str) -> list[Pending
 
 
 def pending_transactions(table: Table, partition: int) -> dict[str, int]:
-    """Name and deadline of each transaction with rows in a partition, by name.
+    """Return name and deadline of each transaction with rows in a partition, by name.
 
-    One whose rows are all damaged is passed over.
+    A transaction whose rows are all damaged is left out.
     """
     prefix = partition.to_bytes(2, "big")
     out: dict[str, int] = {}

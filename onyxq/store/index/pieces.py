@@ -1,7 +1,7 @@
 """The pieces in ``ready`` and ``due``, the counts of queues, and the records of stretches.
 
-`Pieces` is what one write transaction shares: records of stretches and counts are read
-and written once in it, and what became ready is gathered for the answer.
+One write transaction shares a `Pieces`.  It reads and writes each record and count once, and
+gathers the pieces that became ready, for the answer.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from onyxq.store.interface import Piece
 from onyxq.store.tables import Tables
 
 PROMOTE_PIECES_MAX = 4096
-"""Pieces that one promotion moves; the rest stays due and is moved by the next."""
+"""Pieces that one promotion moves at most; the next promotion moves the rest."""
 
 
 class Pieces:
-    """See the module's first paragraph."""
+    """Pieces, counts and stretch records of one write transaction."""
 
     def __init__(self, tables: Tables, now_ms: int, records: Remembered) -> None:
         self.tables = tables
         self.added: dict[bytes, Piece] = {}
         """Pieces that this batch added to ``ready`` or ``due``, by key."""
         self.recount: set[bytes] = set()
-        """Partitions whose queues are counted anew, since their counts cannot be trusted."""
+        """Partitions whose queues are counted anew, because their counts cannot be trusted."""
         self._now_ms = now_ms
         self._records = records
         self._stretches: dict[bytes, Stretch] = {}
@@ -51,7 +51,7 @@ class Pieces:
         self._names: dict[bytes, str] = {}
 
     def stretch(self, stretch_id: bytes) -> Stretch:
-        """The record of a stretch, the same for all of the transaction."""
+        """Return the record of a stretch, the same object for the whole transaction."""
         found = self._stretches.get(stretch_id)
         if found is None:
             known = self._records.find(self.tables.stretch, stretch_id)
@@ -63,7 +63,7 @@ class Pieces:
         stored = self.tables.stretch.get(key)
         try:
             found = Stretch(key) if stored is None else Stretch.unpack(key, stored)
-            # The record also says that the stretch has rows, so a new one is always written.
+            # The record also shows that the stretch has rows, so a new one is always written.
             found.dirty = stored is None
         except Corrupt:
             found, _ = true_stretch(self.tables, stretch_id, {})
@@ -71,12 +71,12 @@ class Pieces:
         return found
 
     def put_stretch(self, stretch: Stretch) -> None:
-        """Let another record take a stretch's place."""
+        """Replace the record of a stretch."""
         stretch.dirty = True
         self._stretches[TaskId(stretch.key[7:])] = stretch
 
     def forget_stretch(self, stretch_id: bytes) -> None:
-        """A stretch has no rows any more."""
+        """Drop the record of a stretch that has no rows any more."""
         self._stretches.pop(stretch_id, None)
 
     def put_piece(self, key: bytes, value: bytes) -> None:
@@ -92,7 +92,7 @@ class Pieces:
         self.added[key] = unpack_ready(queue, key, value)
 
     def counts_of(self, partition: bytes, queue: QueueKey) -> list[int]:
-        """Changes to a queue's counts."""
+        """Return the changes to a queue's counts."""
         key = partition + queue.digest
         changes = self._counts.get(key)
         if changes is None:
@@ -101,7 +101,7 @@ class Pieces:
         return changes
 
     def flush(self) -> None:
-        """Write the records that were gathered."""
+        """Write the gathered records."""
         for stretch_id, stretch in self._stretches.items():
             if stretch.dirty:
                 packed = stretch.pack()
@@ -137,7 +137,7 @@ class Pieces:
             self.tables.ready.put(key, value)
         else:
             key = due_key(due_ms, first)
-            # Only a row that was damaged meanwhile leaves one there.
+            # Only a row that was damaged meanwhile leaves an entry there.
             stale = self.tables.due.get(key)
             self.tables.due.put(key, queue.place + value)
             scheduled = live.bit_count() - (bits_of(stale[20:]).bit_count() if stale is not None else 0)
@@ -196,7 +196,7 @@ class Pieces:
         return name
 
     def _name_in_row(self, key: bytes) -> str:
-        """The queue of a piece, where its counts cannot be read."""
+        """Return the queue of a piece from its row, where its counts cannot be read."""
         task_id = first_at(key)
         for owner in owners(self.tables, self.stretch(stretch_of(task_id)), 1 << offset_of(task_id)):
             return owner.queue.name

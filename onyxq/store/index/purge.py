@@ -1,8 +1,8 @@
-"""Deletes what is purged from the tables, a part at a time (design: retention).
+"""Deletes purged rows from the tables, a part at a time (design: retention).
 
-A stretch goes as a whole: its rows, what was derived from them, its part of the digests and
-counts.  The watermark is kept with it, so a store that is opened again neither shows nor
-takes what was purged, however far the deletion had come.
+A stretch is deleted as a whole: its rows, all that was derived from them, its part of the digests
+and counts.  The watermark is stored in the same transaction.  So a store that is opened again
+neither shows nor accepts purged tasks, even if the deletion was not finished.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from onyxq.store.tables import PURGED_KEY, Table, Tables
 
 
 def watermark_in(meta: Table, partition: bytes) -> Watermark:
-    """The watermark that is kept of a partition; raises `Corrupt`."""
+    """Return the stored watermark of a partition; raises `Corrupt`."""
     key = PURGED_KEY + partition
     stored = meta.get(key)
     if stored is None:
@@ -34,7 +34,7 @@ def watermark_in(meta: Table, partition: bytes) -> Watermark:
 
 
 def watermarks_in(meta: Table) -> dict[bytes, Watermark]:
-    """All watermarks that are kept, by the partitions' bytes; raises `Corrupt`."""
+    """Return all stored watermarks, by the partitions' bytes; raises `Corrupt`."""
     found = []
     for key, _ in meta.ascend(PURGED_KEY):
         if key[: len(PURGED_KEY)] != PURGED_KEY:
@@ -46,7 +46,7 @@ def watermarks_in(meta: Table) -> dict[bytes, Watermark]:
 def purged_stretches(
     table: Table, partition: bytes, watermark: Watermark, after: bytes
 ) -> Iterator[tuple[bytes, bool]]:
-    """Keys of stretches up to a watermark's hour, behind a place, each with whether it is purged."""
+    """Yield keys of stretches after a place up to a watermark's hour, each with whether it is purged."""
     last = partition + (max(0, watermark.before_ms - 1) // HOUR_MS).to_bytes(4, "big")
     for key, _ in table.ascend(after + b"\0" if after else partition):
         if key[:6] > last:
@@ -73,7 +73,10 @@ class Purger:
         self._leave = leave
 
     def purge(self, asked: Purge) -> tuple[int, bytes]:
-        """Delete some of what is purged: how many rows, and the place reached, empty at the end."""
+        """Delete part of the purged rows.
+
+        Returns the number of rows, and the place reached, which is empty at the end.
+        """
         self._pieces.flush()  # every stretch with rows is in the table then
         partition = asked.partition.to_bytes(2, "big")
         if asked.watermark.reaches(watermark_in(self._tables.meta, partition)):
@@ -106,7 +109,7 @@ class Purger:
         for owner in list(owners(self._tables, stretch, stretch.known & ~stretch.ruled)):
             indexed |= owner.tasks
             self._leave(stretch, owner)
-        if stretch.known & ~indexed:  # a damaged row; entries that follow from nothing are found by an audit
+        if stretch.known & ~indexed:  # a damaged row; an audit finds entries that follow from no row
             self._pieces.recount.add(stretch.key[:2])
         rows = list(self._rows(stretch_id))
         for key, checksum in rows:
@@ -117,7 +120,7 @@ class Purger:
         return len(rows)
 
     def _rows(self, stretch_id: TaskId) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and checksums of a stretch's rows; payloads are left where they are."""
+        """Yield keys and checksums of a stretch's rows, without copying payloads."""
         for kind in KINDS:
             prefix = stretch_id[6:8] + kind
             last = prefix + id_at(stretch_id, STRETCH_TASKS - 1) + b"\xff" * 12

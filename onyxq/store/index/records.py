@@ -27,8 +27,8 @@ log        see `onyxq.store.kept_log`
 meta       name                                                        bytes, checksum
 =========  ==========================================================  ==========================
 
-A queue is named in keys by a 16-byte hash, which keeps keys short whatever its name is;
-so is a transaction, and an ordering or unique key together with its queue.  *Bits* are a
+Keys name a queue by a 16-byte hash, so they are short even if its name is long.  The same holds
+for a transaction, and for an ordering or unique key together with its queue.  *Bits* are a
 mask of the row's stretch.  A stretch's key holds its hour and leaf, so the rows of a leaf
 are found without a scan.
 """
@@ -58,7 +58,7 @@ _PIECE = struct.Struct("<IH")
 _MORE = struct.Struct("<I16s")
 _MORE_END = _PIECE.size + _MORE.size
 _HAS_MORE = 1 << 15
-"""Set in a piece's row offset where base and key follow."""
+"""Flag in a piece's row offset: base and key follow."""
 _NO_KEY = bytes(16)
 _ORDER = struct.Struct(">QQQ")
 _COUNTS = struct.Struct("<6Q")
@@ -69,38 +69,38 @@ HASH_MASK = (1 << 64) - 1
 
 
 def row_hash(key: bytes, value: bytes) -> int:
-    """A row's contribution to digests: it depends on the key and the value's checksum."""
+    """Return a row's contribution to digests, which depends on the key and the value's checksum."""
     return int.from_bytes(blake2b(key + value[-4:], digest_size=8).digest(), "little")
 
 
 def pack_number(key: bytes, number: int) -> bytes:
-    """Value of an epoch or position."""
+    """Pack an epoch or position as a value."""
     return seal(key, _NUMBER.pack(number))
 
 
 def unpack_number(key: bytes, value: bytes) -> int:
-    """The number that `pack_number` packed; raises `Corrupt`."""
+    """Return the number that `pack_number` packed; raises `Corrupt`."""
     return int(_NUMBER.unpack(unseal(bytes(key), bytes(value)))[0])
 
 
 def pack_counts(key: bytes, numbers: Sequence[int], name: str) -> bytes:
-    """A queue's counts."""
+    """Pack a queue's counts as a value."""
     return seal(key, _COUNTS.pack(*numbers) + name.encode())
 
 
 def unpack_counts(key: bytes, value: bytes) -> tuple[tuple[int, ...], str]:
-    """The counts and the name that `pack_counts` packed; raises `Corrupt`."""
+    """Return the counts and the name that `pack_counts` packed; raises `Corrupt`."""
     body = unseal(bytes(key), bytes(value))
     return _COUNTS.unpack_from(body), body[_COUNTS.size :].decode()
 
 
 def pack_mask(bits: int) -> bytes:
-    """A mask's bytes."""
+    """Return a mask's bytes."""
     return bits.to_bytes((bits.bit_length() + 7) >> 3, "little") if bits else b""
 
 
 def unpack_mask(value: bytes) -> int:
-    """The mask that `pack_mask` packed."""
+    """Return the mask that `pack_mask` packed."""
     return int.from_bytes(value, "little")
 
 
@@ -108,69 +108,69 @@ def unpack_mask(value: bytes) -> int:
 
 
 def leaf_key(stretch: bytes) -> bytes:
-    """Partition, hour and leaf of a stretch: 7 bytes."""
+    """Return partition, hour and leaf of a stretch: 7 bytes."""
     return stretch[6:8] + _LEAF.pack(ms_of(stretch) // HOUR_MS, zlib.crc32(stretch) % LEAVES)
 
 
 def stretch_key(stretch: bytes) -> bytes:
-    """Key of a stretch's record."""
+    """Return the key of a stretch's record."""
     return leaf_key(stretch) + stretch
 
 
 def ready_key(queue: QueueKey, due_ms: int, first: bytes) -> bytes:
-    """Key of a piece in ``ready``."""
+    """Return the key of a piece in ``ready``."""
     return first[6:8] + queue.place + _DUE.pack(due_ms) + first
 
 
 def due_key(due_ms: int, first: bytes) -> bytes:
-    """Key of a piece in ``due``."""
+    """Return the key of a piece in ``due``."""
     return first[6:8] + _DUE.pack(due_ms) + first
 
 
 def due_start(partition: int, due_ms: int) -> bytes:
-    """The place in ``due`` from which on pieces of a partition are due then or later."""
+    """Return the first key in ``due`` of pieces of a partition that are due then or later."""
     return partition.to_bytes(2, "big") + _DUE.pack(due_ms)
 
 
 def expiring_key(expires_ms: int, first: bytes) -> bytes:
-    """Key of a row in ``expiring``."""
+    """Return the key of a row in ``expiring``."""
     return first[6:8] + _DUE.pack(expires_ms) + first
 
 
 def keyed_key(digest: bytes, order: Order, first: bytes, *, scheduled: bool) -> bytes:
-    """Key of a row in ``keyed``."""
+    """Return the key of a row in ``keyed``."""
     return first[6:8] + digest + (b"\1" if scheduled else b"\0") + _ORDER.pack(*order) + first
 
 
 def unique_key(digest: bytes, order: Order, first: bytes) -> bytes:
-    """Key of a row in ``unique``: the highest mark comes last."""
+    """Return the key of a row in ``unique``: the highest mark comes last."""
     due_ms, epoch, number = order
     return first[6:8] + digest + _ORDER.pack(epoch, number, due_ms) + first
 
 
 def dead_key(queue: bytes, first: bytes) -> bytes:
-    """Key of a row in ``dead``, of a queue's digest."""
+    """Return the key of a row in ``dead``, from a queue's digest."""
     return first[6:8] + queue + first
 
 
 def first_at(key: bytes) -> TaskId:
-    """The id that a key of any index ends with."""
+    """Return the id at the end of a key of any index."""
     return TaskId(bytes(key[-20:]))
 
 
 def ready_key_of(piece: Piece) -> bytes:
-    """Key under which a piece is, or was, in ``ready``."""
+    """Return the key under which a piece is, or was, in ``ready``."""
     inverted = (PRIORITY_MAX - piece.priority).to_bytes(4, "big")
     return piece.first[6:8] + queue_digest(piece.queue) + inverted + _DUE.pack(piece.due_ms) + piece.first
 
 
 def due_ms_of(key: bytes) -> int:
-    """Time in a key of ``due`` or ``expiring``."""
+    """Return the time in a key of ``due`` or ``expiring``, in ms."""
     return int(_DUE.unpack_from(key, 2)[0])
 
 
 def order_ms_of(key: bytes) -> int:
-    """Due time of the order in a key of ``keyed``."""
+    """Return the due time of the order in a key of ``keyed``, in ms."""
     return int(_DUE.unpack_from(key, 19)[0])
 
 
@@ -197,14 +197,14 @@ SHAPES = {
     "hours": Shape(6, DIGEST.size, DIGEST.size),
     "leaves": Shape(7, DIGEST.size, DIGEST.size),
 }
-"""Of the tables that hold no checksum, or whose keys are cut apart before it is looked at."""
+"""Shapes of the tables without a checksum, and of those whose keys are split before it is checked."""
 
 
 # --- pieces --------------------------------------------------------------------
 
 
 class Alike(NamedTuple):
-    """What the tasks of a piece have in common beside their row."""
+    """What the tasks of a piece have in common besides their row."""
 
     due_ms: int
     attempts: int
@@ -212,7 +212,7 @@ class Alike(NamedTuple):
 
 
 def pack_piece(alike: Alike, row_offset: int, bits: int, key: bytes = b"") -> bytes:
-    """Value of a piece in ``ready``; in ``due`` the queue's place goes before it."""
+    """Return a piece's value in ``ready``; in ``due`` the queue's place comes before it."""
     if not alike.base and not key:
         return _PIECE.pack(alike.attempts, row_offset) + pack_mask(bits)
     head = _PIECE.pack(alike.attempts, row_offset | _HAS_MORE)
@@ -224,17 +224,17 @@ def _bits_at(value: bytes) -> int:
 
 
 def bits_of(value: bytes) -> int:
-    """The bits in a piece's value."""
+    """Return the bits in a piece's value."""
     return int.from_bytes(value[_bits_at(value) :], "little")
 
 
 def with_bits(value: bytes, bits: int) -> bytes:
-    """A piece's value with other bits."""
+    """Return a piece's value with other bits."""
     return bytes(value[: _bits_at(value)]) + pack_mask(bits)
 
 
 def unpack_ready(queue: str, key: bytes, value: bytes) -> Piece:
-    """The piece of an entry in ``ready``."""
+    """Return the piece of an entry in ``ready``."""
     inverted, due_ms = _PLACE.unpack_from(key, 18)
     first = TaskId(key[30:50])
     attempts, offset = _PIECE.unpack_from(value)
@@ -248,10 +248,10 @@ def unpack_ready(queue: str, key: bytes, value: bytes) -> Piece:
 
 
 def lowest(stretch: bytes, bits: int) -> TaskId:
-    """Id of the lowest task in a mask."""
+    """Return the id of the lowest task in a mask."""
     return with_counter(stretch, counter_of(stretch) + (bits & -bits).bit_length() - 1)
 
 
 def stretch_at(key: bytes) -> TaskId:
-    """The stretch of the id that an index key ends with."""
+    """Return the stretch of the id at the end of an index key."""
     return stretch_of(first_at(key))

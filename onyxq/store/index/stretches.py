@@ -1,7 +1,7 @@
 """The record of a stretch: what is known of 1,024 consecutive ids, as masks.
 
-All of it is a function of the stretch's rows, whatever order they came in, and may speak
-of tasks whose row is not there yet.
+The record is a function of the stretch's rows, in whatever order they arrived.  It may include
+tasks whose row has not arrived yet.
 """
 
 from __future__ import annotations
@@ -19,29 +19,32 @@ from onyxq.store.index.records import ATTEMPTS_MAX, Alike, pack_mask, unpack_mas
 from onyxq.store.tables import Table, Tables
 
 RECORDS_MAX = 4_096
-"""Records in memory."""
+"""Records of stretches that are kept in memory."""
 MOVING = (RELEASED, RETRIED, EXPIRED, REOPENED)
 """Events that change due time or attempts, or which completions count."""
 
 
 class State(NamedTuple):
-    """What history says of a task. A join of events in any order gives the same."""
+    """A task's state according to history. Joining events in any order gives the same state."""
 
     position: int
     index: int  # type: ignore[assignment]  # shadows the tuple's method
     due_ms: int
-    """Position and index of the last RETRIED or REOPENED, and the due time that set."""
+    """Due time that the last RETRIED or REOPENED set; ``position`` and ``index`` are that event's."""
     attempts: int
     reopened: int
     """Position of the last REOPENED, 0 if none."""
     base: int
-    """Attempts counted then."""
+    """Attempts counted at that position."""
     ended: int = 0
-    """Token of the newest claim that ended without a completion, 0 if none did."""
+    """Fencing token of the newest claim that ended without a completion, 0 if none did."""
 
     @property
     def counts_from(self) -> int:
-        """Completions with a lower token do not count: of a life before, or of a claim that was overtaken."""
+        """Lowest fencing token of completions that count.
+
+        A lower one belongs to the time before a reopening, or to a claim with a newer one after it.
+        """
         return max(self.reopened, self.ended)
 
 
@@ -49,7 +52,7 @@ UNMOVED = State(-1, -1, -1, 0, 0, 0)
 
 
 class Stretch:
-    """See the module's first paragraph; masks as ints."""
+    """What is known of one stretch; masks are ints."""
 
     __slots__ = ("dirty", "done", "granted", "key", "known", "moved", "owned", "resolved", "ruled")
 
@@ -64,13 +67,13 @@ class Stretch:
         self.ruled = 0
         """Tasks of rows with rules."""
         self.resolved = 0
-        """Tasks that wait for no dependency any more."""
+        """Tasks whose dependencies are resolved."""
         self.granted = 0
-        """Tasks of rows that expire, which were granted once."""
+        """Tasks of rows with an expiry time that were granted at least once."""
         self.dirty = False
 
     def copy(self) -> Stretch:
-        """The same record, to be changed."""
+        """Return a copy that may be changed."""
         out = Stretch(self.key)
         out.known, out.done = self.known, self.done.copy()
         if self.moved:
@@ -88,15 +91,15 @@ class Stretch:
 
     @property
     def failed(self) -> int:
-        """Mask of the failed tasks, those that stop their key included."""
+        """Mask of the failed tasks, including those that stop their key."""
         return self.done[1] | self.done[STOPPED]
 
     def counts_from(self, offset: int) -> int:
-        """The lowest token of completions of a task that count."""
+        """Return the lowest fencing token of completions of a task that count."""
         return next((state.counts_from for state, bits in self.moved.items() if bits >> offset & 1), 0)
 
     def pack(self) -> bytes:
-        """The record's bytes; equal facts give equal bytes."""
+        """Return the record's bytes; equal facts give equal bytes."""
         first, second, third, stopped = self.done
         masks = (pack_mask(self.known), pack_mask(first), pack_mask(second), pack_mask(third))
         moved = [(*state, pack_mask(bits)) for state, bits in sorted(self.moved.items())] if self.moved else ()
@@ -108,7 +111,7 @@ class Stretch:
 
     @classmethod
     def unpack(cls, key: bytes, value: bytes) -> Stretch:
-        """The record that `pack` wrote; raises `Corrupt`."""
+        """Return the record that `pack` wrote; raises `Corrupt`."""
         out = cls(key)
         known, first, second, third, moved, owned, *more = msgpack.unpackb(unseal(key, bytes(value)))
         out.known = unpack_mask(known)
@@ -123,16 +126,16 @@ class Stretch:
 
 
 class Remembered:
-    """Records of stretches in memory, which are read and written several times on a task's way.
+    """A cache of stretch records, which are read and written several times per task.
 
-    Each stands for its bytes: it is used only where those are what is stored now, and never changed.
+    A record is used only while its bytes are the stored ones, and is never changed.
     """
 
     def __init__(self) -> None:
         self._records: dict[bytes, tuple[bytes, Stretch]] = {}
 
     def find(self, table: Table, stretch_id: bytes) -> Stretch | None:
-        """The record of a stretch, if it is here and still what the table has."""
+        """Return the record of a stretch, if it is cached and equals the stored one."""
         known = self._records.get(stretch_id)
         if known is None:
             return None
@@ -140,14 +143,14 @@ class Remembered:
         return known[1] if stored is not None and known[0] == bytes(stored) else None
 
     def put(self, stretch_id: bytes, stored: bytes, record: Stretch) -> None:
-        """Keep a record that nobody changes any more, and what is stored of it."""
+        """Keep a record, which must not change any more, and its stored bytes."""
         if len(self._records) >= RECORDS_MAX:
             self._records.clear()
         self._records[stretch_id] = (stored, record)
 
 
 def join(state: State, event: History) -> State:
-    """A task's state once an event is known: the latest retry, the most attempts."""
+    """Return a task's state after an event: the latest retry, the most attempts."""
     if event.event == RELEASED:
         return state._replace(ended=max(state.ended, event.token))
     position, index, due_ms, attempts, reopened, base, ended = state
@@ -164,7 +167,7 @@ def join(state: State, event: History) -> State:
 
 
 def moved_by(moved: dict[State, int], mask: int, event: History) -> dict[State, int]:
-    """``moved`` once one of the `MOVING` events on the tasks of ``mask`` is known."""
+    """Return ``moved`` after one of the `MOVING` events on the tasks of ``mask``."""
     out: dict[State, int] = {}
     rest = mask
     for state, bits in moved.items():
@@ -191,19 +194,19 @@ class Owner(NamedTuple):
 
     @property
     def key(self) -> bytes:
-        """Digest of its ordering key; empty without."""
+        """Digest of its ordering key; empty without one."""
         return self.queue.rules.key if self.queue.rules is not None else b""
 
 
 def owners(tables: Tables, stretch: Stretch, wanted: int) -> Iterator[Owner]:
-    """The task rows that hold the known tasks among ``wanted``, last first."""
+    """Yield the task rows that hold the known tasks among ``wanted``, last first."""
     wanted &= stretch.known
     if not wanted:
         return
     first_key = stretch.key[:2] + TASK + stretch.key[7:]
     start = stretch.key[:2] + TASK + id_at(stretch.key[7:], wanted.bit_length() - 1)
     if not wanted & (wanted - 1) and (alone := tables.rows.get(start)) is not None:
-        # Mostly it is about a row of one task, which is found without a cursor.
+        # Most calls are about a row of one task, which needs no cursor.
         owner = _owner(stretch, start, alone)
         if owner is not None and owner.tasks & wanted:
             yield owner
@@ -220,7 +223,7 @@ def owners(tables: Tables, stretch: Stretch, wanted: int) -> Iterator[Owner]:
 
 
 def _owner(stretch: Stretch, key: bytes, value: bytes) -> Owner | None:
-    """What a task row holds; None if it is damaged: its tasks wait for the repair."""
+    """Return what a task row holds; None if it is damaged (its tasks wait for the repair)."""
     try:
         count, queue = task_head(value)
     except BadRequest:
@@ -231,7 +234,7 @@ def _owner(stretch: Stretch, key: bytes, value: bytes) -> Owner | None:
 
 
 def groups(stretch: Stretch, tasks: int) -> dict[Alike, int]:
-    """Tasks of one row by what they have in common, finished ones included.
+    """Return the tasks of one row grouped by what they have in common, finished ones included.
 
     The lowest task of a group names its piece, so completions never rename a piece.
     """
@@ -251,16 +254,16 @@ def groups(stretch: Stretch, tasks: int) -> dict[Alike, int]:
 
 
 def alike_at(stretch: Stretch, offset: int) -> Alike:
-    """What one task's piece has in common."""
+    """Return what one task's piece has in common."""
     (alike,) = groups(stretch, 1 << offset)
     return alike
 
 
 def void_bits(stretch: Stretch, token: int) -> int:
-    """Tasks of which a completion with this token does not count.
+    """Return the tasks whose completion with this fencing token does not count.
 
-    They were reopened later than it can have been made, or a newer claim on them was granted and
-    ended without one: had anybody been told of the older completion, there would be no newer claim.
+    They were reopened after that claim, or a newer claim on them was granted and ended without a
+    completion. A newer claim shows that the older completion was never acknowledged.
     """
     out = 0
     for state, bits in stretch.moved.items():
@@ -270,8 +273,10 @@ def void_bits(stretch: Stretch, token: int) -> int:
 
 
 def winners(stretch: Stretch, completions: Iterable[tuple[bytes, bytes]]) -> list[int]:
-    """Finished tasks per outcome by a stretch's completion rows: the highest mark, then token,
-    counts, if it is not void."""
+    """Return the finished tasks per outcome, from a stretch's completion rows.
+
+    Of several completions that are not void, the highest mark counts, then the highest token.
+    """
     found, damaged = [], 0
     for key, value in completions:
         token, count = int.from_bytes(key[23:31], "big"), int.from_bytes(key[31:35], "big")
@@ -287,5 +292,5 @@ def winners(stretch: Stretch, completions: Iterable[tuple[bytes, bytes]]) -> lis
     for *_, mask, outcome in sorted(found, reverse=True):
         out[outcome] |= mask & ~taken
         taken |= mask
-    # What a damaged row finished stays finished.
+    # Tasks that a damaged row finished stay finished.
     return [bits | (was & damaged & ~taken) for bits, was in zip(out, stretch.done, strict=True)]

@@ -1,8 +1,8 @@
-"""Whether the indexes agree with the rows, looked at a little at a time.
+"""Checks that the indexes agree with the rows, a little at a time.
 
-What a flipped bit made of an index is found by working it out from the rows again, and
-mended the same way (`onyxq.store.integrity.index_repair`): nobody has to be asked.  One round goes
-through all rows, all records of stretches, all entries of indexes and all sums.
+A flipped bit in an index is found by deriving the index from the rows again.  It is repaired
+the same way (`onyxq.store.integrity.index_repair`), without asking another node.  One round
+covers all rows, all records of stretches, all entries of indexes and all sums.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from onyxq.store.index.stretches import Stretch, owners
 from onyxq.store.interface import Crooked
 from onyxq.store.tables import INDEX_TABLES, Table, Tables
 
-# What takes how long is told in bytes, of which a MiB is about 5 ms of work.
+# Costs are given in bytes; one MiB is about 5 ms of work.
 STRETCH_BYTES = 8 * 1024
-"""What looking at one stretch counts as, for each of its task rows."""
+"""Cost of checking one stretch, for each of its task rows."""
 ENTRY_BYTES = 2 * 1024
-"""An entry of an index, or a sum."""
+"""Cost of an index entry, or a sum."""
 ROW_BYTES = 512
-"""A row, beside its own bytes."""
+"""Cost of a row, besides its own bytes."""
 COUNTED_BYTES = 2 * 1024
-"""A row that is counted for its leaf."""
+"""Cost of a row that is counted for its leaf."""
 KEY_BYTES = {"ready": 50, "due": 30, "waiting": 22, "keyed": 63, "unique": 62, "expiring": 30, "dead": 38}
 PHASES = ("rows", "stretch", *INDEX_TABLES, "counts", "leaves", "hours")
-"""Tables in the order of a round; a place in it is the number of one and a key."""
+"""Tables in the order of a round; a place in it is a table's number and a key."""
 WORK = (5, 60, 15, 1, 1, 1, 1, 1, 1, 1, 12, 1)
-"""About what part of a round each of them is, in percent."""
+"""Approximate share of a round that each phase takes, in percent."""
 
 
 def progress(place: bytes, partitions: int) -> float:
-    """About what part of a round, 0 to 1, lies behind a place in it, with so many partitions."""
+    """Return about what part of a round, 0 to 1, is done at a place, given the number of partitions."""
     if not place:
         return 1.0
     inside = min(1.0, int.from_bytes(place[1:3], "big") / max(1, partitions))
@@ -44,7 +44,7 @@ def progress(place: bytes, partitions: int) -> float:
 
 
 def true_value(tables: Tables, name: str, key: bytes, value: bytes) -> bytes | None:
-    """What an entry of an index should be, or None if it should not be there."""
+    """Return the correct value of an index entry, or None if it should not exist."""
     if len(key) != KEY_BYTES[name]:
         return None
     record, _ = load_stretch(tables, stretch_at(key))
@@ -59,7 +59,7 @@ def true_value(tables: Tables, name: str, key: bytes, value: bytes) -> bytes | N
 
 
 def missing_entries(tables: Tables, stretch: Stretch) -> dict[tuple[str, bytes], bytes]:
-    """Entries that follow from a stretch's record and are not there, or otherwise."""
+    """Return the entries that follow from a stretch's record and are missing or different."""
     out = {}
     for (name, key), value in true_entries(tables, stretch).items():
         stored = getattr(tables, name).get(key)
@@ -74,7 +74,7 @@ def missing_entries(tables: Tables, stretch: Stretch) -> dict[tuple[str, bytes],
 
 
 class Audit:
-    """Looks through the tables of one snapshot; see the module's first paragraph."""
+    """Checks the tables of one snapshot, step by step."""
 
     def __init__(self, tables: Tables, damaged: set[bytes], crooked: Crooked) -> None:
         self._tables = tables
@@ -82,8 +82,10 @@ class Audit:
         self._crooked = crooked
 
     def step(self, after: bytes, limit_bytes: int) -> bytes:
-        """Look on behind a place, at least at one thing, about ``limit_bytes``; gives the
-        place reached, empty at the end of a round."""
+        """Check about ``limit_bytes`` after a place, at least one item.
+
+        Returns the place reached; empty at the end of a round.
+        """
         phase, key = (after[0], after[1:]) if after else (0, b"")
         looks: dict[str, Callable[[str, bytes, bytes], int]] = {
             "rows": self._row,
@@ -122,7 +124,7 @@ class Audit:
         record, readable = load_stretch(self._tables, stretch_id)
         true, sound = true_stretch(self._tables, stretch_id, record.owned)
         if not sound:
-            return STRETCH_BYTES  # looked at again once its rows are repaired
+            return STRETCH_BYTES  # checked again once its rows are repaired
         if not readable or true.pack() != bytes(value) or missing_entries(self._tables, true):
             self._crooked.stretches.add(stretch_id)
         rows = 0

@@ -1,7 +1,7 @@
-"""Puts right what an audit found: indexes are worked out from the rows anew, a part at a time.
+"""Repairs what an audit found: indexes are derived from the rows anew, a part at a time.
 
-It runs inside a write transaction and looks at everything again, so what was right all
-along, or was put right meanwhile, stays as it is.
+It runs inside a write transaction and checks everything again.  So entries that are correct,
+or were repaired meanwhile, stay unchanged.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from onyxq.store.row_checks import prepare
 from onyxq.store.tables import INDEX_TABLES, Table, Tables
 
 MISPLACED_BYTES_MAX = 4096
-"""Rows up to this size are looked for under other keys."""
+"""Size of the largest rows that are searched for under other keys, in bytes."""
 
 
 class Mender:
-    """See the module's first paragraph."""
+    """Repairs derived data in one write transaction."""
 
     def __init__(self, tables: Tables, *, pieces: Pieces, ruled: Ruled, digests: Digests) -> None:
         self._tables = tables
@@ -33,8 +33,8 @@ class Mender:
         self._digests = digests
 
     def mend(self, found: Mending) -> None:
-        """Put right what was found."""
-        self._pieces.flush()  # what follows reads the records of stretches from their table
+        """Repair what was found."""
+        self._pieces.flush()  # the following reads the records of stretches from their table
         for name, key in found.entries:
             self._drop_entry(name, key)
         for stretch in found.stretches:
@@ -45,9 +45,9 @@ class Mender:
             self._digests.recount(leaf)
 
     def take_misplaced(self, key: bytes) -> Row | None:
-        """Take away a damaged row of which only one byte of the key was changed: the sound row.
+        """Remove a damaged row with only one byte of its key changed, and return the sound row.
 
-        It is looked for only where that is cheap; any other damaged row stays.
+        The search runs only where it is cheap. Any other damaged row stays.
         """
         stored = self._tables.rows.get(key)
         value = bytes(stored) if stored is not None else b""
@@ -64,11 +64,11 @@ class Mender:
         return None
 
     def mend_stretch(self, stretch_id: bytes) -> None:
-        """Make a stretch's record and entries what its rows say; others' stay."""
+        """Correct a stretch's record and entries by its rows; entries of other stretches stay."""
         stored, readable = load_stretch(self._tables, stretch_id)
         true, sound = true_stretch(self._tables, stretch_id, stored.owned)
         if not sound and readable:
-            return  # a damaged row may have said what the record says
+            return  # the record may contain what a damaged row said
         missing = missing_entries(self._tables, true)
         was = self._tables.stretch.get(true.key)
         if was is not None and bytes(was) == true.pack() and not missing:

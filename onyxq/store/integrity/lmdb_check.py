@@ -1,13 +1,13 @@
-"""Whether an LMDB file may be opened: what was written, and nothing else, is in it.
+"""Whether an LMDB file may be opened: it must hold what was written, and nothing else.
 
-A file that was closed in order, and in which no damage was met, has a note with its size and
-checksum beside it.  If the note still fits, the file is as it was.  Otherwise the pages of a
-small file are followed before LMDB may have it, which takes about 3 s of CPU per GB.  A large
-file is followed if damage was met in it, if a fatal signal ended the last process, or if two
-processes in a row died: a damage that kills is met once.
+A file that was closed in order, without damage, has a note with its size and checksum beside it.
+If the note still matches, the file is unchanged.  Otherwise the pages of a small file are
+followed before LMDB opens it, which takes about 3 s of CPU per GB.  A large file is followed if
+damage was met in it, if a fatal signal ended the last process, or if two processes in a row
+died.  So damage that kills processes is found after one or two of them.
 
-A store that does not hang together is set aside whole: what this node had promised can no
-longer be told from it, so it begins anew, as another node, and its data comes from the cohort.
+A store with inconsistent pages is renamed as a whole.  It does not show any more what this node
+had promised.  So the machine begins anew, as another node, and its data comes from the cohort.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from onyxq.store.integrity.lmdb_pages import check_file, meta_pages
 
 DATA = "data.mdb"
 CLOSED = "store.closed"
-"""The note of a file that was closed in order."""
+"""Name of the note of a file that was closed in order."""
 OPENED = "store.opened"
-"""Number of times that the file was opened since it was last known to be sound."""
+"""Name of the file with the number of openings since the data file was last known to be sound."""
 SUSPECT = "store.suspect"
-"""The damages that were met in the file while it was open, one per line."""
+"""Name of the file with the damage that was met while the data file was open, one per line."""
 CRASHED = "store.crashed"
-"""What the last process said as a fatal signal ended it; empty as long as none did."""
+"""Name of the file with the last process's traceback of a fatal signal; empty if there was none."""
 FOLLOW_BYTES_MAX = 256 * 1024 * 1024
-"""Files up to this size are followed after every death of a process."""
+"""Size of the largest files that are followed after every death of a process, in bytes."""
 SUM_BYTES_MAX = 4 * 1024 * 1024 * 1024
-"""Of larger files only the size is noted when they are closed: to sum them would take too long."""
+"""Size of the largest files that get a checksum when closed, in bytes; for larger ones it takes too long."""
 SUSPECTED_MAX = 2
-"""A file in which LMDB met damage this often is damaged, even if its pages hang together."""
+"""Times LMDB may meet damage in a file until the file counts as damaged, even if its pages are consistent."""
 _CHUNK_BYTES = 1024 * 1024
 
 _log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ def examine(directory: Path, *, follow_bytes_max: int = FOLLOW_BYTES_MAX) -> Non
 
 
 def note_closed(directory: Path) -> None:
-    """Leave the note of a file that was closed in order, in which no damage was met."""
+    """Write the note of a file that was closed in order and in which no damage was met."""
     path = directory / DATA
     size = path.stat().st_size
     note = directory / (CLOSED + ".new")
@@ -96,7 +96,7 @@ def note_doubt(directory: Path, why: str = "") -> None:
 
 
 def set_aside(directory: Path, why: str) -> Path:
-    """Rename a store's file, say so, and return its new name."""
+    """Rename a store's file, log that, and return its new name."""
     number = 1
     while (kept := directory / f"{DATA}.damaged-{number}").exists():
         number += 1
@@ -117,7 +117,7 @@ def set_aside(directory: Path, why: str) -> Path:
 
 @contextmanager
 def fatal_signals_noted(directory: Path) -> Iterator[None]:
-    """While inside, a fatal signal (SIGBUS, SIGSEGV) leaves its traceback in the directory.
+    """While the context is active, write the traceback of a fatal signal (SIGBUS, SIGSEGV) to the directory.
 
     LMDB reads the file through a memory map, so a page that cannot be read ends the process.
     If another part of the program has asked for tracebacks, it keeps them.
@@ -133,9 +133,9 @@ def fatal_signals_noted(directory: Path) -> Iterator[None]:
 def write_metas_again(path: Path) -> None:
     """Make the two meta pages on the disk those that are read; raises `OSError`.
 
-    After a write of a meta page that failed, LMDB and the disk may disagree about the last
-    transaction.  The next one would then overwrite pages that the disk's meta page still refers
-    to.  The kernel may also count a page as written that is not, so both are written again.
+    After a failed write of a meta page, LMDB and the disk may disagree about the last
+    transaction.  The next transaction would then overwrite pages that the disk's meta page still
+    refers to.  The kernel may also count a page as written that is not, so both are written again.
     """
     with path.open("r+b", buffering=0) as file:
         for offset, data in meta_pages(file.fileno()):
@@ -144,8 +144,8 @@ def write_metas_again(path: Path) -> None:
 
 
 def _check(path: Path) -> None:
-    """Raise `Corrupt` unless the file can be read and its pages hang together."""
-    # A page that cannot be read would kill the process as the map is followed.
+    """Raise `Corrupt` unless the file can be read and its pages are consistent."""
+    # With the map, an unreadable page would kill the process.
     try:
         _sum(path)
     except OSError as first:
@@ -158,7 +158,7 @@ def _check(path: Path) -> None:
 
 
 def _as_closed(directory: Path, path: Path, size: int) -> bool:
-    """Whether a file is as it was when it was closed."""
+    """Return whether a file is unchanged since it was closed."""
     try:
         note = json.loads((directory / CLOSED).read_text(encoding="ascii"))
         return bool(note["bytes"] == size and (note["crc32"] is None or note["crc32"] == _sum(path)))
@@ -175,7 +175,7 @@ def _sum(path: Path) -> int:
 
 
 def _empty(path: Path) -> None:
-    """Truncate a file that this process may still write to; nothing if it does not exist."""
+    """Truncate a file that this process may still write to; do nothing if it does not exist."""
     with suppress(FileNotFoundError):
         os.truncate(path, 0)
 

@@ -1,11 +1,11 @@
-"""Whether the pages of a closed LMDB file hang together: LMDB itself trusts them.
+"""Checks that the pages of a closed LMDB file are consistent: LMDB itself trusts them.
 
-A flipped bit in a row or an entry is found by its checksum.  One in a page's own fields
+A checksum finds a flipped bit in a row or an entry.  A flipped bit in a page's own fields
 (a pointer, a size, a page number) can make LMDB read outside of the file, which kills the
-process, or write where other data is.  So such a file must not be opened.  `check_file`
-follows every page as LMDB would, without trusting any number in it, and raises at the
-first that cannot be: pages in two places, sizes that do not fit, keys out of order, sums
-that do not add up.
+process, or overwrite other data.  So such a file must not be opened.  `check_file` follows
+every page as LMDB would, without trusting any number in it.  It raises at the first
+impossibility: pages in two places, sizes that do not fit, keys out of order, sums that do not
+add up.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NUMBER = struct.Struct("<Q")
 
 
 Each: TypeAlias = Callable[[bytes, memoryview, int], None]
-"""Is given an entry's key, value and flags."""
+"""Called with an entry's key, value and flags."""
 
 
 class Tree(NamedTuple):
@@ -58,7 +58,7 @@ class Tree(NamedTuple):
 
 
 class Meta(NamedTuple):
-    """What one of the two meta pages says."""
+    """Contents of one of the two meta pages."""
 
     free: Tree
     main: Tree
@@ -67,7 +67,7 @@ class Meta(NamedTuple):
 
 
 def check_file(path: Path) -> None:
-    """Raise `Corrupt` unless the pages of an LMDB data file hang together. Nobody may write it."""
+    """Raise `Corrupt` unless the pages of an LMDB data file are consistent. No process may write it meanwhile."""
     with path.open("rb") as file:
         size = path.stat().st_size
         if size == 0:
@@ -78,7 +78,7 @@ def check_file(path: Path) -> None:
 
 
 def meta_pages(descriptor: int) -> list[tuple[int, bytes]]:
-    """Offset and bytes of the two meta pages of an open file; none if they are damaged."""
+    """Return offset and bytes of the two meta pages of an open file; none if they are damaged."""
     for page_bytes in PAGE_BYTES:
         pages = [(page * page_bytes, os.pread(descriptor, page_bytes, page * page_bytes)) for page in (0, 1)]
         try:
@@ -99,7 +99,7 @@ class _File:
         self._page_bytes = 0
         self._last = 0
         self._seen = bytearray()
-        """A byte for each page: 1 if some page, or list, led there."""
+        """One byte per page: 1 if a page or list referred to it."""
 
     def check(self) -> None:
         metas = self.metas()
@@ -116,7 +116,7 @@ class _File:
         self._walk(meta.main, "the main tree", each=self._named_tree)
 
     def metas(self) -> list[Meta]:
-        """The two meta pages; raises `Corrupt`."""
+        """Return the two meta pages; raises `Corrupt`."""
         for self._page_bytes in PAGE_BYTES:
             if self._size < 2 * self._page_bytes:
                 break
@@ -140,7 +140,7 @@ class _File:
         return Meta(free, main, last, transaction)
 
     def _take(self, page: int, count: int = 1) -> int:
-        """The offset of pages that nothing else led to."""
+        """Return the offset of pages that nothing else referred to."""
         if not 2 <= page <= self._last or page + count - 1 > self._last:
             raise Corrupt(f"page {page} is out of range")
         if any(self._seen[page : page + count]):
@@ -163,7 +163,7 @@ class _File:
         self._walk(Tree(*_DB.unpack(value)), f"the tree {key.decode(errors='replace')!r}")
 
     def _walk(self, tree: Tree, name: str, *, numbers: bool = False, each: Each | None = None) -> None:
-        """Follow a tree from its root; ``each`` is given every entry."""
+        """Follow a tree from its root; ``each`` is called with every entry."""
         found = [0, 0, 0, 0]
         todo = [(tree.root, tree.depth, b"", b"")] if tree.root != _NONE else []
         if len(todo) * tree.depth > DEPTH_MAX or tree.flags & ~_INTEGER_KEYS:
@@ -174,7 +174,7 @@ class _File:
             keys, children = self._nodes(base, page, depth, found, each)
             if numbers:
                 keys = [key[::-1] for key in keys]
-            # The first key of a branch page stands for all lower ones, whatever it says.
+            # The first key of a branch page means all lower keys, whatever its bytes are.
             inner = keys[1:] if depth > 1 else keys
             if inner and (inner[0] < low or (high and inner[-1] >= high) or any(map(ge, inner, inner[1:]))):
                 raise Corrupt(f"the keys of {name} are out of order in page {page}")
@@ -186,7 +186,7 @@ class _File:
     def _nodes(
         self, base: int, page: int, depth: int, found: list[int], each: Each | None
     ) -> tuple[list[bytes], list[int]]:
-        """Keys, and children, of the nodes of a page."""
+        """Return keys, and children, of the nodes of a page."""
         data, page_bytes = self._data, self._page_bytes
         number, _, flags, lower, upper = _HEADER.unpack_from(data, base)
         if number != page or flags != (BRANCH if depth > 1 else LEAF):
@@ -223,7 +223,7 @@ class _File:
         return keys, children
 
     def _overflow(self, data: memoryview, at: int, length: int) -> int:
-        """Check the pages of a value that has its own; how many."""
+        """Check the pages of a value that has its own; return their number."""
         (page,) = _NUMBER.unpack_from(data, at)
         count = (_HEADER_BYTES - 1 + length) // self._page_bytes + 1
         base = self._take(page, count)
