@@ -1,9 +1,9 @@
 """The embedded log: LMDB on this machine's disk, for the peers of one process.
 
-What ZooKeeper does for many nodes, this does for one: records are durable before anyone
-sees them, pulses live in memory (they end with the process anyway).  One writer thread
-takes all that waits into one durable transaction, so the event loop never waits for the
-disk; readers at the tail are handed records from memory.
+It replaces ZooKeeper on a single node.  Records are durable before any reader sees them.  Pulses
+live in memory, since they end with the process anyway.  One writer thread puts all waiting
+records into one durable transaction, so the event loop never waits for the disk.  Readers at the
+tail get records from memory.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from onyxq.system.directory_lock import lock_file
 GROUP_RECORDS_MAX = 1_000
 RECENT_BYTES_MAX = 16 << 20
 RECENT_RECORDS_MAX = 10_000
-"""Records kept in memory for readers at the tail."""
+"""Number of records kept in memory for readers at the tail; also limited by `RECENT_BYTES_MAX`."""
 IN_USE = "Only one process can have an embedded log open; use its address, another --data, or ZooKeeper."
 
 _log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 @define(eq=False)
 class _Job:
-    """Work for the writer thread, and where its answer goes."""
+    """Work for the writer thread, and its result."""
 
     token: trio.lowlevel.TrioToken
     record: bytes | None
@@ -64,7 +64,7 @@ class _Job:
 class EmbeddedBackend:
     """The log in one directory; at most one process has it open.
 
-    Raises `Conflict` on opening if another process (or another backend of this one) has.
+    Raises `Conflict` on opening if another process (or another backend of this one) has it open.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class EmbeddedBackend:
             os.close(self._lock)
             raise
         self._next, self._pointer, self._ends = self._file.next, self._file.pointer, self._file.ends
-        """What the event loop knows of the file, which belongs to the writer thread."""
+        """The event loop's copy of the file's state; the file belongs to the writer thread."""
         self.refusal = ""
         """Why the last append failed; empty if it did not."""
         self._recent: OrderedDict[int, Record] = OrderedDict()
@@ -104,11 +104,11 @@ class EmbeddedBackend:
 
     @property
     def durable(self) -> bool:
-        """Always: records are on disk before they are seen."""
+        """Whether records are on disk before they are seen: always."""
         return True
 
     async def session(self) -> EmbeddedSession:
-        """A new session of this process."""
+        """Return a new session of this process."""
         if self._closed:
             raise LogUnavailable(f"the log in {self._path} is closed")
         session = EmbeddedSession(self)
@@ -117,7 +117,7 @@ class EmbeddedBackend:
         return session
 
     async def look(self, position: int) -> Record | Trimmed | None:
-        """See `LogBackend.look`."""
+        """Return a record without waiting; see `LogBackend.look`."""
         await trio.lowlevel.checkpoint()
         if self._closed:
             raise LogUnavailable(f"the log in {self._path} is closed")
@@ -127,25 +127,25 @@ class EmbeddedBackend:
         return Trimmed(self.origin_position) if position <= self.origin_position else None
 
     async def destroy(self) -> None:
-        """Delete every record and the origin; open sessions are lost."""
+        """Delete every record and the origin, and end all open sessions."""
         self._end_sessions()
         await self.submit(work=self._file.drop_all)
         self._recent.clear()
         self._recent_bytes = 0
 
     def close(self) -> None:
-        """End all sessions, write what waits, close the files and give up the lock; blocks briefly."""
+        """End all sessions, write waiting records, close the files and release the lock; blocks briefly."""
         if self._begin_close():
             self._finish_close()
 
     async def aclose(self) -> None:
-        """As `close`, without blocking the event loop."""
+        """Close the log as `close` does, without blocking the event loop."""
         if self._begin_close():
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(self._finish_close)
 
     def _begin_close(self) -> bool:
-        """Take no more work; False if that was done before."""
+        """Stop accepting work; return False if the log was closed before."""
         if self._closed:
             return False
         self._closed = True
@@ -169,7 +169,7 @@ class EmbeddedBackend:
     # --- the writer thread -----------------------------------------------------------
 
     async def submit(self, *, record: bytes | None = None, work: Callable[[], Any] | None = None) -> Any:
-        """Have the writer append ``record`` or do ``work``; its value once that is durable."""
+        """Have the writer append ``record`` or do ``work``; return the result once it is durable."""
         if self._closed:
             raise LogUnavailable(f"the log in {self._path} is closed")
         job = _Job(trio.lowlevel.current_trio_token(), record, work, trio.Event())
@@ -194,7 +194,7 @@ class EmbeddedBackend:
                 batch[0].token.run_sync_soon(self._publish, written, batch, state)
 
     def _take_batch(self) -> list[_Job]:
-        """All that waits, up to a limit or the first work; empty once closed."""
+        """Return all waiting jobs, up to a limit or the first ``work``; empty once closed."""
         job = self._jobs.get()
         batch: list[_Job] = []
         while job is not None:
@@ -233,7 +233,7 @@ class EmbeddedBackend:
     def _publish(
         self, written: list[Record], batch: list[_Job], state: tuple[int, Pointer | None, tuple[int, ...]]
     ) -> None:
-        """Show readers what became durable, also of a write that failed at first. Runs in trio."""
+        """Show readers the durable records, even of a write that failed at first. Runs in trio."""
         for record in written:
             self._recent[record.position] = record
             self._recent_bytes += len(record.data)
@@ -249,21 +249,27 @@ class EmbeddedBackend:
 
     @property
     def following(self) -> int:
-        """The position of the next record."""
+        """Position of the next record."""
         return self._next
 
     @property
     def last(self) -> int:
-        """The position of the last record; `START` if there was none."""
+        """Position of the last record; `START` if there was none."""
         return (self._ends[-1] if self._ends and self._next == segment_start(len(self._ends)) else self._next) - 1
 
     def place(self, position: int) -> int:
-        """Where a record asked for at ``position`` is: at the end of a closed segment that is the next one's start."""
+        """Return the position from which to read on for ``position``.
+
+        At the end of a closed segment, that is the next segment's start.
+        """
         segment = segment_of(position)
         return segment_start(segment + 1) if segment < len(self._ends) and position >= self._ends[segment] else position
 
     def fetch(self, position: int) -> list[Record]:
-        """Records from ``position`` (below `following`) on: one from memory, else some from disk; none if trimmed."""
+        """Return records from ``position`` (below `following`) on; none if they are trimmed.
+
+        It returns one record from memory, or else several from disk.
+        """
         found = self._recent.get(position)
         if found is not None:
             return [found]
@@ -279,7 +285,7 @@ class EmbeddedBackend:
         await self._grown.park()
 
     async def read_origin(self) -> Origin | None:
-        """The origin from disk; raises `LogDamaged`."""
+        """Return the origin from disk, or None; raises `LogDamaged`."""
         found = await self.submit(work=self._file.origin)
         if found is None:
             return None
@@ -289,12 +295,12 @@ class EmbeddedBackend:
         return Origin(pointer.position, data, pointer.trimmed, pointer.generation)
 
     async def write_origin(self, position: int, data: bytes, *, expected_version: int) -> bool:
-        """See `LogSession.store_origin`."""
+        """Replace the origin; see `LogSession.store_origin`."""
         pointer = await self.submit(work=lambda: self._file.put_origin(position, data, expected_version))
         return pointer is not None
 
     async def trim(self, upto: int) -> int:
-        """See `LogSession.trim`."""
+        """Delete old records; see `LogSession.trim`."""
         total = 0
         while True:
             found: tuple[Pointer | None, int] = await self.submit(work=lambda: self._file.trim_batch(upto))
@@ -308,7 +314,7 @@ class EmbeddedBackend:
                 return total
 
     async def rotate(self) -> bool:
-        """See `LogSession.rotate`."""
+        """Begin the next segment if this one is full; see `LogSession.rotate`."""
         closed: bool = await self.submit(work=lambda: self._file.close_segment(self._segment_records))
         return closed
 
@@ -319,19 +325,19 @@ class EmbeddedBackend:
         self._pulses[peer] = (session, data)
 
     def list_pulses(self) -> dict[str, bytes]:
-        """All pulses, by peer."""
+        """Return all pulses, by peer."""
         return {peer: self._pulses[peer][1] for peer in sorted(self._pulses)}
 
     def has_pulse(self, peer: str) -> bool:
-        """Whether the peer has a pulse now."""
+        """Return whether the peer has a pulse now."""
         return peer in self._pulses
 
     async def wait_session_end(self) -> None:
-        """Return when the next session ends: only then do pulses go."""
+        """Return when the next session ends. Pulses end with their session only."""
         await self._ended.park()
 
     def forget(self, session: EmbeddedSession) -> None:
-        """A session ended: its pulses go, waiters look again."""
+        """Remove an ended session and its pulses, and wake all waiters."""
         self._sessions.discard(session)
         for peer in [peer for peer, (owner, _) in self._pulses.items() if owner is session]:
             del self._pulses[peer]
@@ -349,20 +355,20 @@ class EmbeddedSession:
 
     @property
     def connected(self) -> bool:
-        """Until it is closed; not while the disk refuses records."""
+        """Whether the session is open and the disk accepts records."""
         return not self._lost.is_set() and not self._backend.refusal
 
     @property
     def connections(self) -> int:
-        """Always one: the log is in this process."""
+        """Number of connections, always one: the log is in this process."""
         return 1
 
     async def wait_lost(self) -> None:
-        """See `LogSession.wait_lost`."""
+        """Return when the session is lost; see `LogSession.wait_lost`."""
         await self._lost.wait()
 
     async def append(self, data: bytes) -> int:
-        """See `LogSession.append`; `AppendUnknown` if the disk refused it."""
+        """Append a record; see `LogSession.append`. Raises `AppendUnknown` if the disk refused it."""
         self._check()
         if len(data) > RECORD_BYTES_MAX:
             raise TooLarge(f"a record of {len(data)} bytes; at most {RECORD_BYTES_MAX}")
@@ -370,7 +376,7 @@ class EmbeddedSession:
         return position
 
     async def read(self, position: int) -> Record | Trimmed:
-        """See `LogSession.read`."""
+        """Return the record at a position; see `LogSession.read`."""
         await trio.lowlevel.checkpoint()
         while True:
             self._check()
@@ -387,30 +393,30 @@ class EmbeddedSession:
             await self._backend.wait_grown()
 
     async def look(self, position: int) -> Record | Trimmed | None:
-        """See `LogSession.look`."""
+        """Return a record without waiting; see `LogSession.look`."""
         self._check()
         return await self._backend.look(position)
 
     async def tail(self) -> int:
-        """See `LogSession.tail`: the position of the last record."""
+        """Return the position of the last record; see `LogSession.tail`."""
         self._check()
         await trio.lowlevel.checkpoint()
         return self._backend.last
 
     async def set_pulse(self, peer: str, data: bytes) -> None:
-        """See `LogSession.set_pulse`."""
+        """Set a peer's pulse; see `LogSession.set_pulse`."""
         self._check()
         self._backend.put_pulse(self, peer, data)
         await trio.lowlevel.checkpoint()
 
     async def pulses(self) -> dict[str, bytes]:
-        """See `LogSession.pulses`."""
+        """Return all pulses; see `LogSession.pulses`."""
         self._check()
         await trio.lowlevel.checkpoint()
         return self._backend.list_pulses()
 
     async def wait_pulse_gone(self, peer: str) -> None:
-        """See `LogSession.wait_pulse_gone`."""
+        """Return when a peer's pulse is gone; see `LogSession.wait_pulse_gone`."""
         await trio.lowlevel.checkpoint()
         self._check()
         while self._backend.has_pulse(peer):
@@ -418,27 +424,30 @@ class EmbeddedSession:
             self._check()
 
     async def origin(self) -> Origin | None:
-        """See `LogSession.origin`."""
+        """Return the origin; see `LogSession.origin`."""
         self._check()
         return await self._backend.read_origin()
 
     async def store_origin(self, position: int, data: bytes, *, expected_version: int) -> bool:
-        """See `LogSession.store_origin`; also False unless ``position`` is above the present origin's."""
+        """Replace the origin; see `LogSession.store_origin`.
+
+        Returns False also unless ``position`` is above the present origin's.
+        """
         self._check()
         return await self._backend.write_origin(position, data, expected_version=expected_version)
 
     async def trim(self, upto: int) -> int:
-        """See `LogSession.trim`."""
+        """Delete old records; see `LogSession.trim`."""
         self._check()
         return await self._backend.trim(upto)
 
     async def rotate(self) -> bool:
-        """See `LogSession.rotate`."""
+        """Begin the next segment if this one is full; see `LogSession.rotate`."""
         self._check()
         return await self._backend.rotate()
 
     async def aclose(self) -> None:
-        """See `LogSession.aclose`."""
+        """Close the session; see `LogSession.aclose`."""
         self.end()
         await trio.lowlevel.checkpoint()
 

@@ -1,8 +1,8 @@
 """The file of the embedded log: records, the origin and the ends of segments in one LMDB environment.
 
-One thread writes, the event loop's thread reads records.  After a write that LMDB does not survive
-the environment is opened again; what was not acknowledged may be in it then.  A damaged file is
-never set aside: no other copy of the log exists.
+One thread writes, the event loop's thread reads records.  After a write that stops LMDB, the
+environment is opened again; it may then hold records that were not acknowledged.  A damaged file is
+never replaced: no other copy of the log exists.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from onyxq.store.integrity.lmdb_check import DATA, note_closed, note_doubt, writ
 from onyxq.system.directories import PRIVATE_FILE
 
 MAP_BYTES = 64 << 30
-"""Address space set aside for the log; disk is used only as it grows."""
+"""Address space reserved for the log, in bytes. It takes disk space only as it grows."""
 LOAD_RECORDS, LOAD_BYTES = 256, 4 << 20
-"""Most records that a late reader takes from the disk at once."""
+"""Most records, and bytes, that a late reader takes from the disk at once."""
 TRIM_BATCH_RECORDS = 1_000
 
 _NEXT, _ORIGIN, _ENDS = b"next", b"origin", b"ends"
 _HEAD = struct.Struct(">qI")
-"""Before a record's bytes: its ctime, and the CRC-32 of position, ctime and bytes."""
+"""Prefix of a record's bytes: its ctime in ms, and the CRC-32 of position, ctime and bytes."""
 _OPTIONS: dict[str, Any] = {"map_size": MAP_BYTES, "max_dbs": 2, "readahead": False, "mode": PRIVATE_FILE}
 
 _log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 @frozen
 class Pointer:
-    """The origin's row (a msgpack list of these fields); its bytes are a row of their own."""
+    """The origin's row (a msgpack list of these fields); the origin's bytes are a row of their own."""
 
     position: int
     crc: int
@@ -52,10 +52,10 @@ class Pointer:
 
 
 class LogFile:
-    """See the module's first paragraph. All methods but `fetch` belong to one thread.
+    """The file of the embedded log. All methods but `fetch` belong to one thread.
 
-    They raise `LogDamaged`, and `LogUnavailable` if the disk refuses something: then what was to be
-    written may or may not be there.
+    They raise `LogDamaged`, and `LogUnavailable` if the disk refuses something. Then the data to be
+    written may or may not be stored.
     """
 
     def __init__(self, path: Path) -> None:
@@ -64,15 +64,15 @@ class LogFile:
         """Held by a reader, and while the environment is replaced."""
         self._sound = True
         self._stopped = False
-        """The environment must be opened again."""
+        """Whether the environment must be opened again."""
         self.next = 0
         """Position of the next record."""
         self.ends: tuple[int, ...] = ()
-        """Where each closed segment ended."""
+        """End position of each closed segment."""
         self.pointer: Pointer | None = None
         env = None
         try:
-            # Sync on commit; no read-ahead: the log is read in order once, or from memory.
+            # Sync on commit; no read-ahead, because the log is read in order once, or from memory.
             env = open_file(path, follow_bytes_max=MAP_BYTES, **_OPTIONS)
             self._use(env)
         except Exception as error:
@@ -99,7 +99,7 @@ class LogFile:
             raise LogDamaged(f"the description of the log is malformed: {error}") from None
 
     def close(self) -> None:
-        """Close the file; a note says so if no damage was met."""
+        """Close the file, and leave a note of that if no damage was met."""
         self._env.close()
         if self._sound:
             note_closed(self._path)
@@ -107,7 +107,7 @@ class LogFile:
     # --- failures ---------------------------------------------------------------------
 
     def write(self, work: Callable[[], T]) -> T:
-        """Do some work that writes, in an environment that is opened again if the last write stopped it."""
+        """Do work that writes; open the environment again first if the last write stopped it."""
         try:
             if not self._stopped:
                 with suppress(lmdb.PanicError):
@@ -136,7 +136,7 @@ class LogFile:
     # --- records ----------------------------------------------------------------------
 
     def append(self, data: Sequence[bytes], ctime_ms: int) -> list[Record]:
-        """Write records after the last one."""
+        """Write records after the last one and return them."""
         first = self.next
         written = [Record(first + number, ctime_ms, one) for number, one in enumerate(data)]
         with self._env.begin(write=True) as transaction:
@@ -147,7 +147,7 @@ class LogFile:
         return written
 
     def fetch(self, position: int, end: int) -> list[Record]:
-        """Some records from ``position`` to below ``end``; none if the first one was trimmed."""
+        """Return some records from ``position`` to below ``end``; none if the first one was trimmed."""
         try:
             with self._lock, self._env.begin() as transaction, transaction.cursor(db=self._records) as cursor:
                 return _load_records(cursor, position, end) if cursor.set_key(_key(position)) else []
@@ -155,7 +155,7 @@ class LogFile:
             self._failed(error, "read")
 
     def close_segment(self, segment_records: int) -> bool:
-        """Begin the next segment with the next record if this one is full."""
+        """Begin the next segment with the next record if this one is full; return whether it was."""
         end = self.next
         if end - segment_start(segment_of(end)) < segment_records:
             return False
@@ -176,7 +176,7 @@ class LogFile:
     # --- the origin -------------------------------------------------------------------
 
     def origin(self) -> tuple[Pointer, bytes | None] | None:
-        """The pointer, and the origin's bytes as stored; None if there is no origin."""
+        """Return the pointer, and the origin's bytes as stored; None without an origin."""
         found = self.pointer
         if found is None:
             return None
@@ -184,7 +184,10 @@ class LogFile:
             return found, transaction.get(_origin_key(found.generation), db=self._meta)
 
     def put_origin(self, position: int, data: bytes, expected: int) -> Pointer | None:
-        """Replace the origin of a generation; None if the present one has another generation, or is not older."""
+        """Replace the origin of generation ``expected`` and return the new pointer.
+
+        None if the present origin has another generation, or is not older.
+        """
         found = self.pointer
         if (found.generation if found else -1) != expected or (found and position <= found.position):
             return None
@@ -198,7 +201,7 @@ class LogFile:
         return pointer
 
     def trim_batch(self, upto: int) -> tuple[Pointer | None, int]:
-        """Delete up to `TRIM_BATCH_RECORDS`; the new pointer and how many were deleted."""
+        """Delete up to `TRIM_BATCH_RECORDS`; return the new pointer and the number of deleted records."""
         found = self.pointer
         if found is None:
             return None, 0
@@ -211,7 +214,7 @@ class LogFile:
             while (key := cursor.key()) and key <= _key(last) and deleted < TRIM_BATCH_RECORDS:
                 cursor.delete()
                 deleted += 1
-            # What is left begins here; positions that no record has are passed over.
+            # The remaining records begin here; positions without a record are skipped.
             trimmed = min(last, int.from_bytes(key, "big") - 1) if key else last
             pointer = Pointer(found.position, found.crc, trimmed, found.generation)
             transaction.put(_ORIGIN, _pack(pointer), db=self._meta)

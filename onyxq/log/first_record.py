@@ -11,7 +11,7 @@ from onyxq.core.log.record import encode_record
 async def begin_log(
     session: LogSession, cluster_id: str, writer: str, *, segment: int, now_ms: Callable[[], int]
 ) -> int:
-    """Write a record that changes nothing into ``segment``, or the present one if that is later; its position.
+    """Write a record that changes nothing into ``segment``, or a later present one; return its position.
 
     ``session``: of a log whose segments may be closed after one record.
     """

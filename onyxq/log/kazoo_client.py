@@ -1,7 +1,6 @@
-"""A ZooKeeper session as the log's code in trio uses it: calls, their answers, and its state.
+"""A ZooKeeper session for the log's code in trio: calls, their answers, and the session's state.
 
-kazoo's threads post what happened and touch nothing else; how they work is changed in
-`kazoo_connection`.
+kazoo's threads only post events to trio.  `kazoo_connection` changes how those threads work.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from onyxq.log.kazoo_connection import RECONNECT_FIRST_S, SessionClient
 CLOSE_TIMEOUT_S = 3.0
 
 BROKEN = (ConnectionLoss, OperationTimeoutError)
-"""The connection broke: the call may or may not have been carried out."""
+"""Errors of a broken connection: the call may or may not have been carried out."""
 _ENDED = (SessionExpiredError, ConnectionClosedError, AuthFailedError)
 
 
 class Reply:
-    """A call on its way; `wait` gives its value or raises kazoo's error."""
+    """A call on its way; `wait` returns its value or raises kazoo's error."""
 
     __slots__ = ("_done", "_error", "_value")
 
@@ -43,13 +42,13 @@ class Reply:
         self._error: BaseException | None = None
 
     def settle(self, value: Any, error: BaseException | None) -> None:
-        """Take the answer; only the first counts."""
+        """Store the answer; only the first counts."""
         if not self._done.is_set():
             self._value, self._error = value, error
             self._done.set()
 
     async def wait(self) -> Any:
-        """The answer, once it is there."""
+        """Return the answer once it has arrived, or raise its error."""
         await self._done.wait()
         if self._error is not None:
             raise self._error
@@ -57,51 +56,51 @@ class Reply:
 
 
 Start = Callable[[SessionClient], Any]
-"""Makes one asynchronous kazoo call and returns kazoo's result object."""
+"""A function that makes one asynchronous kazoo call and returns kazoo's result object."""
 
 
 def create(path: str, data: bytes = b"", *, acl: Sequence[Any] | None = None) -> Start:
-    """The call that creates a plain znode; ``acl``: if not the one of all that the session makes."""
+    """Return the call that creates a plain znode; ``acl``: unless the session's default applies."""
     return lambda client: client.create_async(path, data, acl)
 
 
 def delete(path: str) -> Start:
-    """The call that deletes a znode."""
+    """Return the call that deletes a znode."""
     return lambda client: client.delete_async(path)
 
 
 def exists(path: str) -> Start:
-    """The call that gives a znode's stat, or None."""
+    """Return the call that gives a znode's stat, or None."""
     return lambda client: client.exists_async(path)
 
 
 def get(path: str) -> Start:
-    """The call that gives a znode's data and stat."""
+    """Return the call that gives a znode's data and stat."""
     return lambda client: client.get_record(path)
 
 
 def append(path: str, data: bytes) -> Start:
-    """The call that creates a znode whose name is ``path`` and a sequence number; gives its path and stat."""
+    """Return the call that creates a znode named ``path`` plus a sequence number; it gives path and stat."""
     return lambda client: client.create_record(path, data)
 
 
 def replace(path: str, data: bytes, *, version: int = -1) -> Start:
-    """The call that sets a znode's data if it still has ``version`` (-1: any)."""
+    """Return the call that sets a znode's data if it still has ``version`` (-1: any)."""
     return lambda client: client.set_async(path, data, version)
 
 
 def children(path: str) -> Start:
-    """The call that gives the names of a znode's children."""
+    """Return the call that gives the names of a znode's children."""
     return lambda client: client.get_children_async(path)
 
 
 def give(path: str, acl: Sequence[Any]) -> Start:
-    """The call that says who may use a znode."""
+    """Return the call that sets a znode's access list."""
     return lambda client: client.set_acls_async(path, list(acl))
 
 
 def sync(path: str) -> Start:
-    """The call after which reads see all that was written before it."""
+    """Return the call after which reads see all earlier writes."""
     return lambda client: client.sync_async(path)
 
 
@@ -114,14 +113,14 @@ class Link:
         self.connections = 0
         """Number of times that the session connected."""
         self.suspected = False
-        """The server left a call unanswered for `patience_s` and was not heard of since."""
+        """Whether the server left a call unanswered for `patience_s` and has been silent since."""
         self.lost = trio.Event()
         self.on_connect: list[Callable[[], None]] = []
-        """Called after every (re)connect."""
+        """Functions called after every (re)connect."""
         self.on_end: list[Callable[[], None]] = []
-        """Called once, when the session is lost or closed."""
+        """Functions called once, when the session is lost or closed."""
         self.patience_s = session_timeout_ms * 2 / 3 / 1000
-        """A server that does not answer for so long counts as gone, as kazoo has it."""
+        """Seconds of silence after which a server counts as gone, as in kazoo."""
         self._hosts = hosts
         self._token = trio.lowlevel.current_trio_token()
         self._posted: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
@@ -133,9 +132,9 @@ class Link:
     # --- from kazoo's threads ------------------------------------------------------
 
     def post(self, fn: Callable[..., None], *args: Any) -> None:
-        """Have ``fn(*args)`` run in trio; called from any thread, order is kept per thread."""
+        """Run ``fn(*args)`` in trio. May be called from any thread; order is kept per thread."""
         self._posted.append((fn, args))
-        if self._scheduled:  # the flag is cleared before the queue is emptied, so nothing is left behind
+        if self._scheduled:  # the flag is cleared before the queue is emptied, so no item is left over
             return
         self._scheduled = True
         try:
@@ -155,7 +154,7 @@ class Link:
     # --- in trio -------------------------------------------------------------------
 
     async def open(self, *, timeout_s: float) -> None:
-        """Connect; raises `LogUnavailable` if there is no session after ``timeout_s``."""
+        """Connect; raises `LogUnavailable` if no session exists after ``timeout_s``."""
         self.client.add_listener(self._listen)
         self.client.start_async()
         with trio.move_on_after(timeout_s):
@@ -165,7 +164,7 @@ class Link:
         raise LogUnavailable(f"no session with ZooKeeper at {self._hosts} within {timeout_s:.1f} s")
 
     def check(self) -> None:
-        """Raise `SessionLost` if it is."""
+        """Raise `SessionLost` if the session is lost."""
         if self.lost.is_set():
             raise SessionLost("the ZooKeeper session has ended")
 
@@ -179,7 +178,7 @@ class Link:
     def start(self, make: Start, first: Callable[[Any], None] | None = None) -> Reply:
         """Send a call now. Calls of one connection are carried out in the order they were sent.
 
-        ``first`` is given its value before anybody who waits for it runs.
+        ``first`` is called with the value before any waiter runs.
         """
         self.check()
         reply = Reply()
@@ -195,7 +194,7 @@ class Link:
         return reply
 
     def then(self, make: Start, done: Callable[[Any, BaseException | None], None]) -> None:
-        """Send a call now and have ``done(value, error)`` run in trio when it is answered."""
+        """Send a call now and run ``done(value, error)`` in trio when it is answered."""
         try:
             result = make(self.client)
         except KazooException as error:
@@ -205,11 +204,14 @@ class Link:
         result.rawlink(lambda ready: self.post(self._answered, done, ready.value, ready.exception))
 
     async def call(self, make: Start) -> Any:
-        """One call; raises kazoo's errors, with the end of the session as `SessionLost`."""
+        """Make one call; raises kazoo's errors, with the end of the session as `SessionLost`."""
         return await self.start(make).wait()
 
     async def call_patiently(self, make: Start, first: Callable[[Any], None] | None = None) -> Any:
-        """As `call`, but a server silent for `patience_s` is a broken connection: then `suspected`."""
+        """Make one call as `call` does, but treat a server silent for `patience_s` as a broken connection.
+
+        `suspected` is then set.
+        """
         reply = self.start(make, first)
         sent = trio.current_time()
         while (deadline := max(sent, self._heard) + self.patience_s) > trio.current_time():
@@ -219,7 +221,7 @@ class Link:
         raise OperationTimeoutError("the server is silent")
 
     async def insist(self, make: Start) -> Any:
-        """A call that may be repeated: sent again after each reconnect until it is answered."""
+        """Make a call that may be repeated: it is sent again after each reconnect until it is answered."""
         while True:
             await self.wait_connected()
             try:
@@ -228,12 +230,12 @@ class Link:
                 await self.pause()
 
     async def pause(self) -> None:
-        """Let the state change that explains a broken call arrive; bounds the rate of repeats."""
+        """Wait briefly for the state change that explains a broken call; bounds the rate of repeats."""
         with trio.move_on_after(RECONNECT_FIRST_S):
             await self._changed.wait()
 
     def end(self) -> None:
-        """The session is over: wake whoever waits."""
+        """Mark the session as over and wake all waiters."""
         if self.lost.is_set():
             return
         self.lost.set()
@@ -245,7 +247,7 @@ class Link:
             notify()
 
     async def close(self) -> None:
-        """End the session and kazoo's threads; gives up waiting after `CLOSE_TIMEOUT_S`."""
+        """End the session and kazoo's threads; stop waiting after `CLOSE_TIMEOUT_S`."""
         self.end()
         with trio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
             await trio.to_thread.run_sync(self.client.finish, abandon_on_cancel=True)
@@ -257,7 +259,7 @@ class Link:
             self.end()
             error = SessionLost("the ZooKeeper session has ended")
         elif isinstance(error, BROKEN):
-            # Told before the change of state that follows. If kazoo is connected again by now, that was told too.
+            # This arrives before the change of state that follows it. If kazoo is connected again, that arrived too.
             if self.connected and not self.client.connected:
                 self._become(connected=False)
         else:

@@ -1,21 +1,20 @@
 """A kazoo client whose messages cost few system calls and few changes of thread.
 
-A peer reads every record of the log, so what kazoo does for a message is done thousands of
-times a minute.  As it comes, kazoo makes a selector for each wait, waits before each part of
-a message, and has a byte wake its thread for each request.  Here its thread waits with
-``poll``, takes all messages that came with one read, and writes only what could not be
-written at once where the request was made.
+A peer reads every record of the log, so kazoo handles thousands of messages a minute.  Plain
+kazoo makes a selector for each wait, waits before each part of a message, and wakes its thread
+with a byte for each request.  This client's thread waits with ``poll`` and takes all messages
+that arrived with one read.  It writes only what the requesting thread could not write at once.
 
-* A session that expired stays expired. kazoo opens another session by itself, and a call
-  made at that moment would be carried out in it; the log may only be written in the
+* A session that expired stays expired. Plain kazoo opens another session automatically, and a
+  call made at that moment would be carried out in it. But the log may only be written in the
   session that owns the pulse.
-* A session outlives a connection that is taken and then ignored, as ZooKeeper does with
-  some while it starts. kazoo waits there as long as the session lives, if there is one server.
+* A session outlives a connection that is accepted and then ignored; ZooKeeper does that with
+  some while it starts. With one server, plain kazoo waits there as long as the session lives.
 * An answer that is missing among others, as when a session moves between servers, breaks the
-  connection. kazoo's thread ends by it, and the session with nobody told.
-* Persistent watches (ZooKeeper 3.6's ``addWatch``) are kazoo's to send, but not to know.
+  connection. In plain kazoo it ends the thread, and the session without a notice.
+* Persistent watches (ZooKeeper 3.6's ``addWatch``) can be sent; plain kazoo does not know them.
 
-All hook into kazoo's internals, so the package admits one minor version of kazoo;
+All of these hook into kazoo's internals, so the package admits one minor version of kazoo;
 ``tests/conformance`` checks them against real servers.
 """
 
@@ -41,7 +40,7 @@ from kazoo.security import OPEN_ACL_UNSAFE
 
 RECONNECT_FIRST_S, RECONNECT_MAX_S = 0.05, 0.5
 RECONNECT_TRIES = 3
-"""How many servers, or how often the same one, may leave a reconnecting session without an answer."""
+"""Number of servers, or tries of the same one, that may leave a reconnecting session without an answer."""
 RECEIVE_BYTES = 64 * 1024
 
 _ADD_WATCH = 106
@@ -74,8 +73,8 @@ def _framed(xid: int, request: Any) -> bytes:
 class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no types
     """Reports events of persistently watched paths, and drops a server that does not answer in time.
 
-    Whoever makes a request writes it to the socket, in his thread.  What the socket does not
-    take is left to kazoo's thread, and so is all that comes behind it until that is written.
+    The thread that makes a request writes it to the socket.  kazoo's thread writes what the
+    socket does not accept, and everything that is requested until that is written.
     """
 
     client: SessionClient
@@ -87,16 +86,16 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
         """Held, never for long, to number and write requests and while the state of the client changes."""
         self._unsent = b""
         self._behind = False
-        """Whether kazoo's thread has to write something before anybody else may write."""
+        """Whether kazoo's thread has to write something before any other thread may write."""
         self._gathered: list[bytes] | None = None
-        """What is to be written `together`."""
+        """Requests to be written `together`, or None."""
         self._received = b""
         self._taken = 0
-        """How much of what was received was taken from it."""
+        """Number of bytes of ``_received`` that were consumed."""
 
     def _connect(self, host: str, hostip: str, port: int) -> Any:
         with self._lock:
-            # What is asked for before the credentials were shown would be refused: it goes kazoo's way, behind them.
+            # The server refuses requests before the credentials: those requests go through kazoo's queue, after them.
             self._unsent, self._behind = b"", bool(self.client.auth_data or self.sasl_options)
         self._received, self._taken = b"", 0
         return super()._connect(host, hostip, port)
@@ -109,7 +108,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
     # --- reading
 
     def _read_socket(self, read_timeout: float) -> Any:
-        """Take all messages that are here; what is here of another stays until its rest comes."""
+        """Process all complete messages that arrived; keep the part of an incomplete one."""
         with self._socket_error_handling():
             try:
                 data = self._receive()
@@ -137,7 +136,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
         return have >= 4 and have - 4 >= int_struct.unpack_from(self._received, self._taken)[0]
 
     def _read(self, length: int, timeout: float) -> bytes:
-        if self._taken == len(self._received):  # as long as the connection is being made
+        if self._taken == len(self._received):  # while the connection is being made
             read: bytes = super()._read(length, timeout)
             return read
         start = self._taken
@@ -161,9 +160,9 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
     # --- writing
 
     def send(self, request: Any, result: Any) -> bool:
-        """Write a request now, in the caller's thread, as far as that can be done without waiting.
+        """Write a request now, in the caller's thread, as far as that is possible without waiting.
 
-        False if it must go the way of kazoo's queue instead.
+        Returns False if it must go through kazoo's queue instead.
         """
         client = self.client
         with self._lock:
@@ -178,7 +177,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """What is sent inside is written with one system call behind it: each lets other threads go first."""
+        """Write all requests sent inside with one system call at the end: each call lets other threads run first."""
         with self._lock:
             self._gathered = []
             try:
@@ -213,7 +212,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
             super()._submit(request, timeout, xid)
             return
         with self._lock:
-            # Other threads write only while nothing is set aside: theirs would overtake the ping, or replace it.
+            # Other threads write only while nothing is set aside: their data would overtake the ping, or replace it.
             self._unsent, self._behind = self._unsent + _framed(xid, request), True
         self._write_waiting(timeout)
 
@@ -226,7 +225,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
             self._write(data, timeout)
 
     def _waiting(self) -> bytes:
-        """What is to be written by kazoo's thread; nobody else writes until there is nothing."""
+        """Return the bytes for kazoo's thread to write; no other thread writes until there are none."""
         queue = self.client._queue
         with self._lock:
             parts = [self._unsent]
@@ -240,8 +239,10 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
 
 
 class _DirectResult(AsyncResult):  # type: ignore[misc]  # kazoo has no types
-    """Calls back in the connection's thread: the callbacks here only post to trio, so the
-    thread that kazoo keeps for callbacks would add nothing but its delay."""
+    """A result whose callbacks run in the connection's thread.
+
+    The callbacks here only post to trio, so kazoo's callback thread would only add delay.
+    """
 
     def _do_callbacks(self) -> None:
         for callback in self._callbacks:
@@ -250,7 +251,7 @@ class _DirectResult(AsyncResult):  # type: ignore[misc]  # kazoo has no types
 
 class _DirectHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
     def create_connection(self, *args: Any, **kwargs: Any) -> Any:
-        """As kazoo has it; but a socket whose TLS fails is closed, and the server must be whom its name says."""
+        """Connect as kazoo does, but close a socket whose TLS fails, and check the server's name."""
         if not kwargs["use_ssl"]:
             return super().create_connection(*args, **kwargs)
         context = ssl.create_default_context(cafile=kwargs["ca"])
@@ -268,7 +269,7 @@ class _DirectHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo
         return _DirectResult(self)
 
     def select(self, readers: Any, writers: Any, others: Any, timeout: float | None = None) -> Any:
-        """One system call; a socket that is broken is ready for anything."""
+        """Wait with one system call; a broken socket counts as ready for anything."""
         poller = select.poll()
         for sockets, event in ((readers, select.POLLIN), (writers, select.POLLOUT)):
             for one in sockets:
@@ -279,9 +280,9 @@ class _DirectHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo
 
 
 class SessionClient(KazooClient):  # type: ignore[misc]  # kazoo has no types
-    """One ZooKeeper session: reconnects until it is told that the session expired.
+    """One ZooKeeper session that reconnects until ZooKeeper reports that it expired.
 
-    ``options``: credentials and TLS, as kazoo has them.
+    ``options``: credentials and TLS, in kazoo's form.
     """
 
     def __init__(self, hosts: str, *, session_timeout_ms: int, **options: Any) -> None:
@@ -298,7 +299,7 @@ class SessionClient(KazooClient):  # type: ignore[misc]  # kazoo has no types
         self._connection = _Connection(self, self._conn_retry.copy(), logger=self.logger, sasl_options=sasl)
 
     def watch_persistently(self, path: str, callback: Callable[[], None]) -> Any:
-        """Have ``callback`` called, in kazoo's thread, at every change of ``path`` or its children.
+        """Call ``callback``, in kazoo's thread, at every change of ``path`` or its children.
 
         Holds for the present connection: repeat it after a reconnect. Returns kazoo's asynchronous result.
         """
@@ -307,22 +308,22 @@ class SessionClient(KazooClient):  # type: ignore[misc]  # kazoo has no types
         return self._ask(_AddWatch(full))
 
     def unwatch(self, path: str) -> None:
-        """Call nobody any more at changes of ``path``; the server goes on telling of them."""
+        """Stop calling the callback at changes of ``path``; the server still sends them."""
         self.persistent.pop(self.chroot + path, None)
 
     def get_record(self, path: str) -> Any:
-        """As ``get_async``, for a path that is known to be in order."""
+        """Get a znode as ``get_async`` does, for a path that is known to be valid."""
         return self._ask(GetData(self.chroot + path, None))
 
     def create_record(self, path: str, data: bytes) -> Any:
-        """As ``create_async`` of a sequential znode with its stat, for a path that is known to be in order.
+        """Create a sequential znode with its stat as ``create_async`` does, for a path known to be valid.
 
         The path in the answer is the server's.
         """
         return self._ask(Create2(self.chroot + path, data, self.default_acl or OPEN_ACL_UNSAFE, _SEQUENCE))
 
     def together(self) -> AbstractContextManager[None]:
-        """What this thread asks for inside goes out at once, at its end."""
+        """Send this thread's requests made inside all at once, at the end."""
         return self._connection.together()
 
     def finish(self) -> None:
@@ -343,6 +344,6 @@ class SessionClient(KazooClient):  # type: ignore[misc]  # kazoo has no types
 
     def _session_callback(self, state: str) -> None:
         if state == KeeperState.EXPIRED_SESSION:
-            self._stopped.set()  # before anything else: from here on kazoo connects no more
+            self._stopped.set()  # before anything else: after this kazoo does not connect again
         with self._connection._lock:
             super()._session_callback(state)

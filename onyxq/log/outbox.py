@@ -1,9 +1,9 @@
 """The outbox: a peer's entries on their way into the log, each record exactly once.
 
-One record is in flight at a time.  While none is, an entry goes out at once; while one
-is, entries gather and leave together, so light load is fast and heavy load cheap.  A
-record whose append has an unknown outcome is sent again under the same number: `step`
-applies a number once, so the repeat, if the first one landed, changes nothing.
+One record is in flight at a time.  While none is, an entry is sent at once.  While one is,
+entries gather and are sent together, so light load is fast and heavy load cheap.  A record whose
+append has an unknown outcome is sent again under the same number.  `step` applies a number once,
+so if the first append landed, the repeat changes nothing.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ from onyxq.system.clock import WallClock
 RECORD_ENTRIES_BYTES_MAX = RECORD_BYTES_MAX - 4096
 RESEND_PAUSE_S = 0.2
 LAZY_S = 0.05
-"""How long entries that nobody waits for (releases) wait for company."""
+"""Longest time, in seconds, that entries without a waiter (releases) wait for others to join."""
 ENTRIES_MAX = 20_000
 
 Done = Callable[[int, Sequence[str] | None], None]
-"""Called with the record's position and the verdicts of the submitted entries, in order;
-with (-1, None) when the session ended before they were read back (outcome unknown)."""
+"""Callback with the record's position and the verdicts of the submitted entries, in order.
+
+It gets (-1, None) if the session ended before they were read back (outcome unknown).
+"""
 
 
 @define(eq=False)
@@ -44,7 +46,7 @@ class _Submission:
 
 
 class Outbox:
-    """Appends what one peer submits; see the module's first paragraph."""
+    """Appends the entries that one peer submits."""
 
     def __init__(
         self,
@@ -71,7 +73,7 @@ class Outbox:
         self._unread: dict[int, list[tuple[_Submission, bytes]]] = {}
         """Records sent or being sent, by number, until they are read back."""
         self._landed: dict[int, int] = {}
-        """Positions of those of them that are known to have landed, by number."""
+        """Positions of the records in ``_unread`` that are known to have landed, by number."""
         self._wake = trio.Event()
         self._flushed = trio.Event()
         self._lazy_since: float | None = None
@@ -79,13 +81,16 @@ class Outbox:
         self._empty_wanted = False
         self.closed = False
         self.sent_at = trio.current_time()
-        """When the last record was appended."""
+        """When the last record was appended, in seconds of trio's clock."""
 
     # --- what others ask of it
 
     def submit(self, entries: Sequence[Any], done: Done | None = None, *, lazy: bool = False) -> None:
-        """Take entries; ``done`` hears their verdicts. Raises `LogUnavailable` when closed
-        or full, `TooLarge` for an entry over its limit, `NotEnabled` for one that may not be used yet."""
+        """Queue entries; ``done`` is called with their verdicts.
+
+        Raises `LogUnavailable` when closed or full, `TooLarge` for an entry over its limit, and
+        `NotEnabled` for an entry that may not be used yet.
+        """
         if self.closed or len(self._waiting) > ENTRIES_MAX:
             raise LogUnavailable("the log cannot be written now")
         packed = [self._encode(entry) for entry in entries]
@@ -99,33 +104,33 @@ class Outbox:
         queue.extend((submission, entry) for entry in packed)
         if not lazy:
             self._wake.set()
-        elif self._lazy_since is None:  # later ones go with the first, whose time is known
+        elif self._lazy_since is None:  # later ones are sent with the first, whose time is known
             self._lazy_since = trio.current_time()
             self._wake.set()
 
     def submit_empty(self) -> None:
-        """Let log time advance: an empty record, unless another goes out anyway."""
+        """Let log time advance: send an empty record, unless another is sent anyway."""
         self._empty_wanted = True
         self._wake.set()
 
     def holds(self, entry: Any) -> bool:
-        """Whether an equal entry is on its way already."""
+        """Return whether an equal entry is on its way already."""
         packed = self._encode(entry)
         if any(packed == other for _, other in self._waiting):
             return True
         return any(packed == other for record in self._unread.values() for _, other in record)
 
     def stalled_s(self) -> float:
-        """Seconds for which the record in flight has waited; 0.0 without one."""
+        """Return for how many seconds the record in flight has waited; 0.0 without one."""
         return trio.current_time() - self._flight_since if self._flight_since is not None else 0.0
 
     async def flushed(self) -> None:
-        """Return when nothing waits: what was submitted is written or on its way."""
+        """Return when no entry waits: all submitted entries are written or on their way."""
         while (self._waiting or self._flight_since is not None) and not self.closed:
             await self._flushed.wait()
 
     def applied(self, number: int, position: int, outcomes: Sequence[Outcome]) -> None:
-        """The reader stepped this peer's record ``number``."""
+        """Report verdicts after the reader applied this peer's record ``number``."""
         self._landed.pop(number, None)
         record = self._unread.pop(number, None)
         if record is None:
@@ -136,16 +141,18 @@ class Outbox:
                 submission.done(position, submission.verdicts)
 
     def skipped(self, number: int, position: int) -> None:
-        """The reader is at ``position`` without having read all: records up to ``number``, and those that
-        landed up to there, lie behind it (of a peer that left, an origin may have forgotten the number);
-        their verdicts cannot be known any more."""
+        """Report unknown outcomes after the reader reached ``position`` without reading all records.
+
+        That concerns records up to ``number``, and those that landed up to ``position``: for a peer
+        that left, an origin may have forgotten the number. Their verdicts cannot be learned any more.
+        """
         for behind in sorted(self._unread):
             if behind <= number or self._landed.get(behind, position + 1) <= position:
                 self._landed.pop(behind, None)
                 _tell_unknown(self._unread.pop(behind))
 
     def close(self) -> None:
-        """The session ended: everybody who waits hears that the outcome is unknown."""
+        """Close after the end of the session: all waiters learn that the outcome is unknown."""
         self.closed = True
         pending = [item for record in self._unread.values() for item in record]
         _tell_unknown([*pending, *self._waiting, *self._lazy])
@@ -180,7 +187,7 @@ class Outbox:
             try:
                 position = await self._session.append(data)
             except AppendUnknown:
-                # Either it landed, then the reader soon says so, or it is sent again.
+                # If it landed, the reader soon reports that; otherwise it is sent again.
                 await trio.sleep(RESEND_PAUSE_S)
                 continue
             if number in self._unread:
@@ -212,7 +219,7 @@ class Outbox:
 
 
 def _tell_unknown(items: Sequence[tuple[_Submission, bytes]]) -> None:
-    """Tell each submission among ``items``, once, that its outcome is unknown."""
+    """Report once to each submission among ``items`` that its outcome is unknown."""
     for submission in dict.fromkeys(submission for submission, _ in items):
         if submission.done:
             submission.done(-1, None)

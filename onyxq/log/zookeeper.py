@@ -1,11 +1,11 @@
-"""The log in ZooKeeper: the one that many nodes share.
+"""The log in ZooKeeper, which many nodes share.
 
 Below ``/onyxq/<cluster>/``: ``log/<segment>/e-<sequence>`` (records only),
 ``pulse/<peer>`` (ephemeral), ``origin/<position>-<writer>-<n>`` (chunks) and
 ``origin/pointer``. The log's directory is never listed while the cluster is in use.
 
-`kazoo_client` bridges to kazoo, `zookeeper_reader` reads, `zookeeper_origin` keeps the
-origin; this module holds the session that ties them together.
+`kazoo_client` is the bridge to kazoo, `zookeeper_reader` reads, `zookeeper_origin` keeps the
+origin.  This module holds the session that connects them.
 """
 
 from __future__ import annotations
@@ -65,13 +65,14 @@ class ZookeeperBackend:
 
     @property
     def durable(self) -> bool:
-        """Always: ZooKeeper keeps it."""
+        """Whether records are on disk before they are seen: always, ZooKeeper does that."""
         return True
 
     async def session(self) -> ZookeeperSession:
-        """A new ZooKeeper session; raises `LogUnavailable` if there is none in time.
+        """Return a new ZooKeeper session; raises `LogUnavailable` if there is none in time.
 
-        Raises `BadRequest` if the cluster belongs to another credential, or to everybody and one is shown.
+        Raises `BadRequest` if the cluster belongs to another credential, or if a credential is given
+        and the cluster is open to everybody.
         """
         session = await self._session()
         try:
@@ -82,7 +83,7 @@ class ZookeeperBackend:
         return session
 
     async def look(self, position: int) -> Record | Trimmed | None:
-        """See `LogBackend.look`."""
+        """Return a record without waiting; see `LogBackend.look`."""
         session = self._new_session()
         try:
             await session.open(timeout_s=self._open_timeout_s)
@@ -105,7 +106,7 @@ class ZookeeperBackend:
         return session
 
     async def protect(self) -> int:
-        """Have all znodes of a cluster, which were everybody's, belong to the credential; how many those are."""
+        """Restrict all znodes of a cluster that was open to everybody to the credential; return their number."""
         session = await self._session()
         try:
             return await session.protect()
@@ -132,8 +133,8 @@ class _PulseWatch:
 class _Flight:
     """An append on its way, as the reader knows of it.
 
-    The reader has the record as soon as the answer is here, not when the task that appends goes on: under load
-    that is later by all that other tasks have to do, and who waits for the record's verdicts waits for it.
+    The reader gets the record as soon as the answer arrives, not when the appending task runs again.
+    Under load that task runs later, after all other ready tasks, and would delay the record's verdicts.
     """
 
     def __init__(self, reader: Reader) -> None:
@@ -143,7 +144,7 @@ class _Flight:
         reader.depart()
 
     def end(self, record: Record | None) -> None:
-        """It came back, with the record if that is known to have landed; only the first time counts."""
+        """Report the end of the append, with the record if it is known to have landed; only the first call counts."""
         if not self._over:
             self._over, self.record = True, record
             self._reader.arrive(record)
@@ -176,7 +177,7 @@ class ZookeeperSession:
 
     @property
     def connections(self) -> int:
-        """See `LogSession.connections`."""
+        """Number of times that the session connected; see `LogSession.connections`."""
         return self._link.connections
 
     @property
@@ -186,7 +187,7 @@ class ZookeeperSession:
         return found
 
     async def wait_lost(self) -> None:
-        """See `LogSession.wait_lost`."""
+        """Return when the session is lost; see `LogSession.wait_lost`."""
         await self._link.lost.wait()
 
     async def open(self, *, timeout_s: float) -> None:
@@ -194,7 +195,7 @@ class ZookeeperSession:
         await self._link.open(timeout_s=timeout_s)
 
     async def prepare(self) -> None:
-        """Create the cluster's directories if need be."""
+        """Create the cluster's directories if they are missing."""
         layout = self._layout
         root = layout.root.rpartition("/")[0]
         for path in (root, layout.root, layout.log, layout.pulses, layout.origins):
@@ -211,7 +212,7 @@ class ZookeeperSession:
         await self._segments.open()
 
     async def check_owner(self) -> None:
-        """Raise `BadRequest` if the cluster is everybody's although a credential is shown."""
+        """Raise `BadRequest` if a credential is given and the cluster is open to everybody."""
         if not self._shown.owned:
             return
         acl, _ = await self._link.insist(lambda client: client.get_acls_async(self._layout.log))
@@ -223,7 +224,7 @@ class ZookeeperSession:
             )
 
     async def protect(self) -> int:
-        """Give every znode from the cluster's root on the session's own access list; how many there are."""
+        """Set the session's own access list on every znode from the cluster's root down; return their number."""
         found = [self._layout.root]
         for path in found:
             found += [f"{path}/{child}" for child in sorted(await self._link.insist(children(path)))]
@@ -234,9 +235,11 @@ class ZookeeperSession:
     # --- records --------------------------------------------------------------------
 
     async def append(self, data: bytes) -> int:
-        """See `LogSession.append`; waits at most two thirds of the session timeout for a
-        connection, and as long for an answer while nothing is heard of ZooKeeper, before it
-        raises `AppendUnknown`."""
+        """Append a record; see `LogSession.append`.
+
+        Waits at most two thirds of the session timeout for a connection, and as long for an answer
+        while ZooKeeper is silent. Then it raises `AppendUnknown`.
+        """
         if len(data) > RECORD_BYTES_MAX:
             raise TooLarge(f"a record of {len(data)} bytes; at most {RECORD_BYTES_MAX}")
         self._link.check()
@@ -250,7 +253,10 @@ class ZookeeperSession:
                 return record.position
 
     async def _append(self, segment: int, data: bytes) -> Record | None:
-        """Create the record in a segment; None if it closed before: then `Segments.present` has gone on."""
+        """Create the record in a segment; None if the segment closed before.
+
+        `Segments.present` is then a later one.
+        """
         path = f"{self._layout.segment(segment)}/e-"
         flight = _Flight(self._reader)
 
@@ -279,11 +285,11 @@ class ZookeeperSession:
             flight.end(None)
 
     async def read(self, position: int) -> Record | Trimmed:
-        """See `LogSession.read`; one at a time."""
+        """Return the record at a position; see `LogSession.read`. Only one call at a time."""
         return await self._reader.read(position)
 
     async def look(self, position: int) -> Record | Trimmed | None:
-        """See `LogSession.look`."""
+        """Return a record without waiting; see `LogSession.look`."""
         await self._link.insist(sync(self._layout.root))
         try:
             data, stat = await self._link.insist(get(self._layout.record(position)))
@@ -294,13 +300,13 @@ class ZookeeperSession:
             return Trimmed(origin) if position <= origin else None
 
     async def tail(self) -> int:
-        """See `LogSession.tail`: the position of the last record written, exact as of the call."""
+        """Return the position of the last record written, exact as of the call; see `LogSession.tail`."""
         return await self._segments.tail()
 
     # --- pulses ---------------------------------------------------------------------
 
     async def set_pulse(self, peer: str, data: bytes) -> None:
-        """See `LogSession.set_pulse`."""
+        """Set a peer's pulse; see `LogSession.set_pulse`."""
         path = self._pulse_path(peer)
         while True:
             await self._link.wait_connected()
@@ -314,7 +320,7 @@ class ZookeeperSession:
                 await self._link.pause()
 
     async def _take_over_pulse(self, path: str, data: bytes) -> bool:
-        """Set our own pulse's data, or delete that of another session; True if it is set."""
+        """Set our own pulse's data, or delete another session's pulse; return whether it is set."""
         try:
             stat = await self._link.call(exists(path))
             if stat is None:
@@ -331,7 +337,7 @@ class ZookeeperSession:
         return False
 
     async def pulses(self) -> dict[str, bytes]:
-        """See `LogSession.pulses`."""
+        """Return all pulses; see `LogSession.pulses`."""
         await self._link.insist(sync(self._layout.pulses))
         found = {}
         for peer in sorted(await self._link.insist(lambda client: client.get_children_async(self._layout.pulses))):
@@ -343,9 +349,9 @@ class ZookeeperSession:
         return found
 
     async def wait_pulse_gone(self, peer: str) -> None:
-        """See `LogSession.wait_pulse_gone`."""
+        """Return when a peer's pulse is gone; see `LogSession.wait_pulse_gone`."""
         path = self._pulse_path(peer)
-        # A server that lags behind could say that a pulse is absent which is only new.
+        # A server that lags behind could report a new pulse as absent.
         await self._link.insist(sync(path))
         while True:
             watch = self._pulse_watches.setdefault(path, _PulseWatch())
@@ -361,7 +367,7 @@ class ZookeeperSession:
         return f"{self._layout.pulses}/{peer}"
 
     def _on_pulse(self, event: Any) -> None:
-        """In kazoo's thread: something happened to a pulse, or to the connection (no path then)."""
+        """Pass on an event about a pulse, or about the connection (no path then), from kazoo's thread."""
         self._link.post(self._wake_pulse, event.path, event.type == EventType.DELETED)
 
     def _wake_pulse(self, path: str | None, gone: bool) -> None:
@@ -374,23 +380,29 @@ class ZookeeperSession:
     # --- origin ---------------------------------------------------------------------
 
     async def origin(self) -> Origin | None:
-        """See `LogSession.origin`."""
+        """Return the origin; see `LogSession.origin`."""
         return await self._origins.read()
 
     async def store_origin(self, position: int, data: bytes, *, expected_version: int) -> bool:
-        """See `LogSession.store_origin`; also False unless ``position`` is above the present origin's."""
+        """Replace the origin; see `LogSession.store_origin`.
+
+        Returns False also unless ``position`` is above the present origin's.
+        """
         return await self._origins.store(position, data, expected_version=expected_version)
 
     async def trim(self, upto: int) -> int:
-        """See `LogSession.trim`."""
+        """Delete old records; see `LogSession.trim`."""
         return await self._origins.trim(upto, self._segments)
 
     async def rotate(self) -> bool:
-        """See `LogSession.rotate`."""
+        """Begin the next segment if this one is full; see `LogSession.rotate`."""
         return await self._segments.rotate()
 
     async def destroy(self) -> None:
-        """Delete the cluster's directory; the records first, in batches, for there may be more than a list can hold."""
+        """Delete the cluster's directory.
+
+        The records are deleted first, in batches, because there may be more than one list can hold.
+        """
         origin = await self._origins.read()
         first = (origin.trimmed if origin else START) + 1
         await self._segments.look()
@@ -413,5 +425,5 @@ class ZookeeperSession:
                 raise LogUnavailable("the connection to ZooKeeper broke; repeat it") from None
 
     async def aclose(self) -> None:
-        """See `LogSession.aclose`."""
+        """Close the session; see `LogSession.aclose`."""
         await self._link.close()

@@ -1,8 +1,8 @@
-"""What ZooKeeper is shown, and who may use the znodes that are made there.
+"""The credential for ZooKeeper, and the access lists of the znodes that are made there.
 
-With a credential every znode belongs to it alone: nobody else reads, changes or deletes it.
-The directory of all clusters, ``/onyxq``, is the exception: others may make their clusters in it,
-and delete them; what is not empty ZooKeeper deletes for nobody.
+With a credential, every znode belongs to it alone: no other client reads, changes or deletes it.
+The directory of all clusters, ``/onyxq``, is the exception.  Other clients may make their clusters in
+it, and delete them.  ZooKeeper deletes no directory that is not empty.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ class Shown:
     """A credential in the forms that kazoo wants."""
 
     acl: Sequence[Any]
-    """Of every znode below a cluster's root."""
+    """Access list of every znode below a cluster's root."""
     root_acl: Sequence[Any]
-    """Of the directory of all clusters."""
+    """Access list of the directory of all clusters."""
     options: dict[str, Any] = field(repr=False)
-    """For kazoo's client."""
+    """Options for kazoo's client."""
     owned: bool = False
-    """Whether znodes belong to somebody."""
+    """Whether znodes belong to a credential."""
 
 
 NOTHING = Shown(OPEN_ACL_UNSAFE, OPEN_ACL_UNSAFE, {})
-"""What is shown without a credential."""
+"""Access lists and options without a credential."""
 
 
 def shown(given: ZookeeperCredentials) -> Shown:
-    """The forms of a credential; raises `BadRequest` and `Incomplete`."""
+    """Return the forms of a credential; raises `BadRequest` and `Incomplete`."""
     options = _tls(given)
     if not given.auth:
         return evolve(NOTHING, options=options)

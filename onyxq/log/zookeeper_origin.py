@@ -1,4 +1,4 @@
-"""The origin in ZooKeeper: chunks, then one pointer set last; and trimming behind it.
+"""The origin in ZooKeeper: chunks, then one pointer set last; and trimming of the log before it.
 
 Chunk names carry the position and a random name of their writer, so writers never touch
 each other's chunks. The pointer is replaced only if its znode is unchanged since it was
@@ -25,10 +25,16 @@ from onyxq.log.zookeeper_segments import Segments
 
 CHUNK_BYTES = 512 * 1024
 TRIM_BATCH_RECORDS = 50
-"""Deleted in one transaction: appends wait behind it, and so do readers, to each of whom a deletion is an event."""
+"""Records deleted in one transaction.
+
+Appends wait for it. Readers wait too, because each deletion is an event for each of them.
+"""
 TRIM_S = 20.0
-"""A trim aims to take so long: so it leaves room for appends, and yet outruns them, as what it finds is
-what was appended since the last one."""
+"""Target duration of a trim, in seconds.
+
+It leaves room for appends. It still outpaces them, because a trim deletes only what was
+appended since the last one.
+"""
 TRIM_RECORDS_PER_S_MIN = 1_000
 TRIM_RECORDS_PER_S_MAX = 2_500
 _READ_TRIES = 10
@@ -36,7 +42,7 @@ _READ_TRIES = 10
 
 @frozen
 class Pointer:
-    """What the pointer's znode holds (as a msgpack list of these fields)."""
+    """Contents of the pointer's znode (as a msgpack list of these fields)."""
 
     position: int
     chunks: int
@@ -45,15 +51,15 @@ class Pointer:
     trimmed: int
     writer: str
     generation: int
-    """Counts the origins of this cluster; `Origin.version`."""
+    """Number of the origin among those of this cluster; `Origin.version`."""
 
     def pack(self) -> bytes:
-        """The znode's bytes."""
+        """Return the znode's bytes."""
         return bytes(msgpack.packb(astuple(self)))
 
     @staticmethod
     def unpack(data: bytes) -> Pointer:
-        """The pointer in a znode's bytes; raises `Corrupt`."""
+        """Return the pointer in a znode's bytes; raises `Corrupt`."""
         try:
             return Pointer(*msgpack.unpackb(data))
         except (TypeError, ValueError, msgpack.UnpackException) as error:
@@ -61,24 +67,24 @@ class Pointer:
 
 
 def position_of(data: bytes) -> int:
-    """The origin's position in the pointer's bytes."""
+    """Return the origin's position in the pointer's bytes."""
     return Pointer.unpack(data).position
 
 
 class Origins:
-    """Reads, stores and trims behind one cluster's origin."""
+    """Reads and stores one cluster's origin, and trims the log before it."""
 
     def __init__(self, link: Link, layout: Layout) -> None:
         self._link = link
         self._layout = layout
 
     async def position(self) -> int:
-        """The origin's position; START if there is none."""
+        """Return the origin's position; START if there is none."""
         pointer, _ = await self._pointer()
         return pointer.position if pointer is not None else START
 
     async def read(self) -> Origin | None:
-        """See `LogSession.origin`."""
+        """Return the origin; see `LogSession.origin`."""
         await self._link.insist(sync(self._layout.root))
         for _ in range(_READ_TRIES):
             pointer, _version = await self._pointer()
@@ -95,7 +101,7 @@ class Origins:
         raise Corrupt(f"chunks of the origin at {self._layout.pointer} are missing")
 
     async def store(self, position: int, data: bytes, *, expected_version: int) -> bool:
-        """See `LogSession.store_origin`."""
+        """Replace the origin; see `LogSession.store_origin`."""
         found, _ = await self._pointer()
         if not _may_follow(found, position, expected_version):
             return False
@@ -111,7 +117,7 @@ class Origins:
         return won
 
     async def trim(self, upto: int, segments: Segments) -> int:
-        """See `LogSession.trim`."""
+        """Delete old records; see `LogSession.trim`."""
         deleted, per_s = 0, 0.0
         while True:
             await self._link.wait_connected()
@@ -132,13 +138,13 @@ class Origins:
             last = min(last, first + TRIM_BATCH_RECORDS - 1)
             try:
                 deleted += await self._trim_batch(evolve(pointer, trimmed=last), version, first)
-            except BROKEN:  # the pointer tells whether it was carried out
+            except BROKEN:  # the pointer shows whether it was carried out
                 await self._link.pause()
                 continue
             await trio.sleep_until(started + (last - first + 1) / per_s)
 
     async def _skip_segment(self, pointer: Pointer, version: int, segment: int) -> None:
-        """Note that a closed segment is gone, unless something came in between."""
+        """Note that a closed segment is gone, unless another change came first."""
         moved = evolve(pointer, trimmed=segment_start(segment + 1) - 1)
         try:
             await self._link.call(replace(self._layout.pointer, moved.pack(), version=version))
@@ -160,9 +166,9 @@ class Origins:
         results = await self._link.call(commit)
         if not any(isinstance(result, Exception) for result in results):
             return len(paths)
-        if isinstance(results[0], BadVersionError):  # a new origin, or another's progress
+        if isinstance(results[0], BadVersionError):  # a new origin, or another writer's progress
             return 0
-        # Somebody deleted a record behind our back: take the rest one by one.
+        # Another client deleted a record: delete the rest one by one.
         deleted = await self._delete(paths)
         try:
             await self._link.call(replace(self._layout.pointer, pointer.pack(), version=version))
@@ -190,7 +196,7 @@ class Origins:
                 await self._link.pause()
 
     async def _pointer(self) -> tuple[Pointer | None, int]:
-        """The pointer and its znode's version."""
+        """Return the pointer and its znode's version."""
         try:
             data, stat = await self._link.insist(get(self._layout.pointer))
         except NoNodeError:
@@ -213,13 +219,13 @@ class Origins:
             pass  # an earlier try, whose answer was lost, was carried out
 
     async def _delete_older_chunks(self, pointer: Pointer) -> None:
-        """Delete what lies below the new origin: its predecessor's chunks, and those of crashed writers."""
+        """Delete the chunks below the new origin: its predecessor's, and those of crashed writers."""
         names = await self._link.insist(lambda client: client.get_children_async(self._layout.origins))
         older = [name for name in names if name[:1].isdigit() and int(name.split("-")[0]) < pointer.position]
         await self._delete([f"{self._layout.origins}/{name}" for name in sorted(older)])
 
     async def _delete(self, paths: list[str]) -> int:
-        """Delete what is there of ``paths``; gives how many were."""
+        """Delete the existing ones of ``paths``; return how many existed."""
         deleted = 0
         for path in paths:
             try:
@@ -231,14 +237,14 @@ class Origins:
 
 
 def _pace(records: int) -> float:
-    """How many records a second to trim of so many."""
+    """Return the records per second at which to trim this number of records."""
     return min(max(records / TRIM_S, TRIM_RECORDS_PER_S_MIN), TRIM_RECORDS_PER_S_MAX)
 
 
 def _may_follow(found: Pointer | None, position: int, expected_version: int) -> bool:
-    """Whether an origin at ``position``, built upon generation ``expected_version``, may replace ``found``.
+    """Return whether an origin at ``position``, built upon generation ``expected_version``, may replace ``found``.
 
-    It must lie above it, or deleting older chunks could hit those of a writer at work.
+    It must lie above ``found``. Otherwise deleting older chunks could hit those of a writer at work.
     """
     if found is None:
         return expected_version == -1

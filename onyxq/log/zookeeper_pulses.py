@@ -1,4 +1,4 @@
-"""Finding a cluster's peers in ZooKeeper by their pulses, for tools outside the ring; blocking."""
+"""Finds a cluster's peers in ZooKeeper by their pulses, for tools outside the ring; blocking."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONNECT_TIMEOUT_S = 10.0
 
 
 def addresses(hosts: str, cluster: str, credentials: ZookeeperCredentials = ANONYMOUS) -> list[str]:
-    """``HOST:PORT`` of the cluster's peers that live, sorted by peer; changes nothing in ZooKeeper.
+    """Return ``HOST:PORT`` of the cluster's live peers, sorted by peer; changes nothing in ZooKeeper.
 
     Raises `LogUnavailable` if ZooKeeper does not answer, `NotFound` if no peer lives.
     """

@@ -1,9 +1,9 @@
 """Reading the ZooKeeper log: a window of pipelined gets and one persistent watch.
 
-The watch gives one event per record created (and per record deleted), and always before
-the record can be seen, so counting events tells how many records there can be at most
-beyond a position found empty: at the tail no get is outstanding and each record costs one
-event and one get.  Records this session appended itself are handed over without a get.
+The watch gives one event per record created (and per record deleted), always before the record
+can be read.  So the number of events bounds how many records can exist beyond a position found
+empty.  At the tail no get is outstanding, and each record costs one event and one get.  Records
+that this session appended itself are passed on without a get.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ from onyxq.core.log.interface import SEQUENCE_BITS, Record, Trimmed, segment_of,
 from onyxq.log.kazoo_client import BROKEN, Link, Reply, exists, get
 
 AHEAD_MAX = 64
-"""Gets outstanding, and records held, ahead of the reader."""
+"""Outstanding gets, plus records held, ahead of the reader."""
 AHEAD_FIRST = 4
 ASK_TOGETHER = 16
-"""So many gets go out at a time while the window is full but for them: with a system call each a peer starts slowly."""
+"""Gets that are sent together once the window is nearly full.
+
+With one system call for each get, a peer would start slowly.
+"""
 RECHECK_S = 5.0
-"""How long a reader waits at the tail before it looks again without an event."""
+"""Seconds that a reader waits at the tail before it looks again without an event."""
 END = b"\xc1end of segment"
-"""What a segment's last child holds; msgpack, and so any record, never begins like this."""
+"""Contents of a segment's last child. No msgpack, and so no record, begins like this."""
 
 
 class Layout:
@@ -40,15 +43,15 @@ class Layout:
         self.pointer = f"{self.origins}/pointer"
 
     def segment(self, number: int) -> str:
-        """The directory of a segment's records."""
+        """Return the directory of a segment's records."""
         return f"{self.log}/{number}"
 
     def record(self, position: int) -> str:
-        """The path of a record."""
+        """Return the path of a record."""
         return f"{self.segment(segment_of(position))}/e-{position & ((1 << SEQUENCE_BITS) - 1):010d}"
 
     def position(self, segment: int, path: str) -> int:
-        """The position of a record created at ``path``."""
+        """Return the position of a record created at ``path``."""
         return segment_start(segment) + int(path[-10:])
 
 
@@ -60,22 +63,24 @@ class Reader:
         self._layout = layout
         self._origin_position = origin_position
         self._next = -1
-        """The position asked for, or to be asked for next; -1 before the first read."""
+        """Position requested, or to be requested next; -1 before the first read."""
         self._found: dict[int, Record] = {}
         self._ends: dict[int, int] = {}
-        """Positions found that look like the segment's end: their transaction's id."""
+        """Positions found that look like the segment's end -> id of their transaction."""
         self._asked: dict[int, int] = {}
         """Outstanding gets: position -> events counted when it was sent."""
         self._front = 0
-        """Below it every position of the window was asked for, found or refused."""
+        """Position below which the whole window was requested, found or refused."""
         self._refused: set[int] = set()
         """Positions found empty although a later record exists."""
         self._end = 0
-        """Every position below was written."""
+        """Position below which every record was written."""
         self._events = 0
         self._slack: int | None = None
-        """Position found empty less the events counted when it was asked for, the least of
-        this connection: no record at or above slack + events can exist yet. None: unknown."""
+        """Smallest value, in this connection, of a position found empty minus the events counted at its request.
+
+        No record at or above slack + events can exist yet. None: unknown.
+        """
         self._doubt = False
         """Whether the slack stems from a position that may be empty because it was trimmed."""
         self._own_flights = 0
@@ -89,7 +94,7 @@ class Reader:
         link.on_end.append(self._wake)
 
     async def read(self, position: int) -> Record | Trimmed:
-        """See `LogSession.read`."""
+        """Return the record at a position; see `LogSession.read`."""
         if self._busy:
             raise trio.BusyResourceError("a session has one reader at a time")
         self._busy = True
@@ -102,11 +107,11 @@ class Reader:
     # --- own appends: called by the session ------------------------------------------
 
     def depart(self) -> None:
-        """An append of this session is in flight: the next event is probably its own."""
+        """Note that an append of this session is in flight: the next event is probably its own."""
         self._own_flights += 1
 
     def arrive(self, record: Record | None) -> None:
-        """An append came back, with the record if it is known to have landed."""
+        """Note that an append came back, with the record if it is known to have landed."""
         self._own_flights -= 1
         if record is not None and segment_of(record.position) == self._segment and record.data != END:
             self._end = max(self._end, record.position + 1)
@@ -146,15 +151,16 @@ class Reader:
             self._ask(position)
 
     async def _ends_segment(self, position: int) -> bool:
-        """Whether what was found at a position, which looks like the segment's end, is."""
+        """Return whether the apparent segment's end at a position is the real one."""
         following = await self._link.insist(exists(self._layout.segment(self._segment + 1)))
         return following is not None and following.czxid == self._ends.get(position)
 
     async def _judge(self, position: int) -> Trimmed | None:
-        """Tell a trimmed record from one not written yet: None if it is to be asked for again, or was found.
+        """Distinguish a trimmed record from one not written yet.
 
-        The record is looked at before the pointer, and the pointer moves before records are
-        deleted: absent while the pointer is still below means that it was not there yet.
+        None if the record was found, or is to be requested again. The record is read before the
+        pointer, and the pointer moves before records are deleted. So if the record is absent while the
+        pointer is still lower, it was not written yet.
         """
         await self._link.wait_connected()
         generation, events, end = self._generation, self._events, self._end
@@ -188,7 +194,7 @@ class Reader:
         return None
 
     async def _take(self, position: int, reply: Reply) -> bool:
-        """Keep the record that a get found; False if it found none."""
+        """Keep the record that a get found; return False if it found none."""
         try:
             data, stat = await reply.wait()
         except NoNodeError:
@@ -215,9 +221,9 @@ class Reader:
         self._pump()
 
     def _on_connect(self) -> None:
-        """A new connection: watch first, then look, so that nothing is missed in between.
+        """Set the watch on a new connection before reading, so that no record is missed in between.
 
-        Records of the connection before are forgotten: the log may have gone back meanwhile.
+        Records of the previous connection are forgotten: the log may have gone back meanwhile.
         """
         self._generation += 1
         self._front = 0
@@ -249,7 +255,7 @@ class Reader:
             return
         limit = self._next + self._ahead
         if self._slack is not None:
-            # Events of own appends in flight are left out: their records come with the answer.
+            # Events of own appends in flight are left out: their records arrive with the answer.
             limit = min(limit, max(self._end, self._slack + self._events - self._own_flights))
         wanted = [
             position
@@ -258,7 +264,7 @@ class Reader:
         ]
         under_way = len(self._asked) + len(self._found)
         if self._next not in wanted and len(wanted) < ASK_TOGETHER and under_way > AHEAD_MAX - ASK_TOGETHER:
-            return  # the reader has enough to go on with
+            return  # the reader has enough records for now
         with self._link.client.together():
             for position in wanted:
                 self._ask(position)

@@ -1,10 +1,11 @@
-"""Segments of the ZooKeeper log: which is the present one, where one ends, and opening the next.
+"""Segments of the ZooKeeper log: the present one, the end of each, and opening the next.
 
-ZooKeeper numbers the children of a directory with a signed 32-bit number, so a log goes on
+ZooKeeper numbers the children of a directory with a signed 32-bit number, so a log continues
 in another directory before it runs out (design: the log).  One transaction creates the next
 segment's directory and, as the last child of the present one, its *end*; both carry the
-transaction's id.  By that id everybody tells the end from bytes that only look like it, and
-a record that landed before the end from one behind it, which nobody reads.
+transaction's id.  By that id readers distinguish the end from bytes that only look like it.
+They also distinguish records that landed before the end from those after it, which are never
+read.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from onyxq.log.zookeeper_reader import END, Layout
 
 
 class Segments:
-    """Knows the present segment of one cluster's log, as of the last look."""
+    """The present segment of one cluster's log, as of the last look."""
 
     def __init__(
         self, link: Link, layout: Layout, *, records: int, origin_position: Callable[[], Awaitable[int]]
@@ -44,9 +45,9 @@ class Segments:
         await self.look()
 
     async def look(self) -> bool:
-        """Go on to the newest segment; whether there is a newer one than was known."""
+        """Advance to the newest segment; return whether it is newer than the known one."""
         known = self.present
-        if not await self._is_there(known):  # trimmed altogether, and perhaps those behind it
+        if not await self._is_there(known):  # trimmed altogether, and perhaps also those after it
             self.present = max(known, segment_of(await self._origin_position()))
         while await self._is_there(self.present + 1):
             self.present += 1
@@ -56,25 +57,25 @@ class Segments:
         return await self._link.insist(exists(self._layout.segment(segment))) is not None
 
     def may_be_behind(self, sequence: int) -> bool:
-        """Whether a record of the present segment may have landed behind its end: it must be asked."""
+        """Return whether a record of the present segment may have landed after its end; `is_behind` decides."""
         return sequence > self._records
 
     async def is_behind(self, segment: int, stat: Any) -> bool:
-        """Whether the record with this stat landed behind the segment's end; raises kazoo's errors."""
+        """Return whether the record with this stat landed after the segment's end; raises kazoo's errors."""
         following = await self._link.call_patiently(exists(self._layout.segment(segment + 1)))
         return following is not None and stat.czxid > following.czxid
 
     async def written(self, segment: int) -> int:
-        """How many records were ever created in a segment; 0 if there is none such.
+        """Return how many records were ever created in a segment; 0 if the segment does not exist.
 
-        ZooKeeper counts creations for the sequence; what it shows as ``cversion`` is
-        twice that, less the children there are (checked against real servers in the tests).
+        ZooKeeper counts creations for the sequence. Its ``cversion`` is twice that, less the number
+        of children (checked against real servers in the tests).
         """
         stat = await self._link.insist(exists(self._layout.segment(segment)))
         return 0 if stat is None else ((stat.cversion + stat.numChildren) & 0xFFFFFFFF) >> 1
 
     async def tail(self) -> int:
-        """The position of the last record written, exact as of the call; START if there is none."""
+        """Return the position of the last record written, exact as of the call; START if there is none."""
         await self._link.insist(sync(self._layout.log))
         while True:
             await self.look()
@@ -86,7 +87,7 @@ class Segments:
         return await self._end(self.present - 1) - 1
 
     async def _end(self, segment: int) -> int:
-        """The position of a closed segment's end: behind it are but the few records of late writers."""
+        """Return the position of a closed segment's end; only a few records of late writers follow it."""
         following = await self._link.insist(exists(self._layout.segment(segment + 1)))
         first = segment_start(segment)
         for position in range(first + await self.written(segment) - 1, first - 1, -1):
@@ -96,18 +97,18 @@ class Segments:
         raise Corrupt(f"the end of segment {segment} of the log is missing")
 
     async def rotate(self) -> bool:
-        """See `LogSession.rotate`."""
+        """Begin the next segment if this one is full; see `LogSession.rotate`."""
         await self.look()
         segment = self.present
         while await self.written(segment) >= self._records and not await self.look():
             try:
                 answers = await self._link.call(lambda client: self._close(client, segment))
-            except BROKEN:  # the next look tells whether it was carried out
+            except BROKEN:  # the next look shows whether it was carried out
                 await self._link.pause()
                 continue
             errors = [answer for answer in answers if isinstance(answer, Exception)]
             if any(isinstance(error, NodeExistsError) for error in errors):
-                await self._link.insist(sync(self._layout.log))  # somebody else closed it, and we are to see that
+                await self._link.insist(sync(self._layout.log))  # another client closed it, and we must see that
             elif errors:
                 raise LogUnavailable(f"ZooKeeper refuses to open a segment: {errors[0]!r}")
         return self.present > segment
@@ -119,7 +120,7 @@ class Segments:
         return transaction.commit_async()
 
     async def drop(self, segment: int) -> bool:
-        """Delete a closed segment's directory; False if there are records in it (again)."""
+        """Delete a closed segment's directory; return False if there are records in it (again)."""
         try:
             await self._link.insist(delete(self._layout.segment(segment)))
         except NotEmptyError:

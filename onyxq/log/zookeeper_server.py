@@ -1,9 +1,9 @@
 """A real ZooKeeper on this machine, for trying, testing and measuring.
 
-The log of a production cluster lives in somebody's ZooKeeper; this module only starts
-one (or an ensemble of three) on loopback from the jars that pyspark brings.  The
-servers are children of this process: they are ended by process id and, through the
-kernel's parent-death signal, do not outlive it even when it is killed.
+The log of a production cluster lives in a ZooKeeper that others run.  This module only starts
+one server (or an ensemble of three) on loopback from the jars that pyspark brings.  The
+servers are children of this process.  They are ended by process id.  The kernel's parent-death
+signal ends them even when this process is killed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def find_jars() -> list[str]:
-    """The jars that a server needs, found in the installed pyspark without importing it.
+    """Return the jars that a server needs, found in the installed pyspark without importing it.
 
     Raises `Incomplete` if pyspark or its ZooKeeper is missing.
     """
@@ -56,16 +56,17 @@ def find_jars() -> list[str]:
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on."""
+    """Return a free TCP port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def _reserve(port: int) -> socket.socket:
-    """A socket that keeps a port from everybody but the servers, which also reuse addresses.
+    """Return a socket that reserves a port for the servers, which also reuse addresses.
 
-    Nobody is given it as a free port, nor a client as its own end, also while its server is dead.
+    While it is open, even with its server dead, the system gives the port to no other process, neither as
+    a free port nor as a client's own end.
     """
     keeper = socket.socket()
     keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -121,19 +122,21 @@ class ZookeeperServer:
 
     @property
     def hosts(self) -> str:
-        """The connection string: ``127.0.0.1:PORT``, one per server, with commas."""
+        """Connection string: ``127.0.0.1:PORT``, one per server, comma-separated."""
         return ",".join(f"127.0.0.1:{port}" for port in self.ports)
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the servers that run."""
+        """Process ids of the running servers."""
         return [process.pid for process in self._processes if process is not None]
 
     # --- starting and stopping ---------------------------------------------------
 
     def start(self) -> None:
-        """Start all servers and wait until they serve; raises `Incomplete` if they do not,
-        `Conflict` if a port is taken."""
+        """Start all servers and wait until they serve.
+
+        Raises `Incomplete` if they do not, and `Conflict` if a port is taken.
+        """
         try:
             self._spawn_all()
             for waited in self._wait_ready():
@@ -143,7 +146,7 @@ class ZookeeperServer:
             raise
 
     async def start_async(self) -> None:
-        """As `start`, without blocking the event loop."""
+        """Start the servers as `start` does, without blocking the event loop."""
         try:
             self._spawn_all()
             for waited in self._wait_ready():
@@ -153,7 +156,7 @@ class ZookeeperServer:
             raise
 
     def stop(self) -> None:
-        """End every server, by process id; waits until they are gone."""
+        """End every server, by process id, and wait until they are gone."""
         running = [process for process in self._processes if process is not None]
         for process in running:
             with contextlib.suppress(ProcessLookupError):
@@ -190,13 +193,13 @@ class ZookeeperServer:
     # --- faults, for tests --------------------------------------------------------
 
     def pause(self, server: int = 0) -> None:
-        """Freeze a server (SIGSTOP); returns once it stands still."""
+        """Freeze a server (SIGSTOP), and return once it is stopped."""
         process = self._running(server)
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
 
     def resume(self, server: int = 0) -> None:
-        """Thaw a frozen server."""
+        """Resume a frozen server."""
         self._running(server).send_signal(signal.SIGCONT)
 
     def kill(self, server: int = 0) -> None:
@@ -216,13 +219,13 @@ class ZookeeperServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                # Its own group: Ctrl-C in a terminal must reach us alone, we end it in order.
+                # Its own group: Ctrl-C in a terminal must reach only this process, which ends the server in order.
                 start_new_session=True,
                 preexec_fn=_end_with(os.getpid()),  # noqa: PLW1509  # one system call, its library loaded before
             )
 
     def leader(self) -> int:
-        """Number of the server that leads the ensemble (0 for a single one); -1: none now."""
+        """Return the number of the server that leads the ensemble (0 for a single one); -1 if none does now."""
         for server, port in enumerate(self.ports):
             if self._processes[server] is not None and _mode(port) in ("leader", "standalone"):
                 return server
@@ -236,12 +239,12 @@ class ZookeeperServer:
 
     def _spawn_all(self) -> None:
         for port in [*self.ports, *(port for pair in self._peer_ports for port in pair)]:
-            self._reserved.enter_context(_reserve(port))  # or the server that has it would be taken for ours
+            self._reserved.enter_context(_reserve(port))  # else a foreign server on it would be taken for ours
         for server in range(len(self.ports)):
             self.spawn(server)
 
     def _wait_ready(self) -> Iterator[float]:
-        """Yields seconds to sleep until every server serves."""
+        """Yield seconds to sleep until every server serves."""
         deadline = time.monotonic() + START_TIMEOUT_S
         for server, port in enumerate(self.ports):
             while not _mode(port):
@@ -284,9 +287,9 @@ class ZookeeperServer:
 
 
 def run_zookeeper(*, servers: int = 1, data_dir: str | None = None, port: int = 2181) -> None:
-    """Run servers until SIGINT or SIGTERM, and end them; prints ``ready HOSTS`` once they serve.
+    """Run servers until SIGINT or SIGTERM, and end them; print ``ready HOSTS`` once they serve.
 
-    Without ``data_dir`` the data goes when it stops. Call it from the main thread.
+    Without ``data_dir`` the data is deleted at the end. Call it from the main thread.
     """
     with contextlib.ExitStack() as stack:
         directory = data_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="onyxq-zookeeper-"))
@@ -306,7 +309,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _end_with(parent: int) -> Callable[[], None]:
-    """What a child runs before exec: be killed when the thread that started it ends."""
+    """Return a function for the child before exec, so that it is killed when its starting thread ends."""
 
     def prepare() -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -317,7 +320,7 @@ def _end_with(parent: int) -> Callable[[], None]:
 
 
 def _mode(port: int) -> str:
-    """``standalone``, ``leader`` or ``follower``; empty while the server does not serve."""
+    """Return ``standalone``, ``leader`` or ``follower``; empty while the server does not serve."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1.0) as stream:
             stream.sendall(b"srvr")
