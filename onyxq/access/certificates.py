@@ -1,7 +1,7 @@
-"""TLS of the two ports, from files: a certificate with its key, and the authorities that are trusted.
+"""TLS of the two ports, from files: a certificate with its key, and the trusted authorities.
 
-Peers trust each other by the same authorities, both ways.  Callers who are no peers need no
-certificate: they have tokens.
+Peers trust each other by the same authorities, both ways.  Other callers need no certificate:
+they have bearer tokens.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ if TYPE_CHECKING:
 
 @frozen
 class Contexts:
-    """TLS as a peer speaks it, with the files as they were when they were read."""
+    """TLS contexts of a peer, with the files as they were when they were read."""
 
     connecting: ssl.SSLContext
     peers: ssl.SSLContext
-    """For connections that peers may be at the other end of."""
+    """For connections whose other end may be a peer."""
     callers: ssl.SSLContext
-    """For those of others only, over HTTP."""
+    """For connections of other callers only, over HTTP."""
 
 
 @frozen
 class Certificates:
-    """Files in PEM; without any, nothing is encrypted."""
+    """TLS files in PEM; without any, nothing is encrypted."""
 
     ca: str = ""
-    """Of the authorities by whom others' certificates are checked."""
+    """File of the authorities that check the certificates of others."""
     cert: str = ""
     key: str = field(default="", repr=False)
-    """Of one's own certificate, with what leads to the authority, and of its key."""
+    """Files of one's own certificate, with its chain to the authority, and of its key."""
 
     def __bool__(self) -> bool:
         return bool(self.ca or self.cert or self.key)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Certificates:
-        """What ``ONYXQ_TLS_CA``, ``ONYXQ_TLS_CERT`` and ``ONYXQ_TLS_KEY`` name."""
+        """Return the files that ``ONYXQ_TLS_CA``, ``ONYXQ_TLS_CERT`` and ``ONYXQ_TLS_KEY`` name."""
         return cls(*(environment.get(f"ONYXQ_TLS_{name}", "") for name in ("CA", "CERT", "KEY")))
 
     def to_environment(self) -> dict[str, str]:
-        """The variables that `from_environment` reads, for programs that are started."""
+        """Return the variables that `from_environment` reads, for programs that are started."""
         said = {"CA": self.ca, "CERT": self.cert, "KEY": self.key}
         return {f"ONYXQ_TLS_{name}": path for name, path in said.items() if path}
 
@@ -62,7 +62,7 @@ class Certificates:
         self.contexts()
 
     def contexts(self) -> Contexts | None:
-        """What a peer needs, read now; None without TLS. Raises `BadRequest`."""
+        """Return a peer's contexts, read now; None without TLS. Raises `BadRequest`."""
         if not self:
             return None
         callers = self.serving()
@@ -70,7 +70,10 @@ class Certificates:
         return Contexts(self.connecting(), self.serving_peers(), callers)
 
     def connecting(self) -> ssl.SSLContext:
-        """For connections to others, whose name or address their certificate must have; raises `BadRequest`."""
+        """Return the context for outgoing connections; raises `BadRequest`.
+
+        The other side's certificate must have the name or address that was connected to.
+        """
         context = ssl.create_default_context()
         if self.ca:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -81,7 +84,10 @@ class Certificates:
         return context
 
     def serving_peers(self) -> ssl.SSLContext:
-        """For connections of peers, who show a certificate, and of others, who need not; raises `BadRequest`."""
+        """Return the context for connections of peers and others; raises `BadRequest`.
+
+        Peers present a certificate; others need not.
+        """
         context = self.serving()
         with _reading("tls_ca", self.ca):
             context.load_verify_locations(self.ca)
@@ -89,14 +95,17 @@ class Certificates:
         return context
 
     def serving(self) -> ssl.SSLContext:
-        """For connections of whoever it is; raises `BadRequest`."""
+        """Return the context for incoming connections that checks no client certificate; raises `BadRequest`."""
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self._show(context)
         return context
 
     def network(self, *, serves: bool = False) -> TcpNetwork:
-        """Connections with these, and those that are accepted if it ``serves``; raises `BadRequest`."""
-        from onyxq.wire.tcp import TcpNetwork  # not for those who only read settings
+        """Return the network for connections with these files, and for accepted ones if it ``serves``.
+
+        Raises `BadRequest`.
+        """
+        from onyxq.wire.tcp import TcpNetwork  # not for code that only reads settings
 
         if not self:
             return TcpNetwork()
@@ -118,4 +127,4 @@ def _reading(name: str, path: str) -> Iterator[None]:
 
 
 PLAIN = Certificates()
-"""Nothing is encrypted."""
+"""No encryption."""

@@ -1,4 +1,4 @@
-"""Reading credentials from settings and from files that nobody else may read.
+"""Reads credentials from settings, and from files that other users may not read.
 
 The file is TOML::
 
@@ -8,10 +8,10 @@ The file is TOML::
     name = "mailers"
     sha256 = "..."                      # or token = "..."
     roles = ["consume:mail.", "read"]
-    rate = 100                          # requests a second at each peer; without, any number
+    rate = 100                          # requests per second at each peer; without it, unlimited
 
-The setting ``tokens`` has the same in one line: ``TOKEN=ROLE+ROLE:PREFIX`` with spaces between tokens,
-where TOKEN may be ``sha256:HEX``.
+The setting ``tokens`` has the same in one line: ``TOKEN=ROLE+ROLE:PREFIX``, with spaces between tokens.
+TOKEN may be ``sha256:HEX``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RATE_MAX = 1_000_000
 
 
 def load_access(file: str = "", *, tokens: str = "", peer_secret: str = "") -> Access:
-    """The credentials of a file and of the settings ``tokens`` and ``peer_secret``; raises `BadRequest`."""
+    """Return the credentials of a file and of the settings ``tokens`` and ``peer_secret``; raises `BadRequest`."""
     found = list(_said(tokens))
     if file:
         content = _read(file)
@@ -52,7 +52,7 @@ def load_access(file: str = "", *, tokens: str = "", peer_secret: str = "") -> A
 
 
 def check_private(path: str, *, field: str) -> None:
-    """Raise `BadRequest` if others than its owner and group may read a file."""
+    """Raise `BadRequest` if users other than a file's owner and group may read or write it."""
     try:
         mode = Path(path).stat().st_mode
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What this side shows others: values that settings make and that the networks use."""
+"""Credentials that this side presents to others; made from settings, used by the networks."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from attrs import field, frozen
 
 @frozen
 class ZookeeperCredentials:
-    """What ZooKeeper is shown; without any, its znodes are made for everybody, as others may then read them."""
+    """Credentials for ZooKeeper.
+
+    Without ``auth``, its znodes are open to everybody, so that other clients can read them.
+    """
 
     auth: str = field(default="", repr=False)
     """``digest:USER:PASSWORD`` or ``sasl:USER:PASSWORD``."""
     ca: str = ""
-    """File of the authorities that its certificate is checked against; empty: no TLS."""
+    """File of the authorities that check ZooKeeper's certificate; empty: no TLS."""
     cert: str = ""
     key: str = field(default="", repr=False)
-    """File of this side's certificate, and of its key."""
+    """Files of this side's certificate and of its key."""
 
 
 ANONYMOUS = ZookeeperCredentials()
-"""Shows nothing."""
+"""No credentials."""

@@ -1,8 +1,8 @@
-"""Roles, and tokens that give them, each on the queues of a prefix or on all.
+"""Roles, and bearer tokens that give them, each on the queues of a prefix or on all.
 
-A token is known here by the SHA-256 of its text only: whoever reads the configuration or a
-memory dump learns no token.  A role is written ``ROLE``, or ``ROLE:PREFIX`` where it holds
-for the queues whose names begin with the prefix.
+A bearer token is kept only as the SHA-256 of its text, so the configuration or a memory dump
+reveals no token.  A role is written ``ROLE``, or ``ROLE:PREFIX`` if it is limited to the queues
+whose names begin with the prefix.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ ROLES: Mapping[str, tuple[str, ...]] = {
     "operate": ("operate", "read"),
     "admin": ("admin", "operate", "consume", "produce", "read"),
 }
-"""What each role of a token may be used as."""
+"""Role of a token -> roles that it includes."""
 ALIASES: Mapping[str, tuple[str, ...]] = {"write": ("consume", "produce", "read")}
 """Words for several roles at a time."""
 TOKEN_CHARS_MIN = 16
-"""Shorter tokens could be guessed."""
+"""Fewest characters of a token; shorter ones could be guessed."""
 
 _DIGEST = re.compile(r"sha256:([0-9a-fA-F]{64})")
 
 
 @define
 class Pace:
-    """A bound on requests a second, over all connections of a node; one second's worth may come at once."""
+    """A limit on requests per second over all connections of a node, with bursts of one second's worth."""
 
     rate: int
     _left: float = field(init=False, eq=False, repr=False)
@@ -46,7 +46,7 @@ class Pace:
         return float(self.rate)
 
     def take(self, now_s: float) -> None:
-        """Count a request at a monotonic time; raises `Overloaded`."""
+        """Count a request at a monotonic time in seconds; raises `Overloaded`."""
         self._left = min(float(self.rate), self._left + (now_s - self._at) * self.rate)
         self._at = now_s
         if self._left < 1:
@@ -56,30 +56,30 @@ class Pace:
 
 @frozen
 class Grants:
-    """What a caller may do: for each role the prefixes of the queues on which it has it."""
+    """Permissions of a caller: for each role the prefixes of the queues on which it has the role."""
 
     name: str = field(eq=False)
-    """What its token is called, for logs; no secret."""
+    """Name of the bearer token, for logs; not secret."""
     prefixes: Mapping[str, tuple[str, ...]]
     """Role -> prefixes; the empty one means every queue."""
     pace: Pace | None = field(default=None, repr=False)
-    """How many requests a second; None: any number."""
+    """Limit on requests per second; None: unlimited."""
 
     def has(self, role: str) -> bool:
-        """Whether it has the role, on whatever queues."""
+        """Return whether the caller has the role on any queue."""
         return role in self.prefixes
 
     def everywhere(self, role: str) -> bool:
-        """Whether it has the role on every queue."""
+        """Return whether the caller has the role on every queue."""
         return "" in self.prefixes.get(role, ())
 
     def on(self, role: str, queue: str) -> bool:
-        """Whether it has the role on a queue."""
+        """Return whether the caller has the role on a queue."""
         return queue.startswith(self.prefixes.get(role, ()))
 
 
 def grants_of(name: str, roles: Iterable[str]) -> Grants:
-    """What a list of ``ROLE`` and ``ROLE:PREFIX`` gives; raises `BadRequest`."""
+    """Return the grants of a list of ``ROLE`` and ``ROLE:PREFIX``; raises `BadRequest`."""
     found: dict[str, set[str]] = {}
     for one in roles:
         role, colon, prefix = one.partition(":")
@@ -96,41 +96,44 @@ def grants_of(name: str, roles: Iterable[str]) -> Grants:
 
 
 ALL = grants_of("", ("admin",))
-"""May do everything."""
+"""All permissions."""
 
 
 @frozen
 class Token:
-    """A token as it is configured."""
+    """A bearer token as configured."""
 
     digest: bytes = field(repr=False)
     grants: Grants
 
     @classmethod
     def of(cls, text: str, name: str, roles: Iterable[str], *, rate: int | None = None) -> Token:
-        """The token of a text, or of its digest as ``sha256:HEX``; ``rate``: requests a second. Raises `BadRequest`."""
+        """Return the token of a text, or of its digest as ``sha256:HEX``; raises `BadRequest`.
+
+        ``rate``: requests per second.
+        """
         hashed = _DIGEST.fullmatch(text)
         digest = bytes.fromhex(hashed[1]) if hashed else digest_of(text)
         grants = grants_of(name, roles)
         return cls(digest, grants if rate is None else evolve(grants, pace=Pace(rate)))
 
     def at_pace(self, pace: Pace | None) -> Token:
-        """The token, with a pace that was begun if it is of its rate."""
+        """Return the token with this pace, which has counted already, if its rate is the same."""
         return evolve(self, grants=evolve(self.grants, pace=pace)) if pace == self.grants.pace else self
 
 
 def digest_of(text: str) -> bytes:
-    """What a token is known by."""
+    """Return the digest that identifies a bearer token."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
 @define
 class Access:
-    """The credentials that a node asks for; without any, none is asked for.  `renew` replaces the tokens."""
+    """Credentials that a node requires; if there are none, it requires none.  `renew` replaces the tokens."""
 
     tokens: tuple[Token, ...] = ()
     peer_secret: str | None = field(default=None, repr=False)
-    """What peers show each other."""
+    """Secret that peers present to each other."""
     _session_key: bytes = field(init=False, repr=False, eq=False, default=b"")
 
     def session(self, token: str, until_ms: int) -> str:
@@ -155,9 +158,9 @@ class Access:
         return bool(self.tokens or self.peer_secret)
 
     def of_token(self, text: str | None) -> Grants:
-        """What a token gives; raises `Unauthorized`.
+        """Return the grants of a bearer token; raises `Unauthorized`.
 
-        Every token is compared, each in constant time: how long it takes tells nothing.
+        Every token is compared, each in constant time, so the duration reveals nothing.
         """
         if not text:
             raise Unauthorized("a token is needed", field="token")
@@ -167,7 +170,7 @@ class Access:
         return found
 
     def of_digest(self, digest: bytes) -> Grants | None:
-        """What the token of a digest gives; None if there is none."""
+        """Return the grants of the token with a digest, or None."""
         found = None
         for token in self.tokens:
             if hmac.compare_digest(token.digest, digest):
@@ -175,9 +178,10 @@ class Access:
         return found
 
     def renew(self, other: Access) -> None:
-        """Ask for the other's tokens from now on; raises `BadRequest` for what is fixed for the life of a peer.
+        """Require the other's tokens from now on.
 
-        A token with the same rate as before goes on at its pace.
+        Raises `BadRequest` for changes that need a restart of the peer. A token with an unchanged
+        rate keeps its pace.
         """
         again = "Start the peer again."
         if bool(other) != bool(self):
@@ -199,11 +203,14 @@ class Access:
 
 
 def _session_key(peer_secret: str | None) -> bytes:
-    """The key of sessions, the same at peers with the same secret; slow, so that no signature helps to guess it."""
+    """Return the key of sessions, equal at peers with the same secret.
+
+    The derivation is slow, so that signatures do not help to guess the secret.
+    """
     if peer_secret is None:
         return secrets.token_bytes(32)
     return hashlib.scrypt(peer_secret.encode("utf-8", "surrogatepass"), salt=b"onyxq sessions", n=1 << 14, r=8, p=1)
 
 
 OPEN = Access()
-"""Asks for no credential."""
+"""No required credentials."""

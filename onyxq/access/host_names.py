@@ -1,9 +1,10 @@
-"""The names at which HTTP answers, against pages whose own name is made to point here (DNS rebinding).
+"""The host names at which HTTP answers, as a protection against DNS rebinding.
 
-A browser lets a page read whatever comes from the host that the page is of.  Where nobody is asked
-for a credential, a page whose name comes to stand for this machine could do what this machine's
-programs may.  Requests tell the name that they were sent to: one that is none of this node's is
-refused.  An address is nobody's to point elsewhere, and who names no host is no browser.
+A browser lets a page read all responses from the page's own host.  An attacker can point a page's
+host name at this machine.  If no credentials are required, that page could then do all that local
+programs may.  Requests contain the host name that they were sent to, so a request with a foreign
+name is refused.  Addresses are accepted, because no attacker can point them elsewhere.  Requests
+without a host are accepted, because no browser sends them.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from onyxq.core.errors import BadRequest, Misdirected
 ANY = "any"
 SETTING = "http_hosts"
 _OWN = ("localhost",)
-"""Names that stand for the machine itself, in every browser."""
+"""Names that mean the machine itself, in every browser."""
 _NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 _HOST = re.compile(r"(?P<host>\[[^\]]*\]|[^:]*)(?::[0-9]*)?")
 
 
 @frozen
 class Hosts:
-    """The names that requests may be sent to."""
+    """Host names that requests may be sent to."""
 
     names: frozenset[str] = frozenset()
     any: bool = False
@@ -46,13 +47,14 @@ class Hosts:
 
 
 EVERY = Hosts(any=True)
-"""Whatever the name."""
+"""Every host name."""
 
 
 def hosts(said: str, *, listens: Iterable[str], asks: bool) -> Hosts:
-    """What the setting says, besides ``localhost``, addresses and the names of ``listens``; raises `BadRequest`.
+    """Return the hosts of the setting, besides ``localhost``, addresses and the names of ``listens``.
 
-    ``asks``: credentials are asked for, which no page has: then names matter only if the setting says some.
+    ``asks``: credentials are required. A foreign page has none, so host names are then checked only
+    if the setting has some. Raises `BadRequest`.
     """
     words = [word.strip().lower() for word in said.split(",") if word.strip()]
     if ANY in words or (asks and not words):
@@ -69,7 +71,7 @@ def hosts(said: str, *, listens: Iterable[str], asks: bool) -> Hosts:
 
 
 def is_address(host: str) -> bool:
-    """Whether it is an IP address."""
+    """Return whether a host is an IP address."""
     try:
         ipaddress.ip_address(host.replace("%25", "%"))
     except ValueError:

@@ -1,4 +1,4 @@
-"""Nothing but loopback is listened on without credentials, unless somebody says so plainly."""
+"""Without credentials, servers listen on loopback only, unless the user allows more explicitly."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from onyxq.wire.tcp import split_address
 
 
 def check_listening(address: str, *, field: str, asks: bool, allow_anyone: bool) -> None:
-    """Raise `BadRequest` if others than this machine's programs reach an address and nobody is asked who he is.
+    """Raise `BadRequest` if other machines can reach an address and no credentials are required.
 
-    ``asks``: credentials are asked for.  A name counts as loopback if all it stands for is.
+    ``asks``: credentials are required.  A name counts as loopback if all its addresses are.
     """
     if asks or allow_anyone or is_loopback(split_address(address)[0]):
         return
@@ -24,7 +24,7 @@ def check_listening(address: str, *, field: str, asks: bool, allow_anyone: bool)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only programs of this machine reach it."""
+    """Return whether only programs of this machine reach a host."""
     try:
         return ipaddress.ip_address(host.partition("%")[0]).is_loopback
     except ValueError:

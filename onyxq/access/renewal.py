@@ -1,4 +1,4 @@
-"""Tokens and certificates that changed while a peer runs: read again when its process is told to (SIGHUP)."""
+"""Tokens and certificates that change while a peer runs: its process reads them again on SIGHUP."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from onyxq.access.grants import Access
 from onyxq.core.errors import BadRequest
 
 _log = logging.getLogger(__name__)
-_log.setLevel(logging.INFO)  # whether it was done is told whatever else is
+_log.setLevel(logging.INFO)  # the outcome is logged whatever the level of other loggers
 
 
 @define
 class Renewal:
-    """What is read, and who takes it."""
+    """Reads credentials again and passes them on."""
 
     read: Callable[[], Access]
-    """The credentials as the settings and the file have them now; raises `BadRequest`."""
+    """Returns the credentials of the settings and the file as they are now; raises `BadRequest`."""
     take: Callable[[Access], None] | None = None
-    """Has them count, with certificates as their files have them now; raises `BadRequest`, and changes nothing then.
+    """Activates credentials, with certificates as their files are now.
 
-    None: nobody runs who has any.
+    Raises `BadRequest` and then changes nothing. None: there is nothing to renew.
     """
 
     def now(self) -> None:
-        """Read and hand over; if anything is wrong, all stays as it was, and the log says what."""
+        """Read and activate the credentials; on an error, log it and leave everything unchanged."""
         if self.take is None:
             return
         try:

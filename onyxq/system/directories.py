@@ -1,6 +1,6 @@
 """Directories that a user names in a setting, and files that no other user may read.
 
-A directory is made, or refused by the setting's name where it cannot be used.
+A directory is created. If it cannot be used, the error names the setting.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _given: list[int] = []
 """The umask that the process was started with, once it has another one."""
 
 TEMPORARY, LOCAL = "temporary", "local"
-"""Folders in the directory of a Spark session: its temporary files, and what Spark spills."""
+"""Folders in the directory of a Spark session: its temporary files, and Spark's spilled data."""
 
 
 def keep_private() -> None:
-    """Let no other user read what this process writes from now on, whatever umask it was started with."""
+    """Set a umask so that no other user can read files that this process writes from now on."""
     found = os.umask(0o077)
     if not _given:
         _given.append(found)
@@ -38,7 +38,7 @@ def given_umask() -> int:
 
 
 def close_to_others(directory: Path) -> None:
-    """Take the permissions of other users away from a directory of ours, and log it if there were any."""
+    """Remove the permissions of other users from a directory of ours, and log it if there were any."""
     found = directory.stat()
     if found.st_mode & 0o077 and found.st_uid == os.geteuid():
         directory.chmod(PRIVATE)
@@ -46,7 +46,7 @@ def close_to_others(directory: Path) -> None:
 
 
 def create(path: Path) -> IO[bytes]:
-    """Open a new file for writing that only this user may read; what had its name is deleted; raises `OSError`.
+    """Open a new file for writing that only this user may read, in place of an old one; raises `OSError`.
 
     Never follows a link: another user may have put one there, in a directory that is open to all.
     """
@@ -56,7 +56,7 @@ def create(path: Path) -> IO[bytes]:
 
 
 def usable(path: str | Path, field: str) -> Path:
-    """Return a directory in which this process can make files, made if it is missing.
+    """Return a directory in which this process can make files; create it if it is missing.
 
     ``field``: the setting that names it. Raises `BadRequest` with the setting, the path and the reason.
     """

@@ -11,9 +11,10 @@ from onyxq.system.directories import PRIVATE_FILE
 
 
 def lock_file(path: Path, *, what: str, hint: str) -> int:
-    """The descriptor that holds the lock in a file, to be closed at the end; raises `Conflict`.
+    """Lock a file and return the descriptor that holds the lock; raises `Conflict`.
 
-    ``what`` is guarded by it; the file says which process holds it.
+    Close the descriptor at the end. ``what`` is guarded by the lock. The file contains the id of the
+    process that holds it.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE_FILE)
     try:

@@ -1,12 +1,12 @@
-"""Entries that others define: found by entry point, kept apart from OnyxQ's own (design: entries).
+"""Entries of extensions: found by entry point, kept apart from OnyxQ's own (design: entries).
 
 A distribution names its entries in the entry point group ``onyxq.entries``, each as
-``EXTENSION.ENTRY = module`` (or ``module:object``).  What stands there has the shape of a
-module of `log_entries` (see `onyxq.core.entry`), and may have besides
+``EXTENSION.ENTRY = module`` (or ``module:object``).  That module or object has the form of a
+module of `log_entries` (see `onyxq.core.entry`), and may also have
 
 * ``SUBMIT = True``: clients may submit it,
-* ``duties(replica, me)``: frozen values, what the peer ``me`` must be doing now,
-* ``async run(duty, context)``: does it, supervised, until it is cancelled with the duty.
+* ``duties(replica, me)``: frozen values, the present duties of the peer ``me``,
+* ``async run(duty, context)``: does a duty, supervised, until it is cancelled with the duty.
 
 All entries of an extension share one state, ``Replica.extensions[EXTENSION]``: integers,
 text, bytes, booleans, None, and tuples and persistent maps of them.
@@ -37,11 +37,11 @@ NOTHING: PMap[Any, Any] = pmap()
 SHIPPED = tuple(
     EntryPoint(f"taskstore.{name}", f"onyxq.core.taskstore.{name}", GROUP) for name in ("claim", "set_limits", "update")
 )
-"""Entries of extensions that come with OnyxQ."""
+"""Entries of extensions that are part of OnyxQ."""
 
 
 class Context(Protocol):
-    """What ``run`` of an extension is given: the world as its peer sees it."""
+    """The argument ``context`` of an extension's ``run``: the world as its peer sees it."""
 
     me: str
     """The peer's id."""
@@ -49,7 +49,7 @@ class Context(Protocol):
 
     @property
     def replica(self) -> Replica:
-        """The replica as the peer knows it now."""
+        """The peer's present replica."""
         ...
 
     async def changed(self) -> Replica:
@@ -57,15 +57,15 @@ class Context(Protocol):
         ...
 
     async def submit(self, args: Any) -> Verdict:
-        """Append an entry of the extension and return its verdict; waits while the log is away.
+        """Append an entry of the extension and return its verdict; waits while the log is unreachable.
 
-        Raises `LogUnavailable` if the verdict cannot be told in time: the entry may be applied
-        later or have been; `NotEnabled`, `TooLarge`.
+        Raises `LogUnavailable` if the verdict is not known in time: the entry may have been applied, or
+        may be applied later. Also raises `NotEnabled` and `TooLarge`.
         """
         ...
 
     def let_time_pass(self) -> None:
-        """Have a record written soon, so that log time moves while nobody else writes."""
+        """Have a record written soon, so that log time advances while no other peer writes."""
         ...
 
     async def sleep(self, seconds: float) -> None:
@@ -73,7 +73,7 @@ class Context(Protocol):
         ...
 
     def wall_ms(self) -> int:
-        """The wall clock, milliseconds since the epoch."""
+        """Return the wall clock, in milliseconds since the epoch."""
         ...
 
 
@@ -82,7 +82,7 @@ class Context(Protocol):
 
 @cache
 def installed() -> Entries:
-    """OnyxQ's entries and those of every extension that is installed; raises `BadExtension`.
+    """Return OnyxQ's entries and those of every installed extension; raises `BadExtension`.
 
     Looked up once in a process.
     """
@@ -90,7 +90,10 @@ def installed() -> Entries:
 
 
 def with_extensions(points: Iterable[EntryPoint]) -> Entries:
-    """OnyxQ's entries and those that entry points name, in the order of their names; raises `BadExtension`."""
+    """Return OnyxQ's entries and those that entry points name, in the order of their names.
+
+    Raises `BadExtension`.
+    """
     found: dict[str, EntryPoint] = {}
     for point in sorted(points, key=lambda one: (one.name, one.value)):
         other = found.get(point.name)
@@ -110,9 +113,9 @@ def _loaded(point: EntryPoint) -> Entry:
 
 
 def entry_of(name: str, module: Any, *, place: str = "") -> Entry:
-    """The entry that an extension's module or object defines under ``EXTENSION.ENTRY``.
+    """Return the entry that an extension's module or object defines under ``EXTENSION.ENTRY``.
 
-    ``place``: where it is from, for messages.  Raises `BadExtension`.
+    ``place``: its origin, for messages.  Raises `BadExtension`.
     """
     place = place or f"extension entry {name}"
     wrong = _wrong_name(name) or _wrong_shape(module)
@@ -128,7 +131,7 @@ def _wrong_name(name: str) -> str:
 
 
 def _wrong_shape(module: Any) -> str:
-    """What keeps a module or object from being an entry, or empty."""
+    """Return why a module or object is not an entry, or an empty text."""
     for form in (*getattr(module, "EARLIER", ()), module):
         wrong = _wrong_form(form)
         if wrong:

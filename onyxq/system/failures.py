@@ -1,9 +1,10 @@
-"""The difference between a request that was refused and one that failed on the way.
+"""Distinguishes a request that was refused from one that failed after it began.
 
-`BadRequest` promises that nothing was stored, so only the validation that comes before the first effect may
-raise it.  `serving` surrounds each method of a node and keeps that promise: whatever submits rows or entries
-calls `begin`, and from then on a `BadRequest` is a bug and becomes `Unknown`.  An exception that is no
-`OnyxqError` is a bug too.  The caller of a write then cannot tell whether it took effect, so it is `Unknown`.
+`BadRequest` promises that nothing was stored, so only the validation before the first effect may
+raise it.  `serving` surrounds each method of a node and keeps that promise.  Code that submits
+rows or entries calls `begin`.  After that a `BadRequest` is a bug and becomes `Unknown`.  An
+exception that is not an `OnyxqError` is a bug too.  The caller of a write then cannot know whether
+it took effect, so it becomes `Unknown`.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ _current: ContextVar[_Effects | None] = ContextVar("effects", default=None)
 
 
 def begin() -> None:
-    """Note that the request which is being served may change something from now on."""
+    """Note that the present request may change something from now on."""
     effects = _current.get()
     if effects is not None:
         effects.count += 1
 
 
 def refused() -> None:
-    """Note that what the last `begin` of this task announced has changed nothing."""
+    """Note that the step announced by the last `begin` of this task has changed nothing."""
     effects = _current.get()
     if effects is not None:
         effects.count -= 1
@@ -52,7 +53,7 @@ def serving(
     failed: type[OnyxqError] = OnyxqError,
     passes: tuple[type[Exception], ...] = (),
 ) -> Iterator[None]:
-    """Serve one request; raises `OnyxqError` and what is in ``passes`` only.
+    """Serve one request; raises only `OnyxqError` and the exceptions in ``passes``.
 
     ``what`` names the request in messages.  An unexpected exception becomes ``failed`` if the request only
     ``reads``, else `Unknown`.  May be nested.

@@ -9,7 +9,7 @@ from onyxq.core.errors import Incomplete
 
 
 def find_java() -> str:
-    """Path of the ``java`` program; raises `Incomplete` if there is none."""
+    """Return the path of the ``java`` program; raises `Incomplete` if there is none."""
     home = os.environ.get("JAVA_HOME")
     candidates = [os.path.join(home, "bin", "java")] if home else []
     for candidate in [*candidates, "java"]:

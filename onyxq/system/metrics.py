@@ -2,8 +2,8 @@
 
 One `Metrics` per node: several nodes may live in one process.  Adding is a dictionary
 lookup and an addition, and is meant to be done once per run of tasks, not per task.
-The number of series of a metric is bounded: beyond it, the first label (the one whose
-values come from users) becomes ``(other)``.
+The number of series of a metric is bounded.  Beyond the bound, the first label (whose values
+come from users) becomes ``(other)``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OTHER = "(other)"
 SECONDS: tuple[float, ...] = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1_800, 7_200, 43_200,
 )  # fmt: skip
-"""Upper bounds of the buckets for durations."""
+"""Upper bounds of the buckets for durations, in seconds."""
 
 
 class Metric(Protocol):
@@ -35,7 +35,7 @@ class Metric(Protocol):
         ...
 
     def render(self) -> Iterator[str]:
-        """Its lines of Prometheus text."""
+        """Yield its lines of Prometheus text."""
         ...
 
 
@@ -79,18 +79,18 @@ class Counter:
         self._values[labels] = self._values.get(labels, 0) + n
 
     def value(self, *labels: str) -> Number:
-        """The present sum of a series."""
+        """Return the present sum of a series."""
         return self._values.get(labels, 0)
 
     def sums(self, place: int) -> dict[str, Number]:
-        """The sums over all series with the same value of one label, by that value."""
+        """Return the sums over all series with the same value of one label, by that value."""
         out: dict[str, Number] = {}
         for labels, value in self._values.items():
             out[labels[place]] = out.get(labels[place], 0) + value
         return out
 
     def render(self) -> Iterator[str]:
-        """Its lines of Prometheus text."""
+        """Yield its lines of Prometheus text."""
         yield from _head(self.name, "counter", self.doc)
         for labels, value in sorted(self._values.items()):
             yield f"{self.name}{_labels(self.labels, labels)} {value}"
@@ -114,22 +114,22 @@ class Gauge:
             self._values[labels] = value
 
     def replace(self, values: Mapping[Labels, Number]) -> None:
-        """Set all series at once; those not named go."""
+        """Set all series at once; series that are not named are removed."""
         self._values = dict(sorted(values.items())[: self._series_max])
 
     def value(self, *labels: str) -> Number | None:
-        """The present value of a series, if it has one."""
+        """Return the present value of a series, or None."""
         return self._values.get(labels)
 
     def render(self) -> Iterator[str]:
-        """Its lines of Prometheus text."""
+        """Yield its lines of Prometheus text."""
         yield from _head(self.name, "gauge", self.doc)
         for labels, value in sorted(self._values.items()):
             yield f"{self.name}{_labels(self.labels, labels)} {value}"
 
 
 class Histogram:
-    """How values are distributed over fixed buckets."""
+    """The distribution of values over fixed buckets."""
 
     def __init__(self, name: str, doc: str, *, bounds: Sequence[float] = SECONDS) -> None:
         self.name = name
@@ -139,28 +139,28 @@ class Histogram:
         self._sum: Number = 0
 
     def observe(self, value: Number, n: int = 1) -> None:
-        """Count ``n`` values alike; a negative one (clocks differ) counts as 0."""
+        """Count ``n`` equal values; a negative one (clocks differ) counts as 0."""
         value = max(value, 0)
         self._counts[bisect_left(self._bounds, value)] += n
         self._sum += value * n
 
     @property
     def bounds(self) -> tuple[float, ...]:
-        """Upper bounds of the buckets; one more bucket has what lies beyond."""
+        """Upper bounds of the buckets; one more bucket has the values beyond them."""
         return self._bounds
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """How many values each bucket has."""
+        """Number of values in each bucket."""
         return tuple(self._counts)
 
     @property
     def count(self) -> int:
-        """How many values were observed."""
+        """Number of observed values."""
         return sum(self._counts)
 
     def render(self) -> Iterator[str]:
-        """Its lines of Prometheus text."""
+        """Yield its lines of Prometheus text."""
         yield from _head(self.name, "histogram", self.doc)
         below = 0
         for bound, count in zip(self._bounds, self._counts, strict=False):
@@ -172,7 +172,7 @@ class Histogram:
 
 
 class Metrics:
-    """Everything a node measures; times are in seconds, as Prometheus wants them."""
+    """All metrics of a node; times are in seconds, as Prometheus requires."""
 
     def __init__(self, *, version: str = __version__, series_max: int = SERIES_MAX) -> None:
         self._add_tasks(series_max)
@@ -187,7 +187,7 @@ class Metrics:
         self._all: list[Metric] = [item for item in vars(self).values() if hasattr(item, "render")]
 
     def _add_tasks(self, series_max: int) -> None:
-        """Metrics by queue: their number of series is bounded, because users name queues."""
+        """Add metrics by queue; their number of series is bounded, because users name queues."""
         self.tasks = Counter(
             "onyxq_tasks_total",
             "Tasks by event: enqueued, claimed, completed, failed, retried, released, expired, cancelled.",
@@ -234,7 +234,7 @@ class Metrics:
         self.job_failures = Counter("onyxq_job_failures_total", "Runs of jobs driven here that failed.")
 
     def _add_copies(self) -> None:
-        """Copying rows between nodes, purging them, and writes that are refused."""
+        """Add metrics of copying rows between nodes, of purging them, and of refused writes."""
         self.sync_rows = Counter(
             "onyxq_sync_rows_total", "Rows exchanged as a leader to make copies equal: sent, taken.", "direction"
         )
@@ -283,5 +283,5 @@ class Metrics:
         self._all.append(metric)
 
     def text(self) -> str:
-        """The metrics in Prometheus' text format."""
+        """Return the metrics in Prometheus' text format."""
         return "\n".join(line for metric in self._all for line in metric.render()) + "\n"

@@ -1,6 +1,6 @@
 """Settings of the command line: from the flag, else ``ONYXQ_<NAME>``, else ``onyxq.toml``, else the default.
 
-Only processes have these settings; a cluster's own (partitions, replicas, timeouts) are
+Only processes have these settings.  A cluster's own settings (partitions, replicas, timeouts) are
 fixed by its ``create_cluster`` entry and live in the replica.
 """
 
@@ -20,15 +20,15 @@ Kind: TypeAlias = type[str] | type[int] | type[bool]
 
 FILE_NAME = "onyxq.toml"
 SECRET = ("token", "tokens", "peer_secret", "zookeeper_auth")
-"""Settings that are never shown."""
+"""Settings whose values are never shown."""
 PRIVATE = ("tokens", "peer_secret", "zookeeper_auth")
-"""Of these the ones that must not be in a file that everybody may read."""
+"""Those of the secret settings that must not be in a file that everybody may read."""
 _ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 @frozen
 class Known:
-    """A setting that exists: its default, what it is for, and what it is if the default does not tell."""
+    """A setting that exists: its default, its purpose, and its type if the default does not show it."""
 
     default: str | int | None
     about: str
@@ -36,7 +36,7 @@ class Known:
 
     @property
     def kind(self) -> Kind:
-        """What its values are."""
+        """Type of the setting's values."""
         return self.of or (int if isinstance(self.default, int) else str)
 
 
@@ -97,7 +97,7 @@ SETTINGS: Mapping[str, Known] = {
     "log_level": Known("warning", "least that a daemon logs: `debug`, `info`, `warning` or `error`"),
     "sync_bytes_per_s": Known(64 << 20, "bytes a second at which copies are made, at most, each way"),
 }
-"""Every setting. ``--data`` of ``onyxq dev`` has no default: a directory that goes when it stops."""
+"""Every setting. ``--data`` of ``onyxq dev`` has no default: it uses a directory that is deleted at the end."""
 
 
 @frozen
@@ -112,15 +112,15 @@ class Setting:
 
 @frozen
 class Config:
-    """All places that settings come from, but for the flags."""
+    """All sources of settings except the flags."""
 
     environment: Mapping[str, str]
     file: Mapping[str, Any]
     path: str
-    """The file that was read, or empty."""
+    """Path of the file that was read, or empty."""
 
     def setting(self, name: str, flag: str | int | None = None) -> Setting:
-        """The setting as the first place that has it says; raises `BadRequest`."""
+        """Return the setting from the first source that has it; raises `BadRequest`."""
         if flag is not None:
             return Setting(name, flag, "--" + name.replace("_", "-"))
         variable = f"ONYXQ_{name.upper()}"
@@ -131,13 +131,13 @@ class Config:
         return Setting(name, SETTINGS[name].default, "default")
 
     def given(self, name: str, flag: str | int | None = None) -> str | int | None:
-        """The setting's value, None where only the default is left."""
+        """Return the setting's value, or None if only the default is left."""
         found = self.setting(name, flag)
         return None if found.source == "default" else found.value
 
 
 def load(environment: Mapping[str, str], file: str | None = None) -> Config:
-    """Read ``file``, else ``ONYXQ_CONFIG``, else ``onyxq.toml`` here if there is one.
+    """Read ``file``, else ``ONYXQ_CONFIG``, else ``onyxq.toml`` here if it exists.
 
     Raises `BadRequest` for a named file that is missing, TOML that is malformed, and
     settings that do not exist.
@@ -159,8 +159,8 @@ def load(environment: Mapping[str, str], file: str | None = None) -> Config:
 
 
 def did_you_mean(word: str, known: Mapping[str, Any] | list[str]) -> str:
-    """``; did you mean ...?`` if something known is close to ``word``, else nothing."""
-    import difflib  # only on the way to an error message
+    """Return ``; did you mean ...?`` if something known is close to ``word``, else an empty text."""
+    import difflib  # only needed for an error message
 
     close = difflib.get_close_matches(word, list(known), n=2, cutoff=0.6)
     return f"; did you mean {' or '.join(close)}?" if close else ""

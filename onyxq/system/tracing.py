@@ -1,9 +1,9 @@
-"""Traces of tasks with OpenTelemetry: from whoever enqueues, through the log, to the attempts.
+"""Traces of tasks with OpenTelemetry: from the enqueuing client, through the log, to the attempts.
 
-Nothing here starts or configures OpenTelemetry: a process takes part in traces once it has set
-a tracer provider, as ``opentelemetry-instrument`` does, and this module is idle until then.
-The context travels in the task's header as W3C ``traceparent``, if the trace is sampled; tasks
-of one header are one run, so those of different traces are stored apart.
+Nothing here starts or configures OpenTelemetry.  A process takes part in traces once it has set
+a tracer provider, as ``opentelemetry-instrument`` does.  Until then this module is idle.
+The context travels in the task's header as W3C ``traceparent``, if the trace is sampled.  Tasks
+with one header are one run, so tasks of different traces are stored apart.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from onyxq.core.errors import BadRequest
 
 SYSTEM = "onyxq"
 TRACEPARENT = re.compile("00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
-"""Version, trace, span, flags (source: W3C Trace Context, level 1)."""
+"""Pattern of version, trace, span, flags (source: W3C Trace Context, level 1)."""
 SAMPLED = 1
 
 
 def is_traceparent(value: Any) -> TypeGuard[str]:
-    """Whether it is one, of the version that there is."""
+    """Return whether a value is a ``traceparent`` of the existing version."""
     return isinstance(value, str) and TRACEPARENT.fullmatch(value) is not None
 
 
 def sampled(trace: str) -> bool:
-    """Whether a ``traceparent`` says that its trace is kept."""
+    """Return whether a ``traceparent`` marks its trace as sampled."""
     return bool(int(trace[-2:], 16) & SAMPLED)
 
 
 def check_traceparent(value: Any) -> None:
-    """Raise `BadRequest` for what is none."""
+    """Raise `BadRequest` unless the value is a ``traceparent``."""
     if not is_traceparent(value):
         raise BadRequest("trace is a W3C traceparent: 00-<32 hex digits>-<16 hex digits>-<2 hex digits>", field="trace")
 
 
 def carried() -> str | None:
-    """The present span as a ``traceparent``, if there is one and its trace is sampled."""
+    """Return the present span as a ``traceparent``, if there is one and its trace is sampled."""
     api = _api()
     if api is None:
         return None
@@ -52,7 +52,7 @@ def carried() -> str | None:
 
 @contextmanager
 def enqueuing(queue: str, tasks: int) -> Iterator[str | None]:
-    """A span in which tasks are enqueued; gives what their headers are to carry."""
+    """Enqueue tasks in a span; the context value is the ``traceparent`` for their headers, or None."""
     tracer = _tracer()
     if tracer is None:
         yield None
@@ -64,7 +64,7 @@ def enqueuing(queue: str, tasks: int) -> Iterator[str | None]:
 
 @contextmanager
 def attempting(trace: str | None, *, queue: str, task_id: bytes, token: int, attempt: int) -> Iterator[None]:
-    """A span of one attempt at a task, which follows on the one that ``trace`` names; errors are kept in it."""
+    """Attempt a task in a span that follows the one that ``trace`` names; it records errors."""
     tracer = _tracer()
     if tracer is None:
         yield
@@ -81,7 +81,7 @@ def attempting(trace: str | None, *, queue: str, task_id: bytes, token: int, att
 
 
 def name_attempt(name: str) -> None:
-    """The present attempt is at a task of an application, of this name."""
+    """Name the present attempt after the application's task."""
     api = _api()
     if api is not None:
         span = api.get_current_span()
@@ -91,7 +91,7 @@ def name_attempt(name: str) -> None:
 
 @contextmanager
 def within(trace: str | None) -> Iterator[None]:
-    """What is done here belongs to a span of another process."""
+    """Do the work inside as part of another process's span."""
     api, context = _api(), None if trace is None else _context(trace)
     if api is None or context is None:
         yield
@@ -101,12 +101,15 @@ def within(trace: str | None) -> Iterator[None]:
 
 
 def clock() -> int:
-    """The time that spans have, in ns; 0 while traces are off."""
+    """Return the time that spans have, in ns; 0 while traces are off."""
     return 0 if _api() is None else time.time_ns()
 
 
 def granted(began_ns: int, position: int, tasks: Iterable[tuple[bytes, Mapping[str, Any]]]) -> None:
-    """A span for each task, given by id and header, that carries a trace: its way through the log, to a grant."""
+    """Record a span for each task with a trace: its way through the log, to a grant.
+
+    ``tasks``: id and header of each task; ``began_ns``: start of the span.
+    """
     tracer = _tracer()
     if tracer is None or not began_ns:
         return
@@ -120,12 +123,15 @@ def granted(began_ns: int, position: int, tasks: Iterable[tuple[bytes, Mapping[s
 
 
 def _about(queue: str, operation: str) -> dict[str, Any]:
-    """What spans say of messages (source: OpenTelemetry's semantic conventions for messaging)."""
+    """Return the attributes of spans about messages.
+
+    Source: OpenTelemetry's semantic conventions for messaging.
+    """
     return {"messaging.system": SYSTEM, "messaging.operation.type": operation, "messaging.destination.name": queue}
 
 
 def _api() -> Any:
-    """OpenTelemetry's interface for traces, once the process has a provider; without it nobody would see a span."""
+    """Return OpenTelemetry's interface for traces, or None if the process has no provider to export spans."""
     api: Any = sys.modules.get("opentelemetry.trace")
     if api is None or isinstance(api.get_tracer_provider(), api.ProxyTracerProvider):
         return None
@@ -138,7 +144,7 @@ def _tracer() -> Any:
 
 
 def _context(trace: Any) -> Any:
-    """The remote span that a header names; None: a trace of its own."""
+    """Return the remote span that a header names; None: the task has a trace of its own."""
     api = _api()
     if api is None or not is_traceparent(trace):
         return None

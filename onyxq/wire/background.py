@@ -1,8 +1,8 @@
 """Background tasks that belong to an object used with ``async with`` (design: wire).
 
-A plain task group wraps what the body raises in an exception group; a user of a client
-wants to catch the error itself.  `Background` cancels its tasks on the way out and lets
-the body's exception through as it is.
+A plain task group wraps exceptions of the body in an exception group, but users of a client want
+to catch the error itself.  `Background` cancels its tasks at the end and lets the body's
+exception through unchanged.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import anyio
 
 
 class Spawner(Protocol):
-    """What starts tasks: an anyio task group, a trio nursery or a `Background`."""
+    """Something that starts tasks: an anyio task group, a trio nursery or a `Background`."""
 
     def start_soon(self, func: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> object:
         """Run ``func(*args)`` concurrently."""

@@ -1,9 +1,9 @@
-"""What all callers of a port may take together: connections, and memory for messages that are not whole yet.
+"""Limits for all callers of a port together: connections, and memory for incomplete messages.
 
-A caller's own bounds are in `onyxq.wire.server`.  The descriptors that a process may open are shared
-out: clients over TCP and over HTTP have 25 % each, TLS handshakes and connections that have not said
-hello 10 % each.  The rest is for peers, the store, the log and probes, so that clients, however many,
-cut no node off from its cohort.
+A caller's own limits are in `onyxq.wire.server`.  The descriptors that a process may open are
+divided: clients over TCP and over HTTP have 25 % each, TLS handshakes and connections that have not
+said hello 10 % each.  The rest is for peers, the store, the log and probes.  So clients, however
+many, cut no node off from its cohort.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ import anyio
 from onyxq.core.errors import Overloaded
 
 OWNER: ContextVar[str] = ContextVar("owner", default="")
-"""Digest of the token of the connection or request that is being served; empty where none is asked for."""
+"""Digest of the bearer token of the connection or request that is being served; empty if none is required."""
 CONNECTIONS_MAX = 4_096
 """Clients of a port at a time; fewer if the process may open too few files."""
 CONNECTIONS_PERCENT = 25
 NEWCOMERS_MAX = 1_024
-"""Connections in their TLS handshake, and those that have not said hello; likewise."""
+"""Connections in their TLS handshake, and those that have not said hello; fewer as above."""
 NEWCOMERS_PERCENT = 10
 REQUESTS_BYTES_MAX = 512 * 1024 * 1024
-"""Of requests in progress as they are in memory, decoded, all clients together."""
+"""Bytes of the requests in progress, decoded in memory, of all clients together."""
 PARTIAL_BYTES_MAX = 128 * 1024 * 1024
-"""Of messages of which a part is here, all callers together."""
+"""Bytes of incomplete messages, of all callers together."""
 PARTIAL_BYTES_FREE = 64 * 1024
-"""What a connection may have of such a message without it being counted."""
+"""Bytes of an incomplete message that a connection may hold without being counted."""
 
 
 def share(percent: int, most: int) -> int:
@@ -40,7 +40,7 @@ def share(percent: int, most: int) -> int:
 
 
 class Newcomers:
-    """Connections of callers who are not known yet: if there are too many, the oldest makes room.
+    """Connections of callers who are not known yet; if there are too many, the oldest is closed.
 
     A flood of silent connections therefore keeps out no caller that speaks at once.
     """
@@ -48,7 +48,7 @@ class Newcomers:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._scopes: dict[anyio.CancelScope, None] = {}
-        """Of each connection, oldest first."""
+        """Scope of each connection, oldest first."""
 
     def __len__(self) -> int:
         return len(self._scopes)
@@ -69,7 +69,7 @@ class Newcomers:
 
 
 class Bounds:
-    """Counts what the connections of a port take."""
+    """Counts what the connections of a port use."""
 
     def __init__(
         self, *, clients: int | None = None, newcomers: int | None = None, partial_bytes: int = PARTIAL_BYTES_MAX
@@ -77,7 +77,7 @@ class Bounds:
         self._clients_max = share(CONNECTIONS_PERCENT, CONNECTIONS_MAX) if clients is None else clients
         self._partial_max = partial_bytes
         self.newcomers = Newcomers(share(NEWCOMERS_PERCENT, NEWCOMERS_MAX) if newcomers is None else newcomers)
-        """Those that have not said hello."""
+        """Connections that have not said hello."""
         self._clients: dict[str, dict[anyio.CancelScope, None]] = {}
         """Connections by credential, oldest first."""
         self.partial = 0
@@ -86,7 +86,7 @@ class Bounds:
 
     @property
     def clients(self) -> int:
-        """Connections of clients."""
+        """Number of connections of clients."""
         return sum(map(len, self._clients.values()))
 
     @contextmanager
@@ -121,15 +121,15 @@ class Bounds:
             del self._clients[owner]
 
     def hold(self, before: int, now: int) -> int:
-        """Count that a connection has ``now`` bytes of a message, after ``before`` that counted; gives what counts."""
+        """Count ``now`` bytes of a connection's message in place of ``before``; return the bytes that count."""
         counted = now if now > PARTIAL_BYTES_FREE else 0
         self.partial += counted - before
         return counted
 
     def check_room(self) -> None:
-        """Raise `Overloaded` if no more of such messages can be taken now.
+        """Raise `Overloaded` if no more bytes of incomplete messages can be accepted now.
 
-        To wait would be no help: all who have begun one could wait for each other.
+        Waiting would not help: all connections with an incomplete message could wait for each other.
         """
         if self.partial >= self._partial_max:
             raise Overloaded("too many large messages are under way", hint="Send smaller or fewer requests at a time.")

@@ -1,8 +1,8 @@
 """The calling side of the wire protocol: one connection, many calls in flight (design: wire).
 
-Works on trio and on asyncio.  A call is answered, or fails with the error that the
-server sent, or with `Unavailable` when the connection breaks (`Unknown` if the request
-may have been executed), or with `TimedOut`.  A call given up is withdrawn at the server.
+Works on trio and on asyncio.  A call is answered, or fails with the error that the server sent,
+or with `TimedOut`.  If the connection breaks it fails with `Unavailable`, or with `Unknown` if the
+request may have been executed.  A call given up is withdrawn at the server.
 """
 
 from __future__ import annotations
@@ -32,18 +32,20 @@ from onyxq.wire.protocol import (
 )
 
 CALLS_MAX = 1000
-"""Calls in flight on one connection (below what a server takes); more wait in line."""
+"""Calls in flight on one connection (fewer than a server accepts); more wait in line."""
 CONNECT_TIMEOUT_MS = 5_000
 CALL_TIMEOUT_MS = 30_000
 PING_AFTER_S = 5.0
-"""Silence, with calls in flight, after which the other side is asked for a sign of life;
-after as much again the connection counts as broken."""
+"""Seconds of silence, with calls in flight, after which a ping is sent.
+
+After as much silence again the connection counts as broken.
+"""
 RECEIVE_BYTES = 256 * 1024
 LATE_MAX = 1000
-"""Withdrawn calls whose answers are still looked for."""
+"""Number of withdrawn calls whose answers are still recognised."""
 
 BREAKS = (OSError, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
-"""What a byte stream raises when it is at its end (TimeoutError is an OSError)."""
+"""Errors that a byte stream raises at its end (TimeoutError is an OSError)."""
 
 
 class _Call:
@@ -61,7 +63,7 @@ class Connection:
     def __init__(self, stream: ByteStream, *, address: str) -> None:
         self.address = address
         self.peer = Hello()
-        """What the server said about itself."""
+        """The server's hello."""
         self.closed = anyio.Event()
         """Set when no call can be made any more."""
         self._reason = ""
@@ -77,13 +79,13 @@ class Connection:
         self._stop = anyio.Event()
         self._heard_at = 0.0
         self._pinged = False
-        """A sign of life was asked for and none came since."""
+        """Whether a ping was sent and the server has been silent since."""
 
     @classmethod
     def open(
         cls, network: Network, address: str, *, hello: Hello, timeout_ms: int = CONNECT_TIMEOUT_MS
     ) -> AbstractAsyncContextManager[Connection]:
-        """A connection for the length of an ``async with`` block; raises as `start` does."""
+        """Open a connection for the length of an ``async with`` block; raises as `start` does."""
         return cls._open(network, address, hello, timeout_ms)
 
     @classmethod
@@ -108,7 +110,7 @@ class Connection:
     ) -> Connection:
         """Connect, exchange hellos and run the connection in ``spawner`` (task group or nursery).
 
-        Raises `Unavailable` if nobody answers in time, and the server's error if it refuses.
+        Raises `Unavailable` if no server answers in time, and the server's error if it refuses.
         """
         with anyio.move_on_after(timeout_ms / 1000):
             stream = await network.connect(address, timeout_ms=timeout_ms)
@@ -132,8 +134,8 @@ class Connection:
     ) -> Any:
         """Send a request and wait for its answer.
 
-        ``late`` gets a result that arrived although the call had been given up.  Raises
-        the server's error, `Unavailable`, `TimedOut`, `BadRequest` or `TooLarge`.
+        ``late`` gets a result that arrived after the call was given up.  Raises
+        the server's error, `Unavailable`, `Unknown`, `TimedOut`, `BadRequest` or `TooLarge`.
         """
         call, number = _Call(), 0
         try:
@@ -164,7 +166,7 @@ class Connection:
 
     @property
     def in_flight(self) -> int:
-        """Calls that wait for their answer."""
+        """Number of calls that wait for their answer."""
         return len(self._calls)
 
     def _send_request(self, method: str, args: dict[str, Any], call: _Call) -> int:

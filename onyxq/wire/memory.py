@@ -12,7 +12,7 @@ from onyxq.wire.connection import BREAKS
 
 HOST = "memory"
 CHUNKS_MAX = 64
-"""Pieces that wait for the other end; a sender waits while there are as many."""
+"""Pieces that wait for the other end; at this number a sender waits."""
 
 Handler = Callable[[ByteStream], Awaitable[None]]
 _Accept = ObjectSendStream[ByteStream]
@@ -26,7 +26,7 @@ class MemoryNetwork:
         self._last = 0
 
     async def connect(self, address: str, *, timeout_ms: int) -> ByteStream:
-        """A stream to an address that is served; raises `Unavailable`."""
+        """Return a stream to an address that is served; raises `Unavailable`."""
         accept = self._serving.get(address)
         if accept is None:
             await anyio.lowlevel.checkpoint()
@@ -42,7 +42,7 @@ class MemoryNetwork:
         *,
         task_status: TaskStatus[str] = anyio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Accept until cancelled; reports the address, a fresh one whatever was asked for."""
+        """Accept until cancelled; report the address, a new one regardless of ``address``."""
         self._last += 1
         mine = f"{HOST}:{self._last}"
         accept, accepted = anyio.create_memory_object_stream[ByteStream](CHUNKS_MAX)
@@ -65,18 +65,21 @@ class MemoryStream(ByteStream):
         self._rest = b""
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
-        """The next bytes; raises `EndOfStream` when the other end is closed, `ClosedResourceError` when this one is."""
+        """Return the next bytes.
+
+        Raises `EndOfStream` when the other end is closed, `ClosedResourceError` when this one is.
+        """
         data = self._rest or await self._incoming.receive()
         self._rest = data[max_bytes:]
         return data[:max_bytes]
 
     async def send(self, item: bytes) -> None:
-        """Send bytes; waits while the other end has many to take."""
+        """Send bytes; wait while the other end has many pieces to receive."""
         if item:
             await self._outgoing.send(bytes(item))
 
     async def send_eof(self) -> None:
-        """Nothing more will be sent."""
+        """End the sending direction."""
         await self._outgoing.aclose()
 
     async def aclose(self) -> None:

@@ -1,7 +1,7 @@
 """The network as nodes and clients see it: real TCP here, a simulated one in tests.
 
-Only `Network` and its `anyio` byte streams are used by the code above, so a simulated
-network needs to give nothing but streams.
+Other code uses only `Network` and its `anyio` byte streams, so a simulated network needs to
+give nothing but streams.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Network(Protocol):
     """Opens and accepts byte streams."""
 
     async def connect(self, address: str, *, timeout_ms: int) -> ByteStream:
-        """A stream to ``HOST:PORT``; raises `Unavailable`."""
+        """Return a stream to ``HOST:PORT``; raises `Unavailable`."""
         ...
 
     async def serve(
@@ -26,5 +26,5 @@ class Network(Protocol):
         *,
         task_status: TaskStatus[str],
     ) -> None:
-        """Accept until cancelled; reports the bound ``HOST:PORT`` (port 0: a free one)."""
+        """Accept until cancelled; report the bound ``HOST:PORT`` (port 0: a free one)."""
         ...

@@ -1,7 +1,7 @@
 """The sending half of a connection: frames in, few large sends out (design: wire).
 
-Frames put during one turn of the scheduler leave in one send.  `Outlet.put` never
-waits; whoever produces frames looks at `Outlet.unsent` and waits with `Outlet.room`.
+Frames put during one turn of the scheduler are sent together.  `Outlet.put` never waits.  Code
+that produces frames checks `Outlet.unsent` and waits with `Outlet.room`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import anyio
 from anyio.abc import ByteStream
 
 SEND_BYTES_MAX = 1024 * 1024
-"""Bytes of one send, so that progress can be seen."""
+"""Bytes of one send at most, so that progress is visible."""
 UNSENT_BYTES_MAX = 64 * 1024 * 1024
 """Unsent bytes from which on producers must wait."""
 STALL_S = 60.0
@@ -46,7 +46,7 @@ class Outlet:
         self._wake.set()
 
     def abandon(self) -> None:
-        """Drop what is unsent; whoever waits for room goes on."""
+        """Drop unsent frames, and let all that wait for room continue."""
         self._ending = True
         self._frames.clear()
         self.unsent = 0
@@ -58,7 +58,7 @@ class Outlet:
             await self._progress.wait()
 
     async def run(self, stream: ByteStream) -> None:
-        """Send until `end`; raises what the stream raises, and TimeoutError when it stalls."""
+        """Send until `end`; raises the stream's errors, and TimeoutError when it stalls."""
         with anyio.CancelScope() as stalled:
             await self._send_all(stream, stalled)
         if stalled.cancelled_caught:
@@ -85,6 +85,6 @@ class Outlet:
         self.sent_at = anyio.current_time()
         full = self.unsent >= UNSENT_BYTES_MAX
         self.unsent -= size
-        if full:  # somebody may wait for room
+        if full:  # a producer may wait for room
             self._progress.set()
             self._progress = anyio.Event()

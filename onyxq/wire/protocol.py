@@ -26,15 +26,15 @@ from onyxq.core.errors import BadRequest, ClusterMismatch, OnyxqError, ProtocolE
 FRAME_BYTES_MAX = 20 * 1024 * 1024
 """Bytes of msgpack in one frame to a server."""
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
-"""Bytes of msgpack in one frame from a server: a task may come with its payload, its result and its updates."""
+"""Bytes of msgpack in one frame from a server: a task may include its payload, its result and its updates."""
 HELLO_BYTES_MAX = 64 * 1024
-"""The same until the hello was understood."""
+"""Bytes of msgpack in one frame until the hello was understood."""
 ARRAY_ITEMS_MAX = 1 << 18
 """Items of one list: a few bytes must not make the decoder reserve gigabytes."""
 HEAD_BYTES_MAX = 64 * 1024
 """Bytes in which the id and the method of a request end."""
 PACKER_BYTES_KEPT = 1024 * 1024
-"""A packer whose buffer grew beyond this is given up."""
+"""Largest buffer of a packer that is kept, in bytes; a packer with a larger one is replaced."""
 
 NAME = "onyxq"
 VERSION = 1
@@ -47,10 +47,10 @@ _FIELDS = ("cluster", "cluster_id", "credential", "role", "node", "peer")
 
 @frozen(kw_only=True)
 class Hello:
-    """What each side says about itself first."""
+    """First message of each side, about itself."""
 
     cluster: str | None = None
-    """Name of the cluster that is meant; None: whichever the other one belongs to."""
+    """Name of the expected cluster; None: any cluster of the other side."""
     cluster_id: str | None = None
     credential: str | None = field(default=None, repr=False)
     role: str = "client"
@@ -59,12 +59,12 @@ class Hello:
     peer: str = ""
 
     def to_message(self) -> list[Any]:
-        """The message that says it."""
+        """Return the hello as a message."""
         return [NAME, VERSION, {name: getattr(self, name) for name in _FIELDS}]
 
     @staticmethod
     def from_message(message: Any) -> Hello:
-        """The hello in a message; raises `ProtocolError`, or the error the other side sent instead."""
+        """Return the hello in a message; raises `ProtocolError`, or the error the other side sent instead."""
         match message:
             case [0, 1, dict() as error]:
                 raise from_map(error)
@@ -80,7 +80,7 @@ class Hello:
 
 
 def check_cluster(mine: Hello, theirs: Hello) -> None:
-    """Raise `ClusterMismatch` if both sides name a cluster and mean different ones."""
+    """Raise `ClusterMismatch` if both sides name a cluster and the names differ."""
     for own, other in ((mine.cluster_id, theirs.cluster_id), (mine.cluster, theirs.cluster)):
         if own is not None and other is not None and own != other:
             raise ClusterMismatch(f"this is cluster {own!r}, the other side means {other!r}")
@@ -93,8 +93,10 @@ class Encoder:
         self._packer = msgpack.Packer()
 
     def encode(self, message: list[Any], *, most: int = FRAME_BYTES_MAX) -> bytes:
-        """The frame of a message of at most ``most`` bytes; raises `TooLarge`, and `BadRequest` for what msgpack
-        cannot hold."""
+        """Return the frame of a message of at most ``most`` bytes.
+
+        Raises `TooLarge`, and `BadRequest` for values that msgpack cannot hold.
+        """
         try:
             body: bytes = self._packer.pack(message)
         except (TypeError, ValueError, OverflowError) as error:
@@ -117,11 +119,11 @@ class Refused:
 
 
 Screen = Callable[[memoryview], int | Refused]
-"""Gives the bytes that a frame counts for, or what takes its place; raises `ProtocolError`."""
+"""Returns the bytes that a frame counts for, or a `Refused` to replace it; raises `ProtocolError`."""
 
 
 class Decoder:
-    """Cuts a stream of bytes into messages.
+    """Splits a stream of bytes into messages.
 
     After a `ProtocolError` the stream has no meaning any more: every later call raises
     the same error.
@@ -134,7 +136,7 @@ class Decoder:
         self._error: ProtocolError | None = None
 
     def feed(self, data: bytes) -> None:
-        """Take bytes as they came."""
+        """Add received bytes."""
         if self._start:
             del self._buffer[: self._start]
             self._start = 0
@@ -142,13 +144,13 @@ class Decoder:
 
     @property
     def waiting(self) -> int:
-        """Bytes taken that no message has used yet."""
+        """Bytes received that no message has used yet."""
         return len(self._buffer) - self._start
 
     def messages(self, screen: Screen | None = None) -> Iterator[tuple[Any, int]]:
         """Yield every complete message and the bytes that it counts for; raises `ProtocolError` at a malformed one.
 
-        ``screen`` looks at each frame before it is decoded.
+        ``screen`` checks each frame before it is decoded.
         """
         while True:
             if self._error is not None:
@@ -185,7 +187,7 @@ class Decoder:
 
 
 def head_of(frame: memoryview) -> tuple[int, str]:
-    """Id and method of a request whose arguments are not decoded; raises `ProtocolError`."""
+    """Return id and method of a request without decoding its arguments; raises `ProtocolError`."""
     unpacker = msgpack.Unpacker(max_buffer_size=HEAD_BYTES_MAX)
     unpacker.feed(frame[:HEAD_BYTES_MAX])
     try:
@@ -197,7 +199,7 @@ def head_of(frame: memoryview) -> tuple[int, str]:
 
 
 def parse_request(message: Any) -> tuple[int, str, dict[str, Any]]:
-    """Id (0: one-way), method and args of a message to a server; raises `ProtocolError`."""
+    """Return id (0: one-way), method and args of a message to a server; raises `ProtocolError`."""
     match message:
         case [int() as number, str() as method, dict() as args] if number >= 0 and number is not False:
             return number, method, args
@@ -205,7 +207,7 @@ def parse_request(message: Any) -> tuple[int, str, dict[str, Any]]:
 
 
 def parse_answer(message: Any) -> tuple[int, Any, OnyxqError | None]:
-    """Id, result and error of a message to a client; raises `ProtocolError`."""
+    """Return id, result and error of a message to a client; raises `ProtocolError`."""
     match message:
         case [int() as number, 0, result] if number >= 0:
             return number, result, None

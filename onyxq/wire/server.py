@@ -1,9 +1,9 @@
 """The answering side of the wire protocol: one call of `serve` per connection (design: wire).
 
-``dispatch`` is synchronous: it gets each `Request` and answers it at once or later, so
-a request costs no task.  What the other side sends can end its connection but never
-harms the server: reading stops while too much is in flight or unsent, and garbage is
-answered with an error.  Everything here belongs to the event loop's thread.
+``dispatch`` is synchronous: it gets each `Request` and answers it at once or later, so a request
+costs no task.  The other side's data can end its connection but never harms the server.  Reading
+stops while too much is in flight or unsent, and malformed data is answered with an error.
+Everything here belongs to the event loop's thread.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from onyxq.wire.protocol import (
 from onyxq.wire.weight import decoded_bytes
 
 REQUESTS_MAX = 1024
-"""Requests in progress per connection, one-way messages included; the next ones are not taken."""
+"""Requests in progress per connection, one-way messages included; further ones wait."""
 REQUEST_BYTES_MAX = 64 * 1024 * 1024
-"""Bytes of the requests in progress per connection, as they are in memory; likewise."""
+"""Bytes in memory of the requests in progress per connection; further requests wait."""
 AHEAD_BYTES = 64 * 1024
-"""Bytes read while no request is taken, so that the end of the connection is noticed."""
+"""Bytes read while no request is accepted, so that the end of the connection is noticed."""
 HELLO_TIMEOUT_S = 5.0
 NEVER = -1.0
 MESSAGE_PAUSE_S = 30.0
-"""How long nothing of a message may come of which a part is here."""
+"""Longest pause while a message is partly received, in seconds."""
 MESSAGE_TIMEOUT_S = 120.0
-"""How long it may take altogether."""
+"""Longest time to receive one message, in seconds."""
 GOODBYE_TIMEOUT_S = 1.0
-"""Time for the last answers to be sent, and for one-way messages to finish, once a connection has ended."""
+"""Seconds for the last answers to be sent, and for one-way messages to finish, once a connection has ended."""
 
 log = logging.getLogger(__name__)
 
@@ -63,34 +63,34 @@ class Request:
     def __init__(self, exchange: _Exchange, number: int, size: int, method: str, args: dict[str, Any]) -> None:
         self._exchange = exchange
         self._number = number
-        """Its id on the connection; negative for a one-way message."""
+        """Id of the request on the connection; negative for a one-way message."""
         self._size = size
         self.method = method
         self.args = args
         self.peer = exchange.peer
-        """What the caller said about itself."""
+        """The caller's hello."""
         self.on_cancel: Callable[[], None] | None = None
         """Called if the caller withdraws the request, or its connection ends, before the answer."""
         self.open = True
-        """False once answered or withdrawn."""
+        """Whether the request is neither answered nor withdrawn."""
 
     @property
     def caller(self) -> object:
-        """The connection that it came by."""
+        """Connection of the request."""
         return self._exchange
 
     @property
     def size(self) -> int:
-        """Bytes of it as it is in memory."""
+        """Bytes of the request in memory."""
         return self._size
 
     @property
     def one_way(self) -> bool:
-        """Nobody waits for an answer."""
+        """Whether the caller expects no answer."""
         return self._number < 0
 
     def reply(self, result: Any) -> None:
-        """Answer with a result (whatever msgpack holds)."""
+        """Answer with a result (any value that msgpack holds)."""
         if self.open:
             self.open = False
             self._exchange.answer(self._number, self._size, 0, result)
@@ -102,7 +102,7 @@ class Request:
             self._exchange.answer(self._number, self._size, 1, error.to_map())
 
     def withdraw(self) -> None:
-        """The caller no longer waits."""
+        """Note that the caller no longer waits."""
         if self.open:
             self.open = False
             if self.on_cancel is not None:
@@ -111,7 +111,7 @@ class Request:
 
 Dispatch = Callable[[Request], None]
 Admit = Callable[[str, int], None]
-"""Raises the reason for which a client may not make a request, by its method and its bytes."""
+"""Checks a client's request by its method and bytes; raises an error to refuse it."""
 Welcome = Callable[[Hello], Hello]
 
 
@@ -127,22 +127,22 @@ class _Exchange:
         self._dispatch = dispatch
         self._admit = admit
         self._requests: dict[int, Request] = {}
-        """Those in progress, by number."""
+        """Requests in progress, by number."""
         self._one_way = count(-1, -1)
         """Numbers for one-way messages."""
         self._bytes = 0
         self._bounds = bounds
         self._began = NEVER
-        """Monotonic second since which a part of the next message is here."""
+        """Monotonic second at which the first part of the next message arrived."""
         self._partial = 0
-        """Bytes of it, as far as they count."""
+        """Bytes of the partial message that count."""
         self._pause = anyio.CancelScope()
-        """Ends when a request in progress is answered."""
+        """Cancelled when a request in progress is answered."""
         self.written = anyio.Event()
         """Set when nothing more will be sent."""
 
     async def greet(self, hello: Hello | Welcome) -> None:
-        """Take the caller's hello and answer it; raises the reason to refuse."""
+        """Receive the caller's hello and answer it; raises the reason to refuse."""
         while True:
             for message, _ in self.decoder.messages():
                 self.peer = Hello.from_message(message)
@@ -154,7 +154,7 @@ class _Exchange:
             self.decoder.feed(await self._stream.receive(HELLO_BYTES_MAX))
 
     async def read(self) -> None:
-        """Take requests until the stream ends; raises what the stream raises and `ProtocolError`."""
+        """Accept requests until the stream ends; raises the stream's errors and `ProtocolError`."""
         screen = None if self.peer.role == "peer" else self._screen
         while True:
             whole = False
@@ -177,7 +177,7 @@ class _Exchange:
                     await anyio.sleep_forever()
 
     async def _receive_rest(self, *, begins: bool) -> bytes:
-        """More of a message of which a client sent a part; raises `TimedOut` and, for a large one, `Overloaded`."""
+        """Receive more of a client's incomplete message; raises `TimedOut` and, for a large one, `Overloaded`."""
         waiting = self.decoder.waiting
         self._partial = self._bounds.hold(self._partial, waiting)
         if not waiting:
@@ -193,7 +193,7 @@ class _Exchange:
         raise TimedOut("a message did not come to its end in time", hint="Send it without long pauses.")
 
     def forget_partial(self) -> None:
-        """Nothing more comes."""
+        """Stop counting the bytes of an incomplete message, since no more will arrive."""
         self._partial = self._bounds.hold(self._partial, 0)
 
     def answer(self, number: int, size: int, status: int, result: Any) -> None:
@@ -209,12 +209,12 @@ class _Exchange:
         self.outlet.put(frame)
 
     def refuse(self, error: OnyxqError) -> None:
-        """Say why the connection ends, as the last frame."""
+        """Send the error that ends the connection, as the last frame."""
         self.outlet.put(self.encoder.encode([0, 1, error.to_map()]))
         self.outlet.end()
 
     def withdraw_all(self) -> None:
-        """Nobody waits for anything any more."""
+        """Withdraw all requests in progress, since their caller is gone."""
         requests, self._requests = self._requests, {}
         self._bounds.requests -= self._bytes
         self._bytes = 0
@@ -222,7 +222,7 @@ class _Exchange:
             request.withdraw()
 
     def _screen(self, frame: memoryview) -> int | Refused:
-        """Look at a client's request before its arguments are decoded, which may take far more memory than it does."""
+        """Check a client's request before its arguments are decoded, which may take far more memory."""
         number, method = head_of(frame)
         try:
             if self._admit is not None and method not in (CANCEL, PING):
@@ -256,7 +256,7 @@ class _Exchange:
         except OnyxqError as error:
             request.fail(error)
         except Exception:
-            # A bug met by one request must not take the node's other work down with it.
+            # A bug in one request must not end the node's other work.
             log.exception("the request %s failed unexpectedly", method)
             request.fail(OnyxqError(f"{method} failed unexpectedly"))
 
@@ -276,7 +276,7 @@ class _Exchange:
         return len(self._requests) >= REQUESTS_MAX or self._bytes >= REQUEST_BYTES_MAX
 
     async def _room(self) -> None:
-        """Wait until another request may be taken; raises what the stream raises at its end."""
+        """Wait until another request may be accepted; raises the stream's error at its end."""
         while self._is_full():
             with anyio.CancelScope() as self._pause:
                 if self.decoder.waiting >= AHEAD_BYTES:
@@ -292,10 +292,11 @@ async def serve(
     bounds: Bounds | None = None,
     admit: Admit | None = None,
 ) -> None:
-    """Serve one connection until it ends, then close it; ``bounds``: those of all connections of the port.
+    """Serve one connection until it ends, then close it.
 
+    ``bounds`` are those of all connections of the port.
     ``hello`` is this side's hello, or makes it from the caller's and may raise an
-    `OnyxqError` to refuse.  ``admit`` is asked about each request of a client before its
+    `OnyxqError` to refuse.  ``admit`` checks each request of a client before its
     arguments are decoded.  Never raises for anything that the other side does.
     """
     bounds = bounds or Bounds()
@@ -321,7 +322,7 @@ async def _read(exchange: _Exchange, hello: Hello | Welcome, bounds: Bounds) -> 
             await exchange.greet(hello)
         if scope.cancelled_caught:
             raise TimedOut(f"no hello came in time (within {HELLO_TIMEOUT_S:g} s, less if many connect)")
-        # A peer is let in however many clients there are.
+        # A peer is admitted regardless of the number of clients.
         with nullcontext() if exchange.peer.role == "peer" else bounds.client():
             try:
                 await exchange.read()

@@ -19,7 +19,7 @@ from onyxq.wire.bounds import NEWCOMERS_MAX, NEWCOMERS_PERCENT, Newcomers, share
 BACKLOG = 1024
 HANDSHAKE_TIMEOUT_S = 5.0
 ACCEPT_PAUSE_S = 0.1
-"""Pause after an accept failed because descriptors or memory ran out."""
+"""Pause in seconds after an accept failed because descriptors or memory ran out."""
 _PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED, errno.EPROTO)
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ Handler = Callable[[ByteStream], Awaitable[None]]
 
 
 def split_address(address: str, *, field: str = "address") -> tuple[str, int]:
-    """Host and port of ``HOST:PORT`` or ``[IPV6]:PORT``; raises `BadRequest` that names ``field``."""
+    """Split ``HOST:PORT`` or ``[IPV6]:PORT`` into host and port; raises `BadRequest` that names ``field``."""
     host, _, digits = address.rpartition(":")
     host, port = host.removeprefix("[").removesuffix("]"), whole(digits)
     if not host or port is None or port >= 1 << 16:
@@ -37,7 +37,7 @@ def split_address(address: str, *, field: str = "address") -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
-    """The reverse of `split_address`."""
+    """Join host and port to an address; the reverse of `split_address`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -48,14 +48,14 @@ class TcpNetwork:
         self._connecting = connecting
         self._serving = serving
         self._handshakes = Newcomers(share(NEWCOMERS_PERCENT, NEWCOMERS_MAX))
-        """Accepted connections that do not speak TLS yet."""
+        """Accepted connections before the end of their TLS handshake."""
 
     def use(self, *, connecting: ssl.SSLContext, serving: ssl.SSLContext) -> None:
-        """Make connections, and take them, with other contexts from now on; those that there are go on."""
+        """Use other contexts for new connections from now on; existing ones continue."""
         self._connecting, self._serving = connecting, serving
 
     async def connect(self, address: str, *, timeout_ms: int) -> ByteStream:
-        """A stream to ``HOST:PORT``; raises `Unavailable` and, for no address, `BadRequest`."""
+        """Return a stream to ``HOST:PORT``; raises `Unavailable` and, for a malformed address, `BadRequest`."""
         host, port = split_address(address)
         try:
             with anyio.fail_after(timeout_ms / 1000):
@@ -79,7 +79,7 @@ class TcpNetwork:
         *,
         task_status: TaskStatus[str] = anyio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Accept until cancelled; reports the bound ``HOST:PORT``; raises `Unavailable` if it cannot listen."""
+        """Accept until cancelled; report the bound ``HOST:PORT``; raises `Unavailable` if it cannot listen."""
         host, port = split_address(address)
         try:
             bound = await anyio.create_tcp_listener(local_host=host, local_port=port, backlog=BACKLOG)

@@ -1,4 +1,4 @@
-"""How much memory a message takes once it is decoded, estimated before it is decoded.
+"""Estimates how much memory a message takes once decoded, before it is decoded.
 
 One byte of MessagePack may be an empty map, which takes over 64 bytes: 20 MiB of them would take 1.5 GB.
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 from onyxq.core.errors import TooLarge
 
 DECODED_BYTES_MAX = 128 * 1024 * 1024
-"""Estimated bytes of one decoded message."""
+"""Most estimated bytes of one decoded message."""
 LOOKED_AT_BYTES = 16 * 1024
-"""Shorter messages are not looked at: each of their bytes counts `SHORT_FACTOR` times."""
+"""Size in bytes up to which a message is not examined: each of its bytes counts `SHORT_FACTOR` times."""
 SHORT_FACTOR = 16
 VALUE_BYTES = 64
 """Estimated bytes of a number or text, besides its content."""
@@ -19,7 +19,7 @@ CONTAINER_BYTES = 256
 
 
 def _sizes() -> list[int]:
-    """Bytes of a value by its first byte, its values aside; 0: its length follows."""
+    """Return the bytes of a value by its first byte, its values aside; 0: its length follows."""
     sizes = [1] * 256
     for kind in range(0xA0, 0xC0):
         sizes[kind] = 1 + kind - 0xA0
@@ -40,7 +40,7 @@ _LENGTHS = {
     0xDA: (2, 3),
     0xDB: (4, 5),
 }
-"""Bytes of the length, and bytes before the content, of what has a length."""
+"""First byte of a value with a length -> bytes of the length, and bytes before the content."""
 _SIZES = _sizes()
 _WEIGHTS = [
     CONTAINER_BYTES if 0x80 <= kind < 0xA0 or 0xDC <= kind < 0xE0 else VALUE_BYTES if 0xA0 <= kind < 0xE0 else 8
@@ -51,7 +51,7 @@ _WEIGHTS = [
 def decoded_bytes(frame: memoryview, limit: int = DECODED_BYTES_MAX) -> int:
     """Estimate the bytes of a decoded MessagePack value; raises `TooLarge` above ``limit``.
 
-    What is malformed is left to the decoder.
+    Malformed values are left to the decoder.
     """
     place, end, total = 0, len(frame), len(frame)
     if end <= LOOKED_AT_BYTES:
