@@ -51,10 +51,7 @@ GROUP_BATCHES_MAX = 256
 """Batches in one transaction. Bounds how long the event loop is busy with one group."""
 GROUP_BYTES_MAX = 32 * 1024 * 1024
 RESERVE_BYTES_MAX = 64 * 1024 * 1024
-"""Bytes of the map (at most a sixteenth of it) that only batches that drop partitions may use.
-
-Deleting needs space before it frees any.
-"""
+"""Bytes of the map (at most a sixteenth of it) reserved for drops: deleting needs space before it frees any."""
 IN_USE = "Stop that process, or give this one a data directory of its own."
 FORMAT = b"4"
 _FREED = "\0freed"
@@ -514,10 +511,7 @@ class LmdbStore(StoreReads):
         return True
 
     def _free_dropped(self) -> None:
-        """Commit once more after a drop.
-
-        LMDB reuses pages only one transaction later. With a full map, no other transaction would ever succeed.
-        """
+        """Commit once more after a drop: LMDB reuses pages one transaction later, and a full map needs them."""
         self._waiting.appendleft(_Ticket(prepare_batch(Batch(meta=((_FREED, b""),))), None))
         self._alone += 1
 
