@@ -2,8 +2,8 @@
 
 A peer reads every record of the log, so kazoo handles thousands of messages a minute.  Plain
 kazoo makes a selector for each wait, waits before each part of a message, and wakes its thread
-with a byte for each request.  This client's thread waits with ``poll`` and takes all messages
-that arrived with one read.  It writes only what the requesting thread could not write at once.
+with a byte for each request.  This client's thread waits with ``poll`` and takes all arrived
+messages with one read.  It writes only what the requesting thread could not write at once.
 
 * A session that expired stays expired. Plain kazoo opens another session automatically, and a
   call made at that moment would be carried out in it. But the log may only be written in the

@@ -81,7 +81,7 @@ class Outbox:
         self._empty_wanted = False
         self.closed = False
         self.sent_at = trio.current_time()
-        """When the last record was appended, in seconds of trio's clock."""
+        """Second of trio's clock at which the last record was appended."""
 
     # --- what others ask of it
 

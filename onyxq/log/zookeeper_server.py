@@ -65,8 +65,8 @@ def free_port() -> int:
 def _reserve(port: int) -> socket.socket:
     """Return a socket that reserves a port for the servers, which also reuse addresses.
 
-    While it is open, even with its server dead, the system gives the port to no other process, neither as
-    a free port nor as a client's own end.
+    While it is open, even if its server is dead, no other process gets the port: neither as a free
+    port nor as a client's own end.
     """
     keeper = socket.socket()
     keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

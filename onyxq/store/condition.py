@@ -23,7 +23,7 @@ class Condition:
         self.fatal: OnyxqError | None = None
         """Why the store is unusable, or None."""
         self._since = 0.0
-        """When the disk last accepted a write, or writes began to wait for it."""
+        """Second at which the disk last accepted a write, or writes began to wait for it."""
         self._waiting = 0
         self._ending: Callable[[], object] = lambda: None
         self._returning: Callable[[], object] = lambda: None

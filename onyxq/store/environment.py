@@ -18,7 +18,7 @@ from onyxq.store.integrity.lmdb_check import FOLLOW_BYTES_MAX, examine
 
 
 class Failure(Enum):
-    """What an error means for the file and its process."""
+    """Meaning of an error for the file and its process."""
 
     FULL = "the memory map is full"
     STOPPED = "the environment takes nothing until it is opened again"

@@ -102,7 +102,7 @@ class Digest(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """How the tasks of a stretch ended; all of them are finished."""
+    """Ending of the tasks of a stretch; all of them are finished."""
 
     queues: dict[str, int]
     """Queue -> wall-clock ms at which the last of its tasks ended."""
@@ -171,7 +171,7 @@ PEERS_META = "peers"
 
 @frozen
 class Mending:
-    """What a batch repairs; anything that is correct already is left alone."""
+    """Repairs of a batch; anything that is correct already is left alone."""
 
     rows: tuple[bytes, ...] = ()
     """Keys of damaged rows without a sound copy. If only the key was changed, the row gets its key back."""
@@ -227,7 +227,7 @@ class Purge:
     partition: int
     watermark: Watermark
     after: bytes = b""
-    """Where the last part ended: its `Written.purged_after`."""
+    """Place where the last part ended: its `Written.purged_after`."""
     rows_max: int = 1_000
     """Approximate number of rows after which it ends. A stretch is deleted as a whole."""
 
@@ -266,7 +266,7 @@ class Batch:
 
 @frozen
 class Written:
-    """What a batch changed."""
+    """Changes by a batch."""
 
     new_rows: int = 0
     pieces: tuple[Piece, ...] = field(default=())

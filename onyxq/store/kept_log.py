@@ -30,7 +30,7 @@ DROP_ROWS_MAX = 256
 
 
 class Ends(NamedTuple):
-    """Where the copy begins and ends."""
+    """Start and end of the copy."""
 
     snapshot: int = START
     """Position of the snapshot. If -1, the copy begins with the log's first record."""

@@ -103,7 +103,7 @@ class MemoryTables:
 
 
 class Disk(Protocol):
-    """Where a memory store keeps its tables; `simulation.world.disk` has one with faults."""
+    """A home for the tables of a memory store; `simulation.world.disk` has one with faults."""
 
     tables: MemoryTables
 

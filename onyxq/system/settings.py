@@ -102,7 +102,7 @@ SETTINGS: Mapping[str, Known] = {
 
 @frozen
 class Setting:
-    """A setting's value and where it came from."""
+    """A setting's value and its source."""
 
     name: str
     value: str | int | None

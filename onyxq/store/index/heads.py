@@ -1,4 +1,4 @@
-"""What a task row's header says about the row's place in the indexes.
+"""The parts of a task row's header that determine its place in the indexes.
 
 Plain rows have few, short headers, so decoded headers are cached.  A row with a key,
 dependencies or an expiry time also has `Rules`.
@@ -38,7 +38,7 @@ class Order(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """What a header says beyond queue and priority."""
+    """Contents of a header beyond queue and priority."""
 
     key: bytes
     """`key_digest` of the ordering key; empty without one."""
@@ -56,7 +56,7 @@ class Rules(NamedTuple):
 
 
 class QueueKey(NamedTuple):
-    """What a task row's header says about its place in the indexes."""
+    """Contents of a task row's header that determine its place in the indexes."""
 
     name: str
     priority: int

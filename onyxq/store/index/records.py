@@ -204,7 +204,7 @@ SHAPES = {
 
 
 class Alike(NamedTuple):
-    """What the tasks of a piece have in common besides their row."""
+    """Common values of the tasks of a piece, besides their row."""
 
     due_ms: int
     attempts: int

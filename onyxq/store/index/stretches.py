@@ -52,7 +52,7 @@ UNMOVED = State(-1, -1, -1, 0, 0, 0)
 
 
 class Stretch:
-    """What is known of one stretch; masks are ints."""
+    """Knowledge about one stretch; masks are ints."""
 
     __slots__ = ("dirty", "done", "granted", "key", "known", "moved", "owned", "resolved", "ruled")
 

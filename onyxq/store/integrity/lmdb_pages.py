@@ -174,7 +174,7 @@ class _File:
             keys, children = self._nodes(base, page, depth, found, each)
             if numbers:
                 keys = [key[::-1] for key in keys]
-            # The first key of a branch page means all lower keys, whatever its bytes are.
+            # The first key of a branch page covers all lower keys, whatever its bytes are.
             inner = keys[1:] if depth > 1 else keys
             if inner and (inner[0] < low or (high and inner[-1] >= high) or any(map(ge, inner, inner[1:]))):
                 raise Corrupt(f"the keys of {name} are out of order in page {page}")
