@@ -3,7 +3,8 @@
 A file that was closed in order, without damage, has a note with its size and checksum beside it.
 If the note still matches, the file is unchanged.  Otherwise the pages of a small file are
 followed before LMDB opens it, which takes about 3 s of CPU per GB.  A large file is followed
-after damage was met in it, after a fatal signal, or after the deaths of two processes in a row.  So damage that kills processes is found after one or two of them.
+after damage was met in it, after a fatal signal, or after the deaths of two processes in a row.
+So damage that kills processes is found after one or two of them.
 
 A store with inconsistent pages is renamed as a whole.  It does not show any more what this node
 had promised.  So the machine begins anew, as another node, and its data comes from the cohort.
