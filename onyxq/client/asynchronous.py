@@ -1,7 +1,7 @@
 """The client for trio and asyncio (design: one picture, interfaces).
 
-Times given are milliseconds.  Every call raises an `onyxq.core.errors.OnyxqError`; calls that
-may be repeated safely are, at one peer after the other, until ``timeout_ms``.
+Durations are in milliseconds. Every call raises an `onyxq.core.errors.OnyxqError`. A call that is safe to
+repeat is retried at one peer after the other until ``timeout_ms``.
 """
 
 from __future__ import annotations
@@ -43,15 +43,17 @@ ADDRESS = "127.0.0.1:7400"
 TIMEOUT_MS = 30_000
 POLL_MS_MIN = 250
 POLLS_PER_LEASE = 4
+"""Number of parts of a lease; one request for claims waits for one part at most.
+
+A lease counts from when the request was sent: a claim granted at the end of a long wait would be worthless.
+"""
 LEASES_KNOWN_MAX = 1_000
 OLDER_PEERS_S = 60.0
-"""For how long nothing is claimed ahead once a peer has not understood that: it is of an older version."""
+"""How long nothing is claimed ahead after a peer of an older version refused it, in seconds."""
 UNKNOWN_LEASE_MS = 4_000
-"""What the lease of queues that are claimed from for the first time is taken for, if the caller names none."""
-"""A wait for claims is cut into this many parts of a lease: the lease counts from when the
-request was sent, so a grant at the end of a long wait would be worth nothing."""
+"""Assumed lease of queues that were never claimed from, if the caller names none, in milliseconds."""
 SLOW = ("gc", "leave")
-"""Methods whose answer takes its time."""
+"""Methods whose answer may take the whole timeout."""
 
 Ids = list[TaskId]
 Updates = list[TaskUpdate]
@@ -59,19 +61,18 @@ Results = list[bytes | None]
 
 FINISHED = ("completed", "failed", "cancelled")
 LOOK_FIRST_S, LOOK_MAX_S = 0.02, 1.0
-"""Pauses between two looks at a task that is waited for."""
+"""Shortest and longest pause between two reads of a task during `AsyncClient.wait`, in seconds."""
 
 READS_MAX = 16
-"""Tasks that one call reads at a time."""
+"""Largest number of tasks that one call reads at the same time."""
 
 
 class AsyncClient(Managing, Batching, Jobs):
     """A connection with a cluster: ``async with AsyncClient("HOST:PORT") as client``.
 
-    Give one address or several of the same cluster; the client finds the other peers.
-    Many tasks may use it at once.  ``tls``: the authorities that are trusted, if peers speak TLS;
-    without it, what ``ONYXQ_TLS_CA`` and its neighbours name.  ``network``, ``now_ms`` and ``random_64`` are for
-    simulations.
+    Give one address or several of the same cluster; the client finds the other peers. Many tasks may share a client.
+    ``tls``: the trusted authorities, if peers speak TLS. Default: the files that ``ONYXQ_TLS_CA`` and related variables
+    name. ``network``, ``now_ms`` and ``random_64`` are for simulations.
     """
 
     def __init__(
@@ -91,9 +92,9 @@ class AsyncClient(Managing, Batching, Jobs):
         self._hello = Hello(credential=token)
         self._timeout_ms = timeout_ms
         self._ahead_at = float("-inf")
-        """From when on peers are asked for what is not due yet (again)."""
+        """Monotonic second from which peers are asked again for tasks that are not due yet."""
         self._leases: dict[frozenset[str], int] = {}
-        """The shortest lease that was last given by queues whose own leases were asked for."""
+        """Shortest lease last granted by each set of queues that was claimed from without a given lease."""
         self._network = network or (Certificates.from_environment() if tls is None else tls).network()
         self._now_ms = now_ms or _wall_ms
         self._random_64 = random_64 or _random_64
@@ -129,10 +130,10 @@ class AsyncClient(Managing, Batching, Jobs):
         timeout_ms: int | None = None,
         **options: Unpack[EnqueueOptions],
     ) -> TaskId:
-        """Store one task; the id of the task that stands. Calls that come together leave together.
+        """Store one task and return its id. Concurrent calls share requests.
 
-        See `enqueue_many`.  ``unique_key``: if there is an unfinished or remembered task of that key in
-        the queue, that one's id comes back; before it is first claimed, it gets the new payload.
+        See `enqueue_many`. ``unique_key``: if the queue holds an unfinished or remembered task of that key, the id of
+        that task is returned. Until it is first claimed, that task gets the new payload.
         """
         known(options, "AsyncClient.enqueue", ENQUEUE_DEFAULTS)
         with enqueuing(queue, 1) as trace:
@@ -153,13 +154,14 @@ class AsyncClient(Managing, Batching, Jobs):
         timeout_ms: int | None = None,
         **options: Unpack[EnqueueOptions],
     ) -> Ids:
-        """Store tasks that differ in their payload and keys only; the ids of what stands in the same order.
+        """Store tasks that differ only in payload and keys; return their ids in the same order.
 
-        ``ordering_key``, ``unique_key``: one for all (of a unique key there is one task), or one
-        each.  ``ids``: from `make_ids`, so that a repeated call is the same tasks.  ``w``: how many
-        nodes must have stored them (None: a majority).  Raises `Unknown` if fewer nodes have them
-        when the time is up: ``copies`` says how many.
-        If it raises, some of the tasks may be stored; the error's ``ids`` are those to repeat the call with.
+        ``ordering_key``, ``unique_key``: one key for all tasks, or one each. A unique key allows one task only.
+        ``ids``: ids from `make_ids`, so that a repeated call stores no second tasks. ``w``: number of nodes that must
+        have stored the tasks; None for a majority.
+
+        Raises `Unknown` if fewer nodes have stored them before the timeout; its ``copies`` is their number. After any
+        error some of the tasks may be stored: repeat the call with the error's ``ids``.
         """
         known(options, "AsyncClient.enqueue_many", ENQUEUE_DEFAULTS)
         payloads = list(payloads)
@@ -177,26 +179,27 @@ class AsyncClient(Managing, Batching, Jobs):
 
     # flows
     def chain(self, *parts: Part) -> Flow[Coroutine[Any, Any, Enqueued]]:
-        """A flow of steps one after the other: ``await client.chain(Step("a", b"1"), Step("b", b"2")).enqueue()``.
+        """Return a flow of steps that run one after the other.
 
-        A part is a `Step`, a pair of queue and payload, or another chain or group.
+        Enqueue it: ``await client.chain(Step("a", b"1"), Step("b", b"2")).enqueue()``. A part is a `Step`, a pair of
+        queue and payload, or another chain or group.
         """
         return chain(self.enqueue_flow, parts)
 
     def group(self, *parts: Part) -> Flow[Coroutine[Any, Any, Enqueued]]:
-        """A flow of steps side by side; ``.then(...)`` adds what is to follow once all are done."""
+        """Return a flow of steps that run side by side; ``.then(...)`` adds parts that start once all are done."""
         return group(self.enqueue_flow, parts)
 
     async def enqueue_flow(self, flow: Flow[Any], *, timeout_ms: int | None = None) -> Enqueued:
-        """Store the tasks of a flow, each once all that it follows on are stored."""
+        """Store the tasks of a flow, each after the tasks that it depends on."""
         await self._enqueuer.flow(flow, until=self._until(timeout_ms))
         return flow.enqueued()
 
     async def results(self, ids: Iterable[bytes | str]) -> Results:
-        """The results of tasks, such as ``claim.depends``, in the same order.
+        """Return the results of tasks, such as ``claim.depends``, in the same order.
 
-        None where a task had none, failed, was cancelled or is not finished. Raises `NotFound` for
-        one that is not there (any more).
+        The result is None if a task returned none, failed, was cancelled or is not finished. Raises `NotFound` if a
+        task does not exist or was purged.
         """
         wanted = [as_id(one) for one in ids]
         found: Results = [None] * len(wanted)
@@ -210,18 +213,21 @@ class AsyncClient(Managing, Batching, Jobs):
         return found
 
     async def make_ids(self, count: int, *, delay_ms: int = 0, at_ms: int | None = None) -> Ids:
-        """Fresh ids to enqueue under; the tasks will be due at the time given here."""
+        """Return fresh ids to enqueue under; tasks with these ids are due at the time given here."""
         await self._pool.loaded_routes(self._until(None))
-        await anyio.lowlevel.checkpoint()  # a loop around this call must not keep everything else from running
+        await anyio.lowlevel.checkpoint()  # a loop around this call must let other tasks run
         return self._enqueuer.make_ids(count, when=When.of(delay_ms, at_ms))
 
     async def get(self, id: bytes | str, *, seen_token: int | None = None, seen_seq: int | None = None) -> Task:
-        """A task; raises `NotFound`. Never older than a claim or update seen before."""
+        """Return a task, at least as new as the given claim and update; raise `NotFound` if it does not exist."""
         args = {"id": as_id(id), "seen_token": seen_token, "seen_seq": seen_seq}
         return Task.of(await self._ask("get", args))
 
     async def wait(self, id: bytes | str, wait_ms: int = TIMEOUT_MS) -> Task:
-        """A task once it is completed, failed or cancelled; raises `TimedOut` if it is not by then, `NotFound`."""
+        """Wait until a task is completed, failed or cancelled, and return it.
+
+        Raises `NotFound`, or `TimedOut` if it is not finished within ``wait_ms``.
+        """
         until, pause_s = anyio.current_time() + wait_ms / 1000, LOOK_FIRST_S
         while True:
             task = await self.get(id)
@@ -234,23 +240,21 @@ class AsyncClient(Managing, Batching, Jobs):
             pause_s = min(2 * pause_s, LOOK_MAX_S)
 
     async def now_ms(self) -> int:
-        """The cluster's time in milliseconds since the epoch, by which tasks are due and expire."""
+        """Return the cluster's time in milliseconds since the epoch. It decides when tasks are due or expire."""
         await self._pool.loaded_routes(self._until(None))
         known = self._pool.now_ms(0)
         return self._now_ms() if known is None else known[1]
 
     async def task_log(self, id: bytes | str) -> Updates:
-        """The updates of a task, in order; raises `NotFound`."""
+        """Return the updates of a task, in order; raise `NotFound` if it does not exist."""
         answer = await self._ask("task_log", {"id": as_id(id)})
         return [TaskUpdate(found["token"], found["seq"], found["data"], found["at_ms"]) for found in answer["updates"]]
 
     async def cancel(self, id: bytes | str, *, claimed: bool = False) -> None:
-        """Cancel a task; raises `NotFound`, or `Conflict` if it is claimed, completed or failed.
+        """Cancel a task; raise `NotFound`, or `Conflict` if it is claimed, completed or failed.
 
-        One that is cancelled already stays so: whoever was not answered may ask again.
-
-        ``claimed``: cancel it even if it is claimed.  Its worker is told so when it next renews its
-        claim, or uses it; what it then makes of the task is refused.
+        You may repeat the call: a cancelled task stays cancelled. ``claimed``: cancel the task even if it is claimed.
+        Its worker learns this when it next renews or uses the claim, and its outcome is refused.
         """
         answer = await self._ask("cancel", {"ids": [as_id(id)], **({"claimed": True} if claimed else {})})
         if answer["results"][0] is not None:
@@ -268,15 +272,14 @@ class AsyncClient(Managing, Batching, Jobs):
         ahead_ms: int = 0,
         timeout_ms: int | None = None,
     ) -> ClaimBatch:
-        """Claim up to ``max`` (1,000) tasks for ``lease_ms`` (default: as their queues say), waiting ``wait_ms``
-        for the first.
+        """Claim up to ``max`` tasks (at most 1,000); wait up to ``wait_ms`` for the first.
 
-        With ``ahead_ms`` (up to 1,000) it may be, while nothing is ready, tasks that fall due within so many
-        milliseconds: `Claim.due` says when, and whoever asks for them begins none before that.  So nobody
-        waits for the grant once a task is due.
+        ``lease_ms``: how long the claims are valid; default: as the queues set it. ``ahead_ms`` (up to 1,000): if no
+        task is ready, also claim tasks that are due within this time, so that they can start without delay. Do not
+        start them before `Claim.due`.
 
-        Empty if there was none in time.  Raises `Unavailable` if claims could not be
-        granted when the waiting was over.
+        Returns an empty batch if there was no task in time. Raises `Unavailable` if claims could not be granted when
+        the wait ended.
         """
         if type(ahead_ms) is not int or not 0 <= ahead_ms <= AHEAD_MS_MAX:
             raise BadRequest(f"ahead_ms must be from 0 to {AHEAD_MS_MAX}, not {ahead_ms!r}", field="ahead_ms")
@@ -323,15 +326,15 @@ class AsyncClient(Managing, Batching, Jobs):
         self._leases[frozenset(names)] = min(run.lease_ms for run in batch.runs)
 
     async def update(self, claim: Claim, data: bytes, *, w: int | None = None, timeout_ms: int | None = None) -> int:
-        """Append an update to a claimed task; its number, from 0 per claim. Raises `StaleToken`.
+        """Append an update to a claimed task; return its number, counted from 0 per claim.
 
-        ``w``: on how many nodes it is stored before this returns (default: a majority); with fewer than a
-        majority it can be lost with them.  Raises `Unknown` if fewer nodes have it when the time is up.
+        ``w``: number of nodes that must store it before this returns; None for a majority. With fewer than a majority
+        it is lost if those nodes are lost. Raises `StaleToken`, or `Unknown` if fewer nodes have it at the timeout.
         """
         return await self._holder.update(claim, data, w=w, until=self._until(timeout_ms))
 
     async def renew(self, claims: Claims, lease_ms: int | None = None, *, timeout_ms: int | None = None) -> None:
-        """Make the lease run for ``lease_ms`` (default: as granted) from now. Raises as `complete` does."""
+        """Renew leases for ``lease_ms`` from now (default: as granted); raise as `complete` does."""
         claims = kept_claims(claims)
         sent_at = anyio.current_time()
         refused: list[Refused] = []
@@ -354,10 +357,10 @@ class AsyncClient(Managing, Batching, Jobs):
         results: Sequence[bytes | None] | None = None,
         timeout_ms: int | None = None,
     ) -> None:
-        """Finish tasks, with one result for all or one each.
+        """Complete tasks, with one result for all of them or one each.
 
-        For a single `Claim` raises `StaleToken` and the like; for several `BatchRefused`,
-        which names those refused: the others are finished.
+        For a single `Claim` it raises `StaleToken` and similar errors. For several it raises `BatchRefused`, which
+        names the refused claims; the others are completed.
         """
         claims = kept_claims(claims)
         items = completion_items(claims, result, None if results is None else list(results))
@@ -366,22 +369,25 @@ class AsyncClient(Managing, Batching, Jobs):
     async def fail(
         self, claims: Claims, error: str, retry_in_ms: int | None = None, *, timeout_ms: int | None = None
     ) -> None:
-        """Report a failed attempt: the tasks are due again later, or fail for good. Raises as `complete`."""
+        """Report failed attempts: the tasks are due again later, or fail for good; raise as `complete` does.
+
+        ``retry_in_ms``: pause before the next attempt; default: as the task or its queue sets it.
+        """
         claims = kept_claims(claims)
         items = items_of(claims, error, retry_in_ms)
         await self._holder.act("fail", claims, items, until=self._until(timeout_ms))
 
     async def release(self, claims: Claims, *, timeout_ms: int | None = None) -> None:
-        """Give tasks back without counting an attempt. Raises as `complete` does."""
+        """Give tasks back without counting an attempt; raise as `complete` does."""
         claims = kept_claims(claims)
         await self._holder.act("release", claims, items_of(claims), until=self._until(timeout_ms))
 
     # transactions
     def transaction(self, name: str | None = None, *, timeout_ms: int | None = None) -> AsyncTransaction:
-        """Gather what is to happen together: ``async with client.transaction() as tx``.
+        """Start a transaction: ``async with client.transaction() as tx``.
 
-        It is committed at the end of the block, and forgotten if the block raises. ``name``: a
-        repeat under the same name is answered as the first; by default a random one.
+        It is committed at the end of the block, or dropped if the block raises. ``name``: a repeated commit under the
+        same name returns the first outcome; default: a random name.
         """
 
         async def commit(gathered: Gathered) -> Committed:
@@ -390,11 +396,11 @@ class AsyncClient(Managing, Batching, Jobs):
         return AsyncTransaction(commit, name=name, random_name=self.random_name)
 
     async def commit(self, gathered: Gathered, timeout_ms: int | None = None) -> Committed:
-        """Commit what was gathered; `AsyncTransaction.commit` is the way to do so."""
+        """Commit a transaction; prefer `AsyncTransaction.commit`."""
         return await self._committer.commit(gathered, self._until(timeout_ms))
 
     def random_name(self) -> str:
-        """A name for a transaction that nobody else gives."""
+        """Return a unique random name for a transaction."""
         return self._committer.random_name()
 
     async def transact(
@@ -407,30 +413,30 @@ class AsyncClient(Managing, Batching, Jobs):
         name: str | None = None,
         timeout_ms: int | None = None,
     ) -> Committed:
-        """The same in one call: all of it happens, or nothing.
+        """Commit a transaction in one call: all of it takes effect, or nothing.
 
-        ``complete``: claims, or pairs of claim and result.  ``update``: pairs of claim and data.
-        ``enqueue``: maps with ``queue``, ``data`` and the options of `enqueue`.  ``require``:
-        claims that must stand.  Raises `StaleToken` whose ``details`` name the claims that do not.
+        ``complete``: claims, or pairs of claim and result. ``update``: pairs of claim and data. ``enqueue``: maps with
+        ``queue``, ``data`` and the options of `enqueue`. ``require``: claims that must still be valid. Raises
+        `StaleToken`, whose ``details`` name the claims that are no longer valid.
         """
         transaction = self.transaction(name, timeout_ms=timeout_ms)
         gather(transaction, complete=complete, update=update, enqueue=enqueue, require=require)
         return await transaction.commit()
 
     async def call(self, method: str, args: dict[str, Any], *, timeout_ms: int | None = None) -> Any:
-        """Any method of the API by name, asked once: what a peer answers is final, also an error.
+        """Call a method of the API by name and return its answer; a peer's error is final.
 
-        Only peers that cannot be reached are passed over.
+        The call moves on to the next peer only if a peer cannot be reached.
         """
         wait_ms = int(self._seconds(timeout_ms) * 1000) if method in SLOW else int(args.get("wait_ms") or 0)
         until = self._until(timeout_ms) + wait_ms / 1000
         return await self._pool.call(method, args, until=until, wait_ms=wait_ms, retry_until=0.0)
 
     def task_store(self, client_id: int | None = None) -> AsyncTaskStore:
-        """The task store as one client of it sees it.
+        """Return the task store as seen by one of its clients.
 
-        ``client_id``: the number of the client, which owns what it adds and claims; a signed 32-bit integer, by
-        default a random one from 0.
+        ``client_id``: the client that owns the tasks it adds and claims, a signed 32-bit integer; default: a random one
+        from 0.
         """
         return AsyncTaskStore(self._ask, self._random_64() >> 33 if client_id is None else client_id)
 
@@ -440,7 +446,7 @@ class AsyncClient(Managing, Batching, Jobs):
         return await self._pool.call(method, args, until=self._until(timeout_ms) + wait_ms / 1000, wait_ms=wait_ms)
 
     def _give_back(self, answer: dict[str, Any]) -> None:
-        """Claims arrived for a call that had been given up: nobody will work on them."""
+        """Release claims that arrived after their call had ended: no worker would run the tasks."""
         late = ClaimBatch.of(answer, sent_at=0.0)
         if late:
             self._pool.notify("release", {"items": items_of(late)})
@@ -453,7 +459,7 @@ class AsyncClient(Managing, Batching, Jobs):
 
 
 async def _together(work: Callable[[], Awaitable[None]], count: int) -> None:
-    """Do the same several times at a time; raises the error of one alone, not as a group."""
+    """Run ``count`` copies of ``work`` at the same time; raise the first error, not a group."""
     errors: list[OnyxqError] = []
     async with anyio.create_task_group() as tasks:
 
@@ -477,7 +483,7 @@ def _only(ids: Sequence[bytes | str]) -> bytes | str:
 
 
 def _poll_ms(lease_ms: int) -> int:
-    """For how long one request for claims waits: most of a lease is to be left when they come."""
+    """Return the longest wait of one claim request in milliseconds: most of the lease must be left after it."""
     return max(POLL_MS_MIN, lease_ms // POLLS_PER_LEASE)
 
 

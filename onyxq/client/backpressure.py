@@ -1,4 +1,4 @@
-"""Limits a client's writes while peers are overloaded: few large ones at a time, none before the pause is over."""
+"""Limits on a client's large writes while peers are overloaded."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ import anyio
 from onyxq.core.errors import OnyxqError, Overloaded
 
 SMALL_BYTES = 64 * 1024
-"""Largest write that is sent although others were refused, in bytes: peers keep room for small writes."""
+"""Largest write that is sent although others were refused, in bytes. Peers keep room for small writes."""
 ANSWER_S = 1.5
 """Time that an overloaded peer needs to answer, in seconds. With less time left, a write is not sent again."""
 WINDOW_MAX = 64
-"""Number of large writes in progress from which on the limit no longer holds."""
+"""Number of large writes in progress from which the limit is lifted."""
 
 
 class Crowding:
     """Holds back the large writes of one client.
 
-    After a refusal one is sent once the time that the peer asked for is over.  Each that is served lets more
-    follow, twice as many as before; another refusal begins anew.
+    After a refusal it sends one write, once the pause that the peer asked for is over. Each success doubles the number
+    of writes allowed at the same time; another refusal starts again with one.
     """
 
     def __init__(self, generator: random.Random) -> None:
         self._generator = generator
         self._refusal: Overloaded | None = None
-        """The last refusal; None: nothing is held back."""
+        """The last refusal; None if nothing is held back."""
         self._not_before = 0.0
         self._window = 1
         self._sent = 0
@@ -37,7 +37,7 @@ class Crowding:
         self._next = anyio.Lock()
 
     def refused(self, error: OnyxqError) -> None:
-        """Note how a write failed."""
+        """Record how a write failed."""
         if isinstance(error, Overloaded):
             pause_s = error.retry_after_ms / 1000 * (1 + self._generator.random())
             self._not_before = max(self._not_before, anyio.current_time() + pause_s)
@@ -45,7 +45,7 @@ class Crowding:
 
     @asynccontextmanager
     async def turn(self, size: int, until: float) -> AsyncIterator[None]:
-        """Wait until a write of ``size`` bytes may be sent; raises the last refusal if the time is up before."""
+        """Wait until a write of ``size`` bytes may be sent; raise the last refusal if that is after ``until``."""
         if size <= SMALL_BYTES:
             yield
             return

@@ -1,4 +1,4 @@
-"""What drivers of batches ask of the cluster: bodies by runs, shares of a batch, its commit (design: jobs on Spark)."""
+"""Calls of batch drivers: read bodies by runs, store shares of a batch, commit it (design: jobs on Spark)."""
 
 from __future__ import annotations
 
@@ -13,33 +13,34 @@ from onyxq.core.errors import OnyxqError
 from onyxq.core.ids import TaskId, partition_of
 
 COMMIT_WAIT_MS = 20_000
-"""How long a peer may take to answer beyond what an ordinary request takes."""
+"""Time that a peer may take to answer, beyond that of an ordinary request, in milliseconds."""
 
 Runs = Sequence[tuple[bytes, int]]
 
 
 class Bodies(NamedTuple):
-    """Bodies of task rows with the first id of each, in no order, and the runs of which there is no task."""
+    """Bodies of task rows with the first id of each, in no order, and the runs that have no tasks."""
 
     found: list[tuple[TaskId, bytes]]
     missing: list[tuple[TaskId, int]]
 
 
 class BatchCommitted(NamedTuple):
-    """A batch that is committed."""
+    """Outcome of a batch that is committed."""
 
     position: int
-    """Of its commit in the log; of a repeat, one by which it was committed."""
+    """Log position of the commit; for a repeat, that of a commit of the same batch."""
     repeat: bool
-    """Whether it was committed before."""
+    """Whether the batch was committed before this call."""
     settled: bool
-    """Whether all of it could be read when it was answered; if not, it is on its way."""
+    """Whether all of it was readable when the call was answered; if not, it will be soon."""
 
 
 class JobOptions(TypedDict, total=False):
     """The job of a batch.
 
-    ``job``: its id; empty for a batch without a job.  ``version``: as the driver knows it.
+    - ``job``: its id; empty for a batch without a job.
+    - ``version``: the version of the job that the driver runs.
     """
 
     job: str
@@ -50,7 +51,7 @@ NO_JOB: JobOptions = {"job": "", "version": -1}
 
 
 class Batching:
-    """The part of `AsyncClient` that drivers of batches need."""
+    """The calls of `AsyncClient` for drivers of batches."""
 
     _pool: Pool
 
@@ -58,11 +59,11 @@ class Batching:
         raise NotImplementedError
 
     async def partition_count(self, *, timeout_ms: int | None = None) -> int:
-        """How many partitions the cluster has."""
+        """Return the number of partitions of the cluster."""
         return (await self._pool.loaded_routes(self._until(timeout_ms))).partitions
 
     async def read_bodies(self, runs: Runs, *, timeout_ms: int | None = None) -> Bodies:
-        """Read tasks by runs within a stretch each, whatever their state, from the leaders of their partitions."""
+        """Read tasks in any state from the leaders of their partitions; each run lies within one stretch."""
         until = self._until(timeout_ms)
         await self._pool.loaded_routes(until)
         answer, errors = Bodies([], []), list[OnyxqError]()
@@ -99,10 +100,11 @@ class Batching:
         timeout_ms: int | None = None,
         **job: Unpack[JobOptions],
     ) -> bytes:
-        """Have a share of a batch kept until it is committed, or a deadline in log time: what `commit_batch` takes.
+        """Store a share of a batch until its commit or deadline; return the value that `commit_batch` takes.
 
-        ``enqueue``: runs, ``[first id, body(, due time)]``.  ``complete``: ``[first id, count, token, results]``.
-        ``name``: of nothing else.  Raises `Superseded`, `StaleToken`.
+        ``enqueue``: runs, ``[first id, body]`` or ``[first id, body, due time]``.
+        ``complete``: ``[first id, count, token, results]``. ``name``: a unique name for the share. ``deadline_ms``: how
+        long the share waits for its commit, in milliseconds of the log's time. Raises `Superseded` or `StaleToken`.
         """
         args: dict[str, Any] = {
             **known(job, "AsyncClient.prepare_batch", NO_JOB),
@@ -132,10 +134,10 @@ class Batching:
         timeout_ms: int | None = None,
         **job: Unpack[JobOptions],
     ) -> BatchCommitted:
-        """Commit a batch, or nothing of it; sent until it is decided.
+        """Commit all of a batch or nothing; repeat the request until it is decided.
 
-        ``name``: of what it completes; of a batch without a job also that by which a repeat is known, for
-        ``keep_ms``.  Raises `Superseded`, `StaleToken` that names claims which do not stand, `Conflict`.
+        ``name``: unique name of the tasks that it completes. For a batch without a job the name also identifies a
+        repeat, for ``keep_ms``. Raises `Superseded`, `Conflict`, or `StaleToken` naming the invalid claims.
         """
         args: dict[str, Any] = {
             **known(job, "AsyncClient.commit_batch", NO_JOB),

@@ -1,4 +1,4 @@
-"""The client for plain threads: `AsyncClient` run by an event loop in the background."""
+"""The client for plain threads: an `AsyncClient` in the event loop of a background thread."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _blocking(
 class Client:
     """A connection with a cluster: ``with Client("HOST:PORT") as client``; threads may share it.
 
-    The calls are those of `AsyncClient`.
+    The calls are those of `AsyncClient`, and wait for the answer.
     """
 
     def __init__(
@@ -59,12 +59,12 @@ class Client:
         self._portal: BlockingPortal | None = None
         self._stack = ExitStack()
         self._under_way: set[CancelScope] = set()
-        """One for each call of a thread."""
+        """One scope for each call in progress."""
         self._closing = False
-        """Known to the background thread: a call that comes to it now comes too late."""
+        """Used by the background thread only: calls that arrive from now on are too late."""
 
     def open(self) -> Client:
-        """Start the background thread; ``with`` does it by itself."""
+        """Start the background thread; ``with`` does so automatically."""
         if self._portal is None:
             self._closing = False
             try:
@@ -76,11 +76,11 @@ class Client:
         return self
 
     def _entered(self) -> AbstractAsyncContextManager[Any]:
-        """What is open as long as this client is."""
+        """Return the context manager that is open as long as this client is."""
         return self._client
 
     def _started(self) -> BlockingPortal:
-        """The portal, begun by another thread: whoever is interrupted as he begins one waits for ever for its end."""
+        """Start the portal in another thread. Ctrl-C during start-up would otherwise deadlock."""
         stack, opening = self._stack, Future[BlockingPortal]()
 
         def start() -> None:
@@ -98,7 +98,7 @@ class Client:
             Thread(target=start, daemon=True).start()
             return opening.result()
         except BaseException:
-            opening.cancel()  # it is closed there; or else by the caller
+            opening.cancel()  # the other thread then closes it, or else the caller does
             raise
 
     def close(self) -> None:
@@ -114,7 +114,7 @@ class Client:
             scope.cancel()
 
     def _run(self, call: Callable[[], Coroutine[Any, Any, R]]) -> R:
-        """What a call of the asynchronous client gives; raises `Unavailable` if this one is closed before."""
+        """Return the result of an asynchronous call; raise `Unavailable` if this client is closed before the answer."""
         portal = self._portal
         try:
             if portal is not None:
@@ -154,11 +154,14 @@ class Client:
     enqueue_flow = _blocking(AsyncClient.enqueue_flow)
 
     def chain(self, *parts: Part) -> Flow[Enqueued]:
-        """See `AsyncClient.chain`: ``client.chain(Step("a", b"1"), Step("b", b"2")).enqueue()``."""
+        """Return a flow of steps that run one after the other; see `AsyncClient.chain`.
+
+        Enqueue it: ``client.chain(Step("a", b"1"), Step("b", b"2")).enqueue()``.
+        """
         return chain(self.enqueue_flow, parts)
 
     def group(self, *parts: Part) -> Flow[Enqueued]:
-        """See `AsyncClient.group`."""
+        """Return a flow of steps that run side by side; see `AsyncClient.group`."""
         return group(self.enqueue_flow, parts)
 
     results = _blocking(AsyncClient.results)
@@ -177,7 +180,7 @@ class Client:
     transact = _blocking(AsyncClient.transact)
 
     def transaction(self, name: str | None = None, *, timeout_ms: int | None = None) -> BlockingTransaction:
-        """See `AsyncClient.transaction`: ``with client.transaction() as tx``."""
+        """Start a transaction: ``with client.transaction() as tx``; see `AsyncClient.transaction`."""
         client = self._opened()
 
         def commit(gathered: Gathered) -> Committed:
@@ -193,7 +196,7 @@ class Client:
     list = _blocking(AsyncClient.list)
 
     def list_all(self, queue: str | None = None, *, state: str | None = None) -> Iterator[Task]:
-        """All tasks in id order, of one queue and state if given, read page by page."""
+        """Yield all tasks in id order, of one queue and state if given; read page by page."""
         after: TaskId | None = None
         while True:
             page = self.list(queue, state=state, after=after, limit=PAGE_TASKS)
@@ -234,7 +237,7 @@ class Client:
     log = _blocking(AsyncClient.log)
 
     def task_store(self, client_id: int | None = None) -> TaskStore:
-        """See `AsyncClient.task_store`."""
+        """Return the task store as seen by one of its clients; see `AsyncClient.task_store`."""
         return TaskStore(self._run, self._opened().task_store(client_id))
 
     submit_entry = _blocking(AsyncClient.submit_entry)

@@ -1,8 +1,7 @@
-"""What a claimer holds: claims and batches of them (design: claims, runs).
+"""Claims that a client holds, one by one and in batches (design: claims, runs).
 
-A claim of many tasks comes as a few runs.  `ClaimBatch` is a sequence that makes a
-`Claim` only for what is looked at, and goes back to the server as runs; payloads stay
-packed until they are asked for.
+A claim of many tasks arrives as a few runs, and goes back to the server as runs. `ClaimBatch` is a sequence
+that creates a `Claim` only when you access it. Payloads stay packed until you read them.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from onyxq.core.facts import TaskRun, task_header, unpack_task
 from onyxq.core.ids import TaskId, Token, counter_of, with_counter
 
 LEASE_MS_MIN = 1_000
-"""The shortest lease that there is."""
+"""Shortest lease, in milliseconds."""
 
 
 @define(eq=False, kw_only=True)
@@ -34,27 +33,27 @@ class ClaimedRun:
     attempts: int = 0
     body: bytes = b""
     expires: float = 0.0
-    """Monotonic second (of the event loop's clock) up to which the lease surely runs."""
+    """Monotonic second (of the event loop's clock) until which the lease is certainly valid."""
     lease_ms: int = 30_000
     due: float = 0.0
-    """Monotonic second before which its tasks are not to be begun, if they were claimed ahead; else 0."""
+    """Monotonic second before which the tasks must not start, if they were claimed ahead; otherwise 0."""
     _header: dict[str, Any] | None = field(default=None, init=False, repr=False)
     _run: TaskRun | None = field(default=None, init=False, repr=False)
     _offsets: list[int] = field(factory=list, init=False, repr=False)
 
     def id_at(self, index: int) -> TaskId:
-        """The id of one task."""
+        """Return the id of the task at ``index``."""
         return with_counter(self.first, counter_of(self.first) + index)
 
     @property
     def header(self) -> dict[str, Any]:
-        """What the tasks share: queue, priority, ..."""
+        """The options that the tasks share: queue, priority and others."""
         if self._header is None:
             self._header = task_header(self.body)[0] if self.body else {}
         return self._header
 
     def payload(self, index: int) -> bytes:
-        """The payload of one task; raises `Corrupt` if it is not what was enqueued."""
+        """Return the payload of one task; raise `Corrupt` if its checksum does not match."""
         if not self.body:
             return b""
         if self._run is None:
@@ -75,15 +74,15 @@ class Claim:
         self.run = run
         self.index = index
         self.seq = 0
-        """Updates of this claim that were acknowledged: the number of the next one."""
+        """Number of acknowledged updates of this claim; also the number of the next update."""
         self.unsure: bytes | None = None
-        """Data of update ``seq`` if it was sent and its outcome is not known."""
+        """Data of update ``seq`` if it was sent and its outcome is unknown."""
         self.lock: anyio.Lock | None = None
         self._expires = 0.0
 
     @staticmethod
     def of(task_id: bytes, token: int) -> Claim:
-        """A claim known by id and token only: it has no data and no known expiry."""
+        """Return a claim known only by id and token: it has no data and no known expiry."""
         return Claim(ClaimedRun(token=token, first=task_id), 0)
 
     @property
@@ -93,13 +92,12 @@ class Claim:
 
     @property
     def token(self) -> Token:
-        """Fencing token: higher for every later claim of the task."""
+        """Fencing token; it rises with every claim of the task."""
         return self.run.token
 
     @property
     def due(self) -> float:
-        """Monotonic second (of the event loop's clock) before which it is not to be begun; 0 unless it was
-        claimed ahead."""
+        """Monotonic second (of the event loop's clock) before which the task must not start; 0 if not claimed ahead."""
         return self.run.due
 
     @property
@@ -114,55 +112,55 @@ class Claim:
 
     @property
     def format(self) -> str:
-        """``json`` or ``bytes``: what ``data`` holds."""
+        """Kind of the payload in ``data``: ``json`` or ``bytes``."""
         return str(self.run.header.get("format", "bytes"))
 
     @property
     def retries(self) -> int | None:
-        """Failed attempts after which the task fails for good, beyond the first; None: never.
+        """Failed attempts allowed beyond the first; None for no limit.
 
-        25 where the task leaves it to its queue: what that says is not known here.
+        25 if the task leaves this to its queue: the claim does not know the queue's setting.
         """
         retries = self.run.header.get("retries", 25)
         return None if retries is None else int(retries)
 
     @property
     def trace(self) -> str | None:
-        """W3C ``traceparent`` of the span that enqueued it; None: it is not traced."""
+        """W3C ``traceparent`` of the span that enqueued the task; None if it is not traced."""
         return self.run.header.get("trace")
 
     @property
     def ordering_key(self) -> str | None:
-        """The key whose tasks are worked on one after the other; None: none."""
+        """The ordering key; tasks of one key run one after the other. None for none."""
         return self.run.header.get("ordering_key")
 
     @property
     def unique_key(self) -> str | None:
-        """The key of which the queue has this task only; None: none."""
+        """The unique key; a queue holds at most one task of a key. None for none."""
         return self.run.header.get("unique_key")
 
     @property
     def depends(self) -> tuple[TaskId, ...]:
-        """The tasks that had to be done before this one."""
+        """Ids of the tasks that this task depends on."""
         return tuple(TaskId(one) for one in self.run.header.get("depends", ()))
 
     @property
     def attempts(self) -> int:
-        """Failed or expired attempts before this one."""
+        """Number of failed or expired attempts before this one."""
         return self.run.attempts
 
     @property
     def data(self) -> bytes:
-        """The payload; raises `Corrupt` if its checksum does not fit."""
+        """The payload; raises `Corrupt` if its checksum does not match."""
         return self.run.payload(self.index)
 
     @property
     def expires(self) -> float:
-        """Monotonic second (`anyio.current_time`) up to which the lease surely runs."""
+        """Monotonic second (`anyio.current_time`) until which the lease is certainly valid."""
         return max(self._expires, self.run.expires)
 
     def extend(self, expires: float) -> None:
-        """The lease of this claim was renewed."""
+        """Record that the lease was renewed until ``expires`` (monotonic second)."""
         self._expires = max(self._expires, expires)
 
     def __repr__(self) -> str:
@@ -170,7 +168,7 @@ class Claim:
 
 
 class ClaimBatch(Sequence[Claim]):
-    """Claims of one call, in the order in which they were granted."""
+    """Claims from one call, in the order in which they were granted."""
 
     def __init__(self, runs: Iterable[ClaimedRun]) -> None:
         self.runs = list(runs)
@@ -179,10 +177,11 @@ class ClaimBatch(Sequence[Claim]):
 
     @staticmethod
     def of(answer: dict[str, Any], *, sent_at: float, lease_ms: int | None = None, now: float = 0.0) -> ClaimBatch:
-        """The batch in the answer to a claim request that was sent at ``sent_at`` (monotonic second).
+        """Return the batch in the answer to a claim request.
 
-        ``lease_ms``: as it was asked for; without, the answer tells it of each run.  ``now``: when the
-        answer came, from which on what was claimed ahead is waited for.
+        ``sent_at``: when the request was sent (monotonic second). ``lease_ms``: the lease that was requested; None if
+        the answer holds that of each run. ``now``: when the answer arrived (monotonic second); waiting times of tasks
+        claimed ahead count from it.
         """
         runs = answer["claims"]
         due_in_ms = answer.get("due_in_ms") or [0] * len(runs)
@@ -225,16 +224,16 @@ class ClaimBatch(Sequence[Claim]):
 
     @property
     def payloads(self) -> list[bytes]:
-        """The payload of every claim; raises `Corrupt`."""
+        """The payload of every claim; raises `Corrupt` if a checksum does not match."""
         return [run.payload(i) for run in self.runs for i in range(run.count)]
 
     @property
     def expires(self) -> float:
-        """Monotonic second up to which the lease of every claim surely runs."""
+        """Monotonic second until which every lease is certainly valid; 0 for an empty batch."""
         return min((run.expires for run in self.runs), default=0.0)
 
     def updated(self) -> bool:
-        """Whether updates were sent for any of the claims."""
+        """Return whether updates were sent for any of the claims."""
         return any(claim.seq for claim in self._claims.values())
 
     def _at(self, index: int) -> Claim:
@@ -256,16 +255,16 @@ class Piece(NamedTuple):
     start: int
     size: int
     seq: int | None
-    """Number of updates, where one claim has some."""
+    """Number of updates, if the piece is one claim that has some."""
 
     @property
     def item(self) -> list[Any]:
-        """What every item of a request begins with: first id, count, token."""
+        """The start of every request item: first id, count, token."""
         return [self.run.id_at(self.start), self.size, self.run.token]
 
 
 def kept_claims(claims: Claims) -> Claims:
-    """Claims that can be gone through more than once; raises `BadRequest` for what are none."""
+    """Return claims that can be iterated more than once; raise `BadRequest` if one is not a `Claim`."""
     if isinstance(claims, (Claim, ClaimBatch)):
         return claims
     kept = list(claims)
@@ -275,7 +274,7 @@ def kept_claims(claims: Claims) -> Claims:
 
 
 def pieces_of(claims: Claims) -> list[Piece]:
-    """The claims, in their order, as few pieces."""
+    """Return the claims in their order, as few pieces."""
     if isinstance(claims, Claim):
         return [Piece(claims.run, claims.index, 1, claims.seq or None)]
     if isinstance(claims, ClaimBatch) and not claims.updated():
@@ -292,5 +291,5 @@ def pieces_of(claims: Claims) -> list[Piece]:
 
 
 def task_count(body: bytes) -> int:
-    """Tasks in the body of a task run."""
+    """Return the number of tasks in the body of a task run."""
     return int.from_bytes(body[4:8], "little")

@@ -1,8 +1,7 @@
-"""How a client turns payloads into runs and gets them stored (design: facts, runs).
+"""How a client turns payloads into runs and stores them (design: facts, runs).
 
-The client makes the ids and cuts the runs once; whatever happens afterwards, the same
-runs are sent again, so a retry can never make a second task.  The partition is chosen
-when the run is made, and stays.
+The client makes the ids, chooses the partition and cuts the runs once. Every retry sends the same runs, so it
+can never make a second task.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ from onyxq.core.ids import (
 from onyxq.wire.background import Spawner
 
 SHIPMENT_BYTES = 1024 * 1024
-"""Payload bytes from which on a request takes no further run."""
+"""Payload bytes from which a request takes no further run."""
 SHIPMENT_RUNS_MAX = 64
 SHIPMENTS_MAX = 8
-"""Requests of one call in flight at a time."""
+"""Largest number of requests of one call in progress at the same time."""
 AVOID_S = 5.0
-"""How long new runs go elsewhere after a partition could not take one."""
+"""How long new runs avoid a partition after it could not take one, in seconds."""
 
 
 class _Shipment(NamedTuple):
@@ -68,7 +67,7 @@ class Enqueuer:
     async def one(
         self, policy: Policy, payload: bytes, *, until: float, when: When = NOW, id: bytes | str | None = None
     ) -> TaskId:
-        """Store one task, together with others that come while a request is in flight; the id of what stands."""
+        """Store one task together with others that arrive while a request is in progress; return its id."""
         policy.check()
         check_payloads([payload])
         if when is not NOW or id is not None or policy.key is not None:
@@ -91,7 +90,7 @@ class Enqueuer:
         when: When = NOW,
         ids: Sequence[bytes | str] | None = None,
     ) -> list[TaskId]:
-        """Store tasks; the ids of what stands, in the order of the payloads. Raises the first error met."""
+        """Store tasks; return their ids in the order of the payloads. Raise the first error."""
         policy.check()
         check_payloads(payloads)
         given = None if ids is None else [as_id(task_id) for task_id in ids]
@@ -118,7 +117,7 @@ class Enqueuer:
         when: When = NOW,
         ids: Sequence[bytes | str] | None = None,
     ) -> list[TaskId]:
-        """The same of tasks that have keys, each a policy of its own with the same ``w``."""
+        """Store tasks with keys, one policy each, all with the same ``w``; return and raise as `many` does."""
         for policy in policies:
             policy.check()
         check_payloads(payloads)
@@ -130,7 +129,7 @@ class Enqueuer:
         return await self._singles.store(singles, policies[0].w if policies else None, until=until)
 
     async def flow(self, flow: Flow[Any], *, until: float) -> None:
-        """Store the tasks of a flow by way of one peer, which sees to their order."""
+        """Store the tasks of a flow through one peer, which keeps their order."""
         await self._pool.loaded_routes(until)
         if not flow.ids:
             flow.ids = tuple(one for part in flow.runs() for one in self._ids_of_steps(flow, *part))
@@ -143,7 +142,7 @@ class Enqueuer:
         return self.make_ids(end - start, when=when, partition=there)
 
     def make_ids(self, count: int, *, when: When = NOW, partition: int | None = None) -> list[TaskId]:
-        """Fresh ids, in the partitions that new tasks would go to, or in one of the caller's choice."""
+        """Return fresh ids, in the partitions that new tasks would use or in the given one."""
         made: list[TaskId] = []
         while len(made) < count:
             part = min(RUN_TASKS_MAX, count - len(made))
@@ -151,7 +150,7 @@ class Enqueuer:
         return made
 
     def _run(self, count: int, when: When, partition: int | None = None) -> Run:
-        """Fresh ids that are due by the clock of their leader, not by this machine's."""
+        """Return fresh ids that are due by the clock of their leader, not of this machine."""
         if partition is None:
             partition = self._choose_partition()
         now_ms, base_ms = self._pool.now_ms(partition) or (self._now_ms(),) * 2
@@ -159,7 +158,7 @@ class Enqueuer:
         return self._maker.run(partition, count, due_ms=due_ms, now_ms=now_ms)
 
     def _single(self, policy: Policy, payload: bytes, task_id: bytes | str | None, when: When) -> Single:
-        """A task with the id that it keeps, whatever is sent again."""
+        """Return a task with an id that stays the same in every retry."""
         if task_id is None:
             key = policy.key
             there = None if key is None else partition_of_keys(policy.queue, key, self._pool.routes.partitions)
@@ -181,7 +180,7 @@ class Enqueuer:
         return Group(self._spawner, send, size_max=RUN_TASKS_MAX)
 
     def _choose_partition(self) -> int:
-        """The next partition in turn with a leader that answers, whose clock is known, and took what it was sent."""
+        """Return the next partition whose leader answers, has a known clock and refused no recent run."""
         routes = self._pool.routes
         if not routes.partitions:
             raise Unavailable("the cluster's partitions are not known yet")
@@ -193,7 +192,7 @@ class Enqueuer:
             served = partition in routes.leaders or not routes.leaders
             if not served or partition in self._avoid:
                 continue
-            # A leader that died is still named by the routes until its session is over.
+            # The routes still name a dead leader until its session expires.
             if self._pool.reachable(partition) and self._pool.clock_known(partition):
                 return partition
         self._turn += 1
@@ -207,7 +206,7 @@ class Enqueuer:
         when: When,
         made: list[TaskId],
     ) -> Iterator[_Shipment]:
-        """The requests that store the payloads, each to one leader; new ids go to ``made``."""
+        """Yield the requests that store the payloads, each to one leader; append new ids to ``made``."""
         loading: dict[str | None, tuple[list[list[Any]], int]] = {}
         for start, end in cut_payloads(payloads) if given is None else cut_with_ids(payloads, given):
             if given is None:
@@ -282,7 +281,7 @@ class Enqueuer:
 
 
 def runs_of_flow(flow: Flow[Any]) -> Iterator[list[Any]]:
-    """The runs of a flow whose ids are made, what others depend on first."""
+    """Yield the runs of a flow that has ids; tasks come before those that depend on them."""
     steps, ids = flow.plan.steps, flow.ids
     for start, end, when in flow.runs():
         policy = steps[start].step.policy([ids[place] for place in steps[start].follows])
@@ -302,7 +301,7 @@ def check_payloads(payloads: Sequence[bytes]) -> None:
 
 
 def cut_payloads(payloads: Sequence[bytes]) -> Iterator[tuple[int, int]]:
-    """Where runs of fresh ids begin and end: as long as count and bytes allow."""
+    """Yield start and end of each run of fresh ids, as long as count and bytes allow."""
     ends = list(accumulate(map(len, payloads), initial=0))
     start = 0
     while start < len(payloads):
@@ -316,9 +315,9 @@ def cut_payloads(payloads: Sequence[bytes]) -> Iterator[tuple[int, int]]:
 
 
 def cut_with_ids(payloads: Sequence[bytes], ids: Sequence[bytes]) -> Iterator[tuple[int, int]]:
-    """The same for ids that were given: also where they are not consecutive or cross a stretch.
+    """Yield start and end of each run of given ids, which may be non-consecutive or cross a stretch.
 
-    The cut depends on nothing but the arguments, so a repetition makes the same runs.
+    The cut depends only on the arguments, so a retry makes the same runs.
     """
     start = size = 0
     for i in range(1, len(payloads) + 1):

@@ -1,4 +1,4 @@
-"""Flows: tasks that follow on each other, written as chains and groups (design: dependencies).
+"""Flows: tasks that depend on each other, written as chains and groups (design: dependencies).
 
     client.chain(
         Step("fetch", b"page 7"),
@@ -6,9 +6,8 @@
         Step("publish", b"7", priority=5),
     ).enqueue()
 
-Each step is a task of its own that depends on the tasks it follows; the flow itself is
-nothing that the cluster knows of.  A worker finds the ids in ``claim.depends`` and the
-results with ``client.results(claim.depends)``.
+Each step is a task that depends on the tasks it follows. The cluster knows the tasks, not the flow.
+A worker finds the ids in ``claim.depends`` and the results with ``client.results(claim.depends)``.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ OPTIONS = frozenset(StepOptions.__annotations__)
 
 
 class Step:
-    """A task that is to be part of a flow: ``Step("mail", b"hello", priority=5)``.
+    """A task of a flow: ``Step("mail", b"hello", priority=5)``.
 
-    ``options`` are those of `AsyncClient.enqueue` that say something of the task itself.  Raises
-    `BadRequest` for others: which id stands for a unique key is not known beforehand.
+    ``options`` are those of `AsyncClient.enqueue` that describe the task itself. Raises `BadRequest` for others.
+    A step cannot have a unique key, because the id of such a task is known only after it is stored.
     """
 
     __slots__ = ("_policy", "payload", "queue", "when")
@@ -45,22 +44,22 @@ class Step:
         self.queue = queue
         self.payload = payload
         self._policy, self.when = Policy.of(queue, {"trace": carried(), **options})
-        """When it is due at the earliest."""
+        """Earliest time at which the task is due."""
         self._policy.check()
 
     def policy(self, follows: Sequence[bytes]) -> Policy:
-        """Its policy where it follows on other tasks of the flow."""
+        """Return the policy of the step if it follows other tasks of the flow."""
         return self._policy._replace(depends=(*self._policy.depends, *follows))
 
     def alike(self, other: Step) -> bool:
-        """Whether both could be tasks of one run."""
+        """Return whether both steps could be tasks of one run."""
         if self._policy.ordering_key is not None:
             return False
         return (self._policy, self.when) == (other._policy, other.when)
 
 
 class Planned(NamedTuple):
-    """A step in its flow, and the places of those that it follows on."""
+    """A step in its flow, and the indexes of the steps that it follows."""
 
     step: Step
     follows: tuple[int, ...]
@@ -70,23 +69,26 @@ class Enqueued(NamedTuple):
     """The tasks of a flow."""
 
     ids: tuple[TaskId, ...]
-    """In the order in which the steps were written."""
+    """Ids of all steps, in the order in which the steps were written."""
     last: tuple[TaskId, ...]
-    """Of the steps that nothing follows on: once they are done, all is."""
+    """Ids of the steps that no other step follows. The flow is complete once they are."""
 
 
 Part: TypeAlias = "Step | tuple[str, bytes] | Flow[Any]"
 
 
 class Plan(NamedTuple):
-    """Steps, each behind all that it follows on, and the places where what precedes and what follows is tied on."""
+    """Steps, each after all steps that it follows.
+
+    ``heads`` and ``tails`` are the indexes of the first and the last steps, to which other plans are joined.
+    """
 
     steps: tuple[Planned, ...] = ()
     heads: tuple[int, ...] = ()
     tails: tuple[int, ...] = ()
 
     def then(self, other: Plan) -> Plan:
-        """This plan, and behind all of its tails the other one."""
+        """Return this plan followed by the other one, which starts after all tails of this one."""
         if not self.steps or not other.steps:
             return self if self.steps else other
         moved = other.moved(len(self.steps))
@@ -98,30 +100,30 @@ class Plan(NamedTuple):
         return Plan((*self.steps, *tied), self.heads, moved.tails)
 
     def moved(self, by: int) -> Plan:
-        """The same with places that count from ``by``."""
+        """Return the same plan with ``by`` added to every index."""
         steps = (one._replace(follows=tuple(place + by for place in one.follows)) for one in self.steps)
         return Plan(tuple(steps), tuple(place + by for place in self.heads), tuple(place + by for place in self.tails))
 
 
 class Flow(Generic[R]):
-    """A chain or a group; made by ``client.chain`` and ``client.group``. What ``R`` is depends on the client."""
+    """A chain or a group; made by ``client.chain`` and ``client.group``. ``R`` depends on the client."""
 
     def __init__(self, send: Callable[[Flow[R]], R], plan: Plan) -> None:
         self.plan = plan
         self.ids: tuple[TaskId, ...] = ()
-        """The ids of its steps, made when it is first enqueued: to enqueue it again makes no second tasks."""
+        """Ids of the steps, made at the first enqueue. To enqueue the flow again creates no second tasks."""
         self._send = send
 
     def then(self, *parts: Part) -> Flow[R]:
-        """The same flow with further parts, each behind all of the one before."""
+        """Return the flow with further parts, each after all of the part before."""
         return Flow(self._send, _chained(self.plan, parts))
 
     def enqueue(self) -> R:
-        """Store the tasks; their ids as `Enqueued`. May be called again after an error."""
+        """Store the tasks and return their ids as `Enqueued`. You may call it again after an error."""
         return self._send(self)
 
     def runs(self) -> Iterator[tuple[int, int, When]]:
-        """Where tasks begin and end that are alike, so that they may be one run, and when they are due."""
+        """Yield the start, end and due time of each stretch of steps that can be stored as one run."""
         steps, start = self.plan.steps, 0
         for place in range(1, len(steps) + 1):
             if place < len(steps) and _alike(steps[start], steps[place]):
@@ -130,17 +132,17 @@ class Flow(Generic[R]):
             start = place
 
     def enqueued(self) -> Enqueued:
-        """What `enqueue` gives."""
+        """Return what `enqueue` returns."""
         return Enqueued(self.ids, tuple(self.ids[place] for place in self.plan.tails))
 
 
 def chain(send: Callable[[Flow[R]], R], parts: Sequence[Part]) -> Flow[R]:
-    """A flow of parts, one after the other."""
+    """Return a flow of parts, one after the other."""
     return Flow(send, _chained(Plan(), parts))
 
 
 def group(send: Callable[[Flow[R]], R], parts: Sequence[Part]) -> Flow[R]:
-    """A flow of parts side by side."""
+    """Return a flow of parts side by side."""
     steps: list[Planned] = []
     heads: list[int] = []
     tails: list[int] = []

@@ -1,7 +1,7 @@
-"""Grouping of single calls that come together (design: runs).
+"""Grouping of calls that arrive at the same time (design: runs).
 
-While a request of a kind is in flight, further calls of that kind pile up and leave
-together in the next one: a lone call never waits, and under load the cost is per group.
+While a request of a kind is in progress, further calls of that kind wait and are sent together in the next one.
+A lone call never waits; under load the cost is per group.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from onyxq.core.errors import BadRequest, OnyxqError, TimedOut
 from onyxq.wire.background import Spawner
 
 OVERLAP_AFTER_S = 0.1
-"""A request in flight for longer does not hold back the next one."""
+"""Time after which a request in progress no longer holds back the next one, in seconds."""
 OVERLAPS_MAX = 16
 
 Entry = TypeVar("Entry")
@@ -33,10 +33,10 @@ class _Waiter(Generic[Entry, Outcome]):
 
 
 class Group(Generic[Entry, Outcome]):
-    """Calls of one kind.
+    """Calls of one kind, sent in groups.
 
-    ``send(entries, until)`` makes one request of at most ``size_max`` entries and gives
-    an outcome or an error for each; an error it raises is that of all.
+    ``send(entries, until)`` makes one request of at most ``size_max`` entries and returns an outcome or an error for
+    each. An error that it raises is the outcome of all.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class Group(Generic[Entry, Outcome]):
 
     @property
     def idle(self) -> bool:
-        """Nothing waits and nothing is in flight."""
+        """Whether no call waits and no request is in progress."""
         return not self._waiting and not self._in_flight
 
     async def add(self, entry: Entry, *, until: float) -> Outcome:
-        """The outcome of one entry, sent with others; raises its error, or `TimedOut` at ``until``."""
+        """Send an entry with others and return its outcome; raise its error, or `TimedOut` at ``until``."""
         waiter: _Waiter[Entry, Outcome] = _Waiter(entry, until)
         self._waiting.append(waiter)
         now = anyio.current_time()
@@ -96,7 +96,7 @@ class Group(Generic[Entry, Outcome]):
                 waiter.outcome = outcome
         except BadRequest as error:
             if len(taken) > 1:
-                # Nothing was done; only the call that is at fault is to hear of it.
+                # Nothing was done; only the call at fault may get the error.
                 for waiter in taken:
                     await self._send_one([waiter])
                 return

@@ -1,8 +1,8 @@
-"""What a client does with the claims it holds (design: claims).
+"""Operations of a client on the claims it holds (design: claims).
 
-Every operation is a list of items ``[first id, count, token, ...]``; whole runs stay
-whole.  A peer answers with the parts it refused.  A part refused for a passing reason is
-sent again until the deadline; all of these operations may be repeated.
+Every operation is a list of items ``[first id, count, token, ...]``; whole runs stay whole. A peer answers with
+the parts it refused. Parts refused for a temporary reason are sent again until the deadline; all operations are
+safe to repeat.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from onyxq.core.ids import RUN_TASKS_MAX, counter_of, ids_of, partition_of, with
 from onyxq.wire.background import Spawner
 
 ITEMS_MAX = 1000
-"""Items of one request."""
+"""Largest number of items in one request."""
 RESULT_BYTES_MAX = 4 * 1024 * 1024
-"""Bytes of results from which on a request takes no further item."""
+"""Bytes of results from which a request takes no further item."""
 RESULTS = 4
-"""Place of the results in an item of ``complete``."""
+"""Index of the results in an item of ``complete``."""
 
 Item = list[Any]
 
 
 class Holder:
-    """Completes, fails, renews and gives back claims for one client."""
+    """Completes, fails, renews and releases claims for one client."""
 
     def __init__(self, spawner: Spawner, pool: Pool) -> None:
         self._spawner = spawner
@@ -39,16 +39,16 @@ class Holder:
         self._groups: dict[tuple[str, str | None], Group[Item, bool]] = {}
 
     async def act(self, method: str, claims: Claims, items: list[Item], *, until: float) -> None:
-        """Do ``method`` to items; raises the error itself for a single `Claim`, else `BatchRefused`.
+        """Apply ``method`` to items; raise the error itself for a single `Claim`, otherwise `BatchRefused`.
 
-        If nothing at all was done, for reasons that pass, the first of these is raised.
+        If nothing at all was done, for temporary reasons, the first of these errors is raised.
         """
         if isinstance(claims, Claim):
             await self._one(method, items[0], until)
             return
         refused: list[Refused] = []
         if len(items) == 1 and items[0][1] == 1:
-            # A batch of one task is as good as a single claim: it goes with others that come now.
+            # A batch of one task is sent like a single claim, together with other calls.
             try:
                 await self._one(method, items[0], until)
             except OnyxqError as error:
@@ -63,14 +63,14 @@ class Holder:
             raise BatchRefused(refused)
 
     async def update(self, claim: Claim, data: bytes, *, w: int | None = None, until: float) -> int:
-        """Store the claim's next update on so many nodes; its sequence number. One at a time per claim."""
+        """Store the claim's next update on ``w`` nodes; return its sequence number. One at a time per claim."""
         if type(data) is not bytes:
             raise BadRequest(f"an update is bytes, not {type(data).__name__}", field="data")
         if claim.lock is None:
             claim.lock = anyio.Lock()
         async with claim.lock:
             if claim.unsure is not None:
-                # It may be stored under this number already, so nothing else may take it.
+                # It may be stored under this number already, so no other update may take the number.
                 await self._send_update(claim, claim.unsure, w, until)
             await self._send_update(claim, data, w, until)
             return claim.seq - 1
@@ -115,7 +115,7 @@ class Holder:
         async def send(items: list[Item], until: float) -> list[bool | OnyxqError]:
             errors: dict[tuple[bytes, int], OnyxqError] = {}
             for request in requests_of(merged(items)):
-                # Two claims of one task may be in it, and only one of them refused.
+                # Two claims of one task may be in the request, and only one of them refused.
                 for item, parts in zip(request, await self._answers(method, request, until), strict=True):
                     for first, count, error in parts:
                         errors.update(((task_id, item[2]), from_map(error)) for task_id in ids_of(first, count))
@@ -141,19 +141,19 @@ class Holder:
         return [Refused(first, count, from_map(error)) for parts in answers for first, count, error in parts]
 
     async def _answers(self, method: str, items: list[Item], until: float) -> list[Any]:
-        """The refused parts of each item."""
+        """Return the refused parts of each item."""
         answer = await self._pool.call(method, {"items": items}, until=until, address=self._address(items))
         found: list[Any] = answer["results"]
         return found
 
     def _address(self, items: list[Item]) -> str | None:
-        """The peer that leads all partitions of the items, if one does."""
+        """Return the address of the peer that leads all partitions of the items; None if there is none."""
         leaders = {self._pool.leader_of(partition_of(item[0])) for item in items}
         return leaders.pop() if len(leaders) == 1 else None
 
 
 def completion_items(claims: Claims, result: bytes | None, results: list[bytes | None] | None) -> list[Item]:
-    """Items of ``complete``: one result for each claim, or the same for all."""
+    """Return the items of ``complete``, with one result for each claim or the same for all."""
     pieces = pieces_of(claims)
     if results is not None and len(results) != sum(piece.size for piece in pieces):
         raise BadRequest(f"{len(results)} results for {sum(piece.size for piece in pieces)} claims", field="results")
@@ -168,17 +168,17 @@ def completion_items(claims: Claims, result: bytes | None, results: list[bytes |
 
 
 def items_of(claims: Claims, *more: Any) -> list[Item]:
-    """Items of the other operations: id, count, token and what follows."""
+    """Return the items of the other operations: id, count, token and further values."""
     return [[*piece.item, *more] for piece in pieces_of(claims)]
 
 
 def renewal_items(claims: Claims, lease_ms: int | None) -> list[Item]:
-    """Items of ``renew``: for the given lease, or for the one that each claim was granted with."""
+    """Return the items of ``renew``, with the given lease or the one that each claim was granted with."""
     return [[*piece.item, lease_ms or piece.run.lease_ms] for piece in pieces_of(claims)]
 
 
 def extend(claims: Claims, lease_ms: int | None, *, sent_at: float, refused: list[Refused]) -> None:
-    """Note that claims were renewed by a request sent at ``sent_at`` (monotonic second)."""
+    """Record that claims were renewed by a request sent at ``sent_at`` (monotonic second)."""
     if isinstance(claims, ClaimBatch) and not refused:
         for run in claims.runs:
             run.expires = max(run.expires, sent_at + (lease_ms or run.lease_ms) / 1000)
@@ -190,7 +190,7 @@ def extend(claims: Claims, lease_ms: int | None, *, sent_at: float, refused: lis
 
 
 def merged(items: list[Item]) -> list[Item]:
-    """The same with neighbours made one item, where nothing but the id (and the result) differs."""
+    """Return the items with neighbours joined where only the id and the result differ."""
     merged_items: list[Item] = []
     for item in sorted(items, key=lambda item: (item[2], item[0])):
         if merged_items and _joins(merged_items[-1], item):
@@ -220,7 +220,7 @@ def _joins(last: Item, item: Item) -> bool:
 
 
 def narrowed(items: list[Item], part: Refused) -> Item:
-    """The item that ``part`` belongs to, cut down to it."""
+    """Return the part of the item that ``part`` refers to; raise `BadRequest` if no item holds it."""
     for item in items:
         offset = counter_of(part.first) - counter_of(item[0])
         if item[0][:16] == part.first[:16] and offset >= 0 and offset + part.count <= item[1]:
@@ -229,7 +229,7 @@ def narrowed(items: list[Item], part: Refused) -> Item:
 
 
 def requests_of(items: list[Item]) -> list[list[Item]]:
-    """The items of each request, none too large for a frame."""
+    """Return the items of each request; no request is too large for a frame."""
     requests: list[list[Item]] = [[]]
     size = 0
     for item in itertools.chain.from_iterable(map(_small, items)):

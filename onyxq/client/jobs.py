@@ -1,4 +1,4 @@
-"""What a client asks of jobs: submit, look, wait, seal, kill."""
+"""Calls of a client that are about jobs: submit, read, wait, seal, kill."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onyxq.jobs.model import Job
 
 WAIT_MS = 86_400_000
 ONE_WAIT_MS = 20_000
-"""One request waits for so long at most, and is then asked again."""
+"""Longest wait of one request, in milliseconds; the client then asks again."""
 ENDED = ("completed", "killed", "failed")
 
 
@@ -28,18 +28,18 @@ class JobOutcome:
     error: str = ""
     """The task and segment at fault, and the traceback, as text."""
     batch: int | None = None
-    """The last batch that was committed."""
+    """Number of the last batch that was committed."""
     submitted_ms: int = 0
     ended_ms: int | None = None
 
     @property
     def completed(self) -> bool:
-        """Whether it did all that there was to do."""
+        """Whether the job finished all its work."""
         return self.state == "completed"
 
     @staticmethod
     def of(found: dict[str, Any]) -> JobOutcome:
-        """The outcome in an answer."""
+        """Return the outcome in an answer."""
         return JobOutcome(**{name: found[name] for name in JobOutcome.__annotations__ if name in found})
 
 
@@ -52,12 +52,12 @@ class Jobs:
     async def submit_job(
         self, job: Job, *, keep_ms: int | None = None, importable: bool = True, timeout_ms: int | None = None
     ) -> str:
-        """Have a job run; its id. The same job again under the same id is the same job.
+        """Submit a job and return its id. To submit the same job again under its id changes nothing.
 
-        Functions that cannot be imported by name elsewhere are pickled and sent along.
-        ``importable``: those given by name are imported here, to see whether they are there.
-        ``keep_ms``: how long the outcome is kept once it has ended.  Raises `BadRequest` naming the key at
-        fault, `TooLarge`, `JobConflict` if another job was submitted under the id.
+        Functions that other machines cannot import by name are pickled and sent along. ``importable``: import
+        functions given by name here, to check that they exist. ``keep_ms``: how long the outcome is kept after the
+        job has ended. Raises `BadRequest` naming the key at fault, `TooLarge`, or `JobConflict` if another job was
+        submitted under the id.
         """
         check(job, importable=importable)
         args: dict[str, Any] = {"body": encode(job)}
@@ -67,17 +67,21 @@ class Jobs:
         return str(answer["id"])
 
     async def jobs(self, state: str | None = None) -> Sequence[dict[str, Any]]:
-        """The jobs that are known, of one state if given; those under way first."""
+        """Return the jobs that the cluster remembers, of one state if given; running jobs first."""
         found: Sequence[dict[str, Any]] = (await self._ask("job.list", {"state": state}))["jobs"]
         return found
 
     async def job(self, id: str) -> dict[str, Any]:
-        """One job: its state, what was submitted, and its ``progress`` as its driver tells it; raises `NotFound`."""
+        """Return one job: its state, its definition, and the ``progress`` its driver reports. Raises `NotFound`."""
         found: dict[str, Any] = await self._ask("job.get", {"id": id})
         return found
 
     async def wait_job(self, id: str, wait_ms: int = WAIT_MS) -> JobOutcome:
-        """How a job ended, once it has, also long ago; raises `TimedOut` if it has not by then, `NotFound`."""
+        """Wait for a job to end and return how it ended.
+
+        Returns at once if it has ended already. Raises `NotFound`, or `TimedOut` if it has not ended within
+        ``wait_ms``.
+        """
         until, found = anyio.current_time() + wait_ms / 1000, None
         while True:
             left_ms = max(0, int((until - anyio.current_time()) * 1000))
@@ -86,7 +90,7 @@ class Jobs:
             except (Unavailable, Overloaded, TimedOut):
                 if found is None or anyio.current_time() >= until:
                     raise
-                continue  # peers come and go while somebody waits for hours
+                continue  # peers come and go during a wait of hours
             if found["state"] in ENDED:
                 return JobOutcome.of(found)
             if anyio.current_time() >= until:
@@ -94,14 +98,15 @@ class Jobs:
                 raise TimedOut(f"job {id} is {found['state']} after {wait_ms} ms{why}", field="wait_ms")
 
     async def seal_job(self, id: str, input: str) -> dict[str, Any]:
-        """Say that nothing more comes on an input; the job completes once it has read all there is.
+        """Mark an input as complete. The job completes once it has read all of it.
 
-        Raises `NotFound`, `BadRequest` for an input that is none or ends by itself, `Conflict` if the job has ended.
+        Raises `NotFound`, `BadRequest` if the job has no such input or the input ends on its own, `Conflict` if the
+        job has ended.
         """
         found: dict[str, Any] = await self._ask("job.seal", {"id": id, "input": input})
         return found
 
     async def kill_job(self, id: str) -> dict[str, Any]:
-        """End a job: what it has not committed by now never counts; raises `NotFound`, `Conflict` if it has ended."""
+        """End a job without its uncommitted work. Raises `NotFound`, or `Conflict` if it has ended."""
         found: dict[str, Any] = await self._ask("job.kill", {"id": id})
         return found

@@ -1,4 +1,4 @@
-"""What a client asks of the cluster beside tasks and claims: queues, dead letters, periodic tasks, timers, views."""
+"""Calls of a client beside tasks and claims: queues, dead letters, periodic tasks, timers, cluster views."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Tasks = AsyncIterator[Task]
 class ScheduleOptions(TypedDict, total=False):
     """How a schedule is read.
 
-    ``zone``: the time zone of the cron fields.  ``missed``: what to do about times at which nothing could be
-    enqueued: ``"skip"``, ``"once"`` or ``"all"``.
+    - ``zone``: the time zone of the cron fields.
+    - ``missed``: what to do about times at which no task could be enqueued: ``"skip"``, ``"once"`` or ``"all"``.
     """
 
     zone: str
@@ -28,7 +28,7 @@ SCHEDULE: ScheduleOptions = {"zone": "UTC", "missed": "once"}
 
 
 class Managing:
-    """The part of `AsyncClient` that needs nothing but questions and answers."""
+    """The calls of `AsyncClient` that are one request and one answer."""
 
     async def _ask(self, method: str, args: dict[str, Any] | None = None, *, timeout_ms: int | None = None) -> Any:
         raise NotImplementedError
@@ -40,24 +40,27 @@ class Managing:
         return found
 
     def random_name(self) -> str:
-        """A name that nobody else gives."""
+        """Return a unique random name."""
         raise NotImplementedError
 
     # tasks
     async def count(self, queue: str | None = None) -> dict[str, dict[str, int]]:
-        """Tasks by state, per queue."""
+        """Return the number of tasks by queue and state: ``{queue: {state: number}}``."""
         counts: dict[str, dict[str, int]] = (await self._ask("count", {"queue": queue}))["counts"]
         return counts
 
     async def list(
         self, queue: str | None = None, *, state: str | None = None, after: bytes | None = None, limit: int = 100
     ) -> Page:
-        """Tasks in id order, of one queue and state if given; go on with ``after`` of the page."""
+        """Return a page of tasks in id order, of one queue and state if given.
+
+        Pass ``after`` of the page to get the next one.
+        """
         answer = await self._ask("list", {"queue": queue, "state": state, "after": after, "limit": limit})
         return Page(tuple(Task.of(task) for task in answer["tasks"]), answer["after"])
 
     async def list_all(self, queue: str | None = None, *, state: str | None = None) -> Tasks:
-        """The same, all of them, page by page: ``async for task in client.list_all()``."""
+        """Yield all tasks in id order, page by page: ``async for task in client.list_all()``."""
         after = None
         while True:
             page = await self.list(queue, state=state, after=after, limit=PAGE_TASKS)
@@ -69,53 +72,53 @@ class Managing:
 
     # queues
     async def queues(self) -> Sequence[dict[str, Any]]:
-        """Every queue with its depth by state, the age of its oldest ready task, and whether it is paused."""
+        """Return every queue with its depth by state, the age of its oldest ready task, and whether it is paused."""
         queues: Sequence[dict[str, Any]] = (await self._ask("queues", {}))["queues"]
         return queues
 
     async def queue(self, queue: str) -> dict[str, Any]:
-        """One queue: its ``settings`` and its ``depth`` by state. A queue that nobody set is as the defaults are."""
+        """Return one queue: its ``settings`` and its ``depth`` by state. A queue without settings has the defaults."""
         return await self._map("queue.get", {"queue": queue})
 
     async def set_queue(self, /, queue: str, *, by: str = "", why: str = "", **settings: Any) -> None:
-        """Change settings of a queue and leave the others as they are; raises `BadRequest` naming the setting.
+        """Change settings of a queue and leave the others as they are; raise `BadRequest` naming the setting.
 
-        ``paused``, ``lease_ms``, ``retries`` (None: no limit), ``backoff_ms``, ``on_dead`` (``"stops"`` or
-        ``"goes on"``: what a dead letter does to its ordering key), ``retention_ms``, ``grace_ms``, ``rate``
-        and ``key_rate`` (tasks a second; 0: no limit), ``concurrency`` (0: no limit), ``durability``
-        (``"strict"`` or ``"opportunistic"``), ``archive``.  None, but for ``retries``: back to the default.
+        The settings are ``paused``, ``lease_ms``, ``retries`` (None: no limit), ``backoff_ms``, ``on_dead``
+        (``"stops"`` or ``"goes on"``: what a dead letter does to its ordering key), ``retention_ms``, ``grace_ms``,
+        ``rate`` and ``key_rate`` (tasks per second; 0: no limit), ``concurrency`` (0: no limit), ``durability``
+        (``"strict"`` or ``"opportunistic"``) and ``archive``. None resets a setting to its default, except ``retries``.
         """
         await self._ask("queue.set", {"queue": queue, "settings": settings, "by": by, "why": why})
 
     async def pause(self, queue: str, *, by: str = "", why: str = "") -> None:
-        """Grant nothing of a queue any more; claims in flight go on. ``by``, ``why``: shown with the queue."""
+        """Stop claims from a queue; existing claims continue. ``by`` and ``why`` are shown with the queue."""
         await self.set_queue(queue, by=by, why=why, paused=True)
 
     async def resume(self, queue: str, *, by: str = "", why: str = "") -> None:
-        """Go on with a paused queue: who waits for its tasks is woken."""
+        """Resume a paused queue and wake the claimers that wait for it."""
         await self.set_queue(queue, by=by, why=why, paused=False)
 
     # dead letters
     async def dead(
         self, queue: str | None = None, *, where: str | None = None, after: bytes | None = None, limit: int = 100
     ) -> Page:
-        """Tasks that failed for good, in id order; ``where``: a part of their error."""
+        """Return a page of tasks that failed for good, in id order; ``where``: a part of their error."""
         answer = await self._ask("dead", {"queue": queue, "error": where, "after": after, "limit": limit})
         return Page(tuple(Task.of(task) for task in answer["tasks"]), answer["after"])
 
     async def requeue_dead(
         self, ids: Sequence[bytes | str] | None = None, *, queue: str | None = None, where: str | None = None
     ) -> int:
-        """Have dead letters run again, with all their retries: those named, or all that fit; how many.
+        """Requeue dead letters with all their retries: those named, or all that match; return their number.
 
-        Raises `NotFound` or `Conflict` for an id that is none; the others are requeued.
+        Raises `NotFound` or `Conflict` for an id that is not a dead letter; the others are requeued.
         """
         return await self._change_dead("dead.requeue", ids, queue, where)
 
     async def discard_dead(
         self, ids: Sequence[bytes | str] | None = None, *, queue: str | None = None, where: str | None = None
     ) -> int:
-        """Give dead letters up: they are cancelled. Otherwise as `requeue_dead`."""
+        """Discard dead letters: they are cancelled. Arguments and errors are those of `requeue_dead`."""
         return await self._change_dead("dead.discard", ids, queue, where)
 
     async def _change_dead(
@@ -136,11 +139,11 @@ class Managing:
 
     # periodic tasks
     async def periodic(self, name: str) -> dict[str, Any]:
-        """One periodic task; raises `NotFound`."""
+        """Return one periodic task; raise `NotFound` if it does not exist."""
         return await self._map("periodic.get", {"name": name})
 
     async def periodics(self) -> Sequence[dict[str, Any]]:
-        """All periodic tasks by name."""
+        """Return all periodic tasks, sorted by name."""
         found: Sequence[dict[str, Any]] = (await self._ask("periodic.list", {}))["periodic"]
         return found
 
@@ -157,7 +160,7 @@ class Managing:
         paused: bool = False,
         **options: Unpack[ScheduleOptions],
     ) -> dict[str, Any]:
-        """Have a task enqueued again and again; under a name that is there: change it. Raises `BadRequest`.
+        """Create a periodic task, or change the one of that name; raise `BadRequest` naming the field.
 
         ``schedule``: five cron fields (``"*/5 8-17 * * mon-fri"``), or ``"every 90s"``.
         """
@@ -166,15 +169,15 @@ class Managing:
         return await self._map("periodic.set", {"name": name, "schedule": schedule, "paused": paused, **task, **said})
 
     async def remove_periodic(self, name: str) -> None:
-        """End a periodic task; the tasks that it made stay. Raises `NotFound`."""
+        """Remove a periodic task; the tasks that it made stay. Raise `NotFound` if it does not exist."""
         await self._ask("periodic.remove", {"name": name})
 
     async def pause_periodic(self, name: str) -> dict[str, Any]:
-        """Enqueue none of its tasks until it is resumed."""
+        """Pause a periodic task: it enqueues nothing until it is resumed."""
         return await self._map("periodic.pause", {"name": name, "paused": True})
 
     async def resume_periodic(self, name: str) -> dict[str, Any]:
-        """Go on with the next time from now."""
+        """Resume a periodic task from its next scheduled time."""
         return await self._map("periodic.pause", {"name": name, "paused": False})
 
     # timers
@@ -189,80 +192,80 @@ class Managing:
         method: str = "POST",
         replace: bool = False,
     ) -> None:
-        """Have a callback made ``timeout_ms`` from now; with ``replace`` that of a timer that has not fired anew.
+        """Set a timer that makes a callback ``timeout_ms`` from now.
 
-        Raises `Conflict` if there is one of that id that has not fired, with ``replace`` `NotFound` if there
-        is none; `BadRequest` naming the field.
+        ``replace``: set a timer that has not fired anew. Raises `Conflict` if such a timer exists, or with ``replace``
+        `NotFound` if it does not exist; `BadRequest` naming the field.
         """
         callback = {"transport": transport, "uri": uri, "method": method}
         said = {"timeout": timeout_ms, "data": dict(data) if isinstance(data, Mapping) else data, "callback": callback}
         await self._ask("timer.set", {"id": timer, "replace": replace, "request": self.random_name(), **said})
 
     async def timer(self, timer: str) -> dict[str, Any]:
-        """One timer, also one that has fired, until it is purged; raises `NotFound`."""
+        """Return one timer, until it is purged even if it has fired; raise `NotFound` if it does not exist."""
         return await self._map("timer.get", {"id": timer})
 
     async def timers(
         self, *, state: str | None = None, after: bytes | None = None, limit: int = 100
     ) -> tuple[Sequence[dict[str, Any]], bytes | None]:
-        """Timers as they fall due, and what to give as ``after`` for the next ones, None at the end."""
+        """Return a page of timers by due time, and the ``after`` for the next page; None on the last page."""
         page = await self._map("timer.list", {"state": state, "after": after, "limit": limit})
         return page["timers"], page["after"]
 
     async def cancel_timer(self, timer: str) -> None:
-        """Cancel a timer; raises `NotFound` if there is none that has not fired."""
+        """Cancel a timer; raise `NotFound` if it does not exist or has fired."""
         await self._ask("timer.cancel", {"id": timer})
 
     # the cluster
     async def cluster(self) -> dict[str, Any]:
-        """The cluster's name, settings and condition."""
+        """Return the cluster's name, settings and condition."""
         return await self._map("cluster")
 
     async def ring(self) -> dict[str, Any]:
-        """The ring: who watches whom."""
+        """Return the ring: which peer watches which."""
         return await self._map("ring")
 
     async def partitions(self) -> dict[str, Any]:
-        """Every partition's members, leader and epoch."""
+        """Return every partition's members, leader and epoch."""
         return await self._map("partitions")
 
     async def peers(self) -> dict[str, Any]:
-        """Every peer and node."""
+        """Return every peer and node."""
         return await self._map("peers")
 
     async def health(self) -> dict[str, Any]:
-        """Whether the asked peer serves, and how far behind the log it is."""
+        """Return whether the peer serves requests, and how far it lags behind the log."""
         return await self._map("health")
 
     async def log(self, from_: int | None = None, limit: int = 100) -> dict[str, Any]:
-        """Records of the log from a position on, with the verdict on each entry."""
+        """Return log records from a position on, with the verdict on each entry."""
         return await self._map("log", {"from": from_, "limit": limit})
 
     async def submit_entry(
         self, entry: str, args: Mapping[str, Any] | Sequence[Any] | None = None, *, timeout_ms: int | None = None
     ) -> Submitted:
-        """Append an entry of an extension; where it stands in the log and what became of it.
+        """Append an entry of an extension to the log; return its position and verdict.
 
-        Like all calls it is repeated until a peer answers, so an entry may be applied twice.
-        Raises `NotFound`, `Forbidden`, `NotEnabled`, `BadRequest` naming the argument.
+        The call is retried until a peer answers, so an entry may be applied twice. Raises `NotFound`, `Forbidden`,
+        `NotEnabled`, or `BadRequest` naming the argument.
         """
         sent = dict(args) if isinstance(args, Mapping) else tuple(args or ())
         found = await self._map("submit", {"entry": entry, "args": sent or {}}, timeout_ms=timeout_ms)
         return Submitted(found["position"], found["verdict"])
 
     async def extension(self, name: str, *, seen: int | None = None) -> Any:
-        """The state of an extension as any peer knows it; not older than the position ``seen``. Raises `NotFound`."""
+        """Return the state of an extension, not older than the position ``seen``; raise `NotFound`."""
         wanted = {"name": name} if seen is None else {"name": name, "seen": seen}
         return (await self._ask("extension", wanted))["state"]
 
     async def gc(self, *, timeout_ms: int | None = None) -> dict[str, Any]:
-        """Compress the replica and trim the log; returns once it is trimmed."""
+        """Take a snapshot and trim the log before it; return once it is trimmed."""
         return await self._map("gc", timeout_ms=timeout_ms)
 
     async def leave(self, peer: str, *, permanent: bool = False, timeout_ms: int | None = None) -> dict[str, Any]:
-        """Drain a peer; ``permanent``: its copies move away first, and the answer tells how many are to."""
+        """Drain a peer; ``permanent``: its copies move away first, and the answer holds their number."""
         return await self._map("leave", {"peer": peer, "permanent": permanent}, timeout_ms=timeout_ms)
 
     async def force_partition(self, partition: int, *, by: str = "") -> dict[str, Any]:
-        """Go on without the lost majority of a partition's nodes: what only they hold is lost. Raises `Conflict`."""
+        """Continue without a partition's lost majority of nodes: data only they hold is lost. Raise `Conflict`."""
         return await self._map("partition.force", {"partition": partition, "by": by})

@@ -1,4 +1,4 @@
-"""Keyword options that several calls share: declared once, shown in the signature of each.
+"""Keyword options that several calls share, declared once and shown in the signature of each call.
 
 A call takes them as ``**options: Unpack[X]``, where ``X`` is a ``TypedDict`` with ``total=False``.
 """
@@ -15,9 +15,9 @@ Given = TypeVar("Given", bound=Mapping[str, object])
 
 
 def takes(options: type, defaults: Mapping[str, Any]) -> Callable[[F], F]:
-    """Make a decorator that shows the keys of ``options`` in a signature, each with its default.
+    """Return a decorator that shows the keys of ``options`` in a signature, each with its default.
 
-    The decorated function or class gets all of the docstring of ``options`` after the first paragraph.
+    The docstring of ``options`` after its first paragraph is added to that of the decorated function or class.
     `help` and the reference pages print both.
     """
     added = [
@@ -39,7 +39,7 @@ def takes(options: type, defaults: Mapping[str, Any]) -> Callable[[F], F]:
 
 
 def known(given: Mapping[str, object], call: str, defaults: Given) -> Given:
-    """Return all options of a call, with the defaults of those not given; raise `TypeError` for an unknown one."""
+    """Return all options of a call, defaults included; raise `TypeError` for an unknown one."""
     if not given.keys() <= defaults.keys():
         name = min(given.keys() - defaults.keys())
         raise TypeError(f"{call}() got an unexpected keyword argument {name!r}")

@@ -1,6 +1,6 @@
-"""What a client says about tasks beside their payload: how they are tried, when, in what order, after what.
+"""Options of tasks beside their payload: priority, due time, retries, ordering and dependencies.
 
-Only what differs from the defaults goes into the header of a run (design: runs).
+The header of a run holds only the options that differ from the defaults (design: runs).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from onyxq.system.tracing import check_traceparent
 
 NAME_CHARACTERS_MAX = 200
 DEPENDS_MAX = 100
-"""Tasks that one task may depend on."""
+"""Largest number of tasks that one task may depend on."""
 FATES = ("fail", "cancel", "run")
-"""What becomes of a task when one that it depends on fails or is cancelled."""
+"""What happens to a task when a task that it depends on fails or is cancelled."""
 TIME_MS_MAX = (1 << 48) - 1
 
 
 class OfQueue(Enum):
-    """Stands for the setting of the task's queue, where None has a meaning of its own."""
+    """The setting of the task's queue, for options in which None already has a meaning."""
 
     OF_QUEUE = "as the queue says"
 
@@ -35,7 +35,7 @@ Retries = int | None | OfQueue
 
 
 class TaskOptions(TypedDict, total=False):
-    """The options that every call has which makes tasks; `EnqueueOptions` explains them."""
+    """Options of every call that makes tasks; `EnqueueOptions` explains them."""
 
     priority: int
     delay_ms: int
@@ -48,36 +48,39 @@ class TaskOptions(TypedDict, total=False):
 
 
 class EnqueueOptions(TaskOptions, total=False):
-    """The options of a task whose payload the caller makes.
+    """Options of a task with a payload from the caller.
 
-    ``priority``: higher ones are claimed first.  ``delay_ms``: due after this time.
-    ``at_ms``: due then, in milliseconds since the epoch.  The clocks of the cluster decide, not this
-    machine's.  A time further back than the queue's ``grace_ms`` is refused.  ``expires_ms``: the tasks
-    fail if they are not begun by then.  ``retries``: failed attempts allowed beyond the first, None for
-    no limit.  ``backoff_ms``: pause before the first retry, doubled for each further one.  By default
-    both are as the queue says.  ``depends``: ids of tasks that must be done before.
-    ``on_dependency_failed``: ``fail``, ``cancel`` or ``run`` if one of them fails or is cancelled.
-    ``format``: the kind of the payload, ``bytes`` or ``json``.
+    - ``priority``: higher ones are claimed first.
+    - ``delay_ms``: the task is due after this many milliseconds.
+    - ``at_ms``: the task is due at this time, in milliseconds since the epoch. The clocks of the cluster decide,
+      not this machine's. A time further in the past than the queue's ``grace_ms`` is refused.
+    - ``expires_ms``: the task fails if it has not started by this time, in milliseconds since the epoch.
+    - ``retries``: failed attempts allowed beyond the first; None for no limit. Default: the queue's setting.
+    - ``backoff_ms``: pause before the first retry in milliseconds, doubled for each further one. Default: the
+      queue's setting.
+    - ``depends``: ids of tasks that must finish before this one can start.
+    - ``on_dependency_failed``: what happens if one of them fails or is cancelled: ``fail``, ``cancel`` or ``run``.
+    - ``format``: the kind of the payload, ``bytes`` or ``json``.
     """
 
     format: str
 
 
 class StepOptions(EnqueueOptions, total=False):
-    """The options of a task that is not sent yet."""
+    """Options of a task that is not sent yet."""
 
     ordering_key: str | None
     trace: str | None
 
 
 class GatheredOptions(StepOptions, total=False):
-    """The options of a task that a transaction enqueues."""
+    """Options of a task that a transaction enqueues."""
 
     unique_key: str | None
 
 
 class Policy(NamedTuple):
-    """What tasks enqueued together have in common."""
+    """The options that tasks enqueued together share."""
 
     queue: str
     priority: int = 0
@@ -91,10 +94,10 @@ class Policy(NamedTuple):
     on_dependency_failed: str = "fail"
     expires_ms: int | None = None
     trace: str | None = None
-    """W3C ``traceparent`` of who enqueues them."""
+    """W3C ``traceparent`` of the span that enqueues the tasks."""
 
     def header(self) -> dict[str, Any]:
-        """The header of their runs: what differs from the defaults, sorted by name."""
+        """Return the header of the tasks' runs: the options that differ from the defaults, sorted by name."""
         said = {name: value for name, default in _HEADER if (value := getattr(self, name)) != default}
         if "depends" in said:
             said["depends"] = [as_id(one) for one in self.depends]
@@ -105,18 +108,18 @@ class Policy(NamedTuple):
 
     @staticmethod
     def of(queue: str, options: Mapping[str, Any]) -> tuple[Policy, When]:
-        """The policy that options of known names stand for, and when its tasks are due; raises `BadRequest`."""
+        """Return the policy and the due time that options of known names describe; raise `BadRequest` for bad ones."""
         said = {**options, "depends": tuple_of(options.get("depends", ()))}
         when = When.of(said.pop("delay_ms", 0), said.pop("at_ms", None))
         return Policy(queue, **said), when
 
     @property
     def key(self) -> str | None:
-        """The key that decides about the tasks' partition: each such task is a run of its own."""
+        """The key that decides the partition; None for none. Each task with a key is a run of its own."""
         return self.unique_key if self.ordering_key is None else self.ordering_key
 
     def check(self) -> None:
-        """Raise `BadRequest` for what no server would take."""
+        """Raise `BadRequest` for options that no server would accept."""
         queue, priority, retries, backoff_ms, form, _, *relations = self
         _check_name(queue, "queue", "a queue's name")
         if type(priority) is not int or not -(2**31) <= priority < 2**31:
@@ -152,7 +155,7 @@ _NONE = list(Policy("")[6:])
 
 
 def tuple_of(depends: Iterable[bytes | str]) -> tuple[bytes | str, ...]:
-    """Ids to depend on, as a policy keeps them; raises `BadRequest` for a single id."""
+    """Return the ids to depend on as a tuple; raise `BadRequest` for a single id."""
     if isinstance(depends, (str, bytes)):
         raise BadRequest("depends is a list of ids", field="depends")
     return tuple(depends)
@@ -161,7 +164,7 @@ def tuple_of(depends: Iterable[bytes | str]) -> tuple[bytes | str, ...]:
 def with_keys(
     policy: Policy, count: int, ordering_key: str | Sequence[str] | None, unique_key: str | Sequence[str] | None
 ) -> list[Policy]:
-    """The policies of so many tasks whose keys are one for all, or one each; raises `BadRequest`."""
+    """Return one policy per task, with keys given once for all tasks or one each; raise `BadRequest` otherwise."""
     if unique_key is not None and count > 1 and not _several(unique_key):
         raise BadRequest("of a unique key there is one task: give one key each", field="unique_key")
     ordering = _each(ordering_key, count, "ordering_key")
@@ -198,14 +201,14 @@ def _dependency(value: Any) -> bytes:
 
 
 class When(NamedTuple):
-    """When tasks are due: after a delay, or at a time (milliseconds since the epoch)."""
+    """Due time of tasks: after a delay in milliseconds, or at a time in milliseconds since the epoch."""
 
     delay_ms: int = 0
     at_ms: int | None = None
 
     @staticmethod
     def of(delay_ms: int, at_ms: int | None) -> When:
-        """Raises `BadRequest` for a delay that is negative, or beside a time."""
+        """Return the due time; raise `BadRequest` for a bad or negative value, or if both are given."""
         if type(delay_ms) is not int or delay_ms < 0:
             raise BadRequest("delay_ms is a whole number from 0 on", field="delay_ms")
         if at_ms is None:
@@ -217,7 +220,7 @@ class When(NamedTuple):
         return When(0, at_ms)
 
     def due_ms(self, now_ms: int) -> int:
-        """The time due, for one who says it is ``now_ms``."""
+        """Return the due time in milliseconds since the epoch, if it is ``now_ms`` now."""
         return now_ms + self.delay_ms if self.at_ms is None else self.at_ms
 
 

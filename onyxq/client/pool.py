@@ -1,10 +1,7 @@
-"""Connections of one client: a coordinator, leaders it may ask directly, and the way
-from a dead peer to a living one (design: wire; "a client given one peer finds the
-others and survives its death").
+"""Connections of one client to the peers of a cluster (design: wire).
 
-Any peer coordinates any request.  `Pool.call` keeps trying, at one peer after the
-other and ever more slowly, until its deadline; requests are made so that repeating
-them is safe.
+Any peer can coordinate any request; the pool may also ask leaders directly. If a peer dies, `Pool.call` tries
+one peer after the other with growing pauses until its deadline. All requests are safe to repeat.
 """
 
 from __future__ import annotations
@@ -24,17 +21,17 @@ from onyxq.wire.network import Network
 from onyxq.wire.protocol import Hello
 
 ATTEMPT_TIMEOUT_MS = 10_000
-"""Time for one attempt at one peer, beyond what the request itself may wait there."""
+"""Time for one attempt at one peer, beyond the wait that the request asks for, in milliseconds."""
 CONNECT_TIMEOUT_MS = 2_000
 ROUTES_EVERY_S = 2.0
 ROUTES_PAUSE_S = 0.25
-"""Least time between two looks at the routes, however often they prove wrong."""
+"""Shortest pause between two reads of the routes, however often they prove wrong, in seconds."""
 RECONNECT_PAUSE_S = 5.0
-"""Pause before a leader that could not be reached is tried directly again."""
+"""Pause before a leader that could not be reached is tried directly again, in seconds."""
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.02, 1.0
 
 CLOCK_SKEW_MAX_MS = 5_000
-"""What peers' clocks may differ from each other."""
+"""Largest normal difference between the clocks of two peers, in milliseconds."""
 
 RETRYABLE = (Unavailable, Overloaded, TimedOut)
 """Errors after which the same request may succeed."""
@@ -42,7 +39,7 @@ RETRYABLE = (Unavailable, Overloaded, TimedOut)
 
 @frozen
 class Routes:
-    """What a peer says about who does what."""
+    """Routes as a peer reports them: the number of partitions, their leaders' addresses, and all peers."""
 
     partitions: int = 0
     leaders: dict[int, str] = field(factory=dict)
@@ -57,15 +54,15 @@ class Backoff:
         self._generator = generator
         self._pause_s = BACKOFF_FIRST_S
         self._asked_s = 0.0
-        """Seconds that a peer asked for before the next attempt."""
+        """Pause that a peer asked for before the next attempt, in seconds."""
 
     def heed(self, error: OnyxqError) -> None:
-        """Set the next pause to once to twice what an overloaded peer asks for: clients must not all return at once."""
+        """Adopt the pause that an overloaded peer asks for, times 1 to 2 so that clients do not return together."""
         if isinstance(error, Overloaded):
             self._asked_s = max(self._asked_s, error.retry_after_ms / 1000 * (1 + self._generator.random()))
 
     def over(self, *, margin_s: float = 0.0) -> bool:
-        """Whether too little time is left for another attempt, which takes ``margin_s`` seconds."""
+        """Return whether too little time is left for another attempt, which takes ``margin_s`` seconds."""
         if self._asked_s:
             margin_s = max(margin_s, ANSWER_S)
         return anyio.current_time() + max(self._pause_s, self._asked_s) + margin_s >= self._until
@@ -77,7 +74,7 @@ class Backoff:
 
 
 class _Search:
-    """A search for a peer that answers, for all requests that wait for one."""
+    """A search for a peer that answers, shared by all requests that wait for one."""
 
     def __init__(self) -> None:
         self.over = anyio.Event()
@@ -101,10 +98,10 @@ class Pool:
         self._coordinator: Connection | None = None
         self._open: dict[str, Connection] = {}
         self._clocks: dict[str, tuple[int, float]] = {}
-        """Wall clock of each peer that told it, and the monotonic second at which it was heard."""
+        """Wall clock of each peer that reported it, and the monotonic second at which the report arrived."""
         self._not_before: dict[str, float] = {}
         self._trying: set[str] = set()
-        """Leaders that connections are being made with."""
+        """Leaders to which connections are being opened."""
         self._search: _Search | None = None
         self.crowding = Crowding(generator)
         self._refreshed = anyio.Event()
@@ -122,13 +119,13 @@ class Pool:
         retry_until: float | None = None,
         late: Callable[[Any], None] | None = None,
     ) -> Any:
-        """The result of a request, tried until ``until`` (monotonic second).
+        """Send a request and return its answer; retry until ``until`` (monotonic second), then raise the last error.
 
-        ``args`` may be a function that makes them anew for each attempt.  ``address``:
-        peer to ask first, if there is a connection to it.  ``retry_until``: of an attempt
-        begun after that time, if it is not the first, an error that a peer answered, or that no peer can be
-        reached, is raised at once; only a connection that broke is replaced, until ``until``.  ``wait_ms``:
-        how long the peer may wait before it answers.  Raises the last error.
+        ``args``: the arguments, or a function that makes them for each attempt. ``address``: the peer to ask first, if
+        a connection to it is open. ``wait_ms``: how long the peer may wait before it answers.
+        ``retry_until``: monotonic second after which only broken connections are retried; other errors of an attempt
+        that began later are raised at once, unless it is the first. ``late``: function that receives an answer that
+        arrives after its call was given up.
         """
         backoff = Backoff(until, self.generator)
         first = True
@@ -150,7 +147,7 @@ class Pool:
                 backoff.heed(error)
                 if method == "enqueue":
                     self.crowding.refused(error)
-                # An attempt that the time ran out on is made once more: the peer may have been leaving just then.
+                # An attempt that ran out of time is repeated once: the peer may have been leaving just then.
                 hurried = retry_until is not None and began >= retry_until and not first
                 if backoff.over() or (hurried and not broke):
                     raise
@@ -158,18 +155,18 @@ class Pool:
             await backoff.wait()
 
     def notify(self, method: str, args: dict[str, Any]) -> None:
-        """Tell the coordinator something, if there is one."""
+        """Send the coordinator a message without an answer, if there is a coordinator."""
         if self._coordinator is not None:
             self._coordinator.notify(method, args)
 
     def leader_of(self, partition: int) -> str | None:
-        """Address of a partition's leader, as far as it is known."""
+        """Return the last known address of a partition's leader; None if unknown."""
         return self.routes.leaders.get(partition)
 
     async def coordinator(self, until: float) -> Connection:
-        """The connection that requests go to; connects to the first known peer that answers.
+        """Return the connection for requests; if there is none, connect to the first known peer that answers.
 
-        Raises `Unavailable` at ``until``; the search goes on for later requests, whose time may be as short.
+        Raises `Unavailable` at ``until``. The search continues for later requests, whose time may be short as well.
         """
         if self._coordinator is not None and not self._coordinator.closed.is_set():
             return self._coordinator
@@ -196,14 +193,13 @@ class Pool:
 
     # clocks
     def now_ms(self, partition: int) -> tuple[int, int] | None:
-        """The time for tasks of a partition that are due now, and the one from which delays count.
+        """Return the time for tasks due now, and the time from which delays count; None if no clock is known.
 
-        Both are the leader's, who judges.  But one that is off the median of the peers is
-        about to leave, and then another judges: no delay counts from its time, and nothing is
-        due as late as that.  None if no peer's clock is known.
+        Both are the leader's, which decides when its tasks are due. But a leader whose clock differs too much from the
+        median is about to leave. Then delays count from the median, and tasks due now are due at the earlier of both.
         """
         now = anyio.current_time()
-        # Read when the answers left there, so behind by the way back: what is due by them is due there.
+        # Clocks are read when an answer leaves its peer, so these times lag: a task that is due by them is due there.
         told = sorted(ms + int((now - at) * 1000) for ms, at in self._clocks.values())
         if not told:
             return None
@@ -215,9 +211,9 @@ class Pool:
         return min(leaders_ms, base_ms), base_ms
 
     def clock_known(self, partition: int) -> bool:
-        """Whether the clock of the partition's leader is known; if not, it is asked for.
+        """Return whether the clock of the partition's leader is known; if not, ask for it.
 
-        True as well if that leads to nothing now: nobody tells, or it cannot be reached.
+        Also returns True if asking is useless now: no peer reports a clock, or the leader cannot be reached.
         """
         address = self.leader_of(partition)
         if address is None or not self._clocks or address in self._clocks:
@@ -225,35 +221,35 @@ class Pool:
         return self._direct(address) is not None or address not in self._trying
 
     def reachable(self, partition: int) -> bool:
-        """Whether the partition's leader answers, as far as is known; one that broke off is tried now and then."""
+        """Return whether the partition's leader is believed to answer. After a break it is retried now and then."""
         address = self.leader_of(partition)
         return address is None or address not in self._open or self._direct(address) is not None
 
     # routes
     async def loaded_routes(self, until: float) -> Routes:
-        """Routes that name the partitions; raises as `call` does."""
+        """Return routes that name the partitions; raise as `call` does."""
         if not self.routes.partitions:
             self._take_routes(await self.call("routes", {}, until=until))
         return self.routes
 
     async def _refresh_behind(self, coordinator: Connection) -> None:
-        """Peers may come back elsewhere: who asks for nothing for a while learns it in time, from one that is left."""
+        """Refresh the routes when the coordinator's connection closes, even if no request is made meanwhile."""
         await coordinator.closed.wait()
         self.refresh_soon()
 
     def refresh_soon(self) -> None:
-        """Have the routes looked up again."""
+        """Ask for a refresh of the routes."""
         self._wanted.set()
 
     async def keep_routes(self) -> None:
-        """Look the routes up when asked to and now and then; runs until cancelled."""
+        """Refresh the routes when asked to and periodically; run until cancelled."""
         pause_s = ROUTES_PAUSE_S
         while True:
             with anyio.move_on_after(ROUTES_EVERY_S):
                 await self._wanted.wait()
             self._wanted = anyio.Event()
             if not self._open:
-                continue  # nothing was asked for yet
+                continue  # no request has been made yet
             try:
                 connection = await self.coordinator(anyio.current_time() + ATTEMPT_TIMEOUT_MS / 1000)
                 self._take_routes(await self._ask_routes(connection))
@@ -285,7 +281,7 @@ class Pool:
             return
         passing = isinstance(error, (NotLeader, StaleEpoch, Overloaded))
         if connection is self._coordinator and not passing:
-            # It does not answer, or is cut off from the log or from leaders: another peer may not be.
+            # It does not answer, or cannot reach the log or the leaders: another peer may.
             self._coordinator = None
             self._put_last(connection.address)
         if connection.closed.is_set() or isinstance(error, (NotLeader, StaleEpoch)):
@@ -318,7 +314,7 @@ class Pool:
         return connection
 
     def _direct(self, address: str | None) -> Connection | None:
-        """An open connection to a leader; if there is none, one is made for later requests."""
+        """Return an open connection to a leader; if there is none, start to open one for later requests."""
         if address is None:
             return None
         connection = self._open.get(address)

@@ -1,8 +1,7 @@
-"""Tasks that go by themselves: with a key, a time or an id of their own (design: runs, ordering keys).
+"""Tasks that are sent as runs of one: those with a key, a time or an id of their own (design: runs, ordering keys).
 
-Each is a run of one task with an id that it keeps.  What comes together leaves together, one
-request per leader at a time, so tasks of one key reach their leader in the order in which
-they were given.
+Each keeps its id. Concurrent tasks share requests. Each leader gets one request at a time, so tasks of one key
+reach it in the order in which they were given.
 """
 
 from __future__ import annotations
@@ -24,21 +23,21 @@ from onyxq.wire.background import Spawner
 GROUP_MAX = 512
 REQUEST_RUNS_MAX = 256
 REQUEST_BYTES_MAX = 1024 * 1024
-"""Payload bytes from which on a request takes no further run."""
+"""Payload bytes from which a request takes no further run."""
 
 COPIES_WAIT_S = 1.5
-"""Time for one more attempt at an enqueue with ``w``: leaders wait up to 1 s for further copies."""
+"""Time for one more attempt at an enqueue with ``w``, in seconds: leaders wait up to 1 s for further copies."""
 
 _PLACE = re.compile(r"runs\[[0-9]+\]\.?")
 
 Run = Sequence[Any]
-"""As the method ``enqueue`` takes it: first id, body, and the time that the user named."""
+"""A run as the method ``enqueue`` takes it: first id, body, and the due time that the user gave, if any."""
 Outcome = TaskId | OnyxqError | None
-"""Of a run: the id that stands for its unique key, its error, or None if it is simply stored."""
+"""Outcome of a run: the id of the existing task of its unique key, an error, or None if it was stored."""
 
 
 class Single(NamedTuple):
-    """One task that is to be stored."""
+    """One task to be stored."""
 
     id: TaskId
     body: bytes
@@ -46,14 +45,14 @@ class Single(NamedTuple):
 
     @property
     def run(self) -> list[Any]:
-        """As the method ``enqueue`` takes it."""
+        """The task as the method ``enqueue`` takes it."""
         return [self.id, self.body] if self.at_ms is None else [self.id, self.body, self.at_ms]
 
 
 def named_by_caller(first: TaskId, when: When, policy: Policy) -> int | None:
-    """The time to be sent with a task: the user's, where the id alone does not tell the leader all.
+    """Return the due time to send with a task; None if its id is enough for the leader.
 
-    It orders tasks of a key, and one that has passed is judged by the queue's grace.
+    The user's time orders tasks of a key. A time in the past is checked against the queue's grace.
     """
     if when.at_ms is None or (policy.key is None and ms_of(first) == when.at_ms):
         return None
@@ -61,40 +60,40 @@ def named_by_caller(first: TaskId, when: When, policy: Policy) -> int | None:
 
 
 def refusals(runs: Sequence[Run], acks: Sequence[Any]) -> list[tuple[list[Any], OnyxqError]]:
-    """The runs that were refused, as they may be sent again, and why."""
+    """Return the refused runs in the form in which they may be sent again, with their errors."""
     return [(again(run), error_of(ack)) for run, ack in zip(runs, acks, strict=True) if isinstance(ack, dict)]
 
 
 def again(run: Run) -> list[Any]:
-    """A run to be repeated: a time that lay ahead when it was sent first is never too far back now."""
+    """Return a run for a repeat, without a time that was in the future at first: it must not be refused as past now."""
     return list(run[:2]) if len(run) > 2 and ms_of(run[0]) == run[2] else list(run)
 
 
 def error_of(ack: dict[str, Any]) -> OnyxqError:
-    """Why a run was refused."""
+    """Return the error in a run's acknowledgement."""
     return told(from_map(ack))
 
 
 def told(error: OnyxqError) -> OnyxqError:
-    """The error with its field as the caller knows it."""
+    """Return the error with its field named as the caller knows it."""
     error.field = _PLACE.sub("", error.field or "") or None
     return error
 
 
 def about(error: OnyxqError, task_id: TaskId) -> OnyxqError:
-    """Return the error as the caller of one of the tasks should see it."""
+    """Return a copy of the error for the caller that enqueued this task."""
     found = copy.copy(error)
     found.ids = (task_id,)
     return found
 
 
 def time_for(error: OnyxqError) -> float:
-    """Return for how many seconds a peer may wait for further copies before the same error comes again."""
+    """Return how long a peer may wait for further copies before it repeats this error, in seconds."""
     return COPIES_WAIT_S if isinstance(error, Unknown) and error.copies is not None else 0.0
 
 
 class Singles:
-    """Stores them for one client."""
+    """Stores single tasks for one client."""
 
     def __init__(self, spawner: Spawner, pool: Pool, *, avoid: Callable[[int], None]) -> None:
         self._spawner = spawner
@@ -103,7 +102,7 @@ class Singles:
         self._groups: dict[int | None, Group[Single, TaskId]] = {}
 
     async def add(self, single: Single, w: int | None, *, until: float) -> TaskId:
-        """Store one, together with others that come meanwhile; the id of the task that stands."""
+        """Store a task together with others that arrive meanwhile; return the id of the stored or existing task."""
         group = self._groups.get(w)
         if group is None:
 
@@ -118,7 +117,7 @@ class Singles:
         return await group.add(single, until=until)
 
     async def store(self, singles: Sequence[Single], w: int | None, *, until: float) -> list[TaskId]:
-        """Store several; the ids of the tasks that stand. Raises the first error met."""
+        """Store several tasks; return the ids of the stored or existing tasks. Raise the first error."""
         stored: list[TaskId] = []
         for found in await self._each(singles, w, until, stops=True):
             if isinstance(found, OnyxqError):
@@ -129,7 +128,7 @@ class Singles:
         return stored
 
     async def in_order(self, runs: Sequence[Run], *, until: float) -> None:
-        """Store runs by way of one peer, each request once the one before is done; raises the first error met."""
+        """Store runs through one peer, each request after the one before; raise the first error."""
         for part in cut(runs):
             for outcome in await self._one_by_one(part, None, None, until):
                 if isinstance(outcome, OnyxqError):
@@ -138,7 +137,7 @@ class Singles:
     async def _each(
         self, singles: Sequence[Single], w: int | None, until: float, *, stops: bool = False
     ) -> list[TaskId | OnyxqError]:
-        """What became of each; ``stops``: nothing more is sent to a leader once one was not stored."""
+        """Return the outcome of each task; ``stops``: send a leader nothing more after a task was not stored."""
         outcomes: list[TaskId | OnyxqError] = [Unavailable("it was not sent")] * len(singles)
         places: dict[str | None, list[int]] = {}
         for place, single in enumerate(singles):
@@ -160,7 +159,7 @@ class Singles:
         return outcomes
 
     async def _one_by_one(self, runs: Sequence[Run], address: str | None, w: int | None, until: float) -> list[Outcome]:
-        """What became of each run. Of a request that is refused as a whole only the one at fault is to hear."""
+        """Return the outcome of each run. If a request is refused as a whole, only the run at fault gets the error."""
         try:
             return await self._deliver(runs, address, w, until)
         except BadRequest as error:
@@ -197,7 +196,7 @@ class Singles:
 
 
 def cut(runs: Sequence[Run]) -> list[list[Run]]:
-    """The runs of each request, in order."""
+    """Return the runs of each request, in order."""
     requests: list[list[Run]] = []
     size = 0
     for run in runs:

@@ -1,7 +1,7 @@
-"""The task store as a client has it: groups of small tasks, changed and claimed atomically (docs/taskstore.rst).
+"""The client's calls to the task store: groups of small tasks, changed and claimed atomically (docs/taskstore.rst).
 
-Every client of the store is a number, its owner of tasks; by default a random one for each
-`AsyncTaskStore`.  Times are milliseconds of the cluster's clock; up to 0 they are told from now.
+Every client of the store has a number, which marks the tasks that it owns. By default `AsyncTaskStore` picks a
+random one. Times are milliseconds of the cluster's clock; values up to 0 are relative to now.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from onyxq.core.errors import StoreRefused
 T = TypeVar("T")
 
 Ask = Callable[[str, dict[str, Any]], Awaitable[Any]]
-"""Calls a method of the node."""
+"""Function that calls a method of the node."""
 Add = tuple[str, str] | tuple[str, str, int]
-"""Group, data and, if it is not now, the time from which on the task is available."""
+"""Group, data and optionally the time from which the task is available; default: now."""
 Change = tuple[int, str] | tuple[int, str, int]
-"""Id, new data and time likewise."""
+"""Id, new data and optionally the time from which the task is available; default: now."""
 
 
 class StoredTask(NamedTuple):
-    """A task of the store. It never changes: what changes it makes another, under a higher id."""
+    """A task of the store. It never changes: a change replaces it with a new task under a higher id."""
 
     id: int
     group: str
     at_ms: int
-    """When it is available to all; until then it is its owner's."""
+    """Time from which the task is available to all; until then it belongs to its owner."""
     owner: int
     data: str
 
@@ -35,8 +35,8 @@ class StoredTask(NamedTuple):
 class AsyncTaskStore:
     """The store's calls, on trio and asyncio; see `AsyncClient.task_store`.
 
-    Calls are repeated until a peer answers, so one whose answer is lost may be carried out twice:
-    whatever deletes or changes a task has effect once, and a claim that got lost ends with its lease.
+    Calls are repeated until a peer answers. A call with a lost answer may run twice. A deletion or change still
+    takes effect once, and a lost claim ends with its lease.
     """
 
     def __init__(self, ask: Ask, client_id: int) -> None:
@@ -51,7 +51,10 @@ class AsyncTaskStore:
         deletes: Iterable[int] = (),
         depends: Iterable[int] = (),
     ) -> list[StoredTask]:
-        """Do all of it or nothing: the new tasks, adds first. Raises `StoreRefused`, `BadRequest`, `StoreFull`."""
+        """Apply all changes or none, and return the new tasks, adds first.
+
+        Raises `StoreRefused`, `BadRequest` or `StoreFull`.
+        """
         args = {
             "client": self.client_id,
             "adds": [[group, data, *(at or (0,))] for group, data, *at in adds],
@@ -62,38 +65,41 @@ class AsyncTaskStore:
         return _tasks(await self._ask("taskstore.update", args))
 
     async def claim(self, group: str, duration_ms: int, *, depends: Iterable[int] = ()) -> StoredTask | None:
-        """One of the group's available tasks at random, this client's for so long; None if there is none.
+        """Claim a random available task of the group for ``duration_ms``; return None if there is none.
 
-        Raises `StoreRefused` if an id of ``depends`` is not there.
+        Raises `StoreRefused` if an id of ``depends`` does not exist.
         """
         args = {"client": self.client_id, "group": group, "duration_ms": duration_ms, "depends": list(depends)}
         found = _tasks(await self._ask("taskstore.claim", args))
         return found[0] if found else None
 
     async def tasks(self, ids: Sequence[int]) -> list[StoredTask | None]:
-        """Tasks by their ids; None where there is none."""
+        """Return tasks by their ids; None for an id that does not exist."""
         found = (await self._ask("taskstore.tasks", {"ids": list(ids)}))["tasks"]
         return [None if task is None else StoredTask(*task) for task in found]
 
     async def group(self, group: str, *, limit: int = 0, owned: bool = False) -> list[StoredTask]:
-        """A group's tasks by time, at most ``limit`` if given; ``owned``: also those that are not available now."""
+        """Return a group's tasks by time.
+
+        ``limit``: the largest number to return; 0 for all. ``owned``: include tasks that are not available now.
+        """
         return _tasks(await self._ask("taskstore.group", {"group": group, "limit": limit, "owned": owned}))
 
     async def groups(self) -> list[str]:
-        """Names of groups that have tasks."""
+        """Return the names of groups that have tasks."""
         found: list[str] = (await self._ask("taskstore.groups", {}))["groups"]
         return found
 
     async def set_limits(self, *, task_bytes_max: int, bytes_max: int) -> None:
-        """How many bytes one task's data may have, and all tasks together; for operators."""
+        """Set the largest size of one task's data and of all tasks together, in bytes; for operators."""
         await self._ask("taskstore.set_limits", {"task_bytes_max": task_bytes_max, "bytes_max": bytes_max})
 
 
 class Run(Protocol):
-    """Runs a call in the thread that the client is in."""
+    """Function that runs a call in the client's thread."""
 
     def __call__(self, call: Callable[[], Coroutine[Any, Any, T]], /) -> T:
-        """What it gives; raises `Unavailable` once the client is closed."""
+        """Return the result of the call; raise `Unavailable` once the client is closed."""
         ...
 
 

@@ -1,12 +1,11 @@
-"""Transactions as clients write them: gather first, commit at the end (design: transactions).
+"""Transactions of a client: gather operations first, commit at the end (design: transactions).
 
     async with client.transaction() as tx:
         tx.complete(claim, b"done")
         tx.enqueue("next", b"what follows")
 
-Nothing is sent before the block ends, and nothing at all if it raises.  The name, the ids of
-new tasks and their partitions are chosen once: however often a commit is sent, it happens at
-most once.
+Nothing is sent before the block ends, and nothing at all if it raises. The name, the ids of new tasks and their
+partitions are chosen once, so a commit that is sent again takes effect at most once.
 """
 
 from __future__ import annotations
@@ -31,23 +30,23 @@ from onyxq.system.tracing import carried
 
 NAME_CHARACTERS_MAX = 200
 WAIT_MS = 10_000
-"""How long a peer may take to answer beyond what an ordinary request takes."""
+"""Time that a peer may take to answer, beyond that of an ordinary request, in milliseconds."""
 KEEP_OWN_MS = 120_000
-"""For how long the cluster remembers a name that nobody but this client can send again."""
+"""How long the cluster remembers a random name, which only this client can send again, in milliseconds."""
 RESULTS = 4
 
 
 @frozen
 class Committed:
-    """A transaction that happened."""
+    """Outcome of a committed transaction."""
 
     name: str
     token: int
     """The position of its commit in the log."""
     ids: tuple[TaskId, ...]
-    """Of the tasks that it enqueued, in the order in which they were given."""
+    """Ids of the tasks that it enqueued, in the order in which they were given."""
     settled: bool = True
-    """Whether all of it could be seen when it was answered; if not, it is on its way."""
+    """Whether all of it was visible when the call was answered; if not, it will be soon."""
 
 
 class _New(NamedTuple):
@@ -58,15 +57,15 @@ class _New(NamedTuple):
 
 
 class Gathered:
-    """What a transaction is to do; made by `AsyncClient.transaction` and `Client.transaction`."""
+    """Operations of a transaction; made by `AsyncClient.transaction` and `Client.transaction`."""
 
     def __init__(self, *, name: str | None, random_name: Callable[[], str]) -> None:
         if name is not None and not (isinstance(name, str) and 1 <= len(name) <= NAME_CHARACTERS_MAX):
             raise BadRequest(f"a transaction's name has 1 to {NAME_CHARACTERS_MAX} characters", field="name")
         self.name = name or random_name()
-        """Under which it is committed; a repeat of it is answered as the first."""
+        """Name of the commit; a repeat under the same name returns the first outcome."""
         self.committed: Committed | None = None
-        """What came of it, once it is committed."""
+        """The outcome, once it is committed."""
         self._own_name = name is None
         self._complete: list[list[Any]] = []
         self._require: list[list[Any]] = []
@@ -78,7 +77,7 @@ class Gathered:
     def complete(
         self, claims: Claims, result: bytes | None = None, *, results: Sequence[bytes | None] | None = None
     ) -> None:
-        """Finish claimed tasks, with one result for all or one each."""
+        """Complete claimed tasks, with one result for all of them or one each."""
         self._open()
         items = completion_items(kept_claims(claims), result, None if results is None else list(results))
         self._complete += [[*item[:3], None, item[RESULTS]] for item in items]
@@ -91,14 +90,14 @@ class Gathered:
         self._updates.append((claim, data))
 
     def require(self, claims: Claims) -> None:
-        """Happen only if these claims stand, and leave them as they are."""
+        """Commit only if these claims are still valid; leave them as they are."""
         self._open()
         self._require += items_of(kept_claims(claims))
 
     def enqueue(
         self, queue: str, payload: bytes, *, id: bytes | str | None = None, **options: Unpack[GatheredOptions]
     ) -> None:
-        """Store a task; ``options`` are those of `AsyncClient.enqueue`. Nobody sees it before the commit."""
+        """Store a task; ``options`` are those of `AsyncClient.enqueue`. It is invisible before the commit."""
         self.enqueue_many(queue, [payload], ids=None if id is None else [id], **options)
 
     def enqueue_many(
@@ -109,7 +108,7 @@ class Gathered:
         ids: Sequence[bytes | str] | None = None,
         **options: Unpack[GatheredOptions],
     ) -> None:
-        """Store tasks that differ in their payload only."""
+        """Store tasks that differ only in their payload."""
         self._open()
         policy, when = policy_of(queue, options)
         given = list(payloads)
@@ -124,7 +123,7 @@ class Gathered:
             self._new.append(_New(policy, when, given, own))
 
     def completes(self, claim: Claim) -> bool:
-        """Whether it finishes a claimed task."""
+        """Return whether the transaction completes the claim's task."""
         offsets = (
             (counter_of(claim.id) - counter_of(first), first, n, token) for first, n, token, *_ in self._complete
         )
@@ -143,7 +142,7 @@ class Gathered:
             raise Conflict("the transaction was sent already", hint="Begin another one.")
 
     def _arguments(self, enqueuer: Enqueuer, partitions: int) -> dict[str, Any]:
-        """What is sent; made once, so that every repetition is the same."""
+        """Return the arguments of the commit; they are made once, so that every retry sends the same."""
         if self._args is None:
             complete = [[*item[:3], item[RESULTS]] for item in merged(self._complete)]
             runs, ids = self._runs(enqueuer, partitions)
@@ -171,8 +170,11 @@ class Gathered:
         return numbered
 
     def _runs(self, enqueuer: Enqueuer, partitions: int) -> tuple[list[list[Any]], list[TaskId]]:
-        """Runs to enqueue. New tasks that are no more than are completed stay in these tasks' partition,
-        others go to one partition together: each further one costs a part."""
+        """Return the runs to enqueue, and their ids.
+
+        If there are no more new tasks than completed ones, they go to the partition of the completed tasks. Otherwise
+        they share one partition, because each further partition costs a part of the transaction.
+        """
         completed = sum(item[1] for item in self._complete)
         fresh = sum(len(new.payloads) for new in self._new if new.ids is None)
         partition = partition_of(self._complete[0][0]) if completed and fresh <= completed else None
@@ -211,11 +213,11 @@ class Committer:
         self._enqueuer = enqueuer
 
     def random_name(self) -> str:
-        """A name that nobody else gives."""
+        """Return a unique random name."""
         return f"{self._pool.generator.getrandbits(128):032x}"
 
     async def commit(self, gathered: Gathered, until: float) -> Committed:
-        """Send it until it is decided, or until ``until`` (monotonic second)."""
+        """Send the transaction until it is decided, or until ``until`` (monotonic second)."""
         if gathered.committed is not None:
             return gathered.committed
         if gathered.empty:
@@ -237,8 +239,11 @@ class AsyncTransaction(Gathered):
         self._commit = commit
 
     async def commit(self) -> Committed:
-        """Commit now; again after an error: the same transaction. Raises `StaleToken` whose ``details`` name
-        the claims that do not stand, and then nothing was done; `Unavailable` if that cannot be told."""
+        """Commit now. After an error, call it again to repeat the same transaction.
+
+        Raises `StaleToken` if a claim is no longer valid: its ``details`` name these claims, and nothing was done.
+        Raises `Unavailable` if the outcome is unknown.
+        """
         return await self._commit(self)
 
     async def __aenter__(self) -> AsyncTransaction:
@@ -252,7 +257,7 @@ class AsyncTransaction(Gathered):
 
 
 class BlockingTransaction(Gathered):
-    """The same of a `Client`, with ``with``."""
+    """A transaction of a `Client`: committed at the end of ``with``, or by `commit`."""
 
     def __init__(
         self, commit: Callable[[Gathered], Committed], *, name: str | None, random_name: Callable[[], str]
@@ -261,7 +266,7 @@ class BlockingTransaction(Gathered):
         self._commit = commit
 
     def commit(self) -> Committed:
-        """See `AsyncTransaction.commit`."""
+        """Commit now; see `AsyncTransaction.commit`."""
         return self._commit(self)
 
     def __enter__(self) -> BlockingTransaction:
@@ -302,7 +307,7 @@ def gather(
 
 
 def policy_of(queue: str, options: Mapping[str, Any]) -> tuple[Policy, When]:
-    """The policy that the options of an enqueue stand for, and when its task is due; raises `BadRequest`."""
+    """Return the policy and the due time that the options of an enqueue describe; raise `BadRequest` for bad ones."""
     unknown = sorted(options.keys() - GatheredOptions.__annotations__.keys())
     if unknown:
         raise BadRequest(f"a task of a transaction has no option {unknown[0]!r}", field=unknown[0])
@@ -312,7 +317,7 @@ def policy_of(queue: str, options: Mapping[str, Any]) -> tuple[Policy, When]:
 
 
 def stale_claims(error: StaleToken) -> list[tuple[bytes, int]]:
-    """Id and token of each claim that a refused transaction names."""
+    """Return id and token of each claim that a refused transaction names."""
     return [(bytes(one[0]), int(one[1])) for one in error.details]
 
 

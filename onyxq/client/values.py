@@ -1,4 +1,4 @@
-"""What clients get to see of tasks (design: interfaces)."""
+"""Values that clients receive: tasks, claims, updates, pages and verdicts (design: interfaces)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ClaimRecord(NamedTuple):
 
 
 class TaskUpdate(NamedTuple):
-    """One update of a task."""
+    """One update of a task; ``at_ms`` is in milliseconds since the epoch."""
 
     token: int
     seq: int
@@ -35,9 +35,11 @@ class TaskUpdate(NamedTuple):
 
 @frozen(kw_only=True)
 class Task:
-    """A task as it is stored; ``state`` is scheduled, waiting, ready, claimed, completed, failed or cancelled.
+    """A stored task, as a read returns it.
 
-    ``waiting``: for tasks that it depends on, or for those before it in its ordering key.
+    ``state`` is ``scheduled``, ``waiting``, ``ready``, ``claimed``, ``completed``, ``failed`` or ``cancelled``.
+    A ``waiting`` task waits for tasks that it depends on, or for earlier tasks of its ordering key.
+    Times are milliseconds since the epoch.
     """
 
     id: TaskId
@@ -55,13 +57,13 @@ class Task:
     unique_key: str | None = None
     expires_ms: int | None = None
     retries: int | None = None
-    """Failed attempts allowed beyond the first, by the task or its queue; None: no limit."""
+    """Failed attempts allowed beyond the first, as the task or its queue sets it; None for no limit."""
     result: bytes | None = None
     error: str | None = None
 
     @staticmethod
     def of(answer: dict[str, Any]) -> Task:
-        """The task in an answer; fields that this version does not know are left out."""
+        """Return the task in an answer; fields that this version does not know are left out."""
         known = {name: answer[name] for name in Task.__annotations__ if name in answer}
         known["claims"] = tuple(
             ClaimRecord(*(claim.get(name) for name in ClaimRecord._fields)) for claim in known.get("claims", ())
@@ -71,14 +73,14 @@ class Task:
 
 
 class Page(NamedTuple):
-    """Some tasks, and where to go on: None at the end."""
+    """A page of tasks, and the id to pass as ``after`` for the next page; None on the last page."""
 
     tasks: tuple[Task, ...]
     after: TaskId | None
 
 
 def as_id(value: bytes | str) -> TaskId:
-    """A task id from its 20 bytes or 40 hex digits; raises `BadRequest`."""
+    """Return a task id from its 20 bytes or 40 hex digits; raise `BadRequest` for anything else."""
     if isinstance(value, str) and _HEX.fullmatch(value):
         return TaskId(bytes.fromhex(value))
     if isinstance(value, bytes) and len(value) == ID_BYTES:
@@ -88,12 +90,12 @@ def as_id(value: bytes | str) -> TaskId:
 
 @frozen
 class Submitted:
-    """What became of an entry: the position of its record, and the verdict."""
+    """The outcome of a submitted entry: the position of its record in the log, and the verdict."""
 
     position: int
     verdict: str
 
     @property
     def applied(self) -> bool:
-        """Whether it took effect."""
+        """Whether the entry took effect."""
         return self.verdict == APPLIED
