@@ -1,4 +1,4 @@
-"""Workers: the loop that runs tasks, what running code knows, and how a process runs it."""
+"""Workers: the loop that runs tasks, the context that running code sees, and the process around them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Functions as tasks (design: interfaces).
 
-An `App` names functions; enqueueing one stores its name and arguments as JSON, and a
-worker of the same application calls it::
+An `App` holds functions under names. To enqueue a function stores its name and arguments as JSON; a worker of the
+same application calls it::
 
     app = App("127.0.0.1:7400")
 
@@ -42,7 +42,7 @@ MISSED = ("skip", "once", "all")
 
 
 class App:
-    """An application: a cluster's address and functions that workers run."""
+    """An application: the address of a cluster, and the functions that its workers run."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class App:
         self.tasks: dict[str, TaskFunction[..., Any]] = {}
         """The functions by name."""
         self.periodics: list[Periodic] = []
-        """Calls that the cluster makes by itself."""
+        """Calls that the cluster makes on a schedule."""
         self._network = network
         self._client: Client | None = None
         self._lock = threading.Lock()
@@ -72,7 +72,10 @@ class App:
     ) -> Callable[[Callable[P, R]], TaskFunction[P, R]]: ...
     @takes(FunctionOptions, DEFAULTS)
     def task(self, function: Callable[..., Any] | None = None, *, name: str | None = None, **options: Any) -> Any:
-        """Make a function, async or not, a task; its name (default: the function's) is what is stored."""
+        """Turn a function, async or not, into a task.
+
+        Tasks store its name; default: the function's. Raises `BadRequest` for a name that is taken or a wrong option.
+        """
         made = Options.of(options)
 
         def register(function: Callable[..., Any]) -> TaskFunction[..., Any]:
@@ -89,10 +92,10 @@ class App:
     def periodic(
         self, schedule: str, *, name: str | None = None, **options: Unpack[ScheduleOptions]
     ) -> Callable[[TaskFunction[P, R]], TaskFunction[P, R]]:
-        """Have a task that needs no arguments called again and again: above ``@app.task(...)``.
+        """Call a task that needs no arguments on a schedule; write it above ``@app.task(...)``.
 
-        ``schedule``: five cron fields, or ``"every 90s"``.  Workers of the application set it up when
-        they start; ``name`` (default: the task's) is its name there.  Raises `BadRequest` naming what is wrong.
+        ``schedule``: five cron fields, or ``"every 90s"``. Workers of the application register the schedule when they
+        start, under ``name`` (default: the task's). Raises `BadRequest` naming the wrong argument.
         """
         said = known(options, "App.periodic", SCHEDULE)
         zone, missed = said["zone"], said["missed"]
@@ -114,16 +117,22 @@ class App:
         return register
 
     def chain(self, *parts: Part) -> Flow[Enqueued]:
-        """Calls one after the other: ``app.chain(fetch.s(url), index.s(url)).enqueue()``; see `Client.chain`."""
+        """Return a flow of calls that run one after the other; see `Client.chain`.
+
+        Enqueue it: ``app.chain(fetch.s(url), index.s(url)).enqueue()``.
+        """
         return chain(lambda flow: self.client.enqueue_flow(flow), parts)
 
     def group(self, *parts: Part) -> Flow[Enqueued]:
-        """Calls side by side; ``.then(...)`` adds what is to follow once all are done; see `Client.group`."""
+        """Return a flow of calls that run side by side; see `Client.group`.
+
+        ``.then(...)`` adds parts that start once all of them are done.
+        """
         return group(lambda flow: self.client.enqueue_flow(flow), parts)
 
     @property
     def client(self) -> Client:
-        """A client for this process, opened when first used."""
+        """The client of this process, opened at its first use."""
         with self._lock:
             if self._client is None:
                 self._client = Client(self.address, token=self.token, network=self._network).open()
@@ -132,11 +141,11 @@ class App:
 
     @property
     def opened(self) -> Client | None:
-        """The same if it was used."""
+        """The client of this process if it is open; None otherwise."""
         return self._client
 
     def close(self) -> None:
-        """Close the client; it is opened anew when needed."""
+        """Close the client; the next use opens a new one."""
         with self._lock:
             client, self._client = self._client, None
         if client is not None:
@@ -147,7 +156,7 @@ class App:
     def worker(
         self, queues: Sequence[str] | None = None, concurrency: int = 10, **options: Unpack[WorkerOptions]
     ) -> AppWorker:
-        """A worker for the tasks in ``queues`` (default: all that this application's tasks use); see `Worker`."""
+        """Return a worker for tasks in ``queues``; default: all queues of this application's tasks. See `Worker`."""
         known(options, "App.worker", WORKER_DEFAULTS)
         names = sorted({task.queue for task in self.tasks.values()}) if queues is None else list(queues)
         if not names:
@@ -164,7 +173,10 @@ class App:
 
 
 def load_app(target: str) -> App:
-    """The `App` that ``module:name`` means (looked for in the working directory, too); raises `BadRequest`."""
+    """Return the `App` that ``module:name`` names; raise `BadRequest` if there is none.
+
+    The module is also looked for in the working directory.
+    """
     module_name, colon, name = target.partition(":")
     if not colon or not module_name or not name:
         raise BadRequest(f"{target!r} is not MODULE:APP", field="app")

@@ -1,4 +1,4 @@
-"""The worker of an application: finds the function of a task, and calls it where it belongs.
+"""The worker of an application: finds the function of a task and calls it in the right place.
 
 Async functions run in the event loop, others in a thread or in a process (design: interfaces).
 """
@@ -58,11 +58,11 @@ class AppWorker(Worker):
         self._processes: Processes
 
     def run(self, *, backend: str = "asyncio") -> None:
-        """Work until SIGTERM or SIGINT; ``backend``: ``asyncio`` or ``trio``."""
+        """Work until SIGTERM or SIGINT; ``backend`` is ``asyncio`` or ``trio``."""
         run_worker(self, self._address, token=self._token, backend=backend)
 
     async def serve(self, client: AsyncClient) -> None:
-        """See `Worker.serve`."""
+        """Work until stopped; see `Worker.serve`."""
         failure: OnyxqError | None = None
         async with Threads(freed=self._wake) as self._threads:
             self._processes = Processes(self._threads, address=self._address, token=self._token)

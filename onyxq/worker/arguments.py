@@ -1,8 +1,8 @@
-"""The arguments of a task: checked when a call is enqueued, and made JSON (design: interfaces).
+"""Arguments of a task: checked and converted to JSON when a call is enqueued (design: interfaces).
 
-What a function's annotations say is checked as far as JSON can tell: numbers, strings, lists,
-tuples, sets, dicts, unions, literals, enums, dataclasses and typed dicts; bytes, dates, times,
-UUIDs and decimals travel as strings.  What has another annotation, or none, must be JSON.
+Annotations are checked as far as JSON allows: numbers, strings, lists, tuples, sets, dicts, unions, literals, enums,
+dataclasses and typed dicts. Bytes, dates, times, UUIDs and decimals are stored as strings. A value with another
+annotation, or none, must be JSON.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Arguments:
         self._known_hints: dict[str, Any] | None = None
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
-        """The call's arguments by name; raises `BadRequest` naming the one at fault."""
+        """Return the call's arguments by name; raise `BadRequest` naming the one at fault."""
         try:
             return self.signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -37,7 +37,7 @@ class Arguments:
             raise BadRequest(f"{self._name}: {error}", field=f"args.{field}" if field else "args") from None
 
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], **more: Any) -> bytes:
-        """The payload of a call; raises `BadRequest` naming the argument that does not fit."""
+        """Return the payload of a call; raise `BadRequest` naming the argument that does not fit."""
         bound = self.bind(args, kwargs)
         for holder, key, name, hint in self._places(bound):
             try:
@@ -52,7 +52,7 @@ class Arguments:
         return json.dumps(call, separators=(",", ":")).encode()
 
     def read(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """The arguments in a payload, as the function takes them; raises `BadRequest`."""
+        """Return the arguments in a payload as the function takes them; raise `BadRequest` if they do not fit."""
         bound = self.bind(tuple(args), kwargs)
         for holder, key, name, hint in self._places(bound):
             try:
@@ -62,13 +62,13 @@ class Arguments:
         return _as_given(bound, args, kwargs)
 
     def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
-        """The call's arguments by name, defaults included."""
+        """Return the call's arguments by name, defaults included."""
         bound = self.bind(args, kwargs)
         bound.apply_defaults()
         return bound
 
     def result(self, value: Any) -> bytes | None:
-        """What the function returned, as it is stored; raises `BadRequest`."""
+        """Return the function's result as it is stored; raise `BadRequest` if it does not fit."""
         if value is None:
             return None
         try:
@@ -80,7 +80,7 @@ class Arguments:
             raise BadRequest(f"{self._name}: its result is no JSON: {error}", field="result") from None
 
     def returned(self, data: bytes | None) -> Any:
-        """A stored result as the function returned it."""
+        """Return a stored result as the function returned it; raise `BadRequest` if it does not fit."""
         try:
             return None if data is None else from_json(json.loads(data), self._hints().get("return", Any), "")
         except (Misfit, ValueError) as error:
@@ -92,7 +92,7 @@ class Arguments:
         )
 
     def _places(self, bound: inspect.BoundArguments) -> Iterator[tuple[Any, Any, str, Any]]:
-        """Where each argument is kept: (container, key, name, annotation)."""
+        """Yield the place of each argument: (container, key, name, annotation)."""
         hints = self._hints()
         for name in list(bound.arguments):
             hint = hints.get(name, Any)
@@ -110,7 +110,7 @@ class Arguments:
                 yield bound.arguments, name, name, hint
 
     def _hints(self) -> dict[str, Any]:
-        """Annotations; looked at when they are needed first, since they may name what is defined later."""
+        """Return the annotations; read at first use, because they may name things that are defined later."""
         if self._known_hints is None:
             try:
                 self._known_hints = typing.get_type_hints(self._function, include_extras=True)
@@ -139,6 +139,6 @@ class Arguments:
 def _as_given(
     bound: inspect.BoundArguments, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """The values, by place or by name as the caller gave them."""
+    """Return the values, by position or by name as the caller gave them."""
     named = {**bound.arguments, **bound.kwargs}
     return list(bound.args[: len(args)]), {name: named[name] for name in kwargs}

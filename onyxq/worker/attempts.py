@@ -1,4 +1,4 @@
-"""One attempt at a task, as the worker and the code that runs both see it (design: claims)."""
+"""One attempt at a task, shared by the worker and the code that it runs (design: claims)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onyxq.client.transactions import Gathered
 from onyxq.core.errors import AlreadyFinished, BadRequest, StaleToken
 
 PROGRESS_S = 1.0
-"""Progress is stored at most this often."""
+"""Shortest time between two stored progress reports, in seconds."""
 PROGRESS = "progress"
 ERROR_CHARACTERS_MAX = 4_000
 
@@ -26,11 +26,11 @@ current_claim: ContextVar[Claim] = ContextVar("current_claim")
 
 
 class TaskCancelled(BaseException):
-    """Raised by ``check()``: the attempt is to end, and what it returns is of no use any more."""
+    """Raised by ``check()`` when the attempt must end; the outcome of the attempt no longer counts."""
 
 
 class FailedThere(Exception):
-    """A function raised in a process of its own; the text says what, a note where."""
+    """Error of a function that ran in another process; the text describes it, a note holds the traceback."""
 
     def __init__(self, text: str, trace: str) -> None:
         super().__init__(text)
@@ -38,18 +38,18 @@ class FailedThere(Exception):
 
 
 class LogEntry(NamedTuple):
-    """What an attempt logged."""
+    """A checkpoint that an attempt logged."""
 
     token: int
-    """Of the attempt's claim: higher for later attempts."""
+    """Token of the attempt's claim; later attempts have higher ones."""
     seq: int
     value: Any
-    """As it was logged: bytes, or what JSON makes of anything else."""
+    """The value as it was logged: bytes, or what JSON made of it."""
     at_ms: int
 
 
 class Progress(NamedTuple):
-    """How far an attempt has come."""
+    """Progress of an attempt: ``done`` out of ``total`` (None if unknown), at ``at_ms`` since the epoch."""
 
     done: float
     total: float | None
@@ -58,28 +58,28 @@ class Progress(NamedTuple):
 
 
 class Attempt:
-    """A claim that a worker works on."""
+    """An attempt of a worker at a claimed task."""
 
     def __init__(self, claim: Claim, *, random_name: Callable[[], str]) -> None:
         self.claim = claim
         self.name = ""
-        """Of the application's task, once it is known."""
+        """Name of the application's task, once it is known."""
         self.random_name = random_name
         self.cancelled = threading.Event()
-        """Set when the attempt is to end: the claim is lost, its time is over, or the worker stops."""
+        """Set when the attempt must end: the claim is lost, its time is over, or the worker stops."""
         self.ends_at = float("inf")
-        """When its time is over, by the event loop's clock."""
+        """When its time is over (monotonic second of the event loop's clock)."""
         self.on_lost: Callable[[Claim], None] = lambda claim: None
-        """Told that the claim no longer stands."""
+        """Called when the claim turns out to be invalid."""
         self.committing = False
-        """Its claim may be moving into a transaction: that it cannot be renewed says nothing."""
+        """Whether a transaction that completes the task is being committed: a failed renewal then means nothing."""
         self.ended = False
-        """A transaction finished it."""
+        """Whether a transaction completed the task."""
         self._progress_at = float("-inf")
         self._earlier: list[LogEntry] | None = None
 
     async def log(self, client: AsyncClient, value: Any) -> int:
-        """Store an update; its number, from 0 per attempt. Raises `Conflict` if the claim no longer stands."""
+        """Store an update; return its number, from 0 per attempt. Raise `Conflict` if the claim is no longer valid."""
         try:
             return await client.update(self.claim, pack(value))
         except (StaleToken, AlreadyFinished):
@@ -87,7 +87,7 @@ class Attempt:
             raise
 
     async def progress(self, client: AsyncClient, done: float, total: float | None, note: str) -> None:
-        """Store how far it is; not more often than once a second, but always the end."""
+        """Store progress at most once a second, and always at the end."""
         now = anyio.current_time()
         if now < self._progress_at + PROGRESS_S and (total is None or done < total):
             return
@@ -95,7 +95,7 @@ class Attempt:
         await self.log(client, {PROGRESS: {"done": done, "total": total, "note": note}})
 
     async def earlier(self, client: AsyncClient) -> list[LogEntry]:
-        """What earlier attempts logged, oldest first; progress is left out. Asked for once."""
+        """Return the checkpoints of earlier attempts, oldest first, without progress. They are read once."""
         if self._earlier is None:
             updates = await client.task_log(self.claim.id)
             found = (LogEntry(one.token, one.seq, unpack(one.data), one.at_ms) for one in updates)
@@ -103,12 +103,12 @@ class Attempt:
         return list(self._earlier)
 
     async def results(self, client: AsyncClient) -> list[Any]:
-        """Results of the tasks that this one depends on, in that order; None where there is none."""
+        """Return the results of the tasks that this one depends on, in that order; None if a task has none."""
         found = await client.results(self.claim.depends)
         return [None if one is None else unpack(one) for one in found]
 
     async def commit(self, client: AsyncClient, gathered: Gathered) -> Committed:
-        """Commit a transaction; if it completes the task, that is its end."""
+        """Commit a transaction; if it completes the task, the attempt has ended."""
         mine = gathered.completes(self.claim)
         self.committing = mine
         try:
@@ -124,7 +124,7 @@ current_attempt: ContextVar[Attempt] = ContextVar("current_attempt")
 
 
 def pack(value: Any) -> bytes:
-    """Bytes as they are, anything else as JSON; raises `BadRequest`."""
+    """Return bytes unchanged and anything else as JSON; raise `BadRequest` if that is impossible."""
     if type(value) is bytes:
         return value
     try:
@@ -134,7 +134,7 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(data: bytes) -> Any:
-    """The reverse of `pack`: what is no JSON stays bytes."""
+    """Return the value that `pack` stored; data that is not JSON stays bytes."""
     try:
         return json.loads(data)
     except ValueError:
@@ -142,17 +142,17 @@ def unpack(data: bytes) -> Any:
 
 
 def describe(error: BaseException) -> str:
-    """The text stored for a failed attempt."""
+    """Return the text stored for a failed attempt."""
     if isinstance(error, FailedThere):
         text = str(error)
     else:
         text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    # Half of a surrogate pair, as in names of files, cannot be sent: the failure would never be heard of.
+    # Half of a surrogate pair, as in names of files, cannot be encoded: the failure could not be reported.
     return text.encode(errors="backslashreplace").decode()[:ERROR_CHARACTERS_MAX]
 
 
 def latest_progress(entries: Iterable[tuple[bytes, int]]) -> Progress | None:
-    """The latest progress among updates, each its data and its time."""
+    """Return the latest progress among updates, each its data and its time; None if there is none."""
     found: Progress | None = None
     for data, at_ms in entries:
         value = unpack(data)

@@ -1,7 +1,7 @@
 """A process that runs tasks for a worker: the other end of `onyxq.worker.processes`.
 
-It ends with its worker, whatever it is doing then.  Signals that are meant for the worker
-and reach the whole group of processes do not end it: the worker says what is to be done.
+It ends together with its worker, even in the middle of a task. It ignores signals for the worker that reach the
+whole process group: the worker decides and sends a message.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from onyxq.worker.contexts import BlockingContext, current_blocking
 from onyxq.worker.logs import contextual_logs
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""Meant for the worker, also if all processes of its group get them."""
+"""Signals for the worker, even if all processes of its group get them."""
 
 _Outcome = tuple[bytes | None, str | None, str]
-"""Result, error, and where it was raised."""
+"""Result, error, and the traceback of the error."""
 
 
 class Work(NamedTuple):
@@ -49,7 +49,7 @@ class Work(NamedTuple):
     args: list[Any]
     kwargs: dict[str, Any]
     trace: str | None
-    """The span of the attempt, in the worker."""
+    """W3C ``traceparent`` of the attempt's span in the worker."""
 
 
 class _Line:
@@ -68,7 +68,7 @@ class _Line:
         self.cancelled = threading.Event()
 
     def listen(self) -> None:
-        """In a thread of its own."""
+        """Receive messages until the worker ends; runs in its own thread."""
         while True:
             try:
                 kind, *said = self._connection.recv()
@@ -86,21 +86,21 @@ class _Line:
 
     def _cancel(self, serial: int) -> None:
         with self._state:
-            if serial == self._serial:  # else it has ended by itself
+            if serial == self._serial:  # otherwise the task has ended already
                 self.cancelled.set()
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
     def terminated(self, *_: object) -> None:
-        """The handler of the signal: raise where the function is, but never in the middle of a message."""
+        """Raise `TaskCancelled` in the function, but never in the middle of a message; the signal handler."""
         if self.cancelled.is_set() and self._running and not self._sending:
             raise TaskCancelled("the attempt is to end")
 
     def next(self) -> Work | None:
-        """The next task; None: there will be none."""
+        """Return the next task; None if there will be none."""
         return self._work.get()
 
     def run(self, function: Callable[[], _Outcome]) -> _Outcome:
-        """Call the function of a task; `TaskCancelled` is raised in it, and is an outcome."""
+        """Call the function of a task; a `TaskCancelled` raised in it is an outcome."""
         try:
             try:
                 self._running = True
@@ -113,19 +113,19 @@ class _Line:
             return None, "TaskCancelled: the attempt was over", ""
 
     def ask(self, method: str, *args: Any) -> Any:
-        """Have the worker do something; raises what it refuses with."""
+        """Ask the worker to do something and return its answer; raise its error if it refuses."""
         with self._asking:
             self._asked += 1
             self._say("ask", self._asked, method, args)
             number = 0
-            while number != self._asked:  # an answer may come for what was cancelled
+            while number != self._asked:  # an answer to a cancelled question may come first
                 kind, number, answer = self._answers.get()
         if kind == "refused":
             raise from_map(answer)
         return answer
 
     def done(self, outcome: _Outcome) -> None:
-        """The task has ended."""
+        """Report the outcome of the task."""
         with self._state:
             self._serial = None
             self.cancelled.clear()
@@ -142,7 +142,7 @@ class _Line:
 
 
 class _Transaction(BlockingTransaction):
-    """Gathers here, so that what is wrong is told at once, and again in the worker, which commits."""
+    """A transaction gathered here, so that mistakes show at once, and repeated in the worker, which commits it."""
 
     def __init__(self, line: _Line, number: int, name: str | None) -> None:
         self._calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
@@ -183,7 +183,7 @@ class _Context(BlockingContext):
         self._numbers = numbers
 
     def _ask(self, method: str, *args: Any) -> Any:
-        # Values of the user's own types stay here: the worker may not know them.
+        # Values of the user's own types stay here: the worker may be unable to unpickle them.
         plain = (pack(args[0]),) if method == "log" else json.loads(pack(list(args)))
         return self._line.ask(method, *plain)
 
@@ -195,7 +195,7 @@ class _Context(BlockingContext):
 
 
 def main(connection: Connection, address: str | Sequence[str], token: str | None) -> None:
-    """Run tasks until told to stop."""
+    """Run tasks until the worker says stop."""
     line = _Line(connection)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, line.terminated)
@@ -208,7 +208,7 @@ def main(connection: Connection, address: str | Sequence[str], token: str | None
 
 
 def _about(work: Work, line: _Line) -> None:
-    """What the function is to find when it asks for its context."""
+    """Set up the context that the function can ask for."""
     header = {"queue": work.queue, "depends": list(work.depends)}
     claim = Claim(_Told(work, header), 0)
     attempt = Attempt(claim, random_name=str)
@@ -219,7 +219,7 @@ def _about(work: Work, line: _Line) -> None:
 
 
 class _Told(ClaimedRun):
-    """A claim of which the worker told what matters."""
+    """A claim made of the facts that the worker sent."""
 
     def __init__(self, work: Work, header: dict[str, Any]) -> None:
         super().__init__(token=work.token, first=work.id, attempts=work.attempts)
@@ -238,7 +238,7 @@ def _run(work: Work, address: str | Sequence[str], token: str | None) -> _Outcom
 
 
 def _find(work: Work, address: str | Sequence[str], token: str | None) -> Callable[..., Any]:
-    """The function; its application is told where the worker works."""
+    """Return the function of a task; set the worker's address in its application."""
     from onyxq.worker.functions import TaskFunction
 
     found: Any = importlib.import_module(work.module)

@@ -1,4 +1,4 @@
-"""What running code knows of its task, and what it may say of it (design: claims).
+"""The context of running code: what it can read and record about its task (design: claims).
 
     from onyxq import context
 
@@ -40,11 +40,11 @@ def _of_anyio(function: Callable[[], Awaitable[Any]]) -> Any:
 
 
 current_bridge: ContextVar[Bridge] = ContextVar("current_bridge", default=_of_anyio)
-"""From a thread: has the worker's event loop do something, and waits for it."""
+"""Function for threads: runs a call in the worker's event loop and waits for it."""
 
 
 class About:
-    """What there is to know of the task that runs."""
+    """Facts about the running task."""
 
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
@@ -61,36 +61,36 @@ class About:
 
     @property
     def queue(self) -> str:
-        """Its queue."""
+        """The task's queue."""
         return self._attempt.claim.queue
 
     @property
     def attempt(self) -> int:
-        """1 for the first attempt; those that were given back do not count."""
+        """Number of this attempt, counted from 1; claims that were given back do not count."""
         return self._attempt.claim.attempts + 1
 
     @property
     def token(self) -> int:
-        """The claim's token: higher for every later claim, so of use as a fencing token elsewhere."""
+        """The claim's token. It rises with every claim of the task, so it can serve as a fencing token elsewhere."""
         return self._attempt.claim.token
 
     @property
     def cancelled(self) -> bool:
-        """Whether the attempt is to end: the claim is lost, its time is over, or the worker stops."""
+        """Whether the attempt must end: the claim is lost, its time is over, or the worker stops."""
         return self._attempt.cancelled.is_set()
 
     def check(self) -> None:
-        """End the attempt if it is to end: raises `TaskCancelled`, which nothing but ``finally`` should see."""
+        """Raise `TaskCancelled` if the attempt must end. Do not catch it; clean up in ``finally``."""
         if self.cancelled:
             raise TaskCancelled(f"the attempt at task {self.id.hex()} is to end")
 
 
 class Context(About):
-    """For async functions."""
+    """The context of an async function."""
 
     @property
     def cancelled(self) -> bool:
-        """See `About.cancelled`."""
+        """Whether the attempt must end: the claim is lost, its time is over, or the worker stops."""
         return super().cancelled or anyio.current_time() >= self._attempt.ends_at
 
     @property
@@ -99,29 +99,30 @@ class Context(About):
         return current_client.get()
 
     async def log(self, value: Any) -> int:
-        """Append to the task's log, a checkpoint for the next attempt: bytes, or anything that JSON can hold.
+        """Append a checkpoint to the task's updates and return its number, from 0 per attempt.
 
-        The entry's number, from 0 per attempt.  Raises `StaleToken` if the claim no longer stands.
+        ``value``: bytes, or anything that JSON can hold; the next attempt reads it with `earlier`. Raises `StaleToken`
+        if the claim is no longer valid.
         """
         return await self._attempt.log(self.client, value)
 
     async def progress(self, done: float, total: float | None = None, note: str = "") -> None:
-        """Tell whoever looks at the task how far it is; stored at most once a second, and at the end."""
+        """Report progress to people who look at the task; stored at most once a second, and at the end."""
         await self._attempt.progress(self.client, done, total, note)
 
     async def earlier(self) -> list[LogEntry]:
-        """What earlier attempts logged, oldest first: where to go on."""
+        """Return the checkpoints of earlier attempts, oldest first."""
         return await self._attempt.earlier(self.client)
 
     async def results(self) -> list[Any]:
-        """The results of the tasks that this one follows on, in the order of ``depends``."""
+        """Return the results of the tasks that this one depends on, in the order of ``depends``."""
         return await self._attempt.results(self.client)
 
     def transaction(self, result: Any = None, *, name: str | None = None, complete: bool = True) -> AsyncTransaction:
-        """``async with ctx.transaction(result) as tx``: completes the task together with what else it does.
+        """Start a transaction that completes the task: ``async with ctx.transaction(result) as tx``.
 
-        Once it is committed the task is finished, whatever the function does then.  ``complete`` false:
-        the task goes on.
+        Once it is committed the task is complete, whatever the function does afterwards. With ``complete`` false the
+        transaction leaves the task running.
         """
         attempt = self._attempt
         commit = functools.partial(attempt.commit, self.client)
@@ -132,29 +133,29 @@ class Context(About):
 
 
 class BlockingContext(About):
-    """For functions in a worker's thread or process: the calls of `Context`, which wait."""
+    """The context of a function in a worker's thread or process: the calls of `Context`, which wait."""
 
     def log(self, value: Any) -> int:
-        """See `Context.log`."""
+        """Append a checkpoint to the task's updates; see `Context.log`."""
         number: int = self._ask("log", value)
         return number
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:
-        """See `Context.progress`."""
+        """Report progress; see `Context.progress`."""
         self._ask("progress", done, total, note)
 
     def earlier(self) -> list[LogEntry]:
-        """See `Context.earlier`."""
+        """Return the checkpoints of earlier attempts; see `Context.earlier`."""
         found: list[LogEntry] = self._ask("earlier")
         return found
 
     def results(self) -> list[Any]:
-        """See `Context.results`."""
+        """Return the results of the tasks that this one depends on; see `Context.results`."""
         found: list[Any] = self._ask("results")
         return found
 
     def transaction(self, result: Any = None, *, name: str | None = None, complete: bool = True) -> BlockingTransaction:
-        """``with ctx.transaction(result) as tx``; see `Context.transaction`."""
+        """Start a transaction: ``with ctx.transaction(result) as tx``; see `Context.transaction`."""
 
         def commit(gathered: Gathered) -> Committed:
             committed: Committed = self._ask("commit", gathered)
@@ -166,7 +167,7 @@ class BlockingContext(About):
         return made
 
     def sleep(self, seconds: float) -> None:
-        """Wait, and end the attempt at once if it is to end: raises `TaskCancelled`."""
+        """Wait, but raise `TaskCancelled` at once if the attempt must end."""
         self._attempt.cancelled.wait(seconds)
         self.check()
 
@@ -176,16 +177,16 @@ class BlockingContext(About):
 
 
 current_blocking: ContextVar[Callable[[], BlockingContext]] = ContextVar("current_blocking")
-"""Within a task's process: makes its context."""
+"""Function that makes the context, in a process that runs tasks."""
 
 
 def context() -> Context:
-    """What an async function knows of the task that it runs for; raises `Conflict` outside of one."""
+    """Return the context of the running async function; raise `Conflict` outside of a task."""
     return Context(_attempt())
 
 
 def blocking_context() -> BlockingContext:
-    """The same for functions that are not async."""
+    """Return the context of a running function that is not async; raise `Conflict` outside of a task."""
     make = current_blocking.get(None)
     return make() if make is not None else BlockingContext(_attempt())
 

@@ -23,7 +23,7 @@ R = TypeVar("R")
 
 
 class Application(Protocol):
-    """What a function needs of its application."""
+    """The part of an application that its functions need."""
 
     address: str | Sequence[str]
     token: str | None
@@ -35,7 +35,7 @@ class Application(Protocol):
 
     @property
     def opened(self) -> Client | None:
-        """The same if it is open."""
+        """The client of this process if it is open; None otherwise."""
         ...
 
 
@@ -49,7 +49,7 @@ class TaskFunction(Generic[P, R]):
         self.app = app
         self._options = options
         self._called_with = options
-        """The options that a worker knows of by itself."""
+        """The options that a worker knows without the task's data."""
         self.arguments = Arguments(function, name)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -57,13 +57,13 @@ class TaskFunction(Generic[P, R]):
 
     @property
     def queue(self) -> str:
-        """The queue its tasks go to."""
+        """The queue of its tasks."""
         return self._options.queue
 
     def options(self, **changes: Unpack[Changes]) -> TaskFunction[P, R]:
-        """The same function with other options: ``send.options(delay_ms=5_000).enqueue(...)``.
+        """Return the same function with other options: ``send.options(delay_ms=5_000).enqueue(...)``.
 
-        Raises `BadRequest` naming an option that there is not, or is wrong.
+        Raises `BadRequest` naming the option that is unknown or wrong.
         """
         options = self._options.changed(changes)
         options.check(self.function)
@@ -74,34 +74,34 @@ class TaskFunction(Generic[P, R]):
     # --- enqueueing
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> TaskId:
-        """Have a worker call the function; raises `BadRequest` naming the argument that does not fit."""
+        """Enqueue a call of the function; raise `BadRequest` naming the argument that does not fit."""
         payload = self.payload(*args, **kwargs)
         worker = current_client.get(None)
         if worker is None or self.app.opened is not None:
             client = self.app.client
             now_ms = client.now_ms() if self._options.expires_after_ms is not None else None
             return client.enqueue(self.queue, payload, **self._how(args, kwargs, now_ms))
-        # In a worker's thread: over the worker's connection.
+        # In a worker's thread the worker's connection is used.
         send = functools.partial(self._send, worker, payload, args, kwargs)
         return cast(TaskId, current_bridge.get()(send))
 
     async def enqueue_async(self, *args: P.args, **kwargs: P.kwargs) -> TaskId:
-        """The same from async code; within a worker over the worker's own connection."""
+        """Enqueue a call from async code; inside a worker the worker's connection is used."""
         client = current_client.get(None)
         if client is not None:
             return await self._send(client, self.payload(*args, **kwargs), args, kwargs)
         return await anyio.to_thread.run_sync(functools.partial(self.enqueue, *args, **kwargs))
 
     def enqueue_in(self, transaction: Gathered, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Have the call enqueued by a transaction, if that happens."""
+        """Enqueue a call as part of a transaction."""
         transaction.enqueue(self.queue, self.payload(*args, **kwargs), **self._how(args, kwargs, None))
 
     def s(self, *args: P.args, **kwargs: P.kwargs) -> Step:
-        """The call as a step of a chain or a group: ``app.chain(fetch.s(url), index.s(url)).enqueue()``."""
+        """Return a call as a step of a chain or a group: ``app.chain(fetch.s(url), index.s(url)).enqueue()``."""
         return Step(self.queue, self.payload(*args, **kwargs), **self._how(args, kwargs, None))
 
     def payload(self, *args: P.args, **kwargs: P.kwargs) -> bytes:
-        """The call as it is stored; raises `BadRequest` naming the argument that does not fit."""
+        """Return the call as it is stored; raise `BadRequest` naming the argument that does not fit."""
         timeout_s = self._options.timeout_s
         more = {} if timeout_s == self._called_with.timeout_s else {"timeout_s": timeout_s}
         return self.arguments.call(args, kwargs, **more)
@@ -116,15 +116,15 @@ class TaskFunction(Generic[P, R]):
     # --- looking
 
     def result(self, id: bytes | str, *, wait_ms: int = 0) -> Any:
-        """What a call of the function returned, waiting up to ``wait_ms`` for it.
+        """Return the result of a call of the function; wait up to ``wait_ms`` for it.
 
-        Raises `TimedOut` if it is not finished by then, `Conflict` if it failed or was cancelled,
-        `NotFound`.
+        Raises `TimedOut` if it is not finished by then, `Conflict` if it failed or was cancelled, `NotFound` if it does
+        not exist.
         """
         return self._returned(self.app.client.wait(id, wait_ms))
 
     async def result_async(self, id: bytes | str, *, wait_ms: int = 0) -> Any:
-        """The same from async code."""
+        """Return the result of a call; see `result`."""
         client = current_client.get(None)
         if client is None:
             return await anyio.to_thread.run_sync(functools.partial(self.result, id, wait_ms=wait_ms))
@@ -136,7 +136,7 @@ class TaskFunction(Generic[P, R]):
         return self.arguments.returned(task.result)
 
     def progress(self, id: bytes | str) -> Progress | None:
-        """How far a call has come by what it told last; None if it told nothing."""
+        """Return the latest progress of a call; None if it reported none."""
         return latest_progress((one.data, one.at_ms) for one in self.app.client.task_log(id))
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Heartbeats of a worker: all that it holds is renewed together, every third of the lease (design: claims)."""
+"""Heartbeats of a worker: all its claims are renewed together, every third of the lease (design: claims)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Lost = Callable[[Claim], None]
 
 
 class Renewals:
-    """Renews claims for as long as they are held; says which ones stand no more."""
+    """Renews claims while they are held, and reports those that are no longer valid."""
 
     def __init__(self, held: Callable[[], Iterable[Claim]], lost: Lost, *, lease_ms: int) -> None:
         self._held = held
@@ -30,7 +30,7 @@ class Renewals:
         pause_s = self._lease_ms / RENEWALS_PER_LEASE / 1000
         next_at = anyio.current_time() + pause_s
         while True:
-            # Where a renewal failed the lease may end first; code must not go on behind it.
+            # After a failed renewal a lease may end first; its task must not run on after that.
             now = anyio.current_time()
             ends_at = min((claim.expires for claim in self._held() if claim.expires > now), default=next_at)
             await anyio.sleep_until(min(next_at, ends_at))
@@ -40,7 +40,7 @@ class Renewals:
                 await self._renew(client, claims, pause_s)
 
     async def _renew(self, client: AsyncClient, claims: list[Claim], pause_s: float) -> None:
-        # Work must not go on after its lease: an attempt ends with the first lease at the latest.
+        # A task must not run on after its lease: an attempt to renew ends with the first lease at the latest.
         left_s = min(claim.expires for claim in claims) - anyio.current_time()
         timeout_s = min(pause_s, max(left_s, RENEWAL_TIMEOUT_MIN_S))
         try:
@@ -58,5 +58,5 @@ class Renewals:
 
 
 def _lapsed(claim: Claim, error: OnyxqError) -> bool:
-    # While the log cannot be reached its time stands still, and leases with it.
+    # While the log cannot be reached its time stops, so leases do not expire.
     return not isinstance(error, LogUnavailable) and anyio.current_time() >= claim.expires

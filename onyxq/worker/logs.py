@@ -1,7 +1,7 @@
-"""Logs that say which task they are about (design: interfaces).
+"""Logs that name the task they are about (design: interfaces).
 
-Every record made while a task runs has ``task_id``, ``task_name``, ``task_queue`` and
-``task_attempt``; outside of one these are ``-``.
+Every record made while a task runs has ``task_id``, ``task_name``, ``task_queue`` and ``task_attempt``; outside of a
+task these are ``-``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MARK = "_onyxq_contextual"
 
 
 def contextual_logs() -> None:
-    """Have every record made from now on in this process tell the task; may be called again."""
+    """Add the running task to every log record of this process from now on; may be called again."""
     make = logging.getLogRecordFactory()
     if getattr(make, _MARK, False):
         return
@@ -32,7 +32,7 @@ def contextual_logs() -> None:
 
 
 def about_the_task() -> dict[str, Any]:
-    """What a record tells of the task that runs here."""
+    """Return the fields of a log record that describe the running task."""
     attempt = current_attempt.get(None)
     if attempt is None:
         return dict.fromkeys(("task_id", "task_name", "task_queue", "task_attempt"), NONE)

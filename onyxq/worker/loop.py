@@ -1,9 +1,8 @@
-"""The loop of a worker: claim, work, complete (design: claims).
+"""The loop of a worker: claim, run, complete (design: claims).
 
-It claims in batches with a long poll, as far ahead as its slots will begin soon, and what falls
-due in a moment, which it begins then; renews all that it holds together; stops work whose claim
-no longer stands; and on the way out finishes what it can and gives the rest back.  Works on trio
-and on asyncio.
+It claims in batches with a long poll, as many tasks as its slots will start soon. It also claims tasks shortly
+before they are due. It renews all its claims together and stops work that lost its claim. When it stops, it
+finishes the tasks it can and gives the others back. Works on trio and on asyncio.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from onyxq.worker.pace import PATIENCE_S, Pace
 from onyxq.worker.slot_count import LOOK_EVERY_S, Scaling
 
 GATHER_S = 0.02
-"""A free slot waits so long for others: asking for one at a time would cost a grant per task."""
+"""How long a free slot waits for others, in seconds: to claim one task at a time would cost a grant each."""
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.1, 5.0
-"""Pauses between claims that failed."""
+"""Shortest and longest pause after a failed claim, in seconds."""
 RELEASE_TIMEOUT_MS = 5_000
 CLAIM_TASKS_MAX = 1_000
 AHEAD_MS = 500
-"""Tasks are claimed so long before they are due, at most."""
+"""Longest time by which a task is claimed before it is due, in milliseconds."""
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +45,7 @@ class _Job:
         self.claim = attempt.claim
         self.scope = anyio.CancelScope()
         self.since = now
-        """When it was claimed, and from then on when it was begun."""
+        """Monotonic second at which it was claimed, or at which it started once it runs."""
         self.stale = False
         self.result: bytes | None = None
         self.problem: BaseException | None = None
@@ -58,9 +57,9 @@ class _Job:
 
 @takes(WorkerOptions, WORKER_DEFAULTS)
 class Worker:
-    """Runs ``body(claim)`` for tasks of some queues, ``concurrency`` at a time.
+    """Runs ``body(claim)`` for tasks of some queues, up to ``concurrency`` at a time.
 
-    What the body returns is the task's result; what it raises is the error of a failed attempt.
+    The body returns the task's result; an exception that it raises is the error of a failed attempt.
     """
 
     def __init__(
@@ -82,41 +81,41 @@ class Worker:
         self._drain_ms = said["drain_ms"]
         self._name = said["name"]
         self._jobs: dict[Claim, _Job] = {}
-        """All that is held: waiting for a slot, running, or being reported."""
+        """All claims held: waiting for a slot, running, or being reported."""
         self._waiting: deque[_Job] = deque()
         self._early: dict[Claim, _Job] = {}
-        """Claimed ahead: not due yet."""
+        """Claims of tasks that are not due yet."""
         self._running: dict[Claim, _Job] = {}
         self._begun_at = 0.0
-        """The sum of the times at which those that run were begun."""
+        """Sum of the monotonic seconds at which the running tasks started."""
         self._changed = anyio.Event()
         self._stopped = anyio.Event()
         self._claiming: anyio.CancelScope | None = None
         self._asking: anyio.CancelScope | None = None
-        """Of the claim that waits for tasks now."""
+        """Scope of the claim request in progress."""
         self._asks_timers = False
-        """Whether it may be tasks that are not due yet."""
+        """Whether that request may return tasks that are not due yet."""
         self._giving_back = False
         self._failure: OnyxqError | None = None
         self.set_up = False
-        """Whether all is set up that its application asks for, such as periodic tasks."""
+        """Whether everything that its application needs is set up, such as periodic tasks."""
         self.finished = 0
-        """Tasks completed."""
+        """Number of tasks completed."""
         self.failed = 0
-        """Attempts that failed."""
+        """Number of failed attempts."""
 
     @property
     def held(self) -> int:
-        """Claims held now."""
+        """Number of claims held now."""
         return len(self._jobs)
 
     @property
     def running(self) -> int:
-        """Tasks that run now."""
+        """Number of tasks running now."""
         return len(self._running)
 
     def stop(self) -> None:
-        """Claim no more; finish what runs, give back what does not. Again: give everything back now."""
+        """Stop claiming, finish running tasks and give back the others; called again, give everything back now."""
         if self._stopping:
             for job in list(self._running.values()):
                 job.cancel()
@@ -125,7 +124,7 @@ class Worker:
             self._claiming.cancel()
 
     async def serve(self, client: AsyncClient) -> None:
-        """Work until `stop`; raises errors that no retry can mend (a bad queue name, no permission)."""
+        """Work until `stop`; raise errors that no retry can fix (a bad queue name, no permission)."""
         token = current_client.set(client)
         try:
             async with anyio.create_task_group() as group:
@@ -146,14 +145,14 @@ class Worker:
         self.set_up = True
 
     async def _beside(self, client: AsyncClient) -> None:
-        """What is to be set up while it works."""
+        """Set up what the application needs, while the worker works."""
 
     @property
     def _stopping(self) -> bool:
         return self._stopped.is_set()
 
     def _slots(self) -> int:
-        """How many tasks may run at the same time."""
+        """Return the number of tasks that may run at the same time."""
         return self._scaling.slots
 
     async def _scale(self, client: AsyncClient, group: TaskGroup) -> None:
@@ -167,10 +166,10 @@ class Worker:
                 await self._resized()
 
     async def _resized(self) -> None:
-        """The number of slots has changed."""
+        """Adapt to a changed number of slots."""
 
     def _give_up(self, error: OnyxqError) -> None:
-        """No retry can mend this: stop, and raise it at the end."""
+        """Stop because of an error that no retry can fix, and raise it at the end."""
         self._failure = self._failure or error
         if not self._stopping:
             self.stop()
@@ -212,7 +211,7 @@ class Worker:
         self._wake()
 
     async def _await_due(self, client: AsyncClient, group: TaskGroup, early: Sequence[_Job]) -> None:
-        """Begin what was claimed ahead when it is due; once it is to stop, all of it is given back."""
+        """Start tasks that were claimed ahead when they are due; when the worker stops, give all of them back."""
         for job in early:
             with anyio.move_on_at(job.claim.due):
                 await self._stopped.wait()
@@ -222,14 +221,14 @@ class Worker:
                 self._begin(client, group)
                 self._wake()
                 if self._asking is not None and not self._asks_timers and self._takes_timers():
-                    self._asking.cancel()  # and ask for what falls due, too
+                    self._asking.cancel()  # and ask again, for tasks that fall due as well
 
     def _takes_timers(self) -> bool:
-        """Whether to claim what is not due yet: slots must be left for what becomes ready meanwhile."""
+        """Return whether to claim tasks that are not due yet: slots must stay free for tasks that become ready."""
         return self._pace.limit > 0 and self._slots() > 1 and 2 * len(self._early) < self._slots()
 
     async def _ask(self, client: AsyncClient, room: int) -> ClaimBatch | None:
-        """Claim; None if it is to be asked anew."""
+        """Claim tasks; return None if the request was cancelled and must be made again."""
         try:
             with anyio.CancelScope() as self._asking:
                 self._asks_timers = self._takes_timers()
@@ -247,7 +246,7 @@ class Worker:
         return None
 
     async def _room(self) -> int:
-        """How many tasks to ask for, once there is room for a good number, or for some for a little while."""
+        """Wait for free slots and return how many tasks to ask for: soon if many are free, else after `GATHER_S`."""
         since = float("inf")
         while True:
             room, whole = self._free()
@@ -262,12 +261,12 @@ class Worker:
                 await self._change()
 
     def _free(self) -> tuple[int, int]:
-        """Tasks that could be taken now, and if there were none."""
+        """Return how many tasks could be taken now, and how many if the worker held none."""
         running = len(self._running)
         ahead = self._pace.ahead(anyio.current_time() - self._begun_at / running if running else 0.0)
         whole = self._slots() + ahead
         room = whole - running - len(self._waiting) - len(self._early)
-        # Outcomes that nobody takes must not pile up.
+        # Bounded, because outcomes that cannot be reported must not pile up.
         held = 2 * self._scaling.slots + self._pace.limit - len(self._jobs)
         return min(room, held, CLAIM_TASKS_MAX), min(whole, CLAIM_TASKS_MAX)
 
@@ -281,7 +280,7 @@ class Worker:
     # --- giving back
 
     async def _hand_back(self, client: AsyncClient) -> None:
-        """Give back what is not begun in time, so that others can have it; all of it, at the end."""
+        """Give back tasks that do not start in time, so that other workers can run them; at the end, all of them."""
         patience_s = min(PATIENCE_S, self._lease_ms / 4000)
         while True:
             while not self._waiting:
@@ -291,7 +290,7 @@ class Worker:
             late = self._overdue(patience_s)
             if late:
                 self._pace.stalled()
-                # A claim that is under way would get what is given back.
+                # A claim request in progress could get the same tasks again.
                 self._giving_back = True
                 if self._asking is not None:
                     self._asking.cancel()
@@ -302,7 +301,7 @@ class Worker:
                 self._wake()
 
     def _overdue(self, patience_s: float) -> list[Claim]:
-        """Claims to give back: if one has waited too long, also those that will have soon."""
+        """Return claims to give back: if one has waited too long, also those that soon will have."""
         now, late = anyio.current_time(), []
         if self._stopping or (self._waiting and self._waiting[0].since + patience_s <= now):
             while self._waiting and (self._stopping or self._waiting[0].since + patience_s / 2 <= now):
@@ -337,7 +336,7 @@ class Worker:
         while self._waiting and not self._stopping and len(self._running) < self._slots():
             job = self._waiting.popleft()
             if job.claim.expires < now + self._lease_ms / 1000 / RENEWALS_PER_LEASE:
-                # Its answer was long on the way: the lease may be over before it is renewed.
+                # The answer took long: the lease may end before it is renewed.
                 late.append(job.claim)
                 continue
             self._running[job.claim] = job
@@ -367,7 +366,7 @@ class Worker:
             self._wake()
 
     async def _run(self, job: _Job) -> None:
-        # Whatever user code raises is the outcome of the attempt.
+        # Anything that user code raises is the outcome of the attempt.
         try:
             with attempting(
                 job.claim.trace,
@@ -382,7 +381,7 @@ class Worker:
         except anyio.get_cancelled_exc_class() as error:
             if anyio.current_effective_deadline() == float("-inf"):
                 raise
-            # Something that the body waited for was cancelled, not the body.
+            # The body waited for something that was cancelled; the body itself was not.
             job.problem = error
 
     async def _report(self, client: AsyncClient, job: _Job) -> None:
@@ -421,7 +420,7 @@ class Worker:
         return [job.claim for job in self._jobs.values() if not job.stale]
 
     def _lost(self, claim: Claim) -> None:
-        """A claim no longer stands."""
+        """Drop a claim that is no longer valid, and stop its task."""
         job = self._jobs.get(claim)
         if job is None or job.attempt.committing or job.attempt.ended:
             return

@@ -1,4 +1,4 @@
-"""How a function's tasks are enqueued and run (design: interfaces)."""
+"""Options of functions and workers: how tasks are enqueued and run (design: interfaces)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Key = str | Callable[..., str] | None
 
 
 class Changes(TaskOptions, total=False):
-    """What `TaskFunction.options` changes; see `Options`."""
+    """Options that `TaskFunction.options` can change; see `Options`."""
 
     queue: str
     ordering_key: Key
@@ -31,24 +31,29 @@ class Changes(TaskOptions, total=False):
 
 
 class FunctionOptions(Changes, total=False):
-    """The options of a function that is a task.
+    """Options of a function that is a task.
 
-    ``ordering_key``, ``unique_key``: a template such as ``"customer {customer}"``, or a function of
-    the arguments.  ``expires_after_ms``: the task fails if it is not begun by this time after it is due.
-    ``timeout_s``: an attempt that takes longer is cancelled, and has failed.  ``runs``: ``"thread"``
-    or ``"process"``, for functions that are not async.  The others are as in `AsyncClient.enqueue`.
+    - ``ordering_key``, ``unique_key``: a template such as ``"customer {customer}"``, or a function of the arguments.
+    - ``expires_after_ms``: the task fails if it has not started within this time after it is due, in milliseconds.
+    - ``timeout_s``: seconds after which an attempt is cancelled and counts as failed.
+    - ``runs``: ``"thread"`` or ``"process"``, for functions that are not async.
+
+    The others are as in `AsyncClient.enqueue`.
     """
 
     runs: str | None
 
 
 class WorkerOptions(TypedDict, total=False):
-    """The options of a worker.
+    """Options of a worker.
 
-    ``concurrency_max``: the most tasks at a time while all slots are busy (`Scaling`).  ``ahead``: the most
-    claims held beyond those that run.  By default it is ten per slot, and never more than are begun within
-    half a second.  0: tasks that are not due yet are not claimed either.  ``drain_ms``: how long tasks that
-    run may continue after `stop`.
+    - ``concurrency_max``: largest number of slots; a worker adds slots up to it while all are busy.
+    - ``ahead``: largest number of claims held beyond the running ones. Default: ten per slot, and never more than can
+      start within half a second. With 0, tasks that are not due yet are not claimed either.
+    - ``lease_ms``: how long a claim is valid without renewal, in milliseconds.
+    - ``wait_ms``: how long one request waits for tasks, in milliseconds.
+    - ``drain_ms``: how long running tasks may continue after `stop`, in milliseconds.
+    - ``name``: the worker's name, shown with its claims; default: a random one.
     """
 
     concurrency_max: int | None
@@ -71,7 +76,7 @@ WORKER_DEFAULTS: WorkerOptions = {
 
 @frozen(kw_only=True)
 class Options:
-    """See `AsyncClient.enqueue_many` for those that are not explained here."""
+    """Options of a function's tasks; see `AsyncClient.enqueue_many` for those without an explanation here."""
 
     queue: str = "default"
     priority: int = 0
@@ -83,32 +88,32 @@ class Options:
     unique_key: Key = None
     expires_ms: int | None = None
     expires_after_ms: int | None = None
-    """The same counted from when the task is due."""
+    """Time after the due time by which the task must have started, in milliseconds."""
     depends: Iterable[bytes | str] = field(default=(), converter=tuple_of)
     on_dependency_failed: str = "fail"
     w: int | None = None
     timeout_s: float | None = None
-    """An attempt that takes longer is cancelled, and has failed."""
+    """Seconds after which an attempt is cancelled and counts as failed."""
     runs: str | None = None
     """Where a function that is not async runs: ``thread`` (the default) or ``process``."""
 
     @staticmethod
     def of(options: Mapping[str, Any]) -> Options:
-        """Raises `BadRequest` for an option that there is not."""
+        """Return the options of known names; raise `BadRequest` for an unknown name."""
         for name in options:
             if name not in fields_dict(Options):
                 raise BadRequest(f"there is no option {name!r} for a task", field=name)
         return Options(**options)
 
     def changed(self, changes: Mapping[str, Any]) -> Options:
-        """The same with some others; raises `BadRequest` for one that there is not."""
+        """Return the options with some changed; raise `BadRequest` for an unknown name."""
         for name in changes:
             if name not in fields_dict(Options) or name == "runs":
                 raise BadRequest(f"there is no option {name!r} for a call", field=name)
         return evolve(self, **changes)
 
     def check(self, function: Callable[..., Any]) -> None:
-        """Raise `BadRequest` for what does not fit the function."""
+        """Raise `BadRequest` for options that do not fit the function."""
         if self.runs is not None:
             if self.runs not in RUNS:
                 raise BadRequest(f"runs is one of {', '.join(RUNS)}, not {self.runs!r}", field="runs")
@@ -126,7 +131,7 @@ class Options:
             _check_template(getattr(self, name), name, function)
 
     def arguments(self, bound: Callable[[], inspect.BoundArguments], now_ms: int | None) -> dict[str, Any]:
-        """Keyword arguments of ``enqueue``, but for the queue, for a call whose arguments are ``bound``."""
+        """Return the keyword arguments of ``enqueue``, except the queue, for a call with the arguments ``bound``."""
         said: dict[str, Any] = {
             "priority": self.priority,
             "delay_ms": self.delay_ms,
@@ -158,7 +163,7 @@ class Options:
         try:
             made = key.format(**given.arguments) if isinstance(key, str) else key(*given.args, **given.kwargs)
         except Exception as error:
-            # It is the user's function, or reaches into the user's values.
+            # The key comes from the user's function or reaches into the user's values, which may raise anything.
             raise BadRequest(f"the {name} cannot be made: {type(error).__name__}: {error}", field=name) from error
         if not isinstance(made, str):
             raise BadRequest(f"the {name} must be a str, not {type(made).__name__}", field=name)

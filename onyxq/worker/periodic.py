@@ -1,7 +1,7 @@
-"""Periodic calls of an application's functions: a worker sets them up, and tells of those that nobody wants any more.
+"""Periodic calls of an application's functions: a worker registers them and warns about abandoned ones.
 
-What the program no longer has the cluster still has, and another version of the program, or another
-program, may want it: so it is told, and an operator ends it.
+If the program drops a periodic call, the cluster keeps it: another version of the program, or another program, may
+need it. The worker logs it, and an operator removes it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from onyxq.core.errors import NotFound, OnyxqError, Overloaded, TimedOut, Unavai
 from onyxq.worker.functions import TaskFunction
 
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.5, 30.0
-"""Pauses between attempts at setting periodic tasks up."""
+"""Shortest and longest pause between attempts to register periodic tasks, in seconds."""
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ Tasks = Mapping[str, TaskFunction[..., Any]]
 
 @frozen
 class Periodic:
-    """A call that the cluster makes by itself."""
+    """A call that the cluster makes on a schedule."""
 
     function: TaskFunction[..., Any]
     name: str
@@ -37,7 +37,7 @@ class Periodic:
     missed: str
 
     def settings(self) -> dict[str, Any]:
-        """As the cluster keeps it."""
+        """Return the settings as the cluster stores them."""
         return {
             "queue": self.function.queue,
             "schedule": self.schedule,
@@ -56,9 +56,9 @@ async def keep(
     queues: Collection[str],
     give_up: Callable[[OnyxqError], None],
 ) -> None:
-    """Set up what an application calls again and again, and log what it does not call any more.
+    """Register the periodic calls of an application, and log those that it no longer makes.
 
-    ``give_up`` is told of what no retry can mend.
+    ``give_up`` is called with an error that no retry can fix.
     """
     pause_s = PAUSE_FIRST_S
     while True:
@@ -79,7 +79,7 @@ async def keep(
 
 
 async def _set_up(client: AsyncClient, periodic: Periodic) -> None:
-    """Set a periodic task up, unless it is as it should be; one that is paused stays paused."""
+    """Register a periodic task unless it is already as it should be; a paused one stays paused."""
     settings, payload = periodic.settings(), periodic.function.payload()
     try:
         found = await client.periodic(periodic.name)
@@ -93,7 +93,7 @@ async def _set_up(client: AsyncClient, periodic: Periodic) -> None:
 def orphans(
     found: Sequence[Mapping[str, Any]], periodics: Sequence[Periodic], *, tasks: Tasks, queues: Collection[str]
 ) -> list[str]:
-    """What to tell of each periodic call in a worker's queues that its application does not make."""
+    """Return a warning for each periodic call in a worker's queues that its application does not make."""
     mine = {periodic.name for periodic in periodics}
     out = []
     for one in found:
@@ -108,7 +108,7 @@ def orphans(
 
 
 def _called(data: bytes) -> str | None:
-    """The name of the task that a payload calls; None if it is no call."""
+    """Return the name of the task that a payload calls; None if it is not a call."""
     try:
         call = json.loads(data)
     except ValueError:

@@ -1,4 +1,4 @@
-"""A process that is a worker: signals (design: interfaces)."""
+"""A process that is a worker: signals and logs (design: interfaces)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from onyxq.worker.loop import Worker
 def run_worker(
     worker: Worker, address: str | Sequence[str], *, token: str | None = None, backend: str = "asyncio"
 ) -> None:
-    """Run a worker until SIGTERM or SIGINT; it finishes what runs. A second signal stops it at once.
+    """Run a worker until SIGTERM or SIGINT, then finish its running tasks; a second signal stops it at once.
 
-    Records of the log tell from then on which task they are about.
+    Log records name the task that they are about.
     """
     contextual_logs()
     anyio.run(_main, worker, address, token, backend=backend)

@@ -1,8 +1,8 @@
 """Processes for functions that keep the interpreter busy, or that must be stoppable (design: claims).
 
-A child is started when it is needed, stays for further tasks, and runs one at a time.  What
-the function asks of its context goes over a pipe to the worker.  A cancelled function is told
-so, has `TaskCancelled` raised where it is, and is killed with its process a little later.
+A child process starts when it is needed, stays for further tasks, and runs one at a time. Calls of the function to
+its context go through a pipe to the worker. When a function is cancelled, its context shows this and
+`TaskCancelled` is raised in it. If it does not end, its process is killed.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from onyxq.worker.child import SIGNALS, Work, main
 from onyxq.worker.threads import Threads
 
 KILL_S = 5.0
-"""How long a cancelled function may take to end before its process is killed."""
+"""How long a cancelled function may take to end before its process is killed, in seconds."""
 END_S = 2.0
-"""How long an idle process may take to end."""
+"""How long an idle process may take to end, in seconds."""
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class ProcessEnded(Exception):
 
 
 class _Child:
-    """A process, and the thread that listens to it."""
+    """A child process, and the thread that receives its messages."""
 
     def __init__(self, threads: Threads, address: str | Sequence[str], token: str | None) -> None:
         spawn = multiprocessing.get_context("spawn")
@@ -49,7 +49,7 @@ class _Child:
         self.process: BaseProcess = spawn.Process(target=main, args=(theirs, address, token), daemon=True)
         self._threads = threads
         self._serial = 0
-        # It is born with the signals blocked, and unblocks them once it knows what to do with them.
+        # It starts with the signals blocked, and unblocks them once its handlers are set.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             with _starting:
@@ -59,19 +59,19 @@ class _Child:
         theirs.close()
 
     def listen(self) -> None:
-        """Hear what the child says, from now on; in the event loop."""
+        """Start to receive the child's messages; called in the event loop."""
         self._send, self._messages = anyio.create_memory_object_stream[Message | None](float("inf"))
         threading.Thread(target=self._hear, args=(self._connection,), name="onyxq child", daemon=True).start()
 
     def _hear(self, connection: Connection) -> None:
-        """In a thread of its own, to the end of the child."""
+        """Receive messages until the child ends; runs in its own thread."""
         try:
             while True:
                 self._threads.soon(self._send.send_nowait, connection.recv())
         except (EOFError, OSError):
             log.debug("process %s has ended", self.process.pid)
         except Exception:
-            # Something that only the child can unpickle.
+            # A message that only the child can unpickle.
             log.exception("process %s said what is not understood: it is killed", self.process.pid)
             self.process.kill()
         finally:
@@ -79,32 +79,32 @@ class _Child:
             connection.close()
 
     async def receive(self) -> Message | None:
-        """The next message; None once the process has ended."""
+        """Return the next message; None once the process has ended."""
         return await self._messages.receive()
 
     def send(self, *message: Any) -> None:
-        """Tell the child something; nothing if it has ended."""
+        """Send the child a message, unless it has ended."""
         try:
             self._connection.send(message)
         except OSError:
             log.debug("process %s has ended", self.process.pid)
 
     def run(self, work: Work) -> None:
-        """Have it run a task."""
+        """Start a task."""
         self._serial += 1
         self.send("run", self._serial, work)
 
     def cancel(self) -> None:
-        """Have it end the task that it runs."""
+        """Cancel the running task."""
         self.send("cancel", self._serial)
 
     def join(self) -> None:
-        """Wait for its end; in a thread."""
+        """Wait until the process has ended; called in a thread."""
         with _starting:
             self.process.join()
 
     def close(self) -> None:
-        """Forget what was said."""
+        """Close the stream of messages."""
         self._send.close()
         self._messages.close()
 
@@ -119,7 +119,7 @@ class Processes:
         self._idle: list[_Child] = []
 
     async def run(self, work: Work, attempt: Attempt, client: AsyncClient) -> bytes | None:
-        """Run one task in a process; the result as it is stored. Raises `FailedThere`, `ProcessEnded`."""
+        """Run one task in a process and return its stored result; raise `FailedThere` or `ProcessEnded`."""
         child = self._idle.pop() if self._idle else await self._start()
         try:
             child.run(work)
@@ -141,14 +141,14 @@ class Processes:
         return None if result is None else bytes(result)
 
     async def keep(self, idle: int) -> None:
-        """End the processes that are idle, down to so many."""
+        """End idle processes until at most ``idle`` are left."""
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as group:
                 while len(self._idle) > max(idle, 0):
                     group.start_soon(self._end, self._idle.pop(0))
 
     async def close(self) -> None:
-        """End the processes, which are idle by now."""
+        """End the processes, which must be idle by now."""
         await self.keep(0)
 
     async def _start(self) -> _Child:
@@ -199,7 +199,7 @@ async def _commit(
     name: str | None,
     calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]],
 ) -> Any:
-    """Commit what a child has gathered; the same transaction if it asks again."""
+    """Commit the operations that a child gathered; a repeat commits the same transaction."""
     made = transactions.get(number)
     if made is None:
 

@@ -1,21 +1,20 @@
-"""How many slots a worker has, between bounds (design: claims).
+"""Number of a worker's slots, between bounds (design: claims).
 
-Only full slots tell that there is more to do, and only empty ones that there is less.  So a
-worker whose slots were nearly always busy for a second gets half as many again, and one that
-left slots unused for half a minute loses those.
+Only busy slots show that there is more to do, and only empty ones that there is less. If nearly all slots were busy
+for a second, the worker gets half as many again. Slots that were unused for half a minute are removed.
 """
 
 from __future__ import annotations
 
 LOOK_EVERY_S = 1.0
 BUSY = 0.9
-"""The part of a second in which slots ran something, from which on they count as full."""
+"""Part of a second in which slots must run tasks to count as busy."""
 UNUSED_LOOKS = 30
-"""So many looks in a row decide what was not used."""
+"""Number of consecutive checks after which unused slots are removed."""
 
 
 class Scaling:
-    """Slots from ``least`` to ``most``; told at each change what runs, and looked at every `LOOK_EVERY_S`."""
+    """Slots from ``least`` to ``most``; fed with each change of the running tasks, checked every `LOOK_EVERY_S`."""
 
     def __init__(self, least: int, most: int) -> None:
         self.least, self.most = least, most
@@ -23,19 +22,19 @@ class Scaling:
         self._running = 0
         self._since = self._looked_at = 0.0
         self._busy_s = 0.0
-        """Seconds that slots ran something since the last look, all together."""
+        """Seconds that slots ran tasks since the last check, summed over slots."""
         self._used = 0
-        """The most that ran at a time since slots were last taken or found used."""
+        """Largest number of tasks at a time since unused slots were last looked for."""
         self._looks = 0
 
     def runs(self, tasks: int, now: float) -> None:
-        """So many tasks run from now on."""
+        """Record that ``tasks`` tasks run from now on."""
         self._busy_s += self._running * (now - self._since)
         self._running, self._since = tasks, now
         self._used = max(self._used, tasks)
 
     def look(self, now: float) -> bool:
-        """Decide; whether the number of slots changed."""
+        """Adapt the number of slots; return whether it changed."""
         self.runs(self._running, now)
         passed_s, self._looked_at = now - self._looked_at, now
         busy, self._busy_s = self._busy_s, 0.0

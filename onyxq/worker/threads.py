@@ -1,8 +1,8 @@
 """Threads for functions that are not async (design: claims).
 
-A thread cannot be stopped from outside.  One whose attempt is cancelled is told so and gets
-a moment to end; after that it is left alone: its outcome is dropped, and its slot is taken
-until it ends.  Threads that are left do not keep the process from ending.
+A thread cannot be stopped from outside. If its attempt is cancelled, the function can see it and gets a moment to
+end. After that the thread is abandoned: its outcome is dropped, and its slot stays taken until it ends. Abandoned
+threads do not keep the process from ending.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from onyxq.worker.attempts import TaskCancelled
 T = TypeVar("T")
 
 GRACE_S = 1.0
-"""How long a cancelled function may take to end."""
+"""How long a cancelled function may take to end, in seconds."""
 
 log = logging.getLogger(__name__)
 
@@ -40,15 +40,15 @@ class _Call(Generic[T]):
         self.left = False
 
     def run(self) -> None:
-        """In the thread."""
+        """Run the function; called in the thread."""
         try:
             self.result = self.context.run(self.function)
         except BaseException as error:
-            # Also what would end a thread is the outcome of the call, for whoever waits for it.
+            # Exceptions that would end a thread are outcomes of the call as well.
             self.error = error
 
     def outcome(self) -> T:
-        """What came of it."""
+        """Return the result of the call, or raise its error."""
         if isinstance(self.error, TaskCancelled):
             raise RuntimeError("TaskCancelled was raised though nothing cancelled the attempt") from self.error
         if self.error is not None:
@@ -57,13 +57,13 @@ class _Call(Generic[T]):
 
 
 class Threads:
-    """Runs functions in threads; ``async with``. ``freed`` is called when a thread that was left ends."""
+    """Runs functions in threads; ``async with``. Calls ``freed`` when an abandoned thread ends."""
 
     def __init__(self, *, freed: Callable[[], None] = lambda: None) -> None:
         self._freed = freed
         self._idle: list[queue.SimpleQueue[_Call[Any] | None]] = []
         self.left = 0
-        """Threads that were left and have not ended."""
+        """Number of abandoned threads that have not ended."""
 
     async def __aenter__(self) -> Threads:
         self._portal = BlockingPortal()
@@ -79,22 +79,21 @@ class Threads:
         await self._portal.__aexit__(kind, error, trace)
 
     def call(self, function: Callable[[], Awaitable[T]]) -> T:
-        """In a thread: have the event loop do something, and wait for it."""
+        """Run a function in the event loop and wait for it; called in a thread."""
         found: T = self._portal.call(function)
         return found
 
     def soon(self, function: Callable[..., object], *args: Any) -> None:
-        """In a thread: have the event loop do something; nothing if it has ended."""
+        """Run a function in the event loop, unless the loop has ended; called in a thread."""
         try:
             self._portal.start_task_soon(function, *args)
         except RuntimeError:
             log.debug("the worker has ended before its thread")
 
     async def run(self, function: Callable[[], T], *, cancelled: threading.Event | None = None) -> T:
-        """Call a function in a thread; its result, or what it raises.
+        """Call a function in a thread; return its result or raise its error.
 
-        If this is cancelled, ``cancelled`` is set, and a function that ends soon after ends this call
-        with its result.
+        If this call is cancelled, ``cancelled`` is set. If the function then ends soon, its result is returned.
         """
         call = _Call(function)
         inbox = self._idle.pop() if self._idle else self._start()

@@ -1,4 +1,4 @@
-"""Values and their annotations: what fits, and what it is in JSON (design: interfaces)."""
+"""Conversion of values to and from JSON, checked against annotations (design: interfaces)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 
 
 class Misfit(Exception):
-    """A value does not fit its annotation; ``path``: where in the argument."""
+    """A value does not fit its annotation; ``path``: the place inside the argument."""
 
     def __init__(self, path: str, problem: str) -> None:
         super().__init__(f"{path} {problem}".strip())
@@ -40,7 +40,7 @@ AS_TEXT: dict[Any, tuple[Callable[[Any], str], Callable[[str], Any]]] = {
     uuid.UUID: (str, uuid.UUID),
     decimal.Decimal: (str, decimal.Decimal),
 }
-"""Types that travel as strings: how they are written and read."""
+"""Types that are stored as strings: how they are written and read."""
 
 SEQUENCES = (list, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection)
 MAPPINGS = (dict, collections.abc.Mapping)
@@ -55,16 +55,16 @@ PLAIN: dict[Any, tuple[str, tuple[type, ...]]] = {
     int: ("int", (int,)),
     float: ("float", (int, float)),
 }
-"""Annotations of what JSON has itself: their names, and the types that will do."""
+"""Annotations that JSON has itself: their names, and the accepted types."""
 
 
 def to_json(value: Any, hint: Any, path: str) -> Any:
-    """A value of the annotated type as JSON has it; raises `Misfit`. What is not understood is left as it is."""
+    """Return a value of the annotated type as JSON; raise `Misfit`. An unknown annotation leaves it unchanged."""
     return _convert(value, hint, path, write=True)
 
 
 def from_json(value: Any, hint: Any, path: str) -> Any:
-    """The reverse."""
+    """Return the value that `to_json` converted; raise `Misfit`."""
     return _convert(value, hint, path, write=False)
 
 
@@ -83,7 +83,7 @@ def _convert(value: Any, hint: Any, path: str, *, write: bool) -> Any:
 
 
 def _plain(hint: Any) -> Any:
-    """An annotation without what says nothing of the value."""
+    """Return an annotation without wrappers that do not change the value."""
     while True:
         if hasattr(hint, "__supertype__"):  # NewType
             hint = hint.__supertype__
@@ -197,7 +197,7 @@ def _class(value: Any, hint: type, path: str, *, write: bool) -> Any:
 
 def _required_keys(hint: Any) -> frozenset[str]:
     hints = typing.get_type_hints(hint, include_extras=True)
-    # The class itself does not see what is written in annotations that are strings.
+    # ``__required_keys__`` misses annotations that are written as strings.
     told = {name: typing.get_origin(found) for name, found in hints.items()}
     optional = {name for name, found in told.items() if found is typing.NotRequired}
     required = {name for name, found in told.items() if found is typing.Required}
@@ -220,4 +220,4 @@ COMPOSED: tuple[tuple[tuple[Any, ...], Callable[..., Any]], ...] = (
     ((*SEQUENCES, *SETS, tuple), _many),
     (MAPPINGS, _mapping),
 )
-"""What is made of other annotations, and how it is converted."""
+"""Annotations made of other annotations, and the function that converts each."""
