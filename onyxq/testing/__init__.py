@@ -1,8 +1,7 @@
-"""Tools for testing what is built on OnyxQ: an in-memory cluster on a clock that jumps.
+"""Tools to test programs that use OnyxQ: an in-memory cluster on a simulated clock.
 
-Installed with OnyxQ, the pytest fixture ``onyxq_cluster`` gives one to every test that
-asks for it; `open_cluster` gives one without pytest.  What is here is loaded when it is
-first used.
+The clock jumps over waits. OnyxQ installs the pytest fixture ``onyxq_cluster``, which opens a cluster for each test
+that asks for it. `open_cluster` opens one without pytest. Each name is loaded when it is first used.
 """
 
 from __future__ import annotations

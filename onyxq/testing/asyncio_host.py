@@ -1,10 +1,9 @@
 """asyncio in simulated time: handlers and tests written for asyncio, run by the cluster's own loop.
 
-Workers run asyncio by default, so handlers may use what only asyncio has.  `AsyncioHost`
-is an asyncio event loop inside the trio run of a cluster under test: its clock is the
-run's, and where asyncio would wait for the next timer, simulated time jumps there.
-Functions that asyncio sends to threads take turns with the run, as `onyxq.testing.loop`
-describes.  Waits for real sockets are not understood: time jumps past them.
+Workers run asyncio by default, so handlers may use features that only asyncio has. `AsyncioHost` is an asyncio event
+loop inside the trio run of a cluster under test. Its clock is the run's: instead of a wait for the next timer,
+simulated time jumps there. Functions that asyncio sends to threads take turns with the run, as in
+`onyxq.testing.loop`. Waits for real sockets are not supported: time jumps past them.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ LAST_WORDS_S = 60.0
 
 
 class AsyncioHost:
-    """An asyncio event loop whose time is that of the trio run in which `run` goes on."""
+    """An asyncio event loop in the time of the trio run that executes `run`."""
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self._nursery = nursery
@@ -36,7 +35,7 @@ class AsyncioHost:
         self._loop = _SimulatedEventLoop(self)
 
     async def run(self) -> None:
-        """Carry out what is due, until cancelled."""
+        """Run everything that is due, until cancelled."""
         try:
             with _threads_of_anyio(self):
                 while True:
@@ -48,7 +47,7 @@ class AsyncioHost:
             self._end()
 
     def _end(self) -> None:
-        """Cancel what still goes on; who does not end at the third time is left lying."""
+        """Cancel all tasks; a task that survives three attempts is abandoned."""
         self._loop.set_exception_handler(lambda *_: None)
         for _ in range(3):
             for task in asyncio.all_tasks(self._loop):
@@ -57,11 +56,11 @@ class AsyncioHost:
         self._loop.close()
 
     def wake(self) -> None:
-        """Something is due now."""
+        """Run what is due now."""
         self._wanted.set()
 
     def next_timer(self) -> float:
-        """When a timer of the user's asyncio code is due next; infinite if there is none."""
+        """Return when a timer of the user's asyncio code is due next; infinite if there is none."""
         return self._loop.next_timer()
 
     def _step(self) -> None:
@@ -74,7 +73,7 @@ class AsyncioHost:
                 sniffio.thread_local.name = library
 
     async def call(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """From trio: run a coroutine in the loop, with the caller's context; raises what it raises."""
+        """Run a coroutine in the loop with the caller's context and return its result; called from trio."""
         done = trio.Event()
         task = self._loop.create_task(make(), context=contextvars.copy_context())
         task.add_done_callback(lambda _: done.set())
@@ -87,14 +86,14 @@ class AsyncioHost:
             with trio.move_on_after(LAST_WORDS_S, shield=True):
                 await done.wait()
             if task.done() and not task.cancelled():
-                task.exception()  # it was heard, nobody is left to tell
+                task.exception()  # retrieved, so that asyncio does not report it
             raise
         if task.cancelled():
             raise RuntimeError("the coroutine cancelled itself")
         return task.result()
 
     async def elsewhere(self, function: Callable[[], Awaitable[T]]) -> T:
-        """From a coroutine in the loop: do something in trio; cancelling this cancels that."""
+        """Run a function in trio; cancelling this call cancels it. Called from a coroutine in the loop."""
         future: asyncio.Future[T] = self._loop.create_future()
         scope = trio.CancelScope()
         future.add_done_callback(lambda found: scope.cancel() if found.cancelled() else None)
@@ -125,12 +124,12 @@ class _SimulatedEventLoop(asyncio.SelectorEventLoop):
         return trio.current_time()
 
     def due(self) -> bool:
-        """Whether anything can run now."""
+        """Return whether anything can run now."""
         private: Any = self
         return bool(private._ready) or self.next_timer() <= trio.current_time()
 
     def next_timer(self) -> float:
-        """When the next timer is due; infinite if there is none."""
+        """Return when the next timer is due; infinite if there is none."""
         private: Any = self
         return min((timer.when() for timer in private._scheduled if not timer.cancelled()), default=float("inf"))
 
@@ -151,7 +150,7 @@ class _SimulatedEventLoop(asyncio.SelectorEventLoop):
 
 @contextmanager
 def _threads_of_anyio(host: AsyncioHost) -> Iterator[None]:
-    """Threads that anyio starts for asyncio take turns with the run as well."""
+    """Make threads that anyio starts for asyncio take turns with the run as well."""
     from anyio._backends import _asyncio
 
     backend: Any = _asyncio.AsyncIOBackend

@@ -1,7 +1,6 @@
-"""A cluster under test as seen from inside the simulation: peers, clients, workers, time.
+"""A cluster under test, seen from inside the simulation: peers, clients, workers, time.
 
-`onyxq.testing.core` adds faults and draining, `onyxq.testing.cluster` puts it all into
-the forms that tests use.
+`onyxq.testing.core` adds faults and draining; `onyxq.testing.cluster` has the forms that tests use.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ from simulation.world.world import Options, SimulatedNode, World
 BACKENDS = ("asyncio", "trio")
 PARTITIONS = 4
 LEAP_MARGIN_S = 1.0
-"""Time does not leap closer than this to the next event that is known."""
+"""Distance that a jump of time keeps from the next known event, in simulated seconds."""
 LAST_ANSWERS_S = 0.2
-"""After this nothing is on its way any more between peers that are quiet."""
+"""Time after which no message is under way between idle peers, in simulated seconds."""
 LEAP_LEAST_S = 5.0
-"""What is left of a wait is not leapt over if it is shorter."""
+"""Shortest wait that is jumped over, in simulated seconds."""
 
 
 class Base:
-    """See the module's first paragraph; `start` must have returned before anything else is used."""
+    """A cluster inside the simulation; call `start` before anything else."""
 
     def __init__(self, loop: Loop, *, seed: int, peers: int, backend: str) -> None:
         if backend not in BACKENDS:
@@ -59,7 +58,7 @@ class Base:
         self.machines: list[Machine] = []
 
     async def start(self, nursery: trio.Nursery) -> None:
-        """Have all peers serving."""
+        """Start all peers and wait until they serve."""
         self.nursery = nursery
         options = Options(
             nodes=self.peers_at_first,
@@ -80,7 +79,7 @@ class Base:
         self.eye = self.machine("eye")
 
     def finish(self) -> None:
-        """Nothing that ends from now on is an error."""
+        """Prepare for the end of the test: from now on a peer that ends is not an error."""
         for node in self.world.nodes:
             node.killed = True
         for app in self.apps:
@@ -89,7 +88,7 @@ class Base:
     # --- clients and code of the user
 
     def machine(self, kind: str) -> Machine:
-        """A machine for a client or worker."""
+        """Return a new machine for a client or worker."""
         losses = Losses() if kind == "eye" else self.losses
         machine = Machine(self.world, self.nursery, losses, name=f"{kind}-{len(self.machines)}")
         self.machines.append(machine)
@@ -97,19 +96,19 @@ class Base:
         return machine
 
     def awaited_client(self, machine: Machine) -> AwaitedClient:
-        """A machine's client for the user's async code."""
+        """Return a machine's client for the user's async code."""
         return AwaitedClient(machine, self.elsewhere)
 
     async def elsewhere(self, function: Callable[[], Awaitable[Any]]) -> Any:
-        """From the user's async code: do something in the simulation."""
+        """Run a function in the simulation; called from the user's async code."""
         return await (self.host.elsewhere(function) if self.backend == "asyncio" else function())
 
     async def in_backend(self, make: Callable[[], Any]) -> Any:
-        """From the simulation: run the user's async code."""
+        """Run the user's async code; called from the simulation."""
         return await (self.host.call(make) if self.backend == "asyncio" else make())
 
     def use(self, app: App) -> App:
-        """Have an application's own client, with which its tasks are enqueued, mean this cluster."""
+        """Connect an application's own client, which enqueues its tasks, to this cluster."""
         if app not in self.apps:
             self.apps.append(app)
             app._client = BlockingClient(self.machine("client"), self.loop.call)
@@ -118,7 +117,7 @@ class Base:
     # --- workers
 
     async def start_worker(self, source: App | Worker | None, settings: dict[str, Any]) -> RunningWorker:
-        """Start a worker, of the only application in use by default."""
+        """Start a worker; by default of the only application in use."""
         if source is None:
             if len(self.apps) != 1:
                 raise BadRequest(f"{len(self.apps)} applications are in use: say whose worker", field="app")
@@ -131,23 +130,23 @@ class Base:
         return worker
 
     async def stop_worker(self, worker: RunningWorker) -> None:
-        """Have a worker finish what runs, give back what does not, and end."""
+        """Stop a worker: it finishes running tasks, gives the others back, and ends."""
         worker.stopping = True
         worker.worker.stop()
         await worker.ended.wait()
 
     async def stop_workers_of(self, worker: RunningWorker) -> None:
-        """Stop a worker and those that took its place."""
+        """Stop a worker and those that replaced it."""
         for one in self.working():
             if one.source is worker.source:
                 await self.stop_worker(one)
 
     def working(self) -> list[RunningWorker]:
-        """Workers that are alive and not told to stop."""
+        """Return the workers that are alive and not stopping."""
         return [worker for worker in self.workers if worker.alive and not worker.stopping]
 
     def kill(self, worker: RunningWorker) -> None:
-        """A worker dies now; another one takes its place."""
+        """Kill a worker now and start another one in its place."""
         worker.alive = False
         self.cuts.bury(worker.machine.name, tuple(self.peer_names()))
         worker.scope.cancel()
@@ -163,7 +162,7 @@ class Base:
     # --- looking
 
     def node(self, name: str | None, *, running: bool = True) -> SimulatedNode:
-        """A peer's machine; by default of the peer that leads most."""
+        """Return a peer's machine; by default that of the peer that leads most partitions."""
         for node in self.world.nodes:
             if node.name == name:
                 if running and node.running is None:
@@ -178,19 +177,19 @@ class Base:
         return max(found, key=lambda node: leaders.count(node.peer_id))
 
     def peer_names(self) -> list[str]:
-        """Every peer's machine."""
+        """Return the names of the peers' machines."""
         return [node.name for node in self.world.nodes]
 
     def now_s(self) -> float:
-        """Simulated seconds since the cluster began."""
+        """Return the simulated seconds since the cluster started."""
         return self.loop.clock.current_time()
 
     def now_ms(self) -> int:
-        """The cluster's wall clock."""
+        """Return the cluster's wall clock in milliseconds since the epoch."""
         return EPOCH_MS + round(self.now_s() * 1000)
 
     async def tasks(self, queue: str | None = None, state: str | None = None) -> list[FoundTask]:
-        """Tasks as they are stored, in the order of their ids."""
+        """Return the stored tasks in id order, of one queue and state if given."""
         client = await self.eye.client()
         found: list[FoundTask] = []
         after: bytes | None = None
@@ -202,23 +201,23 @@ class Base:
                 return found
 
     def served(self) -> bool:
-        """Whether every partition has a leader that runs: only then can the cluster tell of all tasks."""
+        """Return whether every partition has a running leader: only then can the cluster report all tasks."""
         peers = {node.peer_id for node in self.world.nodes if node.running is not None}
         placed = self.world.audit.replica.partitions.values()
         return all(one.ready and one.leader in peers for one in placed)
 
     async def counts(self) -> dict[str, dict[str, int]]:
-        """Tasks by state, per queue."""
+        """Return the number of tasks by queue and state: ``{queue: {state: number}}``."""
         return await (await self.eye.client()).count()
 
     # --- time
 
     async def sleep(self, seconds: float) -> None:
-        """Let time pass."""
+        """Let this many simulated seconds pass."""
         await trio.sleep(seconds)
 
     def quiet(self) -> bool:
-        """Whether nothing but waiting goes on: no claim, no fault, all serving."""
+        """Return whether the cluster only waits: no claim, no fault, every partition is served."""
         return (
             not self.log_frozen
             and not self.cuts.any
@@ -232,13 +231,13 @@ class Base:
         )
 
     def extensions_work(self) -> bool:
-        """Whether a peer has a duty of an extension: what it does may take its time."""
+        """Return whether a peer has a duty of an extension, which may take simulated time."""
         replica, entries = self.world.audit.replica, self.world.options.entries
         found = (duty for peer in replica.ring.members for duty in duties(replica, peer, entries))
         return bool(entries.doing) and any(isinstance(duty, Extended) for duty in found)
 
     async def advance(self, seconds: float) -> None:
-        """Let so much time pass: leases run out, delayed tasks come due."""
+        """Let this many simulated seconds pass: leases expire, delayed tasks become due."""
         if seconds < 0:
             raise BadRequest("time does not go backwards", field="seconds")
         end_s = trio.current_time() + seconds
@@ -249,10 +248,7 @@ class Base:
         await trio.sleep_until(end_s)
 
     async def pass_to(self, to_s: float) -> None:
-        """Let time pass up to a second of the run's, or to where something may happen before.
-
-        It leaps where nothing but waiting goes on.
-        """
+        """Let time pass up to ``to_s`` or the next possible event; jump while the cluster only waits."""
         if self.quiet():
             await trio.sleep(min(LAST_ANSWERS_S, max(0.0, to_s - trio.current_time())))
         if self.quiet():
@@ -264,17 +260,17 @@ class Base:
             await trio.sleep_until(min(to_s, trio.current_time() + LEAP_LEAST_S))
 
     def next_periodic_s(self) -> float:
-        """When a periodic task is due next; infinite if there is none."""
+        """Return the second at which a periodic task is due next; infinite if there is none."""
         found = self.world.audit.replica.periodic.values()
         next_ms = min((one.next_ms for one in found if not one.paused and one.next_ms < NEVER_MS), default=None)
         return float("inf") if next_ms is None else (next_ms - EPOCH_MS) / 1000
 
     async def next_due_s(self) -> float | None:
-        """When the next scheduled task is due; None if none is scheduled."""
+        """Return the second at which the next scheduled task is due; None if none is scheduled."""
         count = sum(states.get("scheduled", 0) for states in (await self.counts()).values())
         if not count:
             return None
         found = await self.tasks(state="scheduled")
         if len(found) < count:
-            return trio.current_time()  # one has just come due
+            return trio.current_time()  # one has just become due
         return (min(task.due_ms for task in found) - EPOCH_MS) / 1000

@@ -1,8 +1,7 @@
 """Clients of a cluster under test, for plain code and for both kinds of async code.
 
-They are `Client` and `AsyncClient` to whoever uses them.  Behind each is a client inside
-the simulation, on a machine of its own, opened at the first call and closed with the
-cluster.
+To their users they are a `Client` or an `AsyncClient`. Each uses a client inside the simulation, on its own machine,
+which is opened at the first call and closed with the cluster.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ REQUESTS = frozenset((
 """Methods whose answers may be lost: those that change something."""
 
 Elsewhere = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
-"""Runs an async function inside the simulation."""
+"""Function that runs an async function inside the simulation."""
 
 
 class Losses:
-    """Which answers are to be lost."""
+    """Answers that will be lost."""
 
     def __init__(self) -> None:
         self._methods: list[frozenset[str]] = []
@@ -52,11 +51,11 @@ class Losses:
 
     @property
     def left(self) -> int:
-        """How many are still to be lost."""
+        """Number of answers still to be lost."""
         return len(self._methods)
 
     def take(self, method: str) -> bool:
-        """Whether the answer to this request is to be lost."""
+        """Return whether the answer to this request is lost, and count it if so."""
         for place, methods in enumerate(self._methods):
             if method in methods:
                 del self._methods[place]
@@ -75,7 +74,7 @@ class _LossyNetwork:
 
 
 class _LossyStream(ByteStream):
-    """Breaks instead of delivering an answer that is to be lost."""
+    """A stream that breaks instead of delivering an answer that is to be lost."""
 
     def __init__(self, stream: ByteStream, losses: Losses) -> None:
         self._stream: Any = stream
@@ -101,7 +100,7 @@ class _LossyStream(ByteStream):
                         self._stream.tear()
                         raise anyio.BrokenResourceError
         except ProtocolError:
-            pass  # the client says so itself
+            pass  # the client reports it
         return data
 
     async def send_eof(self) -> None:
@@ -112,7 +111,7 @@ class _LossyStream(ByteStream):
 
 
 class Machine:
-    """A client inside the simulation, on a machine of its own."""
+    """A client inside the simulation, on its own machine."""
 
     def __init__(self, world: World, nursery: trio.Nursery, losses: Losses, *, name: str) -> None:
         self.name = name
@@ -120,7 +119,7 @@ class Machine:
         self._lock = trio.Lock()
         self._client: AsyncClient | None = None
         self.calls = 0
-        """Calls of the user's that wait for an answer."""
+        """Number of calls of the user that wait for an answer."""
         self._named = 0
         addresses = [node.address for node in world.nodes]
         world.random.shuffle(addresses)
@@ -134,20 +133,20 @@ class Machine:
         )
 
     async def client(self) -> AsyncClient:
-        """The client, open."""
+        """Return the client; open it first if needed."""
         async with self._lock:
             if self._client is None:
                 self._client = await self._nursery.start(self.keep)
         return self._client
 
     def random_name(self) -> str:
-        """A name for a transaction that nobody else in the cluster gives, the same in each run."""
+        """Return a name for a transaction that is unique in the cluster and the same in each run."""
         self._named += 1
         return f"transaction {self._named} of {self.name}"
 
     @contextmanager
     def calling(self) -> Iterator[None]:
-        """While a call of the user's goes on."""
+        """Count a call of the user as in progress; a context manager."""
         self.calls += 1
         try:
             yield
@@ -155,14 +154,14 @@ class Machine:
             self.calls -= 1
 
     async def keep(self, task_status: trio.TaskStatus[AsyncClient] = trio.TASK_STATUS_IGNORED) -> None:
-        """Have a client open until cancelled."""
+        """Keep a client open until cancelled."""
         async with self._make() as client:
             task_status.started(client)
             await trio.sleep_forever()
 
 
 def told_here(call: Callable[[], T]) -> T:
-    """What a call is meant to raise is shown where it was called, not where it arose."""
+    """Show an expected error where the call was made, not where it arose."""
     __tracebackhide__ = True
     try:
         return call()
@@ -171,7 +170,7 @@ def told_here(call: Callable[[], T]) -> T:
 
 
 async def told_there(call: Awaitable[T]) -> T:
-    """The same where the call is awaited."""
+    """Show an expected error where the call is awaited, not where it arose."""
     __tracebackhide__ = True
     try:
         return await call
@@ -188,11 +187,11 @@ class BlockingClient(Client):
         self._call = call
 
     def open(self) -> BlockingClient:
-        """It is open already."""
+        """Return the client, which is open already."""
         return self
 
     def close(self) -> None:
-        """It stays open until the test is over."""
+        """Do nothing: the client stays open until the test is over."""
 
     def _opened(self) -> AsyncClient:
         __tracebackhide__ = True
@@ -206,7 +205,7 @@ class BlockingClient(Client):
 
 
 class AwaitedClient(AsyncClient):
-    """The `AsyncClient` of async code, be it for trio or for asyncio."""
+    """The `AsyncClient` of async code, on trio or asyncio."""
 
     def __init__(self, machine: Machine, elsewhere: Elsewhere) -> None:
         super().__init__()
@@ -219,14 +218,14 @@ class AwaitedClient(AsyncClient):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """It stays open until the test is over."""
+        """Do nothing: the client stays open until the test is over."""
 
     def random_name(self) -> str:
-        """See `AsyncClient.random_name`."""
+        """Return a unique name for a transaction; see `AsyncClient.random_name`."""
         return self._machine.random_name()
 
     def task_store(self, client_id: int | None = None) -> AsyncTaskStore:
-        """See `AsyncClient.task_store`."""
+        """Return the task store as seen by one of its clients; see `AsyncClient.task_store`."""
 
         async def ask(method: str, args: dict[str, Any]) -> Any:
             async def inside() -> Any:

@@ -1,7 +1,7 @@
-"""The cluster that a test holds: `Cluster` for plain tests, `AsyncCluster` for async ones.
+"""The cluster that a test uses: `Cluster` for plain tests, `AsyncCluster` for async ones.
 
-Both are an in-memory cluster of real peers on a clock that jumps.  They have the same
-calls; those that take simulated time are awaited in an async test.
+Both are an in-memory cluster of real peers on a clock that jumps. They have the same calls; in an async test the
+calls that take simulated time are awaited.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.01, 0.5
-"""Between two looks at a condition."""
+"""Shortest and longest pause between two checks of a condition, in simulated seconds."""
 
 
 class _Handle:
-    """What needs no simulated time."""
+    """The part of a cluster that needs no simulated time."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
 
     @property
     def seed(self) -> int:
-        """What decides delays and the order of things."""
+        """The seed that decides delays and the order of events."""
         return self._core.seed
 
     @property
     def now_ms(self) -> int:
-        """The cluster's wall clock, milliseconds since the epoch; it begins in November 2023."""
+        """The cluster's wall clock in milliseconds since the epoch; it starts in November 2023."""
         return self._core.now_ms()
 
     @property
@@ -57,15 +57,15 @@ class _Handle:
 
     @property
     def workers(self) -> list[RunningWorker]:
-        """Workers that run."""
+        """Workers that are running."""
         return self._core.working()
 
     def use(self, app: App) -> App:
-        """Have ``function.enqueue(...)`` of this application reach the cluster; `drain` then works for it."""
+        """Connect an application: ``function.enqueue(...)`` then reaches this cluster, and `drain` runs its tasks."""
         return self._core.use(app)
 
     def runs(self, task: Any = None) -> list[Run]:
-        """Every run of a handler so far, of one task function (or name) if given."""
+        """Return every run of a handler so far, of one task function (or name) if given."""
         name = getattr(task, "name", task)
         return [run for run in self._core.runs if name in (None, run.name)]
 
@@ -94,10 +94,10 @@ def _awaited(
 
 
 class Cluster(_Handle):
-    """A cluster for a plain test; time stands still between its calls."""
+    """A cluster for a plain test; time passes only during its calls."""
 
     def client(self) -> BlockingClient:
-        """A new client; it is open, and closed with the cluster."""
+        """Return a new open client; it is closed with the cluster."""
         return BlockingClient(self._core.machine("client"), self._core.loop.call)
 
     def start_worker(self, source: App | Worker | None = None, **settings: Any) -> RunningWorker:
@@ -105,7 +105,10 @@ class Cluster(_Handle):
         return self._core.loop.call(functools.partial(self._core.start_worker, source, settings))
 
     def until(self, condition: Callable[[], object], *, within_s: float = 600) -> None:
-        """Let time pass until a function, which may use the cluster, returns something true."""
+        """Let time pass until ``condition()`` is true; it may use the cluster.
+
+        Raises `AssertionError` after ``within_s`` simulated seconds.
+        """
         __tracebackhide__ = True
         for pause_s in _pauses(self._core, condition, within_s):
             if condition():
@@ -135,11 +138,11 @@ class AsyncCluster(_Handle):
 
     @property
     def blocking(self) -> Cluster:
-        """The same cluster for plain code: fixtures, handlers that are not async."""
+        """The same cluster for plain code: fixtures and handlers that are not async."""
         return Cluster(self._core)
 
     def client(self) -> AwaitedClient:
-        """A new client; it is open, and closed with the cluster."""
+        """Return a new open client; it is closed with the cluster."""
         return self._core.awaited_client(self._core.machine("client"))
 
     async def start_worker(self, source: App | Worker | None = None, **settings: Any) -> RunningWorker:
@@ -148,7 +151,10 @@ class AsyncCluster(_Handle):
         return found
 
     async def until(self, condition: Callable[[], object], *, within_s: float = 600) -> None:
-        """Let time pass until a function, async or not, returns something true."""
+        """Let time pass until ``condition()``, async or not, is true.
+
+        Raises `AssertionError` after ``within_s`` simulated seconds.
+        """
         __tracebackhide__ = True
         for pause_s in _pauses(self._core, condition, within_s):
             found = condition()
@@ -175,13 +181,13 @@ class AsyncCluster(_Handle):
 
 
 def _pauses(core: Core, condition: Callable[[], object], within_s: float) -> Iterator[float]:
-    """Growing pauses between two looks; `AssertionError` when the time is over."""
+    """Yield growing pauses between two checks; raise `AssertionError` when the time is over."""
     __tracebackhide__ = True
     pause_s, end_s = PAUSE_FIRST_S, core.now_s() + within_s
     while (left_s := end_s - core.now_s()) > 0:
         yield min(pause_s, left_s)
         pause_s = min(1.5 * pause_s, PAUSE_MAX_S)
-    yield 0.0  # a last look
+    yield 0.0  # a last check
     name = getattr(condition, "__qualname__", repr(condition))
     code = getattr(condition, "__code__", None)
     where = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
@@ -190,7 +196,11 @@ def _pauses(core: Core, condition: Callable[[], object], within_s: float) -> Ite
 
 @contextmanager
 def open_cluster(*, seed: int = 0, peers: int = 3, backend: str = "asyncio") -> Iterator[Cluster]:
-    """A cluster without pytest; see the fixture ``onyxq_cluster``."""
+    """Open a cluster without pytest: ``with open_cluster() as cluster``.
+
+    ``seed`` decides delays and the order of events. ``peers`` is from 1 to 9. ``backend``, ``asyncio`` or ``trio``, is
+    the event loop of async handlers. See the fixture ``onyxq_cluster``.
+    """
     loop = Loop(seed=seed)
     core = Core(loop, seed=seed, peers=peers, backend=backend)
     loop.open(core.start)

@@ -1,6 +1,6 @@
-"""What can go wrong in a cluster under test, and running it until nothing is left to do.
+"""Faults of a cluster under test, and draining it.
 
-Inside the simulation; `onyxq.testing.cluster` has the forms that tests use.
+This runs inside the simulation; `onyxq.testing.cluster` has the forms that tests use.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from onyxq.testing.drain import Drained, drain
 from onyxq.testing.workers import Plan, WorkerKilled
 
 NOTICED_S_MAX = 600.0
-"""Simulated seconds in which workers must see that their leases are over, and their handlers end."""
+"""Longest time for workers to see that their leases expired and their handlers to end, in simulated seconds."""
 PAUSE_S = 0.01
-"""After a kill, until it has happened."""
+"""Time that a kill takes, in simulated seconds."""
 
 
 class Core(Base):
-    """See the module's first paragraph."""
+    """A cluster inside the simulation, with faults and draining."""
 
     async def kill_peer(self, name: str | None = None) -> str:
-        """Kill a peer's process; its machine's name."""
+        """Kill a peer's process and return its machine's name; by default the peer that leads most partitions."""
         node = self.node(name)
         await self.world.crash_node(node)
         return node.name
 
     async def start_peer(self, name: str) -> None:
-        """Start a peer on its machine again and wait until the peers that run serve what they can.
+        """Start a peer on its machine again, and wait until the running peers serve all partitions they can.
 
-        A partition most of whose members are down cannot be served: it waits for its other peers.
+        A partition with most of its members down cannot be served: it waits for its other peers.
         """
         node = self.node(name, running=False)
         if node.running is None:
@@ -54,17 +54,17 @@ class Core(Base):
         return all(placed.ready or not majority(placed.members, up) for placed in replica.partitions.values())
 
     async def settle(self) -> None:
-        """Wait until every peer that runs is in the ring, and every partition is served."""
+        """Wait until every running peer is in the ring and every partition is served."""
         await self.world.settle()
 
     async def expire_session(self, name: str | None = None) -> str:
-        """A peer's session with the log ends; it begins anew as another peer."""
+        """End a peer's session with the log and return its machine's name; it joins again as another peer."""
         node = self.node(name)
         self.world.expire_session(node)
         return node.name
 
     async def freeze_log(self, seconds: float) -> None:
-        """The log answers nobody for so long, from now on."""
+        """Make the log unreachable for this many simulated seconds, from now on."""
         if self.log_frozen:
             raise AssertionError("the log is frozen already")
         self.log_frozen = True
@@ -80,7 +80,10 @@ class Core(Base):
                 self.world.disconnect_log(node)
 
     async def partition_network(self, names: Sequence[str], *, log: bool = True, clients: bool = True) -> None:
-        """Nothing gets through between these peers and the others, the log, and clients and workers."""
+        """Cut these peers off from the other peers.
+
+        ``log``: also from the log. ``clients``: also from clients and workers.
+        """
         chosen = [self.node(name, running=False) for name in names]
         others = [name for name in self.peer_names() if name not in names]
         others += [machine.name for machine in self.machines] if clients else []
@@ -96,13 +99,16 @@ class Core(Base):
         self.cuts.heal()
 
     async def lose_answers(self, times: int = 1, *, method: str | None = None) -> None:
-        """What the next requests ask for is done, and the connection breaks before the answer arrives."""
+        """Lose the answers to the next ``times`` requests: each takes effect, then the connection breaks.
+
+        ``method``: lose only answers of this method.
+        """
         if method is not None and method not in REQUESTS:
             raise BadRequest(f"{method!r} is not one of {', '.join(sorted(REQUESTS))}", field="method")
         self.losses.add(REQUESTS if method is None else frozenset((method,)), times)
 
     async def expire_leases(self) -> None:
-        """Workers are cut off until no claim stands any more, then connected again."""
+        """Cut all workers off until every claim has expired, then connect them again."""
         workers = self.working()
         cut = self.cuts.add(tuple(worker.machine.name for worker in workers), tuple(self.peer_names()))
         while self.world.audit.replica.claims:
@@ -113,10 +119,10 @@ class Core(Base):
         self.cuts.heal(cut)
 
     async def kill_worker(self, *, during: Any = None, after: Any = None) -> None:
-        """Kill a worker: now, or at the next run of a task; another one takes its place.
+        """Kill a worker now, or at the next run of a task; another one replaces it.
 
-        ``during``: where that run first waits for something; ``after``: when it is
-        through, and before its outcome is known.
+        ``during``: the task in which it dies, where the run first waits for something. ``after``: the task after which
+        it dies, before the outcome is reported.
         """
         if during is None and after is None:
             found = [worker for worker in self.working() if worker.held] or self.working()
@@ -130,10 +136,14 @@ class Core(Base):
                 self.plans.append(Plan(task if isinstance(task, str) else task.name, when))
 
     async def drain(self, *, reach_s: float = 86_400, patience_s: float = 600, runs_max: int = 10_000) -> Drained:
-        """Run until no task is ready or claimed, or due within ``reach_s``; raises `NotDrained`."""
+        """Run until no task is ready, claimed or due within ``reach_s`` simulated seconds.
+
+        Raises `NotDrained` if no handler starts or ends for ``patience_s`` simulated seconds, if handlers run more than
+        ``runs_max`` times, or if a queue with ready tasks is paused or has no worker.
+        """
         return await drain(self, reach_s=reach_s, patience_s=patience_s, runs_max=runs_max)
 
 
 def die_here(*_: object, **__: object) -> Any:
-    """In place of a function that a handler calls: the worker dies when it gets there."""
+    """Replace a function that a handler calls: the worker dies when the handler gets there."""
     raise WorkerKilled("the worker dies here")

@@ -1,4 +1,4 @@
-"""Who is cut off from whom on the simulated network of a cluster under test."""
+"""Cuts in the simulated network of a cluster under test."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from simulation.world.network import SimulatedNetwork
 
 @define(eq=False)
 class Cut:
-    """Nothing gets through between ``hosts`` and ``others``."""
+    """A cut: no message passes between ``hosts`` and ``others``."""
 
     hosts: tuple[str, ...]
     others: tuple[str, ...]
     newcomers: bool = False
-    """Machines that come later are among the others."""
+    """Whether machines added later join ``others``."""
 
 
 class Cuts:
-    """Every cut that stands; those around dead workers stay for ever."""
+    """All current cuts; those around dead workers stay for ever."""
 
     def __init__(self, network: SimulatedNetwork) -> None:
         self._network = network
@@ -26,27 +26,27 @@ class Cuts:
         self._dead: set[str] = set()
 
     def add(self, hosts: tuple[str, ...], others: tuple[str, ...], *, newcomers: bool = False) -> Cut:
-        """Cut these off from the others."""
+        """Cut ``hosts`` off from ``others``."""
         cut = Cut(hosts, others, newcomers)
         self._cuts.append(cut)
         self._network.part(hosts, others)
         return cut
 
     def bury(self, host: str, others: tuple[str, ...]) -> None:
-        """A process is dead: what it had on the way is gone, and nothing reaches it."""
+        """Cut a dead process off for ever; its messages under way are lost."""
         self._dead.add(host)
         self.add((host,), others)
         self._network.cut(host)
 
     def welcome(self, host: str) -> None:
-        """A machine is new."""
+        """Apply the cuts to a new machine."""
         for cut in self._cuts:
             if cut.newcomers:
                 cut.others += (host,)
                 self._network.part(cut.hosts, (host,))
 
     def heal(self, cut: Cut | None = None) -> None:
-        """Undo one cut, or all that are not around the dead."""
+        """Undo one cut, or all except those around dead processes."""
         self._cuts = [one for one in self._cuts if (one is not cut if cut else self._dead.issuperset(one.hosts))]
         self._network.heal()
         for one in self._cuts:
@@ -54,5 +54,5 @@ class Cuts:
 
     @property
     def any(self) -> bool:
-        """Whether somebody who lives is cut off."""
+        """Whether a living machine is cut off."""
         return any(not self._dead.issuperset(cut.hosts) for cut in self._cuts)

@@ -1,4 +1,4 @@
-"""Running a cluster under test until nothing is left to do, and saying why if that does not happen."""
+"""Draining of a cluster under test: run it until no work is left, and explain why if that does not happen."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ if TYPE_CHECKING:
     from onyxq.testing.base import Base
 
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.01, 2.0
-"""Between two looks at what is not finished."""
+"""Shortest and longest pause between two checks for unfinished tasks, in simulated seconds."""
 TASKS_TOLD = 10
-"""Tasks that an error names."""
+"""Largest number of tasks that an error names."""
 FINISHED = ("completed", "failed", "cancelled")
 WAITING_S = 12.0
-"""Tasks that have waited for so long, with nothing else going on, wait for what is scheduled."""
+"""Time after which tasks that only wait are taken to wait for scheduled ones, in simulated seconds."""
 
 Counts = dict[str, dict[str, int]]
 
 
 @frozen
 class Drained:
-    """What a drain did."""
+    """Outcome of a drain."""
 
     completed: int
-    """Tasks completed."""
+    """Number of tasks completed."""
     failed: int
-    """Tasks failed for good."""
+    """Number of tasks that failed for good."""
     runs: int
-    """Handlers run, repetitions counted."""
+    """Number of runs of handlers, repeated ones included."""
     left: int
-    """Tasks that are due later than the drain went, or wait for such."""
+    """Number of tasks that are due after the drain's reach, or wait for such tasks."""
     seconds: float
-    """Simulated time that it took."""
+    """Simulated seconds that the drain took."""
 
 
 class NotDrained(AssertionError):
@@ -48,7 +48,7 @@ class NotDrained(AssertionError):
 
 
 async def drain(core: Base, *, reach_s: float, patience_s: float, runs_max: int) -> Drained:
-    """See `onyxq.testing.Cluster.drain`."""
+    """Drain a cluster; see `onyxq.testing.Cluster.drain`."""
     found = _Drain(core, reach_s, patience_s, runs_max)
     before = await found.counts()
     temporary = [await core.start_worker(app, {}) for app in core.apps if app.tasks and not _has_worker(core, app)]
@@ -76,10 +76,10 @@ class _Drain:
         self._seen_s = self._start_s
         self._pause_s = PAUSE_FIRST_S
         self._waiting: tuple[Counts, float] | None = None
-        """What the counts were, and since when, while tasks only waited."""
+        """The counts, and since when they are unchanged while tasks only wait."""
 
     async def run(self, before: Counts) -> Drained:
-        """Drain; ``before``: the counts when it began."""
+        """Drain; ``before`` is the counts at the start."""
         while True:
             counts = await self.counts()
             await self._check(counts)
@@ -93,10 +93,10 @@ class _Drain:
             elif (due_s is None) == (not _sum(counts, "scheduled")) and counts == await self.counts():
                 if due_s is not None or not _open(counts):
                     return self._drained(before, counts)
-                await self._pause()  # what they wait for is not time
+                await self._pause()  # they do not wait for time
 
     async def _pause(self) -> None:
-        """Wait a little; as long as workers hold claims there is nothing to ask for."""
+        """Pause until no worker holds a claim, or until patience or the number of runs is exhausted."""
         while True:
             await trio.sleep(self._pause_s)
             self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)
@@ -106,7 +106,7 @@ class _Drain:
                 return
 
     def _only_waits(self, counts: Counts) -> bool:
-        """Whether what is not finished, or scheduled, waits for other tasks, and has for a while."""
+        """Return whether all unfinished, unscheduled tasks have waited for other tasks for a while."""
         if _open(counts) != _sum(counts, "waiting"):
             self._waiting = None
             return False
@@ -121,7 +121,7 @@ class _Drain:
         return trio.current_time() > self._seen_s + self._patience_s
 
     def _look(self) -> None:
-        """Note when a handler began or ended."""
+        """Record the time when a handler started or ended."""
         seen = len(self._core.runs), sum(run.outcome == "running" for run in self._core.runs)
         if seen != self._seen:
             self._seen = seen
@@ -131,7 +131,7 @@ class _Drain:
         self._seen_s, self._pause_s = trio.current_time(), PAUSE_FIRST_S
 
     async def counts(self) -> Counts:
-        """Tasks by state; waits while nobody can tell."""
+        """Return tasks by state; wait while partitions have no leader to report them."""
         problem = "partitions have no leader"
         while True:
             try:
@@ -166,7 +166,7 @@ class _Drain:
         raise NotDrained(await self._describe(hint))
 
     def _paused(self, counts: Counts) -> list[str]:
-        """Paused queues with ready tasks, if nothing is being worked on that might resume them."""
+        """Return paused queues with ready tasks; none while a running task might resume them."""
         if _sum(counts, "claimed"):
             return []
         queues = self._core.world.audit.replica.queues
@@ -223,12 +223,12 @@ _NO_WORKER = " (cluster.use(app) before draining, or cluster.start_worker(...))"
 
 
 def is_paused(queues: Mapping[str, Queue], queue: str) -> bool:
-    """Whether nothing of a queue is granted."""
+    """Return whether a queue is paused, so that none of its tasks are granted."""
     return queue in queues and queues[queue].paused
 
 
 def _open(counts: Counts) -> int:
-    """Tasks that are neither finished nor scheduled; on its way from one state to the next a task is in none."""
+    """Return the number of tasks that are neither finished nor scheduled, including those between two states."""
     return _sum(counts, "total") - _sum(counts, *FINISHED, "scheduled")
 
 

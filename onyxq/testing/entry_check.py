@@ -1,7 +1,7 @@
-"""A check of what an extension's entry promises, for the tests of those who write one.
+"""A check of an extension's entries, for the tests of their authors.
 
-Looks at the source for what differs from peer to peer, and applies the entry thousands of
-times to replicas of a small ring, with arguments made at random from a fixed seed.
+It searches the source for results that may differ between peers. It also applies the entries thousands of times to
+replicas of a small ring, with random arguments from a fixed seed.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ NUMBERS = (-1, 0, 1, 2, 7, 1_000, 65_536, 1 << 40, -(1 << 63), (1 << 63) - 1)
 
 
 def check_extension(modules: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the entries of an extension, in words; empty if nothing was found.
+    """Return the problems found in an extension's entries, as sentences; empty if there are none.
 
-    ``modules``: all of them by name, ``EXTENSION.ENTRY`` as in their entry points.  Of modules
-    the source is looked at as well.  That they pass does not show that they are right.
+    ``modules``: all modules by name, ``EXTENSION.ENTRY`` as in their entry points. The source is checked only of values
+    that are modules. An empty result does not prove that the entries are correct.
     """
     found: list[str] = []
     entries: list[Entry] = []
@@ -58,7 +58,7 @@ def check_extension(modules: Mapping[str, Any]) -> list[str]:
 
 
 class _Wrong(Exception):
-    """The entry breaks a promise."""
+    """An entry breaks a promise."""
 
 
 def _told_in_source(module: Any) -> Iterator[str]:
@@ -70,7 +70,7 @@ def _told_in_source(module: Any) -> Iterator[str]:
 
 
 class _History:
-    """A short log of one extension's entries alone."""
+    """A short log with entries of one extension only."""
 
     def __init__(self, entries: Entries, generator: random.Random) -> None:
         self._entries = entries
@@ -78,7 +78,7 @@ class _History:
         self._replica = _ring(entries)
 
     def run(self) -> None:
-        """Apply one entry after the other; raises `_Wrong`."""
+        """Apply one entry after the other; raise `_Wrong` if one breaks a promise."""
         for position in range(10, 10 + STEPS if self._entries else 0):
             before = self._replica
             log_time_ms = before.log_time_ms + self._random.choice((0, 1, 500, 5_000))
@@ -92,7 +92,7 @@ class _History:
             _lower(args, entry, form)
 
     def _args(self, replica: Replica) -> Any:
-        """What a peer owes, or arguments made at random."""
+        """Return the arguments of an entry that a peer owes, or random ones."""
         try:
             debts = [args for peer in "ab" for args in owed(replica, peer, self._entries)]
             for peer in ("a", "b", "stranger"):
@@ -109,7 +109,7 @@ class _History:
 
 
 def _lower(args: Any, entry: Entry, form: Form) -> None:
-    """Have a version say the same in the one before."""
+    """Raise `_Wrong` unless ``lowered`` gives arguments of the version before."""
     if form.lowered is None:
         return
     try:
@@ -143,14 +143,14 @@ def _applied(replica: Replica, args: Any, stamp: Stamp, entry: Entry, form: Form
 
 
 def _listed(value: Any) -> Any:
-    """A value as it comes out of msgpack."""
+    """Return a value as msgpack decodes it."""
     if isinstance(value, PMap):
         return {key: _listed(item) for key, item in value.items()}
     return [_listed(item) for item in value] if isinstance(value, (tuple, list)) else value
 
 
 class _Maker:
-    """Makes values of any type that an entry can hold, now and then one that the extension's state holds."""
+    """Makes random values of any type that an entry can hold; some are taken from the extension's state."""
 
     def __init__(self, generator: random.Random, state: Any) -> None:
         self._random = generator
@@ -163,7 +163,7 @@ class _Maker:
         }
 
     def value(self, kind: Any) -> Any:
-        """One value of a type."""
+        """Return one value of a type."""
         origin, arguments = typing.get_origin(kind), typing.get_args(kind)
         if isinstance(kind, typing.NewType):
             return self.value(kind.__supertype__)
@@ -184,7 +184,7 @@ class _Maker:
 
 
 def _leaves(state: Any) -> Iterator[Any]:
-    """All keys and values of a state that hold nothing themselves."""
+    """Yield all keys of a state, and all values without parts."""
     if isinstance(state, PMap):
         for key in sorted(state):
             yield key
@@ -197,7 +197,7 @@ def _leaves(state: Any) -> Iterator[Any]:
 
 
 def _ring(entries: Entries) -> Replica:
-    """A cluster of two peers that have the extension."""
+    """Return a cluster of two peers that have the extension."""
     peers = {
         name: Peer(
             name, f"node-{name}", f"{name}:7400", f"{name}:7480", "", 1, (), entries.versions, joined_position=place

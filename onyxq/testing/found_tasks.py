@@ -1,4 +1,4 @@
-"""Tasks as tests look at them."""
+"""Tasks as tests read them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onyxq.core.ids import TaskId
 
 @frozen(kw_only=True)
 class FoundTask:
-    """A task as it is stored; ``name``, ``args`` and ``kwargs`` are those of an `App`'s call, else empty."""
+    """A task as it is stored; ``name``, ``args`` and ``kwargs`` are those of an `App`'s call, otherwise empty."""
 
     name: str
     args: tuple[Any, ...]
@@ -22,25 +22,25 @@ class FoundTask:
     state: str
     """scheduled, waiting, ready, claimed, completed, failed or cancelled."""
     attempts: int
-    """Attempts that failed or whose lease ran out."""
+    """Number of attempts that failed or lost their lease."""
     result: Any = None
-    """What the handler returned; bytes if that is not JSON."""
+    """The handler's result; bytes if that is not JSON."""
     error: str | None = None
     priority: int = 0
     ordering_key: str | None = None
     unique_key: str | None = None
     depends: tuple[TaskId, ...] = ()
-    """Tasks that had to be done before."""
+    """Tasks that this task depends on."""
     expires_ms: int | None = None
     due_ms: int = field(repr=False)
-    """When it is (or was) due, by the cluster's clock."""
+    """When it is (or was) due, in milliseconds since the epoch by the cluster's clock."""
     id: TaskId = field(repr=lambda value: value.hex())
     data: bytes = field(repr=False)
     claims: tuple[ClaimRecord, ...] = field(repr=False)
 
     @staticmethod
     def of(task: Task) -> FoundTask:
-        """The task that a peer told of."""
+        """Return the task that a client read."""
         call = _json(task.data)
         if not (isinstance(call, dict) and {"task", "args", "kwargs"} <= call.keys()):
             call = {"task": "", "args": [], "kwargs": {}}
@@ -66,7 +66,7 @@ class FoundTask:
 
     @property
     def call(self) -> str:
-        """The call in words: ``send(to='a')``; the data of a task that is no call."""
+        """The call in words, ``send(to='a')``; the start of the data if the task is not a call."""
         if not self.name:
             return f"data {self.data[:40]!r}"
         said = [repr(one) for one in self.args] + [f"{name}={one!r}" for name, one in self.kwargs.items()]

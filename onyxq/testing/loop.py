@@ -1,14 +1,11 @@
 """Simulated time driven from plain code, in one thread at a time (design: simulation).
 
-A cluster under test is a trio run on a clock that jumps.  The run is a *guest*: it only
-moves while somebody waits in `Loop.call`, in the thread of the test, so between two lines
-of a test nothing happens and no time passes.
+A cluster under test is a trio run on a clock that jumps. The run is a *guest*: it only moves while the test's thread
+waits in `Loop.call`. Between two lines of a test nothing happens and no time passes.
 
-Blocking functions that the run sends to threads (handlers that are not async) do run in
-threads, but never beside the run: a thread and the run hand each other a baton, and
-whoever does not have it stands still.  A blocking handler may therefore use `Loop.call` as
-well: it stands still until its call has been answered in simulated time.  The same seed
-gives the same order of everything.
+Handlers that are not async run in threads, but never at the same time as the run: a thread and the run pass each
+other a baton, and the one without it waits. A blocking handler may therefore use `Loop.call` as well; it waits until
+its call is answered in simulated time. The same seed gives the same order of events.
 """
 
 from __future__ import annotations
@@ -31,13 +28,13 @@ from simulation.world.scheduling import seeded_scheduling
 T = TypeVar("T")
 
 BLOCKED_S_MAX = 30.0
-"""Seconds of real time that a blocking handler may keep everything waiting."""
+"""Longest real time for which a blocking handler may keep everything waiting, in seconds."""
 STEPS_MAX = 200_000
-"""Passes of the run at one instant after which it counts as spinning."""
+"""Number of passes of the run at one instant after which it counts as spinning."""
 
 
 class Ended(BaseException):
-    """Raised in a blocking handler whose worker was killed, or whose test is over: it ends there."""
+    """Raised in a blocking handler that must end, because its worker was killed or its test is over."""
 
 
 class HandlerBlocked(AssertionError):
@@ -45,7 +42,7 @@ class HandlerBlocked(AssertionError):
 
 
 class BlockingThread:
-    """A blocking function beside the run: either it has the baton, or it waits in a call."""
+    """A thread of a blocking function: it has the baton, or it waits in a call."""
 
     def __init__(self) -> None:
         self.yielded = threading.Semaphore(0)
@@ -55,11 +52,11 @@ class BlockingThread:
         self.request: Callable[[], Awaitable[Any]] | None = None
         self.answer: outcome.Outcome[Any] = outcome.Value(None)
         self.scope = trio.CancelScope()
-        """Of the call in which it stands."""
+        """Scope of the call in which the thread waits."""
         self.ending = False
 
     def call(self, function: Callable[[], Awaitable[Any]]) -> Any:
-        """In the thread: have the run do this, stand still until it is done."""
+        """Run a function in the simulation and wait for it; called in the thread."""
         __tracebackhide__ = True
         if self.ending:
             raise Ended
@@ -86,13 +83,13 @@ class Loop:
         self._steps = 0
         self.clock = mock_clock()
         self.starting: Callable[[BlockingThread], None] = lambda _: None
-        """Told of every thread when it starts, in the task that waits for it."""
+        """Called with every thread when it starts, in the task that waits for it."""
         self._scheduling = seeded_scheduling(seed)
 
     # --- the run
 
     def open(self, main: Callable[[trio.Nursery], Awaitable[None]]) -> None:
-        """Start the run and return once ``main(nursery)`` has; its nursery goes on. Raises what it raises."""
+        """Start the run and return once ``main(nursery)`` has returned; raise its error. The nursery stays open."""
         __tracebackhide__ = True
         self._scheduling.__enter__()
         self._patched = _patch_threads(self)
@@ -124,7 +121,7 @@ class Loop:
         self._outcome = found
 
     def close(self) -> None:
-        """End the run and every blocking handler; raises what broke inside it."""
+        """End the run and every blocking handler; raise the error that broke the run, if any."""
         __tracebackhide__ = True
         try:
             if self._outcome is None and hasattr(self, "_nursery"):
@@ -141,7 +138,7 @@ class Loop:
 
     @contextmanager
     def _in_context(self) -> Iterator[None]:
-        """The run is the thread's own only while it moves: a test may use trio for itself in between."""
+        """Install the run's trio state while it moves: between moves the test may use trio itself."""
         context: Any = trio._core._run.GLOBAL_RUN_CONTEXT
         outside = dict(context.__dict__)
         context.__dict__.clear()
@@ -158,7 +155,7 @@ class Loop:
             sys.set_asyncgen_hooks(*hooks)
 
     def _pump(self, until: Callable[[], bool]) -> None:
-        """Let the run move until the condition holds, or it ended."""
+        """Let the run move until the condition is true or the run has ended."""
         __tracebackhide__ = True
         with self._in_context():
             while not until():
@@ -184,9 +181,9 @@ class Loop:
     # --- calls
 
     def call(self, function: Callable[[], Awaitable[T]]) -> T:
-        """Do something in the run and wait for it; raises what it raises.
+        """Run a function in the simulation and wait for it; return its result or raise its error.
 
-        From the test's thread or from a blocking handler; `RuntimeError` from anywhere else.
+        Call it from the test's thread or from a blocking handler; it raises `RuntimeError` elsewhere.
         """
         __tracebackhide__ = True
         thread: BlockingThread | None = getattr(self._local, "thread", None)
@@ -223,7 +220,7 @@ class Loop:
     # --- threads
 
     def start_thread(self, function: Callable[[], Any], deliver: Callable[[outcome.Outcome[Any]], object]) -> None:
-        """In the run: start a blocking function and stand still until it ends or waits in a call."""
+        """Start a blocking function and wait until it ends or waits in a call; called in the run."""
         thread = BlockingThread()
         self._threads[thread] = None
         self.starting(thread)
@@ -242,7 +239,7 @@ class Loop:
         self._stand_still(thread)
 
     def end_threads(self, threads: list[BlockingThread]) -> None:
-        """End blocking functions where they stand."""
+        """End blocking functions at their current or next call."""
         for thread in threads:
             if thread in self._threads:
                 thread.ending = True
@@ -285,7 +282,7 @@ def _cancelled(answer: outcome.Outcome[Any]) -> bool:
 
 @contextmanager
 def _patch_threads(loop: Loop) -> Iterator[None]:
-    """`trio.to_thread` (and what is built on it) starts threads that share a baton with the run."""
+    """Make `trio.to_thread` and its users start threads that share a baton with the run."""
     module: Any = trio._threads
     original = module.start_thread_soon
 

@@ -1,7 +1,6 @@
-"""The pytest plug-in: the fixture ``onyxq_cluster``, its options, and what a failure tells.
+"""The pytest plug-in: the fixture ``onyxq_cluster``, its options, and its section in failure reports.
 
-Loaded into every run of pytest where OnyxQ is installed, so it imports nothing of OnyxQ
-until the fixture is used.
+Every pytest run loads it where OnyxQ is installed, so it imports nothing of OnyxQ until the fixture is used.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ FIXTURE = "onyxq_cluster"
 MARKER = "onyxq(seed=None, peers=3, backend='asyncio'): how the onyxq_cluster of this test is made"
 SETTINGS = ("seed", "peers", "backend")
 RUNS_TOLD = 10
-"""Runs of handlers that a failure shows."""
+"""Largest number of handler runs in a failure report."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options of the command line and of the configuration file."""
+    """Add the options of the command line and of the configuration file."""
     group = parser.getgroup("onyxq")
     group.addoption("--onyxq-seed", type=int, default=None, help="seed of every onyxq_cluster (default: one per test)")
     parser.addini("onyxq_backend", "event loop of async handlers and tests: asyncio or trio", default="asyncio")
@@ -32,12 +31,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known."""
+    """Register the marker."""
     config.addinivalue_line("markers", MARKER)
 
 
 def seed_of(request: pytest.FixtureRequest) -> int:
-    """The command line's seed, else the marker's, else one that follows from the test's name."""
+    """Return the command line's seed, else the marker's, else one derived from the test's name."""
     given: int | None = request.config.getoption("--onyxq-seed")
     marker = request.node.get_closest_marker("onyxq")
     if given is None and marker is not None:
@@ -47,7 +46,10 @@ def seed_of(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture
 def onyxq_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster | AsyncCluster]:
-    """An in-memory cluster on a clock that jumps: `Cluster`, in an async test `AsyncCluster`."""
+    """Open an in-memory cluster on a clock that jumps: a `Cluster`, in an async test an `AsyncCluster`.
+
+    The marker ``onyxq(seed=..., peers=3, backend="asyncio")`` changes how it is made.
+    """
     from onyxq.testing.cluster import AsyncCluster, open_cluster
     from onyxq.worker import load_app
 
@@ -67,7 +69,7 @@ def onyxq_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster | AsyncClu
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run async tests that have a cluster in the cluster's time."""
+    """Run async tests that use a cluster in the cluster's time."""
     cluster = pyfuncitem.stash.get(_CLUSTER, None)
     if cluster is None or not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
@@ -83,7 +85,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A failure tells how to repeat it, and which handlers ran."""
+    """Add the seed and the latest handler runs to the report of a failure."""
     report = yield
     cluster = item.stash.get(_CLUSTER, None)
     if report.failed and cluster is not None:

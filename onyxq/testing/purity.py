@@ -1,9 +1,8 @@
-"""What keeps code from giving the same on every peer, found in its syntax tree.
+"""Checks of a syntax tree for code that may give different results on different peers.
 
-Entries, OnyxQ's own and those of extensions, are applied by every peer on its own; one that
-looks at a clock, or goes through a set in the order of its hashes, forks the cluster.  The
-project's own checks and `onyxq.testing.check_extension` look for it with the same functions.
-Each yields ``(line, what is wrong)``.
+Every peer applies the entries of OnyxQ and of extensions on its own. An entry that reads a clock, or iterates a set in
+hash order, forks the cluster. The project's own checks and `onyxq.testing.check_extension` share these functions. Each
+yields ``(line, problem)``.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ EFFECTS = frozenset(
     "multiprocessing os pathlib queue random requests sched secrets select selectors shutil signal socket "
     "socketserver ssl starlette subprocess tempfile threading time trio urllib uuid".split()
 )
-"""What code that peers must agree on never imports."""
+"""Modules that code which peers must agree on never imports."""
 INEXACT = ("hash", "id", "float")
 ORDER_KEEPING = ("list", "tuple", "enumerate", "iter", "next", "zip", "map", "filter", "reversed")
 ORDER_FREE = ("sorted", "set", "frozenset", "any", "all", "sum", "min", "max", "len")
@@ -27,7 +26,7 @@ SET_METHODS = ("union", "intersection", "difference", "symmetric_difference")
 
 
 def effects(tree: ast.Module) -> Complaints:
-    """Imports of clocks, randomness, the system, the network, logging."""
+    """Yield imports of clocks, randomness, the system, the network and logging."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -39,7 +38,7 @@ def effects(tree: ast.Module) -> Complaints:
 
 
 def inexact(tree: ast.Module) -> Complaints:
-    """``hash()``, ``id()``, floats and true division, but for what async functions do."""
+    """Yield uses of ``hash()``, ``id()``, floats and true division outside of async functions."""
     waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop()
@@ -54,7 +53,7 @@ def inexact(tree: ast.Module) -> Complaints:
 
 
 def unsorted(tree: ast.Module) -> Complaints:
-    """Sets that are iterated in the order of their hashes."""
+    """Yield iterations over sets in hash order."""
     for scope in ast.walk(tree):
         if isinstance(scope, (ast.FunctionDef, ast.Module)):
             names = _set_names(scope)
@@ -65,7 +64,7 @@ def unsorted(tree: ast.Module) -> Complaints:
 
 
 def _own(scope: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a scope without those of functions defined in it."""
+    """Yield the nodes of a scope, without those of functions and classes defined in it."""
     waiting = list(ast.iter_child_nodes(scope))
     while waiting:
         node = waiting.pop()
@@ -87,7 +86,7 @@ def _iterated(scope: ast.AST, fine: set[ast.AST]) -> Iterator[tuple[int, ast.exp
 
 
 def _order_free(scope: ast.AST) -> set[ast.AST]:
-    """Comprehensions whose order is lost at once: arguments of ``sorted``, ``any`` ..."""
+    """Return comprehensions whose order is lost at once: arguments of ``sorted``, ``any`` and others."""
     calls = (node for node in _own(scope) if isinstance(node, ast.Call) and _name(node.func) in ORDER_FREE)
     return {argument for call in calls for argument in call.args}
 
@@ -99,7 +98,7 @@ def _name(function: ast.expr) -> str:
 
 
 def _set_names(scope: ast.AST) -> frozenset[str]:
-    """Local names that only ever hold sets, as far as can be seen."""
+    """Return local names that only ever hold sets, as far as the code shows."""
     sets: set[str] = set()
     others: set[str] = set()
     for node in _own(scope):

@@ -1,4 +1,4 @@
-"""Workers of a cluster under test: the real loop, around handlers that can be watched and killed."""
+"""Workers of a cluster under test: the real loop, around handlers that can be observed and killed."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from onyxq.worker import Worker, current_bridge, current_client
 from onyxq.worker.app import App, TaskFunction
 
 MOMENT_S = 0.000_001
-"""Simulated time passes only when everybody waits: after this, whatever could run has run."""
+"""Delay after which all code that could run has run, in seconds: simulated time passes only when all wait."""
 
 
 class WorkerKilled(BaseException):
-    """Raised where a worker dies; nothing of the worker goes on."""
+    """Raised where a worker dies, to end all its code."""
 
 
 @define
@@ -34,24 +34,24 @@ class Run:
     kwargs: dict[str, Any]
     worker: str
     started_s: float
-    """Simulated seconds since the cluster began."""
+    """Simulated seconds since the cluster started."""
     ended_s: float | None = None
     outcome: str = "running"
-    """running, returned, raised, stopped (its claim no longer stood, or the worker stopped) or killed."""
+    """running, returned, raised, stopped (the claim was lost, or the worker stopped) or killed."""
     error: BaseException | None = None
 
 
 @define(eq=False)
 class Plan:
-    """A worker is to be killed at the next run of a task."""
+    """Plan to kill a worker at the next run of a task."""
 
     task: str
     when: str
-    """``during`` or ``after``"""
+    """When the worker dies: ``during`` or ``after`` the run."""
 
 
 class Surroundings(Protocol):
-    """What a worker needs of its cluster."""
+    """The part of a cluster that its workers need."""
 
     loop: Loop
     runs: list[Run]
@@ -60,15 +60,15 @@ class Surroundings(Protocol):
     nursery: trio.Nursery
 
     async def in_backend(self, make: Callable[[], Any]) -> Any:
-        """Run a coroutine in the event loop of the user's choice."""
+        """Run a coroutine in the event loop of the cluster's backend."""
         ...
 
     def awaited_client(self, machine: Machine) -> AwaitedClient:
-        """A machine's client for the user's code."""
+        """Return a machine's client for the user's code."""
         ...
 
     def kill(self, worker: RunningWorker) -> None:
-        """The worker dies now; another one takes its place."""
+        """Kill the worker now and start another one in its place."""
         ...
 
 
@@ -77,7 +77,7 @@ current_worker: contextvars.ContextVar[RunningWorker] = contextvars.ContextVar("
 
 @define(eq=False)
 class RunningWorker:
-    """A worker in a simulated process of its own."""
+    """A worker in its own simulated process."""
 
     name: str
     source: App | Worker
@@ -98,7 +98,7 @@ class RunningWorker:
 
     @property
     def held(self) -> int:
-        """Claims that it holds now."""
+        """Number of claims that it holds now."""
         return self.worker.held
 
     async def run(self) -> None:
@@ -114,7 +114,7 @@ class RunningWorker:
             self.ended.set()
 
     def _watched(self, app: App) -> Worker:
-        """The worker of a copy of the application whose functions report to us."""
+        """Return the worker of a copy of the application, with functions that report their runs."""
         watched = copy.copy(app)
         watched.tasks = {}
         for name, task in app.tasks.items():
