@@ -1,6 +1,6 @@
 """OnyxQ: a replicated log and, built on it, a distributed task queue.
 
-Everything public is found here; each part is loaded when it is first used.
+All public names are importable from here; each part is loaded when it is first used.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Functions for scripts: one call, one connection (design: interfaces).
 
-Each takes ``connect="HOST:PORT"``, any peer or several, comma-separated, or
-``zookeeper=HOSTS`` with ``cluster``: then a peer is found there by its pulse.
+Each takes ``connect="HOST:PORT"``, with one or several comma-separated peers. Or it takes ``zookeeper=HOSTS`` and
+``cluster``, and finds a living peer there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ ASK_TIMEOUT_MS = 20_000
 
 @frozen
 class GcReport:
-    """What a collection did: the position now safe to start from, records trimmed, bytes of the origin."""
+    """Outcome of a log collection.
+
+    ``position``: the log position from which a new reader starts. ``trimmed``: number of records removed.
+    ``origin_bytes``: size of the snapshot.
+    """
 
     position: int
     trimmed: int
@@ -41,7 +45,7 @@ class GcReport:
 def gc(
     connect: str | None = None, *, zookeeper: str | None = None, cluster: str = "main", token: str | None = None
 ) -> GcReport:
-    """Compress the replica and trim the log, through any peer; returns once it is trimmed.
+    """Take a snapshot and trim the log before it, through any peer; return once it is trimmed.
 
     Raises `Unavailable` or `TimedOut`.
     """
@@ -73,7 +77,7 @@ def extension(
     cluster: str = "main",
     token: str | None = None,
 ) -> Any:
-    """The state of an extension, not older than the position ``seen``; raises `NotFound`."""
+    """Return the state of an extension, not older than the position ``seen``; raise `NotFound`."""
     with Client(peers(connect, zookeeper, cluster), token=token) as client:
         return client.extension(name, seen=seen)
 
@@ -88,9 +92,10 @@ def submit(
     cluster: str = "main",
     token: str | None = None,
 ) -> str:
-    """Have a job run; its id. The same job under the same id again is the same job; see `Client.submit_job`.
+    """Submit a job and return its id; to submit the same job again under its id changes nothing.
 
-    Raises `BadRequest` naming the key at fault, `JobConflict` for another job under the id, `Unavailable`.
+    See `Client.submit_job`. Raises `BadRequest` naming the key at fault, `JobConflict` for another job under the id, or
+    `Unavailable`.
     """
     with Client(peers(connect, zookeeper, cluster), token=token) as client:
         return client.submit_job(job, keep_ms=keep_ms, importable=importable)
@@ -104,9 +109,9 @@ def kill(
     cluster: str = "main",
     token: str | None = None,
 ) -> dict[str, Any]:
-    """End a job: what it has not committed by now never counts.
+    """End a job without its uncommitted work.
 
-    Raises `NotFound`, `Conflict` if it has ended by itself.
+    Raises `NotFound`, or `Conflict` if it has already ended.
     """
     with Client(peers(connect, zookeeper, cluster), token=token) as client:
         return client.kill_job(job_id)
@@ -120,7 +125,7 @@ def jobs(
     cluster: str = "main",
     token: str | None = None,
 ) -> Sequence[dict[str, Any]]:
-    """The jobs that are known, of one state if given; those under way first."""
+    """Return the jobs that the cluster remembers, of one state if given; running jobs first."""
     with Client(peers(connect, zookeeper, cluster), token=token) as client:
         return client.jobs(state)
 
@@ -133,7 +138,7 @@ def job(
     cluster: str = "main",
     token: str | None = None,
 ) -> dict[str, Any]:
-    """One job: its state, what was submitted, and its progress; raises `NotFound`."""
+    """Return one job: its state, its definition, and its progress; raise `NotFound`."""
     with Client(peers(connect, zookeeper, cluster), token=token) as client:
         return client.job(job_id)
 
@@ -147,9 +152,9 @@ def wait(
     cluster: str = "main",
     token: str | None = None,
 ) -> JobOutcome:
-    """How a job ended, once it has, also long ago.
+    """Wait for a job to end and return how it ended; return at once if it has ended already.
 
-    ``timeout``: seconds to wait at most, a day without.  Raises `TimedOut`, `NotFound`.
+    ``timeout``: longest wait in seconds; default: a day. Raises `TimedOut` or `NotFound`.
     """
     wait_ms = WAIT_MS if timeout is None else round(timeout * 1000)
     with Client(peers(connect, zookeeper, cluster), token=token) as client:
@@ -165,9 +170,9 @@ def seal(
     cluster: str = "main",
     token: str | None = None,
 ) -> dict[str, Any]:
-    """Say that nothing more comes on an input: the job completes once it has read all there is.
+    """Mark an input as complete: the job completes once it has read all of it.
 
-    Raises `NotFound`, `BadRequest` for an input that is none, `Conflict` if the job has ended.
+    Raises `NotFound`, `BadRequest` if the job has no such input, `Conflict` if the job has ended.
     """
     with Client(peers(connect, zookeeper, cluster), token=token) as client:
         return client.seal_job(job_id, input)
@@ -181,16 +186,15 @@ def subscribe(
     cluster: str = "main",
     token: str | None = None,
 ) -> Iterator[Event]:
-    """Every log entry from position ``start`` (default: from now) on, for ever.
+    """Yield every log entry from position ``start`` (default: from now) on, for ever.
 
-    Each item is ``(position, entry, verdict, diff)``: the entry (its ``str`` is a sentence),
-    what became of it, and all that differs in the replica since the item before, as a tuple
-    of `onyxq.core.diff.Change`.  It goes on when peers die and connections break.  Where it
-    would need records that are trimmed, it yields the entry ``set_replica``, which no
-    record holds, with the difference to the origin, and goes on behind that.
+    Each item is ``(position, entry, verdict, diff)``: the entry (its ``str`` is a sentence), its verdict, and all
+    changes of the replica since the item before, as a tuple of `onyxq.core.diff.Change`. The subscription continues
+    when peers die and connections break. If the records that it needs are trimmed, it yields an entry ``set_replica``,
+    which no record holds, with the difference to the snapshot, and continues after that.
 
-    Raises `Unavailable` if no peer can be reached at the start, and `OlderThanCluster` at an
-    entry that is not installed here.
+    Raises `Unavailable` if no peer can be reached at the start, and `OlderThanCluster` at an entry that is not
+    installed here.
     """
     pauses = _Pauses()
     with Client(peers(connect, zookeeper, cluster), token=token) as client:
@@ -216,7 +220,7 @@ async def subscribe_async(
     cluster: str = "main",
     token: str | None = None,
 ) -> AsyncIterator[AsyncIterator[Event]]:
-    """As `subscribe`, on trio and asyncio::
+    """Open a subscription on trio or asyncio; see `subscribe`::
 
         async with api.subscribe_async(start) as events:
             async for position, entry, verdict, diff in events: ...
@@ -242,18 +246,18 @@ async def subscribe_async(
 
 
 class _Pauses:
-    """How long to wait before a question is asked again; a first question is not."""
+    """Pauses before a request is repeated; an error before the first answer is raised at once."""
 
     def __init__(self) -> None:
         self._pause_s: float | None = None
 
     def answered(self, answer: Any) -> Any:
-        """The answer; from here on errors that pass are waited out."""
+        """Return the answer; from now on temporary errors are retried."""
         self._pause_s = following.PAUSE_FIRST_S
         return answer
 
     def after(self, error: OnyxqError) -> float:
-        """Seconds to wait; raises the error if nobody has answered yet."""
+        """Return the seconds to wait before a retry; raise the error if there was no answer yet."""
         if self._pause_s is None:
             raise error
         pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, following.PAUSE_MAX_S)
@@ -280,17 +284,17 @@ __all__ = [
 
 
 def peers(connect: str | None, zookeeper: str | None, cluster: str) -> list[str]:
-    """Addresses of peers, to be tried in turn; blocking where ZooKeeper is asked.
+    """Return addresses of peers to try in turn; blocks if ZooKeeper is asked.
 
-    ``connect``: one or several ``HOST:PORT``, comma-separated.  What ZooKeeper is shown
-    comes from ``ONYXQ_ZOOKEEPER_AUTH`` and its neighbours.  Raises
-    `BadRequest` if both are given, and what `onyxq.log.zookeeper_pulses.addresses` raises.
+    ``connect``: one or several comma-separated ``HOST:PORT``. The credentials for ZooKeeper come from
+    ``ONYXQ_ZOOKEEPER_AUTH`` and related variables. Raises `BadRequest` if both are given, and the errors of
+    `onyxq.log.zookeeper_pulses.addresses`.
     """
     if zookeeper is None:
         return [one.strip() for one in (connect or ADDRESS).split(",")]
     if connect is not None:
         raise BadRequest("give either connect or zookeeper", field="zookeeper")
-    from onyxq.log.zookeeper_pulses import addresses  # kazoo is loaded by those who need it
+    from onyxq.log.zookeeper_pulses import addresses  # kazoo is loaded only if it is needed
 
     shown = {name: os.environ.get(f"ONYXQ_ZOOKEEPER_{name.upper()}", "") for name in ("auth", "ca", "cert", "key")}
     return addresses(zookeeper, cluster, ZookeeperCredentials(**shown))

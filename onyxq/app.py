@@ -1,4 +1,4 @@
-"""Functions as tasks, to be imported from here: `App` and what its methods return."""
+"""Functions as tasks: `App` and the classes that its methods return, importable from here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every error a user can meet, to be imported from here: one hierarchy with stable codes."""
+"""All errors that users can meet, importable from here: one hierarchy with stable codes."""
 
 from __future__ import annotations
 

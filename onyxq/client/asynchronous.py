@@ -172,7 +172,7 @@ class AsyncClient(Managing, Batching, Jobs):
                 policies = with_keys(policy, len(payloads), ordering_key, unique_key)
                 return await self._enqueuer.keyed(policies, payloads, until=until, when=when, ids=ids)
             if len(payloads) == 1:
-                # A batch of one task is as good as a single task: it goes with others that come now.
+                # A batch of one task is sent like a single task, together with other calls.
                 given = None if ids is None else _only(ids)
                 return [await self._enqueuer.one(policy, payloads[0], until=until, when=when, id=given)]
             return await self._enqueuer.many(policy, payloads, until=until, when=when, ids=ids)

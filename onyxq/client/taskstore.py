@@ -119,28 +119,28 @@ class TaskStore:
         deletes: Iterable[int] = (),
         depends: Iterable[int] = (),
     ) -> list[StoredTask]:
-        """See `AsyncTaskStore.update`."""
+        """Apply all changes or none, and return the new tasks; see `AsyncTaskStore.update`."""
         given = {"adds": adds, "changes": changes, "deletes": deletes, "depends": depends}
         return self._run(lambda: self._store.update(**given))  # type: ignore[arg-type]
 
     def claim(self, group: str, duration_ms: int, *, depends: Iterable[int] = ()) -> StoredTask | None:
-        """See `AsyncTaskStore.claim`."""
+        """Claim a random available task of the group; see `AsyncTaskStore.claim`."""
         return self._run(lambda: self._store.claim(group, duration_ms, depends=depends))
 
     def tasks(self, ids: Sequence[int]) -> list[StoredTask | None]:
-        """See `AsyncTaskStore.tasks`."""
+        """Return tasks by their ids; see `AsyncTaskStore.tasks`."""
         return self._run(lambda: self._store.tasks(ids))
 
     def group(self, group: str, *, limit: int = 0, owned: bool = False) -> list[StoredTask]:
-        """See `AsyncTaskStore.group`."""
+        """Return a group's tasks by time; see `AsyncTaskStore.group`."""
         return self._run(lambda: self._store.group(group, limit=limit, owned=owned))
 
     def groups(self) -> list[str]:
-        """See `AsyncTaskStore.groups`."""
+        """Return the names of groups that have tasks; see `AsyncTaskStore.groups`."""
         return self._run(self._store.groups)
 
     def set_limits(self, *, task_bytes_max: int, bytes_max: int) -> None:
-        """See `AsyncTaskStore.set_limits`."""
+        """Set the largest size of tasks, in bytes; see `AsyncTaskStore.set_limits`."""
         self._run(lambda: self._store.set_limits(task_bytes_max=task_bytes_max, bytes_max=bytes_max))
 
 

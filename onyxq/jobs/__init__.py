@@ -1,1 +1,1 @@
-"""Jobs: what a job is, whether it can be, how it is encoded, where its segments go, who drives it."""
+"""Jobs: their model, check, encoding, flow conditions, windows and joins."""

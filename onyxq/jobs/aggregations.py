@@ -1,4 +1,4 @@
-"""How segments of a window become one state: the aggregations that come along, and users' own."""
+"""Aggregations, which fold segments of a window into one state: the built-in ones and users' own."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from onyxq.jobs.model import Aggregation, Window
 
 @frozen
 class Folding:
-    """An aggregation with its functions at hand. A state may be changed in place by who owns it."""
+    """An aggregation with its functions loaded. The owner of a state may change it in place."""
 
     init: Callable[[], Any]
     fold: Callable[[Any, Any], Any]
-    """The state after another segment."""
+    """Returns the state after another segment."""
     merge: Callable[[Any, Any], Any] | None
-    """The state of two parts, in their order; None if parts cannot be told apart from the whole."""
+    """Returns the joined state of two parts, in their order; None if states cannot be merged."""
     result: Callable[[Any], Any]
 
 
 def folding(window: Window, resolve: Resolve, path: str) -> Folding:
-    """The aggregation of a window, applied to its ``field`` if it has one."""
+    """Return the aggregation of a window, applied to its ``field`` if it has one."""
     own = window.aggregation
     if isinstance(own, Aggregation):
         path = f"{path}.aggregation"

@@ -1,9 +1,9 @@
-"""Bytes of jobs: canonical msgpack, so that the same job has the same bytes and the same digest.
+"""Bytes of jobs: canonical msgpack, so that equal jobs have equal bytes and digests.
 
-A job is a map from the names of its fields to their values; a field that has its default is left
-out.  Entries of the catalog say their ``type``, predicates are ``{"fn", "params"}``, ``{"and": [...]}``,
-``{"or": [...]}`` or ``{"not": ...}``, and functions ``{"import": "package.module:name"}`` or
-``{"pickled": bytes, "named": name}``.  Nothing here loads a pickle: decoded jobs hold its bytes.
+A job is a map from the names of its fields to their values, without fields that have their default. Entries of the
+catalog have a ``type``. Predicates are ``{"fn", "params"}``, ``{"and": [...]}``, ``{"or": [...]}`` or
+``{"not": ...}``. Functions are ``{"import": "package.module:name"}`` or ``{"pickled": bytes, "named": name}``. This
+module never loads a pickle: decoded jobs hold its bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from onyxq.system.settings import did_you_mean
 BODY_BYTES_MAX = 192 * 1024
 DIGEST_BYTES = 16
 DEPTH_MAX = 32
-"""Maps and lists in each other, at most."""
+"""Largest depth of maps and lists inside each other."""
 
 TASKS: dict[str, type[Any]] = {
     "input": model.Input,
@@ -38,16 +38,16 @@ TASKS: dict[str, type[Any]] = {
 REFS = frozenset(
     "fn on key time init fold merge result transform before_job after_job before_batch after_batch on_exception".split()
 )
-"""Fields that hold a function, or may."""
+"""Fields that hold or may hold a function."""
 
 
 def encode(job: model.Job) -> bytes:
-    """The job's bytes; raises `BadRequest` for what cannot be encoded and `TooLarge` above 192 KiB."""
+    """Return the job's bytes; raise `BadRequest` if it cannot be encoded, `TooLarge` above 192 KiB."""
     return encode_map(to_map(job))
 
 
 def encode_map(said: Mapping[str, Any]) -> bytes:
-    """The bytes of a job's map, as from `to_map` or a request's JSON once it is checked."""
+    """Return the bytes of a job's map, as made by `to_map` or from a request's checked JSON."""
     try:
         data: bytes = msgpack.packb(canonical(said, ""))
     except (OverflowError, UnicodeEncodeError, ValueError) as error:
@@ -58,14 +58,14 @@ def encode_map(said: Mapping[str, Any]) -> bytes:
 
 
 def digest(body: bytes) -> bytes:
-    """What tells a job's bytes from another's: 16 bytes."""
+    """Return a digest of 16 bytes that identifies the job's bytes."""
     return hashlib.blake2b(body, digest_size=DIGEST_BYTES).digest()
 
 
 def decode(body: bytes) -> model.Job:
-    """The job of such bytes; raises `BadRequest`, naming the field, if they are not one's.
+    """Return the job of such bytes; raise `BadRequest` naming the field if they do not encode a job.
 
-    What the fields hold is looked at by `onyxq.jobs.job_check.check`.
+    `onyxq.jobs.job_check.check` then checks the values of the fields.
     """
     if len(body) > BODY_BYTES_MAX:
         raise TooLarge(f"a job of {len(body)} bytes; at most {BODY_BYTES_MAX}", field="job")
@@ -77,7 +77,7 @@ def decode(body: bytes) -> model.Job:
 
 
 def canonical(value: Any, path: str, depth: int = 0) -> Any:
-    """Plain values with maps in the order of their keys; raises `BadRequest` for what msgpack has no form of."""
+    """Return plain values, with maps sorted by key; raise `BadRequest` for a value that msgpack cannot hold."""
     if value is None or type(value) in (bool, int, float, str, bytes):
         return value
     if depth > DEPTH_MAX:
@@ -92,12 +92,12 @@ def canonical(value: Any, path: str, depth: int = 0) -> Any:
 
 
 def _inside(path: str, key: str) -> str:
-    """The path of a map's key, as it is said in errors."""
+    """Return the path of a map's key as errors show it."""
     return f"{path}.{key[:80] or repr(key)}".removeprefix(".")
 
 
 def to_map(value: Any) -> Any:
-    """The map of a job or of a part of it; functions that cannot be named are pickled."""
+    """Return the map of a job or of a part of it; functions without an importable name are pickled."""
     if isinstance(value, tuple):
         return [to_map(one) for one in value]
     if isinstance(value, Pickled):
@@ -139,14 +139,14 @@ def _reference(value: Any) -> Any:
 
 
 def from_map(said: Any) -> model.Job:
-    """The job that a map describes: one's own, or a request's JSON (where ``pickled`` is base64)."""
+    """Return the job that a map describes: from `to_map`, or a request's JSON (with ``pickled`` as base64)."""
     job = _object(model.Job, canonical(said, ""), "")
     assert isinstance(job, model.Job)
     return job
 
 
 def _object(cls: type[Any], said: Any, path: str, ignoring: tuple[str, ...] = ()) -> Any:
-    """A value of ``cls`` from the map of its fields."""
+    """Return a value of ``cls`` from the map of its fields."""
     said = _map(said, path)
     parts = {part.name.rstrip("_"): part for part in attrs.fields(cls)}
     values: dict[str, Any] = {}
@@ -251,7 +251,7 @@ _NESTED: dict[tuple[type[Any], str], Callable[[Any, str], Any]] = {
 
 
 def pickles_in(value: Any, path: str = "") -> Iterator[str]:
-    """Where in a job's map functions are given as bytes."""
+    """Yield the places of pickled functions in a job's map."""
     if isinstance(value, Mapping):
         if "pickled" in value:
             yield f"{path}.pickled".lstrip(".")

@@ -1,4 +1,4 @@
-"""What each field of a job may hold, by itself: types, sizes, words (see `onyxq.jobs.job_check`)."""
+"""Allowed values of each field of a job on its own: types, sizes, words (see `onyxq.jobs.job_check`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from onyxq.system.settings import did_you_mean
 NAME_CHARS_MAX = 100
 TEXT_CHARS_MAX = 4_000
 PARTS_MAX = 500
-"""Tasks of a job, and conditions, windows, triggers, lifecycles, at most."""
+"""Largest number of tasks of a job; also of conditions, windows, triggers and lifecycles."""
 EDGES_MAX = 2_000
 SLOTS_MAX = 100_000
 TIME_MS_MAX = 10 * 366 * 86_400_000
@@ -28,37 +28,37 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 Problem = tuple[str, str]
-"""The field at fault, and what is wrong with it."""
+"""The field at fault, and its problem."""
 
 
 @frozen
 class Kind:
-    """What a value must be: a test, and its expectation in words."""
+    """Requirement for a value: a test, and its expectation in words."""
 
     fits: Callable[[Any], bool]
     expected: str
     words: tuple[str, ...] = ()
-    """The words that there are, to suggest the nearest."""
+    """Allowed words, to suggest the nearest."""
 
     def or_none(self) -> Kind:
-        """The same, or None."""
+        """Return the same requirement, but with None allowed."""
         return Kind(lambda value: value is None or self.fits(value), f"{self.expected}, or None", self.words)
 
     def complaint(self, value: Any) -> str:
-        """What to say of a value that does not fit."""
+        """Return the complaint about a value that does not fit."""
         near = did_you_mean(value, list(self.words)) if isinstance(value, str) and self.words else ""
         return f"must be {self.expected}, not {value!r:.80}{near}"
 
 
 def is_text(value: Any, most: int = TEXT_CHARS_MAX, least: int = 1) -> bool:
-    """Whether it is a string of that many characters, none of them a control character."""
+    """Return whether the value is a string of ``least`` to ``most`` characters without control characters."""
     if not isinstance(value, str) or not least <= len(value) <= most or _CONTROL.search(value):
         return False
     return not any("\ud800" <= sign <= "\udfff" for sign in value)
 
 
 def is_reference(value: Any) -> bool:
-    """Whether it says where a function is: by name, pickled, or itself."""
+    """Return whether the value refers to a function: by name, pickled, or itself."""
     if isinstance(value, str):
         return bool(REFERENCE.fullmatch(value))
     if isinstance(value, Pickled):
@@ -245,7 +245,7 @@ LISTS: Mapping[str, tuple[type[Any], ...]] = {
     "triggers": (model.Trigger,),
     "lifecycles": (model.Lifecycle,),
 }
-"""What the lists of a job hold."""
+"""Types of the items in the lists of a job."""
 
 
 def _is_edge(value: Any) -> bool:
@@ -253,7 +253,7 @@ def _is_edge(value: Any) -> bool:
 
 
 def problems(job: model.Job) -> Iterator[Problem]:
-    """The fields that hold what they cannot, each with what was expected."""
+    """Yield the fields with wrong values, each with the expected one."""
     yield from _of_fields(job, "")
     for name, kinds in LISTS.items():
         parts = getattr(job, name)

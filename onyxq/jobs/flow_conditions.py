@@ -1,10 +1,10 @@
-"""Which of the tasks after it a segment goes to: flow conditions as plain functions.
+"""Flow conditions as plain functions: which of the next tasks a segment goes to.
 
-`compiled` makes closures of one task's conditions, once; `routes` asks them for each segment.
-Conditions are asked in the order of the job's list, and where they send a segment is united, as are
-the fields that they exclude, up to the first that holds and short-circuits.  A segment for which
-none holds goes nowhere; one of a task without conditions goes everywhere, but for those tasks that
-only exceptions are sent to.  An exception that no condition takes is raised.
+`compiled` makes closures of one task's conditions once; `routes` calls them for each segment. Conditions are checked in
+the order of the job's list, up to the first that holds and short-circuits. The tasks and the excluded fields of all
+conditions that hold are united. A segment for which no condition holds goes nowhere. A segment of a task without
+conditions goes to all next tasks, except those that get only exceptions. An exception that no condition takes is
+raised.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ from onyxq.jobs.model import Condition, Job
 from onyxq.jobs.predicates import And, Not, Or, Predicate, Ref
 
 Resolve = Callable[[Ref, str], Callable[..., Any]]
-"""The function that a reference names, given the field that it stands in."""
+"""Returns the function that a reference names, given the field that holds the reference."""
 Test = Callable[[Any, Any, Sequence[Any]], Any]
-"""Whether a condition holds for ``(segment, old, all_new)``."""
+"""Returns whether a condition holds for ``(segment, old, all_new)``."""
 Route = tuple[str, Any]
-"""The task that a segment goes to, and the segment as it goes there."""
+"""A next task, and the segment as it is sent there."""
 
 
 @frozen
 class _Rule:
-    """One condition, with its functions at hand."""
+    """One condition, with its functions loaded."""
 
     holds: Test
     to: tuple[str, ...]
     exclude: frozenset[str]
     last: bool
-    """Whether no further one is asked."""
+    """Whether no further condition is checked if this one holds."""
     transform: Callable[[Any, Exception], Any] | None
 
 
 @frozen
 class Compiled:
-    """The conditions of one task, ready to be asked."""
+    """The conditions of one task, with their functions loaded."""
 
     task: str
     always: tuple[str, ...]
-    """Where segments go if there are no conditions for them."""
+    """Destinations of segments if the task has no conditions for them."""
     rules: tuple[_Rule, ...]
     of_exceptions: tuple[_Rule, ...]
 
 
 def compiled(job: Job, task: str, resolve: Resolve) -> Compiled:
-    """The conditions of one task of a job that has been checked."""
+    """Return the conditions of one task of a checked job."""
     after = job.after(task)
     rules: list[_Rule] = []
     of_exceptions: list[_Rule] = []
@@ -68,10 +68,10 @@ def compiled(job: Job, task: str, resolve: Resolve) -> Compiled:
 
 
 def routes(compiled: Compiled, segment: Any, all_new: Sequence[Any] = (), old: Any = None) -> list[Route]:
-    """Where a segment goes, in the workflow's order, each task once.
+    """Return the destinations of a segment, in the workflow's order, each task once.
 
-    ``all_new`` is all that the task made of the segment ``old``.  An exception takes the way of
-    exceptions; the one that no condition takes is raised.
+    ``all_new`` is everything that the task made of the segment ``old``. For an exception the conditions with
+    ``exceptions`` decide; if none takes it, it is raised.
     """
     if isinstance(segment, Exception):
         return _of_exception(compiled, segment, old)
@@ -92,7 +92,7 @@ def _of_exception(compiled: Compiled, error: Exception, old: Any) -> list[Route]
 def _asked(
     rules: tuple[_Rule, ...], segment: Any, old: Any, all_new: Sequence[Any]
 ) -> tuple[tuple[str, ...], frozenset[str], _Rule | None]:
-    """Where the rules that hold send it together, what they exclude, and the last of them."""
+    """Return the tasks and the excluded fields of all rules that hold, and the last of these rules."""
     to: tuple[str, ...] = ()
     exclude: frozenset[str] = frozenset()
     found: _Rule | None = None
@@ -134,7 +134,7 @@ def _rule(condition: Condition, after: tuple[str, ...], resolve: Resolve, path: 
 
 
 def _test(when: Any, resolve: Resolve, path: str) -> Test:
-    """A predicate as one function."""
+    """Return a predicate as one function."""
     if when is None:
         return lambda segment, old, all_new: True
     if isinstance(when, And):

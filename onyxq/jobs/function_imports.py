@@ -1,4 +1,4 @@
-"""The functions that a job names: whether they can be imported, and whether a peer takes them."""
+"""Functions that a job names: whether they can be imported, and whether a peer accepts them."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ ANY_MODULE = "any"
 
 @frozen
 class Allowed:
-    """The functions that jobs of callers may use."""
+    """The functions that callers may use in jobs."""
 
     modules: tuple[str, ...] = ()
     pickled: bool = False
-    """Whether they may be pickled, too."""
+    """Whether pickled functions are allowed as well."""
 
     def takes(self, name: str) -> bool:
-        """Return whether a function ``package.module:name`` is in one of the modules, or of their packages."""
+        """Return whether a function ``package.module:name`` is in one of the modules or packages."""
         module = name.partition(":")[0]
         return any(one in (ANY_MODULE, module) or module.startswith(f"{one}.") for one in self.modules)
 
 
 ANY_FUNCTION = Allowed((ANY_MODULE,), pickled=True)
-"""Every function."""
+"""Permission for every function."""
 
 
 def problems(job: Job) -> Iterator[Problem]:
-    """The functions that cannot be imported here, and why; the job must be right otherwise."""
+    """Yield the functions that cannot be imported here, with the reason; the job must be valid otherwise."""
     for field, name in references(job):
         wrong = import_problem(name)
         if wrong:
@@ -47,7 +47,7 @@ def problems(job: Job) -> Iterator[Problem]:
 
 
 def references(job: Job) -> Iterator[tuple[str, str]]:
-    """``(field, package.module:name)`` of every function that is given by name."""
+    """Yield ``(field, package.module:name)`` of every function that is given by name."""
     for name in fields.LISTS:
         for place, part in enumerate(getattr(job, name)):
             yield from _references(part, f"{name}[{place}]")
@@ -70,11 +70,11 @@ def _references(part: Any, path: str) -> Iterator[tuple[str, str]]:
 
 
 def import_problem(name: str) -> str:
-    """Why the function of that name cannot be imported here; empty if it can."""
+    """Return why the function of that name cannot be imported here; empty if it can."""
     module, _, parts = name.partition(":")
     try:
         found: Any = importlib.import_module(module)
-    except Exception as error:  # whatever the user's module raises
+    except Exception as error:  # the user's module may raise anything
         return f"is {name!r}, whose module cannot be imported: {type(error).__name__}: {error}"
     for part in parts.split("."):
         if not hasattr(found, part):

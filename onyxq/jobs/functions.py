@@ -1,6 +1,6 @@
-"""How a function travels: by name if it can be imported elsewhere, else pickled by who submits.
+"""How functions are submitted: by name if they can be imported elsewhere, otherwise pickled by the client.
 
-Only the submitting client comes here with functions; a peer hands on what it was given.
+Only the submitting client handles function objects; peers pass on the name or the bytes.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def named_or_pickled(fn: Callable[..., Any]) -> str | Pickled:
-    """The function's name if another process can import it, else the function pickled by value.
+    """Return the function's name if another process can import it, otherwise the function pickled by value.
 
-    Raises `Incomplete` if it must be pickled and pyspark, whose cloudpickle does that, is not installed.
+    Raises `Incomplete` if it must be pickled but pyspark, which has the pickler, is not installed.
     """
     name = importable_name(fn)
     if name is not None:
@@ -36,7 +36,7 @@ def named_or_pickled(fn: Callable[..., Any]) -> str | Pickled:
 
 
 def importable_name(fn: Callable[..., Any]) -> str | None:
-    """``package.module:name`` if that names ``fn`` in a process that imports it anew, else None."""
+    """Return ``package.module:name`` if a new process that imports it gets ``fn``, otherwise None."""
     module, name = getattr(fn, "__module__", None), getattr(fn, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str) or not REFERENCE.fullmatch(f"{module}:{name}"):
         return None
@@ -49,7 +49,7 @@ def importable_name(fn: Callable[..., Any]) -> str | None:
 
 
 def _is_found(module: str, file: str | None) -> bool:
-    """Whether importing the module would find the file that was loaded under its name."""
+    """Return whether importing the module would find the file that was loaded under its name."""
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError, AttributeError):
@@ -62,7 +62,7 @@ def _called(fn: Callable[..., Any]) -> str:
 
 
 def _pickled(fn: Callable[..., Any]) -> bytes:
-    """Return the function with all that it uses of its module, whether or not that can be imported elsewhere."""
+    """Return the function pickled together with everything that it uses of its module."""
     from pyspark import cloudpickle as _cloudpickle
 
     cloudpickle: Any = _cloudpickle

@@ -1,8 +1,8 @@
-"""Whether a job can be: all that can be told without running it, before it is submitted.
+"""Check of a job before it is submitted, as far as possible without running it.
 
-`check` names the key at fault (``workflow[2]``, ``catalog[1].fn``), says what was expected and
-suggests the nearest name that there is.  Functions are looked at by their form only: a peer
-never imports a user's module.  The submitting client asks for ``importable`` as well.
+`check` names the key at fault (``workflow[2]``, ``catalog[1].fn``), the expected value and the nearest known name. It
+checks only the form of functions, because a peer never imports a user's module. The submitting client also asks for
+``importable``.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from onyxq.jobs.model import Aggregation, Condition, Function, Input, Job, Join,
 from onyxq.system.settings import did_you_mean
 
 OUTPUT_FORMATS = tuple(options.OUTPUTS)
-"""The formats of folders of files; `onyxq.spark.files.formats` writes them."""
+"""Formats of folders of files; `onyxq.spark.files.formats` writes them."""
 PROBLEMS_MAX = 20
 SLIDES_MAX = 1_000
-"""Sliding windows that one segment falls in, at most."""
+"""Largest number of sliding windows that hold one segment."""
 PERIOD_MS_MIN = 100
-"""Shortest period of a timer: batches are no shorter."""
+"""Shortest period of a timer, in milliseconds; batches are no shorter."""
 
 
 def check(job: Job, *, importable: bool = False) -> None:
-    """Raise `BadRequest` for the first thing that is wrong; its details are the first twenty.
+    """Raise `BadRequest` for the first problem; its details are the first twenty.
 
-    With ``importable`` functions that are given by name are imported, to see whether they are there.
+    With ``importable``, functions that are given by name are imported to check that they exist.
     """
     found = list(islice(problems(job), PROBLEMS_MAX))
     if not found and importable:
@@ -41,7 +41,7 @@ def check(job: Job, *, importable: bool = False) -> None:
 
 
 def problems(job: Job) -> Iterator[Problem]:
-    """All that is wrong with a job: ``(field, what)``."""
+    """Yield all problems of a job as ``(field, problem)``."""
     wrong = False
     for problem in fields.problems(job):
         yield problem
@@ -144,7 +144,7 @@ def _workflow(job: Job) -> Iterator[Problem]:
 
 
 def _ends(job: Job) -> Iterator[Problem]:
-    """Every task must be on a way from an input to an output."""
+    """Yield tasks that are on no path from an input to an output."""
     inputs = [task.name for task in job.catalog if isinstance(task, Input)]
     outputs = [task.name for task in job.catalog if isinstance(task, Output)]
     reached = _reached(inputs, [(source, to) for source, to in job.workflow])
@@ -172,7 +172,7 @@ def _reached(starts: list[str], edges: list[tuple[str, str]]) -> set[str]:
 
 
 def _cycles(job: Job) -> Iterator[Problem]:
-    """A circle of the workflow, named at the edge that closes it."""
+    """Yield the first cycle of the workflow, at the edge that closes it."""
     after = {name: job.after(name) for name in dict.fromkeys(source for source, _ in job.workflow)}
     done: set[str] = set()
     for start in after:

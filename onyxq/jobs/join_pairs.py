@@ -1,10 +1,10 @@
-"""One key group of a join: segments of two sides go in, pairs come out (see `onyxq.jobs.model.Join`).
+"""One key group of a join: takes segments of two sides, returns pairs (see `onyxq.jobs.model.Join`).
 
-What is kept of a key is what may still find a partner: a cell is ``[[place, time, value, paired], ...]``, ``place``
-0 for left and 1 for right.  Without ``within_ms`` that is everything.  Otherwise a segment whose partners would
-all be late is let go once the watermark says so: the newest time of the side that is behind, less
-``watermark_ms``.  With ``how="left"`` a left segment that goes without a partner is emitted then, and
-when all inputs have ended.
+Segments that may still find a partner are kept. The cell of a key is ``[[place, time, value, paired], ...]``, with
+``place`` 0 for left and 1 for right. Without ``within_ms`` all segments are kept. Otherwise a segment is dropped
+when all its possible partners would be late. The watermark decides this: the newest time of the side that lags, less
+``watermark_ms``. With ``how="left"`` a left segment without a partner is emitted when it is dropped, and when all
+inputs have ended.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ Pair = dict[str, Any]
 
 @mutable
 class Index:
-    """What a group knows at the start of a batch."""
+    """State of a group at the start of a batch, besides its buckets."""
 
     notes: Notes
-    """Of each bucket the earliest time at which something in it is let go."""
+    """For each bucket, the earliest time at which a segment in it is dropped."""
     newest: list[int | None]
-    """Of each side the latest time of all segments so far."""
+    """For each side, the latest time of all segments so far."""
     late: int = 0
-    """Segments that came too late so far."""
+    """Number of late segments so far."""
 
     def pack(self) -> bytes:
-        """Its bytes."""
+        """Return its bytes."""
         return bytes(msgpack.packb([list(self.notes.items()), self.newest, self.late]))
 
     @classmethod
     def unpack(cls, data: bytes | None) -> Index:
-        """The index of such bytes, or of a group that has seen nothing."""
+        """Return the index of such bytes; without bytes, that of a group that has seen nothing."""
         if data is None:
             return cls({}, [None, None])
-        notes, newest, *late = msgpack.unpackb(data)  # what was kept before late segments were counted has no count
+        notes, newest, *late = msgpack.unpackb(data)  # state of older versions has no count of late segments
         return cls(dict(map(tuple, notes)), newest, *late)
 
 
 @frozen
 class Batch:
-    """What comes to a group in one batch."""
+    """Input of a group in one batch."""
 
     segments: Sequence[tuple[int, bytes, int | None, Any]] = ()
     """Side, packed key, time if the join has one, value."""
     newest: Sequence[Sequence[int | None]] = ()
-    """For each part of the batch, the latest time in it of each side."""
+    """For each part of the batch and each side, the latest time in it."""
     ended: bool = False
     """Whether all inputs have ended."""
 
@@ -73,7 +73,7 @@ class Group:
         self._buckets = Buckets(self.store, self.index.notes, self._note, self.bucket_bytes_max)
 
     def batch(self, batch: Batch) -> Iterator[Pair]:
-        """All pairs; the store and the index are changed once it is exhausted."""
+        """Yield all pairs; the store and the index are updated once the iterator is exhausted."""
         before = self._watermark()
         for side, key, time_ms, value in batch.segments:
             if time_ms is None or time_ms >= before:
@@ -102,7 +102,7 @@ class Group:
         return abs(one - other) <= self.join.within_ms
 
     def _let_go(self, watermark_ms: int) -> Iterator[Pair]:
-        """Forget what finds no partner any more."""
+        """Drop segments that can find no more partners."""
         for number in sorted(self._buckets.notes):
             if self._buckets.notes[number] is None or self._buckets.notes[number] >= watermark_ms:
                 continue
@@ -114,7 +114,7 @@ class Group:
                 cell[:] = [kept for kept in cell if self._last(kept) >= watermark_ms]
 
     def _last(self, kept: list[Any]) -> int:
-        """The latest time that a partner may have."""
+        """Return the latest time that a partner may have."""
         if self.join.within_ms is None:
             return NEVER - 1
         last: int = kept[TIME] + self.join.within_ms

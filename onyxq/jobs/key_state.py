@@ -1,10 +1,9 @@
-"""State of many keys in few pieces: what one part of a job's windows and joins keeps between batches.
+"""State of many keys in few pieces: kept for one part of a job's windows and joins between batches.
 
-Spark keeps bytes by number, at some hundred microseconds for each that is read or written, so keys do
-not get one each.  They are hashed into *buckets* that split in two as they grow (extendible
-hashing): a small state is one piece, and of a large one only the pieces are touched whose keys are.
-The *index* holds which buckets there are, and a note about each, such as when something in
-it is due; so a bucket is read only if a batch has something for it, or its time has come.
+Spark stores bytes by number, and each read or write takes some hundred microseconds, so keys do not get one number
+each. They are hashed into *buckets* that split in two as they grow (extendible hashing). A small state is one piece;
+of a large one only the pieces with affected keys are touched. The *index* holds the list of buckets and a note about
+each, such as when something in it is due. So a bucket is read only if a batch has something for it, or it is due.
 """
 
 from __future__ import annotations
@@ -16,28 +15,28 @@ from typing import Any, Protocol
 from onyxq.jobs.values import pack, unpack
 
 BUCKET_BYTES_MAX = 64 * 1024
-"""Size above which a bucket is split."""
+"""Size above which a bucket is split, in bytes."""
 DEPTH_MAX = 48
 ROOT = 1
 
 Notes = dict[int, Any]
-"""What is known of each bucket. Bucket ``n`` splits into ``2n`` and ``2n + 1``."""
+"""Notes of all buckets. Bucket ``n`` splits into ``2n`` and ``2n + 1``."""
 
 
 class Store(Protocol):
-    """Where buckets are kept."""
+    """Storage of buckets."""
 
     def load(self, number: int) -> bytes | None:
-        """The bytes that were kept under a number."""
+        """Return the bytes stored under a number; None if there are none."""
 
     def save(self, number: int, data: bytes | None) -> None:
-        """Keep bytes under a number, or (None) nothing."""
+        """Store bytes under a number; None deletes them."""
 
 
 class Buckets:
-    """Cells by key: lists that msgpack holds, the empty ones forgotten.
+    """Cells by key: lists that msgpack holds; empty ones are dropped.
 
-    ``note`` makes the note of a bucket out of its cells; what changed is noted by `refresh` and `save`.
+    ``note`` makes the note of a bucket from its cells. `refresh` and `save` update the notes of changed buckets.
     """
 
     def __init__(
@@ -55,23 +54,23 @@ class Buckets:
         self._changed: set[int] = set()
 
     def cell(self, key: bytes) -> list[Any]:
-        """The cell of a key, to be changed; an empty one if there is none."""
+        """Return the cell of a key for changes; an empty one if there is none."""
         number = self._number(hash64(key))
         self._changed.add(number)
         return self._bucket(number).setdefault(key, [])
 
     def cells(self, number: int) -> Iterator[tuple[bytes, list[Any]]]:
-        """All keys and cells of a bucket, to be changed."""
+        """Yield all keys and cells of a bucket for changes."""
         self._changed.add(number)
         yield from self._bucket(number).items()
 
     def refresh(self) -> None:
-        """Note what may have changed."""
+        """Update the notes of all buckets that may have changed."""
         for number in sorted(self._changed):
             self.notes[number] = self._note(self._kept(number))
 
     def save(self) -> None:
-        """Write what may have changed, and note it."""
+        """Write all buckets that may have changed, and update their notes."""
         for number in sorted(self._changed):
             self._write(number, self._kept(number))
         self._changed.clear()
@@ -113,10 +112,10 @@ class Buckets:
 
 
 def hash64(key: bytes) -> int:
-    """A hash that is the same wherever it is made."""
+    """Return a hash that is the same on every machine."""
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big")
 
 
 def later(one: int | None, other: int | None) -> int | None:
-    """The later of two times, of which there may be none."""
+    """Return the later of two times; None counts as no time."""
     return other if one is None else one if other is None else max(one, other)

@@ -1,12 +1,10 @@
-"""A job as a value: what flows where, by which functions, kept how long (design: jobs on Spark).
+"""A job as a value: its tasks, edges, conditions, windows and limits (design: jobs on Spark).
 
-Everything is frozen and compares by value.  Lists become tuples; nothing else is looked at
-here, so that a wrong job can be made and `onyxq.jobs.job_check` can say what is wrong with it.
-`onyxq.jobs.encoding` makes the bytes that are submitted.
+Everything is frozen and compares by value. Lists become tuples; nothing else is checked here, so a wrong job can be
+made and `onyxq.jobs.job_check` can report its faults. `onyxq.jobs.encoding` makes the bytes that are submitted.
 
-A segment is any value that msgpack holds.  A function is given as ``package.module:name``, or
-as itself: then the submitting client names it if its module can be imported elsewhere, and
-pickles it otherwise.
+A segment is any value that msgpack holds. A function is given as ``package.module:name``, or as itself. In the second
+case the submitting client uses its name if its module can be imported elsewhere, and pickles it otherwise.
 """
 
 from __future__ import annotations
@@ -44,12 +42,12 @@ __all__ = [
 
 @frozen
 class Input:
-    """Where segments come from: a queue, or whatever Spark can read.
+    """Source of segments: a queue, or any format that Spark can read.
 
-    Tasks of a ``queue`` are claimed, and completed when what was made of them is committed: data
-    enqueued as JSON is its value, anything else bytes.  Otherwise ``format`` is one of Spark's (``text``,
-    ``json``, ``csv``, ``parquet``, ``rate``, ``kafka`` ...) with its ``path`` and ``options``; a
-    segment is then a map of the row's columns, like ``{"value": line}`` of a text.
+    Tasks of a ``queue`` are claimed, and completed when their results are committed. A segment is the value of a task
+    enqueued as JSON, otherwise its bytes. Without a queue, ``format`` is one of Spark's (``text``, ``json``, ``csv``,
+    ``parquet``, ``rate``, ``kafka`` ...) with its ``path`` and ``options``. A segment is then a map of the row's
+    columns, such as ``{"value": line}`` for text.
     """
 
     name: str
@@ -58,11 +56,11 @@ class Input:
     path: str | None = None
     options: Mapping[str, str] = attrs.field(factory=dict)
     schema: str | None = None
-    """Names and types of the columns as SQL has them, for formats that do not tell."""
+    """Names and types of the columns as in SQL, for formats that do not hold them."""
     bounded: bool = attrs.field(kw_only=True)
-    """Whether all that there will be is there at the start; files are, unless this says they are not."""
+    """Whether all data exists at the start; default: True for files, False otherwise."""
     max_rows: int = attrs.field(default=10_000, kw_only=True)
-    """Segments of one batch, at most."""
+    """Largest number of segments in one batch."""
 
     @bounded.default
     def _files_end(self) -> bool:
@@ -71,9 +69,9 @@ class Input:
 
 @frozen
 class Output:
-    """Where segments go: a queue, or whatever Spark can write.
+    """Destination of segments: a queue, or any format that Spark can write.
 
-    In a ``queue`` bytes stay bytes, anything else becomes JSON.
+    In a ``queue`` bytes stay bytes; any other value becomes JSON.
     """
 
     name: str
@@ -83,13 +81,13 @@ class Output:
     options: Mapping[str, str] = attrs.field(factory=dict)
     priority: int = attrs.field(default=0, kw_only=True)
     ordering_key: str | None = attrs.field(default=None, kw_only=True)
-    """The field of a segment whose value is its ordering key."""
+    """The field of a segment with its ordering key."""
     delay_ms: int = attrs.field(default=0, kw_only=True)
 
 
 @frozen
 class Function:
-    """A task that turns a segment into another, into a list of others, or (None) into nothing.
+    """A task that turns a segment into another one, a list of others, or None for nothing.
 
     It is called as ``fn(segment, **params)``.
     """
@@ -104,7 +102,7 @@ class Function:
 
 @frozen
 class Reduce:
-    """A task that keeps windows: what it emits is what their triggers say, see `Window`."""
+    """A task that keeps windows; their triggers decide what it emits, see `Window`."""
 
     name: str
     min_slots: int = attrs.field(default=1, kw_only=True)
@@ -114,11 +112,11 @@ class Reduce:
 
 @frozen
 class Join:
-    """A task that pairs segments of two tasks before it by key: ``{"left": ..., "right": ...}``.
+    """A task that pairs segments of two earlier tasks by key: ``{"left": ..., "right": ...}``.
 
-    ``on`` is a field, or a function of the segment.  With ``how="left"`` a left segment without
-    partner is emitted with None.  Of inputs that never end only pairs are found whose times are at most
-    ``within_ms`` apart; then ``time`` says which field or function gives a segment's time, in milliseconds.
+    ``on`` is a field, or a function of the segment. With ``how="left"`` a left segment without a partner is emitted
+    with None. For inputs that never end, only segments with times at most ``within_ms`` apart are paired; ``time`` is
+    then the field or function for a segment's time, in milliseconds.
     """
 
     name: str
@@ -129,7 +127,7 @@ class Join:
     within_ms: int | None = attrs.field(default=None, kw_only=True)
     time: Ref | None = attrs.field(default=None, kw_only=True)
     watermark_ms: int = attrs.field(default=0, kw_only=True)
-    """How much later than the newest a segment may come and still find its partners."""
+    """How much later than the newest segment one may arrive and still find its partners, in milliseconds."""
     min_slots: int = attrs.field(default=1, kw_only=True)
     max_slots: int | None = attrs.field(default=None, kw_only=True)
     percentage: int = attrs.field(default=0, kw_only=True)
@@ -141,22 +139,22 @@ Task: TypeAlias = Input | Output | Function | Reduce | Join
 
 @frozen
 class Condition:
-    """Which of a task's segments go on to which of the tasks after it.
+    """A rule that decides which of a task's segments go to which of the next tasks.
 
-    A segment of a task without conditions goes to all.  Otherwise it goes wherever a condition that
-    holds says, in the order of the job's list; one that short-circuits ends the search.  The fields
-    of ``exclude`` are taken out of what goes on.
+    A segment of a task without conditions goes to all next tasks. Otherwise it goes to the tasks of every condition
+    that holds, in the order of the job's list; a condition that short-circuits ends the search. The fields in
+    ``exclude`` are removed from the segment.
 
-    ``exceptions`` are of what the task's function raised: the exception takes the segment's place in
-    the predicate, and ``transform(segment, exception)`` gives the segment that goes on
-    instead.  Without a condition that takes it the exception is the job's.
+    A condition with ``exceptions`` handles errors of the task's function. Its predicate gets the exception instead of
+    the segment, and ``transform(segment, exception)`` returns the segment to send on. An exception that no condition
+    takes is an exception of the job.
     """
 
     from_: str
     to: tuple[str, ...] | str = attrs.field(converter=tupled)
     """Names of tasks, or ``all`` or ``none``."""
     when: Any = attrs.field(default=None, converter=predicate)
-    """A predicate, or a function as one; None holds always."""
+    """A predicate, or a function that serves as one; None always holds."""
     exclude: tuple[str, ...] = attrs.field(default=(), converter=tupled, kw_only=True)
     short_circuit: bool = attrs.field(default=False, kw_only=True)
     exceptions: bool = attrs.field(default=False, kw_only=True)
@@ -165,11 +163,11 @@ class Condition:
 
 @frozen
 class Aggregation:
-    """An aggregation of the user's own; its states are segments.
+    """A user-defined aggregation; its states are segments.
 
-    ``init()`` is the state of nothing, ``fold(state, segment)`` the next state.  ``merge(one, other)``
-    joins the states of sessions that grew together, and lets parts be folded where the segments are.
-    ``result(state)`` is what is emitted; without, the state itself.
+    ``init()`` returns the empty state, ``fold(state, segment)`` the next state. ``merge(one, other)`` joins the states
+    of sessions that have become one. It also lets the engine fold parts where the segments are. ``result(state)``
+    returns the value to emit; default: the state itself.
     """
 
     init: Ref
@@ -180,26 +178,28 @@ class Aggregation:
 
 @frozen
 class Window:
-    """Segments of a `Reduce` task gathered by key and time, and folded into one state for each.
+    """Segments of a `Reduce` task, grouped by key and time and folded into one state per group.
 
-    ``key`` and ``time`` are fields, or functions of the segment; without ``time`` it is the time at
-    which the batch was planned.  ``field`` is what is aggregated: without, the segment itself.
-    A window is over once the watermark, which stays ``watermark_ms`` behind the newest time seen,
-    passes its end; later segments of it are dropped.
+    ``key`` and ``time`` are fields, or functions of the segment. Without ``time`` it is the time at which the batch was
+    planned. ``field`` is the value to aggregate; default: the segment itself. The watermark is the newest time seen,
+    less ``watermark_ms``. A window is over once the watermark passes its end; later segments are dropped.
     """
 
     id: str
     task: str
     kind: str = "global"
-    """``fixed`` (of ``range_ms``), ``sliding`` (of ``range_ms``, one each ``slide_ms``), ``session``
-    (over after ``gap_ms`` without a segment) or ``global`` (never over)."""
+    """Kind of the window.
+
+    ``fixed`` (of ``range_ms``), ``sliding`` (of ``range_ms``, a new one every ``slide_ms``), ``session`` (over after
+    ``gap_ms`` without a segment) or ``global`` (never over).
+    """
     range_ms: int | None = attrs.field(default=None, kw_only=True)
     slide_ms: int | None = attrs.field(default=None, kw_only=True)
     gap_ms: int | None = attrs.field(default=None, kw_only=True)
     key: Ref | None = attrs.field(default=None, kw_only=True)
     time: Ref | None = attrs.field(default=None, kw_only=True)
     aggregation: str | Aggregation = attrs.field(default="conj", kw_only=True)
-    """``count``, ``sum``, ``min``, ``max``, ``average``, ``conj`` (a list of all), or one's own."""
+    """``count``, ``sum``, ``min``, ``max``, ``average``, ``conj`` (a list of all), or an `Aggregation`."""
     field: str | None = attrs.field(default=None, kw_only=True)
     watermark_ms: int = attrs.field(default=0, kw_only=True)
 
@@ -210,30 +210,31 @@ def _names(value: Any) -> Any:
 
 @frozen
 class Trigger:
-    """When a window's states are emitted, as ``{"window", "key", "start_ms", "end_ms", "value"}``.
+    """The time at which a window's states are emitted.
 
-    ``batch``: those that a batch changed, after it.  ``timer``: those that changed, each ``period_ms``.
-    ``watermark``: each once it is over.  With any of them, what has not been said yet is said when a
-    window is over, and when bounded inputs have ended.
+    A state is emitted as ``{"window", "key", "start_ms", "end_ms", "value"}``. With ``on="batch"`` each batch emits the
+    states that it changed. ``timer`` emits changed states every ``period_ms``. ``watermark`` emits a state once its
+    window is over. With each of them, states not yet emitted are emitted when their window is over and when bounded
+    inputs end.
     """
 
     window: str
     on: str = "watermark"
     period_ms: int | None = attrs.field(default=None, kw_only=True)
     refinement: str = attrs.field(default="accumulating", kw_only=True)
-    """``accumulating`` emits all so far, ``discarding`` only what came since it last fired."""
+    """``accumulating`` emits everything so far, ``discarding`` only what is new since the last time."""
     emit_to: tuple[str, ...] | None = attrs.field(default=None, converter=_names, kw_only=True)
-    """Tasks after the window's; all of them without."""
+    """Tasks after the window's task; default: all of them."""
 
 
 @frozen
 class Lifecycle:
-    """Functions that are called around a task's work, where it is done.
+    """Functions that are called around a task's work, in the process that does it.
 
-    Each is called with a map of what is known: ``job``, ``version``, ``task`` and, around batches,
-    ``batch``.  ``on_exception`` says what an exception of the task does to the job: ``kill`` it
-    (it has failed), ``restart`` it from the last batch, or ``defer`` to the next entry; or it is
-    a function of the map (with ``exception``, ``segment``) that says one of these.
+    Each gets a map of facts: ``job``, ``version``, ``task`` and, around batches, ``batch``. ``on_exception`` decides
+    what an exception of the task does to the job: ``kill`` it (it has failed), ``restart`` it from the last batch, or
+    ``defer`` to the next entry. It may also be a function of the map (with ``exception`` and ``segment``) that returns
+    one of these.
     """
 
     task: str = "all"
@@ -254,15 +255,15 @@ def _edges(value: Any) -> Any:
 
 @frozen(kw_only=True)
 class Job:
-    """A data pipeline: submitted once, it goes on until its inputs end or it is killed.
+    """A data pipeline: once submitted, it runs until its inputs end or it is killed.
 
-    Submitting the same job under the same ``id`` again is no second job.
+    To submit the same job under the same ``id`` again changes nothing.
     """
 
     id: str = attrs.field(default=None, converter=_job_id)
-    """Letters, digits, ``-`` and ``_``; a random one without."""
+    """Letters, digits, ``-`` and ``_``; default: a random id."""
     workflow: tuple[tuple[str, str], ...] = attrs.field(converter=_edges)
-    """Edges ``(from, to)`` between names of the catalog; no way leads back."""
+    """Edges ``(from, to)`` between names of the catalog, without cycles."""
     catalog: tuple[Task, ...] = attrs.field(converter=tupled)
     flow_conditions: tuple[Condition, ...] = attrs.field(default=(), converter=tupled)
     windows: tuple[Window, ...] = attrs.field(default=(), converter=tupled)
@@ -271,40 +272,40 @@ class Job:
     scheduler: str = "balanced"
     """How slots are shared with other jobs: ``greedy``, ``balanced`` or ``percentage``."""
     percentage: int = 0
-    """Of all slots, with the scheduler ``percentage``."""
+    """Share of all slots in percent, for the scheduler ``percentage``."""
     min_slots: int = 1
     max_slots: int | None = None
     tags: tuple[str, ...] = attrs.field(default=(), converter=tupled)
-    """What a peer must all offer to drive it."""
+    """Tags that a peer must all have to drive the job."""
     zones: tuple[str, ...] = attrs.field(default=(), converter=tupled)
-    """Zones that its peer may be in; any without."""
+    """Zones in which its peer may be; default: any."""
     beside: str | None = None
-    """Id of a job whose peer it shares."""
+    """Id of a job that runs on the same peer."""
     own_host: bool = False
-    """Whether it has a Spark process of its own."""
+    """Whether the job has its own Spark process."""
     checkpoint: str | None = None
-    """Path or URI that every peer can reach, for windows and joins to survive their peer."""
+    """Path or URI that every peer can reach; with it windows and joins survive their peer."""
     trigger_ms: int = 200
-    """Time between two batches, at least."""
+    """Shortest time between two batches, in milliseconds."""
     resume: str | None = None
-    """Id of a job whose committed offsets it starts from."""
+    """Id of a job from whose committed offsets this one starts."""
     restarts: int = 5
-    """Failures in a row after which it has failed."""
+    """Number of consecutive failures after which the job has failed."""
     key_groups: int = 16
-    """Parts of the state of windows and joins: the most slots that work on it at once."""
+    """Number of parts of the state of windows and joins: at most this many slots work on it at once."""
     metadata: Mapping[str, Any] = attrs.field(factory=dict)
 
     def task(self, name: str) -> Task:
-        """The catalog's entry of that name; raises `KeyError`."""
+        """Return the catalog's entry of that name; raise `KeyError` if there is none."""
         for entry in self.catalog:
             if entry.name == name:
                 return entry
         raise KeyError(name)
 
     def after(self, name: str) -> tuple[str, ...]:
-        """Names of the tasks that a task's segments may go to, in the workflow's order."""
+        """Return the names of the tasks that a task's segments may go to, in the workflow's order."""
         return tuple(to for source, to in self.workflow if source == name)
 
     def before(self, name: str) -> tuple[str, ...]:
-        """Names of the tasks that a task's segments come from, in the workflow's order."""
+        """Return the names of the tasks that a task's segments come from, in the workflow's order."""
         return tuple(source for source, to in self.workflow if to == name)

@@ -1,4 +1,4 @@
-"""The options of each format of inputs and outputs. An unknown option would have no effect, so it is refused."""
+"""Options of each format of inputs and outputs. An unknown option would have no effect, so it is refused."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ INPUTS: dict[str, tuple[str, ...]] = {
         "rate-micro-batch": "advanceMillisPerBatch numPartitions rowsPerBatch startTimestamp",
     }.items()
 }
-"""Options of inputs by format, for those that Spark itself reads. Spark ignores the case of an option."""
+"""Options of inputs by format, for formats that Spark itself reads. Spark ignores the case of an option."""
 
 _VALUES: dict[str, tuple[Callable[[str], bool], str]] = {
     "compression": (COMPRESSIONS.__contains__, f"one of {', '.join(COMPRESSIONS)}"),
@@ -58,12 +58,12 @@ _VALUES: dict[str, tuple[Callable[[str], bool], str]] = {
 
 
 def problems(job: str, task: Input | Output, path: str) -> Iterator[Problem]:
-    """Yield what is wrong with the options of an input or output of a job; ``path`` is its place in the catalog."""
+    """Yield problems with the options of an input or output of a job; ``path`` is its place in the catalog."""
     kind = str(task.format).lower()
     word = "input" if isinstance(task, Input) else "output"
     known = (INPUTS if isinstance(task, Input) else OUTPUTS).get(kind)
     if known is None:
-        return  # a format that a package brings, or one that is refused elsewhere
+        return  # a format of another package, or one that is refused elsewhere
     said = f"of {word} {task.name!r} ({kind}) of job {job!r}"
     lowered = {name.lower() for name in known}
     for name in task.options:

@@ -1,4 +1,4 @@
-"""When a flow condition holds: functions of a segment, combined by ``&``, ``|`` and ``~``."""
+"""Predicates of flow conditions: functions of a segment, combined with ``&``, ``|`` and ``~``."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from attrs import field, frozen
 
 @frozen
 class Pickled:
-    """A function as the submitting client pickled it; only Spark's processes ever load it."""
+    """A function pickled by the submitting client; only Spark's processes load it."""
 
     named: str
-    """What it was called there, for messages."""
+    """The function's name at the client, for messages."""
     pickled: bytes = field(repr=False)
 
 
 Ref: TypeAlias = "str | Pickled | Callable[..., Any]"
-"""A function: ``package.module:name``, one that was pickled, or (until it is encoded) itself."""
+"""A function: ``package.module:name``, pickled, or (until it is encoded) itself."""
 
 
 def tupled(value: Any) -> Any:
-    """Lists as tuples; anything else stays, for the check to name it."""
+    """Return a list as a tuple; return anything else unchanged, so that the check can name it."""
     return tuple(value) if isinstance(value, list) else value
 
 
 class _Combined:
-    """What all predicates have in common: they combine."""
+    """The base of all predicates: they can be combined."""
 
     def __and__(self, other: Any) -> And:
         return And((self, predicate(other)))
@@ -41,10 +41,10 @@ class _Combined:
 
 @frozen
 class Predicate(_Combined):
-    """A function of a segment that says yes or no: called as ``fn(segment, **params)``.
+    """A function of a segment that returns true or false, called as ``fn(segment, **params)``.
 
-    With ``whole`` it is called as ``fn(segment, old, all_new, **params)``: the segment that the
-    task was given, and the list of all that it made of it.
+    With ``whole`` it is called as ``fn(segment, old, all_new, **params)``: ``old`` is the segment that the task got,
+    and ``all_new`` the list of everything that it made of it.
     """
 
     fn: Ref
@@ -54,27 +54,27 @@ class Predicate(_Combined):
 
 @frozen
 class And(_Combined):
-    """Holds if all of them do; asked in order, no further than the first that does not."""
+    """Holds if all parts hold; checked in order, up to the first that does not hold."""
 
     all: tuple[Any, ...] = field(converter=tupled)
 
 
 @frozen
 class Or(_Combined):
-    """Holds if one of them does; asked in order, no further than that."""
+    """Holds if any part holds; checked in order, up to the first that holds."""
 
     any: tuple[Any, ...] = field(converter=tupled)
 
 
 @frozen
 class Not(_Combined):
-    """Holds if the other does not."""
+    """Holds if the negated predicate does not."""
 
     negated: Any
 
 
 def predicate(value: Any) -> Any:
-    """A function or its name as a `Predicate`; anything else as it is."""
+    """Return a function or its name as a `Predicate`; return anything else unchanged."""
     if isinstance(value, (str, Pickled)) or (callable(value) and not isinstance(value, (_Combined, type))):
         return Predicate(value)
     return value

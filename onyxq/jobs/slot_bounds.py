@@ -1,8 +1,8 @@
-"""How many slots each stage of a job may use at once, so that the bounds of the job and of its tasks are kept.
+"""Bounds on the slots that each stage of a job may use at once, from the bounds of the job and of its tasks.
 
-Spark runs a stage as tasks of its own, and no more of them run at once than there are.  All tasks of a job between two
-cuts are one stage, so the smallest bound among them is the stage's.  Stages that do not depend on each other run side
-by side, and share the bounds that concern both.
+Spark runs a stage as a number of Spark tasks, and no more of them can run at once. All tasks of a job between two cuts
+are one stage, so the smallest bound among them applies to it. Stages that do not depend on each other run side by
+side, and share the bounds that apply to both.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ OUTPUTS = ""
 
 
 def bounds(job: Job, slots: int) -> dict[str, int]:
-    """Return the most slots of each bounded stage, by the cut that it leads to; ``slots``: those that the job has."""
+    """Return the largest number of slots of each bounded stage, by its cut; ``slots`` is that of the job."""
     if not _is_bounded(job):
         return {}
     plan, found = _Plan(job), dict[str, int]()
@@ -85,22 +85,22 @@ class _Plan:
         cuts = [task.name for task in job.catalog if _is_cut(task)]
         ends = sorted({to for _, to in job.workflow} - {source for source, _ in job.workflow})
         self.stages = {cut: frozenset([cut, *self._leading([cut], self._cuts)]) for cut in cuts}
-        """The tasks on the ways to each stage from inputs and other cuts, and the cuts at both ends."""
+        """For each stage, the tasks on the paths to it from inputs and other cuts, and the cuts at both ends."""
         self.stages[OUTPUTS] = frozenset(self._leading(ends, self._cuts))
         earlier = {cut: self._leading([cut], set()) for cut in cuts}
         self.beside: dict[str, list[str]] = {
             cut: [other for other in cuts if other != cut and other not in earlier[cut] and cut not in earlier[other]]
             for cut in cuts
         }
-        """The cuts whose stages run beside one: neither needs the other's result."""
+        """For each cut, the cuts with stages that run beside its own: neither needs the other's result."""
         self.beside[OUTPUTS] = []
 
     def ways(self, stage: str, name: str) -> list[str]:
-        """Return the stages in which a task runs that run beside this one, and this one."""
+        """Return this stage and the stages beside it that run the same task."""
         return [stage, *(other for other in self.beside[stage] if name in self.stages[other])]
 
     def _leading(self, ends: list[str], until: set[str]) -> set[str]:
-        """Return the tasks from which segments reach the ends, and no further back than these cuts."""
+        """Return the tasks from which segments reach the ends, back to the cuts in ``until``."""
         found: set[str] = set()
         waiting = [name for end in ends for name in self._before[end]]
         while waiting:

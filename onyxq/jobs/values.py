@@ -1,9 +1,9 @@
-"""Segments as bytes: MessagePack with extensions for the types of Python that it lacks.
+"""Segments as bytes: MessagePack with extensions for Python types that it lacks.
 
-Segments cross between tasks, and stay in the state of windows and joins, as these bytes.  `unpack` returns a
-value that equals the packed one and has the same type.  There are four exceptions: a number of numpy becomes
+Segments pass between tasks, and stay in the state of windows and joins, as these bytes. `unpack` returns a
+value that equals the packed one and has the same type. There are four exceptions: a number of numpy becomes
 Python's, a subclass of dict becomes a dict, a bytearray becomes bytes, and a zone that is not a ``ZoneInfo`` becomes
-its offset.  A value of any other type is refused, never turned into text.
+its offset. A value of any other type is refused, never turned into text.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HELD = (
     "None, bool, int, float, str, bytes, list, dict, tuple, set, frozenset, datetime, date, time, timedelta, "
     "Decimal and UUID"
 )
-"""The types that a segment holds."""
+"""Types that a segment can hold."""
 encode_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 _EPOCH = datetime.datetime(1970, 1, 1)
 _MICROSECOND = datetime.timedelta(microseconds=1)
@@ -46,7 +46,7 @@ _HINTS = {
 
 
 class Unfit(BadRequest):
-    """A value that cannot be held, with the path of the part at fault."""
+    """A value that cannot be packed, with the path of the part at fault."""
 
     def __init__(self, path: str, why: str, hint: str = "") -> None:
         said = f"{path}: {why}" if path else why
@@ -55,7 +55,7 @@ class Unfit(BadRequest):
 
 
 def pack(value: Any) -> bytes:
-    """Return a segment's bytes; raises `Unfit` for a value that cannot be carried exactly."""
+    """Return a segment's bytes; raise `Unfit` for a value that cannot be packed exactly."""
     try:
         return _packed(value)
     except _REFUSALS:
@@ -75,12 +75,12 @@ def unpack(data: bytes) -> Any:
 
 
 def unpack_all(stream: Any) -> Iterator[Any]:
-    """Yield the segments of a stream that holds the bytes of one after the other."""
+    """Yield the segments in a stream of their consecutive bytes."""
     yield from msgpack.Unpacker(stream, strict_map_key=False, ext_hook=_restored, max_buffer_size=0)
 
 
 def to_json(data: bytes) -> str:
-    """Return packed bytes as JSON; raises `Unfit` for a value that JSON would give back as another one."""
+    """Return packed bytes as JSON; raise `Unfit` for a value that would come back from JSON as another one."""
     try:
         return encode_json(msgpack.unpackb(data, strict_map_key=True, ext_hook=_whole_number))
     except (TypeError, ValueError):
@@ -88,7 +88,7 @@ def to_json(data: bytes) -> str:
 
 
 def parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of a list, tuple, set or dict, each with its place in it: ``.name`` or ``[2]``."""
+    """Yield the parts of a list, tuple, set or dict, each with its place: ``.name`` or ``[2]``."""
     if isinstance(value, dict):
         for key, part in value.items():
             yield f".{key}" if type(key) is str else f"[{key!r:.80}]", part
@@ -104,7 +104,7 @@ def called(value: Any) -> str:
 
 
 def milliseconds(value: datetime.datetime) -> int:
-    """Return a time as milliseconds since 1970, rounded down; without a zone it is one of UTC."""
+    """Return a time as milliseconds since 1970, rounded down; a time without a zone counts as UTC."""
     naive = value.replace(tzinfo=None) - (value.utcoffset() or datetime.timedelta())
     return (naive - _EPOCH) // datetime.timedelta(milliseconds=1)
 
@@ -118,7 +118,7 @@ def _packed(value: Any) -> bytes:
 
 
 def _extended(value: Any) -> Any:
-    """Return the extension for a value that MessagePack lacks; raises `TypeError` if none fits."""
+    """Return the extension for a value that MessagePack lacks; raise `TypeError` if none fits."""
     packer = _PACKERS.get(type(value))
     if packer is not None:
         return packer(value)
@@ -170,7 +170,7 @@ _PACKERS: dict[type[Any], Callable[[Any], Any]] = {
 
 
 def _canonical(value: Any) -> Any:
-    """Return the same value for all that are equal, except that whole floats differ from integers."""
+    """Return the same value for all equal values, except that whole floats differ from integers."""
     if isinstance(value, decimal.Decimal) and value.is_finite():
         return value.normalize(_EXACT) if value else decimal.Decimal(0)
     if isinstance(value, datetime.datetime) and value.tzinfo is not None:
@@ -183,7 +183,7 @@ def _canonical(value: Any) -> Any:
 
 
 def _unfit(value: Any) -> Unfit:
-    """Return what is wrong with a value that could not be packed."""
+    """Return an error about the part of a value that could not be packed."""
     path, depth = "", 0
     while (found := next(((place, part) for place, part in parts(value) if not _packs(part)), None)) is not None:
         place, value = found
@@ -224,7 +224,7 @@ def _whole_number(code: int, data: bytes) -> int:
 
 
 def _unfit_for_json(value: Any, path: str = "") -> Unfit:
-    """Return what is wrong with a value that JSON cannot hold."""
+    """Return an error about the part of a value that JSON cannot hold."""
     if isinstance(value, dict):
         for key in value:
             if type(key) is not str:

@@ -1,12 +1,12 @@
-"""One key group of a task's windows: a batch's parts go in, what fires comes out (see `onyxq.jobs.windows`).
+"""One key group of a task's windows: takes a batch's parts, returns what fires (see `onyxq.jobs.windows`).
 
-What is kept between batches is in buckets and a small index.  Each window has a clock: its watermark, which
-is the newest time of any segment less the window's ``watermark_ms``, or without a time of its
-own the time of the batch.  All groups see the same newest times, so their clocks agree.
+State between batches is kept in buckets and a small index. Each window has a clock, its watermark: the newest time of
+any segment less the window's ``watermark_ms``, or the time of the batch if segments have no time. All groups see the
+same newest times, so their clocks agree.
 
-A batch is done in this order: parts are gathered; what was over before is late, and forgotten; triggers of
-the batch fire, then timers of which a period has passed; then what is over by the new clock says
-its last.  When all inputs have ended everything does.
+A batch is processed in this order. Parts are gathered. Parts of extents that were already over are late, and dropped.
+Batch triggers fire, then timers with a period that has passed. Then extents that are over by the new clock fire for
+the last time. When all inputs have ended, all extents do.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ from onyxq.jobs.windows import (
 
 @mutable
 class Index:
-    """What a group knows at the start of a batch."""
+    """State of a group at the start of a batch, besides its buckets."""
 
     notes: Notes
-    """Of each bucket: for each window the earliest end of an extent, and the triggers with something to say."""
+    """For each bucket and window: the earliest end of an extent, and the triggers with unsent changes."""
     newest: list[int | None]
-    """For each window the latest time of all segments so far."""
+    """For each window, the latest time of all segments so far."""
     seen_ms: int | None = None
-    """When the batch before was planned."""
+    """When the batch before was planned, in milliseconds since the epoch."""
     late: int = 0
-    """Segments that came too late so far, each as often as it was in an extent."""
+    """Number of late segments so far, counted once per extent that they were in."""
 
     def pack(self) -> bytes:
-        """Its bytes."""
+        """Return its bytes."""
         return bytes(msgpack.packb([list(self.notes.items()), self.newest, self.seen_ms, self.late]))
 
     @classmethod
     def unpack(cls, data: bytes | None, windows: int) -> Index:
-        """The index of such bytes, or of a group that has seen nothing."""
+        """Return the index of such bytes; without bytes, that of a group that has seen nothing."""
         if data is None:
             return cls({}, [None] * windows)
         notes, newest, seen_ms, late = msgpack.unpackb(data)
@@ -62,21 +62,21 @@ class Index:
 
 @frozen
 class Batch:
-    """What comes to a group in one batch."""
+    """Input of a group in one batch."""
 
     now_ms: int
-    """When the batch was planned; the same whenever it is repeated."""
+    """When the batch was planned, in milliseconds since the epoch; the same in every repeat."""
     parts: Sequence[tuple[int, bytes, Part]] = ()
-    """Place of the window, packed key, part."""
+    """Index of the window, packed key, part."""
     newest: Sequence[Sequence[int | None]] = ()
-    """For each part of the batch, and each window, the latest time in it."""
+    """For each part of the batch and each window, the latest time in it."""
     ended: bool = False
     """Whether all inputs have ended."""
 
 
 @frozen
 class Fired:
-    """An emission, with the window and the key that it is of."""
+    """An emission with its window and key."""
 
     window: int
     key: bytes
@@ -97,7 +97,7 @@ class Group:
         self._buckets = Buckets(self.store, self.index.notes, self._note, self.bucket_bytes_max)
 
     def batch(self, batch: Batch) -> Iterator[Fired]:
-        """All that fires; the store and the index are changed once it is exhausted."""
+        """Yield all emissions; the store and the index are updated once the iterator is exhausted."""
         index, before = self.index, self._clocks()
         now_ms = batch.now_ms if index.seen_ms is None else max(batch.now_ms, index.seen_ms)
         cells = self._gathered(batch.parts, before)
@@ -114,7 +114,7 @@ class Group:
         index.notes = self._buckets.notes
 
     def wake_ms(self) -> int | None:
-        """The time of batches at which there may be something to do though no segment comes."""
+        """Return the time of the next batch that may have work without new segments; None if there is none."""
         times = []
         for window, windowing in enumerate(self.windowings):
             notes = [note[window] for note in self._buckets.notes.values() if note is not None]
@@ -126,7 +126,7 @@ class Group:
         return min(times, default=None)
 
     def _clocks(self) -> list[int]:
-        """The clock of each window; before all time while nothing has been seen."""
+        """Return the clock of each window; before all times while nothing has been seen."""
         found = []
         for windowing, newest in zip(self.windowings, self.index.newest, strict=True):
             shown = self.index.seen_ms if windowing.time is None else newest
@@ -149,7 +149,7 @@ class Group:
         return cells
 
     def _timers(self, now_ms: int) -> list[int]:
-        """For each window the timers of which a period has passed since the batch before, as bits."""
+        """Return for each window, as bits, the timers with a period that has passed since the batch before."""
         seen_ms = self.index.seen_ms
         return [
             sum(
@@ -181,7 +181,7 @@ class Group:
             yield Fired(window, key, emission)
 
     def _note(self, cells: dict[bytes, Cell]) -> list[list[Any]]:
-        """For each window the earliest end and the triggers with something to say."""
+        """Return for each window the earliest end of an extent and the triggers with unsent changes."""
         notes: list[list[Any]] = [[None, 0] for _ in self.windowings]
         for name, cell in cells.items():
             note = notes[_parted(name)[0]]

@@ -1,10 +1,10 @@
-"""Windows as plain functions: which extents a time falls in, what is kept of them, and what fires.
+"""Windows as plain functions: the extents of a time, the state kept for each, and what fires.
 
-An *extent* is one piece of a window's time for one key.  It is kept as a list that msgpack holds,
-``[start, end, dirty, fired, lanes]``: the triggers that have not said all yet, as bits; how often it fired;
-and the states.  Triggers that accumulate share a lane, each that discards has one of its own, which
-is emptied when it fires; a lane is None or ``[state]``.  All extents of one key, sorted by their start,
-are a *cell*.  Nothing here knows of Spark, or of which keys there are: see `onyxq.jobs.window_groups`.
+An *extent* is one piece of a window's time for one key. It is a list that msgpack holds,
+``[start, end, dirty, fired, lanes]``: the triggers with unsent changes, as bits; how often it fired; and the states.
+Triggers that accumulate share a lane. Each trigger that discards has its own, which is emptied when it fires. A lane
+is None or ``[state]``. All extents of one key, sorted by their start, are a *cell*. This module knows nothing of Spark
+or of the set of keys: see `onyxq.jobs.window_groups`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from onyxq.jobs.model import Job, Ref, Trigger, Window
 from onyxq.jobs.values import milliseconds, pack_key
 
 NEVER = (1 << 62) - 1
-"""The end of what is never over; no time is later."""
+"""End of an extent that is never over; no time is later."""
 TIME_MAX = 1 << 53
 START, END, DIRTY, FIRED, LANES = range(5)
 
@@ -35,25 +35,25 @@ _start = itemgetter(START)
 
 @frozen
 class Windowing:
-    """One window and its triggers, with their functions at hand."""
+    """One window and its triggers, with their functions loaded."""
 
     window: Window
     triggers: tuple[Trigger, ...]
     key: Callable[[Any], Any] | None
-    """The key of a segment; None: all have the same."""
+    """Returns the key of a segment; None if all have the same."""
     time: Callable[[Any], Any] | None
-    """The time of a segment in ms; None: that of its batch."""
+    """Returns the time of a segment in milliseconds; None if it is that of the batch."""
     folding: Folding
     lanes: tuple[int, ...]
     """The lane of each trigger."""
 
     @property
     def parts(self) -> bool:
-        """Whether parts of a state can be made where the segments are, and merged later."""
+        """Whether parts of a state can be made where the segments are and merged later."""
         return self.folding.merge is not None
 
     def bits(self, on: str) -> int:
-        """The triggers of one sort, as bits."""
+        """Return the triggers of one kind, as bits."""
         return sum(1 << place for place, trigger in enumerate(self.triggers) if trigger.on == on)
 
 
@@ -67,10 +67,10 @@ class Emission:
     start: int
     end: int
     value: Any
-    """It may be the state itself, which goes on changing: who wants to keep it packs it first."""
+    """The value to emit. It may be the state itself, which continues to change: pack it to keep it."""
 
     def segment(self, key: Any) -> dict[str, Any]:
-        """What goes on to the tasks after the window's."""
+        """Return the segment for the tasks after the window's."""
         over = self.end != NEVER
         return {
             "window": self.trigger.window,
@@ -82,7 +82,7 @@ class Emission:
 
 
 def windowings(job: Job, task: str, resolve: Resolve) -> tuple[Windowing, ...]:
-    """All windows of a task, in the job's order."""
+    """Return all windows of a task, in the job's order."""
     return tuple(
         _windowing(window, [one for one in job.triggers if one.window == window.id], resolve, f"windows[{place}]")
         for place, window in enumerate(job.windows)
@@ -108,14 +108,14 @@ def _windowing(window: Window, triggers: list[Trigger], resolve: Resolve, path: 
 
 
 def getter(ref: Ref | None, resolve: Resolve, path: str) -> Callable[[Any], Any] | None:
-    """What takes a value out of a segment: by a field's name, or by a function."""
+    """Return a function that reads a value from a segment: by a field's name, or the given function."""
     if ref is None:
         return None
     return itemgetter(ref) if isinstance(ref, str) and ":" not in ref else resolve(ref, path)
 
 
 def time_of(time: Callable[[Any], Any], segment: Any) -> int:
-    """Return the time of a segment in whole milliseconds; raises `ValueError` for a value that is not a time."""
+    """Return the time of a segment in whole milliseconds; raise `ValueError` for a value that is not a time."""
     found = time(segment)
     if type(found) is datetime.datetime:
         return milliseconds(found)
@@ -125,9 +125,9 @@ def time_of(time: Callable[[Any], Any], segment: Any) -> int:
 
 
 def extents_at(window: Window, time_ms: int) -> list[tuple[int, int]]:
-    """``(start, end)`` of the extents that a segment of that time is in; the end is no part of them.
+    """Return ``(start, end)`` of the extents that hold a segment of that time; ends are exclusive.
 
-    Of a session it is what the segment alone would make.
+    For a session it is the extent that the segment alone would make.
     """
     if window.kind == "global":
         return [(0, NEVER)]
@@ -144,12 +144,14 @@ def extents_at(window: Window, time_ms: int) -> list[tuple[int, int]]:
 
 
 Part = tuple[int, int, Any, int]
-"""Start and end of a piece of time, and the state of its segments and how many they are; or one segment, if
-states have no parts."""
+"""One piece of folded segments: start, end, their state, and their number.
+
+If states cannot be merged, the third value is one segment instead.
+"""
 
 
 class Parts:
-    """What the segments of one part of a batch add to one window, folded as far as can be."""
+    """Segments that one part of a batch adds to one window, folded as far as possible."""
 
     def __init__(self, windowing: Windowing) -> None:
         self._windowing = windowing
@@ -164,7 +166,7 @@ class Parts:
         return len(self._starts) + len(self._apart) + sum(map(len, self._cells.values()))
 
     def add(self, segment: Any, now_ms: int) -> None:
-        """Another segment, of a batch that was planned at ``now_ms``."""
+        """Add a segment of a batch that was planned at ``now_ms``."""
         windowing = self._windowing
         time_ms = now_ms if windowing.time is None else time_of(windowing.time, segment)
         key: bytes = pack_key(None if windowing.key is None else windowing.key(segment))
@@ -208,7 +210,7 @@ class Parts:
         return part
 
     def take(self) -> Iterator[tuple[bytes, Part]]:
-        """``(packed key, part)`` of all that was added, which is forgotten here."""
+        """Yield ``(packed key, part)`` for everything that was added, and forget it."""
         kept, self._starts = self._starts, {}
         cells, self._cells = self._cells, {}
         apart, self._apart = self._apart, []
@@ -221,7 +223,7 @@ class Parts:
 
 
 def touching(extents: list[list[Any]], start: int, end: int) -> tuple[int, int]:
-    """From which to before which place sorted extents that do not overlap each other overlap this one."""
+    """Return the range of indexes (end exclusive) of sorted, disjoint extents that overlap ``start`` to ``end``."""
     first = bisect_left(extents, start, key=_start)
     if first and extents[first - 1][END] > start:
         first -= 1
@@ -261,7 +263,7 @@ def _added(windowing: Windowing, kept: list[Any] | None, value: Any) -> Any:
 
 
 def _grow(windowing: Windowing, cell: Cell, first: int, last: int, start: int, end: int) -> None:
-    """Make one session of those that a new part touches."""
+    """Join the sessions that a new part touches into one."""
     extent = cell[first]
     for other in cell[first + 1 : last]:
         for lane, kept in enumerate(other[LANES]):
@@ -272,7 +274,10 @@ def _grow(windowing: Windowing, cell: Cell, first: int, last: int, start: int, e
 
 
 def drop_late(cell: Cell, clock_ms: int) -> list[tuple[int, int]]:
-    """Forget what was over before the batch began: nothing open was. Returns start and end of those extents."""
+    """Drop extents that were over before the batch started, and return their starts and ends.
+
+    Such an extent holds only late segments: open ones end after the clock.
+    """
     dropped = [(extent[START], extent[END]) for extent in cell if extent[END] <= clock_ms]
     if dropped:
         cell[:] = [extent for extent in cell if extent[END] > clock_ms]
@@ -280,7 +285,7 @@ def drop_late(cell: Cell, clock_ms: int) -> list[tuple[int, int]]:
 
 
 def segments_in(windowing: Windowing, parts: Iterable[Part], dropped: Iterable[tuple[int, int]]) -> int:
-    """How many segments a key's parts brought to extents that were made of them alone."""
+    """Return how many segments a key's parts brought to dropped extents, which hold nothing else."""
     spans = list(dropped)
     if windowing.window.kind == "session":
         return sum(count for start, _, _, count in parts if any(first <= start < last for first, last in spans))
@@ -288,14 +293,14 @@ def segments_in(windowing: Windowing, parts: Iterable[Part], dropped: Iterable[t
 
 
 def fire(windowing: Windowing, cell: Cell, bits: int) -> Iterator[Emission]:
-    """Fire these triggers at all extents that they have not said all of yet."""
+    """Fire these triggers for all extents with changes that they have not sent."""
     for extent in cell:
         if extent[DIRTY] & bits:
             yield from _fired(windowing, extent, bits)
 
 
 def close(windowing: Windowing, cell: Cell, clock_ms: int) -> Iterator[Emission]:
-    """Say the last of what is over at that time, and forget it."""
+    """Fire the last time for extents that are over at that time, and drop them."""
     over = [extent for extent in cell if extent[END] <= clock_ms]
     for extent in over:
         yield from _fired(windowing, extent, extent[DIRTY])
