@@ -109,7 +109,7 @@ def kill(
     cluster: str = "main",
     token: str | None = None,
 ) -> dict[str, Any]:
-    """End a job without its uncommitted work.
+    """End a job and discard its uncommitted work.
 
     Raises `NotFound`, or `Conflict` if it has already ended.
     """
@@ -170,7 +170,7 @@ def seal(
     cluster: str = "main",
     token: str | None = None,
 ) -> dict[str, Any]:
-    """Mark an input as complete: the job completes once it has read all of it.
+    """Seal an input: it gets no more data. The job completes once it has read all there is.
 
     Raises `NotFound`, `BadRequest` if the job has no such input, `Conflict` if the job has ended.
     """

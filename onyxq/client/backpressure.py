@@ -19,7 +19,7 @@ WINDOW_MAX = 64
 
 
 class Crowding:
-    """Holds back the large writes of one client.
+    """A limit on the large writes of one client.
 
     After a refusal it sends one write, once the pause that the peer asked for is over. Each success doubles the number
     of writes allowed at the same time; another refusal starts again with one.

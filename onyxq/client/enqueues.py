@@ -50,7 +50,7 @@ class _Shipment(NamedTuple):
 
 
 class Enqueuer:
-    """Makes ids and runs for one client."""
+    """Maker of ids and runs for one client."""
 
     def __init__(
         self, spawner: Spawner, pool: Pool, *, now_ms: Callable[[], int], random_64: Callable[[], int]

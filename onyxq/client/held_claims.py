@@ -31,7 +31,7 @@ Item = list[Any]
 
 
 class Holder:
-    """Completes, fails, renews and releases claims for one client."""
+    """Sender of one client's completions, failures, renewals and releases."""
 
     def __init__(self, spawner: Spawner, pool: Pool) -> None:
         self._spawner = spawner

@@ -98,7 +98,7 @@ class Jobs:
                 raise TimedOut(f"job {id} is {found['state']} after {wait_ms} ms{why}", field="wait_ms")
 
     async def seal_job(self, id: str, input: str) -> dict[str, Any]:
-        """Mark an input as complete. The job completes once it has read all of it.
+        """Seal an input: it gets no more data. The job completes once it has read all there is.
 
         Raises `NotFound`, `BadRequest` if the job has no such input or the input ends on its own, `Conflict` if the
         job has ended.
@@ -107,6 +107,6 @@ class Jobs:
         return found
 
     async def kill_job(self, id: str) -> dict[str, Any]:
-        """End a job without its uncommitted work. Raises `NotFound`, or `Conflict` if it has ended."""
+        """End a job and discard its uncommitted work; raise `NotFound`, or `Conflict` if it has ended."""
         found: dict[str, Any] = await self._ask("job.kill", {"id": id})
         return found

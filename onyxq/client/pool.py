@@ -233,7 +233,7 @@ class Pool:
         return self.routes
 
     async def _refresh_behind(self, coordinator: Connection) -> None:
-        """Refresh the routes when the coordinator's connection closes, even if no request is made meanwhile."""
+        """Refresh the routes when the coordinator's connection closes: peers may come back at other addresses."""
         await coordinator.closed.wait()
         self.refresh_soon()
 

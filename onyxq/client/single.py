@@ -65,7 +65,7 @@ def refusals(runs: Sequence[Run], acks: Sequence[Any]) -> list[tuple[list[Any], 
 
 
 def again(run: Run) -> list[Any]:
-    """Return a run for a repeat, without a time that was in the future at first: it must not be refused as past now."""
+    """Return a run for a repeat, without a due time that was in the future at first: it may be past by now."""
     return list(run[:2]) if len(run) > 2 and ms_of(run[0]) == run[2] else list(run)
 
 
@@ -93,7 +93,7 @@ def time_for(error: OnyxqError) -> float:
 
 
 class Singles:
-    """Stores single tasks for one client."""
+    """Sender of one client's single tasks."""
 
     def __init__(self, spawner: Spawner, pool: Pool, *, avoid: Callable[[int], None]) -> None:
         self._spawner = spawner

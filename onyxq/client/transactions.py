@@ -206,7 +206,7 @@ class Gathered:
 
 
 class Committer:
-    """Sends the transactions of one client."""
+    """Sender of one client's transactions."""
 
     def __init__(self, pool: Pool, enqueuer: Enqueuer) -> None:
         self._pool = pool

@@ -17,9 +17,9 @@ class Folding:
 
     init: Callable[[], Any]
     fold: Callable[[Any, Any], Any]
-    """Returns the state after another segment."""
+    """Function that returns the state after another segment."""
     merge: Callable[[Any, Any], Any] | None
-    """Returns the joined state of two parts, in their order; None if states cannot be merged."""
+    """Function that joins the states of two parts, in their order; None if states cannot be merged."""
     result: Callable[[Any], Any]
 
 

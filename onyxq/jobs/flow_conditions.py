@@ -18,9 +18,9 @@ from onyxq.jobs.model import Condition, Job
 from onyxq.jobs.predicates import And, Not, Or, Predicate, Ref
 
 Resolve = Callable[[Ref, str], Callable[..., Any]]
-"""Returns the function that a reference names, given the field that holds the reference."""
+"""Loader of the function that a reference names; it also gets the field that holds the reference."""
 Test = Callable[[Any, Any, Sequence[Any]], Any]
-"""Returns whether a condition holds for ``(segment, old, all_new)``."""
+"""Function that returns whether a condition holds for ``(segment, old, all_new)``."""
 Route = tuple[str, Any]
 """A next task, and the segment as it is sent there."""
 

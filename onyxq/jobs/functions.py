@@ -62,7 +62,7 @@ def _called(fn: Callable[..., Any]) -> str:
 
 
 def _pickled(fn: Callable[..., Any]) -> bytes:
-    """Return the function pickled together with everything that it uses of its module."""
+    """Return the function pickled with all that it uses of its module, whether importable elsewhere or not."""
     from pyspark import cloudpickle as _cloudpickle
 
     cloudpickle: Any = _cloudpickle

@@ -54,21 +54,21 @@ class Predicate(_Combined):
 
 @frozen
 class And(_Combined):
-    """Holds if all parts hold; checked in order, up to the first that does not hold."""
+    """Predicate that holds if all parts hold; checked in order, up to the first that does not hold."""
 
     all: tuple[Any, ...] = field(converter=tupled)
 
 
 @frozen
 class Or(_Combined):
-    """Holds if any part holds; checked in order, up to the first that holds."""
+    """Predicate that holds if any part holds; checked in order, up to the first that holds."""
 
     any: tuple[Any, ...] = field(converter=tupled)
 
 
 @frozen
 class Not(_Combined):
-    """Holds if the negated predicate does not."""
+    """Predicate that holds if the negated one does not."""
 
     negated: Any
 

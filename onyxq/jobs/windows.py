@@ -40,9 +40,9 @@ class Windowing:
     window: Window
     triggers: tuple[Trigger, ...]
     key: Callable[[Any], Any] | None
-    """Returns the key of a segment; None if all have the same."""
+    """Function for the key of a segment; None if all have the same."""
     time: Callable[[Any], Any] | None
-    """Returns the time of a segment in milliseconds; None if it is that of the batch."""
+    """Function for the time of a segment in milliseconds; None if it is that of the batch."""
     folding: Folding
     lanes: tuple[int, ...]
     """The lane of each trigger."""

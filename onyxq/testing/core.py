@@ -145,5 +145,5 @@ class Core(Base):
 
 
 def die_here(*_: object, **__: object) -> Any:
-    """Replace a function that a handler calls: the worker dies when the handler gets there."""
+    """Kill the worker; use this in place of a function that a handler calls."""
     raise WorkerKilled("the worker dies here")

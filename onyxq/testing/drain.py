@@ -44,7 +44,7 @@ class Drained:
 
 
 class NotDrained(AssertionError):
-    """Tasks are left that should have been finished."""
+    """A drain that left tasks unfinished; the text explains why."""
 
 
 async def drain(core: Base, *, reach_s: float, patience_s: float, runs_max: int) -> Drained:

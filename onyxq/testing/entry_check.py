@@ -37,8 +37,8 @@ NUMBERS = (-1, 0, 1, 2, 7, 1_000, 65_536, 1 << 40, -(1 << 63), (1 << 63) - 1)
 def check_extension(modules: Mapping[str, Any]) -> list[str]:
     """Return the problems found in an extension's entries, as sentences; empty if there are none.
 
-    ``modules``: all modules by name, ``EXTENSION.ENTRY`` as in their entry points. The source is checked only of values
-    that are modules. An empty result does not prove that the entries are correct.
+    ``modules``: all modules by name, ``EXTENSION.ENTRY`` as in their entry points. The source is checked as well if
+    a value is a module. An empty result does not prove that the entries are correct.
     """
     found: list[str] = []
     entries: list[Entry] = []
@@ -150,7 +150,7 @@ def _listed(value: Any) -> Any:
 
 
 class _Maker:
-    """Makes random values of any type that an entry can hold; some are taken from the extension's state."""
+    """Maker of random values of any type that an entry can hold; some come from the extension's state."""
 
     def __init__(self, generator: random.Random, state: Any) -> None:
         self._random = generator

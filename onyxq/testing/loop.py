@@ -34,7 +34,7 @@ STEPS_MAX = 200_000
 
 
 class Ended(BaseException):
-    """Raised in a blocking handler that must end, because its worker was killed or its test is over."""
+    """End of a blocking handler, raised in it when its worker is killed or its test is over."""
 
 
 class HandlerBlocked(AssertionError):

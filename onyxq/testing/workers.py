@@ -22,7 +22,7 @@ MOMENT_S = 0.000_001
 
 
 class WorkerKilled(BaseException):
-    """Raised where a worker dies, to end all its code."""
+    """Death of a worker, raised where it dies to end all its code."""
 
 
 @define

@@ -26,7 +26,7 @@ current_claim: ContextVar[Claim] = ContextVar("current_claim")
 
 
 class TaskCancelled(BaseException):
-    """Raised by ``check()`` when the attempt must end; the outcome of the attempt no longer counts."""
+    """The attempt must end and its outcome no longer counts; raised by ``check()``."""
 
 
 class FailedThere(Exception):

@@ -18,7 +18,7 @@ Lost = Callable[[Claim], None]
 
 
 class Renewals:
-    """Renews claims while they are held, and reports those that are no longer valid."""
+    """Renewal of claims while they are held; reports those that are no longer valid."""
 
     def __init__(self, held: Callable[[], Iterable[Claim]], lost: Lost, *, lease_ms: int) -> None:
         self._held = held

@@ -57,7 +57,7 @@ class _Job:
 
 @takes(WorkerOptions, WORKER_DEFAULTS)
 class Worker:
-    """Runs ``body(claim)`` for tasks of some queues, up to ``concurrency`` at a time.
+    """A worker: runs ``body(claim)`` for tasks of some queues, up to ``concurrency`` at a time.
 
     The body returns the task's result; an exception that it raises is the error of a failed attempt.
     """

@@ -110,7 +110,7 @@ class _Child:
 
 
 class Processes:
-    """Runs the functions of one worker's tasks in processes."""
+    """The processes that run the functions of one worker's tasks."""
 
     def __init__(self, threads: Threads, *, address: str | Sequence[str], token: str | None) -> None:
         self._threads = threads

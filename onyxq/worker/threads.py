@@ -57,7 +57,7 @@ class _Call(Generic[T]):
 
 
 class Threads:
-    """Runs functions in threads; ``async with``. Calls ``freed`` when an abandoned thread ends."""
+    """Threads that run functions; used in ``async with``. Calls ``freed`` when an abandoned thread ends."""
 
     def __init__(self, *, freed: Callable[[], None] = lambda: None) -> None:
         self._freed = freed
