@@ -190,8 +190,8 @@ def subscribe(
 
     Each item is ``(position, entry, verdict, diff)``: the entry (its ``str`` is a sentence), its verdict, and all
     changes of the replica since the item before, as a tuple of `onyxq.core.diff.Change`. The subscription continues
-    when peers die and connections break. If the records that it needs are trimmed, it yields an entry ``set_replica``,
-    which no record holds, with the difference to the snapshot, and continues after that.
+    when peers die and connections break. If the records that it needs are trimmed, it yields an entry ``set_replica``
+    with the difference to the snapshot, and continues after that. No record holds this entry.
 
     Raises `Unavailable` if no peer can be reached at the start, and `OlderThanCluster` at an entry that is not
     installed here.

@@ -138,8 +138,8 @@ class Core(Base):
     async def drain(self, *, reach_s: float = 86_400, patience_s: float = 600, runs_max: int = 10_000) -> Drained:
         """Run until no task is ready, claimed or due within ``reach_s`` simulated seconds.
 
-        Raises `NotDrained` if no handler starts or ends for ``patience_s`` simulated seconds, if handlers run more than
-        ``runs_max`` times, or if a queue with ready tasks is paused or has no worker.
+        Raises `NotDrained` if no handler starts or ends for ``patience_s`` simulated seconds, or if handlers run more
+        than ``runs_max`` times. It also does if a queue with ready tasks is paused or has no worker.
         """
         return await drain(self, reach_s=reach_s, patience_s=patience_s, runs_max=runs_max)
 
