@@ -1,14 +1,13 @@
-"""The archive: records kept in a directory when the log lets go of them (design: garbage collection).
+"""The archive: records kept in a directory when the log is trimmed (design: garbage collection).
 
-Whoever collects writes what is about to be trimmed to a file of its archive first, a dump
-(`onyxq.history.dump`) that starts at the origin before, and trims only once the file is durable.
-So every record is in the log or in the archive of the peer that trimmed it, whatever is
-killed when; peers may share one directory, or have one each that are read together.  A
-collector that comes after a crash writes again what it cannot find: repeats are left out
-when the files are read.
+Before it trims the log, the collector writes the records to a file of its archive. The file is a dump
+(`onyxq.history.dump`) that starts at the previous origin. The log is trimmed only once the file is durable.
+So every record is in the log or in the archive of the peer that trimmed it, even after a crash at any time.
+Peers may share one directory, or have one each; several are read together. After a crash a collector may
+write records again; readers skip repeated records.
 
-A file is named ``<first position>-<last position>-<node>.onyxqlog``: it holds every record
-from the first to the last position of its name.
+A file is named ``<first position>-<last position>-<node>.onyxqlog``. It holds every record from the first to
+the last position in its name.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _NAME = re.compile(r"(\d{19})-(\d{19})-(.*)\.onyxqlog")
 
 @frozen
 class Part:
-    """A piece of history: every record behind ``after`` up to ``last`` (None: up to now)."""
+    """A piece of history: every record after ``after`` up to ``last`` (None: up to now)."""
 
     after: int
     last: int | None
@@ -39,7 +38,7 @@ class Part:
 
     @property
     def start(self) -> int | None:
-        """The position at which its replica is known, None if it can only continue another part."""
+        """The position at which its replica is known; None if it can only continue another part."""
         if self.dump.origin is not None:
             return self.dump.origin.position
         return START_POSITION if self.after == START_POSITION else None
@@ -47,29 +46,35 @@ class Part:
 
 @frozen
 class Archive:
-    """One peer's way to its archive directory."""
+    """One peer's access to its archive directory."""
 
     directory: Path
     node: str
 
     def covered(self) -> int:
-        """The last position up to which, without a hole from some start on, records are archived; -1: none."""
+        """Return the last position up to which records are archived without a gap; -1 if there are none.
+
+        The first record need not be the first of the log.
+        """
         reached = START_POSITION
         for first, last, _ in files(self.directory):
             reached = last if first > reached + 1 else max(reached, last)
         return reached
 
     def writer(self, *, after: int, last: int, cluster: str, cluster_id: str, origin: bytes) -> DumpWriter:
-        """A writer of the file that holds the records behind ``after`` up to ``last``."""
+        """Return a writer for the file that holds the records after ``after`` up to ``last``."""
         self.directory.mkdir(parents=True, exist_ok=True)
         for left in self.directory.glob(f"*-{glob.escape(self.node)}{SUFFIX}.*.part"):
-            left.unlink(missing_ok=True)  # this node's alone, and of a process that is gone: a node has one
+            left.unlink(missing_ok=True)  # Left by an earlier process of this node: a node has one process at a time.
         name = f"{after + 1:019d}-{last:019d}-{self.node}{SUFFIX}"
         return DumpWriter(self.directory / name, cluster=cluster, cluster_id=cluster_id, origin=origin, after=after)
 
 
 def files(directory: Path) -> list[tuple[int, int, Path]]:
-    """(first, last, path) of every complete file, in the order of the log; none if there is no directory."""
+    """Return (first, last, path) of every complete file, in the order of the log.
+
+    A directory that does not exist has none.
+    """
     if not directory.is_dir():
         return []
     found = [(_NAME.fullmatch(path.name), path) for path in directory.iterdir()]
@@ -77,7 +82,10 @@ def files(directory: Path) -> list[tuple[int, int, Path]]:
 
 
 def parts(directories: Iterable[Path]) -> list[Part]:
-    """What some directories hold; raises `NotFound` for one that is not there or holds nothing."""
+    """Return the contents of some directories.
+
+    Raises `NotFound` for a directory that does not exist or has no files.
+    """
     out = []
     for directory in directories:
         found = files(directory)
@@ -88,7 +96,7 @@ def parts(directories: Iterable[Path]) -> list[Part]:
 
 
 def earliest(pieces: Sequence[Part]) -> Dump | None:
-    """All history that can be gone through in one go up to the end, from as early as possible."""
+    """Return the longest history without a gap up to the end; None if there is none."""
     starts = [piece for piece in pieces if piece.start is not None]
     newest = max((_end(piece) for piece in pieces), default=None)
     for piece in sorted(starts, key=lambda one: (one.start or 0, -_end(one))):
@@ -98,7 +106,7 @@ def earliest(pieces: Sequence[Part]) -> Dump | None:
 
 
 def best(pieces: Sequence[Part], position: int) -> Dump | None:
-    """History from the latest start at or before ``position`` on that reaches it; None if nothing does."""
+    """Return history that starts as late as possible and reaches ``position``; None if there is none."""
     for piece in sorted(pieces, key=lambda one: -1 if one.start is None else one.start, reverse=True):
         if piece.start is not None and piece.start <= position <= _reach(piece, pieces):
             return _from(piece, pieces)
@@ -106,7 +114,7 @@ def best(pieces: Sequence[Part], position: int) -> Dump | None:
 
 
 def groups(pieces: Sequence[Part]) -> list[Dump]:
-    """All history in as few dumps as possible, in order: more than one where records are missing in between."""
+    """Return all history in as few dumps as possible, in order: more than one where records are missing."""
     out: list[Dump] = []
     reached = START_POSITION - 1
     for piece in sorted(pieces, key=lambda one: (one.after, -_end(one))):
@@ -124,12 +132,12 @@ def _end(piece: Part) -> int:
 
 
 def _reach(piece: Part, pieces: Sequence[Part]) -> int:
-    """How far the log can be followed from a part on without a hole."""
+    """Return the position up to which the log can be followed from a part without a gap."""
     return max((_end(one) for one in _chain(piece, pieces)), default=_end(piece))
 
 
 def _chain(piece: Part, pieces: Sequence[Part]) -> list[Part]:
-    """The part and those that continue it, overlaps allowed."""
+    """Return the part and those that continue it. Parts may overlap."""
     chain, reached = [piece], _end(piece)
     for one in sorted(pieces, key=lambda one: (one.after, -_end(one))):
         if one.after <= reached < _end(one):
@@ -145,7 +153,7 @@ def _from(piece: Part, pieces: Sequence[Part]) -> Dump:
 
 @frozen
 class _Chained:
-    """The records of parts, one after the other, each once."""
+    """The records of a chain of parts, each once."""
 
     chain: tuple[Part, ...]
 

@@ -1,8 +1,8 @@
-"""Files of blocks, each under a checksum: what dumps of a log and backups of a cluster are made of.
+"""Files of checksummed blocks: the format of log dumps and cluster backups.
 
-A magic, then blocks ``kind (1 byte) | body length (4) | CRC-32 (4) | body``; the checksum covers
-the block's number, kind and length too, so that a block that is changed, missing, repeated or out
-of order is named.  The last is of kind ``E``.  Both writing and reading keep one block in memory.
+A magic number, then blocks ``kind (1 byte) | body length (4) | CRC-32 (4) | body``. The checksum also covers
+the block's number, kind and length, so a changed, missing, repeated or misplaced block is detected and named.
+The last block is of kind ``E``. Writing and reading keep one block in memory.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from onyxq.wire.weight import decoded_bytes
 
 END = b"E"
 BLOCK_BYTES_MAX = 64 << 20
-"""No block is longer, as it is in the file and unpacked: a damaged length is not believed."""
+"""Maximum size of a block, both in the file and unpacked. Protects against a damaged length."""
 DECODED_BYTES_MAX = 512 << 20
-"""Estimated bytes of a decoded block."""
+"""Estimated maximum size of a decoded block, in bytes."""
 COMPRESSION_LEVEL = 3
 _HEAD = struct.Struct("<cII")
 _SEALED = struct.Struct("<QcI")
@@ -34,24 +34,24 @@ _SEALED = struct.Struct("<QcI")
 
 @frozen
 class Kind:
-    """A kind of such files."""
+    """A kind of file."""
 
     magic: bytes
     blocks: tuple[bytes, ...]
-    """Kinds of blocks that there may be."""
+    """The kinds of blocks that are allowed."""
     what: str
-    """``a dump of a log``."""
+    """Name of the kind, for example ``dump of a log``."""
     make: str
-    """The command that makes one."""
+    """The command that makes such a file."""
     damaged: str
-    """What to do about one that is damaged."""
+    """What to do about a damaged file."""
 
 
 class BlockFile:
-    """Writes such a file block by block; use ``with``.
+    """Writes a file block by block; use ``with``.
 
-    The file has its name only once it is complete and durable: what stood there before is
-    replaced then, and a writer that is interrupted leaves nothing under it.
+    The file gets its name only once it is complete and durable, and then replaces an existing file. An
+    interrupted writer leaves nothing under that name.
     """
 
     def __init__(self, path: str | os.PathLike[str], kind: Kind) -> None:
@@ -89,7 +89,10 @@ class BlockFile:
 
 
 def read_blocks(path: Path, kind: Kind) -> Iterator[tuple[bytes, bytes]]:
-    """Kind and checked body of each block up to the last; raises `NotFound`, `BadRequest`, `Corrupt`."""
+    """Yield the kind and checked body of each block up to the last.
+
+    Raises `NotFound`, `BadRequest` for another kind of file, and `Corrupt`.
+    """
     with _opened(path) as file:
         if file.read(len(kind.magic)) != kind.magic:
             raise BadRequest(f"{path} is no {kind.what}", field="file", hint=f"Make one with {kind.make}.")
@@ -109,12 +112,12 @@ def read_blocks(path: Path, kind: Kind) -> Iterator[tuple[bytes, bytes]]:
 
 
 def packed(value: Any) -> bytes:
-    """A value's msgpack, compressed."""
+    """Return a value as compressed msgpack."""
     return zlib.compress(msgpack.packb(value), COMPRESSION_LEVEL)
 
 
 def unpacked(path: Path, kind: Kind, number: int, body: bytes) -> Any:
-    """What `packed` packed, with tuples for lists; raises `Corrupt`."""
+    """Return the value that `packed` packed, with tuples for lists; raises `Corrupt`."""
     try:
         found = zlib.decompressobj().decompress(body, BLOCK_BYTES_MAX + 1)
     except zlib.error as error:
@@ -125,7 +128,7 @@ def unpacked(path: Path, kind: Kind, number: int, body: bytes) -> Any:
 
 
 def unpacked_map(path: Path, kind: Kind, number: int, body: bytes) -> dict[str, Any]:
-    """The msgpack map that a block is; raises `Corrupt`."""
+    """Return the msgpack map in a block; raises `Corrupt`."""
     found = _decoded(path, kind, number, body)
     if not isinstance(found, dict):
         raise damaged(path, kind, number, "a map is expected")
@@ -141,12 +144,12 @@ def _decoded(path: Path, kind: Kind, number: int, data: bytes) -> Any:
 
 
 def damaged(path: Path, kind: Kind, number: int, why: str) -> Corrupt:
-    """The error that names a block."""
+    """Return the error that names a damaged block."""
     return Corrupt(f"{path}: block {number} is damaged: {why}", field="file", hint=kind.damaged)
 
 
 def sync_directory(path: Path) -> None:
-    """Make names in a directory durable."""
+    """Make the names in a directory durable."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

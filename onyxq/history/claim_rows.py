@@ -1,8 +1,7 @@
-"""History: what the log said about claims, written to the store as facts.
+"""History rows: what the log decided about claims, written to the store.
 
-Every node that holds a partition derives the same rows from the same records.  The rows
-of many records become durable together with the position up to which they reach, so a
-restart goes on without holes.
+Every node that holds a partition derives the same rows from the same records. The rows of many records
+become durable together with the position that they cover, so a restart leaves no gap.
 """
 
 from __future__ import annotations
@@ -37,16 +36,16 @@ from onyxq.core.step import Outcome
 from onyxq.store.interface import MILESTONES_META, Batch, LogRecord, SnapshotPart, Store, Written
 
 IDLE_FLUSH_S = 5.0
-"""Pause between writes of the log to disk while it has only signs of life, in seconds."""
+"""Longest wait before records that change no claim are written to disk, in seconds."""
 RETRY_PAUSE_S = 0.5
 SNAPSHOT_PART_BYTES = 1 << 20
-"""Bytes of a snapshot in one transaction: the event loop is busy for so long."""
+"""Bytes of a snapshot per transaction. Limits how long a write blocks the event loop."""
 _WITH_ROWS = (grant_claims.Args, grant_limited_claims.Args, reopen_tasks.Args)
-"""Arguments of entries that say something of every run that they name."""
+"""Arguments of entries that add a history row for every run that they name."""
 
 
 class _Held:
-    """Which claims of before a record are still as they were, while its entries are gone through."""
+    """The claims that are left from before a record, while its entries are applied one by one."""
 
     def __init__(self, before: Replica, after: Replica) -> None:
         self._before = before
@@ -55,12 +54,15 @@ class _Held:
         self._renewed: dict[tuple[TaskId, int], int] = {}
 
     def renew(self, run: Run, token: int) -> None:
-        """A run's claims have a later deadline now."""
+        """Note that the claims of a run have a later deadline."""
         key = stretch_of(run.first), token
         self._renewed[key] = self._renewed.get(key, 0) | mask_of(*run)
 
     def end(self, run: Run, token: int, *, lapsed_only: bool = False) -> int:
-        """Mask of what of a run was held under the token until now, and no longer is."""
+        """End claims, and return the mask of the tasks in the run that were still held under the token.
+
+        ``lapsed_only``: end only claims whose lease has run out and was not renewed.
+        """
         key = stretch_of(run.first), token
         bits = held_bits(self._before, run, token) & ~self._gone.get(key, 0)
         if lapsed_only:
@@ -77,10 +79,10 @@ Returned = tuple[int, Run, History]
 
 
 def returned_runs(before: Replica, after: Replica, outcomes: Sequence[Outcome]) -> list[Returned]:
-    """``(partition, run, event)`` for the tasks that a record's applied entries took from a worker
-    without finishing them; `History.position` and ``at_ms`` are left 0.
+    """Return ``(partition, run, event)`` for tasks that applied entries took from a worker unfinished.
 
-    An entry may name more than it ends: claims that were renewed, or ended by an entry before it.
+    `History.position` and ``at_ms`` are left 0. An entry may name claims that it does not end: those that were
+    renewed, or that an earlier entry ended.
     """
     if not any(_may_return(outcome.args) for outcome in outcomes):
         return []
@@ -110,12 +112,12 @@ def returned_runs(before: Replica, after: Replica, outcomes: Sequence[Outcome]) 
         for committed in committed_by(args):
             for claim in committed.claims:
                 for run in claim.runs:
-                    held.end(run, claim.token)  # it is the transaction's now, and finished
+                    held.end(run, claim.token)  # The transaction holds the claim now, and the task is finished.
     return found
 
 
 def _may_return(args: Any) -> bool:
-    """Whether an entry with these arguments may take tasks from workers that did not finish them."""
+    """Return whether an entry with these arguments may end claims on unfinished tasks."""
     if isinstance(args, release_claims.Args):
         return any(one.event != release_claims.COMPLETED_EVENT for one in args.releases)
     return isinstance(args, expire_claims.Args)
@@ -132,7 +134,10 @@ def _parts(partition: int, ended: list[tuple[Run, int]], said: History) -> list[
 def history_rows(
     after: Replica, outcomes: Sequence[Outcome], returned: Sequence[Returned], holds: Callable[[int], bool]
 ) -> list[Row]:
-    """The rows that a record adds to the partitions for which ``holds`` is true; ``returned``: its `returned_runs`."""
+    """Return the rows that a record adds to the partitions for which ``holds`` is true.
+
+    ``returned``: the result of `returned_runs` for the record.
+    """
     rows: list[Row] = []
     position, at_ms = after.position, after.ctime_ms
     for outcome in outcomes:
@@ -159,10 +164,10 @@ def history_rows(
 
 
 class HistoryWriter:
-    """Stores history, and the node's copy of the log, in the background, many records at a time.
+    """Stores history rows and the node's copy of the log in the background, many records at a time.
 
-    All that is known so far goes into every transaction of the store, whatever its purpose.  So a
-    node has nothing on its disk without the records of the log that led to it.
+    Everything that is known joins each of the store's transactions, whatever the transaction is for. So nothing
+    is on a node's disk without the log records that led to it.
     """
 
     def __init__(self, store: Store, on_written: Callable[[Written], None]) -> None:
@@ -172,18 +177,18 @@ class HistoryWriter:
         self._after: list[Callable[[], None]] = []
         self._records: list[LogRecord] = []
         self._parts: deque[SnapshotPart] = deque()
-        """Pieces of a snapshot for the copy of the log that are not stored yet."""
+        """Parts of a snapshot for the copy of the log that are not stored yet."""
         self._gap = False
-        """Whether records are missing before the snapshot in ``_parts``: nothing is stored before it."""
+        """Whether records are missing before the snapshot in ``_parts``. It is stored first."""
         self._position = store.log_position()
         self._digest = store.log_digest()
         self._milestones: Milestones = ()
         self._milestones_stored: Milestones = ()
         self._stored = self._position
         self._noted = self._position
-        """Position of the last record that had rows, or somebody who waits for them."""
+        """Position of the last record that has rows or a callback."""
         self._kept_snapshot, self._kept = store.kept_ends()
-        """Where the copy of the log begins and ends once all is stored."""
+        """Positions at which the copy of the log begins and ends once everything is stored."""
         self._riding: _Riding | None = None
         self._failed = False
         self._wake = trio.Event()
@@ -192,7 +197,7 @@ class HistoryWriter:
 
     @property
     def stored(self) -> int:
-        """Position up to which history is durable."""
+        """The position up to which history is durable."""
         return self._stored
 
     def add(
@@ -204,9 +209,9 @@ class HistoryWriter:
         record: Record | None = None,
         eager: bool = False,
     ) -> None:
-        """Take the rows of the record that led to ``replica``; ``after`` runs once they are stored.
+        """Take the rows of the record that led to ``replica``.
 
-        ``eager``: store them at once; otherwise within `IDLE_FLUSH_S`.
+        ``after`` is called once the rows are stored. ``eager``: store them at once, else within `IDLE_FLUSH_S`.
         """
         position = replica.position
         if position > self._position:
@@ -223,7 +228,7 @@ class HistoryWriter:
             self._wake.set()
 
     def keep(self, position: int, snapshot: bytes) -> None:
-        """Have the copy of the log begin with a snapshot, unless it begins with that one or a newer one."""
+        """Begin the copy of the log with a snapshot, unless it begins with the same or a newer one."""
         if position <= self._kept_snapshot:
             return
         self._gap = self._gap or position > self._kept
@@ -236,13 +241,13 @@ class HistoryWriter:
         self._wake.set()
 
     async def reached(self, position: int) -> None:
-        """Return once history is durable up to ``position``."""
+        """Wait until history is durable up to ``position``."""
         while self._stored < position:
             self._wake.set()
             await self._stored_event.wait()
 
     async def settled(self) -> None:
-        """Return once what was said of claims so far can be read from the store."""
+        """Wait until all rows added so far can be read from the store."""
         position = self._noted
         while self._stored < position:
             await self._stored_event.wait()
@@ -257,7 +262,7 @@ class HistoryWriter:
                 await self._write()
 
     async def _write(self) -> None:
-        """Have a transaction made, unless one with the news is on its way."""
+        """Start a transaction, or wait for the one under way."""
         if self._failed:
             self._failed = False
             await trio.sleep(RETRY_PAUSE_S)
@@ -275,7 +280,7 @@ class HistoryWriter:
         return bool(self._position > self._stored or self._records or self._parts or self._after)
 
     def take(self) -> Batch | None:
-        """See `onyxq.store.interface.Rider`: all that is known and not stored yet."""
+        """Return everything that is known and not stored yet; see `onyxq.store.interface.Rider`."""
         if self._riding is not None or not self._has_news():
             return None
         part = self._parts.popleft() if self._parts else None
@@ -297,13 +302,13 @@ class HistoryWriter:
         )
 
     def _milestones_news(self) -> tuple[tuple[str, bytes], ...]:
-        """The milestones, if they changed since they were stored."""
+        """Return the milestones as metadata if they changed since they were stored."""
         if self._milestones is self._milestones_stored:
             return ()
         return ((MILESTONES_META, msgpack.packb(self._milestones)),)
 
     def heard(self, outcome: Written | OnyxqError) -> None:
-        """See `onyxq.store.interface.Rider`: what failed is taken again with the next transaction."""
+        """Note the result of a transaction; see `onyxq.store.interface.Rider`. A failed batch joins the next one."""
         riding, self._riding = self._riding, None
         assert riding is not None
         if isinstance(outcome, OnyxqError):
@@ -330,7 +335,7 @@ class HistoryWriter:
 
 @frozen
 class _Riding:
-    """What is on its way to the disk."""
+    """A batch that is being written to disk."""
 
     position: int
     part: SnapshotPart | None

@@ -1,6 +1,6 @@
-"""A log in one portable file: an origin and the records behind it, to replay elsewhere.
+"""A log in one portable file: an origin and the records after it, to replay elsewhere.
 
-`onyxq.history.log_file` says what is in it.
+`onyxq.history.log_file` describes the format.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KIND = Kind(
 
 @frozen
 class Dump:
-    """A log from an origin, or from its beginning, on. ``records`` may be gone through repeatedly."""
+    """A log from its origin or its beginning. ``records`` can be iterated repeatedly."""
 
     cluster: str
     origin: Replica | None
@@ -58,7 +58,7 @@ class DumpWriter(LogFileWriter):
 
 
 def write(path: str | os.PathLike[str], dump: Dump) -> int:
-    """Write a whole dump; how many records it has."""
+    """Write a whole dump, and return its number of records."""
     origin = b"" if dump.origin is None else snapshot.pack(dump.origin)
     with DumpWriter(path, cluster=dump.cluster, cluster_id=dump.cluster_id, origin=origin) as writer:
         for record in dump.records:
@@ -67,10 +67,10 @@ def write(path: str | os.PathLike[str], dump: Dump) -> int:
 
 
 def read(path: str | os.PathLike[str]) -> Dump:
-    """Open a dump: its header and origin are checked now, its records as they are gone through.
+    """Open a dump and check its header and origin. Its records are checked while they are read.
 
-    Raises `NotFound`, `BadRequest` for another kind of file or a newer format, and
-    `Corrupt` naming the block that is damaged; so does going through the records.
+    Raises `NotFound`, `BadRequest` for another kind of file or a newer format, and `Corrupt` that names the
+    damaged block. Iterating over the records raises the same errors.
     """
     path = Path(path)
     found = read_beginning(path, KIND)
@@ -79,7 +79,7 @@ def read(path: str | os.PathLike[str]) -> Dump:
 
 @frozen
 class _Records:
-    """The records of a file, read anew each time."""
+    """The records of a file, read again by each iteration."""
 
     path: Path
 

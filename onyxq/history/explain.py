@@ -1,8 +1,7 @@
-"""What happened to one task, in order: log entries that named it, and what the store says. Pure.
+"""The history of one task, in order: the log entries that named it, and what the store knows. Pure.
 
-The log says most: every grant, renewal, release and expiry with its verdict.  Where it was
-trimmed, the history rows of the store remain: grants, failures, expiries and tasks given
-back, without renewals and without what was refused.
+The log has every grant, renewal, release and expiry with its verdict. Where the log was trimmed, the store's
+history rows remain: grants, failures, expiries and releases, without renewals and without refused entries.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from onyxq.history.replay import traced
 from onyxq.system.extensions import installed
 
 LOG, HISTORY, STORE, ID = "log", "history", "store", "id"
-"""Where a thing is known from."""
+"""Sources of an event."""
 SETTLE = "settle_transaction"
 NOT_HELD = "the token no longer held it"
 _HISTORY_ENTRIES = ("grant_claims", "release_claims", "expire_claims", "release_claims", "", "reopen_tasks")
@@ -34,30 +33,33 @@ _GRANTS = ("grant_claims", "grant_limited_claims")
 
 @frozen
 class Told:
-    """One thing that happened to the task."""
+    """One event in the history of the task."""
 
     at_ms: int
     position: int | None
-    """Of the log record, if there was one."""
+    """Position of the log record, or None if there was none."""
     index: int
     source: str
     entry: str
-    """The entry's name; empty for what is no entry."""
+    """Name of the entry; empty if the event is not an entry."""
     verdict: str
     peer: str
-    """Who wrote the record; empty if that is not known any more."""
+    """Writer of the record; empty if it is not known."""
     token: int | None
     worker: str
     words: str
 
     def as_map(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """Return the event as a map that fits JSON."""
         shown: dict[str, Any] = plain(self)
         return shown
 
 
 def from_log(dump: Dump, task_id: bytes, until: int) -> list[Told]:
-    """Every entry up to ``until`` that named the task; raises `OlderThanCluster` for an entry not installed here."""
+    """Return every entry up to position ``until`` that named the task.
+
+    Raises `OlderThanCluster` for an entry that is not installed here.
+    """
     marks = [task_id[:16], task_id.hex().encode()]
     transactions: set[str] = set()
     out: list[Told] = []
@@ -85,7 +87,7 @@ def from_log(dump: Dump, task_id: bytes, until: int) -> list[Told]:
 
 
 def from_store(task_id: bytes, known: Mapping[str, Any]) -> list[Told]:
-    """What the store says: ``known`` is what the method ``task_history`` answers."""
+    """Return the events that the store knows; ``known`` is the answer of the method ``task_history``."""
     task = known["task"]
     out = [
         _plain_told(
@@ -109,7 +111,10 @@ def from_store(task_id: bytes, known: Mapping[str, Any]) -> list[Told]:
 
 
 def _voided(known: Mapping[str, Any]) -> list[Told]:
-    """The end of a claim that only a recovery of the log ended. When that was is not known: after the grant."""
+    """Return the end of a claim that only a recovery of the log ended, if there is one.
+
+    The time of the recovery is not known. The event gets the time of the grant, so it sorts after it.
+    """
     below = known["void_below"]
     last = max(known["history"], key=lambda row: (row["position"], row["index"]), default=None)
     if last is None or last["event"] != GRANTED or last["token"] >= below:
@@ -121,7 +126,7 @@ def _voided(known: Mapping[str, Any]) -> list[Told]:
 
 
 def merged(found: Iterable[Told]) -> list[Told]:
-    """In order of time, a history row left out where the log tells the same."""
+    """Return the events in order of time, without the history rows of log entries that are there too."""
     told = list(found)
     entries = {(one.position, one.index) for one in told if one.source == LOG}
     kept = {
@@ -133,7 +138,7 @@ def merged(found: Iterable[Told]) -> list[Told]:
 
 
 def names(args: Any, task_id: bytes) -> bool:
-    """Whether an entry's arguments name the task: its id, or a run that covers it."""
+    """Return whether an entry's arguments name the task, by its id or by a run that covers it."""
     if isinstance(args, bytes):
         return args == task_id
     if isinstance(args, str):
@@ -149,7 +154,7 @@ def names(args: Any, task_id: bytes) -> bool:
 
 
 def narrowed(args: Any, task_id: bytes) -> Any:
-    """An entry's arguments as a plain tree, with only those parts that name the task."""
+    """Return an entry's arguments as a plain tree that has only the parts that name the task."""
     if isinstance(args, (list, tuple)):
         if _is_run(args):
             return {"first": task_id.hex(), "count": 1}
@@ -172,13 +177,13 @@ def _covers(first: bytes, count: int, task_id: bytes) -> bool:
 
 
 def _settles(outcome: Outcome, transactions: Collection[str], partition: int) -> bool:
-    """Whether an entry ends what one of the transactions holds of a partition."""
+    """Return whether an entry settles one of the transactions in a partition."""
     mine = outcome.name == SETTLE and getattr(outcome.args, "partition", None) == partition
     return mine and outcome.args.name in transactions
 
 
 def _verdict(outcome: Outcome, before: Replica, after: Replica, task_id: bytes) -> str:
-    """What became of the entry as far as this task goes: an entry may apply to others only."""
+    """Return the verdict for this task: an entry may apply to other tasks only."""
     about_claims = outcome.name in ("renew_claims", "release_claims", "expire_claims")
     if outcome.verdict == APPLIED and about_claims and claim_of(before, task_id) == claim_of(after, task_id):
         return NOT_HELD
@@ -186,7 +191,7 @@ def _verdict(outcome: Outcome, before: Replica, after: Replica, task_id: bytes) 
 
 
 def _first_map(args: Any) -> dict[str, Any]:
-    """The first of the maps that stand in a list of a map; empty if none does."""
+    """Return the first map in any list of ``args``, or an empty map."""
     lists = [part for part in args.values() if isinstance(part, list)] if isinstance(args, dict) else []
     return next((part[0] for part in lists if part and isinstance(part[0], dict)), {})
 
@@ -194,7 +199,7 @@ def _first_map(args: Any) -> dict[str, Any]:
 def _from_entry(outcome: Outcome, verdict: str, task_id: bytes, peer: str, position: int, at_ms: int) -> Told:
     args = narrowed(outcome.args, task_id)
     said = _first_map(args)
-    if "claims" in said:  # of a batch's transaction
+    if "claims" in said:  # A transaction of a batch.
         said = _first_map(said)
     grants = outcome.name in _GRANTS
     token = position if grants else said.get("token")
@@ -233,6 +238,6 @@ def _plain_told(at_ms: int, source: str, said: str, *, token: int | None = None,
 
 
 def _order(one: Told) -> tuple[int, int, int]:
-    # Times of the log and of leaders differ by little; what was made comes first whatever its id's time.
+    # The clocks of the log and of leaders differ a little. The creation of the task always comes first.
     at_ms = -1 if one.source == ID else one.at_ms
     return at_ms, -1 if one.position is None else one.position, one.index

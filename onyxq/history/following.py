@@ -1,9 +1,8 @@
-"""Going through a cluster's log from outside: origin, replica, records, and what each entry changed.
+"""Following a cluster's log from outside: origin, replica, records, and what each entry changed.
 
-Without I/O: what is to be asked of a peer is yielded as an `Ask` and its answer sent back,
-so that blocking and asynchronous callers share every decision; `drive` and `drive_async`
-do the asking.  Whoever follows the log steps it himself: any replica on the way, verdicts
-and differences are computed here, and the peer only hands out bytes.
+Without I/O: a generator yields each request to a peer as an `Ask` and receives the answer. Blocking and
+asynchronous callers thus share every decision; `drive` and `drive_async` make the calls. The reader applies
+the log: it computes replicas, verdicts and differences. The peer only sends bytes.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from onyxq.system.extensions import installed
 
 PAGE_RECORDS = 1_000
 WAIT_MS = 5_000
-"""How long a peer may hold back the answer that nothing is new."""
+"""Longest wait of a peer for new records before it answers, in ms."""
 ORIGIN_TRIES = 10
 PASSING = (Unavailable, Overloaded, TimedOut)
-"""Errors after which the same question may be answered."""
+"""Errors after which a repeated call may succeed."""
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.1, 2.0
 
 T = TypeVar("T")
@@ -51,25 +50,25 @@ class SetReplica:
 
 @frozen
 class LogEntry:
-    """One entry as the log has it. ``str`` tells it in words."""
+    """An entry of the log. ``str`` describes it in a sentence."""
 
     name: str
     args: Any
-    """The entry's typed arguments, or the raw list of what does not fit its types."""
+    """The entry's typed arguments, or the raw list if they do not fit the types."""
     version: int
     index: int
-    """Its place in its record."""
+    """Index of the entry in its record."""
     peer: str
-    """Who wrote it; empty for ``set_replica``."""
+    """Writer of the record; empty for ``set_replica``."""
     at_ms: int
-    """The record's time as the log's clock said; 0 for ``set_replica``."""
+    """Time of the record by the log's clock, in ms; 0 for ``set_replica``."""
 
     def __str__(self) -> str:
         return sentence(self.name, self.args)
 
 
 class Event(NamedTuple):
-    """What a subscriber is told: an entry, what became of it, and all that differs since the event before."""
+    """What a subscriber receives: an entry, its verdict, and all differences since the event before."""
 
     position: int
     entry: LogEntry
@@ -82,7 +81,7 @@ Following: TypeAlias = Generator[Ask | Event, Any, None]
 
 
 class Trimmed(NotFound):
-    """The log no longer has the records that are asked for; it goes on behind ``origin``."""
+    """The log no longer has the requested records; it begins after ``origin``."""
 
     code, hint = "trimmed", "An archive (--archive DIR) or an older dump (--file FILE) may reach further back."
 
@@ -92,17 +91,20 @@ class Trimmed(NotFound):
 
 
 def origin() -> Talk[bytes]:
-    """The packed origin, empty before the first collection."""
+    """Return the packed origin, empty before the first collection of the log."""
     return (yield from _parts("origin"))
 
 
 def replica() -> Talk[Replica]:
-    """The replica of whoever is asked."""
+    """Return the replica of the peer that answers."""
     return snapshot.unpack((yield from _parts("replica")))
 
 
 def records(start: int, last: int) -> Generator[Ask | Record, Any, None]:
-    """Every record from ``start`` to ``last``, which must be written; raises `Trimmed`."""
+    """Yield every record from ``start`` to ``last``, which must be written.
+
+    Raises `Trimmed` if the log no longer has them.
+    """
     while start <= last:
         answer = yield Ask("log.raw", {"from": start, "limit": PAGE_RECORDS, "wait_ms": WAIT_MS})
         if "trimmed" in answer:
@@ -112,13 +114,13 @@ def records(start: int, last: int) -> Generator[Ask | Record, Any, None]:
                 yield Record(*one)
         if not answer["records"]:
             if answer["position"] >= start:
-                return  # the rest of a segment is empty
-            continue  # another peer answers, one that is behind
+                return  # The rest of the segment is empty.
+            continue  # Another peer answered, and it has read less of the log.
         start = answer["records"][-1][0] + 1
 
 
 def follow(start: int | None) -> Following:
-    """Events from ``start`` (None: the present) on, for ever; see `onyxq.api.subscribe`."""
+    """Yield events from position ``start`` (None: the present), for ever; see `onyxq.api.subscribe`."""
     shown = now = yield from _beginning(start)
     first = now.position + 1 if start is None else start
     while True:
@@ -145,7 +147,7 @@ def follow(start: int | None) -> Following:
 
 
 def _beginning(start: int | None) -> Talk[Replica]:
-    """A replica before ``start`` from which the log can be stepped; `EMPTY` if there is none."""
+    """Return a replica before ``start`` from which the log can be applied, or `EMPTY`."""
     if start is None:
         return (yield from replica())
     packed = yield from origin()
@@ -156,7 +158,7 @@ def _beginning(start: int | None) -> Talk[Replica]:
 
 
 def _events(shown: Replica, before: Replica, record: Record) -> tuple[Replica, list[tuple[Event, Replica]]]:
-    """The replica behind a record, and an event for each entry with the replica that it told of."""
+    """Return the replica after a record, and each entry's event with the replica after it."""
     done, seen = traced(before, record)
     events = []
     for outcome, after in seen:
@@ -172,7 +174,7 @@ def _set_replica(shown: Replica, found: Replica) -> Event:
 
 
 def _parts(method: str) -> Talk[bytes]:
-    """All parts of an answer that comes in parts, begun anew while it changes."""
+    """Return an answer that comes in parts, read again from the first part if it changes meanwhile."""
     for _ in range(ORIGIN_TRIES):
         answer = yield Ask(method, {"part": 0})
         position, count = answer["position"], answer["parts"]
@@ -192,7 +194,7 @@ def _parts(method: str) -> Talk[bytes]:
 
 
 def ask(talk: Talk[T], call: Callable[[str, dict[str, Any]], Any]) -> T:
-    """The outcome of a talk whose questions ``call`` answers."""
+    """Return the result of a talk whose requests ``call`` answers."""
     try:
         question = next(talk)
         while True:
@@ -203,7 +205,7 @@ def ask(talk: Talk[T], call: Callable[[str, dict[str, Any]], Any]) -> T:
 
 
 async def ask_async(talk: Talk[T], call: Callable[[str, dict[str, Any]], Awaitable[Any]]) -> T:
-    """As `ask`, for an asynchronous ``call``."""
+    """Return the result of a talk; like `ask`, for an asynchronous ``call``."""
     try:
         question = next(talk)
         while True:
@@ -219,7 +221,7 @@ async def ask_async(talk: Talk[T], call: Callable[[str, dict[str, Any]], Awaitab
 
 
 def drive(following: Generator[Any, Any, None], call: Callable[[str, dict[str, Any]], Any]) -> Iterator[Any]:
-    """What is found on the way, with the questions answered by ``call``."""
+    """Yield the items of a generator whose requests ``call`` answers."""
     try:
         item = next(following)
         while True:
@@ -235,7 +237,7 @@ def drive(following: Generator[Any, Any, None], call: Callable[[str, dict[str, A
 async def drive_async(
     following: Generator[Any, Any, None], call: Callable[[str, dict[str, Any]], Awaitable[Any]]
 ) -> AsyncGenerator[Any, None]:
-    """As `drive`, for an asynchronous ``call``."""
+    """Yield the items of a generator; like `drive`, for an asynchronous ``call``."""
     try:
         item = next(following)
         while True:
@@ -254,7 +256,7 @@ async def drive_async(
 
 
 def _answered(talk: Generator[Any, Any, Any], call: Callable[[], Any]) -> Any:
-    """What a talk says once it heard the answer, or the error."""
+    """Send a talk the answer or the error of a call, and return what it yields next."""
     try:
         answer = call()
     except OnyxqError as error:

@@ -1,13 +1,13 @@
-"""What dumps of a log and backups of a cluster have in common: a replica, and the records that go on from it.
+"""The part that log dumps and cluster backups share: a replica, and the records after it.
 
-Both are files of checked blocks (`onyxq.history.blocks`) that begin and end alike:
+Both are files of checksummed blocks (`onyxq.history.blocks`) with these kinds of blocks:
 
 * ``H``: msgpack map: ``format``, ``cluster`` and ``cluster_id``, ``origin`` (the replica's position, or null),
 * ``O``: a part of the packed replica (`onyxq.core.snapshot`), none if the log starts at its beginning,
 * ``R``: zlib of msgpack of records ``[position, ctime in ms, bytes]``, in the order of the log,
-* ``E``: msgpack map: ``records`` and ``last``, how many there are and the last one's position.
+* ``E``: msgpack map: ``records`` (their number) and ``last`` (the last position).
 
-Both writing and reading keep no more than a block (and the replica) in memory.
+Writing and reading keep at most one block and the replica in memory.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _RECORD_OVERHEAD_BYTES = 24
 class LogFileWriter:
     """Writes such a file record by record; use ``with``.
 
-    The file has its name only once it is complete and durable: what stood there before is
-    replaced then, and a writer that is interrupted leaves nothing under it.
+    The file gets its name only once it is complete and durable, and then replaces an existing file. An
+    interrupted writer leaves nothing under that name.
     """
 
     def __init__(
@@ -52,9 +52,10 @@ class LogFileWriter:
         origin: bytes = b"",
         after: int | None = None,
     ) -> None:
-        """``origin``: the packed replica from which the records go on, empty for the beginning; raises `Corrupt`.
+        """Prepare the file; raises `Corrupt` if ``origin`` is damaged.
 
-        ``after``: position behind which records are taken, if that is not the origin's.
+        ``origin``: the packed replica from which the records continue; empty for the beginning of the log.
+        ``after``: position after which records are taken, if it is not the origin's.
         """
         self.records = 0
         self._start = snapshot.unpack(origin).position if origin else None
@@ -88,7 +89,7 @@ class LogFileWriter:
         self._blocks.__exit__(kind, error, trace)
 
     def add(self, record: Record) -> None:
-        """Append a record, which must lie behind the last one (one that does not is left out)."""
+        """Append a record, unless it is at or before the position of the last one."""
         if record.position <= self.last:
             return
         self._pending.append((record.position, record.ctime_ms, record.data))
@@ -104,13 +105,13 @@ class LogFileWriter:
             self._pending, self._pending_bytes = [], 0
 
     def _end(self) -> dict[str, int]:
-        """What the last block says."""
+        """Return the map of the last block."""
         return {"records": self.records, "last": self.last}
 
 
 @frozen
 class Beginning:
-    """What such a file begins with."""
+    """The beginning of such a file."""
 
     cluster: str
     cluster_id: str
@@ -118,7 +119,10 @@ class Beginning:
 
 
 def read_beginning(path: Path, kind: Kind) -> Beginning:
-    """Raises `NotFound`, `BadRequest` for another kind of file or a newer format, and `Corrupt`."""
+    """Return the header and the replica of a file.
+
+    Raises `NotFound`, `BadRequest` for another kind of file or a newer format, and `Corrupt`.
+    """
     blocks = read_blocks(path, kind)
     first, body = next(blocks)
     if first != b"H":
@@ -139,7 +143,10 @@ def read_beginning(path: Path, kind: Kind) -> Beginning:
 
 
 def read_records(path: Path, kind: Kind, *, after: int = START_POSITION) -> Iterator[Record]:
-    """The records in the order of the log, all behind ``after``; raises `Corrupt`, for a wrong number at the end."""
+    """Yield the records after ``after``, in the order of the log.
+
+    Raises `Corrupt` for a damaged block, and at the end if the number of records is wrong.
+    """
     last, count = after, 0
     for number, (found, body) in enumerate(read_blocks(path, kind)):
         if found == b"R":

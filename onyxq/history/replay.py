@@ -1,7 +1,7 @@
-"""Replaying a log: the same steps that every peer took, with verdicts, and any replica on the way.
+"""Replay of a log: the steps that every peer took, with verdicts, and any replica on the way.
 
-Pure, but for the file that a dump may be read from.  A replica depends on nothing but the
-records, so a replay ends in the replica that every live peer has at that position.
+Pure, except for the dump file that may be read. A replica depends only on the records, so a replay ends in
+the same replica that every live peer has at that position.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from onyxq.history.dump import Dump
 from onyxq.system.extensions import installed
 
 CHECK_EVERY = 100
-"""Records between checks of the invariants, beside those that change who is where."""
+"""Records between checks of the invariants. Records that change members are always checked."""
 
 
 def steps(start: Replica, records: Iterable[Record], *, until: int | None = None) -> Iterator[Step]:
-    """Each record's step, from the replica ``start`` on; records at or below its position are skipped.
+    """Yield each record's step from the replica ``start``. Records at or before its position are skipped.
 
     ``until``: the last position (inclusive). Raises `OlderThanCluster`.
     """
@@ -40,7 +40,10 @@ def steps(start: Replica, records: Iterable[Record], *, until: int | None = None
 
 
 def traced(replica: Replica, record: Record) -> tuple[Step, list[tuple[Outcome, Replica]]]:
-    """A record's step, and each of its entries with the replica behind it; the last one's is the step's."""
+    """Return a record's step, and each of its entries with the replica after it.
+
+    The replica of the last entry is that of the step.
+    """
     seen: list[tuple[Outcome, Replica]] = []
     done = step(replica, record, installed(), after_each=lambda outcome, after: seen.append((outcome, after)))
     if seen:
@@ -49,12 +52,12 @@ def traced(replica: Replica, record: Record) -> tuple[Step, list[tuple[Outcome, 
 
 
 def replay(dump: Dump, until: int | None = None) -> Iterator[Step]:
-    """The steps of a dump; raises `Corrupt` at a damaged block, `OlderThanCluster`."""
+    """Yield the steps of a dump; raises `Corrupt` at a damaged block, and `OlderThanCluster`."""
     return steps(dump.start, dump.records, until=until)
 
 
 def replica_at(dump: Dump, position: int | None = None) -> Replica:
-    """The replica at a position, or at the end; raises `NotFound` if the dump starts behind it."""
+    """Return the replica at a position, or at the end; raises `NotFound` if the dump starts after it."""
     if position is not None and position < dump.start.position:
         raise NotFound(
             f"what is there starts at the origin of position {dump.start.position}, behind {position}",
@@ -69,7 +72,7 @@ def replica_at(dump: Dump, position: int | None = None) -> Replica:
 
 @define
 class Report:
-    """What a replay met."""
+    """The findings of a replay."""
 
     replica: Replica
     first: int | None = None
@@ -77,11 +80,11 @@ class Report:
     records: int = 0
     entries: int = 0
     verdicts: Counter[tuple[str, str]] = field(factory=Counter)
-    """(entry, verdict) -> how often."""
+    """(entry, verdict) -> number."""
     problems: Counter[str] = field(factory=Counter)
-    """Why whole records were no-ops -> how often."""
+    """Reason why whole records were no-ops -> number."""
     checked: int = 0
-    """How many replicas the invariants were checked on."""
+    """Number of replicas on which the invariants were checked."""
     violations: list[str] = field(factory=list)
 
     def take(self, done: Step) -> None:
@@ -103,10 +106,10 @@ class Report:
 
 
 def checked(dump: Dump, until: int | None = None, *, check_every: int = CHECK_EVERY) -> Iterator[Report]:
-    """The report as of the start and after each record, to the end; always the same object.
+    """Yield the report at the start, after each record and at the end; always the same object.
 
-    Invariants are checked after each record that moved the ring, peers, nodes or
-    partitions, after each ``check_every``-th, and at the end.
+    Invariants are checked after each record that changed the ring, peers, nodes or partitions, after every
+    ``check_every`` records, and at the end.
     """
     report = Report(dump.start)
     yield report

@@ -1,8 +1,7 @@
-"""Log entries in words: what the log's readers see in ``log tail``, ``task explain`` and subscriptions.
+"""Log entries as English sentences, for ``log tail``, ``task explain`` and subscriptions.
 
-Pure.  Sentences are made from an entry's arguments as plain maps (`onyxq.core.diff.plain`), so
-that they can be made wherever the log is shown, also of entries that are not installed
-there.  An entry without a sentence of its own gets one from the names of its fields.
+Pure. Sentences are made from an entry's arguments as plain maps (`onyxq.core.diff.plain`), so an entry can be
+shown where its module is not installed. An entry without its own sentence gets one made of its field names.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from onyxq.core.texts import visible
 Args: TypeAlias = Mapping[str, Any]
 
 SET_REPLICA = "set_replica"
-"""The name under which readers hear that the replica was read from the origin; no record holds it."""
+"""Name of the synthetic entry that marks a replica read from the origin. No record holds it."""
 COMPLETED_EVENT = 4
 PARTS_MAX = 4
-"""Grants, renewals, releases of one entry that are told one by one."""
+"""Largest number of grants, renewals or releases of one entry that are listed individually."""
 _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
 
 
 def sentence(name: str, args: Any, verdict: str = APPLIED) -> str:
-    """An entry and what became of it, in words.
+    """Return a sentence that describes an entry, and its verdict unless it was applied.
 
-    ``args``: the entry's typed arguments, a map of them, or a raw list of what did not fit.
+    ``args``: the entry's typed arguments, a map of them, or a raw list if they do not fit the types.
     """
     shown = plain(args)
     said = ""
@@ -46,24 +45,24 @@ def sentence(name: str, args: Any, verdict: str = APPLIED) -> str:
 
 
 def generic(name: str, args: Args) -> str:
-    """``grant lock: name db, holder w1``, for any entry."""
+    """Return a description made of field names, for any entry: ``grant lock: name db, holder w1``."""
     parts = [f"{title(field)} {brief(value)}" for field, value in args.items()]
     return f"{title(name)}: {', '.join(parts)}" if parts else title(name)
 
 
 def title(name: str) -> str:
-    """A name in words."""
+    """Return a name with spaces for underscores and dots."""
     return name.replace("_", " ").replace(".", " ")
 
 
 def brief(value: Any, limit: int = 80) -> str:
-    """A value, cut short."""
+    """Return a value as text of at most ``limit`` characters."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def duration(ms: int) -> str:
-    """``30 s``, ``1.5 s``, ``250 ms``, ``2 h``."""
+    """Return a duration in its largest fitting unit: ``30 s``, ``1.5 s``, ``250 ms``, ``2 h``."""
     for unit_ms, unit in _UNITS:
         if ms >= unit_ms:
             return f"{ms / unit_ms:.3g} {unit}"
@@ -71,7 +70,7 @@ def duration(ms: int) -> str:
 
 
 def moment(ms: int) -> str:
-    """A wall-clock time, UTC."""
+    """Return a wall-clock time in ms as ISO text, UTC."""
     try:
         return datetime.fromtimestamp(ms / 1000, UTC).isoformat(sep=" ", timespec="milliseconds")[:23] + "Z"
     except (OverflowError, ValueError, OSError):
@@ -79,7 +78,7 @@ def moment(ms: int) -> str:
 
 
 def tasks(runs: Sequence[Args]) -> str:
-    """``task 01…``, ``12 tasks from 01… on``, ``40 tasks in 3 runs from 01… on``."""
+    """Return a phrase for runs of ids: ``task 01…``, ``12 tasks from 01… on``, ``40 tasks in 3 runs from 01… on``."""
     count = sum(run["count"] for run in runs)
     if not runs:
         return "no tasks"
@@ -90,13 +89,13 @@ def tasks(runs: Sequence[Args]) -> str:
 
 
 def listed(parts: Sequence[str]) -> str:
-    """The first parts, and how many more there are."""
+    """Return the first `PARTS_MAX` parts as text, with the number of the others."""
     more = f"; and {len(parts) - PARTS_MAX} more" if len(parts) > PARTS_MAX else ""
     return "; ".join(parts[:PARTS_MAX]) + more
 
 
 def history(event: int, *, token: int, worker: str, retry_ms: int, attempts: int, note: str) -> str:
-    """A history row of the store about one task, in words."""
+    """Return a sentence for one of the store's history rows about a task."""
     if event == GRANTED:
         return visible(f"granted to worker {worker or '(unnamed)'} under token {token}")
     return visible(_ended(event, {"token": token, "retry_ms": retry_ms, "attempts": attempts, "note": note}))
@@ -397,4 +396,4 @@ _SENTENCES: Mapping[str, Callable[[Args], str]] = MappingProxyType(
         SET_REPLICA: _set_replica,
     }
 )
-"""Entries that have a sentence of their own; a test compares the list with the registry."""
+"""Entry name -> function of its sentence. A test compares the names with the registry."""

@@ -1,9 +1,9 @@
-"""Taking a backup of a cluster that is in use, through any peer.
+"""Taking a backup of a running cluster, through any peer.
 
-First the transactions are held (``hold_transactions``), as they alone span partitions, and those under
-way are waited for.  The replica is read, then every partition's rows from its leader, and meanwhile,
-and behind them, the log: so the replica that its records lead to is newer than any row.  At the end
-the hold must still be the one that was begun; then no transaction is in the file by halves.
+Only transactions span partitions. So they are held first (``hold_transactions``), and the backup waits for
+those under way. Then it reads the replica, then every partition's rows from its leader. Meanwhile and after
+that it reads the log, so the replica at the end of the records is newer than any row. At the end the hold
+must still be the same one; then the file has no incomplete transaction.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from onyxq.history.following import PASSING, Trimmed, ask_async, replica
 from onyxq.system.extensions import installed
 
 HOLD_MS = 60_000
-"""How long transactions wait for a backup that is heard of no more."""
+"""Longest hold of transactions after the last renewal, in ms."""
 RENEWALS = 4
-"""How often the end of the hold is put off before it would come."""
+"""Renewals of the hold within `HOLD_MS`."""
 LET_GO_S = 10.0
-"""How long ending the hold is tried."""
+"""Time limit for ending the hold, in seconds."""
 FOLLOW_S = 0.5
-"""The log is read at least so often while rows are."""
+"""Longest pause between reads of the log while rows are read, in seconds."""
 LOG_PAGE_RECORDS = 1_000
 WAIT_MS = 1_000
 PATIENCE_S = 60.0
-"""How long something that should pass is waited for: a call, or the transactions under way."""
+"""Time limit for a call, and for the transactions under way, in seconds."""
 RETRY_PAUSE_S = 0.2
 READ_TRIES = 5
-"""Of one partition, whose leaders change."""
+"""Attempts to read one partition while its leaders change."""
 WHY = "a backup of the cluster"
 
 TRIES = 3
-"""A collection of the log that overtakes a backup makes it begin anew."""
+"""Attempts at a backup. If a collection of the log trims records that it needs, the backup starts again."""
 
 Call: TypeAlias = Callable[[str, dict[str, Any]], Awaitable[Any]]
 Progress: TypeAlias = Callable[[str], None]
@@ -51,10 +51,10 @@ T = TypeVar("T")
 async def take(
     call: Call, path: str, *, progress: Progress = lambda _: None, hold_ms: int = HOLD_MS, name: str = ""
 ) -> dict[str, Any]:
-    """Write a backup to a file; what is in it. Raises `OnyxqError`, and then there is none.
+    """Write a backup to a file, and return a summary of it. Raises `OnyxqError`, and then leaves no file.
 
-    ``call`` asks a method of any peer, ``progress`` hears of rows and partitions done; ``hold_ms``: how long
-    transactions wait for a backup that is heard of no more; ``name``: of the hold, by default one of its own.
+    ``call`` calls a method on any peer. ``progress`` receives the numbers of rows and partitions done.
+    ``hold_ms``: longest hold of transactions without a renewal. ``name``: of the hold, by default a random one.
     """
     name = name or f"backup-{secrets.token_hex(8)}"
     for left in reversed(range(TRIES)):
@@ -67,7 +67,7 @@ async def take(
 
 
 class _Taking:
-    """One try."""
+    """One attempt at a backup."""
 
     def __init__(self, call: Call, progress: Progress, hold_ms: int, name: str) -> None:
         self._ask = call
@@ -79,7 +79,7 @@ class _Taking:
         self._now: Replica
 
     async def run(self, path: str) -> dict[str, Any]:
-        """See `take`."""
+        """Write the backup; see `take`."""
         began = anyio.current_time()
         try:
             position = await self._hold()
@@ -117,7 +117,7 @@ class _Taking:
         return int(answer["position"])
 
     def _held_since(self) -> int:
-        """Position at which our hold began; raises `Unavailable` if it is over."""
+        """Return the position at which this backup's hold began; raises `Unavailable` if the hold is over."""
         found = on_hold(self._now)
         if found is None or found.name != self._name:
             raise Unavailable("the backup could not have transactions wait for long enough", hint="Take it again.")
@@ -128,10 +128,10 @@ class _Taking:
             try:
                 await self._ask("backup.hold", {"name": self._name, "why": WHY, "for_ms": 0})
             except OnyxqError:
-                pass  # it was not begun, or it ends by itself
+                pass  # It was not begun, or it ends on its own.
 
     async def _settle(self, writer: BackupWriter) -> None:
-        """Follow the log until nothing that was committed before is still to be made visible."""
+        """Follow the log until every transaction that was committed before the hold is visible."""
         until = anyio.current_time() + PATIENCE_S
         while self._now.transactions:
             if anyio.current_time() > until:
@@ -141,7 +141,7 @@ class _Taking:
     # --- the log
 
     async def _replica(self, position: int) -> Replica:
-        """A peer's replica at a position or behind it."""
+        """Return a peer's replica at a position or after it."""
 
         async def read() -> Replica:
             found = await ask_async(replica(), self._ask)
@@ -156,7 +156,7 @@ class _Taking:
             await self._follow(writer, wait_ms=WAIT_MS)
 
     async def _follow(self, writer: BackupWriter, *, wait_ms: int = 0) -> None:
-        """Take some more of the log, and see to the hold."""
+        """Read more of the log, and renew the hold in time."""
         if anyio.current_time() - self._held_at > self._hold_ms / 1000 / RENEWALS:
             await self._hold()
         start = self._now.position + 1
@@ -172,9 +172,9 @@ class _Taking:
     # --- rows
 
     async def _partition(self, writer: BackupWriter, partition: int, position: int) -> int:
-        """Read all rows of a partition, as they were at one moment; the position that the log had reached then.
+        """Write all rows of a partition as of one moment, and return the position of the log at that moment.
 
-        Where its leader changes it is read again: rows that come twice do no harm.
+        If the leader changes, the partition is read again. Repeated rows in the file are harmless.
         """
         for left in reversed(range(READ_TRIES)):
             try:
@@ -200,7 +200,7 @@ class _Taking:
         return await self._insist(lambda: self._ask(method, args))
 
     async def _insist(self, body: Callable[[], Awaitable[T]]) -> T:
-        """Repeat while errors pass, for a while."""
+        """Repeat a call while its error may pass, for `PATIENCE_S`."""
         until = anyio.current_time() + PATIENCE_S
         while True:
             try:

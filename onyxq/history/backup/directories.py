@@ -1,4 +1,7 @@
-"""Data directories that a backup is restored into, one for each node: each has its name once all of it is there."""
+"""Data directories into which a backup is restored, one for each node.
+
+Each has a temporary name until all of them are complete.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +17,23 @@ from onyxq.store.lmdb_store import LmdbStore
 
 _NAME = re.compile(r"[0-9A-Za-z_-]{1,64}")
 UNFINISHED = ".unfinished"
-"""What the name of a directory ends with until all of it is there."""
+"""Suffix of a directory's name until it is complete."""
 
 
 class Directories:
-    """See the module's first paragraph; ``directory_of`` gives the place for a node by its number and id."""
+    """The data directories of a restored cluster. ``directory_of`` maps a node's number and id to its directory."""
 
     def __init__(self, directory_of: Callable[[int, str], Path]) -> None:
         self.made: dict[str, Path] = {}
-        """Node id -> its data directory."""
+        """Node id -> its data directory, once all are complete."""
         self._directory_of = directory_of
 
     @asynccontextmanager
     async def new_stores(self, nodes: Sequence[str]) -> AsyncIterator[Mapping[str, Store]]:
-        """A new store for each node; raises `Conflict` where something is already, and `Corrupt`."""
+        """Open a new store for each node, and give the directories their names after the block.
+
+        Raises `Conflict` if a directory is not empty, and `Corrupt` for an invalid node id.
+        """
         for node in nodes:
             _check_name(node)
         directories = {node: self._directory_of(number, node) for number, node in enumerate(nodes)}
@@ -47,7 +53,7 @@ class Directories:
 
 
 def _check_name(node: str) -> None:
-    """Raise `Corrupt` unless a node's id from a backup is a plain name: it may become that of a directory."""
+    """Raise `Corrupt` unless a node's id is a plain name: it may become the name of a directory."""
     if not _NAME.fullmatch(node):
         raise Corrupt(f"the backup has a node with the id {node[:100]!r}", hint="Nothing was restored. Use another.")
 

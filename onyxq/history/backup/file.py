@@ -1,9 +1,9 @@
-"""A whole cluster in one file: a replica, every row, and the log up to behind the last of them.
+"""A whole cluster in one file: a replica, every row, and the log up to after the last row was read.
 
-It is what `onyxq.history.log_file` says, and besides:
+The format is that of `onyxq.history.log_file`, with these additions:
 
 * ``P``, mixed with the records as they were read: packed pages ``[partition, [[key, value], ...]]`` of rows,
-* ``E`` also has ``rows``, how many there are.
+* ``E`` also has ``rows``, their number.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class BackupWriter(LogFileWriter):
 
 @frozen
 class Backup:
-    """A backup whose header and replica were checked; ``records`` and ``rows`` may be gone through repeatedly."""
+    """A backup whose header and replica were checked. ``records`` and ``pages`` can be iterated repeatedly."""
 
     path: Path
     cluster: str
@@ -59,18 +59,18 @@ class Backup:
     origin: Replica
 
     def records(self) -> Iterator[Record]:
-        """The records behind the replica, in the order of the log; raises `Corrupt`."""
+        """Yield the records after the replica, in the order of the log; raises `Corrupt`."""
         return read_records(self.path, KIND, after=self.origin.position)
 
     def pages(self) -> Iterator[tuple[int, list[Row]]]:
-        """Partitions and some of their rows; raises `Corrupt`."""
+        """Yield pages of rows, each with its partition; raises `Corrupt`."""
         for number, (kind, body) in enumerate(read_blocks(self.path, KIND)):
             if kind != b"P":
                 continue
             yield self._page(number, body)
 
     def _page(self, number: int, body: bytes) -> tuple[int, list[Row]]:
-        """A partition and some of its rows, each checked as a store would; raises `Corrupt`."""
+        """Return a partition and some of its rows, each checked as by a store; raises `Corrupt`."""
         match unpacked(self.path, KIND, number, body):
             case (int(partition), tuple(found)) if partition in self.origin.partitions:
                 pass
@@ -92,7 +92,7 @@ class Backup:
         return partition, rows
 
     def check(self) -> dict[str, int]:
-        """Read and check every block, and compare what there is with what the last one says; raises `Corrupt`."""
+        """Check every block, compare the numbers with those in the last block, and return those; raises `Corrupt`."""
         records = sum(1 for _ in self.records())
         rows = number = 0
         said: dict[str, int] = {}
@@ -107,7 +107,10 @@ class Backup:
 
 
 def read(path: str | os.PathLike[str]) -> Backup:
-    """Open a backup; raises `NotFound`, `BadRequest` for another kind of file, `Corrupt` naming the block."""
+    """Open a backup.
+
+    Raises `NotFound`, `BadRequest` for another kind of file, and `Corrupt` that names the block.
+    """
     path = Path(path)
     found = read_beginning(path, KIND)
     if found.origin is None or found.origin.cluster is None:

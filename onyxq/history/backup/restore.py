@@ -1,12 +1,12 @@
-"""Restoring a backup: a log of a new cluster, and a data directory for each of its nodes.
+"""Restoring a backup: the log of a new cluster, and a data directory for each of its nodes.
 
-What comes of it is a cluster that was switched off everywhere at once: peers that are started on the
-directories do what they do after any such end.  The cluster has a new id, so it and the old one refuse
-each other, and its log begins in a later segment, so its positions, and with them its tokens, lie above
-all that the old one gave before the backup.
+The result is a cluster in which every node was switched off at once; peers that start on the directories
+recover as after any such stop. The cluster has a new id, so it and the old cluster refuse each other. Its log
+begins in a later segment. Its positions, and therefore its tokens, are greater than all that the old cluster
+gave before the backup.
 
-The replica is newer than the rows.  What it claims of tasks that the backup does not have is forgotten,
-and what the records of the backup say of claims is written down as each node would have done.
+The replica is newer than the rows. Claims on tasks that the backup does not have are dropped. History rows
+are derived from the records of the backup, as each node would have done.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from onyxq.system.clock import SystemClock, WallClock
 from onyxq.system.extensions import installed
 
 WRITER = "restore"
-"""Who wrote the record with which the new log begins."""
+"""Writer of the record with which the new log begins."""
 ROWS_BATCH = 2_000
 
 NewStores: TypeAlias = Callable[[Sequence[str]], AbstractAsyncContextManager[Mapping[str, Store]]]
-"""Opens a new store for each of some node ids; they are there for good once they were left without an error."""
+"""Opens a new store for each of some node ids. The stores are kept only if the block ends without an error."""
 
 
 @frozen
 class Restored:
-    """What was made."""
+    """The result of a restore."""
 
     cluster: str
     cluster_id: str
     rows: int
     position: int
-    """Of the new log's origin."""
+    """Position of the new log's origin."""
 
 
 async def restore(
@@ -63,10 +63,12 @@ async def restore(
     clock: WallClock | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Restored:
-    """Make the stores, then the log; ``session``: of a log that is empty, and whose segments may be closed
-    after one record. ``cluster_id``: of the new cluster, by default a random one.
+    """Make the stores, then the log of the new cluster.
 
-    The backup is one that `Backup.check` found sound. Raises `Conflict` where something is already.
+    ``session``: of an empty log whose segments may be closed after one record. ``cluster_id``: of the new
+    cluster, by default random. `Backup.check` must have accepted the backup.
+
+    Raises `Conflict` if the cluster or a directory exists already.
     """
     await _check_empty(session, name)
     replica = _last_replica(backup)
@@ -101,7 +103,7 @@ async def restore(
 
 
 def known_claims(replica: Replica, store_of: Callable[[int], Store]) -> Replica:
-    """The replica without claims on tasks of which there is no row."""
+    """Return the replica without claims on tasks that have no row."""
     for partition, stretches in sorted(replica.claims.items()):
         store = store_of(partition)
         changes: dict[bytes, tuple[ClaimPiece, ...]] = {}
@@ -125,7 +127,7 @@ async def _check_empty(session: LogSession, name: str) -> None:
 
 
 def _last_replica(backup: Backup) -> Replica:
-    """The replica behind the last record; raises `OlderThanCluster`."""
+    """Return the replica after the last record; raises `OlderThanCluster`."""
     unknown = installed().unknown(backup.origin.enabled)
     if unknown:
         raise OlderThanCluster(f"older than the backup: its cluster has enabled {unknown}")
@@ -139,7 +141,7 @@ def _last_replica(backup: Backup) -> Replica:
 
 
 async def _write_history(backup: Backup, last: Replica, stores: Mapping[str, Store]) -> None:
-    """Write down what the backup's records say of the claims on tasks that it has."""
+    """Write the history rows that the backup's records add to the tasks in the backup."""
     rows: list[Row] = []
     before = backup.origin
     for done in steps(before, backup.records()):

@@ -1,7 +1,7 @@
 """Reads a bucket of finished tasks from a store, run by run, for the archive.
 
-On the event loop, as all reads of a store: in small steps, and never more in memory than
-one run, or one task's update, and what concerns it.
+It runs on the event loop, like all reads of a store: in small steps. Memory holds at most one run, or one
+task's update, with the rows about it.
 """
 
 from __future__ import annotations
@@ -46,8 +46,11 @@ def _sorted(stretches: Iterable[bytes]) -> tuple[bytes, ...]:
 
 @frozen(kw_only=True)
 class Bucket:
-    """Tasks of one partition by their ids: those of times from ``from_ms`` up to, not including,
-    ``before_ms``, and those of the stretches ``again``; but for those of the stretches ``keep``."""
+    """Tasks of one partition, selected by their ids.
+
+    The tasks of times from ``from_ms`` to ``before_ms`` (not included) and of the stretches ``again``, without
+    those of the stretches ``keep``.
+    """
 
     partition: int
     from_ms: int
@@ -56,7 +59,7 @@ class Bucket:
     again: tuple[bytes, ...] = field(default=(), converter=_sorted)
 
     def ranges(self) -> Iterator[tuple[TaskId, TaskId]]:
-        """First and last ids, in id order if ``again`` lies below ``from_ms``, as what was kept does."""
+        """Yield the first and last ids, in id order if ``again`` is before ``from_ms``, as kept stretches are."""
         for stretch in self.again:
             if stretch not in self.keep:
                 yield TaskId(stretch), id_at(stretch, STRETCH_TASKS - 1)
@@ -66,32 +69,32 @@ class Bucket:
 
     @property
     def earliest_ms(self) -> int:
-        """The earliest time in an id of it."""
+        """The earliest time in an id of the bucket."""
         return min([self.from_ms, *(ms_of(stretch) for stretch in self.again if stretch not in self.keep)])
 
 
 class Run(NamedTuple):
-    """Finished tasks of one task row, and all that is known of them; masks are those of their stretch."""
+    """Finished tasks of one task row, and all that is known of them. Masks are those of their stretch."""
 
     queue: str
     header: dict[str, Any]
     first: TaskId
     """First id of ``body``."""
     body: bytes
-    """A task row's body; its payload counts unless ``data`` is there."""
+    """Body of the task row. Its payload is valid unless ``data`` is set."""
     bits: int
-    """Which of its tasks."""
+    """Mask of the tasks."""
     retries: int | None
     done: list[tuple[int, TaskId, Completion]]
-    """The completions that count: of which tasks, and where their results begin."""
+    """The valid completions: (mask of tasks, id at which the results begin, completion)."""
     ended: list[tuple[int, TaskId, Completion]]
-    """All completions, later marks last: of a task that was opened again there are several."""
+    """All completions, later marks last. A task that was reopened has several."""
     history: list[tuple[int, History]]
     """In the order of the log."""
     data: bytes | None
-    """What replaced the task's payload."""
+    """The payload that replaced the task's."""
     updates: dict[TaskId, list[tuple[int, int]]]
-    """(token, sequence number) of the updates that count, in that order."""
+    """(token, sequence number) of the valid updates, in that order."""
 
 
 class Progress(NamedTuple):
@@ -103,14 +106,14 @@ class Progress(NamedTuple):
 
 
 class BucketReader:
-    """See the module's first paragraph. Of ``replica`` it takes the settings of queues."""
+    """Reads buckets from a store. ``replica`` provides the settings of queues."""
 
     def __init__(self, replica: Replica, store: Store) -> None:
         self._replica = replica
         self._store = store
 
     def stretches(self, bucket: Bucket) -> Iterator[list[TaskId]]:
-        """First ids of the bucket's task rows, those of a stretch together, in id order."""
+        """Yield the first ids of the bucket's task rows, those of a stretch together, in id order."""
         for first, last in bucket.ranges():
             group: list[TaskId] = []
             after = first
@@ -128,7 +131,7 @@ class BucketReader:
                 yield group
 
     def runs(self, firsts: list[TaskId]) -> Iterator[Run | Progress]:
-        """What there is to archive of the task rows of one stretch. A run's updates follow it.
+        """Yield what is to be archived of one stretch's task rows. A run's updates follow it.
 
         Raises `Corrupt`, and `Conflict` if a task is not finished.
         """
@@ -147,7 +150,7 @@ class BucketReader:
                 yield from self._progress(run)
 
     def _gave_way(self, first: TaskId, header: dict[str, Any]) -> bool:
-        """Whether another task stands for its unique key: to whoever enqueued it it is none."""
+        """Return whether another task owns the unique key; then this task was never visible to clients."""
         key = header.get("unique_key")
         if key is None:
             return False
@@ -179,7 +182,7 @@ class BucketReader:
 
 
 class _Stretch:
-    """What the rows of a stretch say of its tasks, but for payloads, results and updates themselves."""
+    """The rows about the tasks of a stretch, without payloads, results and the updates themselves."""
 
     def __init__(self, store: Store, first: TaskId) -> None:
         self.first = first
@@ -187,7 +190,7 @@ class _Stretch:
         self.history = self._history()
         self.updates = self._updates()
         self._judged: list[tuple[int, int, bytes]] = []
-        """Per completion the tasks for which it counts, all of its tasks, and its key; later marks first."""
+        """Per completion: mask of the tasks for which it is valid, mask of all its tasks, key. Later marks first."""
         self.finished = 0
         self._judge()
 
@@ -202,7 +205,10 @@ class _Stretch:
         return sorted(found, key=lambda one: one[1])
 
     def _updates(self) -> dict[TaskId, list[tuple[int, int]]]:
-        """As in `onyxq.operations.task_view`: per token without holes from 0 on. Keys lie in the order of both."""
+        """Return the valid updates per task: those of a token from 0 without gaps.
+
+        Keys are in the order of tokens and sequence numbers. `onyxq.operations.task_view` does the same.
+        """
         found: dict[TaskId, list[tuple[int, int]]] = {}
         expected: dict[tuple[TaskId, int], int] = {}
         for key in self._keys(facts.UPDATE):
@@ -214,7 +220,11 @@ class _Stretch:
         return found
 
     def _judge(self) -> None:
-        """Of completions of a task's last life that of the highest mark counts, then of the highest token."""
+        """Choose the valid completion of each task.
+
+        Of the completions since the task was last opened, the one with the highest mark is valid, then the one with
+        the highest token.
+        """
         heads: list[tuple[Mark, int, bytes, int]] = []
         for key in self._keys(facts.COMPLETION):
             token, count, _, mark = facts.completion_head(self._store.body(key))
@@ -231,7 +241,7 @@ class _Stretch:
     def completions(
         self, bits: int
     ) -> tuple[list[tuple[int, TaskId, Completion]], list[tuple[int, TaskId, Completion]]]:
-        """Those that count of some finished tasks, and all of them."""
+        """Return the valid completions of some finished tasks, and all completions."""
         counted, found = [], []
         for mask, whole, key in reversed(self._judged):
             if whole & bits:
@@ -243,6 +253,6 @@ class _Stretch:
 
 
 def ids_in(stretch: bytes, bits: int) -> Iterator[TaskId]:
-    """Every id that a mask of a stretch stands for."""
+    """Yield every id in a mask of a stretch."""
     for run in runs_of(stretch, bits):
         yield from ids_of(*run)

@@ -1,8 +1,8 @@
-"""The files of one bucket: rows go to the file of their table, queue and day.
+"""The files of one bucket: each row goes to the file of its table, queue and day.
 
-Everything here blocks, and runs in a worker thread.  A file has a temporary name that
-readers overlook until it is complete and durable, then takes the place of what has its
-name.  Leftovers of a crash are removed when their partition is archived again.
+Everything here blocks, and runs in a worker thread. A file has a temporary name that readers ignore until it
+is complete and durable. Then it replaces an existing file of its name. Leftovers of a crash are removed when
+their partition is archived again.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from onyxq.history.parquet.schema import CLAIMS, COLUMNS, TASKS, UPDATES, option
 from onyxq.system.directories import PRIVATE, create
 
 PLACES_MAX = 100
-"""Queues and days of which files are written at a time; the bucket is read again for others."""
+"""Maximum number of queues and days that are written at a time. For the others the bucket is read again."""
 BUFFER_BYTES_MAX = 16 * 1024 * 1024
 GROUP_BYTES_MAX = 4 * 1024 * 1024
-"""Bytes of a row group: who looks for one task reads one."""
+"""Maximum bytes of a row group. To find one task, a reader reads one row group."""
 PART = ".part"
 
 
@@ -45,7 +45,7 @@ class TableFile:
         self._part = directory / f".{name}.{uuid.uuid4().hex}{PART}"
 
     def add(self, row: Row) -> int:
-        """Take a row; returns about how many bytes it takes."""
+        """Add a row, and return about how many bytes it takes."""
         size = size_of(row)
         self._waiting.append(row)
         self.rows += 1
@@ -53,7 +53,7 @@ class TableFile:
         return size
 
     def flush(self) -> None:
-        """Write a row group of what waits; raises `OSError`."""
+        """Write the waiting rows as a row group; raises `OSError`."""
         if not self._waiting:
             return
         pa = pyarrow()
@@ -68,7 +68,7 @@ class TableFile:
         self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema))
 
     def finish(self) -> None:
-        """Make it durable under its temporary name; raises `OSError`."""
+        """Make the file durable under its temporary name; raises `OSError`."""
         self.flush()
         if self._file is not None:
             self._writer.close()
@@ -77,19 +77,19 @@ class TableFile:
             self._file.close()
 
     def publish(self) -> None:
-        """Give it its name; raises `OSError`."""
+        """Give the file its name; raises `OSError`."""
         if self._file is not None:
             self._part.replace(self.directory / self._name)
 
     def abort(self) -> None:
-        """Forget it."""
+        """Remove the file."""
         if self._file is not None:
             self._file.close()
             self._part.unlink(missing_ok=True)
 
 
 class BucketFiles:
-    """The files of a bucket. Rows of places beyond `PLACES_MAX` are left out, and `left` names them."""
+    """The files of a bucket. Rows of places beyond `PLACES_MAX` are left out; `left` holds those places."""
 
     def __init__(self, directory: Path, name: FileName, parts: Sequence[bytes]) -> None:
         self._directory = directory
@@ -102,7 +102,7 @@ class BucketFiles:
         self.left: set[Place] = set()
 
     def add(self, found: Iterable[Run | Progress], but: frozenset[Place]) -> None:
-        """Take what was read, but for what belongs to places that are done; raises `OSError` and `Corrupt`."""
+        """Add what was read, except for the places in ``but``; raises `OSError` and `Corrupt`."""
         for one in found:
             place = Place(one.queue, day_of(ms_of(one.first if isinstance(one, Run) else one.task_id)))
             if place in but or not self._has_room(place):
@@ -151,7 +151,7 @@ class BucketFiles:
             self._sync_directories()
 
     def _sync_directories(self) -> None:
-        """Make names durable, also those of directories that are new."""
+        """Make names durable, including those of new directories."""
         found = {self._directory}
         for file in self._files.values():
             above = file.directory
@@ -166,13 +166,13 @@ class BucketFiles:
                 os.close(descriptor)
 
     def abort(self) -> None:
-        """Remove what is not complete."""
+        """Remove the files that are not complete."""
         for file in self._files.values():
             with contextlib.suppress(OSError):
                 file.abort()
 
     def written(self) -> dict[str, int]:
-        """Rows per table, and files."""
+        """Return the number of rows per table, and of files."""
         rows = dict.fromkeys(COLUMNS, 0)
         for (table, _), file in self._files.items():
             rows[table] += file.rows

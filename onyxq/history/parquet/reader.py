@@ -1,9 +1,8 @@
 """Finds a task in archives, with its claims and updates.
 
-By the day in its id, the names of files and the statistics of their row groups, so that
-little more is read than the task.  The same task may be found several times, in the
-archives of several nodes or of a repeat after a crash: what was finished last counts, and
-of claims and updates each counts once.
+The day in its id, the names of files and the statistics of their row groups limit what is read. The same task
+may be found several times: in the archives of several nodes, or of a repeat after a crash. Then the copy that
+finished last counts, and each claim and update counts once.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ class ArchivedTask:
     """A task as it was when it was archived."""
 
     task: dict[str, Any]
-    """As the method ``get`` answers it."""
+    """As in an answer of the method ``get``."""
     updates: tuple[dict[str, Any], ...]
-    """As the method ``task_log`` answers them."""
+    """As in an answer of the method ``task_log``."""
 
 
 def find(directories: Sequence[Path], task_id: TaskId) -> ArchivedTask | None:
-    """The task of an id, None if no archive holds it.
+    """Return the task with an id, or None if no archive holds it.
 
-    Raises `NotFound` if a directory is not there or is no archive, `Corrupt` if a file that
-    may hold the task cannot be read, `Incomplete` without pyarrow.
+    Raises `NotFound` if a directory does not exist or is not an archive, `Corrupt` if a file that may hold the task
+    cannot be read, and `Incomplete` without pyarrow.
     """
     pyarrow()
     for directory in directories:
@@ -70,7 +69,7 @@ def _check(directory: Path) -> None:
 
 
 def _rows(directories: Sequence[Path], table: str, task_id: TaskId) -> Iterator[Found]:
-    """What the files of a table say of a task."""
+    """Yield the rows about a task in the files of a table."""
     for directory in directories:
         for file in sorted((directory / table).glob(f"queue=*/day={day_of(ms_of(task_id))}/*.parquet")):
             name = named(file.name)
@@ -95,7 +94,7 @@ def _rows_in(file: Path, table: str, hexed: str) -> Iterator[Found]:
     except OnyxqError:
         raise
     except FileNotFoundError:
-        return  # somebody tidies the archive up
+        return  # Another process removed the file meanwhile.
     except (pa.ArrowException, OSError, KeyError) as error:
         raise Corrupt(
             f"{file} cannot be read: {error}", hint="Bring the file back from a copy, or take it out of the archive."
@@ -103,7 +102,7 @@ def _rows_in(file: Path, table: str, hexed: str) -> Iterator[Found]:
 
 
 def _check_types(schema: Any, table: str, path: str) -> None:
-    """Raise `Corrupt` for a file whose columns are of other types than those of an archive."""
+    """Raise `Corrupt` for a file whose columns have other types than those of an archive."""
     for wanted in schema_of(table, queue="", partition=0):
         place = schema.get_field_index(wanted.name)
         if place >= 0 and schema.field(place).type != wanted.type:
@@ -114,7 +113,7 @@ def _check_types(schema: Any, table: str, path: str) -> None:
 
 
 def _may_hold(group: Any, hexed: str) -> bool:
-    """Whether a row group may hold an id, by its statistics."""
+    """Return whether a row group may hold an id, by its statistics."""
     for place in range(group.num_columns):
         column = group.column(place)
         if column.path_in_schema == "id":
@@ -124,7 +123,7 @@ def _may_hold(group: Any, hexed: str) -> bool:
 
 
 def _plain(rows: Any) -> Any:
-    """The rows with times as numbers."""
+    """Return the rows with times as numbers."""
     pa = pyarrow()
     fields = [pa.field(one.name, pa.int64()) if pa.types.is_timestamp(one.type) else one for one in rows.schema]
     return rows.cast(pa.schema(fields))

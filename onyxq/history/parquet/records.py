@@ -1,12 +1,11 @@
-"""Records of the log as a table, by day: what was asked of the log, and what became of it.
+"""Records of the log as a table, by day: the entries, and their verdicts.
 
-``records/day=<YYYY-MM-DD>/<first position>-<last position>.parquet`` has a row for each entry
-of the records from the first to the last position of its name, with its verdict, and one
-for each record that was a no-op as a whole.  The day is that of the log's clock, UTC.  Files
-follow each other without overlapping, each comes into being whole, and what is there is not
-written again.
+``records/day=<YYYY-MM-DD>/<first position>-<last position>.parquet`` has a row for each entry of the records
+from the first to the last position in its name, with its verdict, and one for each record that was a no-op as
+a whole. The day is that of the log's clock, UTC. Files follow each other without overlap. A file appears only
+when it is complete, and records that are in a file are not written again.
 
-Verdicts are found by stepping, so the log is gone through from an origin that is known.
+Verdicts are computed by applying the log, so reading starts at a known origin.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from onyxq.system.directories import PRIVATE, create
 
 RECORDS = "records"
 ROWS_MAX = 200_000
-"""Rows of a file."""
+"""Maximum number of rows in a file."""
 GROUP_ROWS = 20_000
 PART = ".part"
 _NAME = re.compile(r"(\d{19})-(\d{19})\.parquet")
@@ -46,7 +45,7 @@ Row = tuple[Any, ...]
 
 @define
 class Written:
-    """What was archived."""
+    """Numbers of what was archived."""
 
     records: int = 0
     entries: int = 0
@@ -57,17 +56,17 @@ class Written:
 
 @frozen
 class Range:
-    """Positions that files hold, without a hole."""
+    """Positions that files hold without a gap."""
 
     first: int
     last: int
 
 
 def write_records(pieces: Sequence[Part], directory: Path, *, until: int | None = None) -> Iterator[Written]:
-    """Write what history there is and the directory has not; yields how far it is, always the same object.
+    """Write the history that the directory does not have, and yield the progress, always the same object.
 
-    ``until``: the last position to take.  Raises `Corrupt` at a damaged block, `BadRequest`
-    if the directory cannot be written, `Incomplete` without pyarrow.
+    ``until``: the last position to write. Raises `Corrupt` at a damaged block, `BadRequest` if the directory
+    cannot be written, and `Incomplete` without pyarrow.
     """
     pyarrow()
     written = Written()
@@ -79,12 +78,12 @@ def write_records(pieces: Sequence[Part], directory: Path, *, until: int | None 
 
 
 def covered(directory: Path) -> list[Range]:
-    """What the files of a directory hold, in order."""
+    """Return the ranges that the files of a directory hold, in order."""
     return ranges(path.name for path in (directory / RECORDS).glob(f"day=*/*{SUFFIX}"))
 
 
 def ranges(names: Iterable[str]) -> list[Range]:
-    """What files of such names hold, in order; other names say nothing."""
+    """Return the ranges that files of such names hold, in order. Other names are ignored."""
     found = map(_NAME.fullmatch, names)
     out: list[Range] = []
     for first, last in sorted((int(name[1]), int(name[2])) for name in found if name):
@@ -96,17 +95,16 @@ def ranges(names: Iterable[str]) -> list[Range]:
 
 
 def reached(ranges: Sequence[Range], position: int) -> int:
-    """The last position up to which everything behind ``position`` is there."""
+    """Return the last position up to which everything after ``position`` is in the ranges."""
     return max([position, *(one.last for one in ranges if one.first <= position + 1)])
 
 
 class RecordWriter:
-    """Takes steps in the order of the log and writes those that a directory has not; all of it blocks.
+    """Takes steps in the order of the log, and writes those that a directory does not have. All of it blocks.
 
-    ``start``: the position of the replica before the first step.  What lies between files that
-    are there already is filled; a file whose records somebody else wrote meanwhile is dropped.
-    ``owner`` has one writer at a time: what its processes left unfinished is cleared away.
-    Raises `BadRequest` if the directory cannot be written.
+    ``start``: the position of the replica before the first step. Gaps between existing files are filled. A file
+    is dropped if another process wrote its records meanwhile. ``owner`` has one writer at a time; unfinished files
+    of its earlier processes are removed. Raises `BadRequest` if the directory cannot be written.
     """
 
     def __init__(self, directory: Path, start: int, written: Written | None = None, *, owner: str = "") -> None:
@@ -122,7 +120,7 @@ class RecordWriter:
         self._file: _File | None = None
 
     def add(self, done: Step) -> bool:
-        """Take a step; whether its record is written."""
+        """Take a step, and return whether its record is written."""
         position = done.replica.position
         if position <= self._after:
             return False
@@ -147,7 +145,7 @@ class RecordWriter:
         self.written.last = position
 
     def finish(self) -> None:
-        """Make the file at hand durable, and give it its name."""
+        """Make the current file durable, and give it its name."""
         if self._file is not None:
             taken = any(one.first <= self._after and self._file.first <= one.last for one in covered(self._directory))
             if taken:
@@ -158,7 +156,7 @@ class RecordWriter:
             self._file = None
 
     def abort(self) -> None:
-        """Forget the file at hand."""
+        """Drop the current file."""
         if self._file is not None:
             self._file.abort()
             self._file = None
@@ -166,7 +164,7 @@ class RecordWriter:
 
 @contextlib.contextmanager
 def _named(directory: Path) -> Iterator[None]:
-    """What the system refuses as an error that names the directory."""
+    """Turn an `OSError` into an error that names the directory."""
     try:
         yield
     except OSError as error:
@@ -194,7 +192,7 @@ def _rows(done: Step) -> Iterator[Row]:
 
 
 def schema() -> Any:
-    """The Arrow schema of a file."""
+    """Return the Arrow schema of a file."""
     pa = pyarrow()
     fields = [
         pa.field("position", pa.int64(), nullable=False),
@@ -211,7 +209,7 @@ def schema() -> Any:
 
 
 class _File:
-    """A file that has its name once it is complete and durable."""
+    """A file that gets its name once it is complete and durable."""
 
     def __init__(self, directory: Path, day: str, first: int, owner: str) -> None:
         pa = pyarrow()
@@ -226,7 +224,7 @@ class _File:
         self._writer = pa.parquet.ParquetWriter(self._file, schema(), compression="zstd")
 
     def add(self, position: int, rows: Sequence[Row]) -> None:
-        """Take a record's rows."""
+        """Add a record's rows."""
         self._last = position
         self.rows += len(rows)
         self._waiting += rows
@@ -242,7 +240,7 @@ class _File:
             self._waiting = []
 
     def finish(self) -> None:
-        """Make it durable, and give it its name."""
+        """Make the file durable, and give it its name."""
         self._flush()
         self._writer.close()
         assert self._file is not None
@@ -254,7 +252,7 @@ class _File:
         sync_directory(self._directory)
 
     def abort(self) -> None:
-        """Forget it, unless it is finished."""
+        """Remove the file, unless it is finished."""
         if self._file is not None:
             with contextlib.suppress(OSError):
                 self._writer.close()

@@ -1,6 +1,6 @@
 """Runs of tasks as rows of the archive's tables, one per task, claim and update. Pure.
 
-The order of a row's values is that of `onyxq.history.parquet.schema.COLUMNS`.
+The values of a row are in the order of `onyxq.history.parquet.schema.COLUMNS`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ENDS = {facts.RELEASED: "released", facts.RETRIED: "failed", facts.EXPIRED: "ex
 
 
 def task_rows(run: Run) -> Iterator[Row]:
-    """A row per task of a run, in id order."""
+    """Yield a row per task of a run, in id order."""
     decoded = facts.unpack_task(run.body)
     payloads = decoded.all_payloads()
     header, start = run.header, offset_of(run.first)
@@ -58,7 +58,7 @@ def task_rows(run: Run) -> Iterator[Row]:
 
 
 def claim_rows(run: Run) -> Iterator[Row]:
-    """A row per claim of each task, in the order of ids and tokens."""
+    """Yield a row per claim of each task, in the order of ids and tokens."""
     stretch = stretch_of(run.first)
     by_id: dict[TaskId, dict[int, End]] = {}
     for bits, first, done in run.ended:
@@ -73,8 +73,11 @@ def claim_rows(run: Run) -> Iterator[Row]:
 
 
 def _claims(said: Sequence[History], ended: dict[int, End]) -> list[Row]:
-    """Token, worker, start, end, outcome, error, time of the next attempt and position of the end, if the log has
-    it, of each claim on one task."""
+    """Return each claim on one task, in the order of tokens.
+
+    A row holds token, worker, start, end, outcome, error, time of the next attempt, and the position of the end
+    if the log has it.
+    """
     claims: dict[int, Row] = {
         one.token: (one.token, one.worker, one.at_ms, None, None, None, None, None)
         for one in said
@@ -91,7 +94,7 @@ def _claims(said: Sequence[History], ended: dict[int, End]) -> list[Row]:
         if done.outcome == facts.CANCELLED and facts.CLAIMED not in done.results:
             if claims[token][4] is not None:
                 continue
-            outcome = facts.OUTCOMES[facts.FAILED]  # for good, and then it was discarded
+            outcome = facts.OUTCOMES[facts.FAILED]  # It failed for good, and was discarded after that.
         elif done.outcome in (facts.FAILED, facts.STOPPED):
             error = (result or b"").decode(errors="replace")
         claims[token] = (*claims[token][:3], done.at_ms, outcome, error, None, claims[token][-1])
@@ -99,12 +102,12 @@ def _claims(said: Sequence[History], ended: dict[int, End]) -> list[Row]:
 
 
 def update_row(one: Progress) -> Row:
-    """The row of an update."""
+    """Return the row of an update."""
     return (one.task_id.hex(), one.update.token, one.update.seq, one.update.at_ms, one.update.data)
 
 
 def _finished(run: Run) -> Iterator[tuple[TaskId, Completion, bytes | None]]:
-    """Each task with its completion and result, in id order."""
+    """Yield each task with its completion and result, in id order."""
     stretch = stretch_of(run.first)
     by_id = {
         task_id: (done, _result(done, first, task_id))
@@ -120,5 +123,5 @@ def _result(done: Completion, first: TaskId, task_id: TaskId) -> bytes | None:
 
 
 def size_of(row: Row) -> int:
-    """About how many bytes a row takes in memory."""
+    """Return about how many bytes a row takes in memory."""
     return 200 + sum(len(value) for value in row if isinstance(value, bytes))

@@ -1,8 +1,7 @@
 """The columns of archived tasks, their claims and their updates.
 
-Pure but for pyarrow, which is imported when first used: a node that archives nothing does
-without it.  The version of the schema stands in each file; a column that is added later
-does not change it, anything else does.
+Pure except for pyarrow, which is imported at first use: a node without an archive does not need it. Each file
+holds the version of the schema. Adding a column does not change the version; any other change does.
 """
 
 from __future__ import annotations
@@ -59,14 +58,14 @@ COLUMNS: dict[str, tuple[tuple[str, str, bool], ...]] = {
         ("data", _BYTES, False),
     ),
 }
-"""Per table (name, kind, whether it may be null), in the order of the tuples that hold a row."""
+"""Per table (name, kind, whether it may be null), in the order of the values in a row."""
 
 _DICTIONARY = ("state", "format", "worker", "outcome", "ordering_key")
-"""Columns of few values."""
+"""Columns with few distinct values."""
 
 
 def pyarrow() -> Any:
-    """The library; raises `Incomplete` if it is not installed."""
+    """Return the library; raises `Incomplete` if it is not installed."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -76,7 +75,7 @@ def pyarrow() -> Any:
 
 
 def schema_of(table: str, *, queue: str, partition: int) -> Any:
-    """The Arrow schema of one file of a table."""
+    """Return the Arrow schema of one file of a table."""
     pa = pyarrow()
     kinds = {
         _TEXT: pa.string(),
@@ -93,8 +92,10 @@ def schema_of(table: str, *, queue: str, partition: int) -> Any:
 
 
 def options_of(table: str) -> dict[str, Any]:
-    """How a table's files are encoded: ids by what they have in common with the one before; no statistics
-    of columns that may be large."""
+    """Return the writer options of a table.
+
+    Ids are delta-encoded. Columns that may be large have no statistics.
+    """
     kinds = {name: kind for name, kind, _ in COLUMNS[table]}
     return {
         "compression": "zstd",
@@ -105,7 +106,7 @@ def options_of(table: str) -> dict[str, Any]:
 
 
 def queue_in(metadata: dict[bytes, bytes] | None, *, table: str, path: str) -> str:
-    """The queue of a file by its metadata; raises `Corrupt` if it is none of this archive's files."""
+    """Return the queue in a file's metadata; raises `Corrupt` if the file is not of this archive."""
     said = metadata or {}
     if said.get(b"onyxq.table") != table.encode():
         raise Corrupt(f"{path} is not a file of archived {table}", hint="Take it out of the archive's directory.")

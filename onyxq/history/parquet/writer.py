@@ -1,14 +1,13 @@
 """Writes finished tasks to the archive, a bucket at a time, before they are purged (design: retention).
 
-``await write_bucket(replica, store, directory, bucket, offload=node.offload) -> Written``,
-where ``bucket = Bucket(partition=, from_ms=, before_ms=, keep=, again=)`` says what goes:
-from the old watermark up to the new, and of the stretches kept so far those that are not
-kept any more (``again``: all that were kept; ``keep``: those that stay).  Only tasks of
-queues whose setting ``archive`` is on are written.  It returns once all files are durable.
+``await write_bucket(replica, store, directory, bucket, offload=node.offload) -> Written``, where
+``bucket = Bucket(partition=, from_ms=, before_ms=, keep=, again=)`` selects the tasks: those between the old
+and the new watermark, and those of the stretches that are not kept any more. ``again``: all stretches that
+were kept; ``keep``: those that stay. Only tasks of queues whose setting ``archive`` is on are written. The
+call returns once all files are durable.
 
-The store is read on the event loop, in small steps; what blocks runs in threads by way of
-``offload``.  The same bucket again overwrites what it wrote, so a repeat after a crash, or
-by the next leader, does no harm.
+The store is read on the event loop, in small steps. Blocking work runs in threads through ``offload``. The
+same bucket overwrites its earlier files, so a repeat after a crash, or by the next leader, is harmless.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ from onyxq.store.interface import Store
 
 PORTION_BYTES_MAX = 1024 * 1024
 PORTION_RUNS_MAX = 64
-"""What is handed to a thread at a time, about."""
+"""About how many runs are handed to a thread at a time."""
 
 Offload = Callable[..., Awaitable[Any]]
 
 
 @frozen
 class Written:
-    """What was archived: rows, and the files that hold them."""
+    """Numbers of archived rows, and of the files that hold them."""
 
     tasks: int = 0
     claims: int = 0
@@ -47,7 +46,7 @@ class Written:
     files: int = 0
 
     def plus(self, other: dict[str, int]) -> Written:
-        """The sum with counts by name."""
+        """Return the sum with numbers by name."""
         return Written(**{name: getattr(self, name) + count for name, count in other.items()})
 
 
@@ -59,11 +58,10 @@ async def write_bucket(
     *,
     offload: Offload = trio.to_thread.run_sync,
 ) -> Written:
-    """Write a bucket's tasks of archived queues; see the module's first paragraph.
+    """Write a bucket's tasks of archived queues; see the module's docstring.
 
-    Raises `Incomplete` without pyarrow, `StoreFailed` if the directory cannot be written,
-    `Corrupt` if a row of the bucket is damaged and `Conflict` if a task of it is not finished:
-    then nothing of it may be purged.
+    Raises `Incomplete` without pyarrow, `StoreFailed` if the directory cannot be written, `Corrupt` if a row of the
+    bucket is damaged, and `Conflict` if a task is not finished. After an error no task of the bucket may be purged.
     """
     pyarrow()
     written = Written()
@@ -100,12 +98,12 @@ def _name(bucket: Bucket) -> FileName:
 
 
 def _parts(bucket: Bucket) -> Iterator[bytes]:
-    """What tells the bucket from others of the same times."""
+    """Yield what distinguishes the bucket from others of the same times."""
     return chain((b"keep",), sorted(bucket.keep), (b"again",), bucket.again)
 
 
 async def _portions(reader: BucketReader, bucket: Bucket) -> AsyncGenerator[list[Run | Progress], None]:
-    """What there is to archive, in lists of about `PORTION_BYTES_MAX`."""
+    """Yield what is to be archived, in lists of about `PORTION_BYTES_MAX`."""
     portion: list[Run | Progress] = []
     size = 0
     for firsts in reader.stretches(bucket):

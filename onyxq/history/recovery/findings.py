@@ -1,7 +1,7 @@
-"""What nodes know of a lost log: read from their stopped directories, or from files exported elsewhere.
+"""What nodes know of a lost log, read from their stopped directories or from exported files.
 
-The node that read furthest has the newest replica.  The others must have read the same log: a node
-whose digest differs at its position has read another one, and nothing is decided between the two.
+The node that read furthest has the newest replica. The others must have read the same log. If a node's
+digest differs at its position, it has read another log, and a person must decide between them.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Found:
     node: str
     cluster_id: str
     position: int
-    """Up to where the node has durably read the log."""
+    """Position up to which the node has durably read the log."""
     digest: bytes
-    """The log's digest there."""
+    """The log's digest at ``position``."""
     epochs: Mapping[int, int]
     """Promised epochs by partition."""
     start: Replica
@@ -57,13 +57,13 @@ class Found:
 
     @property
     def end(self) -> int:
-        """Where the node's copy of the log ends."""
+        """The position at which the node's copy of the log ends."""
         return self.records[-1].position if self.records else self.start.position
 
 
 @frozen
 class Newest:
-    """The newest replica of all that was found."""
+    """The newest replica of everything that was found."""
 
     of: Found
     replica: Replica
@@ -72,7 +72,7 @@ class Newest:
     position: int
     """The highest position that any node has read."""
     missing: Mapping[str, int]
-    """Nodes that were not given, each with the number of partitions that it has copies of."""
+    """Nodes that were not given -> number of partitions in which they hold copies."""
     without_majority: int
     """Number of partitions with a majority of their copies on missing nodes."""
 
@@ -81,7 +81,10 @@ class Newest:
 
 
 async def read_directory(path: Path) -> Found:
-    """What a stopped node's directory holds; raises `NotFound`, `Conflict` if it is in use, `Corrupt`."""
+    """Return what a stopped node's directory holds.
+
+    Raises `NotFound`, `Conflict` if the directory is in use, and `Corrupt`.
+    """
     if not (path / "data.mdb").exists():
         raise NotFound(f"{path} is not the data directory of a node", field="data", hint="Give the peer's --data.")
     store = LmdbStore.open(path)
@@ -94,7 +97,10 @@ async def read_directory(path: Path) -> Found:
 
 
 def found_in(store: Store, source: str) -> Found:
-    """What a store knows of the log; raises `NotFound` if its node never joined a cluster, `Corrupt`."""
+    """Return what a store knows of the log.
+
+    Raises `NotFound` if its node never joined a cluster, and `Corrupt`.
+    """
     node, cluster_id = store.meta("node_id"), store.meta("cluster_id")
     if node is None or cluster_id is None:
         raise NotFound(f"the node of {source} never joined a cluster", field="data", hint="Leave it out.")
@@ -112,7 +118,7 @@ def found_in(store: Store, source: str) -> Found:
 
 
 def export(found: Found, path: str | os.PathLike[str]) -> None:
-    """Write what was found to a file, to be given to the command on another machine."""
+    """Write what was found to a file, for the command on another machine."""
     origin = snapshot.pack(found.start) if found.start.position >= 0 else b""
     with _Writer(path, KIND, cluster="", cluster_id=found.cluster_id, origin=origin) as file:
         file.add_node(found)
@@ -132,7 +138,7 @@ class _Writer(LogFileWriter):
 
 
 def read_export(path: Path) -> Found:
-    """What `export` wrote; raises `NotFound`, `BadRequest` for another kind of file, `Corrupt`."""
+    """Return what `export` wrote; raises `NotFound`, `BadRequest` for another kind of file, and `Corrupt`."""
     begins = read_beginning(path, KIND)
     said: dict[str, Any] = {}
     for number, (kind, body) in enumerate(read_blocks(path, KIND)):
@@ -158,7 +164,7 @@ def read_export(path: Path) -> Found:
 
 
 def newest_of(found: Sequence[Found]) -> Newest:
-    """The newest replica; raises `Conflict` if what was found cannot be of one cluster and one log."""
+    """Return the newest replica; raises `Conflict` if the findings are not of one cluster and one log."""
     _check_one_cluster(found)
     first = max(found, key=lambda one: (one.end, one.position))
     ahead = max(found, key=lambda one: one.position)
@@ -197,7 +203,7 @@ def _check_one_cluster(found: Sequence[Found]) -> None:
 
 
 def _rebuilt(newest: Found, found: Sequence[Found]) -> Replica:
-    """The replica at the end of a node's copy of the log; raises `Conflict` if another node read another log."""
+    """Return the replica at the end of a node's copy of the log; raises `Conflict` if another node read another log."""
     marks = {one.position for one in found}
     replica, entries = newest.start, installed()
     _compare(newest, [one for one in found if one.position <= replica.position], replica)
@@ -212,7 +218,7 @@ def _rebuilt(newest: Found, found: Sequence[Found]) -> Replica:
 
 
 def _compare(newest: Found, others: Sequence[Found], replica: Replica) -> None:
-    """Raise unless nodes whose position the replica has just reached, or is beyond, have read the same log."""
+    """Raise unless the other nodes have read the same log up to the replica's position or before it."""
     digests = {**dict(replica.milestones), replica.position: replica.digest}
     for one in others:
         if digests.get(one.position, one.digest) == one.digest:

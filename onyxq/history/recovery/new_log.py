@@ -36,15 +36,18 @@ EMPTY_LOG, OTHER_CLUSTER, OLDER, FORKED, INTACT, LATER, UNREADABLE = (
 
 @frozen
 class Present:
-    """What the log is now."""
+    """The state of the present log."""
 
     state: str
-    """``empty``, ``of another cluster``, ``older`` than what nodes have read, ``another one`` than they have read,
-    ``intact`` (it continues what they have read), ``later`` (its snapshot is after all that they have read, and
-    nothing shows that it is another log), or ``unreadable``."""
+    """The state, compared with what the nodes have read:
+
+    ``empty``; ``of another cluster``; ``older`` than what they have read; ``another one`` than they have read;
+    ``intact``: it continues what they have read; ``later``: its snapshot is after all that they have read, and
+    nothing shows that it is another log; ``unreadable``.
+    """
     position: int = START
     about: str = ""
-    """More in words."""
+    """Details in words."""
 
 
 async def present_log(session: LogSession, newest: Newest) -> Present:
@@ -102,10 +105,10 @@ async def check_nobody_runs(session: LogSession) -> None:
 
 
 async def begin_anew(backend: LogBackend, newest: Newest, *, replace: bool, now_ms: Callable[[], int]) -> Replica:
-    """Begin the cluster's log anew; returns the replica with which it begins.
+    """Begin the cluster's log anew, and return the replica with which it begins.
 
-    ``backend``: its segments may be closed after one record. ``replace``: delete the log that is there.
-    It may be repeated after it was interrupted. Raises `Conflict` if another process began a log meanwhile.
+    ``backend``: its segments may be closed after one record. ``replace``: delete the existing log.
+    It can be repeated after an interruption. Raises `Conflict` if another process began a log meanwhile.
     """
     if replace:
         await backend.destroy()

@@ -1,15 +1,15 @@
 """The replica with which a new log begins after the old one was lost (design: a log that went back).
 
-Pure.  The old log may have had records that no store has.  What those decided is unknown, so
+Pure. The old log may have had records that are in no store. Their decisions are unknown, so:
 
-* claims are void: a task that is not completed is ready again, its attempts stay as they are;
+* claims are void: a task that is not completed is ready again, and its attempts stay as they are;
 * a claim that a committed transaction holds stays, and the transaction is made visible as usual;
-* an epoch lies above all that any node can have promised, so nothing written under an old epoch
-  counts for more than what is written under a new one;
+* an epoch is greater than any that a node can have promised, so rows of the new epoch win over rows of an
+  old one;
 * the ring is empty, partitions have no leader and jobs no driver: peers join as they start;
 * the latest peer of a node is unknown, so any directory of the node may join.
 
-Members, settings, periodic tasks, jobs and the state of extensions stay as they were.  Log time
+Members, settings, periodic tasks, jobs and the state of extensions stay as they were. Log time
 continues, so a transaction that was prepared and not committed ends at its deadline.
 """
 
@@ -68,7 +68,7 @@ def void_claims(last: Replica) -> int:
 
 
 def expected_nodes(last: Replica) -> dict[str, int]:
-    """Return the nodes whose stores a recovery should see, each with how many partitions it has a copy of."""
+    """Return the nodes whose stores a recovery should see -> number of partitions in which they hold a copy."""
     found = {node.id: 0 for _, node in sorted(last.nodes.items()) if not node.replaced}
     for _, placed in sorted(last.partitions.items()):
         for node_id in holders(placed):
