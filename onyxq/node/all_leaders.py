@@ -1,12 +1,12 @@
-"""Asking the leaders of all partitions: what they answer is together of every partition, each once.
+"""Asking the leaders of all partitions: the answers together cover every partition once.
 
-Leaders change while they are being asked.  So whoever asks names the partitions that it wants of a node, each
-with the epoch that it knows, and the answer names those of which it is: led by the node under that very epoch
-from the beginning of its look to the end.  What remains is asked for again, as the log says by then.
+Leaders change meanwhile. So the asking node names the partitions that it wants from a node, each with the
+epoch that it knows. The answer names the partitions that it covers: those that the node led under that very
+epoch from the beginning of its read to the end. The rest is asked for again, as the log then has it.
 
-A leader that was deposed and whoever asks may both not have read of it yet.  So all nodes that hold a partition are
-asked whether they have promised a later epoch, in the same message: an answer counts only if
-as many have not as a write needs.  Nobody can have acknowledged anything under a later epoch before that.
+A deposed leader and the asking node may both not have read of the change yet. So the same message asks all
+nodes that hold a partition whether they have promised a later epoch. An answer counts only if a majority has
+not. No leader can have acknowledged a write under a later epoch before that.
 """
 
 from __future__ import annotations
@@ -25,64 +25,67 @@ from onyxq.node.node import Node
 from onyxq.node.routing import RETRY_PAUSE_MAX_S, RETRY_PAUSE_S, is_passing, leader_of
 
 LEADERS_TIMEOUT_S = 1.0
-"""How long partitions that move, or are being taken over, are waited for since another one was answered for."""
+"""Time limit for partitions that move or are being taken over, in seconds.
+
+It starts again when another partition was answered for.
+"""
 READ_TIMEOUT_S = 5.0
 LANDED_TIMEOUT_S = 1.0
-"""How long a look may wait for a disk to take what was acknowledged before."""
+"""Longest wait of a read until acknowledged rows are on disk, in seconds."""
 EPOCHS = 1 << 62
 WORD = "partitions"
-"""The argument that peers of an older version do not know: they answer for whatever they lead."""
+"""An argument that peers of an older version do not know: they answer for all partitions that they lead."""
 
 Cohort: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]
 """Members and target."""
 Look: TypeAlias = Callable[[dict[str, Any], Sequence[int]], Awaitable[Any]]
-"""What the arguments of a method ask for, of some of the partitions led from here."""
+"""Answers a method's arguments for some of the partitions that are led from here."""
 
 
 @frozen
 class Part:
-    """What one node answers."""
+    """The answer of one node."""
 
     answer: Any
     partitions: Collection[int]
-    """Of which it is; where there are none the answer says nothing."""
+    """The partitions that the answer covers; if there are none, the answer is empty."""
     past: Collection[int]
-    """Of which the node has promised a later epoch."""
+    """The partitions for which the node has promised a later epoch."""
 
 
 @frozen
 class Plan:
-    """Who is asked for what."""
+    """Which node is asked for which partitions."""
 
     partitions: frozenset[int]
     unserved: Sequence[int]
-    """Those that nobody leads who is ready."""
+    """Partitions without a ready leader."""
     wanted: Mapping[str, Mapping[int, int]]
-    """Node -> partitions that it holds, and perhaps leads, and their epochs."""
+    """Node -> partitions that it holds, and may lead, with their epochs."""
     cohorts: Mapping[Cohort, frozenset[int]]
 
 
 @define
 class Round:
-    """Every node is asked once."""
+    """One round, in which every node is asked once."""
 
     plan: Plan
     told: dict[str, Part] = field(factory=dict)
     errors: list[OnyxqError] = field(factory=list)
 
     def parts(self) -> list[Part]:
-        """Answers that count."""
+        """Return the valid answers."""
         stands = self._standing()
         parts = (part for _, part in sorted(self.told.items()))
         return [part for part in parts if part.partitions and stands.issuperset(part.partitions)]
 
     def whole(self) -> bool:
-        """Whether no more answers are needed."""
+        """Return whether no more answers are needed."""
         wanted = len(self.plan.partitions)
         return sum(len(part.partitions) for part in self.told.values()) >= wanted and len(self._standing()) >= wanted
 
     def _standing(self) -> set[int]:
-        """Partitions of which majorities have answered, and nobody has promised a later epoch."""
+        """Return the partitions for which majorities have answered, and no node has promised a later epoch."""
         told, stands = self.told, set[int]()
         for (members, target), partitions in self.plan.cohorts.items():
             if majority(members, told) and majority(target, told):
@@ -91,7 +94,7 @@ class Round:
 
 
 def planned(replica: Replica, partitions: Collection[int]) -> Plan:
-    """Ask all that hold the partitions: who leads one is among them."""
+    """Return a plan that asks all holders of the partitions. Their leaders are among them."""
     wanted: dict[str, dict[int, int]] = {}
     cohorts: dict[Cohort, set[int]] = {}
     for number in sorted(partitions):
@@ -108,23 +111,23 @@ def planned(replica: Replica, partitions: Collection[int]) -> Plan:
 
 
 class AllLeaders:
-    """See the module's first paragraph; one per node."""
+    """Asks all leaders for a method's answers, and answers other nodes; one per node."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self._planned: tuple[Any, Plan] = None, Plan(frozenset(), (), {}, {})
-        """For all partitions as they were placed last."""
+        """Plan for all partitions, with the placement that it was made for."""
 
     def led(self) -> list[int]:
-        """Partitions that serve from here, sorted."""
+        """Return the partitions that are served from here, sorted."""
         return [number for number, leader in sorted(self._node.leaders.items()) if leader.ready]
 
     # --- the node that asks
 
     async def ask(self, method: str, args: dict[str, Any], look: Look) -> list[Any]:
-        """Answers to a method that are together of all partitions; ``look`` is this node's own.
+        """Return answers to a method that together cover all partitions; ``look`` reads this node's own.
 
-        Raises `Unavailable` if nobody can answer for some of them.
+        Raises `Unavailable` if some partitions have no answer in time.
         """
         node, answers = self._node, list[Any]()
         if node.replica.cluster is None:
@@ -150,7 +153,7 @@ class AllLeaders:
             pause = min(2 * pause, RETRY_PAUSE_MAX_S)
 
     async def _served(self, left: Collection[int], until: float) -> Plan:
-        """Whom to ask once all is served."""
+        """Return a plan once all partitions are served; raises `Unavailable` if that takes too long."""
         with trio.move_on_at(until):
             while self._plan(left).unserved:
                 await self._node.changed(self._node.replica)
@@ -199,7 +202,7 @@ class AllLeaders:
         return Part(told["answer"], told[WORD], told["past"])
 
     async def _call_older(self, name: str, method: str, args: dict[str, Any], epochs: Mapping[int, int]) -> Part:
-        """The same of a peer of an older version, which says neither what it leads nor what it has promised."""
+        """Ask a peer of an older version, which reports neither what it leads nor what it has promised."""
         leads = [number for number in self._node.replica.partitions if leader_of(self._node, number) == name]
         if not epochs.keys() & leads:
             return Part(None, (), ())
@@ -210,11 +213,11 @@ class AllLeaders:
     # --- the node that is asked
 
     def serving(self, look: Look) -> Callable[[dict[str, Any]], Awaitable[Any]]:
-        """The method as other nodes call it."""
+        """Return the handler of the method for calls of other nodes."""
 
         async def handler(args: dict[str, Any]) -> Any:
             rest = {name: value for name, value in args.items() if name != WORD}
-            if WORD not in args:  # a peer of an older version asks
+            if WORD not in args:  # A peer of an older version asks.
                 await self._node.settled()
                 return await look(rest, self.led())
             part = await self._look(rest, _epochs(args[WORD]), look)
@@ -241,14 +244,14 @@ class AllLeaders:
         return Part(answer, leads, past)
 
     def _leads(self, epochs: Mapping[int, int]) -> list[int]:
-        """Which of the partitions are led from here under these epochs, as far as is known here."""
+        """Return the partitions that are led from here under these epochs, as far as this node knows."""
         found = [(number, self._node.leaders.get(number)) for number in sorted(epochs)]
         ready = [(number, one) for number, one in found if one is not None and one.ready and not one.deposed]
         return [number for number, one in ready if one.epoch == epochs[number]]
 
 
 def _epochs(value: Any) -> dict[int, int]:
-    """Partitions and their epochs, as another node names them."""
+    """Return partitions and their epochs from another node's arguments."""
     whole = isinstance(value, dict) and all(type(one) is int for pair in value.items() for one in pair)
     if not whole or not all(0 <= number < PARTITIONS_MAX and 0 <= epoch < EPOCHS for number, epoch in value.items()):
         raise BadRequest(f"{WORD} must be a map of partitions and their epochs", field=WORD)

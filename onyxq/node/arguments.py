@@ -1,8 +1,7 @@
-"""Checks of what clients and peers send: each names the field at fault and stores nothing.
+"""Checks of arguments from clients and peers. Each error names the wrong field.
 
-The functions at the end make the whole work list of a method.  A leader makes it again
-from what another node passed on: nothing that is malformed gets as far as an entry or a
-row, whoever sent it.
+The functions at the end build the whole work list of a method. A leader builds it again from what another
+node passed on, so no malformed value reaches an entry or a row, from any sender.
 """
 
 from __future__ import annotations
@@ -91,18 +90,18 @@ HEADER: dict[str, _Rule] = {
     "trace": _Rule(is_traceparent, "a W3C traceparent of version 00, in lower case"),
     "unique_key": _NAME,
 }
-"""Fields of a task run's header, and what each must be."""
+"""Field of a task run's header -> its rule."""
 
 
 def only(args: dict[str, Any], known: Iterable[str]) -> None:
-    """Refuse unknown fields."""
+    """Raise `BadRequest` for a field that is not known."""
     for name in args:
         if name not in known:
             raise BadRequest(f"there is no field {str(name)[:100]!r}", field=str(name)[:100])
 
 
 def integer(value: Any, field: str, low: int, high: int) -> int:
-    """A whole number within bounds; true and false are none."""
+    """Return a whole number within bounds. True and false are refused."""
     if type(value) is not int:
         raise BadRequest(f"{field} must be an integer", field=field)
     if not low <= value <= high:
@@ -111,21 +110,21 @@ def integer(value: Any, field: str, low: int, high: int) -> int:
 
 
 def text(value: Any, field: str, most: int, *, least: int = 0) -> str:
-    """A string within bounds."""
+    """Return a string within bounds."""
     if not isinstance(value, str) or not least <= len(value) <= most:
         raise BadRequest(f"{field} must be a string of {least} to {most} characters", field=field)
     return value
 
 
 def name(value: Any, field: str, most: int, *, least: int = 0) -> str:
-    """A string within bounds and without control characters."""
+    """Return a string within bounds and without control characters."""
     if _CONTROL.search(text(value, field, most, least=least)):
         raise BadRequest(f"{field} must not contain control characters", field=field)
     return str(value)
 
 
 def task_id(value: Any, field: str, partitions: int) -> TaskId:
-    """A task id of a partition that exists."""
+    """Return a task id of a partition that exists."""
     if not isinstance(value, bytes) or len(value) != ID_BYTES:
         raise BadRequest(f"{field} must be {ID_BYTES} bytes", field=field)
     if partition_of(value) >= partitions:
@@ -134,7 +133,7 @@ def task_id(value: Any, field: str, partitions: int) -> TaskId:
 
 
 def items(args: dict[str, Any], width: int, name: str = "items", *, most: int = 0) -> list[list[Any]]:
-    """A bounded list of lists of a fixed length, or of up to ``most``."""
+    """Return a bounded list of lists that have ``width`` elements, or up to ``most``."""
     only(args, (name,))
     found = args.get(name)
     if not isinstance(found, list) or len(found) > ITEMS_MAX:
@@ -146,7 +145,7 @@ def items(args: dict[str, Any], width: int, name: str = "items", *, most: int = 
 
 
 def run(item: list[Any], field: str, partitions: int) -> tuple[TaskId, int]:
-    """First id and count of a run within one stretch."""
+    """Return the first id and count of a run within one stretch."""
     first = task_id(item[0], f"{field}.id", partitions)
     count = integer(item[1], f"{field}.count", 1, RUN_TASKS_MAX)
     if offset_of(first) + count > STRETCH_TASKS:
@@ -155,16 +154,16 @@ def run(item: list[Any], field: str, partitions: int) -> tuple[TaskId, int]:
 
 
 def token(value: Any, field: str) -> int:
-    """A fencing token."""
+    """Return a fencing token."""
     return integer(value, field, 0, TOKEN_MAX)
 
 
 def task_run(
     item: list[Any], place: int, partitions: int, *, from_peer: bool = False
 ) -> tuple[TaskId, bytes, int | None]:
-    """A task run to enqueue, and the due time that its user named; raises `TooLarge` too.
+    """Return a task run to enqueue, and the due time that the user set; may also raise `TooLarge`.
 
-    The node that a client talks to checks the payloads' checksums; its peers need not again.
+    The node that the client calls checks the payloads' checksums; its peers need not repeat that.
     """
     field = f"runs[{place}]"
     first, body = task_id(item[0], f"{field}.id", partitions), item[1]
@@ -197,7 +196,7 @@ RELATED = frozenset({"depends", "ordering_key", "unique_key"})
 
 
 def _related(first: TaskId, decoded: facts.TaskRun, field: str, partitions: int) -> None:
-    """Check what ties a run to other tasks."""
+    """Raise `BadRequest` unless the fields that tie a run to other tasks are valid."""
     header = decoded.header
     for one in header.get("depends", ()):
         if partition_of(one) >= partitions:
@@ -218,7 +217,7 @@ def _related(first: TaskId, decoded: facts.TaskRun, field: str, partitions: int)
 
 
 def results(value: Any, field: str, count: int) -> list[bytes | None]:
-    """Results of a completion: none at all, or one per task."""
+    """Return the results of a completion: none at all, or one per task."""
     if value is None or value == []:
         return []
     if not isinstance(value, list) or len(value) != count:
@@ -231,7 +230,7 @@ def results(value: Any, field: str, count: int) -> list[bytes | None]:
 
 
 def queues(value: Any) -> list[str]:
-    """Names of queues to claim from."""
+    """Return the names of queues to claim from."""
     if not isinstance(value, list) or not 1 <= len(value) <= 100:
         raise BadRequest("queues must be a list of 1 to 100 names", field="queues")
     return [name(one, f"queues[{place}]", QUEUE_CHARS_MAX, least=1) for place, one in enumerate(value)]
@@ -241,7 +240,7 @@ def queues(value: Any) -> list[str]:
 
 
 def write_level(args: dict[str, Any], copies: int) -> int | None:
-    """``w``, the number of nodes that must have a write; None: a majority of the cluster's ``copies``."""
+    """Return ``w``, the number of nodes that must have a write; None: a majority of the cluster's ``copies``."""
     wanted = args.get("w")
     if wanted is None:
         return None
@@ -257,7 +256,7 @@ def write_level(args: dict[str, Any], copies: int) -> int | None:
 def task_runs(
     args: dict[str, Any], partitions: int, copies: int, *, from_peer: bool = False
 ) -> tuple[list[tuple[TaskId, bytes, int | None]], int | None]:
-    """Runs to enqueue, and how many nodes must have them (None: a majority), at most ``copies``."""
+    """Return runs to enqueue, and how many nodes must have them (None: a majority), at most ``copies``."""
     only(args, ("runs", "w"))
     wanted = write_level(args, copies)
     found = items({"runs": args.get("runs")}, 2, "runs", most=3)
@@ -265,7 +264,7 @@ def task_runs(
 
 
 def completions(args: dict[str, Any], partitions: int) -> list[tuple[TaskId, int, int, int | None, list[bytes | None]]]:
-    """Items of ``complete``: first, count, token, seq, results."""
+    """Return the items of ``complete``: first, count, token, seq, results."""
     work = []
     for place, item in enumerate(items(args, 5)):
         field = f"items[{place}]"
@@ -276,7 +275,7 @@ def completions(args: dict[str, Any], partitions: int) -> list[tuple[TaskId, int
 
 
 def failures(args: dict[str, Any], partitions: int) -> list[tuple[TaskId, int, int, str, int | None]]:
-    """Items of ``fail``: first, count, token, error, retry_in_ms."""
+    """Return the items of ``fail``: first, count, token, error, retry_in_ms."""
     work = []
     for place, item in enumerate(items(args, 5)):
         field = f"items[{place}]"
@@ -287,7 +286,7 @@ def failures(args: dict[str, Any], partitions: int) -> list[tuple[TaskId, int, i
 
 
 def renewals(args: dict[str, Any], partitions: int) -> list[tuple[TaskId, int, int, int]]:
-    """Items of ``renew``: first, count, token, lease_ms."""
+    """Return the items of ``renew``: first, count, token, lease_ms."""
     work = []
     for place, item in enumerate(items(args, 4)):
         field = f"items[{place}]"
@@ -296,7 +295,7 @@ def renewals(args: dict[str, Any], partitions: int) -> list[tuple[TaskId, int, i
 
 
 def releases(args: dict[str, Any], partitions: int) -> list[tuple[TaskId, int, int]]:
-    """Items of ``release``: first, count, token."""
+    """Return the items of ``release``: first, count, token."""
     return [_held(item, f"items[{place}]", partitions) for place, item in enumerate(items(args, 3))]
 
 
@@ -308,7 +307,10 @@ def _held(item: list[Any], field: str, partitions: int) -> tuple[TaskId, int, in
 def updates(
     args: dict[str, Any], partitions: int, copies: int
 ) -> tuple[list[tuple[TaskId, int, int, bytes]], int | None]:
-    """Items of ``update`` (id, token, seq, data), and how many nodes must have them; see `write_level`."""
+    """Return the items of ``update`` (id, token, seq, data), and how many nodes must have them.
+
+    See `write_level`.
+    """
     only(args, ("items", "w"))
     wanted = write_level(args, copies)
     work = []
@@ -324,13 +326,13 @@ def updates(
 
 
 def outcomes(args: dict[str, Any], partitions: int) -> tuple[list[TaskId], str]:
-    """Ids of which a node asks what became of them, and that node."""
+    """Return the ids of tasks whose outcome a node asks for, and that node."""
     only(args, ("ids", "watcher"))
     return task_ids({"ids": args.get("ids")}, partitions), text(args.get("watcher"), "watcher", WORKER_CHARS_MAX)
 
 
 def stretches(args: dict[str, Any]) -> list[bytes]:
-    """First ids of stretches that a node asks about."""
+    """Return the first ids of stretches that a node asks about."""
     only(args, ("stretches",))
     found = args.get("stretches")
     if not isinstance(found, list) or len(found) > ITEMS_MAX:
@@ -339,7 +341,7 @@ def stretches(args: dict[str, Any]) -> list[bytes]:
 
 
 def cancels(args: dict[str, Any], partitions: int) -> tuple[list[TaskId], bool]:
-    """Ids to ``cancel``, and whether claimed tasks are cancelled too."""
+    """Return the ids to ``cancel``, and whether claimed tasks are cancelled too."""
     only(args, ("ids", "claimed"))
     claimed = args.get("claimed", False)
     if type(claimed) is not bool:
@@ -348,7 +350,7 @@ def cancels(args: dict[str, Any], partitions: int) -> tuple[list[TaskId], bool]:
 
 
 def task_ids(args: dict[str, Any], partitions: int) -> list[TaskId]:
-    """Ids of tasks that something is to be done about."""
+    """Return the task ids in a list ``ids``."""
     only(args, ("ids",))
     ids = args.get("ids")
     if not isinstance(ids, list) or len(ids) > ITEMS_MAX:
@@ -357,7 +359,7 @@ def task_ids(args: dict[str, Any], partitions: int) -> list[TaskId]:
 
 
 def claim_terms(queue_names: Any, most: Any, lease_ms: Any, worker: Any) -> tuple[list[str], int, int, str]:
-    """What one claimer asks for; no lease, or 0: as each queue has it."""
+    """Return the terms of one claimer. Without a lease, or with 0, that of each queue applies."""
     return (
         queues(queue_names),
         integer(most, "max", 1, CLAIM_TASKS_MAX),
@@ -367,9 +369,10 @@ def claim_terms(queue_names: Any, most: Any, lease_ms: Any, worker: Any) -> tupl
 
 
 def claims(args: dict[str, Any]) -> tuple[list[tuple[list[str], int, int, str, int]], int]:
-    """What the claimers of another node ask for together, and how many tasks the heads should list.
+    """Return the terms of another node's claimers, and the number of tasks that the heads should list.
 
-    Each names queues, the most tasks, the lease, the worker, and how long it would hold a task that is not due yet.
+    Each claimer names queues, the maximum number of tasks, the lease, the worker, and how long it would hold a
+    task that is not due yet.
     """
     only(args, ("requests", "wanted"))
     requests = items({"requests": args.get("requests")}, 5, "requests")

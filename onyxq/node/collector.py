@@ -1,9 +1,9 @@
-"""Collecting garbage: the duty `Snapshot` of one peer, and waiting for its end (design: garbage collection).
+"""Log collection: the duty `Snapshot` of one peer, and waiting for its end (design: garbage collection).
 
-The collector stores the replica as the origin, trims the log as far as the stores of all
-live nodes have taken it in, opens the next segment if need be, and says so by
-``finish_gc``.  It may die at any point, or be taken for dead while it works on: the next
-one begins where the origin's pointer says.  Everything here may be done twice.
+The collector stores the replica as the origin. It trims the log as far as the stores of all live nodes have
+taken it in, opens the next segment if needed, and appends ``finish_gc``. It may die at any point, or be
+considered dead while it works. The next collector continues from the origin's position. Every step may be
+repeated.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from onyxq.core.replica import Replica
 from onyxq.node.node import Node
 
 TRIM_PATIENCE_S = 10.0
-"""How long the log is kept for a live node that does not get on with reading it, or does not answer."""
+"""How long the log is kept for a live node that does not answer or does not read on, in seconds."""
 TRIM_LOOK_S = 0.2
 ASK_TIMEOUT_S = 2.0
 FINISH_AGAIN_S = 1.0
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class Collector:
-    """Collects in the name of one peer."""
+    """Collects the log for one peer."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -47,14 +47,14 @@ class Collector:
         if await session.rotate():
             log.info("the log goes on in a new segment")
         entry = finish_gc.Args(position, trimmed, origin_bytes)
-        while True:  # the duty goes with the entry; if it does not, the entry is owed again
+        while True:  # The entry ends the duty. If it is lost, it is owed again.
             outbox = self._node.outbox
             if outbox is not None and not outbox.closed and not outbox.holds(entry):
                 outbox.submit([entry])
             await trio.sleep(FINISH_AGAIN_S)
 
     async def _store(self, session: LogSession, replica: Replica) -> tuple[int, int]:
-        """See to it that there is an origin at or above the ``gc``; its size and position."""
+        """Ensure that there is an origin at or after the ``gc``, and return its size and position."""
         data = b""
         for _ in range(STORE_TRIES_MAX):
             old = await session.origin()
@@ -69,7 +69,7 @@ class Collector:
         raise LogUnavailable("other peers replace the origin again and again")
 
     async def _trim(self, session: LogSession, position: int) -> int:
-        """Trim up to ``position``, or as far as live stores have come by the end of our patience."""
+        """Trim up to ``position``, or as far as live stores have come within `TRIM_PATIENCE_S`."""
         upto = START
         with trio.move_on_after(TRIM_PATIENCE_S):
             while (upto := min([position, *await self._store_positions(position)])) < position:
@@ -77,7 +77,7 @@ class Collector:
         return await session.trim(upto) if upto > START else 0
 
     async def _store_positions(self, position: int) -> list[int]:
-        """Up to where each node that has a peer has durably taken in the log; START if it does not say."""
+        """Return how far each node with a peer has durably taken in the log; `START` if it does not answer."""
         node = self._node
         live = {peer.node for peer in node.replica.peers.values()}
         found: list[int] = []
@@ -102,7 +102,7 @@ class Collector:
     # --- on request
 
     async def collect(self) -> dict[str, int]:
-        """Have the log collected up to now; what was done. Raises `LogUnavailable`."""
+        """Collect the log up to now, and return the result; raises `LogUnavailable`."""
         position, _ = await self._node.verdicts([gc.Args()])
         with trio.move_on_after(COLLECT_TIMEOUT_S):
             while True:
@@ -117,13 +117,15 @@ class Collector:
         raise LogUnavailable(f"the collection did not end within {COLLECT_TIMEOUT_S:.0f} s; it goes on")
 
 
-# A large replica takes seconds to pack or build.  It is done in slices of the event loop,
+# A large replica takes seconds to pack or build. It is done in slices of the event loop,
 # not in a thread: that would hold the interpreter for longer at a time.
 
 
 async def packed(replica: Replica) -> bytes:
-    """As `snapshot.pack`, in slices with pauses: a call takes many turns of the event loop, which
-    are not all to be longer by a slice."""
+    """Return the same as `snapshot.pack`, computed in slices with pauses.
+
+    Calls take many turns of the event loop. The pauses leave some turns without a slice.
+    """
     parts = []
     for part in snapshot.packing(replica):
         parts.append(part)
@@ -132,7 +134,7 @@ async def packed(replica: Replica) -> bytes:
 
 
 async def unpacked(data: bytes) -> Replica:
-    """As `snapshot.unpack`, in slices; raises `Corrupt`."""
+    """Return the same as `snapshot.unpack`, computed in slices; raises `Corrupt`."""
     building = snapshot.unpacking(data)
     while True:
         try:

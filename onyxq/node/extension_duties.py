@@ -1,8 +1,7 @@
-"""Extensions within a node: their duties, run and restarted, and what clients ask of them.
+"""Extensions within a node: their duties, run and restarted, and the methods for clients.
 
-A core duty that fails ends the peer; that of an extension never does.  It is started again
-with growing pauses, and given up after `FAILURES_MAX` failures in a row until its peer, or
-the duty, begins anew.
+A core duty that fails ends the peer; an extension's duty never does. It is started again with growing pauses.
+After `FAILURES_MAX` failures in a row it stops until its peer, or the duty, begins anew.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ FAILURES_MAX = 10
 PAUSE_FIRST_S = 0.5
 PAUSE_MAX_S = 30.0
 STEADY_S = 60.0
-"""A run that lasted so long was none of a row of failures."""
+"""Seconds after which a run counts as successful: a later failure begins a new series."""
 SEEN_TIMEOUT_S = 5.0
 LOG_RETRY_S = 0.5
 
@@ -36,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class RunContext:
-    """What a duty's ``run`` is given; see `onyxq.system.extensions.Context`."""
+    """The context of a duty's ``run``; see `onyxq.system.extensions.Context`."""
 
     def __init__(self, node: Node, *, peer: str, entry: Entry) -> None:
         self.me = peer
@@ -55,9 +54,9 @@ class RunContext:
         return self._node.replica
 
     async def submit(self, args: Any) -> Verdict:
-        """Append an entry of the extension and return its verdict; waits while the log is away.
+        """Append an entry of the extension and return its verdict. Wait while the log is unavailable.
 
-        Raises `LogUnavailable` if the verdict cannot be told in time, `NotEnabled`, `TooLarge`.
+        Raises `LogUnavailable` if the verdict is not known in time, `NotEnabled`, `TooLarge`.
         """
         found = self._node.entries.of(args)
         if found is None or found.extension != self._extension:
@@ -68,17 +67,17 @@ class RunContext:
         return verdicts[0]
 
     def let_time_pass(self) -> None:
-        """Have a record written soon, so that log time moves; the same as nothing while the log is away."""
+        """Write a record soon, so that log time moves. Does nothing while the log is unavailable."""
         outbox = self._node.outbox
         if outbox is not None and not outbox.closed:
             outbox.submit_empty()
 
     async def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Wait for a number of seconds."""
         await trio.sleep(seconds)
 
     def wall_ms(self) -> int:
-        """The wall clock, milliseconds since the epoch."""
+        """Return the wall clock, in milliseconds since the epoch."""
         return self._node.wall_ms()
 
 
@@ -112,11 +111,10 @@ class Extending:
         self._node = node
 
     async def submit(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Append an entry of an extension: its position and verdict.
+        """Append an entry of an extension, and return its position and verdict.
 
-        ``args``: a list of all arguments, or a map.  Raises `NotFound`, `Forbidden`,
-        `BadRequest` naming the argument, `NotEnabled`, `Unavailable`, and `Unknown` if the
-        entry may have been appended.
+        ``args``: a list of all arguments, or a map. Raises `NotFound`, `Forbidden`, `BadRequest` that names the
+        argument, `NotEnabled`, `Unavailable`, and `Unknown` if the entry may have been appended.
         """
         check.only(args, ("entry", "args"))
         entry = self._submitted(check.text(args.get("entry"), "entry", NAME_CHARACTERS_MAX, least=1))
@@ -139,10 +137,10 @@ class Extending:
         return entry
 
     async def extension(self, args: dict[str, Any]) -> dict[str, Any]:
-        """The state of an extension and the position of the replica that it is of.
+        """Return the state of an extension and the position of its replica.
 
-        ``seen``: waits until the replica is at that position; raises `Unavailable` if it is
-        not in 5 s, `NotFound` if nothing of the name is installed and there is no state.
+        ``seen``: wait until the replica is at that position. Raises `Unavailable` if it is not within 5 s, and
+        `NotFound` if the name is not installed and has no state.
         """
         check.only(args, ("name", "seen"))
         name = check.text(args.get("name"), "name", NAME_CHARACTERS_MAX, least=1)
@@ -160,7 +158,7 @@ class Extending:
 
 
 def _native(value: Any) -> Any:
-    """A state as msgpack can hold it."""
+    """Return a state as types that msgpack can hold."""
     if isinstance(value, PMap):
         return {key: _native(value[key]) for key in sorted(value)}
     return [_native(item) for item in value] if isinstance(value, tuple) else value

@@ -14,7 +14,7 @@ from onyxq.wire.protocol import Hello
 
 CONNECT_TIMEOUT_MS = 2_000
 REFUSED_PAUSE_S = 0.25
-"""After a failed attempt others fail at once for this long."""
+"""Time after a failed attempt in which further calls fail at once, in seconds."""
 
 
 class Link:
@@ -40,7 +40,7 @@ class Link:
         self._reason = ""
 
     async def call(self, method: str, args: dict[str, Any], *, timeout_s: float) -> Any:
-        """Call a method there; raises `Unavailable` if the node cannot be reached."""
+        """Call a method of the node; raises `Unavailable` if it cannot be reached."""
         connection = self._connection
         if connection is None or connection.closed.is_set():
             connection = await self._connect()

@@ -1,7 +1,7 @@
 """Signs of life from the nodes that a node writes to.
 
-Nodes to which nothing is written are asked now and then, since who leads must know that it
-is cut off.  Nodes that did not answer are asked often: what they missed waits for them.
+Nodes that receive no writes are asked now and then, because a leader must notice that it is cut off. Nodes
+that did not answer are asked often: rows wait for them.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ MISSED_TIMEOUT_S = 1.0
 
 
 class ProbingHost(Protocol):
-    """What this needs of its node."""
+    """The members of the node that `Probing` uses."""
 
     node_id: str
     leaders: dict[int, PartitionLeader]
     senders: dict[str, Sender]
 
     def sender(self, node: str) -> Sender:
-        """The sender of writes to a node."""
+        """Return the sender of writes to a node."""
         ...
 
     async def call(self, node: str, method: str, args: dict[str, Any], *, timeout_s: float) -> Any:
@@ -38,14 +38,14 @@ class ProbingHost(Protocol):
 
 
 class Probing:
-    """See the module's first paragraph."""
+    """Asks other nodes for signs of life."""
 
     def __init__(self, host: ProbingHost) -> None:
         self._host = host
         self._missed = trio.Event()
 
     def missed(self) -> None:
-        """Somebody waits for a node to answer again."""
+        """Note that rows wait for a node to answer again."""
         self._missed.set()
 
     async def run(self) -> None:
@@ -86,5 +86,5 @@ class Probing:
         try:
             await self._host.call(sender.node, PING, {}, timeout_s=MISSED_TIMEOUT_S)
         except OnyxqError:
-            return  # it is asked again
+            return  # It is asked again.
         sender.returned()

@@ -1,7 +1,7 @@
-"""Whether the log still is the one that a node has read (design: a log that went back).
+"""Checks that the log is still the one that a node has read (design: a log that went back).
 
-A ZooKeeper that is restored from an older copy, wiped, or served by a server that was, lacks records
-that nodes have acted upon.  A node that went on would give tokens a second time.  So it checks the log
+ZooKeeper may be restored from an older copy or wiped, or one of its servers may be. Then it lacks records that
+nodes have acted upon, and a node that continued would issue tokens a second time. So a node checks the log
 before it appends anything, after every reconnection, and every few seconds while it is connected.
 """
 
@@ -46,9 +46,9 @@ class ReadAgain:
     start: Replica
     """The snapshot; `EMPTY` before the first collection."""
     packed: bytes
-    """Its bytes."""
+    """The snapshot in packed form."""
     records: list[Record]
-    """Those after it, up to where the node had read."""
+    """The records after it, up to where the node had read."""
 
 
 def stored_mark(store: Store) -> ReadMark:
@@ -85,7 +85,7 @@ async def read_again(session: LogSession, mark: ReadMark) -> ReadAgain:
 
 
 async def _records(session: LogSession, after: int, last: int) -> list[Record] | None:
-    """The records up to ``last``; None if some are trimmed meanwhile, so that there is a newer snapshot."""
+    """Return the records up to ``last``; None if some are trimmed meanwhile, so that there is a newer snapshot."""
     records: list[Record] = []
     while after < last:
         found = await session.read(after + 1)
@@ -97,7 +97,7 @@ async def _records(session: LogSession, after: int, last: int) -> list[Record] |
 
 
 async def cluster_of(session: LogSession, entries: Entries) -> Cluster | None:
-    """The cluster that the log is of; None if it has none."""
+    """Return the cluster to which the log belongs; None if it has none."""
     origin = await session.origin()
     replica = await unpacked(origin.data) if origin is not None else EMPTY
     end = await session.tail()
@@ -119,8 +119,8 @@ class WatchedNode(Protocol):
 async def watch(node: WatchedNode, session: LogSession, look: Look) -> None:
     """Check every few seconds that the log is the one that was read; raises `LogWentBack`, `SessionLost`.
 
-    ``look``: `LogBackend.look`.  A log that was set back refuses this session for ever, as it saw more than
-    there is.  So while the session is disconnected another connection is opened to look.
+    ``look``: `LogBackend.look`. A log that was set back refuses this session for ever, because the session saw
+    newer records. So while the session is disconnected, the check uses another connection.
     """
     connected_at = trio.current_time()
     while True:
@@ -156,13 +156,13 @@ def _fits(position: int, known: Record | None, found: Record | Trimmed | None) -
 
 
 class Member(Protocol):
-    """What `confirm_leader` needs of its node."""
+    """The members of a node that `confirm_leader` uses."""
 
     replica: Replica
     went_back: LogWentBack | None
 
     async def moved(self) -> None:
-        """Return at the next step of the log."""
+        """Wait for the next step of the log."""
         ...
 
     async def call(self, node: str, method: str, args: dict[str, Any], *, timeout_s: float) -> Any:
@@ -178,9 +178,9 @@ def step_of(replica: Replica, position: int) -> bytes | None:
 async def confirm_leader(node: Member, leader: str, position: int, step: bytes | None) -> None:
     """Raise `LogUnavailable` unless a leader that asks for a promise reads the same log as this node.
 
-    ``leader``: the leader's node, which has read up to ``position``; ``step``: its `step_of` there.  Peers
-    of a log that was set back could make a leader of their own.  Without the promises of nodes that know
-    better it cannot serve.
+    ``leader``: the leader's node, which has read up to ``position``; ``step``: its `step_of` there. Peers of a
+    log that was set back could elect their own leader. It cannot serve without the promises of nodes that have
+    read more.
     """
     if node.went_back is not None:
         raise LogUnavailable(node.went_back.message, hint=node.went_back.advice)
@@ -188,7 +188,7 @@ async def confirm_leader(node: Member, leader: str, position: int, step: bytes |
         while node.replica.position < position:
             await node.moved()
     mine = node.replica
-    if mine.position < position:  # this node does not reach the log, or lags: the leader knows more than it
+    if mine.position < position:  # This node lags or cannot reach the log: the leader has read more.
         position, step = mine.position, step_of(mine, mine.position)
         known = await node.call(leader, "cohort.step", {"position": position}, timeout_s=READ_TIMEOUT_S)
     else:
@@ -199,9 +199,9 @@ async def confirm_leader(node: Member, leader: str, position: int, step: bytes |
 
 
 def check_snapshot(mark: ReadMark, snapshot: Replica) -> None:
-    """Raise `LogWentBack` if a snapshot that is not below ``mark`` is known to be of another log.
+    """Raise `LogWentBack` if a snapshot at or after ``mark`` is known to be of another log.
 
-    A log that a recovery began is not: it lies above all that was read of the lost one.
+    The new log after a recovery is not one: it begins after all that was read of the lost log.
     """
     if mark.position < snapshot.void_below:
         return
@@ -211,10 +211,10 @@ def check_snapshot(mark: ReadMark, snapshot: Replica) -> None:
 
 
 def check_record(position: int, known: Record | None, found: Record | Trimmed | None) -> None:
-    """Raise `LogWentBack` unless what a look at ``position`` found fits the record that was read there.
+    """Raise `LogWentBack` unless the record found at ``position`` is the one that was read there.
 
-    ``known``: that record; None if the node has it from a snapshot.  A trimmed one is taken for it: the
-    snapshot, which is above it, is checked when it is read.
+    ``known``: the record that was read; None if the node has it from a snapshot. A trimmed record is accepted:
+    the snapshot, which is at or after it, is checked when it is read.
     """
     if found is None:
         raise ends_before(position)
@@ -223,7 +223,7 @@ def check_record(position: int, known: Record | None, found: Record | Trimmed | 
 
 
 def ends_before(position: int, end: int | None = None) -> LogWentBack:
-    """The error for a log that lacks the record at ``position``, which was read; ``end``: its last position."""
+    """Return the error for a log without the record at ``position``, which was read; ``end``: its last position."""
     if end == START:
         return LogWentBack(f"the log is empty, and this node has read it up to position {position}")
     ends = "ends before" if end is None else f"ends at position {end}, before"
@@ -231,5 +231,5 @@ def ends_before(position: int, end: int | None = None) -> LogWentBack:
 
 
 def other_record(position: int) -> LogWentBack:
-    """The error for a log whose record at ``position`` is another one than was read there."""
+    """Return the error for a log whose record at ``position`` is not the one that was read there."""
     return LogWentBack(f"the log holds another record at or before position {position} than the one this node has read")

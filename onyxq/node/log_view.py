@@ -1,9 +1,8 @@
-"""What tools and subscribers read of the log through a peer: records as stored, the origin, the replica.
+"""The log as tools and subscribers read it through a peer: records as stored, the origin, the replica.
 
-Answers are bounded in size: records come by the page, the origin and the packed replica in
-parts.  The newest records are kept in memory, so that followers at the tail cost the log
-nothing; for older ones the node opens a session of its own with the log, and closes it when
-nobody asked for a while.  Nothing is shown that this node has not stepped itself.
+Answers are bounded in size: records come in pages, the origin and the packed replica in parts. The newest
+records are kept in memory, so followers at the end cause no reads of the log. For older ones the node opens
+its own session with the log, and closes it when it is idle. A node shows only records that it has applied.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from onyxq.node.node import Node
 
 PAGE_RECORDS_MAX = 1_000
 PAGE_BYTES_MAX = 4 << 20
-"""Of records in one answer; one record may go beyond."""
+"""Maximum bytes of records in one answer; a single record may be larger."""
 PART_BYTES = 4 << 20
-"""Of the origin, or the packed replica, in one answer."""
+"""Maximum bytes of the origin, or of the packed replica, in one answer."""
 WAIT_MS_MAX = 60_000
 READ_TIMEOUT_S = 8.0
-"""For one page; what was read by then is the answer."""
+"""Time limit for reading one page, in seconds. The answer has what was read by then."""
 IDLE_S = 15.0
 
 
@@ -45,7 +44,7 @@ class _Packed:
 
 
 class LogView:
-    """See the module's first paragraph. Without ``backend`` only what is in memory is shown."""
+    """Reads of the log through a node. Without ``backend`` only what is in memory is shown."""
 
     def __init__(self, node: Node, backend: LogBackend | None) -> None:
         self._node = node
@@ -61,9 +60,9 @@ class LogView:
     # --- methods of the node
 
     async def raw(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Records as stored, from a position on; with ``wait_ms``, waits until there is one.
+        """Return records as stored, from a position; with ``wait_ms``, wait until there is one.
 
-        ``{"trimmed": origin's position}`` if the log lets no reader start there any more.
+        The answer is ``{"trimmed": origin's position}`` if the records at the position are trimmed.
         Raises `LogUnavailable`.
         """
         check.only(args, ("from", "limit", "wait_ms"))
@@ -89,10 +88,10 @@ class LogView:
         }
 
     async def origin(self, args: dict[str, Any]) -> dict[str, Any]:
-        """A part of the log's origin; position -1 and no parts before the first collection.
+        """Return a part of the log's origin; position -1 and no parts before the first collection.
 
-        ``position``: which origin the earlier parts were of; raises `Conflict` if there is
-        a newer one, and `LogUnavailable`.
+        ``position``: the origin of the earlier parts. Raises `Conflict` if there is a newer one, and
+        `LogUnavailable`.
         """
         part, wanted = _part_args(args)
         if wanted is None or self._origin is None or self._origin.position != wanted:
@@ -102,7 +101,7 @@ class LogView:
         return _part(self._origin, part, wanted, "origin")
 
     async def replica(self, args: dict[str, Any]) -> dict[str, Any]:
-        """This node's replica: its position and digest; with ``part`` also that part of its bytes."""
+        """Return the position and digest of this node's replica; with ``part`` also that part of its bytes."""
         check.only(args, ("part", "position"))
         if args.get("part") is None:
             replica = self._node.replica
@@ -129,7 +128,7 @@ class LogView:
     # --- reading the log beside the peer
 
     async def pages(self, start: int, last: int) -> AsyncIterator[list[Record]]:
-        """Every record from ``start`` to ``last``, which must be written; raises `Gone`, `LogUnavailable`."""
+        """Yield every record from ``start`` to ``last``, which must be written; raises `Gone`, `LogUnavailable`."""
         while start <= last:
             if self._node.records.reaches(start):
                 page, trimmed = self._node.records.page(start, PAGE_RECORDS_MAX, PAGE_BYTES_MAX), None
@@ -148,7 +147,7 @@ class LogView:
             return await self._page(session, start, limit, self._node.replica.position)
 
     async def _page(self, session: LogSession, start: int, limit: int, last: int) -> tuple[list[Record], int | None]:
-        """Records from ``start`` on, or the position of the origin that they are trimmed behind."""
+        """Return records from ``start``, or the position of the origin if they are trimmed."""
         out: list[Record] = []
         size = 0
         with trio.move_on_after(READ_TIMEOUT_S) as scope:
@@ -167,7 +166,7 @@ class LogView:
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[LogSession]:
-        """The node's second session with the log, one user at a time; raises `LogUnavailable`."""
+        """Yield the node's second session with the log, one user at a time; raises `LogUnavailable`."""
         async with self._lock:
             if self._backend is None:
                 raise LogUnavailable("this node does not read the log itself")
@@ -191,7 +190,7 @@ class LogView:
     _closing = False
 
     async def _close_idle(self) -> None:
-        """Close the session, and drop what was packed, once nobody asked for a while."""
+        """Close the session and drop packed data after `IDLE_S` without a request."""
         try:
             while (left_s := self._asked + IDLE_S - trio.current_time()) > 0:
                 await trio.sleep(left_s)
@@ -205,7 +204,7 @@ class LogView:
 
 
 class Gone(LogUnavailable):
-    """Records were trimmed before they could be read; ``origin`` is the position behind which the log goes on."""
+    """Records were trimmed before they could be read; ``origin`` is the position after which the log begins."""
 
     def __init__(self, origin: int) -> None:
         super().__init__(f"the log starts behind {origin} now")
@@ -213,7 +212,7 @@ class Gone(LogUnavailable):
 
 
 async def _digest(replica: Replica) -> str:
-    """As `snapshot.digest`, in slices of the event loop."""
+    """Return the same as `snapshot.digest`, computed in slices of the event loop."""
     found = hashlib.blake2b(digest_size=snapshot.DIGEST_BYTES)
     for part in snapshot.canonical(replica):
         found.update(part)

@@ -1,8 +1,8 @@
 """A peer: one membership of a node in the ring, from its session's start to its end.
 
-The loop reads a record, steps it, hands the new replica to the node, appends what is
-owed and reconciles duties.  A peer ends when its session is lost, when it reads its own
-leave, or when it is told to; then the node may start another one, under a fresh id.
+The loop reads a record, applies it, passes the new replica to the node, appends the entries that the peer
+owes, and starts and stops duties. A peer ends when its session is lost, when it reads its own leave, or when
+it is stopped. Then the node may start another peer with a new id.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from onyxq.store.interface import PEERS_META, Batch, Store
 
 TICK_S = 0.5
 QUIET_MAX_MS = 1_900
-"""While claims are in flight a record comes at least this often, so that log time moves."""
+"""Longest pause between records while log time is needed, in ms. Records move log time."""
 DRAIN_TIMEOUT_S = 30.0
 DEFAULTS = Settings()
 OWED_EVERY_S = 1.0
@@ -50,15 +50,18 @@ STORE_PATIENCE_S = 10.0
 """Seconds without a successful write after which a peer leaves the ring until its store takes one."""
 CLOCK_PATIENCE_S = 10.0
 CLOCK_NEWS_MS = 1_000
-"""What a peer's clock must have moved against the log's for a record that does nothing but say so."""
+"""Change of a peer's clock against the log's that causes a record to report it, in ms."""
 CLOCK_EVERY_S = 600.0
-"""A peer says at least this often what its clock shows: one that drifts moves with the machine's others."""
+"""Longest time between a peer's reports of its clock, in seconds.
+
+A drifting clock may drift together with the other clocks of its machine.
+"""
 
 log = logging.getLogger(__name__)
 
 
 async def writes(store: Store) -> bool:
-    """Whether the store takes a small write."""
+    """Return whether the store takes a small write."""
     try:
         await store.write(Batch(meta=(("tried", b""),)))
     except StoreFailed:
@@ -72,7 +75,7 @@ class Evicted(Exception):
 
 @frozen
 class Joiner:
-    """What a peer tells the ring about itself in its request to join."""
+    """Description of a peer in its request to join."""
 
     id: str
     address: str
@@ -86,7 +89,7 @@ class Joiner:
 
 
 class Peer:
-    """See the module's first paragraph."""
+    """One membership of a node in the ring."""
 
     def __init__(
         self,
@@ -97,7 +100,7 @@ class Peer:
         new_cluster_id: Callable[[], str],
         look: Look,
     ) -> None:
-        """``look``: `LogBackend.look`."""
+        """Prepare the peer; ``look``: `LogBackend.look`."""
         self.id = joiner.id
         self.node = node
         self._joiner = joiner
@@ -111,32 +114,37 @@ class Peer:
         self._leaving = False
         self._owed_at = 0.0
         self._older = False
-        """Its request to join was refused: the cluster has enabled what it does not know."""
+        """Whether the request to join was refused because the cluster has enabled an unknown entry."""
         self._overtaken = False
-        """Its request to join was refused: another peer of its node asked first."""
+        """Whether the request to join was refused because another peer of the node asked first."""
         self._passed = False
-        """Its request to join lies behind the origin that it went on from: it is in the ring there, or was."""
+        """Whether the request to join is before the origin: there the peer is in the ring, or was."""
         self._trying = False
-        """A write is tried because the last one was refused."""
+        """Whether a write is being tried because the last one was refused."""
         self._wrong: ClockWrong | None = None
         """Why it leaves for good."""
         self._log_time = (0, 0.0)
-        """A log time that was read, and when: the last one that is `LOG_TIME_SLACK_MS` above the one before."""
+        """A log time and when it was read.
+
+        It is updated once log time has moved by `LOG_TIME_SLACK_MS`.
+        """
         self._clock_at = 0.0
         """When the log's clock was last seen to move."""
         self._clock_doubted_since: float | None = None
         self._clock_off_since = 0.0
         self._connection = 0
-        """The session's connection over which the log was last found to be the one that was read."""
+        """The session's connection over which the log was last checked."""
         self._heard: set[str] = set()
-        """Peers that have written a record since clocks are in doubt."""
+        """Peers that have written a record since clocks came into doubt."""
 
     # --- life
 
     async def run(self, session: LogSession) -> None:
-        """Join, work, and return when this peer has left; raises `SessionLost`, `Evicted`,
-        `ClusterMismatch`, `LogWentBack`, `ClockWrong`, `NodeCopied`, `OlderThanCluster`,
-        `ExtensionFailed`."""
+        """Join, work, and return when this peer has left.
+
+        Raises `SessionLost`, `Evicted`, `ClusterMismatch`, `LogWentBack`, `ClockWrong`, `NodeCopied`,
+        `OlderThanCluster`, `ExtensionFailed`.
+        """
         node = self.node
         outbox = Outbox(
             session,
@@ -168,7 +176,7 @@ class Peer:
                 await self._follow(session, outbox, nursery)
                 nursery.cancel_scope.cancel()
         finally:
-            # Log-bound work ends first; the node serves facts on under the last replica.
+            # Work that needs the log ends first; the node serves facts under the last replica.
             node.outbox = None
             node.peer_id = ""
             node.session = None
@@ -191,7 +199,7 @@ class Peer:
             await self._read(session)
 
     async def _read_again(self, session: LogSession) -> None:
-        """Take in what this node had read when it ended; raises `LogWentBack` before it acts on another log."""
+        """Read what this node had read when it ended; raises `LogWentBack` before it acts on another log."""
         node = self.node
         try:
             again = await read_again(session, stored_mark(node.store))
@@ -204,7 +212,7 @@ class Peer:
             self._step(record)
 
     async def _resume(self, session: LogSession) -> None:
-        """Read on from where this node is, over another connection; raises `LogWentBack`."""
+        """Continue reading over another connection; raises `LogWentBack`."""
         node = self.node
         position = node.replica.position
         found = await session.look(position)
@@ -226,7 +234,7 @@ class Peer:
         await outbox.flushed()
         while not self._known():
             await self._read(session)
-        # Somebody else's may have come first: then ours changed nothing, its number does not count.
+        # Another peer may have created the cluster first. Then our entry had no effect, and its number does not count.
         outbox.number = self.node.replica.outbox.get(self.id, 0)
 
     def _known(self) -> bool:
@@ -240,7 +248,7 @@ class Peer:
             )
 
     def _name_unused_settings(self) -> None:
-        """Log each setting of this peer that differs from the cluster's, fixed earlier.
+        """Log each setting of this peer that differs from the cluster's, which cannot change.
 
         The session timeout is each peer's own.
         """
@@ -258,7 +266,7 @@ class Peer:
     async def _note_attempt(self) -> None:
         """Store this peer's id durably before it asks to join; raises `NodeCopied`.
 
-        A data directory knows every peer that ran on it since the node's latest one.  If it does not know the
+        A data directory knows every peer that ran on it since the node's latest one. If it does not know the
         latest, that one ran on another directory: this one is a copy, or was set back to an older copy.
         """
         node = self.node
@@ -274,7 +282,7 @@ class Peer:
         await node.store.write(Batch(meta=((PEERS_META, " ".join([*since, self.id]).encode()),)))
 
     def _check_versions(self) -> None:
-        """Raise `OlderThanCluster` if the cluster has enabled what this program does not know."""
+        """Raise `OlderThanCluster` if the cluster has enabled an entry that this program does not know."""
         unknown = self.node.entries.unknown(self.node.replica.enabled)
         if unknown:
             raise OlderThanCluster(
@@ -282,7 +290,7 @@ class Peer:
             )
 
     def _prepared(self, position: int, verdicts: Sequence[str] | None) -> None:
-        """Hear what became of the request to join."""
+        """Note the verdict of the request to join."""
         self._older = OLDER in (verdicts or ())
         self._overtaken = OVERTAKEN in (verdicts or ())
         self._passed = verdicts is None
@@ -314,13 +322,13 @@ class Peer:
             await self._resume(session)
             if node.replica is not before:
                 return
-            # The older connection may have read it, and the log went back by just this record.
+            # The older connection may have read the record, and the log went back by just this one.
             check_record(found.position, found, await session.look(found.position))
             self._connection = connection
         self._step(found)
 
     async def _take_snapshot(self, session: LogSession) -> None:
-        """Continue from the log's snapshot if it is above this node's replica; raises `LogWentBack`."""
+        """Continue from the log's snapshot if it is after this node's replica; raises `LogWentBack`."""
         before = self.node.replica
         origin = await session.origin()
         if origin is None or origin.position < before.position:
@@ -342,7 +350,7 @@ class Peer:
         self._note_time(before)
 
     def _note_time(self, before: Replica) -> None:
-        """Note when the log's two times were seen to move."""
+        """Note when log time and the log's clock were seen to move."""
         replica = self.node.replica
         if replica.log_time_ms >= self._log_time[0] + LOG_TIME_SLACK_MS:
             self._log_time = (replica.log_time_ms, trio.current_time())
@@ -373,10 +381,10 @@ class Peer:
                 nursery.start_soon(self._keep_snapshot, session)
             before = replica
             await self._read(session)
-            # Records that are here already are stepped together before anything else runs.
+            # Records that are available already are applied together before anything else runs.
 
     async def _keep_snapshot(self, session: LogSession) -> None:
-        """Have the node's copy of the log begin with the newest snapshot."""
+        """Begin the node's copy of the log with the newest snapshot."""
         try:
             origin = await session.origin()
         except OnyxqError as error:
@@ -434,7 +442,7 @@ class Peer:
             entry = leave_cluster.Args(peer, "its pulse is gone")
             if outbox is not None and not outbox.holds(entry):
                 outbox.submit([entry])
-            # The duty goes with the leave; if it does not, the leave is owed again.
+            # The leave ends the duty. If the entry is lost, it is owed again.
             await trio.sleep(1.0)
 
     # --- time
@@ -445,7 +453,7 @@ class Peer:
             node = self.node
             self._check_store(node.store)
             if not node.log_connected or self.id not in node.replica.ring.members:
-                self._clock_doubted_since = None  # after an outage what peers said of their clocks is old
+                self._clock_doubted_since = None  # After an outage the reported clocks are out of date.
                 continue
             self._say_clock(outbox)
             await self._check_clock(outbox)
@@ -461,7 +469,7 @@ class Peer:
                     log.info("expiry waits: %s", error.message)
 
     def _check_store(self, store: Store) -> None:
-        """Raise `StoreFailed` if the disk has taken no write for long: other nodes should do this one's work."""
+        """Raise `StoreFailed` if the disk has taken no write for long, so that other nodes take over the work."""
         condition = store.condition
         if condition.trouble_s() > STORE_PATIENCE_S:
             why = condition.refusal or "the disk does not answer"
@@ -477,13 +485,13 @@ class Peer:
             self._trying = False
 
     def _counts_absence(self) -> bool:
-        """Whether this peer, as the ring's first, sees to it that log time passes for absent nodes."""
+        """Return whether this peer, as the ring's first, must move log time because nodes are absent."""
         replica = self.node.replica
         absent = any(not node.peer and not node.replaced for node in replica.nodes.values())
         return absent and first_peer(replica) == self.id
 
     def _say_clock(self, outbox: Outbox) -> None:
-        """Write a record if the last one no longer tells what this clock shows."""
+        """Write a record if the last one no longer matches what this clock shows."""
         replica, now = self.node.replica, trio.current_time()
         clock_ms = replica.clock_ms + (now - self._clock_at) * 1000
         moved_ms = self.node.clock.own.wall_ms() - clock_ms - replica.peers[self.id].clock_skew_ms
@@ -494,9 +502,9 @@ class Peer:
     async def _check_clock(self, outbox: Outbox) -> None:
         """Leave if this clock stays off the others'.
 
-        Skews are as of each peer's last record, and one that landed late makes its writer's
-        clock, or everybody else's, look wrong.  So in doubt all write again before anybody
-        judges, and only those who did are compared, if they are the majority.
+        Skews are as of each peer's last record. A record that arrived late makes its writer's clock, or all other
+        clocks, look wrong. So all peers write again before any of them decides. Only those that did are compared,
+        if they are a majority.
         """
         replica, now = self.node.replica, trio.current_time()
         members = replica.ring.members
@@ -522,7 +530,7 @@ class Peer:
     # --- leaving
 
     async def leave(self) -> None:
-        """Drain, then leave the ring; returns once the leave is on its way or time is up."""
+        """Drain, then leave the ring. Return once the leave is submitted or time is up."""
         self._leaving = True
         node = self.node
         if node.outbox is None or self.id not in node.replica.ring.members:
@@ -541,14 +549,14 @@ class Peer:
         replica = self.node.replica
         live = {found.id for found in replica.nodes.values() if found.peer and not found.draining}
         if not live:
-            return True  # everybody leaves: nobody is there to take anything over
+            return True  # All nodes leave, so no node can take anything over.
         if unserved(replica) or any(placed.leader == self.id for placed in replica.partitions.values()):
             return False
         return not any(self.node.node_id in replica.partitions[number].members for number in unserved(replica, live))
 
 
 def _structure(replica: Replica) -> tuple[object, ...]:
-    """What obligations and duties follow from; claims in flight are not among it."""
+    """Return the parts of a replica that determine entries owed and duties; claims are not among them."""
     return (
         replica.ring,
         replica.partitions,

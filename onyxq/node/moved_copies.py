@@ -1,12 +1,11 @@
-"""Copies of partitions that are elsewhere now: handed over and dropped.
+"""Copies of partitions that moved to other nodes: handed over and dropped.
 
-A node that is out of a partition's cohorts, once that is settled and served, offers the
-leader whatever its digests have and the leader's lack; then its copy goes.
+A node outside a partition's cohorts waits until the move is settled and the partition is served. Then it
+offers the leader the rows that its own digests have and the leader's lack, and drops its copy.
 
-A node may read the log late.  A leader that has read of a cohort with this node in it has
-the node promise its epoch before it looks at what is here, so a copy is kept while an
-epoch is promised that the replica does not know yet.  A promise that comes later waits in
-the store behind the drop: that leader then sees that nothing is here.
+A node may read the log late. A leader that has read of a cohort with this node asks the node to promise its
+epoch before it reads the copy. So a copy is kept while a promised epoch is newer than the replica's. A
+promise that arrives later waits in the store until after the drop; that leader then sees that the copy is gone.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from onyxq.store.interface import Batch, Store
 
 LOOK_EVERY_S = 5.0
 LOOK_PAUSE_S = 0.5
-"""Between a change of placement and a look, so that many changes are one look."""
+"""Delay between a change of placement and a check, so that one check covers many changes; in seconds."""
 CALL_TIMEOUT_S = 10.0
 
 log = logging.getLogger(__name__)
 
 
 class MovedAwayHost(Protocol):
-    """What this needs of its node."""
+    """The members of the node that `MovedAway` uses."""
 
     node_id: str
     peer_id: str
@@ -49,22 +48,22 @@ class MovedAwayHost(Protocol):
         ...
 
     async def changed(self, replica: Replica) -> None:
-        """Return when the partitions are placed otherwise than in ``replica``."""
+        """Wait until the partitions are placed otherwise than in ``replica``."""
         ...
 
     def synced(self, direction: str, rows: int, size: int) -> None:
-        """A page of rows was exchanged to make copies equal."""
+        """Count a page of rows that was exchanged to make copies equal."""
         ...
 
 
 class MovedAway:
-    """See the module's first paragraph."""
+    """Hands over and drops copies of partitions that moved away."""
 
     def __init__(self, host: MovedAwayHost) -> None:
         self._host = host
 
     async def run(self) -> None:
-        """Look, when placement changes and now and then, until cancelled."""
+        """Check after each change of placement, and now and then, until cancelled."""
         host = self._host
         while True:
             with trio.move_on_after(LOOK_EVERY_S):
@@ -83,7 +82,7 @@ class MovedAway:
                 log.info("partition %d is kept for now: %s", number, error.message)
 
     def _is_elsewhere(self, number: int) -> bool:
-        """Whether a partition is served without this node, and no leader counts on the copy here."""
+        """Return whether a partition is served without this node, and no leader relies on the copy here."""
         host = self._host
         placed = host.replica.partitions.get(number)
         if placed is None or not placed.ready or host.node_id in holders(placed):
@@ -91,7 +90,7 @@ class MovedAway:
         return host.epochs.get(number, 0) <= placed.epoch
 
     async def _offer_and_drop(self, number: int) -> None:
-        """Give the partition's leader what it lacks, then drop what is here."""
+        """Send the partition's leader the rows that it lacks, then drop the copy."""
         host = self._host
         leader = leader_node(host.replica, number)
         if leader is None:

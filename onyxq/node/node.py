@@ -1,9 +1,8 @@
-"""A node: a data directory, its store, and all that goes on while peers of it come and go.
+"""A node: a data directory, its store, and all work that outlives a single peer.
 
-The node serves facts and clients for as long as the process lives.  Its peer (see
-`onyxq.node.membership`) is one membership in the ring: it feeds the node each step of the log
-through `Node.advance`.  While no peer lives (the session was lost) the node goes on under
-the last replica and epoch.
+The node serves facts and clients while the process lives. Its peer (see `onyxq.node.membership`) is one
+membership in the ring, and passes each step of the log to `Node.advance`. While it has no peer, because the
+session was lost, the node continues under the last replica and epoch.
 """
 
 from __future__ import annotations
@@ -55,20 +54,20 @@ from onyxq.system.metrics import Metrics
 from onyxq.wire.protocol import Hello
 
 STALLED_S = 1.0
-"""A record that waits this long for ZooKeeper means: the log cannot be written now."""
+"""Age of a waiting record after which the log counts as not writable, in seconds."""
 VERDICT_TIMEOUT_S = 4.0
 COHORT_WRITE_TIMEOUT_S = 3.0
 SETTLE_TIMEOUT_S = 1.0
 SYNC_PARALLEL = 4
 TAKEOVERS_PARALLEL = 16
 RECENT_STEPS = 10_000
-"""Steps of the log kept in memory with their verdicts, for display."""
+"""Number of log records whose outcomes are kept in memory, for display."""
 
 log = logging.getLogger(__name__)
 
 
 class Stepped(NamedTuple):
-    """What became of a record, for display; holds no replica."""
+    """The outcome of a record, for display; holds no replica."""
 
     position: int
     at_ms: int
@@ -78,10 +77,10 @@ class Stepped(NamedTuple):
 
 
 class Node:
-    """See the module's first paragraph."""
+    """One node: its store, its background work, and the partitions that it leads."""
 
     went_back: LogWentBack | None = None
-    """Why no peer of this node can join: the log is not the one that was read."""
+    """Why no peer of this node can join: the log is not the one that the node has read."""
     peer_id = ""
     """The peer of this node that is in the ring, or empty."""
     outbox: Outbox | None = None
@@ -89,15 +88,15 @@ class Node:
     """The peer's session with the log, while it has one."""
     log_lag = 0
     enqueue: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]] | None = None
-    """The method by which clients enqueue, for tasks that the node makes itself."""
+    """The method by which clients enqueue, for tasks that the node itself creates."""
     ask: Callable[[str, dict[str, Any]], Awaitable[Any]] | None = None
-    """Calls a method that clients call, for claims that the node itself sees to."""
+    """Calls a client method, for claims that the node itself maintains."""
 
     def __init__(self, world: World, settings: NodeSettings) -> None:
         self.node_id = settings.node_id
         self.cluster_name = settings.cluster_name
         self.entries = settings.entries
-        """What this program knows, extensions included."""
+        """The entries that this program knows, extensions included."""
         self.job_functions = settings.job_functions
         """Whether jobs may bring functions as bytes, which Spark's processes load."""
         self._credential = settings.credential
@@ -105,7 +104,7 @@ class Node:
         self.clock = world.clock
         self.random = world.random
         self.offload = world.offload
-        """Calls a function that takes long beside the event loop (in simulations: on it)."""
+        """Calls a slow function outside the event loop (in simulations: on it)."""
         self._nursery = nursery = world.nursery
         self._network = world.network
         self.replica: Replica = EMPTY
@@ -115,25 +114,28 @@ class Node:
         self.metrics = Metrics(version=__version__)
         self.recent: deque[Stepped] = deque(maxlen=RECENT_STEPS)
         self.archivers: list[Callable[[Origin | None, int], Awaitable[None]]] = []
-        """Keeps records, given the origin before and the last position, before a collection trims them."""
+        """Functions that keep records before a collection trims them.
+
+        Each receives the previous origin and the last position.
+        """
         self.duty_runners: dict[type, Callable[[Any], Awaitable[None]]] = {}
-        """Runs the duties of components that only some nodes have, by the duty's kind."""
+        """Duty kind -> function that runs it, for components that only some nodes have."""
         self.records = RecentRecords()
-        """The same records as they are stored."""
+        """The newest records as they are stored."""
         self.addresses: dict[str, str] = {}
-        """Last known address of every node."""
+        """Node id -> its last known address."""
         self._links: dict[str, Link] = {}
         self.senders: dict[str, Sender] = {}
-        """Those of nodes that were written to, by node."""
+        """Node id -> sender, for nodes that were written to."""
         self._limits: dict[tuple[str, bool], trio.CapacityLimiter] = {}
         self._placement = trio.Event()
         self._moved = trio.Event()
         self.history = HistoryWriter(store, self._stored)
         self.floating = Floating(store, stored=self._stored, start_soon=nursery.start_soon)
         self.pacer = Pacer(settings.sync_bytes_per_s)
-        """Of what this node as a leader exchanges with others to bring them up to date."""
+        """Limits the rows that this node, as a leader, exchanges to bring copies up to date."""
         self.taking = Pacer(settings.sync_bytes_per_s)
-        """Of what other leaders send to bring this node up to date."""
+        """Limits the rows that other leaders send to bring this node up to date."""
         self.purging = settings.purging
         """How old tasks are purged."""
         self.cohort = Cohort(self)
@@ -148,7 +150,7 @@ class Node:
         self.deleting = Deleting(self, lambda rows: self.metrics.purged_rows.add(n=rows))
 
     async def run(self) -> None:
-        """Background work until cancelled."""
+        """Run the background work until cancelled."""
         self.store.condition.on_return(self._look_again)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.history.run)
@@ -163,13 +165,13 @@ class Node:
             nursery.start_soon(self.deleting.run)
 
     def start_soon(self, function: Callable[..., Any], *args: Any) -> None:
-        """Run something in the node's nursery."""
+        """Run a function in the node's nursery."""
         self._nursery.start_soon(function, *args)
 
     # --- the log moves on
 
     def advance(self, before: Replica, step: Step, record: Record) -> None:
-        """Take over the replica that a step of the log gave, and keep the record."""
+        """Take over the replica after a step of the log, and keep the record."""
         self.replica = after = step.replica
         self._note_log_time()
         if before.partitions is not after.partitions:
@@ -190,7 +192,7 @@ class Node:
             said_ms = after.clock_ms + after.peers[self.peer_id].clock_skew_ms
             off_ms, shared = clock_error_ms(after, self.peer_id), clock_is_shared(after, self.peer_id)
             if self.clock.judged(said_ms=said_ms, off_ms=off_ms, shared=shared):
-                for number in self.granter.led():  # what was ready may seem to be due later now
+                for number in self.granter.led():  # A ready task may now seem to be due later.
                     self.granter.restart_windows(number)
         self._moved.set()
         self._moved = trio.Event()
@@ -217,20 +219,20 @@ class Node:
         self._log_clock.read(self.replica.position, self.replica.log_time_ms, self.clock.own.monotonic_ns())
 
     def measured(self) -> Measured:
-        """What a record that is made now tells of log time."""
+        """Return the log time that a record written now carries."""
         return self._log_clock.measured(self.clock.own.monotonic_ns())
 
     async def moved(self) -> None:
-        """Return at the next step of the log."""
+        """Wait for the next step of the log."""
         await self._moved.wait()
 
     async def changed(self, replica: Replica) -> None:
-        """Return when the partitions are placed otherwise than in ``replica``."""
+        """Wait until the partitions are placed otherwise than in ``replica``."""
         while self.replica.partitions is replica.partitions:
             await self._placement.wait()
 
     def reconcile(self) -> None:
-        """Start and stop leading what the replica says."""
+        """Start and stop leading partitions as the replica requires."""
         replica = self.replica
         for peer in replica.peers.values():
             self.addresses[peer.node] = peer.address
@@ -265,12 +267,12 @@ class Node:
                     nursery.start_soon(leader.yield_if_in_trouble)
 
     def became_ready(self, leader: PartitionLeader) -> None:
-        """Claims start once everything that the log said before is in the store."""
+        """Serve claims once everything that the log held before is in the store."""
         self.operations.transacting.lead(leader)
         self._nursery.start_soon(self._serve_claims, leader)
 
     def became_backed(self, leader: PartitionLeader) -> None:
-        """What the leader found finished stays finished: what comes after it may be had."""
+        """Release what waits for the leader's findings: completions that it found now survive a change of leader."""
         self.granter.backed(leader)
         self.operations.backed(leader)
 
@@ -310,64 +312,66 @@ class Node:
     # --- what leaders, cohorts and granting ask of their node
 
     def wall_ms(self) -> int:
-        """The time for all that is stored; see `RingClock`."""
+        """Return the time for everything that is stored, in ms; see `RingClock`."""
         return self.clock.wall_ms()
 
     def cluster_ms(self) -> int:
-        """The time of `Replica.clock_ms`, with what passed since the last record."""
+        """Return the time of `Replica.clock_ms`, advanced by the time since the last record."""
         peer = self.replica.peers.get(self.peer_id)
         now_ms = self.clock.own.wall_ms() - peer.clock_skew_ms if peer is not None else 0
         return max(self.replica.clock_ms, now_ms)
 
     async def settled(self) -> None:
-        """Return once what the log said of claims so far, and what was answered for, can be read from the store.
+        """Wait until decided claims and acknowledged rows can be read from the store.
 
-        A store that cannot write delays nobody for longer than a second.
+        The wait ends after `SETTLE_TIMEOUT_S`, so a store that cannot write delays callers by about a second.
         """
         with trio.move_on_after(SETTLE_TIMEOUT_S):
             await self.history.settled()
             await self.floating.landed()
 
     async def recorded(self) -> None:
-        """Return once all that the log said so far is in the store."""
+        """Wait until everything in the log so far is in the store."""
         await self.history.reached(self.replica.position)
 
     def pieces_added(self, pieces: Sequence[Piece]) -> None:
-        """New pieces are in the store."""
+        """Note new pieces in the store."""
         if pieces:
             now_ms = self.wall_ms()
             self.granter.add(piece for piece in pieces if piece.due_ms <= now_ms)
             self.upcoming.add(piece for piece in pieces if piece.due_ms > now_ms)
 
     def live_candidates(self, partition: int) -> int:
-        """Nodes that could lead the partition now."""
+        """Return the number of nodes that could lead the partition now."""
         placed = self.replica.partitions[partition]
         nodes = self.replica.nodes
         return sum(1 for node in holders(placed) if node in nodes and nodes[node].peer)
 
     def sync_limit(self, node: str, *, takeover: bool = False) -> trio.CapacityLimiter:
-        """Bounds how many partitions are brought up to date on a node, or taken over with its help, at once."""
+        """Return the limiter of partitions that are copied to a node, or taken over with its help, at the same time."""
         most = TAKEOVERS_PARALLEL if takeover else SYNC_PARALLEL
         return self._limits.setdefault((node, takeover), trio.CapacityLimiter(most))
 
     def synced(self, direction: str, rows: int, size: int) -> None:
-        """A page of rows was ``sent`` to, or ``taken`` from, another node to make copies equal."""
+        """Count a page of rows that was ``sent`` to, or ``taken`` from, another node to make copies equal."""
         self.metrics.sync_rows.add(direction, n=rows)
         self.metrics.sync_bytes.add(direction, n=size)
 
     @property
     def quiet(self) -> bool:
-        """Whether this node has read the log, and neither clients are being served nor copies made."""
+        """Whether this node has read the log and is neither serving clients nor making copies."""
         return self.outbox is not None and self.pacer.quiet and self.taking.quiet
 
     def transfers_here(self) -> dict[int, list[dict[str, Any]]]:
-        """Of partitions led from here: the holders that lack something still, and how far each has come."""
+        """Return the running transfers of partitions led here: partition -> holders that lack rows, with progress."""
         found = ((number, leader.transfers()) for number, leader in sorted(self.leaders.items()))
         return {number: transfers for number, transfers in found if transfers}
 
     def told_here(self) -> dict[int, dict[str, Any]]:
-        """For people, of partitions led from here, where there is something to tell: the transfers that are under
-        way, and why finished tasks wait to be purged."""
+        """Return reports for people about partitions led here that have any.
+
+        A report has the transfers under way, and the reason why finished tasks wait to be purged.
+        """
         transfers, waits = self.transfers_here(), self.operations.purging.waits
         return {
             number: {"transfers": transfers.get(number, []), "purge_waits": waits.get(number)}
@@ -375,7 +379,7 @@ class Node:
         }
 
     def sender(self, node: str) -> Sender:
-        """The sender of writes to a node (this one included)."""
+        """Return the sender of writes to a node (this one included)."""
         sender = self.senders.get(node)
         if sender is None:
 
@@ -426,7 +430,7 @@ class Node:
         return await link.call(method, args, timeout_s=timeout_s)
 
     def hello(self) -> Hello:
-        """What this node says about itself."""
+        """Return what this node announces about itself."""
         cluster = self.replica.cluster
         return Hello(
             cluster=self.cluster_name,
@@ -437,9 +441,9 @@ class Node:
         )
 
     def welcome(self, theirs: Hello) -> Hello:
-        """This node's hello to whoever said ``theirs``; raises the reason to refuse.
+        """Return this node's answer to the hello ``theirs``; raises the reason to refuse.
 
-        A peer is trusted with the cohort's methods: it must name the cluster's id, not just its name.
+        A peer may call the cohort's methods, so it must know the cluster's id, not just its name.
         """
         if theirs.role not in ("client", "peer"):
             raise BadRequest(f"there is no role {theirs.role[:100]!r}", field="role")
@@ -450,7 +454,7 @@ class Node:
     # --- entries
 
     def outbox_now(self) -> Outbox:
-        """The outbox of the member peer; raises `LogUnavailable`."""
+        """Return the outbox of the member peer; raises `LogUnavailable`."""
         outbox = self.outbox
         if self.went_back is not None:
             raise LogUnavailable(self.went_back.message, hint=self.went_back.advice)
@@ -466,7 +470,7 @@ class Node:
         return self.session is not None and self.session.connected
 
     def can_submit(self) -> bool:
-        """Whether entries can be appended now, as far as is known."""
+        """Return whether entries can be appended now, as far as is known."""
         try:
             self.outbox_now()
         except LogUnavailable:
@@ -474,17 +478,20 @@ class Node:
         return True
 
     def encode(self, args: Any) -> bytes:
-        """An entry's bytes in the highest version that the cluster has enabled; raises `NotEnabled`, `TooLarge`."""
+        """Return an entry's bytes in the highest enabled version; raises `NotEnabled`, `TooLarge`."""
         replica = self.replica
         return encode_entry(args, self.entries, replica.enabled if replica.cluster else None)
 
     async def verdicts(self, entries: Sequence[Any]) -> tuple[int, Sequence[str]]:
-        """Submit entries; position and verdicts. Raises `LogUnavailable`."""
+        """Submit entries, and return their position and verdicts; raises `LogUnavailable`."""
         position, verdicts, _ = await self.stepped(entries)
         return position, verdicts
 
     async def stepped(self, entries: Sequence[Any]) -> tuple[int, Sequence[str], Replica]:
-        """Submit entries; position, verdicts, and the replica just behind their record. Raises `LogUnavailable`."""
+        """Submit entries; return position, verdicts, and the replica right after their record.
+
+        Raises `LogUnavailable`.
+        """
         outbox = self.outbox_now()
         done = trio.Event()
         found: list[tuple[int, Sequence[str] | None, Replica]] = []
@@ -504,7 +511,7 @@ class Node:
         return position, verdicts, replica
 
     async def propose(self, entry: Any) -> str:
-        """Submit an entry that the replica asks for, once; its verdict."""
+        """Submit an entry that the replica asks for, once, and return its verdict."""
         if self.outbox_now().holds(entry):
             replica = self.replica
             with trio.move_on_after(VERDICT_TIMEOUT_S):
@@ -514,7 +521,7 @@ class Node:
         return verdicts[0]
 
     def submit_lazily(self, entry: Any) -> None:
-        """Submit an entry that nobody waits for; lost ones are owed again at expiry checks."""
+        """Submit an entry without waiting for it. A lost one is owed again at expiry checks."""
         outbox = self.outbox
         if outbox is not None and not outbox.closed:
             try:
@@ -523,26 +530,26 @@ class Node:
                 log.debug("a release waits until the log can be written")
 
     def give_back(self, partition: int, token: int, runs: Sequence[Run]) -> None:
-        """Release claims that nobody waits for any more."""
+        """Release claims whose claimer no longer waits."""
         leader = self.leaders.get(partition)
         if leader is not None:
             release = release_claims.Release(token, facts.RELEASED, 0, 0, "", tuple(runs))
             self.submit_lazily(release_claims.Args(partition, leader.epoch, (release,)))
 
     def _look_again(self) -> None:
-        """A write that was refused may have landed: what it made ready is not known here yet."""
+        """Look for ready tasks again: a write that was refused may have reached the disk."""
         for number in self.granter.led():
             self.granter.restart_windows(number)
             self.upcoming.lead(number)
 
     def corrupt(self, partition: int, error: Corrupt) -> None:
-        """A row is damaged: say so loudly. Its repair is under way."""
+        """Log a damaged row. Its repair is under way."""
         log.error("partition %d: %s", partition, error.message)
 
     def repaired(self, partition: int, rows: int) -> None:
-        """Rows of a partition can be read again: look for tasks that were passed over."""
+        """Look again for tasks that were skipped, because rows of a partition are readable again."""
         self.granter.restart_windows(partition)
 
     def count_event(self, queue: str, event: str, count: int) -> None:
-        """Metrics."""
+        """Count an event of tasks in the metrics."""
         self.metrics.tasks.add(queue, event, n=count)

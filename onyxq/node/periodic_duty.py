@@ -1,9 +1,8 @@
 """The duty of the ring's first peer to enqueue periodic tasks when they are due.
 
-In two steps: the runs that are due are enqueued under ids that follow from their name and time
-alone, as a client would do it; once a majority has them, ``fire_periodic`` moves the periodic
-task on to its next time.  Whoever comes after a peer that ended between the steps takes the
-first one again, which changes nothing, and the second one, which applies once.
+It has two steps. First the due runs are enqueued as by a client; their ids depend only on name and time. Once a
+majority has them, ``fire_periodic`` advances the periodic task to its next time. If a peer ends between the
+steps, the next one repeats the first, which changes nothing, and the second, which applies once.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from onyxq.core.replica import Periodic
 from onyxq.node.node import Node
 
 LOOK_EVERY_S = 0.25
-"""Wall clocks may jump, and periodic tasks may be set up meanwhile."""
+"""Longest pause between checks, in seconds: wall clocks may jump, and periodic tasks may change meanwhile."""
 PAUSE_S = 1.0
-"""After something went wrong."""
+"""Pause after an error, in seconds."""
 TOGETHER = 200
-"""Periodic tasks fired together."""
+"""Maximum number of periodic tasks that fire together."""
 ENQUEUE_BYTES = 4 << 20
 ENQUEUE_RUNS = 1_000
-"""Of one request, both."""
+"""Limits of one request, with `ENQUEUE_BYTES`."""
 LONG_MS = 3_600_000
-"""What passed since so long takes more than a moment to plan."""
+"""A periodic task that is late by more than this takes long to plan, so a thread does it; in ms."""
 
 log = logging.getLogger(__name__)
 
@@ -47,11 +46,11 @@ class Firing:
 
     @property
     def entry(self) -> fire_periodic.Args:
-        """What moves it on."""
+        """The entry that advances it."""
         return fire_periodic.Args(self.periodic.name, self.periodic.next_ms, self.plan.next_ms, len(self.plan.fires))
 
     def runs(self, partitions: int) -> list[tuple[TaskId, bytes]]:
-        """The tasks to enqueue."""
+        """Return the tasks to enqueue."""
         header: dict[str, Any] = {"format": self.periodic.format} if self.periodic.format != "bytes" else {}
         if self.periodic.priority:
             header["priority"] = self.periodic.priority
@@ -61,13 +60,13 @@ class Firing:
 
 
 async def fire(node: Node) -> None:
-    """Fire what falls due until cancelled."""
+    """Fire due periodic tasks until cancelled."""
     broken: dict[str, Periodic] = {}
     while True:
         now_ms = node.wall_ms()
         found = [one for one in due(node.replica, now_ms) if broken.get(one.name) != one]
         try:
-            # Who cannot read the log cannot know whether they are still wanted.
+            # A node that cannot read the log cannot know whether they still exist.
             if found and node.can_submit():
                 await _fire(node, await _planned(node, found[:TOGETHER], now_ms, broken))
         except OnyxqError as error:
@@ -85,7 +84,7 @@ async def _pause(node: Node) -> None:
 
 
 async def _planned(node: Node, found: Sequence[Periodic], now_ms: int, broken: dict[str, Periodic]) -> list[Firing]:
-    """What to do; what this machine cannot read is left alone until it is set up anew."""
+    """Return the plans. A periodic task that this machine cannot plan is skipped until it is set again."""
     firings = []
     for periodic in found:
         try:
@@ -102,7 +101,7 @@ async def _planned(node: Node, found: Sequence[Periodic], now_ms: int, broken: d
 
 
 async def _fire(node: Node, firings: Sequence[Firing]) -> None:
-    """Enqueue the runs, then move on what they were enqueued of."""
+    """Enqueue the runs, then advance their periodic tasks."""
     partitions = node.replica.settings.partitions
     work = [(place, *run) for place, one in enumerate(firings) for run in one.runs(partitions)]
     waiting: set[int] = set()
@@ -125,7 +124,7 @@ async def _fire(node: Node, firings: Sequence[Firing]) -> None:
 
 
 def _some(work: Sequence[tuple[int, TaskId, bytes]], start: int) -> list[tuple[int, TaskId, bytes]]:
-    """So much of the work from ``start`` on as goes into one request."""
+    """Return the part of the work from ``start`` that fits into one request."""
     some, size = [work[start]], len(work[start][2])
     for item in work[start + 1 : start + ENQUEUE_RUNS]:
         size += len(item[2])
@@ -136,7 +135,7 @@ def _some(work: Sequence[tuple[int, TaskId, bytes]], start: int) -> list[tuple[i
 
 
 async def _enqueue(node: Node, work: Sequence[tuple[int, TaskId, bytes]]) -> list[OnyxqError | None]:
-    """Why each run could not be enqueued, None where it was."""
+    """Enqueue runs, and return each one's error, or None."""
     if node.enqueue is None:
         raise Unavailable("this node serves nobody yet")
     answer = await node.enqueue({"runs": [[first, body] for _, first, body in work]})

@@ -1,4 +1,4 @@
-"""Keeping records that are about to be trimmed (design: garbage collection); see `onyxq.history.archive`."""
+"""Archiving records before they are trimmed (design: garbage collection); see `onyxq.history.archive`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Archiver:
-    """Writes a node's archive; a collector asks it before it lets records go."""
+    """Writes a node's archive; a collector waits for it before it trims records."""
 
     def __init__(self, archive: Archive, node: Node, view: LogView) -> None:
         self._archive = archive
@@ -28,10 +28,10 @@ class Archiver:
         self._view = view
 
     async def keep(self, old: Origin | None, upto: int) -> None:
-        """Return once every record up to ``upto`` that is still in the log is archived.
+        """Wait until every record up to ``upto`` that is still in the log is archived.
 
-        ``old``: the origin before this collection.  While the directory cannot be written
-        it tries again, for ever: the log is not trimmed meanwhile.
+        ``old``: the origin before this collection. While the directory cannot be written it retries for ever: the
+        log is not trimmed meanwhile.
         """
         while True:
             try:
@@ -57,7 +57,7 @@ class Archiver:
         cluster = self._node.replica.cluster
         if cluster is None:
             raise LogUnavailable("the cluster is not known here yet")
-        # An origin before the first record of the file would promise what lies between them.
+        # An origin before the file's first record would claim that the records between them are in the file.
         packed = old.data if old is not None and old.position >= after else b""
         writer = self._archive.writer(
             after=after, last=upto, cluster=cluster.name, cluster_id=cluster.id, origin=packed

@@ -1,8 +1,8 @@
-"""Writing records that are about to be trimmed to the table of records (design: garbage collection).
+"""Writing records to the table of records before they are trimmed (design: garbage collection).
 
-A collector does so before it replaces the origin, so the origin that is there always leads to
-records that are still in the log: whoever comes after a collector that died writes what it
-did not, with the same verdicts.  See `onyxq.history.parquet.records`.
+A collector does so before it replaces the origin. So the present origin always leads to records that are
+still in the log. If a collector dies, the next one writes the missing records with the same verdicts.
+See `onyxq.history.parquet.records`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class RecordKeeper:
-    """Writes the table of a node's directory; a collector asks it before it lets records go."""
+    """Writes the table in a node's directory; a collector waits for it before it trims records."""
 
     def __init__(self, directory: Path, node: Node, view: LogView) -> None:
         self._directory = directory
@@ -35,9 +35,9 @@ class RecordKeeper:
         self._view = view
 
     async def keep(self, old: Origin | None, upto: int) -> None:
-        """Return once every record behind the origin ``old`` up to ``upto`` is in the table.
+        """Wait until every record after the origin ``old`` up to ``upto`` is in the table.
 
-        While the directory cannot be written it tries again, for ever: the log is not trimmed meanwhile.
+        While the directory cannot be written it retries for ever: the log is not trimmed meanwhile.
         """
         while True:
             try:
@@ -52,7 +52,7 @@ class RecordKeeper:
             await trio.sleep(RETRY_PAUSE_S)
 
     async def _keep(self, old: Origin | None, upto: int) -> bool:
-        """Write what is missing; whether nothing is any more."""
+        """Write the missing records, and return whether the table is complete."""
         offload, start = self._node.offload, START_POSITION if old is None else old.position
         if await offload(self._reached, start) >= upto:
             return True
@@ -72,7 +72,7 @@ class RecordKeeper:
 
 
 class _Stepper:
-    """Steps pages of the log from an origin on into a writer; blocks."""
+    """Applies pages of the log from an origin and passes them to a writer; blocks."""
 
     def __init__(self, directory: Path, origin: bytes, owner: str) -> None:
         self._replica = snapshot.unpack(origin) if origin else EMPTY

@@ -1,8 +1,8 @@
-"""Routing: which node leads a partition now, and trying again when that changes.
+"""Routing: which node leads a partition now, and retries when that changes.
 
-Writes of clients are split by leader, sent once to each, and what a leader refused for a
-reason that passes (no leader, not ready yet, no answer) is tried again until the
-request's time is up.  All of these writes are idempotent.
+A client's items are split by leader and sent once to each. Items that a leader refused for a reason that
+passes (no leader, not ready yet, no answer) are sent again until the request's time is up. All of these
+writes are idempotent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from onyxq.system import failures
 T = TypeVar("T")
 
 ROUTE_TIMEOUT_S = 8.0
-"""How long a write may look for a leader that takes it."""
+"""Time limit for finding a leader that takes a write, in seconds."""
 CALL_TIMEOUT_S = 6.0
 RETRY_PAUSE_S = 0.05
 RETRY_PAUSE_MAX_S = 0.5
@@ -34,9 +34,9 @@ Local = Callable[[list[Any]], Awaitable[list[Any]]]
 
 
 def leader_of(node: Node, partition: int) -> str:
-    """Node id of the partition's leader, or empty.
+    """Return the node id of the partition's leader, or empty.
 
-    While this node has no peer in the log it keeps serving what it led, as others do.
+    A node without a peer in the ring keeps serving the partitions that it led, as others do.
     """
     if partition in node.leaders:
         return node.node_id
@@ -45,7 +45,7 @@ def leader_of(node: Node, partition: int) -> str:
 
 
 async def insist(node: Node, attempt: Callable[[], Awaitable[T]]) -> T:
-    """What an attempt gives: it is made again while its error passes, until `ROUTE_TIMEOUT_S` are over."""
+    """Return the result of an attempt, repeated while its error passes, for `ROUTE_TIMEOUT_S`."""
     until, pause = trio.current_time() + ROUTE_TIMEOUT_S, RETRY_PAUSE_S
     while True:
         try:
@@ -76,10 +76,10 @@ class Router:
         passing: Callable[[Any], OnyxqError | None],
         failed: Callable[[Any, OnyxqError], Any],
     ) -> list[Any]:
-        """One answer per item (whose first element is a task id).
+        """Return one answer per item (whose first element is a task id).
 
-        ``passing`` tells from an answer the error that is worth another try, ``failed``
-        makes the answer of an item that found no leader in time.
+        ``passing`` returns the error in an answer that is worth a retry. ``failed`` makes the answer for an item
+        that found no leader in time.
         """
         answers: list[Any] = [None] * len(items)
 
@@ -117,7 +117,7 @@ class Router:
     async def _round(
         self, items: Sequence[Any], places: list[int], ask: Callable[[str, list[int]], Awaitable[None]]
     ) -> None:
-        """Ask each leader once, all at the same time, for the items at these places."""
+        """Ask each leader once, all at the same time, about the items at these places."""
         groups: dict[str, list[int]] = {}
         for place in places:
             groups.setdefault(leader_of(self._node, partition_of(items[place][0])), []).append(place)
@@ -131,12 +131,12 @@ class Router:
 
 
 def is_passing(error: OnyxqError) -> bool:
-    """Whether another try may meet another leader."""
+    """Return whether a retry may succeed at another leader."""
     return isinstance(error, PASSING) or type(error) in (Unavailable, TimedOut)
 
 
 def passing_map(answer: Any) -> OnyxqError | None:
-    """The passing error in an answer that is an error map or something else."""
+    """Return the passing error in an answer, which is an error map or something else."""
     if isinstance(answer, dict) and "code" in answer:
         error = from_map(answer)
         return error if is_passing(error) else None
@@ -144,7 +144,7 @@ def passing_map(answer: Any) -> OnyxqError | None:
 
 
 def passing_parts(answer: Any) -> OnyxqError | None:
-    """The passing error among refused parts, if all of them passed."""
+    """Return the first passing error among refused parts, or None."""
     for part in answer or ():
         if (error := passing_map(part[2])) is not None:
             return error

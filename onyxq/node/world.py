@@ -1,4 +1,4 @@
-"""What a node is given when it starts: the world it runs in, and its settings."""
+"""The inputs of a node at its start: the world it runs in, and its settings."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class World:
     nursery: trio.Nursery
     """Runs the node's background work."""
     offload: Callable[..., Awaitable[Any]] = trio.to_thread.run_sync
-    """Calls a slow function beside the event loop (in simulations: on it)."""
+    """Calls a slow function outside the event loop (in simulations: on it)."""
 
 
 @frozen
 class NodeSettings:
-    """What one node is told, in contrast to the settings that the whole cluster shares."""
+    """Settings of one node, in contrast to those that the whole cluster shares."""
 
     node_id: str
     cluster_name: str
