@@ -1,10 +1,9 @@
-"""Checkpoints that fit the log: Spark goes on behind the last batch that the log has, wherever it starts.
+"""Checkpoints that match the log: Spark continues after the last batch in the log, wherever it starts.
 
-A job's checkpoint is one folder for each version of its allocation, so that a driver that was replaced
-disturbs nobody.  A new driver copies the folder of the one before, if it can reach it, and drops what Spark
-planned beyond the last batch that was committed: that batch is planned anew, its claims were given back.
-If it cannot, and there is no state, a fresh folder is made of what the log recorded with the batch
-(`recorded`): Spark's numbers go on from there and stay ours.
+A job's checkpoint has one folder for each version of its allocation, so a replaced driver disturbs no other. A new
+driver copies the folder of the previous one, if it can reach it, and drops what Spark planned after the last
+committed batch. That batch is planned again; its claims were released. If no folder can be reached and the job has
+no state, a fresh folder is made from what the log recorded with the batch (`recorded`). Batch numbers continue.
 """
 
 from __future__ import annotations
@@ -24,21 +23,21 @@ from onyxq.spark.places import located
 from onyxq.spark.plan.regions import stateful
 
 RECORD_BYTES_MAX = 60 * 1024
-"""What the log takes with a batch, less some room."""
+"""Maximum size of what the log records with a batch, with some reserve."""
 _BY_BATCH = ("offsets", "commits")
 _COMMITTED = 'v1\n{"nextBatchWatermarkMs":0}'
 
 
 @frozen
 class Checkpoints:
-    """Where a host keeps checkpoints of jobs that name no place of their own."""
+    """A host's checkpoints of jobs that name no place of their own."""
 
     base: str
 
     def fit(self, job: Job, *, version: int, batch: int, recorded: bytes) -> str:
-        """The folder from which the job goes on behind ``batch`` (-1: none was committed).
+        """Return the folder from which the job continues after ``batch`` (-1: none was committed).
 
-        Raises `Incomplete` if what it needs is where this peer cannot reach it.
+        Raises `Incomplete` if this peer cannot reach what the job needs.
         """
         base = job.checkpoint or self.base
         system, root = located(f"{base.rstrip('/')}/{job.id}")
@@ -56,7 +55,7 @@ class Checkpoints:
         _drop(system, mine, batch if not recorded else max(batch, 0))
         if not _listed(system, f"{mine}/commits"):
             _drop_state(system, mine)
-        if not stateful(job):  # what was copied of state names its schema by the folder that it was written in
+        if not stateful(job):  # Copied state names its schema by the folder in which it was written.
             for older in _versions(system, root, below=version)[1:]:
                 system.delete_dir(f"{root}/{older}")
         return f"{base.rstrip('/')}/{job.id}/{version}"
@@ -69,10 +68,10 @@ class Checkpoints:
 
 
 def recorded(folder: str, batch: int, mark: str = "") -> bytes:
-    """What the log keeps with a batch: its offsets, and what a fresh folder needs to go on from there.
+    """Return what the log keeps with a batch: its offsets, and what a fresh folder needs to continue from there.
 
-    ``mark`` is of the files that the batch wrote, see `onyxq.spark.files.file_sink`.  A repeat of a batch is known
-    by its record: the same offsets give the same bytes, whatever was planned behind them.
+    ``mark`` identifies the files that the batch wrote, see `onyxq.spark.files.file_sink`. The record identifies a
+    repeat of a batch: the same offsets give the same bytes, whatever was planned after them.
     """
     system, path = located(folder)
     offsets = offsets_of(folder, batch)
@@ -85,15 +84,15 @@ def recorded(folder: str, batch: int, mark: str = "") -> bytes:
 
 
 def offsets_of(folder: str, batch: int) -> bytes:
-    """What Spark noted that a batch reads."""
+    """Return the offsets that Spark noted for a batch."""
     system, path = located(folder)
     return _read(system, f"{path}/offsets/{batch}")
 
 
 def news_of(folder: str, batch: int) -> str:
-    """The offsets of those sources alone of which the batch has read something.
+    """Return the offsets of the sources from which the batch has read something.
 
-    Spark repeats for the others what it noted before, with the claims of a batch that is long done.
+    For the others Spark repeats its earlier note, with the claims of a batch that was committed long ago.
     """
     system, path = located(folder)
     before: list[str] = []
@@ -104,7 +103,7 @@ def news_of(folder: str, batch: int) -> str:
 
 
 def mark_of(record: bytes) -> str:
-    """The mark of the files that the recorded batch wrote."""
+    """Return the mark of the files that the recorded batch wrote."""
     return str(msgpack.unpackb(record)["mark"]) if record else ""
 
 
@@ -125,13 +124,13 @@ def _fresh(system: fs.FileSystem, path: str, batch: int, record: bytes) -> None:
     _write(system, f"{path}/metadata", json.dumps({"id": str(uuid.uuid4())}).encode())
     for name, data in msgpack.unpackb(zlib.decompress(said["sources"])).items():
         _write(system, f"{path}/sources/{name}", data)
-    for number in {max(batch - 1, 0), batch}:  # Spark looks at the last two, also to go on behind the last
+    for number in {max(batch - 1, 0), batch}:  # Spark reads the last two, even to continue after the last.
         _write(system, f"{path}/offsets/{number}", said["offsets"])
     _write(system, f"{path}/commits/{batch}", _COMMITTED.encode())
 
 
 def _lean(offsets: bytes) -> bytes:
-    """The offsets without the claims of their batch, which are of no use once it is committed."""
+    """Return the offsets without the claims of their batch, which are useless once it is committed."""
     lines = []
     for line in offsets.decode().split("\n"):
         try:
@@ -144,7 +143,7 @@ def _lean(offsets: bytes) -> bytes:
 
 
 def _seen_files(system: fs.FileSystem, path: str, offsets: bytes) -> bytes | None:
-    """The logs in which file sources note what they have read, packed; None if they are too large for the log."""
+    """Return the packed logs of files that sources have read; None if they are too large for the log."""
     lasts = _log_offsets(offsets)
     logs: dict[str, list[str]] = {}
     for name in _listed(system, path):
@@ -163,7 +162,10 @@ def _seen_files(system: fs.FileSystem, path: str, offsets: bytes) -> bytes | Non
 
 
 def _log_offsets(offsets: bytes) -> dict[str, int]:
-    """By file source, which are numbered in the order of the offsets: the last entry of its log that counts."""
+    """Return file source -> last valid entry of its log.
+
+    Sources are numbered in the order of the offsets.
+    """
     found = {}
     for place, line in enumerate(offsets.decode().split("\n")[2:]):
         said = json.loads(line) if line.startswith("{") else None
@@ -177,7 +179,7 @@ def _number(name: str) -> int:
 
 
 def _before(system: fs.FileSystem, root: str, version: int, batch: int) -> int | None:
-    """The newest version before this one whose folder has the batch."""
+    """Return the newest earlier version whose folder has the batch, or None."""
     for older in _versions(system, root, below=version):
         if batch < 0 or _exists(system, f"{root}/{older}/offsets/{batch}"):
             return older if _exists(system, f"{root}/{older}/metadata") else None
@@ -185,13 +187,13 @@ def _before(system: fs.FileSystem, root: str, version: int, batch: int) -> int |
 
 
 def _versions(system: fs.FileSystem, root: str, *, below: int) -> list[int]:
-    """The versions that have a folder, newest first."""
+    """Return the versions that have a folder, newest first."""
     names = [found.base_name for found in system.get_file_info(fs.FileSelector(root, allow_not_found=True))]
     return sorted((int(name) for name in names if name.isdigit() and int(name) < below), reverse=True)
 
 
 def _copy(system: fs.FileSystem, old: str, new: str, batch: int) -> None:
-    """Copy a folder under another name first, so that it is there whole or not at all."""
+    """Copy a folder under a temporary name first, so that it appears complete or not at all."""
     part = f"{new}.{uuid.uuid4().hex}.part"
     for name in _listed(system, old):
         if not _beyond(name, batch):
@@ -207,20 +209,20 @@ def _drop(system: fs.FileSystem, path: str, batch: int) -> None:
 
 
 def _drop_state(system: fs.FileSystem, path: str) -> None:
-    """Drop what a first batch that was not done has left: Spark refuses to run a first batch beside any state."""
+    """Drop the state of a first batch that was not finished: Spark refuses to run a first batch if state exists."""
     if _exists(system, f"{path}/state"):
         system.delete_dir(f"{path}/state")
 
 
 def _beyond(name: str, batch: int) -> bool:
-    """Whether a file, or its checksum, is of a batch after this one; or a file that was not finished."""
+    """Return whether a file, or its checksum, is of a batch after this one, or was not finished."""
     folder, _, file = name.rpartition("/")
     number = file.removeprefix(".").removesuffix(".crc")
     return folder in _BY_BATCH and (not number.isdigit() or int(number) > batch)
 
 
 def _listed(system: fs.FileSystem, path: str) -> list[str]:
-    """The files under a folder, by their path in it, sorted."""
+    """Return the files under a folder, by their path in it, sorted."""
     found = system.get_file_info(fs.FileSelector(path, recursive=True, allow_not_found=True))
     return sorted(one.path.removeprefix(f"{path}/") for one in found if one.type == fs.FileType.File)
 

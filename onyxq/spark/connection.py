@@ -1,7 +1,7 @@
-"""A process' connection with the cluster: an `AsyncClient` on an event loop of its own (design: jobs on Spark).
+"""A process' connection with the cluster: an `AsyncClient` on its own event loop (design: jobs on Spark).
 
-Spark forks its workers, keeps them between tasks and ends them without a word.  So there is one
-connection per process and address, its thread is a daemon, and nobody has to close it.
+Spark forks its workers, reuses them between tasks, and ends them without notice. So there is one connection per
+process and address. Its thread is a daemon, and it need not be closed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _lock = threading.Lock()
 
 
 class Connection:
-    """Runs calls of a client for plain threads; see the module's first paragraph."""
+    """Runs calls of a client for plain threads."""
 
     def __init__(self, connect: str, token: str, timeout_ms: int) -> None:
         self._loop = asyncio.new_event_loop()
@@ -47,7 +47,7 @@ class Connection:
             await self._ended.wait()
 
     def begin(self, call: Callable[[AsyncClient], Awaitable[R]]) -> Future[R]:
-        """Begin a call; what comes of it is the future's."""
+        """Begin a call, and return the future of its result."""
 
         async def run() -> R:
             return await call(self._client)
@@ -55,7 +55,7 @@ class Connection:
         return asyncio.run_coroutine_threadsafe(run(), self._loop)
 
     def call(self, call: Callable[[AsyncClient], Awaitable[R]]) -> R:
-        """Do a call; raises what it raises."""
+        """Make a call, and return its result or raise its error."""
         return self.begin(call).result()
 
     def close(self) -> None:
@@ -64,7 +64,7 @@ class Connection:
 
 
 def connection(connect: str, token: str, timeout_ms: int) -> Connection:
-    """This process' connection with the peers at ``connect`` (comma-separated addresses)."""
+    """Return this process' connection with the peers at ``connect`` (comma-separated addresses)."""
     key = os.getpid(), connect, token
     with _lock:
         found = _open.get(key)

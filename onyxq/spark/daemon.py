@@ -1,11 +1,11 @@
-"""The process that forks Spark's Python workers, with what all of them import loaded already.
+"""The process that forks Spark's Python workers, with their common imports loaded already.
 
-Spark's own daemon forks first and imports then, so that every worker of a batch, three for each of its
-parts, pays over half a second of processor time for pandas, Arrow and this package before it
-begins.  The setting ``spark.python.daemon.module`` names this module instead; all the rest is Spark's.
+Spark's own daemon forks first and imports after that. So every worker of a batch, three for each of its parts,
+spends over half a second of processor time on importing pandas, Arrow and this package. The setting
+``spark.python.daemon.module`` names this module instead; the rest is Spark's code.
 
-Libraries start threads when they are imported, OpenBLAS' and the allocator's, which do nothing until
-there is something to do, and which those libraries themselves see to at a fork.
+The imported libraries start threads: OpenBLAS and the allocator. These are idle until they have work, and the
+libraries handle a fork themselves.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ MODULES = (
     "onyxq.spark.plan.fused",
     "onyxq.spark.plan.outputs",
 )
-"""What workers of jobs use."""
+"""Modules that workers of jobs use."""
 
 
 def main() -> None:
-    """Import, then fork workers until told to end."""
+    """Import, then fork workers until Spark ends the process."""
     for name in MODULES:
         importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # workers collect behind each task, and need not look at all this
+    gc.freeze()  # Workers collect garbage after each task, and need not scan these objects.
     from pyspark.daemon import manager
 
     manager()

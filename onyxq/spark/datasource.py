@@ -1,8 +1,10 @@
 """The format ``onyxq`` of Spark: queues to read from and to write to (design: jobs on Spark).
 
-from onyxq.spark.datasource import register
-register(spark)
-spark.readStream.format("onyxq").option("connect", "HOST:PORT").option("queue", "in").load()
+Use it in a program of your own like this::
+
+    from onyxq.spark.datasource import register
+    register(spark)
+    spark.readStream.format("onyxq").option("connect", "HOST:PORT").option("queue", "in").load()
 """
 
 from __future__ import annotations
@@ -25,34 +27,34 @@ SCAN_SCHEMA = (
 
 
 class OnyxqSource(DataSource):
-    """Queues as Spark finds them; options are those of `onyxq.spark.queues.options`."""
+    """Queues as a data source of Spark; options are those of `onyxq.spark.queues.options`."""
 
     @classmethod
     def name(cls) -> str:
-        """What it is called in ``format``."""
+        """Return the name for ``format``."""
         return FORMAT
 
     def schema(self) -> str:
-        """Columns of a batch read, which names a state, or of a stream."""
+        """Return the columns of a batch read, which names a state, or of a stream."""
         return SCAN_SCHEMA if "state" in self.options else arrow.SCHEMA
 
     def reader(self, schema: Any) -> QueueScan:
-        """All tasks of a queue as they are."""
+        """Return a reader of all tasks of a queue in their present state."""
         return QueueScan(read_options(self.options, streaming=False))
 
     def streamReader(self, schema: Any) -> QueueStream:
-        """Tasks that are claimed batch by batch."""
+        """Return a reader that claims tasks batch by batch."""
         return QueueStream(read_options(self.options, streaming=True))
 
     def writer(self, schema: Any, overwrite: bool) -> QueueWriter:
-        """Rows that become tasks together."""
+        """Return a writer that makes tasks of all rows at once."""
         if overwrite:
             raise BadRequest("a queue cannot be overwritten, only appended to", field="mode")
         check_columns(schema)
         return QueueWriter(write_options(self.options))
 
     def streamWriter(self, schema: Any, overwrite: bool) -> QueueStreamWriter:
-        """Rows that become tasks batch by batch."""
+        """Return a writer that makes tasks of rows batch by batch."""
         options = write_options(self.options)
         if options.outputs:
             check_segments(schema)
@@ -62,5 +64,5 @@ class OnyxqSource(DataSource):
 
 
 def register(session: Any) -> None:
-    """Make the format known to a session."""
+    """Register the format with a session."""
     session.dataSource.register(OnyxqSource)

@@ -1,8 +1,8 @@
-"""What went wrong in a job, found again in what Spark says of it.
+"""The cause of a job's failure, extracted from Spark's report.
 
-An exception of a Python worker reaches the driver as a few pages of text.  Those that OnyxQ raises for
-a job carry what is worth knowing in one marked word, so that the job's error names task, segment
-and the user's own traceback, and says whether trying again may help.
+An exception of a Python worker reaches the driver as a few pages of text. Exceptions that OnyxQ raises for a job
+contain their details in one marked word. So the job's error names task, segment and the user's own traceback, and
+whether a retry may help.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OURS = re.compile(r"onyxq\.errors\.(\w+): ([^\n]*)")
 _PLAN = re.compile(r"\n=== Streaming Query ===\n.*?(?=\n(?:JVM stacktrace|Traceback)|\Z)", re.DOTALL)
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _HOPELESS = (BadRequest, Incomplete)
-"""What stays wrong however often it is tried."""
+"""Errors that a retry does not help."""
 _BY_NAME = {cls.__name__: cls for cls in BY_CODE.values()}
 
 
@@ -40,12 +40,12 @@ class Failure:
     """One line."""
     task: str | None = None
     segment: str | None = None
-    """A short form of what the task was given."""
+    """The input of the task, shortened."""
     traceback: str = ""
     restart: bool = True
-    """Whether trying again may help, or is what the job asked for."""
+    """Whether a retry may help, or the job asked for one."""
     code: str = "internal"
-    """Of the error, if it was one of ours."""
+    """Code of the error, if it was one of ours."""
 
 
 class TaskFailed(Exception):
@@ -61,7 +61,7 @@ class TaskFailed(Exception):
 
 
 def of_task(error: BaseException, *, task: str, segment: Any, restart: bool) -> TaskFailed:
-    """The failure of a task's function at a segment."""
+    """Return the failure of a task's function at a segment."""
     said = f"task {task}: {type(error).__name__}: {error}"
     code = error.code if isinstance(error, OnyxqError) else "task_failed"
     shown = _short(segment)
@@ -71,7 +71,7 @@ def of_task(error: BaseException, *, task: str, segment: Any, restart: bool) -> 
 
 
 def of_exception(error: BaseException) -> Failure:
-    """The failure that an exception of the driver's own, or Spark's report of one of a worker's, tells of."""
+    """Return the failure that an exception of the driver, or Spark's report of a worker's exception, describes."""
     if isinstance(error, TaskFailed):
         return error.failure
     if isinstance(error, OnyxqError):
@@ -86,7 +86,7 @@ def of_exception(error: BaseException) -> Failure:
 
 
 def of_text(text: str) -> Failure | None:
-    """The failure that a text of Spark's holds, if it holds one of ours."""
+    """Return the failure that a text of Spark contains, or None if it contains none of ours."""
     marked = _MARK.search(text)
     if marked:
         return Failure(**json.loads(base64.b64decode(marked.group(1))))
@@ -99,12 +99,12 @@ def of_text(text: str) -> Failure | None:
 
 
 def at(failure: Failure, task: str) -> Failure:
-    """The same, with the task it is of if it does not say."""
+    """Return the failure with a task name, if it had none."""
     return failure if failure.task else evolve(failure, task=task)
 
 
 def said_by(error: BaseException) -> str:
-    """Return one line that says what an exception is about, with what caused it, without Spark's plan."""
+    """Return one line that summarizes an exception and its cause, without Spark's plan."""
     causes = [error]
     while (cause := getattr(causes[-1], "_cause", None)) is not None:
         causes.append(cause)
@@ -114,7 +114,10 @@ def said_by(error: BaseException) -> str:
 
 
 def _line_of(error: BaseException) -> str:
-    """Return the one line of an exception that says most: of Java's own, after what Python says of the call."""
+    """Return the most useful line of an exception.
+
+    For one from Java that is Java's message, not Python's.
+    """
     lines = [line.strip().removeprefix(": ") for line in str(error).splitlines() if line.strip()]
     telling = [line for line in lines if re.match(r"(: )?[\w.$]+(Error|Exception): ", line)]
     return (telling or lines or [type(error).__name__])[0]
@@ -130,7 +133,7 @@ def _short(segment: Any) -> str | None:
 
 
 def _traceback(error: BaseException) -> str:
-    """The traceback as Python prints it, without our own frames on the way to the user's."""
+    """Return the traceback as Python prints it, without our own frames before the user's."""
     inside = error.__traceback__
     while inside is not None and inside.tb_frame.f_code.co_filename.startswith(_OWN):
         inside = inside.tb_next
@@ -152,13 +155,13 @@ def _cut(text: str, most: int) -> str:
 
 _NO_ROOM = ("No space left on device", "Disk quota exceeded")
 FULL_BYTES = 1 << 20
-"""With less than so much room a disk counts as full."""
+"""Free bytes below which a disk counts as full."""
 
 
 def with_full_disks(failure: Failure, places: Mapping[str, str]) -> Failure:
-    """The failure with the place that is full, of those that a job writes to (what it is -> its path or URI).
+    """Return the failure with the full disks among the places that a job writes to (description -> path or URI).
 
-    What a task's own function failed with is left as it is.
+    A failure of a task's own function is not changed.
     """
     text = f"{failure.error}\n{failure.traceback}"
     said = next((one for one in _NO_ROOM if one in text), None)
@@ -171,7 +174,7 @@ def with_full_disks(failure: Failure, places: Mapping[str, str]) -> Failure:
 
 
 def _room(path: str) -> int:
-    """Bytes that are free on a full disk; -1 for one that is not full, or cannot be asked."""
+    """Return the free bytes of a full disk; -1 if the disk is not full or cannot be checked."""
     try:
         room = shutil.disk_usage(path.removeprefix("file://")).free
     except OSError:

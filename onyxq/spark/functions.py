@@ -1,4 +1,7 @@
-"""Functions of a job made callable: imported by name, or unpickled; only Spark's processes do that."""
+"""Functions of a job made callable: imported by name, or unpickled.
+
+Only Spark's processes do that.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from onyxq.jobs.predicates import Pickled, Ref
 
 
 def resolve(ref: Ref, place: str = "fn") -> Callable[..., Any]:
-    """The function that a reference names; raises `BadRequest` that says what is missing where.
+    """Return the function that a reference names; raises `BadRequest` that names what is missing.
 
     ``place`` is the field of the job, for the message.
     """

@@ -1,14 +1,13 @@
-"""A Spark home that starts fast, built on first use in the user's cache.
+"""A Spark home that starts fast, built at first use in the user's cache.
 
-PySpark as installed hands its workers a zip without byte code, so that each of the five or
-more kinds of worker that a query starts compiles PySpark anew, over a second each.  The
-home made here links to the installed programs and jars and has no such zip: workers import
-the installed, byte-compiled package.  The class-data archive beside it holds the classes
-that a session loads, so that the next virtual machine maps them instead of reading jars; it
-is made once per machine by running a session to its end (`build_archive`).
+PySpark as installed gives its workers a zip without byte code. So each of the five or more kinds of worker that
+a query starts compiles PySpark again, which takes over a second each. The home made here links to the installed
+programs and jars and has no such zip: workers import the installed, byte-compiled package. The class-data
+archive beside it holds the classes that a session loads, so the next virtual machine maps them instead of
+reading jars. It is built once per machine by a session that runs to its end (`build_archive`).
 
-Both are keyed by what they were made from, and take their place in one rename: two builders
-do not disturb each other.
+The names of both are derived from what they were made from, and each appears by one rename. So two builders do
+not disturb each other.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ from onyxq.system.java import find_java
 LINKED = ("bin", "sbin", "jars")
 ARCHIVE = "classes.jsa"
 LOGGING = "log4j2.properties"
-"""Not in a folder ``conf``: an archive may not depend on a folder that holds anything."""
+"""Not in a folder ``conf``: an archive must not depend on a folder that is not empty."""
 ARCHIVE_TIMEOUT_S = 600.0
 JAVA_MINIMUM = 17
 _LAYOUT = "4"
-"""Raised when what `_fill` writes, or what archives are made of, changes: homes made before are not used."""
+"""Changes whenever the output of `_fill` or the input of archives changes, so that older homes are not used."""
 _HINT = "Install it with: pip install 'onyxq[spark]'."
 _QUIET = """\
 rootLogger.level = error
@@ -57,12 +56,15 @@ logger.writing.level = off
 logger.utils.name = org.apache.spark.util.Utils
 logger.utils.level = off
 """
-"""What Spark logs: of a task that failed only that its query did, once; the job's own error tells the rest."""
+"""Spark's log settings.
+
+A failed task causes one line, that its query failed; the job's error has the rest.
+"""
 
 
 @frozen
 class Home:
-    """A Spark home, and the archive beside it whether it was built already or not."""
+    """A Spark home, and the path of its archive, which may not be built yet."""
 
     path: Path
     archive: Path | None
@@ -75,7 +77,10 @@ class Home:
 
 
 def missing() -> Incomplete | None:
-    """What this machine lacks to run Spark, or None; imports nothing and starts only ``java -version``."""
+    """Return what this machine lacks to run Spark, or None.
+
+    Imports nothing and starts only ``java -version``.
+    """
     for module in ("pyspark", "pyarrow", "pandas", "google.protobuf"):
         if not _installed(module):
             return Incomplete(f"jobs run on Spark, and {module} is not installed", hint=_HINT)
@@ -93,9 +98,9 @@ def missing() -> Incomplete | None:
 
 
 def find_home(environment: Mapping[str, str] = os.environ) -> Home:
-    """The home to start Spark from, made if it is not there yet; raises `Incomplete`.
+    """Return the home from which Spark starts, made if it does not exist yet; raises `Incomplete`.
 
-    A ``SPARK_HOME`` of the environment is somebody's own distribution, and is used as it is.
+    A ``SPARK_HOME`` of the environment is the user's own distribution, and is used as it is.
     """
     if environment.get("SPARK_HOME"):
         return Home(path=Path(environment["SPARK_HOME"]), archive=None)
@@ -110,15 +115,15 @@ def find_home(environment: Mapping[str, str] = os.environ) -> Home:
 
 
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where this user's homes are: ``$XDG_CACHE_HOME/onyxq/spark``."""
+    """Return the folder of this user's homes: ``$XDG_CACHE_HOME/onyxq/spark``."""
     base = environment.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(base) / "onyxq" / "spark"
 
 
 def build_archive(home: Home) -> bool:
-    """Make the archive by running a small job in a session of its own; takes about half a minute.
+    """Build the archive by running a small job in its own session; takes about half a minute.
 
-    Returns whether it is there afterwards; False where another process is making it.
+    Returns whether it exists afterwards; False if another process is building it.
     """
     if home.archive is None or home.archive.exists():
         return home.archived
@@ -144,7 +149,7 @@ def _make(path: Path, installed: Path) -> None:
     _fill(part, installed)
     try:
         part.rename(path)
-    except OSError:  # another process was first, with the same
+    except OSError:  # Another process made the same home first.
         shutil.rmtree(part)
         if not path.is_dir():
             raise
@@ -152,7 +157,7 @@ def _make(path: Path, installed: Path) -> None:
 
 
 def _forget(folder: Path) -> None:
-    """Remove the homes of installations that are gone, as those of environments that were thrown away."""
+    """Remove the homes of installations that are gone, for example of deleted environments."""
     for home in folder.iterdir():
         jars = home / "jars"
         if jars.is_symlink() and not jars.exists():
@@ -167,7 +172,7 @@ def _fill(part: Path, installed: Path) -> None:
 
 
 def _key(installed: Path) -> str:
-    """Names the home by all that it, and an archive of its classes, depends on."""
+    """Return a home's name, derived from everything that it and an archive of its classes depend on."""
     jars = [f"{jar.name} {jar.stat().st_size}" for jar in sorted((installed / "jars").iterdir())]
     java = os.path.realpath(find_java())
     said = [_LAYOUT, str(installed), java, str(os.stat(java).st_mtime_ns), *jars]
@@ -198,12 +203,12 @@ def _pyspark() -> Path:
 def _installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # a parent package
+    except ModuleNotFoundError:  # A parent package.
         return False
 
 
 def _java_version(java: str) -> int:
-    """The major version, 0 if it does not say."""
+    """Return the major version, or 0 if it is unknown."""
     said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False, timeout=60).stderr
     found = re.search(r'version "(?:1\.)?(\d+)', said)
     return int(found.group(1)) if found else 0

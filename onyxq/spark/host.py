@@ -1,9 +1,8 @@
 """The Spark process beside a peer: runs the queries of the jobs that the peer drives, in one session.
 
 ``python -m onyxq.spark.host``; the first line on stdin is ``{"work": DIR, "connect": "HOST:PORT", ...}``, see
-`Asked`.  Orders come as further lines of JSON, events leave as lines of JSON on stdout; whatever else is printed
-goes to stderr.
-The end of stdin is the peer's end: then everything that was started here is killed, at once.
+`Asked`. Orders are further lines of JSON, events are lines of JSON on stdout. All other output goes to stderr.
+The end of stdin means that the peer has ended: then this process and all its children are killed at once.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ from onyxq.spark.job_run import Order, Place, Running
 from onyxq.spark.session import Settings, descendants, kill_machine, open_session
 
 REHEARSE_FIRST_S = 1.0
-"""A host that was started for a job that did not come yet makes itself ready for it."""
+"""Seconds without a job after which a host that was started for one runs a warm-up query."""
 REHEARSE_EVERY_S = 45.0
-"""How often one does that is to be warm: Spark ends Python workers that had nothing to do for a minute."""
+"""Pause between warm-up queries of a warm host, in seconds: Spark ends Python workers that were idle for a minute."""
 
 _ending = threading.Lock()
 """Held by the thread that ends this process."""
@@ -44,7 +43,7 @@ class Asked:
     """The host's argument."""
 
     work: str
-    """Folder under the node's data."""
+    """Folder in the node's data directory."""
     connect: str | None = None
     """``HOST:PORT`` of its own peer."""
     slots: int = 1
@@ -53,13 +52,13 @@ class Asked:
     master: str = "local"
     conf: Mapping[str, str] = field(factory=dict)
     warm: bool = False
-    """Run a small query first, and now and then while there is nothing to do, so that jobs start fast."""
+    """Run a small query first, and now and then while the host is idle, so that jobs start fast."""
     modules: tuple[str, ...] = field(default=(), converter=tuple)
     """Folders from which workers import."""
     alive_s: float = 5.0
-    """How often to say that this process and its virtual machine are there."""
+    """Seconds between ``alive`` events, which show that this process and its virtual machine work."""
     archive: bool = True
-    """Build the class-data archive beside the first session if there is none."""
+    """Build the class-data archive during the first session if there is none."""
 
 
 class Host:
@@ -74,7 +73,7 @@ class Host:
         self._jobs: dict[str, Running] = {}
 
     def say(self, event: Mapping[str, Any]) -> None:
-        """Tell the peer; one line."""
+        """Send an event to the peer, as one line."""
         with self._saying:
             self._out.write(json.dumps(event) + "\n")
             self._out.flush()
@@ -90,7 +89,7 @@ class Host:
             threading.Thread(target=self._forget, args=(said, running), name=f"forget {job}", daemon=True).start()
             return
         if running is None:
-            return  # it has ended by itself
+            return  # It has ended on its own.
         if said["do"] == "stop" and said["version"] == running.version:
             running.stop()
         elif said["do"] == "seal":
@@ -112,7 +111,7 @@ class Host:
         running.start()
 
     def _forget(self, said: Mapping[str, Any], running: Running | None) -> None:
-        """Delete the checkpoint of a job that has ended, as the log has it."""
+        """Delete the checkpoint of a job whose end is in the log."""
         try:
             if running is not None:
                 running.join()
@@ -136,7 +135,7 @@ def _order(said: Mapping[str, Any]) -> Order:
 
 
 def main() -> None:
-    """Run until stdin ends; the exit code is 1 where Spark could not be started, or died."""
+    """Run until stdin ends; the exit code is 1 if Spark could not be started, or died."""
     out = _take_stdout()
     asked = Asked(**json.loads(sys.stdin.readline()))
     orders: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -162,7 +161,10 @@ def main() -> None:
 def _carry_out(
     orders: queue.SimpleQueue[str], host: Host, first_s: float, later_s: float | None, rehearse: Callable[[], None]
 ) -> None:
-    """Do what is ordered; where nothing was for so long, and no job runs, rehearse."""
+    """Carry out orders.
+
+    When there were none for some time, and no job runs, rehearse.
+    """
     wait_s: float | None = first_s
     while True:
         try:
@@ -176,11 +178,11 @@ def _carry_out(
                 host.do(json.loads(order))
         except Exception:
             traceback.print_exc()
-            end(1)  # orders that are not understood are a mistake of ours: the peer starts another, and says why
+            end(1)  # An invalid order is a bug of ours. The peer starts another host, and reports the reason.
 
 
 def _take_stdout() -> IO[str]:
-    """The pipe to the peer for events alone: what anything else here prints goes to stderr."""
+    """Return the pipe for events to the peer, and redirect all other output of this process to stderr."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return out
@@ -193,7 +195,7 @@ def _read(orders: queue.SimpleQueue[str]) -> None:
 
 
 def _watch(session: Any, host: Host) -> None:
-    """End this process when the virtual machine has: the peer starts another."""
+    """End this process when the virtual machine has ended: the peer starts another."""
     machine = session.sparkContext._gateway.proc
 
     def wait() -> None:
@@ -207,14 +209,14 @@ def _watch(session: Any, host: Host) -> None:
 
 
 def _tell_alive(session: Any, host: Host, every_s: float) -> None:
-    """Say so now and then, for as long as the virtual machine answers too."""
+    """Send ``alive`` events while the virtual machine answers."""
     clock = session._jvm.java.lang.System
     while not _ending.locked():
         time.sleep(every_s)
         try:
             clock.nanoTime()
         except Py4JError:
-            return  # it has ended, which is seen elsewhere
+            return  # It has ended; another thread notices that.
         host.say({"event": "alive"})
 
 
@@ -229,9 +231,12 @@ def _settings(asked: Asked) -> Settings:
 
 
 def end(code: int) -> None:
-    """Kill all that this process started, and end it; what threads say of it now is of no interest."""
+    """Kill all processes that this one started, and end it.
+
+    Errors of its threads are discarded.
+    """
     if not _ending.acquire(blocking=False):
-        threading.Event().wait()  # another thread does it, and its code counts
+        threading.Event().wait()  # Another thread ends the process with its own exit code.
     sys.stderr.flush()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     for pid in descendants(os.getpid()):

@@ -1,4 +1,4 @@
-"""One job of a host: its query from start to end, in a thread of its own."""
+"""One job of a host: its query from start to end, in its own thread."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from onyxq.spark.plan.regions import stateful
 from onyxq.spark.session import of_its_own
 
 LOOK_S = 0.2
-"""Between two looks at how a query is doing."""
+"""Pause between two checks of a query, in seconds."""
 OVER_EVERY_S = 1.0
-"""Between two looks whether the job is over."""
+"""Pause between two checks whether the job is over, in seconds."""
 UNFINISHED = ("scheduled", "waiting", "ready", "claimed")
 QUEUE_TIMEOUT_MS = 10_000
 ENDLESS = ("rate", "rate-micro-batch")
-"""Inputs of which there is always more."""
+"""Input formats that never run out of rows."""
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ Step: TypeAlias = Callable[[Any, Job, Setting], Any]
 
 @frozen
 class Order:
-    """What the peer wants driven."""
+    """What the peer wants to run."""
 
     job: str
     version: int
@@ -62,17 +62,23 @@ class Order:
 
 @frozen
 class Place:
-    """What is the same for all jobs of a host."""
+    """The parts that are the same for all jobs of a host."""
 
     connect: str | None
     """The peer's address."""
     slots: int
-    """Of the whole session: parts of a batch; how many of them run at once is the scheduler's."""
+    """Slots of the whole session: the number of parts of a batch.
+
+    The scheduler decides how many run at once.
+    """
     checkpoints: Checkpoints
 
 
 class Running:
-    """A job that is being driven. Each event is told through ``say``; the last is how it ended."""
+    """A job that is being driven.
+
+    Each event is passed to ``say``; the last one is how it ended.
+    """
 
     def __init__(self, session: Any, order: Order, *, place: Place, say: Say, before: Running | None = None) -> None:
         self._session = session
@@ -80,7 +86,7 @@ class Running:
         self._place = place
         self._say = say
         self._before = before
-        """An earlier run of the job here, which is to end first."""
+        """An earlier run of the job here, which must end first."""
         self._lock = threading.Lock()
         self._query: Any = None
         self._stopped = False
@@ -94,9 +100,9 @@ class Running:
         self._uses: list[int] = []
         """How many times the query's plan uses each source."""
         self._late: dict[str, int] = {}
-        """Segments that came too late, as each window's or join's groups told last."""
+        """Segments that were too late, as each window or join reported last."""
         self._places: dict[str, str] = {}
-        """What it writes to, for who has to make room."""
+        """Places that it writes to, for messages about a full disk."""
         self._thread = threading.Thread(target=self._run, name=f"job {order.job}", daemon=True)
 
     @property
@@ -105,11 +111,14 @@ class Running:
         return self._order.version
 
     def start(self) -> None:
-        """Begin; returns at once."""
+        """Start the job, and return at once."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End the query; returns at once, the event comes when it has ended."""
+        """Stop the query, and return at once.
+
+        An event follows when it has ended.
+        """
         with self._lock:
             self._stopped = True
             query = self._query
@@ -117,16 +126,19 @@ class Running:
             threading.Thread(target=query.stop, name=f"stop {self._order.job}", daemon=True).start()
 
     def seal(self, name: str) -> None:
-        """No more segments will come on an input: it has completed once what is there is done."""
+        """Seal an input: no more segments will come.
+
+        It completes once all existing ones are done.
+        """
         with self._lock:
             self._sealed.add(name)
 
     def tell_when_idle(self) -> None:
-        """Say ``idle`` at the next moment at which no batch is under way."""
+        """Send ``idle`` at the next moment without a batch under way."""
         self._idle_wanted = True
 
     def slots(self, count: int) -> None:
-        """Give it another share of the session."""
+        """Change the job's share of the session."""
         pools.share(self._session, self._order.job, count)
 
     @property
@@ -163,7 +175,7 @@ class Running:
         folders, mark = folders_of(job), mark_of(order.offsets)
         check_place(session, job.checkpoint or self._place.checkpoints.base, field="checkpoint")
         for folder in folders:
-            located(folder.path)  # Arrow alone writes there
+            located(folder.path)  # Only Arrow writes there.
         if folders and mark:
             file_sink.publish(folders, job=job.id, batch=order.batch, mark=mark)
         checkpoints = self._place.checkpoints
@@ -175,7 +187,7 @@ class Running:
         try:
             self._queries(session, job, setting)
         except Exception:
-            with contextlib.suppress(PySparkException, Py4JJavaError):  # the first error counts
+            with contextlib.suppress(PySparkException, Py4JJavaError):  # The first error counts.
                 lifecycles.in_worker(session, order.body, order.version, "after_job")
             raise
         lifecycles.in_worker(session, order.body, order.version, "after_job")
@@ -183,7 +195,10 @@ class Running:
             file_sink.forget(folders, job=job.id)
 
     def _queries(self, session: Any, job: Job, setting: Setting) -> None:
-        """Run the job's query; one with windows once more when its inputs have ended, for what they have not said."""
+        """Run the job's query.
+
+        With windows or joins, run it again after the end of its inputs, for their last output.
+        """
         self._query_once(session, job, setting)
         if bounded(job) and stateful(job) and not self._stopped and not end_of_input.noted(setting.checkpoint):
             end_of_input.note(setting.checkpoint)
@@ -202,12 +217,12 @@ class Running:
         self._follow(query, job, setting)
 
     def _follow(self, query: Any, job: Job, setting: Setting) -> None:
-        """Tell of each batch until the query has ended, or end it when the job is over; raises what ended it."""
+        """Report each batch until the query has ended, or end it when the job is over; raises what ended it."""
         looked_at = 0.0
         step: Step = self._until_over
         while not query.awaitTermination(LOOK_S):
             self._tell_progress(query)
-            # In this order: the moment must be one after the question.
+            # The order matters: the idle moment must come after the request.
             if self._idle_wanted and not query.status["isTriggerActive"]:
                 self._idle_wanted = False
                 self._tell("idle")
@@ -217,7 +232,7 @@ class Running:
         self._tell_progress(query)
 
     def _tell_progress(self, query: Any) -> None:
-        """Tell of the batches that were finished since."""
+        """Report the batches that were finished since the last call."""
         for recent in _recent(query):
             said = progress.told(recent, self._uses)
             if said["batch"] > self._told:
@@ -229,14 +244,17 @@ class Running:
                 more = {"rows_total": self._rows, "watermark_ms": self._watermark_ms, "late": late}
                 self._tell("progress", progress={**said, **more})
 
-    # The steps of a job's end, each done once it says which is the next.
+    # The steps of a job's end. Each returns the next one once it is done.
 
     def _until_over(self, query: Any, job: Job, setting: Setting) -> Step:
-        """Nothing more will come, and queues are done."""
+        """Wait until no more input can come, and queues are finished."""
         return self._until_drained if self._over(job) else self._until_over
 
     def _until_drained(self, query: Any, job: Job, setting: Setting) -> Step:
-        """What Spark reads by itself is read: nothing was found, or (where timers cause batches) nothing came."""
+        """Wait until Spark has read everything.
+
+        That is so if no data is available, or (where timers cause batches) a batch was empty.
+        """
         endless = any(task.format in ENDLESS for task in inputs_of(job))
         status, recent = query.status, _recent(query)
         quiet = not status["isTriggerActive"] and not status["isDataAvailable"]
@@ -249,18 +267,18 @@ class Running:
         return self._until_ended
 
     def _until_ended(self, query: Any, job: Job, setting: Setting) -> Step:
-        """Windows have heard that all inputs have ended."""
+        """Wait until windows have seen the end of all inputs."""
         if any(progress.has_ended(said) for said in _recent(query)):
             query.stop()
             return self._stopping
         return self._until_ended
 
     def _stopping(self, query: Any, job: Job, setting: Setting) -> Step:
-        """Nothing is left."""
+        """Do nothing: the query is stopping."""
         return self._stopping
 
     def _over(self, job: Job) -> bool:
-        """Whether nothing more can come: what does not end by itself is sealed, and its queues are done."""
+        """Return whether no more input can come: open-ended inputs are sealed, and their queues are finished."""
         open_ended = [task for task in inputs_of(job) if not task.bounded]
         with self._lock:
             if not all(task.name in self._sealed for task in open_ended):
@@ -272,12 +290,12 @@ class Running:
 
 
 def _recent(query: Any) -> list[Any]:
-    """What Spark says of its last batches, oldest first."""
+    """Return Spark's reports of the last batches, oldest first."""
     return [json.loads(one.json()) for one in query._jsq.recentProgress()]
 
 
 def _queue_is_done(connect: str | None, queue: str) -> bool:
-    """Whether a queue has no task left that is still to be done; False while nobody can tell."""
+    """Return whether all tasks of a queue are finished; False while that is unknown."""
     if connect is None:
         raise Unavailable("a job that reads a queue needs a peer to connect to", field="connect")
     try:

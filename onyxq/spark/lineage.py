@@ -1,13 +1,13 @@
-"""Ids that follow from lineage, and still lie in runs (design: jobs on Spark; facts, runs).
+"""Task ids derived from lineage that still lie in runs (design: jobs on Spark; facts, runs).
 
-A lineage begins with 20 bytes like an id: time of the batch, partition, maker, counter.  Whatever
-follows them is the path: how a segment came to be from its source.  A task that a segment becomes
-has the batch's time, a partition and a maker that are hashed from lineage (and output), and the
-*source's* counter.  So tasks made of consecutive sources by the same way are consecutive, a repeat
-makes the same ids, and neither where nor in what order rows are computed plays a part.
+A lineage begins with 20 bytes like an id: time of the batch, partition, maker, counter. The bytes after them are
+the path: how a segment was made from its source. A task made of a segment has the batch's time, a partition and
+a maker that are hashed from lineage (and output), and the *source's* counter. So tasks made in the same way of
+consecutive sources are consecutive, and a repeat makes the same ids. It does not matter where, or in which
+order, rows are computed.
 
-The path is 8 bytes: a hash over the edges of the workflow that a segment took, and its place among its siblings
-at each.  The source itself has none.
+The path has 8 bytes: a hash over the edges of the workflow that a segment took, and its index among its siblings
+at each. The path of the source itself is empty.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ from hashlib import blake2b
 from onyxq.core.ids import ID_BYTES
 
 PREFIX_BYTES = 16
-"""Of an id without its counter."""
+"""Bytes of an id without its counter."""
 
 
 def source_prefix(prefix: bytes, time_ms: int) -> bytes:
-    """What the lineages of tasks begin with whose ids begin with ``prefix``, read by a batch of this time."""
+    """Return the prefix of the lineages of tasks whose ids begin with ``prefix``, for a batch of this time."""
     return time_ms.to_bytes(6, "big") + prefix[6:8] + _hash(prefix)
 
 
 def made_prefix(lineage: bytes, output: str, *, time_ms: int, partitions: int, partition: int | None = None) -> bytes:
-    """What the ids of the tasks begin with that an output makes of segments whose lineages differ in their
-    counters only; ``partition``: where the task's key decides about it."""
+    """Return the id prefix of the tasks that an output makes of segments whose lineages differ only in counters.
+
+    ``partition``: the partition of the task's key, if it has one.
+    """
     prefix, path = lineage[:PREFIX_BYTES], lineage[ID_BYTES:]
     if partition is None:
         partition = int.from_bytes(_hash(prefix), "big") % partitions
@@ -46,17 +48,17 @@ START = bytes(PATH_BYTES)
 
 
 def child(lineage: bytes, edge: int, ordinal: int) -> bytes:
-    """The lineage of what comes over an edge of the workflow, the ``ordinal``-th of its siblings."""
+    """Return the lineage of the ``ordinal``-th segment that was made over an edge of the workflow."""
     return lineage[:ID_BYTES] + _longer(lineage[ID_BYTES:], edge, ordinal)
 
 
 def source_of(lineage: bytes) -> bytes:
-    """The 20 bytes of the source."""
+    """Return the 20 bytes of the source."""
     return lineage[:ID_BYTES]
 
 
 def path_of(lineage: bytes) -> bytes:
-    """The 8 bytes of the path."""
+    """Return the 8 bytes of the path."""
     return lineage[ID_BYTES:] or START
 
 

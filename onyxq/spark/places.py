@@ -1,7 +1,7 @@
-"""Where checkpoints and files may lie: a path, or a URI that both Arrow, which copies, and Spark, which writes, reach.
+"""Places of checkpoints and files: a path, or a URI that both Arrow (which copies) and Spark (which writes) can use.
 
-``s3a://BUCKET/PATH``, ``gs://...``, ``abfs://...`` and ``hdfs://...`` are what Hadoop calls them; Arrow has its own
-names for some.
+URIs have the form that Hadoop uses: ``s3a://BUCKET/PATH``, ``gs://...``, ``abfs://...`` and ``hdfs://...``. Arrow
+has other names for some schemes.
 """
 
 from __future__ import annotations
@@ -20,17 +20,20 @@ BRINGS = {
     "abfss": "org.apache.hadoop:hadoop-azure",
     "gs": "com.google.cloud.bigdataoss:gcs-connector",
 }
-"""What brings the class of a scheme to Spark."""
+"""Scheme -> package that adds it to Spark."""
 
 
 def scheme_of(path: str) -> str:
-    """The scheme of a URI; empty for a path."""
+    """Return the scheme of a URI; empty for a path."""
     scheme, colon, _ = path.partition("://")
     return scheme.lower() if colon else ""
 
 
 def located(path: str) -> tuple[fs.FileSystem, str]:
-    """The file system of a path or URI, and the path in it; raises `Incomplete` for a scheme that Arrow lacks."""
+    """Return the file system of a path or URI, and the path in it.
+
+    Raises `Incomplete` for a scheme that Arrow lacks.
+    """
     scheme = scheme_of(path)
     if not scheme:
         return fs.LocalFileSystem(), path.rstrip("/")
@@ -46,7 +49,10 @@ def located(path: str) -> tuple[fs.FileSystem, str]:
 
 
 def check_place(session: Any, path: str, *, field: str) -> None:
-    """Raise `Incomplete` unless Spark has what the scheme of a path needs; the place itself is not asked."""
+    """Raise `Incomplete` unless Spark supports the scheme of a path.
+
+    The place itself is not accessed.
+    """
     from py4j.protocol import Py4JJavaError
 
     scheme = scheme_of(path)

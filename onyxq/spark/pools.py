@@ -9,16 +9,16 @@ _log = logging.getLogger(__name__)
 
 
 def enter(session: Any, job: str, slots: int) -> None:
-    """What this thread starts runs in the job's pool, with this weight."""
+    """Run whatever this thread starts in the job's pool, with this weight."""
     share(session, job, slots)
     session.sparkContext.setLocalProperty("spark.scheduler.pool", name_of(job))
 
 
 def share(session: Any, job: str, slots: int) -> None:
-    """Weigh the job's pool, made if it is not there.
+    """Set the weight of the job's pool, which is made if it does not exist.
 
-    Spark reads weights from a file when it starts and has no call to change them; the field is set
-    where it is. The scheduler looks at it whenever a core is free.
+    Spark reads weights from a file when it starts and has no call to change them, so this sets the private field. The
+    scheduler reads it whenever a core is free.
     """
     context = session.sparkContext
     root = context._jsc.sc().taskScheduler().rootPool()
@@ -33,7 +33,7 @@ def share(session: Any, job: str, slots: int) -> None:
 
 
 def leave(session: Any, job: str) -> None:
-    """Nothing more of the job will run."""
+    """Remove the job's pool once it is empty: the job has ended."""
     root = session.sparkContext._jsc.sc().taskScheduler().rootPool()
     pool = root.getSchedulableByName(name_of(job))
     if pool is not None and pool.schedulableQueue().isEmpty():
@@ -41,10 +41,10 @@ def leave(session: Any, job: str) -> None:
 
 
 def weight(session: Any, job: str) -> int:
-    """The weight of the job's pool."""
+    """Return the weight of the job's pool."""
     return int(session.sparkContext._jsc.sc().taskScheduler().rootPool().getSchedulableByName(name_of(job)).weight())
 
 
 def name_of(job: str) -> str:
-    """What the job's pool is called."""
+    """Return the name of the job's pool."""
     return f"job-{job}"

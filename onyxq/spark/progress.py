@@ -1,4 +1,4 @@
-"""What a running query says of itself, as the peer shows it."""
+"""The progress of a running query, in the form that the peer shows."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from datetime import datetime
 from typing import Any
 
 WATERMARK = "watermark_ms"
-"""What is observed at windows: the watermark that a batch brought."""
+"""Metric that windows observe: the watermark of a batch."""
 LATE = "late"
-"""What is observed behind windows and joins: how many segments came too late so far."""
+"""Metric that is observed after windows and joins: the number of segments that were too late so far."""
 
 
 def uses_of(frame: Any) -> list[int]:
@@ -30,7 +30,10 @@ def uses_of(frame: Any) -> list[int]:
 
 
 def rows_of(progress: dict[str, Any], uses: list[int]) -> int:
-    """Return how many rows a batch has read; Spark counts a row once for each use of its source."""
+    """Return how many rows a batch has read.
+
+    Spark counts a row once for each use of its source.
+    """
     read = [0 if _is_end(source) else source.get("numInputRows", 0) for source in progress.get("sources") or []]
     if len(read) != len(uses):
         return sum(read)
@@ -38,7 +41,7 @@ def rows_of(progress: dict[str, Any], uses: list[int]) -> int:
 
 
 def told(progress: dict[str, Any], uses: list[int]) -> dict[str, Any]:
-    """Return the progress of one batch from what Spark reports; ``uses``: as `uses_of` returns."""
+    """Return the progress of one batch from Spark's report; ``uses``: the result of `uses_of`."""
     counted, rows = progress.get("numInputRows", 0), rows_of(progress, uses)
     per_s = (progress.get("processedRowsPerSecond") or 0.0) * (rows / counted if counted else 0.0)
     operators = progress.get("stateOperators") or []
@@ -56,7 +59,7 @@ def told(progress: dict[str, Any], uses: list[int]) -> dict[str, Any]:
 
 
 def late(progress: dict[str, Any]) -> dict[str, int]:
-    """How many segments came too late so far, by the name of what observed it; only what the batch tells of."""
+    """Return the numbers of segments that were too late so far, by window or join; only those that the batch has."""
     return {name: one[LATE] for name, one in _observed(progress).items() if one.get(LATE) is not None}
 
 
@@ -65,12 +68,12 @@ def _observed(progress: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def has_ended(progress: dict[str, Any]) -> bool:
-    """Whether the end of all inputs (`onyxq.spark.plan.end_of_input`) was part of that batch, or of one before."""
+    """Return whether this batch or an earlier one had the end of all inputs (`onyxq.spark.plan.end_of_input`)."""
     return any(source.get("endOffset") == {"ended": 1} for source in progress.get("sources") or [])
 
 
 def _is_end(source: dict[str, Any]) -> bool:
-    """Whether a source is `onyxq.spark.plan.end_of_input`, whose row is none of the inputs'."""
+    """Return whether a source is `onyxq.spark.plan.end_of_input`, whose row does not count as input."""
     return set(source.get("endOffset") or ()) == {"ended"}
 
 

@@ -1,9 +1,9 @@
 """One Spark session for all jobs of a host: how it is configured, opened and ended.
 
-The master is this process' own virtual machine with as many threads as there are slots, or
-a cluster (``spark://``, ``yarn``, ``k8s://``) that the settings name, whose machines need OnyxQ
-installed, or in the same folder; nothing else of a job changes.  Each job's query gets a pool of
-the fair scheduler, with its slots as weight, and SQL settings of its own.
+The master is this process' own virtual machine with one thread per slot, or a cluster (``spark://``, ``yarn``,
+``k8s://``) that the settings name. The cluster's machines need OnyxQ installed, or in the same folder; nothing else
+of a job changes. Each job's query gets a pool of the fair scheduler, with its slots as weight, and its own SQL
+settings.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ from onyxq.system.directories import LOCAL, TEMPORARY, create
 
 _LOOPBACK = "127.0.0.1"
 PROPERTIES = "spark.properties"
-"""Where the virtual machine reads its settings, until it is up."""
+"""Name of the file from which the virtual machine reads its settings; removed once it is up."""
 _ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
 _PROVIDER = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
 @frozen
 class Settings:
-    """What a session is opened with."""
+    """The settings of a session."""
 
     work: Path
-    """Folder for what Spark keeps while it runs."""
+    """Folder for Spark's files while it runs."""
     slots: int = 2
     master: str = "local"
     conf: Mapping[str, str] = field(factory=dict)
     """Spark's own settings; they win over ours."""
     modules: tuple[str, ...] = ()
-    """Folders from which executors import, beside this process' own."""
+    """Folders from which executors import, in addition to this process' own."""
     archive_to: str | None = None
     """Write the class-data archive to this file at the end."""
 
     @property
     def local(self) -> bool:
-        """Whether the threads of this machine do the work."""
+        """Whether threads of this machine do the work."""
         return self.master == "local" or self.master.startswith("local[")
 
     @property
     def url(self) -> str:
-        """The master as Spark calls it."""
+        """The master in Spark's form."""
         return f"local[{self.slots}]" if self.master == "local" else self.master
 
 
 def configuration(settings: Settings, home: Home) -> dict[str, str]:
-    """All of Spark's settings for a session."""
+    """Return all of Spark's settings for a session."""
     ours = {
         "spark.app.name": "onyxq",
         "spark.master": settings.url,
@@ -97,7 +97,7 @@ def _java_options(settings: Settings, home: Home) -> list[str]:
 
 
 def python_path(settings: Settings) -> str:
-    """Where executors import from: the project itself, then what this process was given."""
+    """Return the import path of executors: the project itself, then this process' own path."""
     project = str(Path(__file__).resolve().parents[2])
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return os.pathsep.join(dict.fromkeys(part for part in (*settings.modules, project, *given) if part))
@@ -127,13 +127,13 @@ def open_session(settings: Settings) -> Any:
             return SparkSession.builder.config(conf=SparkConf(loadDefaults=False)).getOrCreate()
     finally:
         path.unlink(missing_ok=True)
-        if home.archive is not None:  # ours, not the caller's choice for other programs
+        if home.archive is not None:  # It is ours, not the caller's choice for other programs.
             del os.environ["SPARK_HOME"]
 
 
 @contextmanager
 def _submit_arguments(path: Path) -> Iterator[None]:
-    """Have the virtual machine read its settings from a file: other users could see PySpark's arguments."""
+    """Make the virtual machine read its settings from a file: other users could see PySpark's arguments."""
     before = os.environ.get(_ARGUMENTS)
     os.environ[_ARGUMENTS] = f"--properties-file {shlex.quote(str(path))} {before or 'pyspark-shell'}"
     try:
@@ -145,7 +145,7 @@ def _submit_arguments(path: Path) -> Iterator[None]:
 
 
 def properties(settings: Mapping[str, str]) -> bytes:
-    """Return settings as a properties file of Java has them."""
+    """Return settings in the form of a Java properties file."""
     return "".join(f"{_escaped(name)}={_escaped(value)}\n" for name, value in settings.items()).encode("ascii")
 
 
@@ -161,19 +161,19 @@ def _escaped(text: str) -> str:
 
 
 def of_its_own(session: Any) -> Any:
-    """A session with SQL settings of its own, in the same machine; this thread's until it asks for another."""
+    """Return a session with its own SQL settings in the same machine, and make it this thread's active one."""
     found = session.newSession()
     found._jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(found._jsparkSession)
     return found
 
 
 def machine_of(session: Any) -> int:
-    """Process id of the session's virtual machine."""
+    """Return the process id of the session's virtual machine."""
     return int(session.sparkContext._gateway.proc.pid)
 
 
 def kill_machine(pid: int) -> None:
-    """End a virtual machine and all that it started, Python workers in groups of their own too, at once."""
+    """Kill a virtual machine and all its descendants at once, Python workers in other process groups included."""
     for one in [*descendants(pid), pid]:
         try:
             os.kill(one, signal.SIGKILL)
@@ -182,7 +182,7 @@ def kill_machine(pid: int) -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """Process ids of the children of a process, their children and so on."""
+    """Return the process ids of all descendants of a process."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():

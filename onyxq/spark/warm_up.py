@@ -1,7 +1,9 @@
-"""A small query that makes a session ready: what a standby runs, and what the class-data archive is made of.
+"""A small query that makes a session ready.
 
-``python -m onyxq.spark.warm_up FILE`` opens a session, runs the query, and leaves the archive of
-the classes that it loaded in FILE; `onyxq.spark.home.build_archive` calls it.
+A standby runs it, and the class-data archive is made from it.
+
+``python -m onyxq.spark.warm_up FILE`` opens a session, runs the query, and writes the archive of the classes that
+it loaded to FILE; `onyxq.spark.home.build_archive` calls it.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ PARTS = 2
 
 
 def warm(session: Any, work: Path) -> None:
-    """Run a job with the parts of every job: source and sink in Python, a region between; returns once it is done."""
+    """Run a job with the parts that every job has: source and sink in Python, a region between; wait for its end."""
     with tempfile.TemporaryDirectory(dir=work / TEMPORARY, prefix="warm-") as folder:
         job = Job(
             id="warming",
@@ -49,53 +51,53 @@ class Lines(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What it is called in ``format``."""
+        """Return the name for ``format``."""
         return FORMAT
 
     def schema(self) -> str:
-        """One column."""
+        """Return the schema: one column."""
         return "value string"
 
     def streamReader(self, schema: Any) -> LinesReader:
-        """The reader of the rows."""
+        """Return the reader of the rows."""
         return LinesReader()
 
 
 class LinesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One batch of as many partitions as `PARTS`, with a row each."""
+    """One batch with `PARTS` partitions of one row each."""
 
     def initialOffset(self) -> dict[str, int]:
-        """Nothing was given."""
+        """Return the offset before the batch."""
         return {"given": 0}
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """There is but one batch."""
+        """Return the read limit: everything is one batch."""
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """All of it is there."""
+        """Do nothing: all rows exist already."""
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
-        """The end."""
+        """Return the offset after the batch."""
         return {"given": 1}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        """Two, or none."""
+        """Return all partitions, or none."""
         return [InputPartition(place) for place in range(PARTS)] if end["given"] > start["given"] else []
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """A row."""
+        """Yield one row."""
         yield pyarrow.RecordBatch.from_pydict({"value": ["warm"]})
 
 
 def main(archive: str) -> None:
-    """Make the archive in a session of its own."""
+    """Build the archive in a session of its own."""
     with tempfile.TemporaryDirectory(prefix="onyxq-warming-") as folder:
         session = open_session(Settings(work=Path(folder), archive_to=archive))
         machine = session.sparkContext._gateway.proc
         warm(session, Path(folder))
         session.stop()
-        machine.stdin.close()  # it ends by itself, and writes the archive on its way out
+        machine.stdin.close()  # It ends on its own, and writes the archive as it exits.
         machine.wait()
 
 

@@ -1,8 +1,8 @@
-"""Whether history holds, and what it says of queues: archives of any size, looked through on Spark.
+"""Checks and statistics of history: archives of any size, read on Spark.
 
-Needs the extra ``spark``; a peer imports nothing of it.  `onyxq.spark.analysis.tables` reads the
-archive, `onyxq.spark.analysis.history_check` looks for what must never be, `onyxq.spark.analysis.stats` sums
-up, and `onyxq.spark.analysis.plots` draws.
+Needs the extra ``spark``; a peer imports none of it. `onyxq.spark.analysis.tables` reads the archive,
+`onyxq.spark.analysis.history_check` looks for violated rules, `onyxq.spark.analysis.stats` computes statistics, and
+`onyxq.spark.analysis.plots` draws.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Checks an archive of tasks on Spark: one pass over what is known of each task, one over ordering keys.
+"""Checks an archive of tasks on Spark: one pass over all rows about each task, one over ordering keys.
 
-All rows about a task are brought together, sorted by token, and each is compared with what
-came before it by running maxima: no group is ever held in Python, and one that does not fit
-into memory is sorted on disk.  The rules are `onyxq.spark.analysis.rules`, how they are judged is
-in ``docs/history.rst``.
+All rows about a task are sorted by token, and each is compared with running maxima of the rows before it. So no
+group is ever held in Python, and a group that does not fit into memory is sorted on disk. The rules are in
+`onyxq.spark.analysis.rules`; ``docs/history.rst`` describes how they are judged.
 """
 
 from __future__ import annotations
@@ -31,7 +30,10 @@ from onyxq.spark.analysis.rules import (
 from onyxq.spark.analysis.tables import FRESH_S, read_table, session_for
 
 CLAIM, TASK, UPDATE = 0, 1, 2
-"""Kinds of rows; of one token the claim comes first."""
+"""Kinds of rows.
+
+Of the rows of one token the claim sorts first.
+"""
 
 
 def check(
@@ -43,11 +45,11 @@ def check(
     records: Sequence[str] = (),
     live: Sequence[str] = (),
 ) -> Report:
-    """Look through archives, and hold them against the log's records that they or ``records`` have.
+    """Check archives, and compare them with the log's records in them or in ``records``.
 
-    ``apart_ms``: how far the clocks of the cluster may have been apart; ``first``: how many
-    offenders are named for each rule; ``live``: files that list the tasks that are still in the store.
-    Raises `NotFound` if a directory is none.
+    ``apart_ms``: largest difference between the cluster's clocks; ``first``: maximum number of offenders named for each
+    rule; ``live``: files that list the tasks that are still in the store. Raises `NotFound` if a directory is not an
+    archive.
     """
     from pyspark import StorageLevel
     from pyspark.sql import Observation
@@ -93,8 +95,10 @@ _NAMES = {CLAIM: "claims", TASK: "tasks", UPDATE: "updates"}
 
 
 def _rows(session: Any, directories: Sequence[str]) -> Any:
-    """Everything that is said of tasks, in one table. Claims and updates are listed before tasks: what
-    is archived meanwhile then has its task."""
+    """Return all rows about tasks in one table.
+
+    Claims and updates are listed before tasks, so that what is archived meanwhile has its task.
+    """
     from pyspark.sql import functions as F
 
     claims = read_table(session, directories, CLAIMS).select(
@@ -107,7 +111,7 @@ def _rows(session: Any, directories: Sequence[str]) -> Any:
         F.unix_millis("ended").alias("ended"),
         "until",
         F.xxhash64("worker").alias("worker"),
-        # Where an entry ended it, its completion came to light later: nobody had been told that it counts.
+        # If an entry ended the claim, its completion was found later: no client had an answer that it counts.
         (F.col("outcome") == "completed").alias("completed"),
     )
     updates = read_table(session, directories, UPDATES).select(
@@ -137,7 +141,10 @@ def _rows(session: Any, directories: Sequence[str]) -> Any:
 
 
 def _without_repeats(rows: Any) -> Any:
-    """Each row once; of claims under one token that differ the last to end, with a note if workers differ."""
+    """Return each row once.
+
+    Of differing claims under one token keep the last to end, with a note if workers differ.
+    """
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
@@ -152,10 +159,10 @@ def _without_repeats(rows: Any) -> Any:
 
 
 def _with_past(rows: Any) -> Any:
-    """Each row with what came before it about its task, and what the task's own row says.
+    """Return each row with maxima of the earlier rows about its task, and with values of the task's own row.
 
-    All in one window: a group is a task, so what a group costs counts.  Of a task that was
-    requeued after it had been archived only the row of its last end stays.
+    Everything is in one window, because a group is a task and each group has a cost. If a task was requeued after
+    it had been archived, only the row of its last end stays.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as F
@@ -194,7 +201,7 @@ def _with_past(rows: Any) -> Any:
 
 
 def _judged(rows: Any, apart_ms: int) -> Any:
-    """Each row with the rules that it breaks, by what is known of its task."""
+    """Return each row with the rules that it breaks, given the other rows about its task."""
     from pyspark.sql import functions as F
 
     claim, task, update = (F.col("kind") == kind for kind in (CLAIM, TASK, UPDATE))
@@ -239,7 +246,10 @@ def _judged(rows: Any, apart_ms: int) -> Any:
 
 
 def _keys_judged(claims: Any, apart_ms: int) -> Any:
-    """Claims of tasks with ordering keys with what they break; an overlap within one task is none here."""
+    """Return claims of tasks with ordering keys, with the rules that they break.
+
+    An overlap within one task does not count here.
+    """
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
@@ -274,14 +284,17 @@ def _keys_judged(claims: Any, apart_ms: int) -> Any:
 
 
 def _stood(past_ended: str, past_began: str, apart_ms: int) -> Any:
-    """Whether an earlier claim, ended by a completion, stood at the grant; not if the log's clock ran backwards."""
+    """Return whether an earlier claim, ended by a completion, was valid at the grant.
+
+    False if the log's clock ran backwards.
+    """
     from pyspark.sql import functions as F
 
     return (F.col(past_ended) > F.col("began") + apart_ms) & (F.col(past_began) <= F.col("began"))
 
 
 def _found(rules: Sequence[tuple[str, Any, str]]) -> Any:
-    """An array of what is broken, once for each rule; ``{...}`` in a text is an SQL expression."""
+    """Return an array of what is broken, once for each rule; ``{...}`` in a text is an SQL expression."""
     from pyspark.sql import functions as F
 
     said: dict[str, Any] = {}
@@ -300,7 +313,7 @@ def _found(rules: Sequence[tuple[str, Any, str]]) -> Any:
 
 
 def _pieces(text: str) -> list[tuple[int, str]]:
-    """A text cut at braces; those with 1 stood within."""
+    """Return a text split at braces; parts with 1 were within braces."""
     return [(place % 2, part) for place, part in enumerate(re.split(r"[{}]", text))]
 
 
@@ -313,7 +326,7 @@ def _exploded(rows: Any) -> Any:
 
 
 def _first(broken: Any, rules: Sequence[str], limit: int) -> list[Offender]:
-    """The first offenders of each of some rules."""
+    """Return the first offenders of each of some rules."""
     from pyspark.sql import functions as F
 
     order = ("id", "token", "what")

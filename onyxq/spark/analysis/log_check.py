@@ -1,8 +1,8 @@
-"""Holds the archive of tasks against the log: every claim was granted there, every grant came to something.
+"""Compares the archive of tasks with the log: every claim must have a grant there, and every grant a result.
 
-What the log says is the table of its records (`onyxq.history.parquet.records`), complete between the positions
-that its files' names tell; nothing is said of grants outside.  A list of the tasks that are still in
-the store, as ``onyxq task list --all --json`` prints it, tells a task that is lost from one that goes on.
+The log's side is the table of its records (`onyxq.history.parquet.records`). It is complete between the positions in
+the names of its files; grants outside are not judged. A list of the tasks that are still in the store, as
+``onyxq task list --all --json`` prints it, distinguishes lost tasks from active ones.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from onyxq.spark.analysis.tables import FRESH_S, files_below, read_table
 
 GRANTS = ("grant_claims", "grant_limited_claims")
 ELSEWHERE = "an unknown queue"
-"""Of a grant the log often has no queue."""
+"""Queue of a violation whose queue is unknown: a grant in the log often has none."""
 NO_RECORDS = "Have peers write it (record_archive), or write it yourself: onyxq archive log."
 _ARGS = "queue string, grants array<struct<runs: array<struct<first: string, count: int>>>>"
 
 
 @frozen
 class Log:
-    """A table of records: the directories that have one, and the positions that it has without a hole."""
+    """A table of records: the directories that have one, and the positions that it has without a gap."""
 
     directories: tuple[str, ...]
     spans: tuple[Range, ...]
 
 
 def log_of(session: Any, archives: Sequence[str], more: Sequence[str]) -> Log | None:
-    """The records that archives hold, and those of ``more``; None if there are none.
+    """Return the records in archives and in ``more``; None if there are none.
 
-    Raises `NotFound` if one of ``more`` holds none.
+    Raises `NotFound` if one of ``more`` has none.
     """
     found = {directory: files_below(session, f"{directory.rstrip('/')}/{RECORDS}") for directory in (*archives, *more)}
     for directory in more:
@@ -53,7 +53,7 @@ def log_of(session: Any, archives: Sequence[str], more: Sequence[str]) -> Log | 
 
 
 def crossed(session: Any, log: Log, directories: Sequence[str], live: Sequence[str], *, apart_ms: int) -> Any:
-    """What archive and log say against each other: rows ``(rule, queue, id, token, what)``.
+    """Return the contradictions between archive and log: rows ``(rule, queue, id, token, what)``.
 
     ``live``: files of JSON lines, the tasks that the store still has.
     """
@@ -72,8 +72,10 @@ def crossed(session: Any, log: Log, directories: Sequence[str], live: Sequence[s
 
 
 def grants(session: Any, log: Log, live: Sequence[str] = ()) -> Any:
-    """Each grant of a task that applied: ``(id, token, queue, at_ms, listed)``, the last whether the lists ``live``
-    were made since."""
+    """Return each applied grant of a task: ``(id, token, queue, at_ms, listed)``.
+
+    ``listed``: whether the lists ``live`` were made after the grant.
+    """
     from pyspark.sql import functions as F
 
     tables = [session.read.parquet(f"{directory.rstrip('/')}/{RECORDS}") for directory in log.directories]
@@ -97,7 +99,7 @@ def grants(session: Any, log: Log, live: Sequence[str] = ()) -> Any:
 
 
 def _listed(session: Any, live: Sequence[str]) -> Any:
-    """When the first of the lists was made; before all time without any."""
+    """Return when the first of the lists was made; the epoch if there are none."""
     from pyspark.sql import functions as F
 
     if not live:
@@ -107,7 +109,7 @@ def _listed(session: Any, live: Sequence[str]) -> Any:
 
 
 def _known(session: Any, directories: Sequence[str]) -> Any:
-    """What the archive has of each task: its last end, the highest token, and whether it was archived just now."""
+    """Return for each archived task: its last end, the highest token, and whether it was archived just now."""
     from pyspark.sql import functions as F
 
     fresh = F.col("archived") > F.now() - F.expr(f"INTERVAL {FRESH_S} SECONDS")

@@ -11,7 +11,7 @@ from onyxq.core.errors import BadRequest, Incomplete
 from onyxq.spark.analysis.stats import OUTCOMES, Figures, Stats, Times
 
 QUEUES_MAX = 6
-"""Queues that are drawn: those with the most claims."""
+"""Maximum number of queues that are drawn: those with the most claims."""
 _COLOURS = {
     "completed": "#3b7dd8",
     "failed": "#d1495b",
@@ -23,13 +23,13 @@ _COLOURS = {
 _HOUR = timedelta(hours=1)
 _WIDTH_IN, _HEIGHT_IN = 10.0, 2.3
 BARS_MAX = 150
-"""Hours that are drawn one by one."""
+"""Number of hours up to which each hour has its own bar."""
 TICKS_MAX = 6
 _SAID_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60, 180, 600, 1_800, 3_600, 10_800, 36_000, 86_400)
 
 
 def draw(found: Stats, directory: Path) -> list[Path]:
-    """Draw waits, run times and what became of claims, each by hour, a row for each queue.
+    """Draw waits, run times and the outcomes of claims, each by hour, with a row for each queue.
 
     Returns the files, none if there are no claims. Raises `Incomplete` without matplotlib.
     """
@@ -59,7 +59,7 @@ Panel = Callable[[Any, Sequence[Figures], Sequence[datetime]], None]
 def _picture(
     path: Path, title: str, rest: str, hours: dict[str, list[Figures]], span: Sequence[datetime], panel: Panel
 ) -> Path:
-    """One file: a panel for each queue over the same time."""
+    """Draw one file: a panel for each queue over the same time."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, HourLocator
@@ -92,7 +92,7 @@ def _picture(
 
 
 def _times(part: Callable[[Figures], Times]) -> Panel:
-    """Lines of half, 95 in a hundred and the longest; broken where nothing was granted."""
+    """Return a panel of lines for 50 %, 95 % and the longest, with gaps in hours without grants."""
 
     def panel(axes: Any, some: Sequence[Figures], every: Sequence[datetime]) -> None:
         from matplotlib.ticker import FixedLocator, NullLocator
@@ -116,7 +116,7 @@ def _times(part: Callable[[Figures], Times]) -> Panel:
 
 
 def _outcomes(axes: Any, some: Sequence[Figures], every: Sequence[datetime]) -> None:
-    """Bars of claims, cut by what became of them."""
+    """Draw bars of claims, divided by outcome."""
     known = {_moment(one): one for one in some}
     bottom = [0] * len(every)
     for name in (*OUTCOMES, "unknown"):
@@ -131,7 +131,7 @@ def _outcomes(axes: Any, some: Sequence[Figures], every: Sequence[datetime]) -> 
 def _stack(
     axes: Any, every: Sequence[datetime], values: Sequence[float], bottom: Sequence[float], colour: str, label: str
 ) -> None:
-    """Bars of hours; of many hours their outline filled, as bars too thin to tell apart would flicker."""
+    """Draw bars of hours; for many hours a filled outline, because very thin bars would flicker."""
     if len(every) <= BARS_MAX:
         axes.bar(every, values, bottom=bottom, width=_HOUR * 0.9, align="edge", color=colour, label=label)
         return
@@ -143,13 +143,13 @@ def _stack(
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Times that people say, a few of those between two."""
+    """Return a few common time values between two limits, in seconds."""
     found = [value for value in _SAID_S if low <= value <= high]
     return found[:: -(-len(found) // TICKS_MAX)] if found else [low, high]
 
 
 def _retries(axes: Any, some: Sequence[Figures], every: Sequence[datetime]) -> None:
-    """The share of claims that were not the first of their task."""
+    """Draw the share of claims that were not the first of their task."""
     known = {_moment(one): 100 * one.retries / one.claims for one in some}
     _stack(axes, every, [known.get(at, 0.0) for at in every], [0] * len(every), "#d1495b", "")
     axes.set_ylim(0, max(5.0, 1.1 * max(known.values(), default=0.0)))
@@ -163,7 +163,7 @@ def _count(one: Figures | None, outcome: str) -> int:
 
 
 def _every_hour(span: Sequence[datetime]) -> list[datetime]:
-    """All hours from the first to the last."""
+    """Return all hours from the first to the last."""
     return [span[0] + _HOUR * place for place in range((span[-1] - span[0]) // _HOUR + 1)]
 
 
@@ -173,12 +173,12 @@ def _moment(one: Figures) -> datetime:
 
 
 def _seconds(value_ms: int | None) -> float:
-    """At least a millisecond: the scale is logarithmic."""
+    """Return seconds, at least 0.001: the scale is logarithmic."""
     return float("nan") if value_ms is None else max(value_ms, 1) / 1_000
 
 
 def _told(seconds: float) -> str:
-    """``5 ms``, ``1 s``, ``10 min``, ``2 h``, ``1 d``."""
+    """Return a time as text: ``5 ms``, ``1 s``, ``10 min``, ``2 h``, ``1 d``."""
     for unit_s, unit in ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")):
         if seconds >= unit_s:
             return f"{seconds / unit_s:.3g} {unit}"

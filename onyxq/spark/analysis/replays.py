@@ -1,8 +1,8 @@
-"""Replays an archive of the log, its files side by side, and holds each against the next one's beginning.
+"""Replays an archive of the log, its files in parallel, and compares each with the beginning of the next.
 
-A file starts at the origin before it, so each can be stepped by itself.  Where a file ends
-another one's origin must be the replica that stepping led to: together the files then prove
-what one replay from the first record to the last would.
+A file starts at the origin before it, so each can be replayed alone. Where a file ends, the next one's origin must
+be the replica that the replay led to. Together the files then prove as much as one replay from the first record to
+the last.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from onyxq.history.replay import CHECK_EVERY, checked
 
 @frozen
 class Piece:
-    """A file to replay; ``seams``: positions at which other files start, where its digest is wanted."""
+    """A file to replay; ``seams``: positions at which other files start and its digest is needed."""
 
     path: str
     first: int
     last: int
     start: int | None
-    """Position of its origin; None: it cannot be stepped by itself."""
+    """Position of its origin; None: it cannot be replayed alone."""
     seams: tuple[int, ...] = ()
 
 
 @frozen
 class Replayed:
-    """What the replay of a file met."""
+    """The findings of the replay of a file."""
 
     path: str
     start_digest: str = ""
     digests: dict[int, str] = field(factory=dict)
-    """Of the replica at each seam."""
+    """Position of a seam -> digest of the replica there."""
     records: int = 0
     entries: int = 0
     checked: int = 0
@@ -54,11 +54,11 @@ class Replayed:
 
 @define
 class Sum:
-    """All files together."""
+    """The sum over all files."""
 
     files: int = 0
     alone: int = 0
-    """Files that cannot be stepped by themselves, as no origin is known before them."""
+    """Files that cannot be replayed alone, because no origin is known before them."""
     seams: int = 0
     """Origins at which another file has a replica, too; both are compared."""
     records: int = 0
@@ -70,7 +70,7 @@ class Sum:
 
 
 def pieces(directory: Path) -> list[Piece]:
-    """The files of an archive of the log; raises `NotFound` if there are none, `Corrupt`."""
+    """Return the files of an archive of the log; raises `NotFound` if there are none, and `Corrupt`."""
     found = []
     for first, last, path in files(directory):
         origin = read(path).origin
@@ -85,7 +85,7 @@ def pieces(directory: Path) -> list[Piece]:
 
 
 def replayed(piece: Piece, *, check_every: int = CHECK_EVERY) -> Replayed:
-    """Replay one file, here and now."""
+    """Replay one file in this process."""
     if piece.start is None:
         return Replayed(piece.path)
     digests: dict[int, str] = {}
@@ -119,7 +119,7 @@ def on_spark(session: Any, some: list[Piece], *, check_every: int = CHECK_EVERY)
 
 
 def summed(some: list[Piece], results: Iterable[Replayed]) -> Sum:
-    """What all files come to, with the seams between them compared."""
+    """Return the sum of all files' results, with the seams between them compared."""
     out = Sum(files=len(some))
     by_path = {one.path: one for one in results}
     for piece in some:

@@ -1,8 +1,8 @@
-"""What a history is checked for, in words; `onyxq.spark.analysis.history_check` says it to Spark.
+"""The rules of a history check, in words; `onyxq.spark.analysis.history_check` implements them.
 
-Times in an archive are of two clocks, the log's and that of the leader that took a
-completion, and either may be a little off.  So ends that the log knows are compared by
-position, exactly, and times only where they differ by more than clocks may be apart.
+Times in an archive are of two clocks: the log's, and that of the leader that took a completion. Either may be
+slightly off. So ends in the log are compared by position, exactly. Times count as different only if they differ by
+more than clocks may be apart.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ KEYS = "ordering keys violated"
 RULES = (OVERLAPPING, LOST, UNCLAIMED, TOKENS, KEYS)
 
 APART_MS = 5_000
-"""How far clocks may be apart: a peer that is further off than this leaves."""
+"""Largest difference between clocks, in ms: a peer that is further off leaves the ring."""
 FIRST = 10
-"""Offenders that a report names for each rule."""
+"""Maximum number of offenders that a report names for each rule."""
 
 
 @frozen
 class Offender:
-    """Something that breaks a rule: a task, the token in question, and what is wrong."""
+    """A violation of a rule: a task, the token in question, and what is wrong."""
 
     rule: str
     queue: str
@@ -38,27 +38,27 @@ class Offender:
 
 @frozen
 class Report:
-    """What a check found."""
+    """The findings of a check."""
 
     tasks: int
     claims: int
     updates: int
     grants: int | None
-    """Of tasks, in the log's records that were compared; None: there were none."""
+    """Number of tasks' grants in the log's records that were compared; None: there were no records."""
     repeats: int
     """Rows that are in the archive more than once."""
     counts: dict[str, int]
-    """Per rule how often it is broken; every rule is there."""
+    """Rule -> number of violations; every rule is there."""
     first: tuple[Offender, ...]
     """The first offenders of each broken rule, in the order of ids."""
 
     @property
     def clean(self) -> bool:
-        """Whether nothing is broken."""
+        """Whether no rule is broken."""
         return not any(self.counts.values())
 
     def document(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the report as values for JSON."""
         from attrs import asdict
 
         return {"clean": self.clean, **asdict(self)}

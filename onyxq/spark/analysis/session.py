@@ -1,4 +1,4 @@
-"""A Spark session for looking through an archive, here or on a cluster."""
+"""A Spark session for reading an archive, here or on a cluster."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ MEMORY = "2g"
 
 @contextmanager
 def spark_session(master: str, *, memory: str = MEMORY) -> Iterator[Any]:
-    """A session on ``master``, ended with all that it left on disk.
+    """Yield a session on ``master``, and remove its files afterwards.
 
-    Raises `Incomplete` if Spark or Java is missing, `Unavailable` if the master cannot be had.
+    Raises `Incomplete` if Spark or Java is missing, `Unavailable` if the master cannot be reached.
     """
     with tempfile.TemporaryDirectory(prefix="onyxq-spark-", ignore_cleanup_errors=True) as work:
         settings = Settings(work=Path(work), master=master, conf={"spark.driver.memory": memory})
@@ -41,7 +41,7 @@ def spark_session(master: str, *, memory: str = MEMORY) -> Iterator[Any]:
 
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _QUICK_START = "-XX:TieredStopAtLevel=1"
-"""Good for the small batches of jobs; here millions of rows are worth compiling well for."""
+"""Good for the small batches of jobs; here millions of rows justify full compilation."""
 _HINT = "Check --master: local[N], spark://HOST:PORT, yarn or k8s://...; and --memory, such as 2g."
 
 

@@ -1,8 +1,7 @@
-"""How long tasks waited and ran, and how often they were tried, by queue and hour; from the claims of archives.
+"""Waiting times, run times and attempts of tasks, by queue and hour, from the claims of archives.
 
-A first claim waited since its task was due, which the task's id says; a later one since the
-time that the attempt before it was put off to, or since that one ended.  An hour is that of
-the grant, UTC.
+The wait of a first claim begins when the task was due, which its id contains. A later one begins when the retry was
+due, or when the attempt before it ended. The hour is that of the grant, UTC.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from onyxq.history.parquet.schema import CLAIMS
 from onyxq.spark.analysis.tables import read_table, session_for
 
 SHARES = (0.5, 0.95, 0.99)
-"""Of claims: which waits and run times are told beside the longest."""
+"""Percentiles of waits and run times that are shown in addition to the longest."""
 ACCURACY = 1_000
-"""Of these shares: one in so many."""
+"""Accuracy of the percentiles: 1 / this number."""
 OUTCOMES = ("completed", "failed", "expired", "released", "cancelled")
 
 
 @frozen
 class Times:
-    """Milliseconds that half, 95 and 99 of a hundred stayed within, and the longest; null if there are none."""
+    """Percentiles 50, 95 and 99, and the maximum, in ms; null if there are none."""
 
     half_ms: int | None
     p95_ms: int | None
@@ -34,7 +33,7 @@ class Times:
 
 @frozen
 class Figures:
-    """What became of the claims of a queue that were granted in an hour, or ever."""
+    """The outcomes of a queue's claims that were granted in an hour, or ever."""
 
     queue: str
     hour: str | None
@@ -49,18 +48,18 @@ class Figures:
 
 @frozen
 class Stats:
-    """Figures of every queue, and of each of its hours in which there were grants."""
+    """Figures of every queue, and of each of its hours with grants."""
 
     queues: tuple[Figures, ...]
     hours: tuple[Figures, ...]
 
     def document(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the figures as values for JSON."""
         return asdict(self)
 
 
 def stats(session: Any, directories: Sequence[str], *, queue: str | None = None) -> Stats:
-    """Sum up archives, or one queue of them; raises `NotFound` if a directory is no archive."""
+    """Return figures of archives, or of one queue in them; raises `NotFound` if a directory is not an archive."""
     from pyspark.sql import functions as F
 
     session = session_for(session, directories)
@@ -80,7 +79,7 @@ def stats(session: Any, directories: Sequence[str], *, queue: str | None = None)
 
 
 def _timed(claims: Any) -> Any:
-    """Each claim once, with its place among those of its task, how long it waited and ran."""
+    """Return each claim once, with its place among those of its task, its wait and its run time."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
@@ -102,7 +101,7 @@ def _timed(claims: Any) -> Any:
 
 
 def _span(ms: Any) -> Any:
-    """A time span; two clocks may make it negative."""
+    """Return a time span that is at least 0: two clocks may make it negative."""
     from pyspark.sql import functions as F
 
     return F.when(ms < 0, 0).otherwise(ms)

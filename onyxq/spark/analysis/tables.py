@@ -1,7 +1,7 @@
-"""The tables of archives of tasks as Spark sees them, several directories as one.
+"""The tables of task archives in Spark, several directories as one.
 
-Repeats are in them: a task is there twice where leaders archived it each on their own.
-Columns that were added to the archive later are null in older files.
+They contain repeats: a task is there twice if two leaders archived it. Columns that were added to the archive later
+are null in older files.
 """
 
 from __future__ import annotations
@@ -24,18 +24,17 @@ _TYPES = {
 
 
 PIECE_BYTES = 4 * 1024 * 1024
-"""Bytes of an archive to a piece of work: rows take about ten times that in memory."""
+"""Bytes of an archive in one piece of work: rows take about ten times that in memory."""
 PIECES_MAX = 4_000
 FRESH_S = 60
-"""A task archived so recently may have claims whose file cannot be seen yet."""
+"""Seconds after archiving during which the file of a task's claims may not be visible yet."""
 
 
 def read_table(session: Any, directories: Sequence[str], table: str) -> Any:
-    """A table of some archives, with the columns ``queue``, ``day`` and ``archived``, when the
-    file was written.
+    """Return a table of some archives, with the columns ``queue``, ``day`` and ``archived``.
 
-    A directory is a path, or a URI that the session can read.  Raises `NotFound` if one of
-    them holds no tasks.
+    ``archived`` is the time when the file was written.
+    A directory is a path, or a URI that the session can read. Raises `NotFound` if one of them holds no tasks.
     """
     columns = ", ".join(f"{name} {_TYPES[kind]}" for name, kind, _ in COLUMNS[table])
     schema = f"{columns}, queue string, day string"
@@ -56,9 +55,9 @@ def read_table(session: Any, directories: Sequence[str], table: str) -> Any:
 
 
 def session_for(session: Any, directories: Sequence[str]) -> Any:
-    """A session of the same Spark that works on archives in as many pieces as their size asks for.
+    """Return a session of the same Spark that divides archives into pieces according to their size.
 
-    Adaptive execution is off: with it, figures that are observed on the way are lost.
+    Adaptive execution is off: with it, observed metrics are lost.
     """
     context = session.sparkContext
     sizes = 0
@@ -75,7 +74,7 @@ def session_for(session: Any, directories: Sequence[str]) -> Any:
 
 
 def files_below(session: Any, path: str) -> list[str]:
-    """The names of all files below a path; none if it is not there."""
+    """Return the names of all files below a path; none if it does not exist."""
     files, there = _files(session, path)
     names = []
     if files.exists(there):
@@ -91,7 +90,7 @@ def _exists(session: Any, path: str) -> bool:
 
 
 def _files(session: Any, path: str) -> tuple[Any, Any]:
-    """Hadoop's file system of a path, and the path for it."""
+    """Return Hadoop's file system of a path, and its object for the path."""
     context = session.sparkContext
     there = context._jvm.org.apache.hadoop.fs.Path(path)
     return there.getFileSystem(context._jsc.hadoopConfiguration()), there

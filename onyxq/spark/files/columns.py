@@ -1,7 +1,7 @@
 """Columns of Arrow and values of Python: exact in both directions.
 
-`reader` gives the values of rows that Spark has read.  `fitter` gives what a column takes of a value, and refuses
-each value that would come back as another one.  `Columns` finds the columns of segments that come without a schema.
+`reader` converts rows that Spark has read. `fitter` converts values for a column, and refuses each value that would
+come back as another one. `Columns` finds the columns of segments without a schema.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from onyxq.jobs.values import Unfit, called
 
 Convert: TypeAlias = Callable[[Any], Any]
 Kind: TypeAlias = Any
-"""What a column holds: a word, ``("list", kind)``, ``("struct", {name: kind})`` or ``("decimal", scale)``."""
+"""The content of a column: a word, ``("list", kind)``, ``("struct", {name: kind})`` or ``("decimal", scale)``."""
 
 DIGITS_MAX = 38
 """Digits of a decimal in Arrow and Spark."""
@@ -28,7 +28,7 @@ _EPOCH = datetime.datetime(1970, 1, 1)
 _MICROSECOND = datetime.timedelta(microseconds=1)
 _WHOLE_FLOAT_MAX = 1 << 53
 _TIMESTAMPS_US = (-62_135_596_800_000_000, 253_402_300_799_999_999)
-"""The first and the last time of Python's calendar."""
+"""The first and the last time of Python's calendar, in microseconds."""
 
 
 # --- from columns to segments -----------------------------------------------------
@@ -45,7 +45,7 @@ def segments(batch: Any) -> Iterator[dict[str, Any]]:
 
 
 def reader(kind: Any) -> Convert | None:
-    """Return what makes a segment's value of what Arrow gives for a type; None if it is that value."""
+    """Return a function from Arrow's value of a type to a segment's value; None if they are the same."""
     if types.is_timestamp(kind) and kind.tz is not None:
         return lambda value: value.astimezone(datetime.UTC)
     if types.is_map(kind):
@@ -72,10 +72,10 @@ def _read_struct(readers: Mapping[str, Convert], value: dict[str, Any]) -> dict[
 
 
 def fitter(kind: Any, *, nullable: bool = True) -> Convert:
-    """Return what makes of a value what a column of an Arrow type takes.
+    """Return a function from a value to the value that a column of an Arrow type takes.
 
-    It raises `Unfit` for a value that would come back as another one.  Raises `Unfit` itself for a type that is not
-    written.  Integers are milliseconds where the column is a timestamp.
+    The function raises `Unfit` for a value that would come back as another one. This call raises `Unfit` for a
+    type that is not written. Integers are milliseconds if the column is a timestamp.
     """
     convert = _fitter(kind)
     if nullable:
@@ -84,7 +84,7 @@ def fitter(kind: Any, *, nullable: bool = True) -> Convert:
 
 
 def row_fitter(fields: Iterable[Any], *, drop_others: bool = False) -> Convert:
-    """Return what makes a list of the columns' values of a segment; with ``drop_others`` other fields are left out."""
+    """Return a function from a segment to the list of its columns' values; ``drop_others`` ignores other fields."""
     make: Convert = lambda part: fitter(part.type, nullable=part.nullable)  # noqa: E731  # as `_inside` calls it
     fitters = [(part.name, _inside(part.name, make, part)) for part in fields]
     names = frozenset(name for name, _ in fitters)
@@ -265,7 +265,7 @@ _FITTERS: tuple[tuple[Callable[[Any], bool], Callable[[Any], Convert]], ...] = (
 
 
 def table(fields: Any, rows: list[list[Any]]) -> Any:
-    """Return an Arrow table of rows as `row_fitter` makes them; ``fields``: its schema."""
+    """Return an Arrow table of rows in the form of `row_fitter`; ``fields``: its schema."""
     columns = zip(*rows, strict=True) if rows and len(fields) else [()] * len(fields)
     arrays = [pyarrow.array(values, part.type) for values, part in zip(columns, fields, strict=True)]
     return pyarrow.Table.from_arrays(arrays, schema=fields)
@@ -296,7 +296,7 @@ _ARROW = {
 
 
 class Columns:
-    """The columns of the segments seen so far, in the order in which they were seen.
+    """The columns of the segments seen so far, in the order of their first occurrence.
 
     Two kinds become one if no value changes: integers and floats, integers and decimals, None and anything.
     """
@@ -305,7 +305,7 @@ class Columns:
         self._kinds: dict[str, Kind] = {} if known is None else {part.name: _kind_of_arrow(part.type) for part in known}
 
     def add(self, segment: Any) -> None:
-        """Take in the fields of a segment; raises `Unfit` if a field has had another type before."""
+        """Add the fields of a segment; raises `Unfit` if a field had another type before."""
         kinds = self._kinds
         for name, value in (segment if type(segment) is dict else {"value": segment}).items():
             if type(name) is not str:
@@ -315,7 +315,7 @@ class Columns:
                 kinds[name] = _merged(name, "null" if known is None else known, _kind_of(name, value))
 
     def schema(self) -> Any:
-        """Return them as an Arrow schema; raises `Unfit` for a field without a type, or if there is no field."""
+        """Return them as an Arrow schema; raises `Unfit` for a field without a type, or if there are none."""
         if not self._kinds:
             raise Unfit("", "a file cannot hold rows without any column")
         return pyarrow.schema([(name, _arrow(name, kind)) for name, kind in self._kinds.items()])

@@ -1,10 +1,10 @@
-"""Outputs that are folders of files: written aside by executors, shown once their batch is committed.
+"""Outputs that are folders of files: written to a hidden place, visible once their batch is committed.
 
-Executors write into ``<path>/_onyxq/<job>/``, which readers of the folder overlook.  What they wrote is
-listed in ``<batch>.<mark>.json`` before the batch is committed; whether it was is decided elsewhere (the
-log, or Spark's checkpoint where there is no log), and then `publish` moves the listed files into the
-folder.  Both may be repeated, by another process too: a file moves once.  Whatever else was written for the
-batch, by attempts that died or by a driver that was replaced, is never shown and is removed.
+Executors write into ``<path>/_onyxq/<job>/``, which readers of the folder ignore. Before a batch is committed, its
+files are listed in ``<batch>.<mark>.json``. The log decides whether the batch is committed, or Spark's checkpoint in
+a query without a log. Then `publish` moves the listed files into the folder. Both steps may be repeated, also by
+another process: a file moves once. Other files of the batch, from attempts that died or from a replaced driver, never
+become visible and are removed.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ DONE = "done"
 
 @frozen
 class Folder:
-    """A file output of a job, as executors are told of it."""
+    """A file output of a job, in the form that executors get."""
 
     name: str
     format: str
     path: str
     options: dict[str, str]
     schema: str = ""
-    """Names and types of the columns (an Arrow schema, base64), or empty: the segments tell."""
+    """Names and types of the columns (an Arrow schema, base64), or empty: found in the segments."""
 
     def system(self) -> tuple[fs.FileSystem, str]:
-        """The file system, and the path in it."""
+        """Return the file system, and the path in it."""
         return located(self.path)
 
 
 @frozen
 class Written:
-    """A file that one task of a batch wrote aside."""
+    """A hidden file that one task of a batch wrote."""
 
     out: str
     name: str
@@ -51,7 +51,7 @@ class Written:
 
 
 class Staging:
-    """The files of one task of a batch, written aside: one for each output that gets segments."""
+    """The hidden files of one task of a batch: one for each output that gets segments."""
 
     def __init__(self, folders: dict[str, Folder], *, job: str, batch: int, part: int) -> None:
         self._folders = folders
@@ -88,10 +88,11 @@ class Staging:
 
 
 def stage(folders: Sequence[Folder], written: Sequence[Written], *, job: str, batch: int, mark: str = "") -> str:
-    """Note what a batch wrote, before it is committed; returns the mark by which it is known, random if not given.
+    """Note the files of a batch before it is committed, and return the mark that identifies them.
 
-    The note is one file, beside the first of the folders, so that it is there for all or for none.  Files of an
-    output whose columns were found get the same columns first.  Raises `BadRequest` if a column has two types.
+    The mark is random if not given. The note is one file, in the first of the folders, so that it exists for all or for
+    none. Files of an output whose columns were found get the same columns first. Raises `BadRequest` if a column
+    has two types.
     """
     mark = mark or secrets.token_hex(8)
     system, aside = _notes(folders, job)
@@ -108,7 +109,7 @@ def stage(folders: Sequence[Folder], written: Sequence[Written], *, job: str, ba
 
 
 def _alike(folder: Folder, job: str, one: Written, schema: str) -> str:
-    """Return the name of a file with these columns: another one if this one has fewer."""
+    """Return the name of a file with these columns: a new file if this one has fewer."""
     if one.schema == schema or not one.schema:
         return one.name
     system, path = folder.system()
@@ -120,7 +121,7 @@ def _alike(folder: Folder, job: str, one: Written, schema: str) -> str:
 
 
 def _found(folders: Sequence[Folder], job: str) -> dict[str, str]:
-    """Return the schemas that were found for outputs in batches that were committed, by their names."""
+    """Return output -> schema that was found in committed batches."""
     system, aside = _notes(folders, job)
     done = [one for one in system.get_file_info(fs.FileSelector(aside, allow_not_found=True)) if _is_done(one)]
     last = max(done, key=lambda one: _batch_of(one.base_name), default=None)
@@ -132,7 +133,10 @@ def _is_done(found: fs.FileInfo) -> bool:
 
 
 def staged(folders: Sequence[Folder], *, job: str, batch: int) -> str | None:
-    """The mark of an attempt at the batch that was noted, of which some files may have been shown."""
+    """Return the mark of a noted attempt at the batch, or None.
+
+    Some of its files may be visible already.
+    """
     system, aside = _notes(folders, job)
     for found in system.get_file_info(fs.FileSelector(aside, allow_not_found=True)):
         number, _, rest = found.base_name.partition(".")
@@ -142,7 +146,7 @@ def staged(folders: Sequence[Folder], *, job: str, batch: int) -> str | None:
 
 
 def publish(folders: Sequence[Folder], *, job: str, batch: int, mark: str) -> None:
-    """Show the files of the attempt that was committed, and remove what others left up to this batch."""
+    """Make the files of the committed attempt visible, and remove other files up to this batch."""
     notes, aside = _notes(folders, job)
     noted = f"{aside}/{batch}.{mark}.json"
     if mark != DONE and _exists(notes, noted):
@@ -159,7 +163,7 @@ def publish(folders: Sequence[Folder], *, job: str, batch: int, mark: str) -> No
 
 
 def forget(folders: Sequence[Folder], *, job: str) -> None:
-    """Remove what was kept aside for a job that has ended."""
+    """Remove the hidden files of a job that has ended."""
     for folder in folders:
         system, path = folder.system()
         if _exists(system, f"{path}/{HIDDEN}/{job}"):
@@ -174,7 +178,7 @@ def _notes(folders: Sequence[Folder], job: str) -> tuple[fs.FileSystem, str]:
 
 
 def _clear(system: fs.FileSystem, aside: str, batch: int) -> None:
-    """Remove what attempts up to a batch left, but for the note that this one is done."""
+    """Remove files of attempts up to a batch, except for the note that this one is done."""
     for found in system.get_file_info(fs.FileSelector(aside, allow_not_found=True)):
         name = found.base_name
         if _batch_of(name) <= batch and name != f"{batch}.{DONE}.json":
@@ -191,7 +195,7 @@ def _exists(system: fs.FileSystem, path: str) -> bool:
 
 
 def _write(system: fs.FileSystem, path: str, note: Mapping[str, Any]) -> None:
-    """Write a note as a file that is there whole or not at all."""
+    """Write a note as a file that appears complete or not at all."""
     part = f"{path}.{secrets.token_hex(4)}.part"
     with system.open_output_stream(part, compression=None) as stream:
         stream.write(json.dumps(note).encode())

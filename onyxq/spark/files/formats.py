@@ -1,6 +1,6 @@
 """Segments as files: Parquet, JSON, CSV and text, a segment a row or a line.
 
-Every value comes back as it was when the file is read with the same schema.  A value that would not is refused.
+Every value is the same when the file is read with the same schema. A value that would change is refused.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from onyxq.spark.files.texts import csv_form, csv_name, json_form
 ROWS_MAX = 10_000
 """Rows of a Parquet row group; they are kept in memory."""
 KEPT_BYTES_MAX = 16 * 1024 * 1024
-"""Packed segments in memory, until the columns of a file are known; more are kept on disk."""
+"""Maximum size of packed segments in memory until the columns of a file are known; more are kept on disk."""
 _NO_SCHEMA = "Name the columns: options={'schema': 'word string, n bigint'}"
 _JSON_SCHEMA = "Or name the columns: options={'schema': 'at timestamp, price decimal(10,2)'}"
 _FOUND = f"The columns are those of the output's first batch. {_NO_SCHEMA}"
 
 
 class Described(Protocol):
-    """What a writer of a format needs to know: the output, its options and its columns."""
+    """The input of a format's writer: the output, its options and its columns."""
 
     @property
     def name(self) -> str:
@@ -55,10 +55,10 @@ class Writer(Protocol):
         """Write one packed segment; raises `BadRequest` if it does not fit."""
 
     def close(self) -> str:
-        """Finish the file. Return the schema that was found in the segments, base64, or nothing."""
+        """Finish the file, and return the schema that was found in the segments, base64, or an empty string."""
 
     def abandon(self) -> None:
-        """Release the file; its content is of no use."""
+        """Release the file; its content is not needed."""
 
 
 class _Lines:
@@ -74,7 +74,7 @@ class _Lines:
             raise refused(output, error) from None
 
     def _former(self) -> Callable[[bytes], str]:
-        """Return what makes a line of a packed segment."""
+        """Return a function from a packed segment to a line."""
         raise NotImplementedError
 
     def add(self, payload: bytes) -> None:
@@ -137,7 +137,7 @@ def _text_line(payload: bytes) -> str:
 
 
 class Csv(_Lines):
-    """One line for each segment, of the columns of the schema."""
+    """One line for each segment, with the columns of the schema."""
 
     def _former(self) -> Callable[[bytes], str]:
         fields = decoded(self._output.schema)
@@ -165,9 +165,9 @@ def _at(name: str, form: Callable[[Any], str], value: Any) -> str:
 
 
 class Parquet:
-    """A row for each segment, of the columns of the schema, or of those that all segments of the file have together.
+    """A row for each segment, with the columns of the schema, or of all segments of the file together.
 
-    ``found`` is the schema that earlier files of the output have, if none was given; this one has the same.
+    ``found`` is the schema of the output's earlier files, if none was given; this file gets the same.
     """
 
     def __init__(self, stream: Any, output: Described, found: str = "") -> None:
@@ -220,7 +220,7 @@ class Parquet:
         self._rows = []
 
     def close(self) -> str:
-        """Write the rest and the footer; return the schema."""
+        """Write the rest and the footer, and return the schema that was found."""
         if self._columns is not None:
             self._begin(self._fitting(self._columns.schema))
             self._kept.seek(0)
@@ -242,7 +242,7 @@ class Parquet:
 
 
 def widened(source: Any, stream: Any, output: Described, schema: str) -> None:
-    """Write the rows of a Parquet file again with the columns of a schema that has all of the file's."""
+    """Copy a Parquet file with the columns of a schema that includes all of the file's."""
     writer = Parquet(stream, output, schema)
     with parquet.ParquetFile(source) as file:
         for batch in file.iter_batches(ROWS_MAX):
@@ -276,9 +276,9 @@ def decoded(schema: str) -> Any:
 
 
 def described(schema: Any) -> str:
-    """Return an Arrow schema as `Described.schema` has it."""
+    """Return an Arrow schema in the form of `Described.schema`."""
     return base64.b64encode(schema.serialize().to_pybytes()).decode()
 
 
 WRITERS: dict[str, type[Any]] = {"json": JsonLines, "text": Text, "csv": Csv, "parquet": Parquet}
-"""Each format that an output can have, with its writer."""
+"""Format of an output -> its writer."""

@@ -1,7 +1,7 @@
-"""Columns as text: the forms in which CSV and JSON hold the values of a schema, as Spark reads them again.
+"""Columns as text: the forms in which CSV and JSON hold the values of a schema, as Spark reads them back.
 
-The forms are of values that `onyxq.spark.files.columns.fitter` has fitted.  Times are ISO 8601, with ``Z`` if the
-column is a timestamp with a zone.  In JSON decimals are strings and binaries are base64.
+Values must have passed `onyxq.spark.files.columns.fitter`. Times are ISO 8601, with ``Z`` if the column is a
+timestamp with a zone. In JSON, decimals are strings and binaries are base64.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from onyxq.jobs.values import Unfit
 from onyxq.spark.files.columns import Convert
 
 NULL = "\0"
-"""The text that inputs of CSV read as None, so that an empty string in quotes is one."""
+"""The text that CSV inputs read as None, so that an empty string in quotes stays a string."""
 _EPOCH = datetime.datetime(1970, 1, 1)
 _CSV_SPECIAL = {math.inf: "Inf", -math.inf: "-Inf"}
 
 
 def json_form(kind: Any) -> Convert:
-    """Return what makes of a fitted value what JSON holds; raises `Unfit` for a type that it cannot hold."""
+    """Return a function from a fitted value to a JSON value; raises `Unfit` for a type that JSON cannot hold."""
     if types.is_list(kind):
         inside = json_form(kind.value_type)
         return lambda value: None if value is None else [inside(one) for one in value]
@@ -52,7 +52,7 @@ _NAMED = {math.inf: "Infinity", -math.inf: "-Infinity"}
 
 
 def csv_form(kind: Any, separator: str) -> Callable[[Any], str]:
-    """Return what makes a field of CSV of a fitted value; raises `Unfit` for a type that CSV cannot hold.
+    """Return a function from a fitted value to a CSV field; raises `Unfit` for a type that CSV cannot hold.
 
     Strings are always in quotes and None never is, so an empty string is not None.
     """
@@ -93,7 +93,7 @@ def _csv_plain(value: Any) -> str:
 
 
 def _scalar(kind: Any) -> Convert | None:
-    """Return the form of types that are text in both."""
+    """Return the form of types that are text in both formats, or None."""
     if types.is_timestamp(kind):
         end = "" if kind.tz is None else "Z"
         return lambda value: (_EPOCH + datetime.timedelta(microseconds=value)).isoformat(timespec="microseconds") + end

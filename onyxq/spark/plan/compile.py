@@ -1,8 +1,8 @@
 """A job as one Structured Streaming query.
 
-Inputs become frames, each region one `mapInArrow`, each cut what `onyxq.spark.plan.windows` and
-`onyxq.spark.plan.joins` make of it, and all outputs one sink.  What is not known before it runs, such as
-offsets and the place of its checkpoint, comes with the `Setting`.
+Inputs become frames. Each region becomes one `mapInArrow`, each cut the result of `onyxq.spark.plan.windows` or
+`onyxq.spark.plan.joins`, and all outputs one sink. `Setting` has what is known only at run time, such as offsets and
+the place of the checkpoint.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from onyxq.spark.plan.regions import Region, Stage, stages, stateful
 
 @frozen
 class Setting:
-    """Where and as what a job runs."""
+    """The run-time settings of a job's query."""
 
     version: int
-    """Of the allocation that made this process its driver."""
+    """Version of the allocation that made this process its driver."""
     slots: int
     """Number of parts of a batch without a bound, from the session."""
     checkpoint: str
     """Folder of the query's checkpoint."""
     connect: str | None
-    """``HOST:PORT`` of the peer; None where a query is run by hand."""
+    """``HOST:PORT`` of the peer; None if a query is run by hand."""
     batch: int = -1
-    """The last batch that was committed when the query is started."""
+    """The last batch that was committed when the query started."""
     share: int | None = None
     """Slots that the job has; those of the session if not given."""
 
 
 def compiled(session: Any, job: Job, body: bytes, setting: Setting) -> Any:
-    """The query of a job, ready to be started; raises `BadRequest` or `Incomplete`.
+    """Return the query of a job, ready to be started; raises `BadRequest` or `Incomplete`.
 
     ``session`` is the job's own: its SQL settings are changed. ``body`` is the job's bytes.
     """
@@ -63,19 +63,19 @@ def compiled(session: Any, job: Job, body: bytes, setting: Setting) -> Any:
 
 
 def bounded(job: Job) -> bool:
-    """Whether all that there will ever be is there at the start."""
+    """Return whether all input exists at the start."""
     return all(task.bounded for task in inputs_of(job))
 
 
 def inputs_of(job: Job) -> list[Input]:
-    """Its inputs, in the catalog's order."""
+    """Return its inputs, in the catalog's order."""
     return [task for task in job.catalog if isinstance(task, Input)]
 
 
 def _configure(session: Any, job: Job) -> None:
     groups = str(job.key_groups)
     session.conf.set("spark.sql.shuffle.partitions", groups)
-    session.conf.set("spark.sql.files.minPartitionNum", groups)  # files are split alike wherever the job runs
+    session.conf.set("spark.sql.files.minPartitionNum", groups)  # files are split in the same way on every peer
     session.conf.set("spark.sql.streaming.schemaInference", "true")
     session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(rows.ROWS_MAX))
 
@@ -110,7 +110,10 @@ def _cut(job: Job, stage: Stage, sides: list[Any], most: int | None) -> Any:
 
 
 def folders_of(job: Job) -> list[Folder]:
-    """Its outputs that are folders of files, but for the columns of those that say them as SQL does."""
+    """Return its outputs that are folders of files.
+
+    Columns that are given as SQL are not resolved yet.
+    """
     tasks = [(task, place) for place, task in enumerate(job.catalog) if isinstance(task, Output)]
     return [_folder(task, place) for task, place in tasks if task.queue is None]
 
@@ -119,7 +122,7 @@ def folders_of(job: Job) -> list[Folder]:
 
 
 def _common(job: Job, setting: Setting) -> dict[str, str]:
-    """What our own source and sink are told."""
+    """Return the options that our own source and sink share."""
     return {
         "connect": setting.connect or "",
         "job": job.id,
@@ -161,7 +164,7 @@ def _folder(task: Output, place: int) -> Folder:
 
 
 def _with_columns(session: Any, folder: Folder, place: str) -> Folder:
-    """Return the folder with its option ``schema`` as an Arrow schema; raises `BadRequest` if it cannot be one."""
+    """Return the folder with its option ``schema`` as an Arrow schema; raises `BadRequest` if it is invalid."""
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
     from pyspark.sql.pandas.types import to_arrow_schema

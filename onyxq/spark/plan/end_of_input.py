@@ -1,9 +1,9 @@
-"""The end of a job's inputs as a segment: what makes windows say what they have not said yet.
+"""The end of a job's inputs as a segment, which makes the last windows fire.
 
-Spark never ends event time: the last windows of inputs that have ended would wait for ever.  So a job with
-windows or joins has one more source, which gives nothing until the host notes in the job's checkpoint that
-all inputs have ended (`note`), and then one row ``(END, END, nil)``: it is for every cut, and is later than
-everything else.
+Spark never ends event time, so the last windows would wait for ever after the end of the inputs. So a job with
+windows or joins has one more source. It yields nothing until the host notes in the job's checkpoint that all inputs
+have ended (`note`). Then it yields one row ``(END, END, nil)``, which goes to every cut and is later than all other
+segments.
 """
 
 from __future__ import annotations
@@ -22,60 +22,63 @@ NOTE = "ended"
 
 
 def note(checkpoint: str) -> None:
-    """All inputs have ended, and what they gave is done."""
+    """Note that all inputs have ended, and that their segments are processed."""
     system, path = located(checkpoint)
     with system.open_output_stream(f"{path}/{NOTE}", compression=None) as stream:
         stream.write(b"")
 
 
 def noted(checkpoint: str) -> bool:
-    """Whether it was noted."""
+    """Return whether it was noted."""
     system, path = located(checkpoint)
     return bool(system.get_file_info(f"{path}/{NOTE}").is_file)
 
 
 class End(DataSource):
-    """The source as Spark finds it; option ``checkpoint``."""
+    """The source as a data source of Spark; option ``checkpoint``."""
 
     @classmethod
     def name(cls) -> str:
-        """What it is called in ``format``."""
+        """Return the name for ``format``."""
         return FORMAT
 
     def schema(self) -> str:
-        """That of segments."""
+        """Return the schema of segments."""
         return rows.SCHEMA
 
     def streamReader(self, schema: Any) -> EndReader:
-        """The reader of the one row."""
+        """Return the reader of the one row."""
         return EndReader(self.options["checkpoint"])
 
 
 class EndReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Offsets say how many rows were given: none, or the one."""
+    """Reads the one row.
+
+    Offsets are the number of rows given: 0 or 1.
+    """
 
     def __init__(self, checkpoint: str) -> None:
         self._checkpoint = checkpoint
 
     def initialOffset(self) -> dict[str, int]:
-        """Nothing was given."""
+        """Return the offset before the row."""
         return {"ended": 0}
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """There is but one row."""
+        """Return the read limit: there is only one row."""
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """What is noted by now is looked at by `latestOffset`."""
+        """Do nothing: `latestOffset` checks the note."""
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
-        """Whether the end was noted."""
+        """Return whether the end was noted, as an offset."""
         return {"ended": 1} if start["ended"] or noted(self._checkpoint) else {"ended": 0}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        """One partition with the row, or none."""
+        """Return one partition with the row, or none."""
         return [InputPartition(0)] if end["ended"] > start["ended"] else []
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """The row."""
+        """Yield the row."""
         yield from rows.batches([(rows.END, b"", b"\xc0")])

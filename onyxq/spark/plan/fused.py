@@ -1,9 +1,8 @@
-"""A region of a job's workflow as one Python function, run by Spark over whole batches of segments.
+"""A region of a job's workflow as one Python function, which Spark calls with whole batches of segments.
 
-A segment is handed from task to task by plain calls: functions, branches, flow conditions and what is
-done about exceptions cost a few microseconds, where each task of its own would cost Spark another
-crossing between its machine and Python.  What leaves the region is a row for a cut or an output, with
-the lineage of the segment that it was made of.
+A segment passes from task to task by plain calls. So functions, branches, flow conditions and the handling of
+exceptions cost a few microseconds. As separate Spark stages each task would cost another transfer between Spark's
+machine and Python. What leaves the region is a row for a cut or an output, with the lineage of its segment.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from onyxq.spark.plan.lifecycles import Lifecycles
 from onyxq.spark.plan.regions import Region
 
 Row = tuple[str, bytes, bytes]
-"""``(out, lineage, payload)``: the task that it goes to, where it comes from, its value as msgpack."""
+"""``(out, lineage, payload)``: the task that it goes to, its origin, its value as msgpack."""
 
 
 @frozen
 class Place:
-    """Which job a region is of, and in whose name it runs."""
+    """The job of a region, and the version under which it runs."""
 
     body: bytes = field(repr=False)
     job: str
@@ -40,7 +39,10 @@ class Place:
 
 
 def run(place: Place, region: Region, shape: str, batches: Iterable[Any]) -> Iterator[Any]:
-    """What `mapInArrow` calls for each part of a batch, in a worker."""
+    """Yield the output of one part of a batch.
+
+    `mapInArrow` calls this in a worker.
+    """
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -58,7 +60,10 @@ def _fused(place: Place, region: Region) -> Fused:
 
 
 class Fused:
-    """The tasks of a region, ready to be run. ``known`` is what lifecycles are told."""
+    """The tasks of a region, ready to run.
+
+    ``known`` is passed to lifecycles.
+    """
 
     def __init__(self, job: Job, region: Region, known: dict[str, Any] | None = None) -> None:
         self._region = region
@@ -69,16 +74,16 @@ class Fused:
         self._names = (*self._steps, *outputs)
 
     def batch(self, segments: Iterable[rows.Segment], known: dict[str, Any]) -> Iterator[Row]:
-        """The rows of all segments of a part of a batch, with what lifecycles do around it."""
+        """Yield the rows of all segments of a part of a batch, with calls of lifecycles before and after it."""
         self._lifecycles.before_batch(self._names, known)
         for lineage, segment, only in segments:
             yield from self.segment(lineage, segment, only)
         self._lifecycles.after_batch(self._names, known)
 
     def segment(self, lineage: bytes, segment: Any, only: str = "") -> list[Row]:
-        """The rows that one segment of the entry becomes, in the order in which tasks made them.
+        """Return the rows that one segment of the entry becomes, in the order in which tasks made them.
 
-        ``only`` is the task that it goes to first, if not to all.
+        ``only`` is the task that it goes to first, if it does not go to all.
         """
         found: list[Row] = []
         waiting = self._left(self._region.entry, lineage, segment, found, only)
@@ -91,12 +96,15 @@ class Fused:
     def _left(
         self, name: str, lineage: bytes, segment: Any, found: list[Row], only: str = ""
     ) -> list[tuple[str, bytes, Any]]:
-        """Let a task make what it makes of a segment: what leaves the region goes to ``found``, the rest back."""
+        """Run a task on a segment.
+
+        Results that leave the region are added to ``found``, the others are returned.
+        """
         step, staying = self._steps[name], []
         for ordinal, (to, made) in enumerate(step.routes(segment)):
             edge = step.edges.get(to)
             if edge is None or (only and to != only):
-                continue  # nobody waits for it in this region, or it is not for him
+                continue  # The task has no wanted edge in this region, or the segment is not for it.
             after = child(lineage, edge, ordinal)
             if (name, to) in self._wanted:
                 found.append((to, after, step.packed(made, segment)))
@@ -112,7 +120,7 @@ class _Step:
         self._name = name
         self._lifecycles = lifecycles
         self.edges = {to: job.workflow.index((name, to)) for source, to in region.edges if source == name}
-        """The tasks after it that matter here, and their edges' places in the workflow."""
+        """The tasks after it that matter here -> index of the edge in the workflow."""
         task = job.task(name)
         self._params = dict(task.params) if isinstance(task, Function) else {}
         self._fn: Callable[..., Any] | None = None
@@ -125,7 +133,10 @@ class _Step:
             raise of_task(error, task=name, segment=None, restart=False) from error
 
     def routes(self, segment: Any) -> list[flow_conditions.Route]:
-        """What the task makes of a segment (an input or a cut: the segment itself), and where each goes."""
+        """Return what the task makes of a segment, and where each result goes.
+
+        An input or a cut returns the segment itself.
+        """
         try:
             made = [segment] if self._fn is None else self._made(segment)
             found = [route for one in made for route in flow_conditions.routes(self._conditions, one, made, segment)]

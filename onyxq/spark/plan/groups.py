@@ -1,13 +1,13 @@
-"""Key groups on Spark: how segments get to the group of their key, and what a group keeps.
+"""Key groups on Spark: how segments reach the group of their key, and the state of a group.
 
-Windows and joins are cut the same way.  Where the segments are, each part of a batch is *dealt* out into rows
-``(grp, place, kind, name, payload)``: each to the group of its key, and a note of what the part has seen to
-all groups, so that all of them know how late it is.  Then each group gets all its rows of the batch at once,
-in the order of parts and places, with its state: an index, and buckets by number (`onyxq.jobs.key_state`).
+Windows and joins are cut in the same way. Where the segments are, each part of a batch is *dealt* out into rows
+``(grp, place, kind, name, payload)``: each to the group of its key. A note about the times in the part goes to all
+groups, so that all of them know the watermark. Then each group gets all its rows of the batch at once, in the order
+of parts and places, with its state: an index, and buckets by number (`onyxq.jobs.key_state`).
 
-A job has as many groups as it says, for ever: they are what is spread over slots.  Event time is not
-Spark's: a watermark of our own moves with the batch that brought the time, is the same for all groups, and
-may differ from window to window.
+The number of groups of a job never changes. Groups are what is spread over slots. Event time is not Spark's: our
+own watermark moves with the batch that brought the time, is the same for all groups, and may differ between
+windows.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from onyxq.spark.plan import rows
 from onyxq.spark.progress import LATE, WATERMARK
 
 _NOTE, _ENDED = -1, -2
-"""Kinds of rows that go to all groups; others are the cut's own."""
+"""Kinds of rows that go to all groups, with `_NOTE`; other kinds are the cut's own."""
 _NOW = "now_ms"
 _LATE = "<late>"
 _DEALT = pyarrow.schema(
@@ -48,36 +48,36 @@ _DEALT = pyarrow.schema(
 )
 _DEALT_SQL = "grp int, place bigint, kind int, name binary, payload binary, seen_ms bigint"
 FOLDED_MAX = 50_000
-"""Pieces that are held before they are sent."""
+"""Maximum number of pieces that are kept before they are sent."""
 
 Dealt = tuple[int, bytes, Sequence[Any]]
-"""``(kind, name, values)``: what goes to the group of the name, where it arrives as a list."""
+"""``(kind, name, values)``: sent to the group of the name, where it arrives as a list."""
 Made = tuple[str, Any]
-"""``(out, value)``: a segment, and the task that it goes to if not to all after the cut."""
+"""``(out, value)``: a segment, and the only task that it goes to after the cut, if it does not go to all."""
 
 
 class State(Protocol):
-    """What a group keeps: an index, and buckets by number."""
+    """The state of a group: an index, and buckets by number."""
 
     index: bytes | None
 
     def load(self, number: int) -> bytes | None:
-        """The bytes that were kept under a number."""
+        """Return the bytes under a number."""
 
     def save(self, number: int, data: bytes | None) -> None:
-        """Keep bytes under a number, or (None) nothing."""
+        """Store bytes under a number, or (None) remove them."""
 
 
 @frozen
 class Given:
-    """All that one group gets in one batch."""
+    """The input of one group in one batch."""
 
     now_ms: int
-    """When the batch was planned; the same whenever it is repeated."""
+    """When the batch was planned; the same in every repeat."""
     dealt: Sequence[Dealt] = ()
     """In the order of parts and places."""
     notes: Sequence[Any] = ()
-    """One of each part of the batch that had segments."""
+    """One for each part of the batch that had segments."""
     ended: bool = False
     """Whether all inputs have ended."""
 
@@ -86,43 +86,49 @@ class Dealer(Protocol):
     """Deals out one part of a batch."""
 
     def add(self, lineage: bytes, side: int, value: Any, now_ms: int) -> None:
-        """Another segment, of the batch planned at that time."""
+        """Add a segment of the batch that was planned at that time."""
 
     def __len__(self) -> int:
-        """How much `take` would give."""
+        """Return how much `take` would yield."""
 
     def take(self) -> Iterator[Dealt]:
-        """What there is to send, which is forgotten here."""
+        """Yield what is to be sent, and drop it here."""
 
     def note(self) -> Any:
-        """What all groups must know of the part."""
+        """Return what all groups must know about the part."""
 
     def watermark_ms(self) -> int | None:
-        """How far time has come in the part, as far as it tells; for people to look at."""
+        """Return the watermark of the part, if it has one; for display only."""
 
 
 class Cut(Protocol):
-    """What is done at a cut. It is sent to the workers, so it holds plain values only."""
+    """The work at a cut.
+
+    It is sent to the workers, so it holds plain values only.
+    """
 
     @property
     def task(self) -> str:
         """The task whose cut it is."""
 
     def dealer(self) -> Dealer:
-        """A dealer of one part of a batch."""
+        """Return a dealer of one part of a batch."""
 
     def gather(self, given: Given, state: State) -> Iterator[Made]:
-        """What a group makes of its rows. The state is to be kept once this is exhausted."""
+        """Yield the segments that a group makes of its rows.
+
+        The state must be stored once this is exhausted.
+        """
 
     def wake_ms(self, state: State) -> int | None:
-        """When a group has something to do though no segment comes."""
+        """Return when a group must run without new segments, in ms, or None."""
 
     def failed(self, error: Exception, segment: Any) -> Exception:
         """Return what to raise for an exception of one of the cut's functions."""
 
 
 def cut(frame: Any, work: Cut, *, job: str, groups: int, timed: bool) -> Any:
-    """Segments as a cut makes them of segments; with ``timed`` groups wake without input.
+    """Return the segments that a cut makes of segments; with ``timed`` groups also run without input.
 
     ``frame`` has the columns of segments and ``side``, an integer.
     """
@@ -141,12 +147,12 @@ def cut(frame: Any, work: Cut, *, job: str, groups: int, timed: bool) -> Any:
 
 
 def limited(frame: Any, most: int | None) -> Any:
-    """Return the frame with at most ``most`` parts, so that its whole stage works on no more at once."""
+    """Return the frame with at most ``most`` parts, which limits how many of its stage run at once."""
     return frame if most is None else frame.coalesce(most)
 
 
 def late(count: int) -> Made:
-    """What tells how many segments came too late to a group so far: people see it, no task does."""
+    """Return a row with the number of segments that were too late for a group so far; for display only."""
     return f"{_LATE}{count}", None
 
 
@@ -155,7 +161,7 @@ def late(count: int) -> Made:
 
 @frozen
 class _Deal:
-    """What `mapInArrow` calls for each part of a batch."""
+    """The function that `mapInArrow` calls for each part of a batch."""
 
     work: Cut
     groups: int
@@ -193,13 +199,13 @@ class _Sent:
         self._rows: list[tuple[int, int, int, bytes, bytes, int | None]] = []
 
     def to_all(self, kind: int, *said: Any, seen_ms: int | None = None) -> None:
-        """A row for each group."""
+        """Add a row for each group."""
         payload = msgpack.packb(said)
         for group in self._groups:
             self._rows.append((group, self._next(), kind, b"", payload, seen_ms))
 
     def batch(self, dealt: Iterable[Dealt]) -> Any:
-        """All rows so far, and these, each for the group of its name."""
+        """Return all rows so far, and the given ones, each for the group of its name."""
         for kind, name, value in dealt:
             group = self._groups[zlib.crc32(name) % len(self._groups)]
             self._rows.append((group, self._next(), kind, name, pack([*value]), None))
@@ -215,7 +221,7 @@ class _Sent:
 
 @lru_cache(maxsize=64)
 def labels(groups: int) -> tuple[int, ...]:
-    """What groups are called, so that Spark, which hashes that, puts each into a partition of its own."""
+    """Return labels of groups that Spark's hash puts into a partition each."""
     found: dict[int, int] = {}
     for label in count():
         found.setdefault(_spark_hash(label) % groups, label)
@@ -225,7 +231,7 @@ def labels(groups: int) -> tuple[int, ...]:
 
 
 def _spark_hash(label: int) -> int:
-    """Spark's hash of an integer: Murmur3 of its four bytes with the seed 42, as a signed number."""
+    """Return Spark's hash of an integer: Murmur3 of its four bytes with the seed 42, as a signed number."""
     mask = 0xFFFFFFFF
     mixed = label * 0xCC9E2D51 & mask
     mixed = (mixed << 15 | mixed >> 17) * 0x1B873593 & mask
@@ -241,7 +247,7 @@ def _spark_hash(label: int) -> int:
 
 
 class _Gather(StatefulProcessor):
-    """What Spark calls for each group that has rows, or whose time has come."""
+    """The processor that Spark calls for each group that has rows, or whose timer fired."""
 
     def __init__(self, work: Cut, job: str) -> None:
         self._work = work
@@ -254,11 +260,11 @@ class _Gather(StatefulProcessor):
         self._buckets = handle.getMapState("buckets", "number bigint", "data binary")
 
     def handleInputRows(self, key: Any, rows: Iterator[pandas.DataFrame], timerValues: Any) -> Iterator[Any]:
-        """A group's rows of a batch."""
+        """Process a group's rows of a batch."""
         yield from self._gathered(key[0], _given(rows))
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
-        """The time that a group wanted to be woken at."""
+        """Process a group whose timer fired."""
         yield from self._gathered(key[0], Given(timerValues.getCurrentProcessingTimeInMs()))
 
     def _gathered(self, group: int, given: Given) -> Iterator[Any]:
@@ -280,7 +286,7 @@ class _Gather(StatefulProcessor):
 
 
 def _given(frames: Iterable[pandas.DataFrame]) -> Given:
-    """All rows of a group, in order."""
+    """Return all rows of a group, in order."""
     found = [row for frame in frames for row in zip(*(frame[name] for name in _DEALT.names[1:5]), strict=True)]
     found.sort(key=lambda row: row[0])
     dealt: list[Dealt] = []
@@ -304,12 +310,12 @@ class _Kept:
     index: bytes | None
 
     def load(self, number: int) -> bytes | None:
-        """The bytes that were kept under a number."""
+        """Return the bytes under a number."""
         found = self._buckets.getValue((number,))
         return None if found is None else bytes(found[0])
 
     def save(self, number: int, data: bytes | None) -> None:
-        """Keep bytes under a number, or (None) nothing."""
+        """Store bytes under a number, or (None) remove them."""
         if data is not None:
             self._buckets.updateValue((number,), (data,))
         elif self._buckets.containsKey((number,)):
@@ -318,7 +324,7 @@ class _Kept:
 
 @mutable
 class _Made:
-    """Segments that a group made, known by the group's turn and their place in it."""
+    """Segments that a group made, identified by the group's turn and their index in it."""
 
     now_ms: int
     maker: int
@@ -327,7 +333,7 @@ class _Made:
     _bytes: int = field(default=0, init=False)
 
     def add(self, out: str, value: Any) -> None:
-        """Another segment."""
+        """Add a segment."""
         payload = pack(value)
         for column, said in zip(self._columns, (self._lineage(), out, payload), strict=True):
             column.append(said)
@@ -335,11 +341,11 @@ class _Made:
 
     @property
     def full(self) -> bool:
-        """Whether there is enough for one frame."""
+        """Whether there are enough segments for one frame."""
         return len(self._columns[0]) >= rows.ROWS_MAX or self._bytes >= rows.BYTES_MAX
 
     def frame(self) -> pandas.DataFrame:
-        """The segments so far, which are forgotten here."""
+        """Return the segments so far, and drop them here."""
         found = pandas.DataFrame(dict(zip(rows.ARROW.names, self._columns, strict=True)), dtype=object)
         self._columns, self._bytes = ([], [], []), 0
         return found

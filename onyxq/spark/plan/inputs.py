@@ -1,4 +1,4 @@
-"""A job's inputs as streaming frames: queues by our own source, anything else by Spark's."""
+"""A job's inputs as streaming frames: queues by our own source, other inputs by Spark's."""
 
 from __future__ import annotations
 
@@ -13,32 +13,35 @@ from onyxq.spark.files.texts import NULL
 from onyxq.spark.plan import rows
 
 FILES = frozenset({"text", "json", "csv", "parquet", "orc", "avro", "xml", "binaryfile"})
-"""Formats whose rows tell which file they are of."""
+"""Formats whose rows contain the file that they are from."""
 PACKAGES = {
     "kafka": "org.apache.spark:spark-sql-kafka-0-10_2.13",
     "avro": "org.apache.spark:spark-avro_2.13",
 }
-"""Formats that Spark itself does not have, and what brings them, of Spark's own version."""
+"""Formats that Spark itself lacks -> the package that adds them, in Spark's own version."""
 DEFAULTS = {
     "csv": {"escape": '"', "nullValue": NULL, "mode": "FAILFAST"},
     "json": {"mode": "FAILFAST"},
 }
-"""Options that an input has unless it says otherwise. A row that does not fit fails the job, unless the schema has a
-column for such rows: Spark would make a row of Nones of it."""
+"""Options of an input unless it sets them itself.
+
+A row that does not fit fails the job, unless the schema has a column for such rows. Otherwise Spark would replace
+its values by Nones.
+"""
 BATCH_BYTES = 1 << 30
-"""Of files, in one batch; an input's options ``maxFilesPerTrigger`` or ``maxBytesPerTrigger`` say otherwise."""
+"""Bytes of files in one batch, unless an input sets ``maxFilesPerTrigger`` or ``maxBytesPerTrigger``."""
 
 
 @frozen
 class Opened:
-    """A streaming frame, and in which shape its rows are."""
+    """A streaming frame, and the shape of its rows."""
 
     frame: Any
     shape: str
 
 
 def open_input(session: Any, job: Job, task: Input, common: dict[str, str]) -> Opened:
-    """The frame of an input; raises `BadRequest` or `Incomplete` where Spark cannot read it."""
+    """Return the frame of an input; raises `BadRequest` or `Incomplete` if Spark cannot read it."""
     if task.queue is not None:
         from onyxq.spark.datasource import register
 
@@ -82,7 +85,7 @@ def _columns(session: Any, task: Input) -> Any:
 
 
 def _package(kind: str) -> str:
-    """What brings a format, as Maven calls it."""
+    """Return the package of a format, as Maven names it."""
     import pyspark
 
     return f"{PACKAGES[kind.lower()]}:{pyspark.__version__}" if kind.lower() in PACKAGES else "GROUP:NAME:VERSION"

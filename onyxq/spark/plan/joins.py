@@ -23,7 +23,10 @@ from onyxq.spark.plan.lifecycles import Lifecycles
 
 
 def join(left: Any, right: Any, job: Job, task: Task, most: int | None = None) -> Any:
-    """The pairs of segments of two sides, each with the rows that say that all inputs have ended."""
+    """Return the pairs of segments of two sides.
+
+    Both sides include the rows that mark the end of all inputs.
+    """
     frame = left.withColumn("side", of.lit(0)).unionAll(right.withColumn("side", of.lit(1)))
     return cut(limited(frame, most), Pairing(encode(job), task.name), job=job.id, groups=job.key_groups, timed=False)
 
@@ -37,11 +40,11 @@ class Pairing:
     task: str
 
     def dealer(self) -> Keying:
-        """Finds the keys of one part of a batch."""
+        """Return a dealer that finds the keys of one part of a batch."""
         return Keying(self)
 
     def gather(self, given: Given, state: State) -> Iterator[Made]:
-        """The pairs of a group."""
+        """Yield the pairs of a group."""
         group = Group(_join(self.body, self.task), Index.unpack(state.index), state)
         segments = [(side, key, time_ms, value) for side, key, (time_ms, value) in given.dealt]
         for pair in group.batch(Batch(segments, given.notes, given.ended)):
@@ -51,10 +54,10 @@ class Pairing:
             yield late(group.index.late)
 
     def wake_ms(self, state: State) -> None:
-        """Without segments nothing happens."""
+        """Return None: a group never runs without new segments."""
 
     def failed(self, error: Exception, segment: Any) -> Exception:
-        """What to raise for an exception of one of the join's functions."""
+        """Return what to raise for an exception of one of the join's functions."""
         return Lifecycles(decode(self.body), {"task": self.task}).failed(self.task, error, segment)
 
 
@@ -68,7 +71,7 @@ class Keying:
         self._newest: list[int | None] = [None, None]
 
     def add(self, lineage: bytes, side: int, value: Any, now_ms: int) -> None:
-        """Another segment of a side."""
+        """Add a segment of a side."""
         try:
             time_ms = None if self._time is None else time_of(self._time, value)
             key = pack_key(self._on(value))
@@ -78,20 +81,20 @@ class Keying:
         self._dealt.append((side, key, (time_ms, value)))
 
     def __len__(self) -> int:
-        """Segments."""
+        """Return the number of segments."""
         return len(self._dealt)
 
     def take(self) -> Iterator[Dealt]:
-        """Each with its side and key."""
+        """Yield each segment with its side and key."""
         dealt, self._dealt = self._dealt, []
         yield from dealt
 
     def note(self) -> list[int | None]:
-        """The newest time of each side."""
+        """Return the newest time of each side."""
         return self._newest
 
     def watermark_ms(self) -> None:
-        """A part is often of one side, and the other decides."""
+        """Return None: a part is often of one side, and the other side decides."""
 
 
 @lru_cache(maxsize=64)

@@ -1,4 +1,4 @@
-"""What a job's lifecycles do: functions called around work, and what becomes of the job on an exception."""
+"""A job's lifecycles: functions called around work, and the decision after an exception."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ POLICIES = (KILL, RESTART, DEFER)
 
 
 def in_worker(session: Any, body: bytes, version: int, when: str) -> None:
-    """Call what is to be called around the whole job, where its tasks run; ``body`` is the job's bytes."""
+    """Call the functions around the whole job, where its tasks run; ``body`` is the job's bytes."""
     if any(getattr(entry, when) is not None for entry in decode(body).lifecycles):
         session.sparkContext.parallelize([when], 1).foreach(functools.partial(_around_job, body, version))
 
@@ -28,30 +28,33 @@ def _around_job(body: bytes, version: int, when: str) -> None:
 
 
 class Lifecycles:
-    """The lifecycles of a job, asked in the job's order. ``known`` is told to each of them."""
+    """The lifecycles of a job, asked in the job's order.
+
+    ``known`` is passed to each of them.
+    """
 
     def __init__(self, job: Job, known: dict[str, Any]) -> None:
         self._entries = tuple(enumerate(job.lifecycles))
         self._known = known
 
     def before_job(self, names: tuple[str, ...]) -> None:
-        """Call what is to be called before the job starts."""
+        """Call the functions for before the job starts."""
         self._around(names, "before_job", {})
 
     def after_job(self, names: tuple[str, ...]) -> None:
-        """Call what is to be called when it has stopped."""
+        """Call the functions for after the job has stopped."""
         self._around(names, "after_job", {})
 
     def before_batch(self, names: tuple[str, ...], known: dict[str, Any]) -> None:
-        """Call what is to be called before a part of a batch."""
+        """Call the functions for before a part of a batch."""
         self._around(names, "before_batch", known)
 
     def after_batch(self, names: tuple[str, ...], known: dict[str, Any]) -> None:
-        """Call what is to be called after a part of a batch."""
+        """Call the functions for after a part of a batch."""
         self._around(names, "after_batch", known)
 
     def failed(self, name: str, error: Exception, segment: Any) -> TaskFailed:
-        """What to raise for an exception of a task that no flow condition took."""
+        """Return what to raise for an exception of a task that no flow condition caught."""
         policy = KILL
         for place, entry in self._of(name):
             said = self._policy(place, entry, name, error, segment)

@@ -1,8 +1,8 @@
-"""The sink of a job's query: one for all its outputs, so that a batch is committed once, for all.
+"""The sink of a job's query: one for all its outputs, so that a batch is committed once.
 
-Rows for queues are prepared with the peers (`onyxq.spark.queues.sink`), rows for folders are written aside
-(`onyxq.spark.files.file_sink`).  Then one entry of the log commits the batch with what it has read, and files are
-shown.  Without a peer to connect to (a query that is run by hand) Spark's checkpoint alone decides.
+Rows for queues are prepared with the peers (`onyxq.spark.queues.sink`), rows for folders are written to a hidden
+place (`onyxq.spark.files.file_sink`). Then one entry of the log commits the batch with the tasks that it has read,
+and files become visible. Without a peer (a query that is run by hand) only Spark's checkpoint decides.
 """
 
 from __future__ import annotations
@@ -30,38 +30,38 @@ FORMAT = "onyxq-outputs"
 
 @frozen
 class Written(WriterCommitMessage):
-    """What one task of a batch wrote."""
+    """The output of one task of a batch."""
 
     files: tuple[file_sink.Written, ...]
     parts: tuple[bytes, ...] = ()
-    """What peers have prepared for queues."""
+    """The parts that peers have prepared for queues."""
 
 
 def options_of(
     folders: list[Folder], queues: Mapping[str, Mapping[str, Any]], common: Mapping[str, str]
 ) -> dict[str, str]:
-    """What the sink is told; ``common`` is what our source is told as well."""
+    """Return the options of the sink; ``common`` are those that it shares with our source."""
     said = {**common, "folders": json.dumps([asdict(folder) for folder in folders])}
     return {**said, "outputs": json.dumps(queues)}
 
 
 class Outputs(DataSource):
-    """The sink as Spark finds it."""
+    """The sink as a data source of Spark."""
 
     @classmethod
     def name(cls) -> str:
-        """What it is called in ``format``."""
+        """Return the name for ``format``."""
         return FORMAT
 
     def streamWriter(self, schema: Any, overwrite: bool) -> Routed:
-        """The writer of each batch."""
+        """Return the writer of each batch."""
         options = dict(self.options)
         folders = {said["name"]: Folder(**said) for said in json.loads(options.pop("folders"))}
         return Routed(folders, options)
 
 
 class Routed(DataSourceStreamArrowWriter):
-    """Writes each row to where its column ``out`` says."""
+    """Writes each row to the output in its column ``out``."""
 
     def __init__(self, folders: dict[str, Folder], options: dict[str, str]) -> None:
         self._folders = folders
@@ -70,7 +70,7 @@ class Routed(DataSourceStreamArrowWriter):
 
     @cached_property
     def _queues(self) -> Any:
-        """The options of queues, checked; None without a peer."""
+        """The checked options of queues; None without a peer."""
         if not self._options.get("connect"):
             return None
         from onyxq.spark.queues.options import write_options
@@ -118,9 +118,9 @@ class Routed(DataSourceStreamArrowWriter):
     # --- the driver
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Commit the batch, or find that it was; then show its files."""
+        """Commit the batch, or find that it was committed; then make its files visible."""
         if batchId <= int(self._options.get("committed", -1)):
-            return  # Spark repeats what the log had when the query began; other files would make it another attempt
+            return  # Spark repeats a batch that the log has already. Other files would make it another attempt.
         folders = list(self._folders.values())
         written = [one for message in messages if isinstance(message, Written) for one in message.files]
         if self._queues is None:
@@ -132,12 +132,12 @@ class Routed(DataSourceStreamArrowWriter):
                 file_sink.stage(folders, written, job=self._job, batch=batchId, mark=mark)
             parts = [part for message in messages if isinstance(message, Written) for part in message.parts]
             if self._commit(parts, batchId, mark).repeat:
-                return  # what it wrote then was shown when this driver began, if not before
+                return  # Its files became visible when this driver began, or earlier.
         if mark:
             file_sink.publish(folders, job=self._job, batch=batchId, mark=mark)
 
     def _mark(self, batch: int) -> str:
-        """The same for a repeat, another for a batch of this number that has read something else."""
+        """Return a mark that is the same for a repeat, and differs for a batch of this number with other offsets."""
         return hashlib.blake2b(offsets_of(self._queues.checkpoint, batch), digest_size=8).hexdigest()
 
     def _commit(self, parts: list[bytes], batch: int, mark: str) -> Any:
@@ -163,4 +163,4 @@ class Routed(DataSourceStreamArrowWriter):
         )
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing: what is aside is not seen, and goes with the next batch or at its deadline."""
+        """Do nothing: hidden files are removed with the next batch, and prepared rows expire at their deadline."""

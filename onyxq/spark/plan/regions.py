@@ -1,12 +1,12 @@
-"""A job's workflow cut into stages: what Spark must do, and in one piece each what it need not know.
+"""A job's workflow cut into stages: the parts that Spark must know, and the rest as one function each.
 
-A *cut* is a task that keeps state across segments: a reduce or a join.  Between inputs, cuts and
-outputs there are only functions and flow conditions: all that lies between is one *region*, and
-becomes one Python function (`onyxq.spark.plan.fused`), however many tasks and branches it has.
+A *cut* is a task that keeps state across segments: a reduce or a join. Between inputs, cuts and outputs there are
+only functions and flow conditions. Everything between them is one *region*, and becomes one Python function
+(`onyxq.spark.plan.fused`), however many tasks and branches it has.
 
-A stage is what flows into one cut, or into all outputs together.  Its regions hold only the tasks
-that lead there, so nothing is run for segments that nobody waits for.  Where one input feeds a cut
-and outputs as well, the functions on both ways run once for each.
+A stage is the flow into one cut, or into all outputs together. Its regions hold only the tasks that lead there, so
+no function runs for segments that are not needed. If one input feeds a cut and also outputs, the functions on both
+ways run once for each.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ Edge = tuple[str, str]
 
 @frozen
 class Region:
-    """The stateless tasks between one entry and the edges that are wanted of it."""
+    """The stateless tasks between one entry and the wanted edges."""
 
     entry: str
-    """An input or a cut, whose segments come in."""
+    """The input or cut whose segments come in."""
     tasks: tuple[str, ...]
-    """Functions, each after those it gets segments from."""
+    """Functions, each after those from which it gets segments."""
     edges: tuple[Edge, ...]
     """All edges that segments take, in the workflow's order."""
     wanted: tuple[Edge, ...]
-    """Those of them that lead out of the region."""
+    """The edges that lead out of the region."""
 
 
 @frozen
 class Stage:
-    """What flows into a cut, or (``task`` None) into the outputs."""
+    """The flow into a cut, or (``task`` None) into the outputs."""
 
     task: str | None
     sides: tuple[tuple[Region, ...], ...]
@@ -42,7 +42,7 @@ class Stage:
 
 
 def stages(job: Job) -> tuple[Stage, ...]:
-    """The stages in the order in which they depend on each other; the outputs come last."""
+    """Return the stages in the order in which they depend on each other; the outputs come last."""
     found = []
     for name in ordered(job):
         task = job.task(name)
@@ -55,14 +55,14 @@ def stages(job: Job) -> tuple[Stage, ...]:
 
 
 def regions(job: Job, wanted: tuple[Edge, ...]) -> tuple[Region, ...]:
-    """A region for each input or cut from which segments reach the wanted edges, in the catalog's order."""
+    """Return a region for each input or cut whose segments reach the wanted edges, in the catalog's order."""
     leading = _leading(job, wanted)
     entries = [task.name for task in job.catalog if isinstance(task, (Input, Reduce, Join))]
     return tuple(_region(job, entry, leading) for entry in entries if any(edge[0] == entry for edge in leading))
 
 
 def ordered(job: Job) -> list[str]:
-    """All tasks, each after those before it; among equals in the catalog's order."""
+    """Return all tasks, each after its predecessors; otherwise in the catalog's order."""
     found: list[str] = []
     waiting = [task.name for task in job.catalog]
     while waiting:
@@ -73,12 +73,12 @@ def ordered(job: Job) -> list[str]:
 
 
 def stateful(job: Job) -> bool:
-    """Whether Spark keeps state for it, so that it cannot go on from offsets alone."""
+    """Return whether Spark keeps state for the job, so that it cannot continue from offsets alone."""
     return any(isinstance(task, (Reduce, Join)) for task in job.catalog)
 
 
 def _leading(job: Job, wanted: tuple[Edge, ...]) -> dict[Edge, bool]:
-    """Edges on a way to the wanted ones that passes only functions; whether each is wanted itself."""
+    """Return edge -> whether it is wanted, for all edges that lead to wanted ones through functions only."""
     found = dict.fromkeys(wanted, True)
     waiting = [source for source, _ in wanted]
     while waiting:

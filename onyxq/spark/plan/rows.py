@@ -1,8 +1,8 @@
-"""Arrow batches as segments and back: between Spark's columns and what functions see.
+"""Conversion between Arrow batches (Spark's columns) and segments (the values of functions).
 
-Between regions, cuts and the sink a segment is a row ``(lineage, out, payload)``: where it comes from,
-the task that it goes to, and its value as msgpack.  Inputs come in two other shapes, from which
-the first region makes that one: tasks of a queue, and whatever columns Spark read.
+Between regions, cuts and the sink a segment is a row ``(lineage, out, payload)``: its origin, the task that it goes
+to, and its value as msgpack. Inputs have two other shapes, which the first region converts: tasks of a queue, and
+the columns of other sources.
 """
 
 from __future__ import annotations
@@ -22,26 +22,28 @@ from onyxq.spark.files import columns
 SEGMENTS = "segments"
 QUEUE = "queue"
 COLUMNS = "columns"
-"""The shapes of rows that a region takes."""
+"""The shapes of rows that a region takes are `SEGMENTS`, `QUEUE` and this one."""
 END = "<end>"
-"""Where the segment goes that says that all inputs have ended: to every cut."""
+"""Target of the segment that marks the end of all inputs: it goes to every cut."""
 
 SCHEMA = "lineage binary, out string, payload binary"
 ARROW = pyarrow.schema([("lineage", pyarrow.binary()), ("out", pyarrow.string()), ("payload", pyarrow.binary())])
 ROWS_MAX = 10_000
 BYTES_MAX = 8 * 1024 * 1024
-"""Rows and payload bytes of one Arrow batch, about."""
+"""Approximate payload bytes of one Arrow batch; `ROWS_MAX` limits the rows."""
 
 FILE, BLOCK, PART, PLANNED = "_onyxq_file", "_onyxq_block", "_onyxq_part", "_onyxq_planned_ms"
-"""Columns that `onyxq.spark.plan.inputs` adds, for lineage; they are not part of a segment. ``PART`` is the source's
-part of the batch: several of them may be one task of Spark's."""
+"""Columns that `onyxq.spark.plan.inputs` adds, for lineage; they are not part of a segment.
+
+``PART`` is the source's part of the batch. One task of Spark may process several of them.
+"""
 
 Segment = tuple[bytes, Any, str]
-"""Lineage, value, and the task that it goes to if not to all: a window's trigger may say which."""
+"""Lineage, value, and the only task that it goes to, or empty: a window's trigger may set it."""
 
 
 def segments(batches: Iterable[Any], shape: str, *, entry: str, place: str) -> Iterator[Segment]:
-    """The segments of the Arrow batches that came from ``entry``; ``place`` tells batches without files apart."""
+    """Yield the segments of the Arrow batches from ``entry``; ``place`` distinguishes batches without files."""
     if shape == COLUMNS:
         yield from _from_columns(batches, entry, place)
         return
@@ -62,7 +64,10 @@ def _from_queue(batch: Any) -> Iterator[Segment]:
 
 
 def _from_columns(batches: Iterable[Any], entry: str, place: str) -> Iterator[Segment]:
-    """Rows of files are known by file, block and place in it; others by batch, part and place in it."""
+    """Yield segments of rows.
+
+    Rows of files are identified by file, block and index, others by batch, part and index.
+    """
     counts: dict[tuple[Any, ...], int] = {}
     for batch in batches:
         for row in columns.segments(batch):
@@ -80,7 +85,7 @@ def _hash64(*parts: Any) -> int:
 
 
 def batches(rows: Iterable[tuple[str, bytes, bytes]]) -> Iterator[Any]:
-    """Arrow batches of rows ``(out, lineage, payload)``."""
+    """Yield Arrow batches of rows ``(out, lineage, payload)``."""
     outs: list[str] = []
     lineages: list[bytes] = []
     payloads: list[bytes] = []

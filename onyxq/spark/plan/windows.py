@@ -1,7 +1,7 @@
-"""Windows on Spark: the segments of a reduce task folded where they are, gathered by key, and what fires.
+"""Windows on Spark: segments of a reduce task are folded where they are, then gathered by key, and fire.
 
-All windows of a task are one cut (`onyxq.spark.plan.groups`).  What they are, and when they fire, is
-`onyxq.jobs.windows` and `onyxq.jobs.window_groups`.
+All windows of a task are one cut (`onyxq.spark.plan.groups`). `onyxq.jobs.windows` and `onyxq.jobs.window_groups`
+define windows, and when they fire.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from onyxq.spark.plan.lifecycles import Lifecycles
 
 
 def apply(frame: Any, job: Job, windows: Sequence[Window], triggers: Sequence[Trigger], most: int | None = None) -> Any:
-    """The segments that the windows of one task emit, of the segments that come to it.
+    """Return the segments that the windows of one task emit, given the segments that reach it.
 
-    Among those are the rows that say that all inputs have ended (`onyxq.spark.plan.rows.END`).
+    The input includes the rows that mark the end of all inputs (`onyxq.spark.plan.rows.END`).
     """
     timed = any(window.time is None and window.kind != "global" for window in windows)
     timed = timed or any(trigger.on == "timer" for trigger in triggers)
@@ -50,11 +50,11 @@ class Gathering:
     task: str
 
     def dealer(self) -> Folding:
-        """Folds one part of a batch."""
+        """Return a dealer that folds one part of a batch."""
         return Folding(self)
 
     def gather(self, given: Given, state: State) -> Iterator[Made]:
-        """What fires in a group."""
+        """Yield the segments that fire in a group."""
         group = self._group(state)
         batch = Batch(
             now_ms=given.now_ms,
@@ -74,15 +74,15 @@ class Gathering:
             yield late(group.index.late)
 
     def wake_ms(self, state: State) -> int | None:
-        """When a timer passes, or a window is over by the clock."""
+        """Return when a timer fires or a window ends by the clock, in ms, or None."""
         return self._group(state).wake_ms()
 
     def failed(self, error: Exception, segment: Any) -> Exception:
-        """What to raise for an exception of one of the windows' functions."""
+        """Return what to raise for an exception of one of the windows' functions."""
         return Lifecycles(decode(self.body), {"task": self.task}).failed(self.task, error, segment)
 
     def windowings(self) -> tuple[Windowing, ...]:
-        """The windows, with their functions at hand."""
+        """Return the windows with their functions resolved."""
         return _windowings(self.body, self.task)
 
     def _group(self, state: State) -> Group:
@@ -104,7 +104,7 @@ class Folding:
         self._parts = [Parts(windowing) for windowing in work.windowings()]
 
     def add(self, lineage: bytes, side: int, value: Any, now_ms: int) -> None:
-        """Another segment."""
+        """Fold a segment."""
         try:
             for part in self._parts:
                 part.add(value, now_ms)
@@ -112,21 +112,21 @@ class Folding:
             raise self._work.failed(error, value) from error
 
     def __len__(self) -> int:
-        """Pieces of states."""
+        """Return the number of pieces of states."""
         return sum(map(len, self._parts))
 
     def take(self) -> Iterator[Dealt]:
-        """Each with the place of its window and its key."""
+        """Yield each piece with the index of its window and its key."""
         for window, part in enumerate(self._parts):
             for key, piece in part.take():
                 yield window, key, piece
 
     def note(self) -> list[int | None]:
-        """The newest time of each window."""
+        """Return the newest time of each window."""
         return [part.newest for part in self._parts]
 
     def watermark_ms(self) -> int | None:
-        """The watermark that is furthest behind."""
+        """Return the lowest watermark of all windows, in ms."""
         seen = [(part.newest, one.window) for part, one in zip(self._parts, self._work.windowings(), strict=True)]
         marks = [ms - window.watermark_ms for ms, window in seen if ms is not None and window.time is not None]
         return min(marks, default=None)

@@ -1,4 +1,7 @@
-"""Bodies of task runs as Arrow batches: payloads stay packed, checked against their checksums (design: runs)."""
+"""Bodies of task runs as Arrow batches.
+
+Payloads stay packed and are checked against their checksums (design: runs).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from onyxq.spark.lineage import PREFIX_BYTES, source_prefix
 
 ROWS_MAX = 10_000
 BYTES_MAX = 8 * 1024 * 1024
-"""Rows and payload bytes after which the next Arrow batch begins."""
+"""Payload bytes after which the next Arrow batch begins; `ROWS_MAX` limits the rows."""
 
 SCHEMA = "lineage binary, payload binary, format string, id binary"
 ARROW = pyarrow.schema(
@@ -30,7 +33,7 @@ ARROW = pyarrow.schema(
 
 
 def batch_of(bodies: Sequence[tuple[bytes, bytes]], time_ms: int) -> Iterator[pyarrow.RecordBatch]:
-    """Arrow batches of task rows' bodies with their first ids; ``time_ms``: of the batch, for lineage."""
+    """Yield Arrow batches of task rows' bodies with their first ids; ``time_ms``: of the batch, for lineage."""
     runs: list[tuple[bytes, TaskRun]] = []
     rows = size = 0
     for first, body in bodies:
@@ -73,7 +76,7 @@ def _check(payloads: bytes, offsets: numpy.ndarray, checksums: Sequence[int]) ->
 
 
 def _ids(runs: Sequence[tuple[bytes, TaskRun]], prefixes: dict[bytes, bytes]) -> pyarrow.Array:
-    """The ids of all tasks, with other prefixes."""
+    """Return the ids of all tasks, with other prefixes."""
     made: list[bytes] = []
     count = 0
     for first, run in runs:

@@ -1,6 +1,6 @@
-"""Options of the format ``onyxq``, checked: each mistake is named with what was expected.
+"""Options of the format ``onyxq``, checked.
 
-Spark hands options over as text and without regard to case.
+Each error names the option and what was expected. Spark passes options as text and ignores the case of their names.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ ALL = "all"
 PRIORITY = (-(1 << 31), (1 << 31) - 1)
 TIMEOUT_S = 60
 COMMIT_TIMEOUT_S = 600
-"""How long a commit is repeated while nobody can tell what became of it."""
+"""How long a commit with unknown outcome is repeated, in seconds."""
 MAX_ROWS = 10_000
 LEASE_MS = 60_000
 KEEP_S = 86_400
-"""For how long a batch without a job is known, so that a repeat of it is one."""
+"""How long a batch without a job is remembered, so that a repeat is recognized; in seconds."""
 
 COMMON = ("connect", "token", "timeout_s", "job", "version", "slots", "checkpoint")
 READ = (*COMMON, "queue", "input", "worker", "max_rows", "max_runs", "lease_ms", "state", "partitions")
@@ -44,24 +44,24 @@ WRITE = (
     "commit_timeout_s",
 )
 SPARKS = ("path", "checkpointlocation", "queryname")
-"""What Spark itself adds."""
+"""Options that Spark itself adds."""
 
 
 @frozen(kw_only=True)
 class Target:
-    """Which cluster is asked, and for whom."""
+    """The cluster, and the job that uses it."""
 
     connect: str
     token: str
     timeout_ms: int
     job: str = ""
-    """Empty: a program of a user's own."""
+    """Empty: a user's own program."""
     version: int = -1
 
 
 @frozen(kw_only=True)
 class ReadOptions:
-    """Of a source."""
+    """Options of a source."""
 
     target: Target
     queue: str
@@ -76,24 +76,30 @@ class ReadOptions:
 
 @frozen(eq=False, slots=False)
 class QueueOutput:
-    """A queue that tasks go to, and what they say beside their payload. Equal to itself only, which is quick."""
+    """A queue that receives tasks, and their fields besides the payload.
+
+    Equal only to itself, which is quick to compare.
+    """
 
     queue: str
     priority: int = 0
     ordering_key: str | None = None
-    """Of a job: the field of a segment that is its task's ordering key."""
+    """For a job: the field of a segment that is its task's ordering key."""
     delay_ms: int = 0
     format: str = "bytes"
 
     @cached_property
     def as_json(self) -> QueueOutput:
-        """The same of tasks that are JSON."""
+        """The same output, for tasks whose format is JSON."""
         return self if self.format == "json" else evolve(self, format="json")
 
 
 @frozen(kw_only=True)
 class WriteOptions:
-    """Of a sink. ``outputs``: of a job, by name; without a job there is ``output``."""
+    """Options of a sink.
+
+    A job has ``outputs`` by name; without a job there is ``output``.
+    """
 
     target: Target
     output: QueueOutput | None
@@ -105,7 +111,7 @@ class WriteOptions:
 
 
 def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
-    """The options of a source; raises `BadRequest`."""
+    """Return the options of a source; raises `BadRequest`."""
     given = _known(options, READ)
     target = _target(given)
     state = given.get("state")
@@ -128,7 +134,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
 
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
-    """The options of a sink; raises `BadRequest`."""
+    """Return the options of a sink; raises `BadRequest`."""
     given = _known(options, WRITE)
     target = _target(given)
     outputs = _outputs(given.get("outputs"))

@@ -1,4 +1,4 @@
-"""What a source does at the queue: claims the tasks of a batch, keeps, completes or gives back its claims.
+"""Claims of a source on its queue: claiming the tasks of a batch, renewing, completing and releasing them.
 
 Plain functions over a client, without Spark, so that a simulation plans batches as Spark does.
 """
@@ -14,9 +14,9 @@ from onyxq.core.errors import BatchRefused, Unavailable
 from onyxq.core.ids import TaskId, with_counter
 
 CLAIM_TASKS_MAX = 1_000
-"""Tasks that one request claims."""
+"""Maximum number of tasks that one request claims."""
 RUNS_MAX = 4_000
-"""Runs of one batch: they are part of its offset, and of its commit."""
+"""Maximum number of runs in one batch: they are part of its offset, and of its commit."""
 
 
 class Held(NamedTuple):
@@ -30,7 +30,7 @@ class Held(NamedTuple):
 async def claim_tasks(
     client: AsyncClient, queue: str, *, most: int, worker: str, lease_ms: int, runs_max: int = RUNS_MAX
 ) -> list[Held]:
-    """Claim up to so many tasks that are ready now, in the order in which they were granted.
+    """Claim up to ``most`` tasks that are ready now, and return them in the order of the grants.
 
     Raises `Unavailable` only if none was claimed: then there may be some.
     """
@@ -51,7 +51,7 @@ async def claim_tasks(
 
 
 def joined(held: Sequence[Held]) -> list[Held]:
-    """The same with neighbours of one token and stretch made one."""
+    """Return the claims with neighbours of one token and stretch joined."""
     out: list[Held] = []
     for one in held:
         last = out[-1] if out else None
@@ -64,23 +64,23 @@ def joined(held: Sequence[Held]) -> list[Held]:
 
 
 def _following(held: Held) -> bytes | None:
-    """The id behind the last, if it is of the same stretch."""
+    """Return the id after the last one, if it is of the same stretch."""
     counter = int.from_bytes(held.first[16:], "big") + held.count
     return with_counter(held.first, counter) if counter % 1024 else None
 
 
 async def renew(client: AsyncClient, held: Sequence[Held], lease_ms: int) -> int:
-    """Make leases run on; how many tasks are not held any more."""
+    """Renew leases, and return how many tasks are not held any more."""
     return await _each(client.renew(batch_of(held), lease_ms))
 
 
 async def complete(client: AsyncClient, held: Sequence[Held]) -> int:
-    """Finish the tasks; how many of them somebody else has by now, or had."""
+    """Complete the tasks, and return how many were not held any more."""
     return await _each(client.complete(batch_of(held)))
 
 
 async def release(client: AsyncClient, held: Sequence[Held]) -> int:
-    """Give the tasks back; how many were not held any more."""
+    """Release the tasks, and return how many were not held any more."""
     return await _each(client.release(batch_of(held)))
 
 
@@ -93,5 +93,5 @@ async def _each(doing: Any) -> int:
 
 
 def batch_of(held: Sequence[Held]) -> ClaimBatch:
-    """Claims as the client takes them."""
+    """Return claims in the client's form."""
     return ClaimBatch(ClaimedRun(token=one.token, first=one.first, count=one.count) for one in held)

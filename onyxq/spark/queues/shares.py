@@ -1,8 +1,7 @@
-"""What one writer of a batch writes: tasks gathered into runs, and prepared piece by piece (design: jobs on Spark).
+"""The output of one writer of a batch: tasks gathered into runs, and prepared piece by piece (design: jobs on Spark).
 
-Without Spark, so that a simulation writes batches as executors do.  A `Share` takes rows, makes
-their ids (`onyxq.spark.lineage`) and gives full pieces to whoever sends them; nothing of it is seen
-before the batch is committed.
+Without Spark, so that a simulation writes batches as executors do. A `Share` takes rows, makes their ids
+(`onyxq.spark.lineage`) and returns full pieces to be sent. Clients see none of them before the batch is committed.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from onyxq.spark.queues.options import QueueOutput
 
 PIECE_TASKS = 10_000
 PIECE_BYTES = 2 * 1024 * 1024
-"""Tasks and payload bytes of a piece at most, if it is not of one task alone."""
+"""Maximum payload bytes of a piece, with `PIECE_TASKS` tasks, unless it has a single task."""
 BLOCK_ROWS = 4_096
 OLD_MS = 300_000
-"""The time in a lineage counts unless it lies further back: no new task may be of a time that is purged."""
+"""Age beyond which a lineage's time is replaced by the present, in ms: new tasks must not have a purged time."""
 _BIN = {0xC4: 2, 0xC5: 3, 0xC6: 5}
-"""First byte of packed bytes -> where they begin."""
+"""First byte of packed bytes -> offset of their content."""
 
 Piece = list[list[Any]]
 """Runs, ``[first id, body]``."""
 
 
 class Share:
-    """Rows on their way to queues; see the module's first paragraph."""
+    """Rows on their way to queues."""
 
     def __init__(self, *, partitions: int, now_ms: int, random_64: Callable[[], int]) -> None:
         self._partitions = partitions
@@ -48,7 +47,10 @@ class Share:
         self.rows = 0
 
     def has_room(self, payload: bytes) -> bool:
-        """Whether a task fits into the piece; one alone always does."""
+        """Return whether a task fits into the piece.
+
+        A single task always does.
+        """
         return self._tasks < PIECE_TASKS and (self._size + len(payload) <= PIECE_BYTES or not self._tasks)
 
     def add(
@@ -60,7 +62,10 @@ class Share:
         name: str = "",
         key: str | None = None,
     ) -> None:
-        """A task for an output. ``name``: of the output, where there are several; ``key``: its ordering key."""
+        """Add a task for an output.
+
+        ``name``: of the output, if there are several; ``key``: its ordering key.
+        """
         if lineage is None:
             lineage = self._own_lineage()
         elif len(lineage) < ID_BYTES:
@@ -74,13 +79,16 @@ class Share:
         self._size += len(payload)
 
     def _own_lineage(self) -> bytes:
-        """Of a row that has none: consecutive in blocks, each of which goes to a partition of its own."""
+        """Return a lineage for a row without one.
+
+        They are consecutive in blocks. Each block goes to one partition.
+        """
         block, counter = divmod(self._own, BLOCK_ROWS)
         self._own += 1
         return bytes(4) + block.to_bytes(4, "big") + self._maker + counter.to_bytes(4, "big")
 
     def take(self) -> Piece:
-        """The runs of what was added since the last piece."""
+        """Return the runs of all tasks that were added since the last piece."""
         groups, self._groups = self._groups, {}
         self.rows += self._tasks
         self._tasks = self._size = 0
@@ -120,7 +128,7 @@ class Share:
 
 
 def _cuts(numbers: Sequence[int], payloads: Sequence[bytes]) -> Iterator[tuple[int, int]]:
-    """Where runs begin and end: consecutive numbers of one stretch, as long as their bytes allow."""
+    """Yield the beginning and end of each run: consecutive numbers of one stretch, limited by bytes."""
     start = 0
     for end in _borders(numbers):
         for begin, stop in cut_payloads(payloads[start:end]):
@@ -129,7 +137,7 @@ def _cuts(numbers: Sequence[int], payloads: Sequence[bytes]) -> Iterator[tuple[i
 
 
 def _borders(numbers: Sequence[int]) -> Iterator[int]:
-    """Where consecutive numbers of one stretch end."""
+    """Yield the indices at which consecutive numbers of one stretch end."""
     first, count = numbers[0], len(numbers)
     if numbers[-1] - first == count - 1:
         yield from range(STRETCH_TASKS - first % STRETCH_TASKS, count, STRETCH_TASKS)
@@ -145,7 +153,10 @@ def _counter(row: tuple[bytes, bytes]) -> bytes:
 
 
 def task_of(output: QueueOutput, packed: bytes, name: str) -> tuple[QueueOutput, bytes, str | None]:
-    """What a segment becomes: bytes stay bytes, anything else is JSON; with its ordering key if the output has one."""
+    """Return output, payload and ordering key of a segment's task.
+
+    Bytes stay bytes, anything else becomes JSON.
+    """
     start = _BIN.get(packed[0]) if packed else None
     if start is not None and output.ordering_key is None:
         return output, packed[start:], None

@@ -1,9 +1,9 @@
 """Queues as a sink of Spark: executors prepare, one entry of the log commits (design: jobs on Spark).
 
-What an executor writes is kept as pending facts that nobody sees.  A batch of a job is committed
-together with the completion of the tasks that it has read and with its offsets, once, under the
-job's present version: writers whose attempt died, drivers that were replaced and commits that come
-again leave nothing behind.  A batch without a job is a group known by its query and number.
+Rows that an executor writes are stored as pending facts, which clients cannot see. One entry commits a batch of a
+job together with the completion of the tasks that it has read and with its offsets, once, under the job's present
+version. Writers whose attempt died, replaced drivers and repeated commits have no visible effect. A batch
+without a job is a group that is identified by its query and number.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from onyxq.spark.queues.shares import Piece, Share, task_of
 from onyxq.spark.queues.source import Offset, connected, held_in
 
 UNDER_WAY = 2
-"""Pieces of one writer that are prepared at a time."""
+"""Number of pieces that one writer prepares at the same time."""
 JOB_COLUMNS = ("lineage", "out", "payload")
 COLUMNS = {"payload": True, "lineage": False, "priority": False, "ordering_key": False, "queue": False}
-"""Of rows that are no job's -> whether it must be there."""
+"""Column of rows that do not come from a job -> whether it is required."""
 
 
 @frozen
 class Prepared(WriterCommitMessage):
-    """What one writer of a batch has had prepared."""
+    """The prepared pieces of one writer of a batch."""
 
     parts: tuple[bytes, ...]
     rows: int
 
 
 class Sending:
-    """One writer's share of a batch on its way; used by executors."""
+    """One writer's share of a batch, while executors send it."""
 
     def __init__(self, target: Target, name: str) -> None:
         self._target = target
@@ -57,14 +57,17 @@ class Sending:
         self._parts: list[bytes] = []
 
     def add(self, output: QueueOutput, packed: bytes, *, lineage: bytes, name: str) -> None:
-        """A segment of a job, as msgpack, for its output ``name``."""
+        """Add a segment of a job, as msgpack, for its output ``name``."""
         found, payload, key = task_of(output, packed, name)
         self.add_task(found, payload, lineage=lineage, name=name, key=key)
 
     def add_task(
         self, output: QueueOutput, payload: bytes, *, lineage: bytes | None, name: str, key: str | None
     ) -> None:
-        """A task; what was added before it is prepared if there is no room for both."""
+        """Add a task.
+
+        The tasks before it are prepared first if both do not fit.
+        """
         if not self.share.has_room(payload):
             self._send(self.share.take())
         self.share.add(output, payload, lineage=lineage, name=name, key=key)
@@ -82,7 +85,7 @@ class Sending:
         )
 
     def finish(self) -> Prepared:
-        """All of it is prepared."""
+        """Send the rest, and return all prepared parts."""
         self._send(self.share.take())
         while self._sent:
             self._parts.append(self._sent.popleft().result())
@@ -101,7 +104,7 @@ def _random_64() -> int:
 
 
 def write_segments(sending: Sending, batches: Iterator[Any], outputs: dict[str, QueueOutput]) -> None:
-    """Rows of a job: ``lineage``, ``out``, ``payload``."""
+    """Write rows of a job: ``lineage``, ``out``, ``payload``."""
     for rows in batches:
         columns = [rows.column(name).to_pylist() for name in JOB_COLUMNS]
         for lineage, out, payload in zip(*columns, strict=True):
@@ -112,7 +115,7 @@ def write_segments(sending: Sending, batches: Iterator[Any], outputs: dict[str, 
 
 
 def write_rows(sending: Sending, batches: Iterator[Any], output: QueueOutput) -> None:
-    """Rows of a user: ``payload``, and what else is in `COLUMNS`."""
+    """Write rows of a user: ``payload`` and the other `COLUMNS`."""
     outputs = {(output.queue, output.priority): output}
     for rows in batches:
         given = {name: rows.column(name).to_pylist() for name in rows.schema.names}
@@ -160,14 +163,14 @@ def check_segments(schema: Any) -> None:
 
 
 def offsets_text(checkpoint: str, batch: int) -> str:
-    """What Spark's checkpoint says that a batch has read."""
+    """Return the offsets that a batch has read, from Spark's checkpoint."""
     system, path = located(checkpoint)
     with system.open_input_stream(f"{path}/offsets/{batch}", compression=None) as stream:
         return str(stream.read().decode())
 
 
 def queue_offsets(text: str) -> list[Offset]:
-    """The offsets of queues among those of a batch, each once.
+    """Return the offsets of queues among those of a batch, each once.
 
     Spark notes an offset for each use of a source in its plan. A queue that feeds several stages is noted several
     times, and has claimed its tasks once.
@@ -182,7 +185,10 @@ def queue_offsets(text: str) -> list[Offset]:
 
 
 def claims_of(checkpoint: str, batch: int) -> list[Held]:
-    """What a batch has claimed: queues that it found nothing new in stand where the batch before had left them."""
+    """Return the claims of a batch.
+
+    A queue without new tasks repeats the offset of the batch before.
+    """
     offsets = queue_offsets(offsets_text(checkpoint, batch))
     try:
         before = queue_offsets(offsets_text(checkpoint, batch - 1))
@@ -193,11 +199,11 @@ def claims_of(checkpoint: str, batch: int) -> list[Held]:
 
 
 def recorded(text: str) -> bytes:
-    """Offsets as the log keeps them: without the claims of queues, which are done with the batch.
+    """Return offsets in the form that the log keeps: without the claims of queues, which end with the batch.
 
-    Spark goes on from them as from what it wrote itself.  It compares offsets as text: they are written
-    as Spark's Python workers write them, or a source with nothing new would seem to have moved, and an
-    empty batch would be run and committed.  Raises `TooLarge`.
+    Spark continues from them as from its own. It compares offsets as text, so they are formatted as Spark's Python
+    workers do it. Otherwise a source without news would seem to have moved, and an empty batch would be run and
+    committed. Raises `TooLarge`.
     """
     lines = []
     for line in text.splitlines():
@@ -215,7 +221,7 @@ def recorded(text: str) -> bytes:
 
 
 def commit_job_batch(options: WriteOptions, batch: int, parts: Sequence[bytes]) -> BatchCommitted:
-    """Commit a batch of a job with what it has read; raises `Superseded`, `StaleToken`."""
+    """Commit a batch of a job with the tasks that it has read; raises `Superseded`, `StaleToken`."""
     text = offsets_text(options.checkpoint, batch)
     complete = [[*held, None] for held in claims_of(options.checkpoint, batch)]
     target, offsets = options.target, recorded(text)
@@ -248,14 +254,14 @@ def _link(options: WriteOptions) -> Connection:
 
 
 class QueueStreamWriter(DataSourceStreamArrowWriter):
-    """The sink of a stream; see the module's first paragraph."""
+    """The sink of a stream."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
         self._query = ""
 
     def write(self, iterator: Iterator[Any]) -> Prepared:
-        """Have one task's rows prepared; runs on an executor."""
+        """Prepare the rows of one task; runs on an executor."""
         context = TaskContext.get()
         assert context is not None, "rows are written by tasks"
         batch = context.getLocalProperty("streaming.sql.batchId")
@@ -279,12 +285,12 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
             commit_group(self._options, f"spark/{query}/{batchId}", parts)
 
     def abort(self, messages: list[Any], batchId: int) -> None:
-        """Nothing: what was prepared goes at its deadline."""
+        """Do nothing: prepared rows expire at their deadline."""
 
 
 @frozen
 class StreamPrepared(Prepared):
-    """The same, with the id of the query."""
+    """The prepared pieces of a writer, with the id of the query."""
 
     query: str
 
@@ -297,24 +303,24 @@ class QueueWriter(DataSourceArrowWriter):
         self._name = options.name or f"spark/{_random_64():016x}{_random_64():016x}"
 
     def write(self, iterator: Iterator[Any]) -> Prepared:
-        """Have one task's rows prepared; runs on an executor."""
+        """Prepare the rows of one task; runs on an executor."""
         assert self._options.output is not None
         sending = Sending(self._options.target, share_name(self._options, self._name))
         write_rows(sending, iterator, self._options.output)
         return sending.finish()
 
     def commit(self, messages: list[Any]) -> None:
-        """All of it is seen from now on."""
+        """Make all rows visible."""
         parts = [part for message in messages if message is not None for part in message.parts]
         if parts:
             commit_group(self._options, self._name, parts)
 
     def abort(self, messages: list[Any]) -> None:
-        """Nothing: what was prepared goes at its deadline."""
+        """Do nothing: prepared rows expire at their deadline."""
 
 
 def share_name(options: WriteOptions, name: str) -> str:
-    """What the names of a writer's pieces begin with."""
+    """Return the prefix of the names of a writer's pieces."""
     target = options.target
     if target.job:
         return f"job/{target.job}/{target.version}/{name.rpartition('/')[2]}"

@@ -1,9 +1,9 @@
 """Queues as a source of Spark: a planner claims, executors read (design: jobs on Spark).
 
-The planner, a process beside the driver, claims the tasks of a batch; their runs and tokens are
-the batch's offset, so a batch that Spark repeats is of the same tasks.  Executors read the bodies
-straight from the leaders, whatever has become of the tasks since.  In a job the commit of the batch
-completes the tasks and the job's driver keeps the claims alive; without one the planner does both.
+The planner, a process beside the driver, claims the tasks of a batch. Their runs and tokens are the batch's
+offset, so a batch that Spark repeats has the same tasks. Executors read the bodies directly from the leaders,
+whatever the state of the tasks is. In a job the commit of the batch completes the tasks and the job's driver renews
+the claims. Without a job the planner does both.
 """
 
 from __future__ import annotations
@@ -31,9 +31,12 @@ from onyxq.spark.queues.options import ReadOptions, Target
 from onyxq.spark.queues.queue_claims import Held
 
 SPLIT_TASKS_MIN = 250
-"""A batch of fewer tasks than twice as many is one partition."""
+"""Minimum number of tasks per partition.
+
+A batch with fewer than twice this number is one partition.
+"""
 READ_TASKS = 8_000
-"""Tasks that an executor asks for at once."""
+"""Maximum number of tasks that an executor requests at once."""
 RENEWALS_PER_LEASE = 3
 PAGE_TASKS = 1_000
 
@@ -43,12 +46,12 @@ Offset = dict[str, Any]
 
 
 def held_in(offset: Offset) -> list[Held]:
-    """The claims of the batch that ends at an offset."""
+    """Return the claims of the batch that ends at an offset."""
     return [Held(TaskId(bytes.fromhex(first)), count, token) for first, count, token in offset.get("claims", ())]
 
 
 def digest_of(claims: Sequence[Sequence[Any]]) -> str:
-    """What tells a batch's claims from any others."""
+    """Return a digest that identifies a batch's claims."""
     return blake2b(repr([list(one) for one in claims]).encode(), digest_size=8).hexdigest()
 
 
@@ -61,31 +64,34 @@ class Runs(InputPartition):
 
 
 class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The source of a stream; see the module's first paragraph."""
+    """The source of a stream."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         self._left: int | None = None
-        """Tasks that a stream of what is available now may still claim."""
+        """Tasks that a stream with the trigger ``availableNow`` may still claim; None without a limit."""
         self._keeper: Keeper | None = None
 
     # --- the planner
 
     def initialOffset(self) -> Offset:
-        """Before the first batch."""
+        """Return the offset before the first batch."""
         return {"onyxq": 1, "n": 0}
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """So many tasks make a batch."""
+        """Return the maximum number of tasks in a batch."""
         return ReadMaxRows(self._options.max_rows)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """What is ready now is all that is read."""
+        """Limit the stream to the tasks that are ready now."""
         counts = self._connection().call(lambda client: client.count(self._options.queue))
         self._left = counts[self._options.queue]["ready"]
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        """Claim the next batch; the same offset if there is nothing, or nobody can tell now."""
+        """Claim the next batch.
+
+        The offset stays the same if no task is ready, or the queue is unavailable.
+        """
         self._done(start)
         most = self._most(limit)
         if most <= 0:
@@ -120,7 +126,7 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return most if self._left is None else min(most, self._left)
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """The batch's runs, spread over the slots."""
+        """Return the batch's runs, spread over the slots."""
         if start["n"] == end["n"]:
             return []
         self._keep(end)
@@ -130,11 +136,14 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [Runs(runs, end["time_ms"]) for runs in spread(held, parts)]
 
     def commit(self, end: Offset) -> None:
-        """Spark is done with a batch."""
+        """Complete a batch that Spark has finished."""
         self._done(end)
 
     def stop(self) -> None:
-        """The stream ends; what was claimed for a batch that was not done is given back by its lease."""
+        """Stop renewing.
+
+        The claims of an unfinished batch end with their lease.
+        """
         if self._keeper is not None:
             self._keeper.stop()
 
@@ -142,14 +151,14 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return connected(self._options.target)
 
     def _keep(self, end: Offset) -> None:
-        """Without a job nobody else renews the claims."""
+        """Renew the claims of a batch, unless the driver of a job does."""
         if not self._options.target.job:
             if self._keeper is None:
                 self._keeper = Keeper(self._connection(), self._options.lease_ms)
             self._keeper.keep(int(end["n"]), held_in(end))
 
     def _done(self, end: Offset) -> None:
-        """Complete the tasks of a batch and of those before it, unless the job's commit does."""
+        """Complete the tasks of a batch and of earlier ones, unless the job's commit does."""
         if self._options.target.job or not end.get("claims"):
             return
         if self._keeper is None:
@@ -160,18 +169,18 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- executors
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """The tasks of a share as Arrow batches; raises `NotFound` if one of them is gone."""
+        """Yield the tasks of a share as Arrow batches; raises `NotFound` if one of them is gone."""
         assert isinstance(partition, Runs)
         yield from read_runs(self._options, partition.runs, partition.time_ms)
 
 
 def connected(target: Target) -> Connection:
-    """This process' connection with the cluster that a target names."""
+    """Return this process' connection with the cluster of a target."""
     return connection(target.connect, target.token, target.timeout_ms)
 
 
 def spread(held: Sequence[Held], parts: int) -> list[list[tuple[bytes, int]]]:
-    """Runs in so many shares of about as many tasks each."""
+    """Return runs in ``parts`` shares of about the same number of tasks."""
     shares: list[list[tuple[bytes, int]]] = [[]]
     each = -(-sum(run.count for run in held) // parts)
     room = each
@@ -188,7 +197,10 @@ def spread(held: Sequence[Held], parts: int) -> list[list[tuple[bytes, int]]]:
 
 
 def read_runs(options: ReadOptions, runs: Sequence[tuple[bytes, int]], time_ms: int) -> Iterator[Any]:
-    """Arrow batches of the tasks of runs; the next are under way while these are worked on."""
+    """Yield Arrow batches of the tasks in runs.
+
+    The next ones are fetched while one is processed.
+    """
     link = connected(options.target)
     asked: Future[Bodies] | None = None
     for part in [*_parts(runs), None]:
@@ -221,7 +233,7 @@ def _parts(runs: Sequence[tuple[bytes, int]]) -> Iterator[list[tuple[bytes, int]
 
 
 class Keeper:
-    """Renews the claims of batches that are not done, in a thread, and completes those that are."""
+    """Renews the claims of unfinished batches in a thread, and completes finished ones."""
 
     def __init__(self, link: Connection, lease_ms: int) -> None:
         self._link = link
@@ -232,12 +244,12 @@ class Keeper:
         threading.Thread(target=self._run, name="onyxq leases", daemon=True).start()
 
     def keep(self, number: int, held: list[Held]) -> None:
-        """A batch is being worked on."""
+        """Renew the claims of a batch from now on."""
         with self._lock:
             self._kept.setdefault(number, held)
 
     def complete(self, number: int, queue: str) -> None:
-        """A batch is done, and all before it."""
+        """Complete a batch and all before it."""
         with self._lock:
             done = [self._kept.pop(one) for one in sorted(self._kept) if one <= number]
         for held in done:
@@ -246,7 +258,7 @@ class Keeper:
                 log.warning("queue %s: %d tasks of batch %d were not held any more", queue, lost, number)
 
     def stop(self) -> None:
-        """Renew nothing any more."""
+        """Stop renewing."""
         self._over.set()
 
     def _run(self) -> None:
@@ -264,7 +276,7 @@ class Keeper:
 
 
 class Span(InputPartition):
-    """Tasks whose ids lie behind one and up to another."""
+    """Tasks whose ids lie after one and up to another."""
 
     def __init__(self, after: bytes | None, until_ms: int | None) -> None:
         self.after = after
@@ -272,13 +284,16 @@ class Span(InputPartition):
 
 
 class QueueScan(DataSourceReader):
-    """A batch read: all tasks of a queue as they are now, of one state if named; nothing is claimed."""
+    """A batch read: all tasks of a queue in their present state, of one state if named.
+
+    It claims no task.
+    """
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Spans of ids, which are times: from the queue's first task to now, and what is due later."""
+        """Return spans of ids, which are times: from the queue's first task to now, and tasks that are due later."""
         one, link = self._options, connected(self._options.target)
         page = link.call(lambda client: client.list(one.queue, state=one.state, limit=1))
         parts = one.partitions or one.slots or 4
@@ -291,7 +306,7 @@ class QueueScan(DataSourceReader):
         return [Span(start, until) for start, until in zip(starts, [*borders, None], strict=True)]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
-        """The tasks of a span."""
+        """Yield the tasks of a span."""
         assert isinstance(partition, Span)
         one, link = self._options, connected(self._options.target)
         after = partition.after
