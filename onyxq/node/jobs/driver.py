@@ -1,14 +1,13 @@
-"""The duty of a job's driver: have the job run on the peer's Spark host, and tell the log of it.
+"""The duty of a job's driver: run the job on the peer's Spark host, and report its state to the log.
 
-A peer drives a job under a version for as long as the replica says so.  `Driving` gives the
-job to a host (`onyxq.node.jobs.hosts`) with all that the log knows of how far it has come, passes
-on what changes meanwhile (its slots, sealed inputs), and appends what the host says: that
-the job is ready, has completed, or has failed too often in a row.  It keeps the job's claims
-alive, gives back those of earlier drivers (`onyxq.node.jobs.held_claims`), and remembers the job's
-last progress for whoever asks.
+A peer drives a job under a version as long as the replica assigns it. `Driving` gives the job to a host
+(`onyxq.node.jobs.hosts`) together with the progress that the log has recorded. It forwards changes (slots,
+sealed inputs), and appends what the host reports: the job is ready, has completed, or has failed too often in
+a row. It renews the job's claims, releases those of earlier drivers (`onyxq.node.jobs.held_claims`), and keeps
+the job's last progress for display.
 
-Nothing here is trusted to be alone: a driver that was replaced and does not know it yet is
-told ``superseded`` by whatever it appends.
+Two drivers may run at the same time. A driver that was replaced and has not read so yet gets the verdict
+``superseded`` for everything that it appends.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ from onyxq.node.jobs.standby import foresee
 from onyxq.node.node import Node
 
 PAUSE_FIRST_S, PAUSE_MAX_S = 1.0, 30.0
-"""Between two starts of a job that fails."""
+"""Pause before a failed job starts again, in seconds: the first, and the longest."""
 STEADY_S = 60.0
-"""A failure of a job that ran for so long is none of a row."""
+"""Seconds of running after which a failure starts a new series."""
 HOLD_EVERY_S = 15.0
-"""Between two looks at the claims of the jobs driven here."""
+"""Pause between two checks of the claims of jobs that are driven here, in seconds."""
 LOG_RETRY_S = 0.5
 GIVE_BACK_TRIES = 5
 CLAIMS_TOGETHER = 2_000
@@ -51,14 +50,14 @@ ENDED_MAX = 1_000
 """Number of ended jobs whose last progress a driver keeps."""
 RESTARTS = 5
 KEPT_FOLDERS = ("checkpoints", "jobs")
-"""Under a host's directory; each holds directories by the ids of jobs."""
+"""Folders in a host's directory; each has directories named by job id."""
 
 log = logging.getLogger(__name__)
 
 
 @frozen
 class SparkSettings:
-    """How a peer hosts Spark."""
+    """Settings of a peer that hosts Spark."""
 
     work: str
     """Directory on the node's disk."""
@@ -79,41 +78,47 @@ class Driven:
     version: int
     host: KeptHost
     own: trio.CancelScope | None = None
-    """Ends the host that is the job's alone."""
+    """Ends the job's own host, if it has one."""
     run: Run | None = None
     """Its run at the host."""
     state: str = "starting"
     """``starting``, ``running``, or ``pausing`` after a failure."""
     ready_at: float | None = None
-    """When its query began to run, if it has."""
+    """When its query began to run, or None."""
     failures: int = 0
-    """In a row."""
+    """Number in a row."""
     error: str = ""
-    """Of the last failure."""
+    """Text of the last failure."""
     progress: Message | None = None
     slots: int = 0
     sealed: tuple[str, ...] = ()
-    """Both as the host was told."""
+    """Sealed inputs that the host knows.
+
+    ``slots`` are those that it knows.
+    """
     batch: int = -1
     seen: int = -1
     """The position at which ``batch`` was last seen to be the last one."""
     floor: int = -1
-    """Claims that were granted up to this position are of no batch that is still to be committed."""
+    """Claims granted up to this position belong to no batch that is still to be committed."""
     asked: int = -1
-    """The position at which the host was asked to tell when it is idle; -1 once it has, or was not."""
+    """The position at which the host was asked to report when it is idle; -1 if no answer is awaited."""
 
     def look(self, job: Job, position: int) -> None:
-        """Note the last batch as of a position: what was claimed before and is claimed still was left behind."""
+        """Note the last batch as of a position.
+
+        If it changed, claims from before the last call are useless.
+        """
         if job.batch != self.batch:
             self.floor, self.batch = max(self.floor, self.seen), job.batch
         self.seen = position
 
     def idle(self) -> None:
-        """No batch was under way at some moment since the host was asked: what was claimed before is of none."""
+        """Note that no batch was under way at a moment after the request: earlier claims are useless."""
         self.floor, self.asked = max(self.floor, self.asked), -1
 
     def told(self) -> dict[str, Any]:
-        """For people."""
+        """Return the state of the job, for people."""
         return {
             "state": self.state,
             "host": self.host.state,
@@ -125,25 +130,28 @@ class Driven:
 
 
 class Driving:
-    """See the module's first paragraph; one for each node that hosts Spark."""
+    """Drives the jobs of one node that hosts Spark."""
 
     def __init__(self, node: Node, settings: SparkSettings, launch: Launch) -> None:
         self.driven: dict[str, Driven] = {}
-        """By job."""
+        """Job id -> driven job."""
         self._node = node
         self._settings = settings
         self._launch = launch
         self._last: dict[tuple[str, int], dict[str, Any]] = {}
-        """The last progress of jobs that ended here, by job and version."""
+        """(job, version) -> last progress of a job that ended here."""
         self._ending: dict[str, trio.Event] = {}
-        """Jobs whose last run here has not ended yet."""
+        """Job id -> event that is set once the job's last run here has ended."""
         self._shared: KeptHost | None = None
         self._nursery: trio.Nursery | None = None
         self._began = trio.Event()
         self._connect = ""
 
     async def run(self, connect: str) -> None:
-        """Keep the host, and the jobs' claims, until cancelled; ``connect``: where hosts reach this peer."""
+        """Keep the host and the jobs' claims until cancelled.
+
+        ``connect``: the address at which hosts reach this peer.
+        """
         self._connect = connect
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
@@ -179,11 +187,11 @@ class Driving:
 
     @property
     def host_state(self) -> str:
-        """How the shared host is doing, see `KeptHost.state`."""
+        """State of the shared host, see `KeptHost.state`."""
         return self._shared.state if self._shared is not None else "off"
 
     def states(self) -> Counter[str]:
-        """How many jobs are driven here, by their state."""
+        """Return the number of jobs that are driven here, by their state."""
         return Counter(one.state for one in self.driven.values())
 
     # --- one job
@@ -203,12 +211,12 @@ class Driving:
                 await self._attempts(driven)
                 nursery.cancel_scope.cancel()
         finally:
-            if self._nursery is not None:  # else the node ends, and the hosts with it
+            if self._nursery is not None:  # Otherwise the node ends, and the hosts with it.
                 self._ending[duty.job] = trio.Event()
                 self._nursery.start_soon(self._end, driven)
 
     def _job(self, name: str, version: int) -> Job | None:
-        """The job, while it is driven under that version."""
+        """Return the job while it is driven under that version, else None."""
         job = self._node.replica.jobs.get(name)
         return job if job is not None and job.version == version and job.state == "running" else None
 
@@ -227,7 +235,7 @@ class Driving:
             await host.run()
 
     async def _attempts(self, driven: Driven) -> None:
-        """Have it run until it has completed, or failed for good."""
+        """Run the job until it has completed, or failed for good."""
         restarts = _restarts(self._node.replica.jobs[driven.job])
         while True:
             driven.ready_at = None
@@ -257,14 +265,14 @@ class Driving:
             await trio.sleep(min(PAUSE_FIRST_S * 2 ** (driven.failures - 1), PAUSE_MAX_S))
 
     async def _attempt(self, driven: Driven) -> Message:
-        """One run at the host; the event that ended it. Raises `HostEnded`."""
+        """Run the job once at the host, and return the event that ended it; raises `HostEnded`."""
         driven.state = "starting"
         await self._give_back(driven)
         run = await driven.host.begin((driven.job, driven.version))
         job = self._job(driven.job, driven.version)
         if job is None:
             driven.host.forget(run)
-            await trio.sleep_forever()  # the duty is on its way out
+            await trio.sleep_forever()  # The duty is about to be cancelled.
         assert job is not None
         driven.slots, driven.sealed, driven.run, driven.asked = job.slots, job.sealed, run, -1
         await run.order(
@@ -294,7 +302,7 @@ class Driving:
             driven.idle()
 
     async def _pass_on(self, driven: Driven) -> None:
-        """Tell the host what changes of the job while it runs."""
+        """Forward changes of the job to the host while it runs."""
         node = self._node
         while True:
             job = self._job(driven.job, driven.version)
@@ -323,7 +331,7 @@ class Driving:
                 await run.order("seal", input=name)
 
     async def _append(self, driven: Driven, entry: Any) -> None:
-        """Append an entry about the job, unless that is over by then."""
+        """Append an entry about the job, unless the job is not driven here any more by then."""
         while self._job(driven.job, driven.version) is not None:
             try:
                 _, (verdict,) = await self._node.verdicts([entry])
@@ -335,7 +343,10 @@ class Driving:
                 return
 
     async def _end(self, driven: Driven) -> None:
-        """Stop its query and give back what it had claimed; only then it may run here again."""
+        """Stop the job's query and release its claims.
+
+        Only then it may run here again.
+        """
         try:
             if driven.run is not None:
                 await driven.host.end(driven.run)
@@ -353,7 +364,7 @@ class Driving:
             self._ending.pop(driven.job).set()
 
     def _remember(self, driven: Driven) -> None:
-        """Keep the last progress of a job that has ended, for people who ask later."""
+        """Keep the last progress of a job that has ended, for display."""
         job = self._node.replica.jobs.get(driven.job)
         if driven.progress is not None and job is not None and is_over(job):
             self._last[driven.job, driven.version] = {**driven.progress, "failures": driven.failures}
@@ -361,7 +372,7 @@ class Driving:
                 del self._last[key]
 
     async def _forget(self, driven: Driven) -> None:
-        """Have the host delete the job's checkpoint, once the log says that it has ended: nobody goes on from it."""
+        """Let the host delete the job's checkpoint, once the log records the job's end."""
         job = self._node.replica.jobs.get(driven.job)
         if job is None or job.version != driven.version or not is_over(job):
             return
@@ -388,7 +399,10 @@ class Driving:
                     await self._ask_when_idle(one)
 
     async def _clear(self) -> None:
-        """Delete what ended jobs left on this disk; who is in the ring knows which have."""
+        """Delete what ended jobs left on this disk.
+
+        Only a member of the ring knows which jobs have ended.
+        """
         replica = self._node.replica
         if self._node.peer_id not in replica.ring.members:
             return
@@ -410,9 +424,9 @@ class Driving:
         return found
 
     async def _give_back(self, driven: Driven) -> bool:
-        """Release what this driver, and those before it, claimed; whether nothing is left.
+        """Release the claims of this driver and of earlier ones, and return whether none are left.
 
-        Not that of a later one, which may be another peer by now.
+        Claims of a later driver stay: it may be on another peer by now.
         """
         found = (await self._held([driven.job])).get(driven.job, [])
         mine = [one for one in found if one.version <= driven.version]
@@ -427,7 +441,7 @@ class Driving:
         await self._call("renew", wanted, [LEASE_MS])
 
     async def _call(self, method: str, claims: Sequence[Held], more: list[int]) -> bool:
-        """Have the leaders do something with claims; whether they were reached."""
+        """Call a method of the leaders about claims, and return whether they were reached."""
         if self._node.ask is None:
             return False
         for some in parts(claims, CLAIMS_TOGETHER):
@@ -441,7 +455,7 @@ class Driving:
 
 
 def _plain(progress: Message) -> Message:
-    """What of a progress any answer can hold."""
+    """Return the fields of a progress that any answer can hold."""
     kinds = (int, str, bool, type(None))
     fine = {
         str(name): value
@@ -452,7 +466,7 @@ def _plain(progress: Message) -> Message:
 
 
 def error_text(event: Message) -> str:
-    """What a job failed with, as text that an entry holds."""
+    """Return why a job failed, as text that fits an entry."""
     lines = [str(event.get("error") or "the job failed and the host did not say why")]
     for name in ("task", "segment"):
         if event.get(name) is not None:
@@ -463,7 +477,7 @@ def error_text(event: Message) -> str:
     whole = text.encode("utf-8", "replace")
     if len(whole) <= ERROR_BYTES_MAX:
         return whole.decode("utf-8", "replace")
-    # A traceback says most in its last lines.
+    # The last lines of a traceback are the most useful.
     half = ERROR_BYTES_MAX // 2 - 8
     return whole[:half].decode("utf-8", "ignore") + "\n...\n" + whole[-half:].decode("utf-8", "ignore")
 
@@ -477,16 +491,16 @@ def _restarts(job: Job) -> int:
 
 
 def _clear(work: Path, keep: Collection[str]) -> list[str]:
-    """Delete what ended jobs left below a host's directory; returns the ids of those jobs.
+    """Delete what ended jobs left in a host's directory, and return the ids of those jobs.
 
-    Checkpoints on a path that peers share are not looked at.
+    Checkpoints on a path that peers share are not touched.
     """
     gone = []
     for folder in KEPT_FOLDERS:
         try:
             found = sorted((work / folder).iterdir())
         except OSError:
-            continue  # nothing was ever kept
+            continue  # Nothing was ever stored.
         for entry in found:
             if entry.name not in keep and entry.is_dir() and not entry.is_symlink():
                 try:

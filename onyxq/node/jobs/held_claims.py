@@ -1,9 +1,9 @@
-"""Claims of jobs, as the replica has them: which to renew, and which nobody works on.
+"""Claims of jobs, as the replica has them: which to renew, and which are useless.
 
-A job's driver claims tasks as the worker ``job/<id>/<version>``.  What it claims is completed by
-the commit of the batch that it was claimed for, or of no use: Spark plans one batch after the
-other, and forgets what it had planned when it starts anew.  So a claim of an older version, and
-one that a later commit of the same version left behind, is given back.
+A job's driver claims tasks as the worker ``job/<id>/<version>``. The commit of their batch completes the
+tasks. Otherwise the claims are useless: Spark plans one batch after the other, and loses its plans when it
+restarts. So claims of other versions are released, and claims that a later commit of the same version has
+not completed.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from onyxq.core.replica import HELD_MS, Replica
 from onyxq.core.texts import whole
 
 LEASE_MS = 60_000
-"""Of claims that a job's source asks for."""
+"""Lease of the claims that a job's source makes, in ms."""
 RENEW_BELOW_MS = 45_000
-"""What is left of a lease that is renewed."""
+"""Remaining lease below which a claim is renewed, in ms."""
 
 
 class Held(NamedTuple):
@@ -33,14 +33,14 @@ class Held(NamedTuple):
 
 
 def worker_name(job: str, version: int) -> str:
-    """The worker of a job's claims."""
+    """Return the worker name of a job's claims."""
     return f"job/{job}/{version}"
 
 
 def held(replica: Replica, jobs: Container[str]) -> dict[str, list[Held]]:
-    """What jobs have claimed, by job; not what a transaction is completing.
+    """Return the claims of jobs, by job, without those that a transaction is completing.
 
-    Goes through all claims there are.
+    Iterates over all claims of the replica.
     """
     found: dict[str, list[Held]] = {}
     for number in sorted(replica.claims):
@@ -55,16 +55,16 @@ def held(replica: Replica, jobs: Container[str]) -> dict[str, list[Held]]:
 
 
 def useless(claims: Iterable[Held], *, version: int, floor: int) -> list[Held]:
-    """Those of other versions, and those that were granted up to the position ``floor``."""
+    """Return the claims of other versions, and those that were granted up to the position ``floor``."""
     return [one for one in claims if one.version != version or one.token <= floor]
 
 
 def to_renew(claims: Iterable[Held], *, version: int, floor: int, log_time_ms: int) -> list[Held]:
-    """Those in use whose lease is not what it was."""
+    """Return the claims in use whose remaining lease is short."""
     late_ms = log_time_ms + RENEW_BELOW_MS
     return [one for one in claims if one.version == version and one.token > floor and one.deadline_ms < late_ms]
 
 
 def parts(claims: Sequence[Held], size: int) -> Iterable[Sequence[Held]]:
-    """The claims, so many at a time."""
+    """Return the claims in slices of ``size``."""
     return (claims[start : start + size] for start in range(0, len(claims), size))

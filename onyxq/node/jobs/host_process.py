@@ -1,15 +1,13 @@
-"""Starting a Spark host as a process, and seeing to its end (design: jobs on Spark).
+"""Starting a Spark host as a process, and ensuring that it ends (design: jobs on Spark).
 
-The host is ``python -m onyxq.spark.host``; its plan is the first line of its stdin, as it may
-hold secrets and everybody sees arguments.  Then it speaks lines of JSON: orders come on its stdin, events go out on
-its stdout.  What it and all
-that it starts say on stderr is kept in ``host.log`` under its directory, twice
-`LOG_BYTES_MAX` at most.
+The host is ``python -m onyxq.spark.host``. Its plan is the first line of its stdin, because the plan may hold
+secrets and any user can see arguments. After that, both sides exchange lines of JSON: orders on its stdin, events
+on its stdout. The stderr of the host and of its children is kept in ``host.log`` in its directory, up to twice
+`LOG_BYTES_MAX`.
 
-No host outlives its peer: at the end of its stdin it ends by itself, also when the peer was
-killed.  Behind that its process group is killed, by this peer when it stops the host, and by
-the next one that starts a host in the same directory if the host was not heard of since.
-What it kept while it ran goes then, too: a virtual machine that was killed deletes nothing.
+A host never outlives its peer. It ends on its own at the end of its stdin, even if the peer was killed. After
+that its process group is killed: by this peer when it stops the host, or by the next peer that starts a host in
+the same directory. Temporary files are deleted then too, because a killed virtual machine deletes nothing.
 """
 
 from __future__ import annotations
@@ -36,11 +34,11 @@ from onyxq.node.jobs.hosts import HostEnded, Message, Plan
 from onyxq.system.directories import LOCAL, TEMPORARY, given_umask
 
 LAST_WORDS_S = 3.0
-"""How long a host may take to end after its stdin did."""
+"""Time limit for a host to end after its stdin was closed, in seconds."""
 LINE_BYTES_MAX = 4 << 20
 LOG_BYTES_MAX = 4 << 20
 TAIL_LINES = 25
-"""Of stderr, told with the end of a host that was not asked for."""
+"""Lines of stderr that are shown when a host ends unexpectedly."""
 PIECE_BYTES = 64 << 10
 LOG_NAME, PID_NAME = "host.log", "host.pid"
 NEEDED = ("pyspark", "pandas", "pyarrow", "google.protobuf")
@@ -59,10 +57,10 @@ class ProcessLink:
         self._part = b""
         self._sending = trio.Lock()
         self.quiet = trio.Event()
-        """Set once all that was said on stderr is in the log."""
+        """Set once all of stderr is in the log."""
 
     async def send(self, message: Mapping[str, Any]) -> None:
-        """Give an order; raises `HostEnded`."""
+        """Send an order; raises `HostEnded`."""
         assert self._process.stdin is not None
         line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
         try:
@@ -72,7 +70,7 @@ class ProcessLink:
             raise HostEnded(self.why()) from None
 
     async def receive(self) -> Message | None:
-        """The next event; None once the host has ended."""
+        """Return the next event; None once the host has ended."""
         assert self._process.stdout is not None
         while True:
             while self._lines:
@@ -80,7 +78,7 @@ class ProcessLink:
                 if message is None:
                     continue
                 if message["event"] == "up":
-                    self._log_file.tail.clear()  # what Spark says of its start explains no later end
+                    self._log_file.tail.clear()  # Messages from Spark's start do not explain a later end.
                 return message
             try:
                 piece = await self._process.stdout.receive_some(PIECE_BYTES)
@@ -95,7 +93,7 @@ class ProcessLink:
                 return None
 
     def why(self) -> str:
-        """How it ended, and the last that it said."""
+        """Return how it ended, with the last lines of its stderr."""
         code = self._process.poll()
         if code is None:
             how = "the Spark host does not answer"
@@ -107,7 +105,7 @@ class ProcessLink:
         return f"{how}; it last said:\n{said}" if said else how
 
     async def copy_stderr(self) -> None:
-        """Keep what comes on stderr until all who hold it are gone."""
+        """Copy stderr to the log until all processes that hold it have ended."""
         assert self._process.stderr is not None
         try:
             async for piece in self._process.stderr:
@@ -117,11 +115,11 @@ class ProcessLink:
 
 
 class BoundedLog:
-    """A file that begins anew, the old one kept beside it, before it gets larger than its limit."""
+    """A log file of limited size: before it exceeds its limit it is renamed, and a new one begins."""
 
     def __init__(self, path: Path, limit: int = LOG_BYTES_MAX) -> None:
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
-        """The last whole lines of this run."""
+        """The last complete lines of this run."""
         self._path = path
         self._limit = limit
         self._part = b""
@@ -129,7 +127,10 @@ class BoundedLog:
         self._size = self._file.tell()
 
     def write(self, piece: bytes) -> None:
-        """Append; a full disk loses log lines and nothing else."""
+        """Append a piece.
+
+        On a full disk only log lines are lost.
+        """
         *lines, self._part = (self._part + piece).split(b"\n")
         self._part = self._part[-PIECE_BYTES:]
         self.tail.extend(line.decode("utf-8", "replace") for line in lines if line.strip())
@@ -156,7 +157,10 @@ class BoundedLog:
 
 @asynccontextmanager
 async def launch(plan: Plan, *, command: Sequence[str] = COMMAND) -> AsyncIterator[ProcessLink]:
-    """A host process; it has ended when this is left. Raises `HostEnded` if it cannot be started."""
+    """Yield a host process.
+
+    It has ended when the context is left. Raises `HostEnded` if it cannot be started.
+    """
     work = Path(plan.work)
     try:
         work.mkdir(parents=True, exist_ok=True)
@@ -175,14 +179,14 @@ async def launch(plan: Plan, *, command: Sequence[str] = COMMAND) -> AsyncIterat
             stderr=subprocess.PIPE,
             start_new_session=True,
             env={**os.environ, "TMPDIR": str(temporary)},
-            umask=given_umask(),  # what jobs write is their users'
+            umask=given_umask(),  # Jobs write files for their users.
         )
     except OSError as error:
         log_file.close()
         raise HostEnded(f"the Spark host cannot be started: {error}") from None
     link = ProcessLink(process, log_file)
     try:
-        with suppress(HostEnded):  # whoever receives is told
+        with suppress(HostEnded):  # The receiver gets the error.
             await link.send(asdict(plan))
         _note_process(work, process.pid)
         async with trio.open_nursery() as nursery:
@@ -205,7 +209,7 @@ def _clear(work: Path) -> None:
 
 
 async def _close_output(process: trio.Process, link: ProcessLink) -> None:
-    """Once the host is gone nobody is to wait for what its children, which hold its stdout too, might say."""
+    """Close stdout once the host has ended, because its children may keep it open."""
     assert process.stdout is not None
     await process.wait()
     _kill_group(process.pid)
@@ -215,7 +219,7 @@ async def _close_output(process: trio.Process, link: ProcessLink) -> None:
 
 
 async def _end(process: trio.Process) -> None:
-    """Let it end by itself, and kill what is left."""
+    """Let the process end on its own for `LAST_WORDS_S`, then kill its group."""
     assert process.stdin is not None
     await process.stdin.aclose()
     with trio.move_on_after(LAST_WORDS_S):
@@ -233,7 +237,10 @@ def _kill_group(group: int) -> None:
 
 
 def check_installed(needed: Sequence[str] = NEEDED) -> None:
-    """Raise `Incomplete` if Spark, or the Java that it needs, is not there; imports nothing of it."""
+    """Raise `Incomplete` if Spark, or the Java that it needs, is missing.
+
+    Imports none of them.
+    """
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         raise Incomplete(
@@ -258,7 +265,7 @@ def _note_process(work: Path, pid: int) -> None:
 
 
 def end_leftover(work: Path) -> bool:
-    """Kill a host that an earlier peer started in this directory, if it still runs; whether it did."""
+    """Kill a host that an earlier peer started in this directory, and return whether it was still running."""
     try:
         noted = json.loads((work / PID_NAME).read_text())
         pid, started = int(noted["pid"]), str(noted["started"])
@@ -272,7 +279,10 @@ def end_leftover(work: Path) -> bool:
 
 
 def _started(pid: int) -> str:
-    """What tells a process from a later one of the same id; empty if there is none, or it cannot be told."""
+    """Return the start time of a process, which distinguishes it from a later one with the same id.
+
+    Empty if the process does not exist, or its start time is unknown.
+    """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
@@ -283,7 +293,7 @@ def _started(pid: int) -> str:
 
 
 def _message(line: bytes) -> Message | None:
-    """The event in a line; None for what is none, which some library printed."""
+    """Return the event in a line; None for other output, for example of a library."""
     try:
         found = json.loads(line)
     except ValueError:

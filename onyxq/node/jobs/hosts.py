@@ -1,17 +1,16 @@
-"""The Spark hosts of a peer: processes beside it that run the queries of the jobs that it drives.
+"""The Spark hosts of a peer: processes that run the queries of the jobs that the peer drives.
 
-A peer has one host, which its jobs share, and one more for each job that asked for its own.
-`KeptHost` starts one when it is first needed (or at once, if it is to be warm), starts it
-again when it dies, with pauses that double from 1 s to 30 s, and stops it when nobody has
-needed it for a while.  How a process is started and spoken with is behind `Link`, so that
-simulations and tests have a host in memory instead.
+A peer has one host for all its jobs, and one more for each job that asked for its own. `KeptHost` starts a host
+when it is first needed, or at once if it is to be warm. It restarts a host that died, with pauses that double
+from 1 s to 30 s, and stops one that was not needed for `IDLE_S`. `Link` hides how a process is started and
+called, so simulations and tests use a host in memory.
 
-The words of the two sides are maps: orders have ``do`` (``start``, ``stop``, ``seal``,
-``slots``, ``idle``, ``forget``), events have ``event`` (``up``, ``alive``, ``down``, ``ready``,
-``progress``, ``idle``, ``completed``, ``failed``, ``stopped``, ``forgotten``); all but the first three name their
-``job`` and its ``version``.  To ``idle`` the host answers the like at the next moment at which the
-job has no batch under way; to ``stop`` with how the query ended.  A host that says in ``up`` how
-often it will say ``alive`` (``alive_s``) is killed when it says nothing for `SILENT_S`.
+Messages are maps. Orders have ``do`` (``start``, ``stop``, ``seal``, ``slots``, ``idle``, ``forget``). Events
+have ``event`` (``up``, ``alive``, ``down``, ``ready``, ``progress``, ``idle``, ``completed``, ``failed``,
+``stopped``, ``forgotten``); all but the first three name their ``job`` and its ``version``. The host answers
+``idle`` with the same word at the next moment at which the job has no batch under way, and ``stop`` with the
+event that ended the query. If ``up`` contains ``alive_s``, the host sends ``alive`` that often, in seconds. It
+is then killed after `SILENT_S` without a message.
 """
 
 from __future__ import annotations
@@ -30,19 +29,25 @@ from onyxq.node.jobs.suspects import Suspects
 
 PAUSE_FIRST_S, PAUSE_MAX_S = 1.0, 30.0
 STEADY_S = 60.0
-"""A host that was up for so long died by an accident of its own: the next one is started as after the first."""
+"""Seconds of running after which the death of a host starts a new series of pauses."""
 UP_TIMEOUT_S = 180.0
-"""Within this a session is open, or the host is killed: the first start on a machine builds archives."""
+"""Time limit for opening a session, in seconds.
+
+The first start on a machine also builds archives.
+"""
 SILENT_S = 60.0
-"""After so long without a word a host counts as hung, though its process is there."""
+"""Seconds without a message after which a host counts as hung, even if its process exists."""
 STOP_TIMEOUT_S = 30.0
-"""Within this a query has stopped, or the host is killed."""
+"""Time limit for stopping a query, in seconds; then the host is killed."""
 IDLE_S = 60.0
-"""So long a host that is not to be warm waits for the next job."""
+"""Seconds for which a host that need not stay warm waits for the next job."""
 LAST_EVENTS = ("completed", "failed", "stopped")
-"""One of these ends a run."""
+"""Events that end a run."""
 EVENTS_MAX = 1_000
-"""Events that a job has not looked at; the oldest go, as the newest progress is what counts."""
+"""Maximum number of unread events of a job.
+
+The oldest are dropped: only the newest progress matters.
+"""
 
 Message: TypeAlias = dict[str, Any]
 Key: TypeAlias = tuple[str, int]
@@ -52,44 +57,47 @@ log = logging.getLogger(__name__)
 
 
 class HostEnded(Exception):
-    """The host has ended; the text says how, and ends with the last that it said."""
+    """The host has ended.
+
+    The text describes how, and ends with its last lines of output.
+    """
 
 
 class HostStopped(HostEnded):
-    """The peer ended the host on purpose, or it died and not by this job: the job has not failed."""
+    """The peer stopped the host, or another job killed it: this job has not failed."""
 
 
 @frozen
 class Plan:
-    """What a host is told at its start."""
+    """Configuration of a host at its start."""
 
     connect: str
     """``HOST:PORT`` of its peer."""
     slots: int
     work: str
-    """A directory of its own on the node's disk."""
+    """A directory for this host alone, on the node's disk."""
     checkpoints: str | None = None
     """Path or URI of a directory that all peers reach; None: checkpoints stay in ``work``."""
     master: str = "local"
     conf: Mapping[str, str] = field(factory=dict)
     warm: bool = False
     modules: tuple[str, ...] = ()
-    """Directories from which jobs' functions are imported, beside those of Python's own path."""
+    """Directories from which jobs' functions are imported, in addition to Python's own path."""
 
 
 class Link(Protocol):
-    """A host that runs, as its peer speaks with it."""
+    """A running host, as its peer calls it."""
 
     async def send(self, message: Mapping[str, Any]) -> None:
-        """Give an order; raises `HostEnded`."""
+        """Send an order; raises `HostEnded`."""
         ...
 
     async def receive(self) -> Message | None:
-        """The next event; None once the host has ended."""
+        """Return the next event; None once the host has ended."""
         ...
 
     def why(self) -> str:
-        """How it ended."""
+        """Return how the host ended."""
         ...
 
 
@@ -98,7 +106,7 @@ Launch: TypeAlias = Callable[[Plan], AbstractAsyncContextManager[Link]]
 
 
 class Run:
-    """One run of a job at a host: from its ``start`` until it stopped, or the host ended."""
+    """One run of a job at a host: from ``start`` until the job stopped or the host ended."""
 
     def __init__(self, host: KeptHost, key: Key) -> None:
         self.key = key
@@ -107,11 +115,11 @@ class Run:
         self._more = trio.Event()
 
     async def order(self, what: str, **details: Any) -> None:
-        """Give an order about this job; raises `HostEnded`."""
+        """Send an order about this job; raises `HostEnded`."""
         await self._host.send({"do": what, "job": self.key[0], "version": self.key[1], **details})
 
     async def event(self) -> Message:
-        """The next event; raises `HostEnded`."""
+        """Return the next event; raises `HostEnded`."""
         while not self._events:
             self._more = trio.Event()
             await self._more.wait()
@@ -121,19 +129,19 @@ class Run:
         return found
 
     def tell(self, event: Message | HostEnded) -> None:
-        """Something happened."""
+        """Add an event, or the end of the host."""
         self._events.append(event)
         self._more.set()
 
 
 class KeptHost:
-    """See the module's first paragraph."""
+    """A host that is started, restarted and stopped as needed."""
 
     def __init__(self, plan: Plan, launch: Launch) -> None:
         self.plan = plan
-        """Of the next start."""
+        """Used by the next start."""
         self.starts = 0
-        """How often it was started."""
+        """Number of starts."""
         self.silent_s = SILENT_S
         self._launch = launch
         self._runs: dict[Key, Run] = {}
@@ -152,7 +160,7 @@ class KeptHost:
     # --- life
 
     async def run(self) -> None:
-        """Keep the host while it is needed, until cancelled."""
+        """Keep the host running while it is needed, until cancelled."""
         pause_s = PAUSE_FIRST_S
         while True:
             if not self._needed:
@@ -173,12 +181,15 @@ class KeptHost:
         return bool(self.plan.warm or self._runs or self._waiters or self._expected)
 
     def expect(self) -> None:
-        """A job is likely to come: start a host, if none runs, that waits for it as behind the last job."""
+        """Start a host, if none runs, because a job is likely to come.
+
+        It waits as after the last job.
+        """
         self._expected = True
         self._wanted.set()
 
     async def _once(self) -> float:
-        """One host from its start to its end; for how many seconds it was up."""
+        """Run one host from its start to its end, and return for how many seconds it was up."""
         self.state, self._on_purpose, self.starts = "starting", "", self.starts + 1
         began = trio.current_time()
         why = "the Spark host was stopped"
@@ -210,7 +221,7 @@ class KeptHost:
             run.tell(HostEnded(why) if job in blamed else HostStopped(self._on_purpose or why))
 
     async def _serve(self, link: Link) -> str:
-        """Hand out what the host says until it ends; why it did."""
+        """Pass on the host's events until it ends, and return why it ended."""
         with trio.move_on_after(UP_TIMEOUT_S):
             while (event := await link.receive()) is not None and event.get("event") != "up":
                 continue
@@ -231,7 +242,7 @@ class KeptHost:
         return why
 
     async def _listen(self, link: Link, silent_s: float) -> str:
-        """Hand out what a host says that is up; why it ended, or is to."""
+        """Pass on the events of a host that is up, and return why it ended or must end."""
         while True:
             with trio.move_on_after(silent_s) as scope:
                 event = await link.receive()
@@ -253,7 +264,10 @@ class KeptHost:
                 self._wake()
 
     def _wake(self, refused: str = "") -> None:
-        """Have those look again who wait for the host, or hear why none could be started."""
+        """Wake the jobs that wait for the host.
+
+        ``refused``: why none could be started.
+        """
         self._refused = refused
         waiters, self._waiters = self._waiters, {}
         for waiter in waiters:
@@ -273,7 +287,10 @@ class KeptHost:
         self.stop("nobody needed the Spark host")
 
     def stop(self, why: str) -> None:
-        """End the host that runs now; if it is needed another one is started at once."""
+        """Stop the running host.
+
+        If one is needed, another starts at once.
+        """
         if self._link is not None or self.state == "starting":
             self._on_purpose = why
             self._scope.cancel()
@@ -281,8 +298,10 @@ class KeptHost:
     # --- jobs
 
     async def begin(self, key: Key) -> Run:
-        """Wait until the host is up, and no job that may have killed the last one is tried before this one; take its
-        events from now on.  Raises `HostEnded` if a start failed.
+        """Wait until the host is up and this job may start there, and begin a run.
+
+        A job waits while another job is on trial for having killed the last host. Raises `HostEnded` if a start
+        failed.
         """
         while not (self._is_up.is_set() and self._suspects.may_begin(key[0], trio.current_time())):
             waiter = trio.Event()
@@ -298,7 +317,10 @@ class KeptHost:
         return run
 
     async def end(self, run: Run) -> None:
-        """Stop a job's query; one that does not stop in time takes the host with it."""
+        """Stop a job's query.
+
+        If it does not stop in time, the host is stopped.
+        """
         if self._runs.get(run.key) is not run:
             return
         with trio.move_on_after(STOP_TIMEOUT_S) as scope:
@@ -315,14 +337,14 @@ class KeptHost:
             self.stop(f"job {run.key[0]} did not stop")
 
     def forget(self, run: Run) -> None:
-        """Its events are of no interest any more."""
+        """Ignore the further events of a run."""
         if self._runs.get(run.key) is run:
             del self._runs[run.key]
             self._suspects.clear(run.key[0], trio.current_time())
             self._wake()
 
     async def send(self, message: Mapping[str, Any]) -> None:
-        """Give an order; raises `HostEnded`."""
+        """Send an order; raises `HostEnded`."""
         if self._link is None:
             raise HostEnded("the Spark host has ended")
         await self._link.send(message)

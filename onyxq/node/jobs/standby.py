@@ -1,9 +1,9 @@
-"""Starting the Spark host before the log says that this peer drives (design: jobs on Spark).
+"""Starting the Spark host before the log makes this peer a driver (design: jobs on Spark).
 
-A peer that dies is out of the ring when its session with the log has ended, seconds later; a host
-takes seconds to start.  So a peer whose host does not run asks the drivers of jobs whether they are there,
-and when one is not, and the log would give one of its jobs to this peer, starts its host meanwhile.
-It is a guess that decides nothing: a host that nobody needs after all is stopped as any other.
+A dead peer leaves the ring when its session with the log has ended, which takes seconds. Starting a host takes
+seconds too. So a peer without a running host pings the drivers of jobs. If one does not answer, and the log
+would give one of its jobs to this peer, the peer starts its host meanwhile. This is only a guess and decides
+nothing: a host that is not needed is stopped as usual.
 """
 
 from __future__ import annotations
@@ -21,18 +21,24 @@ from onyxq.wire.protocol import PING
 
 LOOK_EVERY_S = 0.5
 ANSWER_S = 2.0
-"""A driver that has not answered by then is taken for lost, as is one that refuses twice."""
+"""Time limit for a driver's answer, in seconds.
+
+A driver that fails twice counts as lost.
+"""
 
 
 def heirs(replica: Replica, lost: str) -> dict[str, str]:
-    """Who would drive each job of a peer, by id, if that left now; jobs with a host of their own are not among them."""
+    """Return job id -> peer that would drive it if its driver ``lost`` left now.
+
+    Jobs with their own host are left out.
+    """
     left = [offer for offer in offers(replica) if offer.peer != lost]
     drivers = placed(active(replica), left)
     return {job.id: drivers.get(job.id, "") for job in active(replica) if job.driver == lost and not job.own_host}
 
 
 async def foresee(node: Node, host: KeptHost) -> None:
-    """Have the host start when it is about to be needed, until cancelled."""
+    """Start the host when it is likely to be needed, until cancelled."""
     silent: dict[str, int] = {}
     while True:
         await trio.sleep(LOOK_EVERY_S)
@@ -50,7 +56,7 @@ async def foresee(node: Node, host: KeptHost) -> None:
 async def _answers(node: Node, peer: str) -> bool:
     found = node.replica.peers.get(peer)
     if found is None:
-        return True  # it is gone already: what is to be done the log has said
+        return True  # It has left already: the log has decided.
     try:
         await node.call(found.node, PING, {}, timeout_s=ANSWER_S)
     except OnyxqError:

@@ -1,14 +1,14 @@
-"""Whose fault it was that a Spark host died which several jobs shared.
+"""Finding the job that killed a shared Spark host.
 
-Nobody can tell from outside.  So the death counts as a failure of a job only
+Nothing outside the host shows which job it was. So the death of a host counts as a failure
 
-* if that was the only one at the host, or the one that was *tried*;
-* of all of them, if it is not the first in a row that nobody can be blamed for.
+* of the only job there, or of the one on *trial*;
+* of all its jobs, if none of them was on trial and it is not the first death of a series.
 
-After any death those that shared the host are suspects.  They begin one after the other: one is tried
-until it has run for `TRIAL_S`, or ended by itself (or not got so far within `BEGUN_S`); then it is none any
-more, and the next one begins.  Trials become longer from death to death, so that one who kills late is found
-too, and not another blamed that was tried by then.  Jobs that were not there are not held up.
+After any death all jobs of the host are suspects. They start one after the other. One is on trial until it has
+run for the trial time (at first `TRIAL_S`), or has ended on its own, or is not ready within `BEGUN_S`. Then it is
+cleared, and the next one starts. The trial time doubles with each death of a series. So a job that kills late is
+found too, before it is cleared and the next one is blamed. Jobs that were not at the host are not delayed.
 """
 
 from __future__ import annotations
@@ -17,30 +17,36 @@ import math
 from collections.abc import Sequence
 
 TRIAL_S, TRIAL_S_MAX = 10.0, 160.0
-"""How long a job is tried after the first death of a row; twice as long after each further one."""
+"""Trial time after the first death of a series, in seconds, and its maximum.
+
+It doubles with each further death.
+"""
 BEGUN_S = 60.0
-"""One that does not come to run by then is not waited for."""
+"""A job on trial that is not ready after this time is cleared, in seconds."""
 STEADY_S = 60.0
-"""A host that nobody killed for so long after the last death ends a row of them."""
+"""Seconds without a further death after which a series ends."""
 CLEARING = ("completed", "failed", "stopped")
-"""Events of a job that was tried, after which it is a suspect no more."""
+"""Events that clear the job on trial."""
 
 
 class Suspects:
-    """See the module's first paragraph; times are seconds of one clock."""
+    """The suspects of one host; times are seconds of one clock."""
 
     def __init__(self) -> None:
         self.tried: str | None = None
-        """The job that is begun alone now."""
+        """The job on trial."""
         self._left: list[str] = []
         self._until = math.inf
-        """When its trial ends if nothing is heard of it."""
+        """When the trial ends, unless an event changes that."""
         self._trial_s = TRIAL_S
         self._row_at: float | None = None
         """When a shared host last died, or a suspect was cleared after that."""
 
     def may_begin(self, job: str, now: float) -> bool:
-        """Whether a job may begin now; a suspect that may is the one that is tried from here on."""
+        """Return whether a job may start now.
+
+        A suspect that may start is on trial from now on.
+        """
         if job not in self._left or self.tried == job:
             return True
         if self.tried is not None:
@@ -49,7 +55,7 @@ class Suspects:
         return True
 
     def heard(self, job: str, event: str, now: float) -> None:
-        """A job at the host said something."""
+        """Note an event of a job at the host."""
         if job != self.tried:
             return
         if event in CLEARING:
@@ -58,12 +64,12 @@ class Suspects:
             self._until = now + self._trial_s
 
     def look(self, now: float) -> None:
-        """Time has passed."""
+        """End the trial if its time is over."""
         if self.tried is not None and now >= self._until:
             self.clear(self.tried, now)
 
     def clear(self, job: str, now: float) -> None:
-        """A job is no suspect any more, or does not want to begin."""
+        """Clear a job: it is not a suspect any more, or will not start."""
         if job in self._left:
             self._left.remove(job)
             self._row_at = now
@@ -71,7 +77,7 @@ class Suspects:
             self.tried = None
 
     def died(self, jobs: Sequence[str], now: float) -> frozenset[str]:
-        """The host has died with these jobs at it: of which of them it counts as a failure."""
+        """Note the death of a host with these jobs, and return the jobs for which it counts as a failure."""
         tried, self.tried = self.tried, None
         if len(jobs) <= 1:
             return frozenset(jobs)
