@@ -137,7 +137,10 @@ def _reach(piece: Part, pieces: Sequence[Part]) -> int:
 
 
 def _chain(piece: Part, pieces: Sequence[Part]) -> list[Part]:
-    """Return the part and those that continue it. Parts may overlap."""
+    """Return the part and those that continue it.
+
+    Parts may overlap.
+    """
     chain, reached = [piece], _end(piece)
     for one in sorted(pieces, key=lambda one: (one.after, -_end(one))):
         if one.after <= reached < _end(one):

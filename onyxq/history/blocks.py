@@ -24,7 +24,10 @@ from onyxq.wire.weight import decoded_bytes
 
 END = b"E"
 BLOCK_BYTES_MAX = 64 << 20
-"""Maximum size of a block, both in the file and unpacked. Protects against a damaged length."""
+"""Maximum size of a block, both in the file and unpacked.
+
+Protects against a damaged length.
+"""
 DECODED_BYTES_MAX = 512 << 20
 """Estimated maximum size of a decoded block, in bytes."""
 COMPRESSION_LEVEL = 3

@@ -39,7 +39,10 @@ IDLE_FLUSH_S = 5.0
 """Longest wait before records that change no claim are written to disk, in seconds."""
 RETRY_PAUSE_S = 0.5
 SNAPSHOT_PART_BYTES = 1 << 20
-"""Bytes of a snapshot per transaction. Limits how long a write blocks the event loop."""
+"""Bytes of a snapshot per transaction.
+
+Limits how long a write blocks the event loop.
+"""
 _WITH_ROWS = (grant_claims.Args, grant_limited_claims.Args, reopen_tasks.Args)
 """Arguments of entries that add a history row for every run that they name."""
 
@@ -179,7 +182,7 @@ class HistoryWriter:
         self._parts: deque[SnapshotPart] = deque()
         """Parts of a snapshot for the copy of the log that are not stored yet."""
         self._gap = False
-        """Whether records are missing before the snapshot in ``_parts``. It is stored first."""
+        """Whether records are missing before the snapshot in ``_parts``; then the snapshot is stored first."""
         self._position = store.log_position()
         self._digest = store.log_digest()
         self._milestones: Milestones = ()
@@ -308,7 +311,10 @@ class HistoryWriter:
         return ((MILESTONES_META, msgpack.packb(self._milestones)),)
 
     def heard(self, outcome: Written | OnyxqError) -> None:
-        """Note the result of a transaction; see `onyxq.store.interface.Rider`. A failed batch joins the next one."""
+        """Note the result of a transaction; see `onyxq.store.interface.Rider`.
+
+        A failed batch joins the next one.
+        """
         riding, self._riding = self._riding, None
         assert riding is not None
         if isinstance(outcome, OnyxqError):

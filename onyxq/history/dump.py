@@ -29,7 +29,10 @@ KIND = Kind(
 
 @frozen
 class Dump:
-    """A log from its origin or its beginning. ``records`` can be iterated repeatedly."""
+    """A log from its origin or its beginning.
+
+    ``records`` can be iterated repeatedly.
+    """
 
     cluster: str
     origin: Replica | None
@@ -67,10 +70,10 @@ def write(path: str | os.PathLike[str], dump: Dump) -> int:
 
 
 def read(path: str | os.PathLike[str]) -> Dump:
-    """Open a dump and check its header and origin. Its records are checked while they are read.
+    """Open a dump and check its header and origin.
 
-    Raises `NotFound`, `BadRequest` for another kind of file or a newer format, and `Corrupt` that names the
-    damaged block. Iterating over the records raises the same errors.
+    Its records are checked while they are read. Raises `NotFound`, `BadRequest` for another kind of file or a newer
+    format, and `Corrupt` that names the damaged block. Iterating over the records raises the same errors.
     """
     path = Path(path)
     found = read_beginning(path, KIND)

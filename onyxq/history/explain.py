@@ -1,6 +1,6 @@
-"""The history of one task, in order: the log entries that named it, and what the store knows. Pure.
+"""The history of one task, in order: the log entries that named it, and what the store knows.
 
-The log has every grant, renewal, release and expiry with its verdict. Where the log was trimmed, the store's
+Pure. The log has every grant, renewal, release and expiry with its verdict. Where the log was trimmed, the store's
 history rows remain: grants, failures, expiries and releases, without renewals and without refused entries.
 """
 

@@ -50,7 +50,10 @@ class SetReplica:
 
 @frozen
 class LogEntry:
-    """An entry of the log. ``str`` describes it in a sentence."""
+    """An entry of the log.
+
+    ``str`` describes it in a sentence.
+    """
 
     name: str
     args: Any

@@ -20,11 +20,16 @@ from onyxq.history.dump import Dump
 from onyxq.system.extensions import installed
 
 CHECK_EVERY = 100
-"""Records between checks of the invariants. Records that change members are always checked."""
+"""Records between checks of the invariants.
+
+Records that change members are always checked.
+"""
 
 
 def steps(start: Replica, records: Iterable[Record], *, until: int | None = None) -> Iterator[Step]:
-    """Yield each record's step from the replica ``start``. Records at or before its position are skipped.
+    """Yield each record's step from the replica ``start``.
+
+    Records at or before its position are skipped.
 
     ``until``: the last position (inclusive). Raises `OlderThanCluster`.
     """

@@ -20,7 +20,10 @@ from onyxq.core.texts import visible
 Args: TypeAlias = Mapping[str, Any]
 
 SET_REPLICA = "set_replica"
-"""Name of the synthetic entry that marks a replica read from the origin. No record holds it."""
+"""Name of the synthetic entry that marks a replica read from the origin.
+
+No record holds it.
+"""
 COMPLETED_EVENT = 4
 PARTS_MAX = 4
 """Largest number of grants, renewals or releases of one entry that are listed individually."""
@@ -396,4 +399,7 @@ _SENTENCES: Mapping[str, Callable[[Args], str]] = MappingProxyType(
         SET_REPLICA: _set_replica,
     }
 )
-"""Entry name -> function of its sentence. A test compares the names with the registry."""
+"""Entry name -> function of its sentence.
+
+A test compares the names with the registry.
+"""

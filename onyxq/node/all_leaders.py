@@ -6,7 +6,7 @@ epoch from the beginning of its read to the end. The rest is asked for again, as
 
 A deposed leader and the asking node may both not have read of the change yet. So the same message asks all
 nodes that hold a partition whether they have promised a later epoch. An answer counts only if a majority has
-not. No leader can have acknowledged a write under a later epoch before that.
+answered that it has not. No leader can have acknowledged a write under a later epoch before that.
 """
 
 from __future__ import annotations
@@ -94,7 +94,10 @@ class Round:
 
 
 def planned(replica: Replica, partitions: Collection[int]) -> Plan:
-    """Return a plan that asks all holders of the partitions. Their leaders are among them."""
+    """Return a plan that asks all holders of the partitions.
+
+    Their leaders are among them.
+    """
     wanted: dict[str, dict[int, int]] = {}
     cohorts: dict[Cohort, set[int]] = {}
     for number in sorted(partitions):

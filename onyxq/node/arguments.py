@@ -1,7 +1,7 @@
-"""Checks of arguments from clients and peers. Each error names the wrong field.
+"""Checks of arguments from clients and peers.
 
-The functions at the end build the whole work list of a method. A leader builds it again from what another
-node passed on, so no malformed value reaches an entry or a row, from any sender.
+Each error names the wrong field. The functions at the end build the whole work list of a method. A leader builds it
+again from what another node passed on, so no malformed value reaches an entry or a row, from any sender.
 """
 
 from __future__ import annotations
@@ -101,7 +101,10 @@ def only(args: dict[str, Any], known: Iterable[str]) -> None:
 
 
 def integer(value: Any, field: str, low: int, high: int) -> int:
-    """Return a whole number within bounds. True and false are refused."""
+    """Return a whole number within bounds.
+
+    True and false are refused.
+    """
     if type(value) is not int:
         raise BadRequest(f"{field} must be an integer", field=field)
     if not low <= value <= high:
@@ -359,7 +362,10 @@ def task_ids(args: dict[str, Any], partitions: int) -> list[TaskId]:
 
 
 def claim_terms(queue_names: Any, most: Any, lease_ms: Any, worker: Any) -> tuple[list[str], int, int, str]:
-    """Return the terms of one claimer. Without a lease, or with 0, that of each queue applies."""
+    """Return the terms of one claimer.
+
+    Without a lease, or with 0, that of each queue applies.
+    """
     return (
         queues(queue_names),
         integer(most, "max", 1, CLAIM_TASKS_MAX),

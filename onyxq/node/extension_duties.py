@@ -54,9 +54,10 @@ class RunContext:
         return self._node.replica
 
     async def submit(self, args: Any) -> Verdict:
-        """Append an entry of the extension and return its verdict. Wait while the log is unavailable.
+        """Append an entry of the extension and return its verdict.
 
-        Raises `LogUnavailable` if the verdict is not known in time, `NotEnabled`, `TooLarge`.
+        Wait while the log is unavailable. Raises `LogUnavailable` if the verdict is not known in time,
+        `NotEnabled`, `TooLarge`.
         """
         found = self._node.entries.of(args)
         if found is None or found.extension != self._extension:
@@ -67,7 +68,10 @@ class RunContext:
         return verdicts[0]
 
     def let_time_pass(self) -> None:
-        """Write a record soon, so that log time moves. Does nothing while the log is unavailable."""
+        """Write a record soon, so that log time moves.
+
+        Does nothing while the log is unavailable.
+        """
         outbox = self._node.outbox
         if outbox is not None and not outbox.closed:
             outbox.submit_empty()

@@ -30,7 +30,10 @@ PART_BYTES = 4 << 20
 """Maximum bytes of the origin, or of the packed replica, in one answer."""
 WAIT_MS_MAX = 60_000
 READ_TIMEOUT_S = 8.0
-"""Time limit for reading one page, in seconds. The answer has what was read by then."""
+"""Time limit for reading one page, in seconds.
+
+The answer has what was read by then.
+"""
 IDLE_S = 15.0
 
 
@@ -44,7 +47,10 @@ class _Packed:
 
 
 class LogView:
-    """Reads of the log through a node. Without ``backend`` only what is in memory is shown."""
+    """Reads of the log through a node.
+
+    Without ``backend`` only what is in memory is shown.
+    """
 
     def __init__(self, node: Node, backend: LogBackend | None) -> None:
         self._node = node

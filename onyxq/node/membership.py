@@ -42,7 +42,10 @@ from onyxq.store.interface import PEERS_META, Batch, Store
 
 TICK_S = 0.5
 QUIET_MAX_MS = 1_900
-"""Longest pause between records while log time is needed, in ms. Records move log time."""
+"""Longest pause between records while log time is needed, in ms.
+
+Records move log time.
+"""
 DRAIN_TIMEOUT_S = 30.0
 DEFAULTS = Settings()
 OWED_EVERY_S = 1.0
@@ -530,7 +533,10 @@ class Peer:
     # --- leaving
 
     async def leave(self) -> None:
-        """Drain, then leave the ring. Return once the leave is submitted or time is up."""
+        """Drain, then leave the ring.
+
+        Return once the leave is submitted or time is up.
+        """
         self._leaving = True
         node = self.node
         if node.outbox is None or self.id not in node.replica.ring.members:

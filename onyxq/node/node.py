@@ -272,7 +272,7 @@ class Node:
         self._nursery.start_soon(self._serve_claims, leader)
 
     def became_backed(self, leader: PartitionLeader) -> None:
-        """Release what waits for the leader's findings: completions that it found now survive a change of leader."""
+        """Offer tasks that wait for completions in the partition: these now survive a change of leader."""
         self.granter.backed(leader)
         self.operations.backed(leader)
 
@@ -521,7 +521,10 @@ class Node:
         return verdicts[0]
 
     def submit_lazily(self, entry: Any) -> None:
-        """Submit an entry without waiting for it. A lost one is owed again at expiry checks."""
+        """Submit an entry without waiting for it.
+
+        A lost one is owed again at expiry checks.
+        """
         outbox = self.outbox
         if outbox is not None and not outbox.closed:
             try:
@@ -543,7 +546,10 @@ class Node:
             self.upcoming.lead(number)
 
     def corrupt(self, partition: int, error: Corrupt) -> None:
-        """Log a damaged row. Its repair is under way."""
+        """Log a damaged row.
+
+        Its repair is under way.
+        """
         log.error("partition %d: %s", partition, error.message)
 
     def repaired(self, partition: int, rows: int) -> None:

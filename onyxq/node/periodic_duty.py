@@ -84,7 +84,10 @@ async def _pause(node: Node) -> None:
 
 
 async def _planned(node: Node, found: Sequence[Periodic], now_ms: int, broken: dict[str, Periodic]) -> list[Firing]:
-    """Return the plans. A periodic task that this machine cannot plan is skipped until it is set again."""
+    """Return the plans.
+
+    A periodic task that this machine cannot plan is skipped until it is set again.
+    """
     firings = []
     for periodic in found:
         try:

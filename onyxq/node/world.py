@@ -20,7 +20,10 @@ from onyxq.wire.network import Network
 
 @frozen
 class World:
-    """The parts that reach outside the node's memory. A simulation replaces all of them."""
+    """The parts that reach outside the node's memory.
+
+    A simulation replaces all of them.
+    """
 
     store: Store
     network: Network

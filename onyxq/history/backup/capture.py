@@ -41,7 +41,10 @@ READ_TRIES = 5
 WHY = "a backup of the cluster"
 
 TRIES = 3
-"""Attempts at a backup. If a collection of the log trims records that it needs, the backup starts again."""
+"""Attempts at a backup.
+
+If a collection of the log trims records that it needs, the backup starts again.
+"""
 
 Call: TypeAlias = Callable[[str, dict[str, Any]], Awaitable[Any]]
 Progress: TypeAlias = Callable[[str], None]
@@ -51,7 +54,9 @@ T = TypeVar("T")
 async def take(
     call: Call, path: str, *, progress: Progress = lambda _: None, hold_ms: int = HOLD_MS, name: str = ""
 ) -> dict[str, Any]:
-    """Write a backup to a file, and return a summary of it. Raises `OnyxqError`, and then leaves no file.
+    """Write a backup to a file, and return a summary of it.
+
+    Raises `OnyxqError`, and then leaves no file.
 
     ``call`` calls a method on any peer. ``progress`` receives the numbers of rows and partitions done.
     ``hold_ms``: longest hold of transactions without a renewal. ``name``: of the hold, by default a random one.

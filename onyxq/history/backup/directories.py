@@ -21,7 +21,10 @@ UNFINISHED = ".unfinished"
 
 
 class Directories:
-    """The data directories of a restored cluster. ``directory_of`` maps a node's number and id to its directory."""
+    """The data directories of a restored cluster.
+
+    ``directory_of`` maps a node's number and id to its directory.
+    """
 
     def __init__(self, directory_of: Callable[[int, str], Path]) -> None:
         self.made: dict[str, Path] = {}

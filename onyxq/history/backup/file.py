@@ -51,7 +51,10 @@ class BackupWriter(LogFileWriter):
 
 @frozen
 class Backup:
-    """A backup whose header and replica were checked. ``records`` and ``pages`` can be iterated repeatedly."""
+    """A backup whose header and replica were checked.
+
+    ``records`` and ``pages`` can be iterated repeatedly.
+    """
 
     path: Path
     cluster: str

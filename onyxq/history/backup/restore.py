@@ -39,7 +39,10 @@ WRITER = "restore"
 ROWS_BATCH = 2_000
 
 NewStores: TypeAlias = Callable[[Sequence[str]], AbstractAsyncContextManager[Mapping[str, Store]]]
-"""Opens a new store for each of some node ids. The stores are kept only if the block ends without an error."""
+"""Opens a new store for each of some node ids.
+
+The stores are kept only if the block ends without an error.
+"""
 
 
 @frozen

@@ -74,21 +74,30 @@ class Bucket:
 
 
 class Run(NamedTuple):
-    """Finished tasks of one task row, and all that is known of them. Masks are those of their stretch."""
+    """Finished tasks of one task row, and all that is known of them.
+
+    Masks are those of their stretch.
+    """
 
     queue: str
     header: dict[str, Any]
     first: TaskId
     """First id of ``body``."""
     body: bytes
-    """Body of the task row. Its payload is valid unless ``data`` is set."""
+    """Body of the task row.
+
+    Its payload is valid unless ``data`` is set.
+    """
     bits: int
     """Mask of the tasks."""
     retries: int | None
     done: list[tuple[int, TaskId, Completion]]
     """The valid completions: (mask of tasks, id at which the results begin, completion)."""
     ended: list[tuple[int, TaskId, Completion]]
-    """All completions, later marks last. A task that was reopened has several."""
+    """All completions, later marks last.
+
+    A task that was reopened has several.
+    """
     history: list[tuple[int, History]]
     """In the order of the log."""
     data: bytes | None
@@ -106,7 +115,10 @@ class Progress(NamedTuple):
 
 
 class BucketReader:
-    """Reads buckets from a store. ``replica`` provides the settings of queues."""
+    """Reads buckets from a store.
+
+    ``replica`` provides the settings of queues.
+    """
 
     def __init__(self, replica: Replica, store: Store) -> None:
         self._replica = replica
@@ -131,9 +143,9 @@ class BucketReader:
                 yield group
 
     def runs(self, firsts: list[TaskId]) -> Iterator[Run | Progress]:
-        """Yield what is to be archived of one stretch's task rows. A run's updates follow it.
+        """Yield what is to be archived of one stretch's task rows.
 
-        Raises `Corrupt`, and `Conflict` if a task is not finished.
+        A run's updates follow it. Raises `Corrupt`, and `Conflict` if a task is not finished.
         """
         stretch = stretch_of(firsts[0])
         known: _Stretch | None = None
@@ -190,7 +202,10 @@ class _Stretch:
         self.history = self._history()
         self.updates = self._updates()
         self._judged: list[tuple[int, int, bytes]] = []
-        """Per completion: mask of the tasks for which it is valid, mask of all its tasks, key. Later marks first."""
+        """Per completion: mask of the tasks for which it is valid, mask of all its tasks, key.
+
+        Later marks first.
+        """
         self.finished = 0
         self._judge()
 

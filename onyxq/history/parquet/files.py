@@ -22,10 +22,16 @@ from onyxq.history.parquet.schema import CLAIMS, COLUMNS, TASKS, UPDATES, option
 from onyxq.system.directories import PRIVATE, create
 
 PLACES_MAX = 100
-"""Maximum number of queues and days that are written at a time. For the others the bucket is read again."""
+"""Maximum number of queues and days that are written at a time.
+
+For the others the bucket is read again.
+"""
 BUFFER_BYTES_MAX = 16 * 1024 * 1024
 GROUP_BYTES_MAX = 4 * 1024 * 1024
-"""Maximum bytes of a row group. To find one task, a reader reads one row group."""
+"""Maximum bytes of a row group.
+
+To find one task, a reader reads one row group.
+"""
 PART = ".part"
 
 
@@ -89,7 +95,10 @@ class TableFile:
 
 
 class BucketFiles:
-    """The files of a bucket. Rows of places beyond `PLACES_MAX` are left out; `left` holds those places."""
+    """The files of a bucket.
+
+    Rows of places beyond `PLACES_MAX` are left out; `left` holds those places.
+    """
 
     def __init__(self, directory: Path, name: FileName, parts: Sequence[bytes]) -> None:
         self._directory = directory

@@ -17,7 +17,10 @@ from typing import NamedTuple
 from onyxq.core.ids import ms_of, partition_of
 
 NAME_BYTES_MAX = 200
-"""Maximum bytes of a directory's name. A longer queue name is cut and ends in a digest."""
+"""Maximum bytes of a directory's name.
+
+A longer queue name is cut and ends in a digest.
+"""
 SUFFIX = ".parquet"
 _KEPT = re.compile(r"[A-Za-z0-9_.-]")
 _NAME = re.compile(r"(\d{5})-(\d{15})-(\d{15})-[0-9a-f]{16}\.parquet")
@@ -36,14 +39,20 @@ class Place(NamedTuple):
 
 
 class FileName(NamedTuple):
-    """The parts of a file's name. Times are those of ids; ``before_ms`` is not included."""
+    """The parts of a file's name.
+
+    Times are those of ids; ``before_ms`` is not included.
+    """
 
     partition: int
     from_ms: int
     before_ms: int
 
     def with_digest(self, *parts: bytes) -> str:
-        """Return the file name of a bucket. ``parts`` distinguish it from other buckets of the same times."""
+        """Return the file name of a bucket.
+
+        ``parts`` distinguish it from other buckets of the same times.
+        """
         digest = blake2b(b"".join(parts), digest_size=8).hexdigest()
         return f"{self.partition:05d}-{self.from_ms:015d}-{self.before_ms:015d}-{digest}{SUFFIX}"
 

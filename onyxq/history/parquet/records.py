@@ -83,7 +83,10 @@ def covered(directory: Path) -> list[Range]:
 
 
 def ranges(names: Iterable[str]) -> list[Range]:
-    """Return the ranges that files of such names hold, in order. Other names are ignored."""
+    """Return the ranges that files of such names hold, in order.
+
+    Other names are ignored.
+    """
     found = map(_NAME.fullmatch, names)
     out: list[Range] = []
     for first, last in sorted((int(name[1]), int(name[2])) for name in found if name):
@@ -100,7 +103,9 @@ def reached(ranges: Sequence[Range], position: int) -> int:
 
 
 class RecordWriter:
-    """Takes steps in the order of the log, and writes those that a directory does not have. All of it blocks.
+    """Takes steps in the order of the log, and writes those that a directory does not have.
+
+    All of it blocks.
 
     ``start``: the position of the replica before the first step. Gaps between existing files are filled. A file
     is dropped if another process wrote its records meanwhile. ``owner`` has one writer at a time; unfinished files

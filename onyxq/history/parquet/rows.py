@@ -1,6 +1,6 @@
-"""Runs of tasks as rows of the archive's tables, one per task, claim and update. Pure.
+"""Runs of tasks as rows of the archive's tables, one per task, claim and update.
 
-The values of a row are in the order of `onyxq.history.parquet.schema.COLUMNS`.
+Pure. The values of a row are in the order of `onyxq.history.parquet.schema.COLUMNS`.
 """
 
 from __future__ import annotations

@@ -29,7 +29,10 @@ from onyxq.core.replica import HELD_MS, ClaimPiece, Partition, Replica, Ring, Sn
 WRITER = "recover"
 """Writer of the records with which the new log begins."""
 EPOCHS_AHEAD = 1_000_000
-"""By how much epochs rise. The lost part cannot have raised one as far: at a change a second that takes days."""
+"""By how much epochs rise.
+
+The lost part cannot have raised one as far: at a change a second that takes days.
+"""
 SEGMENTS_AHEAD = 2
 """The new log begins this many segments after the last known one, as the lost part may have opened one more."""
 
