@@ -1,4 +1,4 @@
-"""The memory of things that ended, which recognises repeats (design: garbage collection).
+"""The memory of things that ended, which recognises repeats (design: log collection).
 
 Pure.  ``Replica.remembered`` maps ``<kind>/<name>`` to a `Remembered`: the earliest time, by the log's
 clock, at which it may be forgotten, and the answer to a repeat.  Only ``gc`` forgets.

@@ -1,4 +1,4 @@
-"""The replica as bytes: the content of the origin, from which new readers start (design: garbage collection).
+"""The replica as bytes: the content of the origin, from which new readers start (design: log collection).
 
 The bytes are canonical: maps are packed sorted by key, so equal replicas give equal bytes in every
 process, and comparing bytes compares replicas.  Extensions may keep msgpack's types, tuples

@@ -1,4 +1,4 @@
-"""The archive: records kept in a directory when the log is trimmed (design: garbage collection).
+"""The archive: records kept in a directory when the log is trimmed (design: log collection).
 
 Before it trims the log, the collector writes the records to a file of its archive. The file is a dump
 (`onyxq.history.dump`) that starts at the previous origin. The log is trimmed only once the file is durable.

@@ -113,7 +113,7 @@ def from_store(task_id: bytes, known: Mapping[str, Any]) -> list[Told]:
 def _voided(known: Mapping[str, Any]) -> list[Told]:
     """Return the end of a claim that only a recovery of the log ended, if there is one.
 
-    The time of the recovery is not known. The event gets the time of the grant, so it sorts after it.
+    The time of the recovery is not known. The event gets the time of the grant, and sorts right after it.
     """
     below = known["void_below"]
     last = max(known["history"], key=lambda row: (row["position"], row["index"]), default=None)

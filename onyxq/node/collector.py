@@ -1,4 +1,4 @@
-"""Log collection: the duty `Snapshot` of one peer, and waiting for its end (design: garbage collection).
+"""Log collection: the duty `Snapshot` of one peer, and waiting for its end (design: log collection).
 
 The collector stores the replica as the origin. It trims the log as far as the stores of all live nodes have
 taken it in, opens the next segment if needed, and appends ``finish_gc``. It may die at any point, or be

@@ -1,7 +1,7 @@
 """A peer: one membership of a node in the ring, from its session's start to its end.
 
-The loop reads a record, applies it, passes the new replica to the node, appends the entries that the peer
-owes, and starts and stops duties. A peer ends when its session is lost, when it reads its own leave, or when
+The loop reads a record, applies it and passes the new replica to the node. Then it appends the entries that the
+peer owes, and starts and stops duties. A peer ends when its session is lost, when it reads its own leave, or when
 it is stopped. Then the node may start another peer with a new id.
 """
 
@@ -35,7 +35,16 @@ from onyxq.core.step import owed, step
 from onyxq.log.outbox import Outbox
 from onyxq.node.collector import Collector, unpacked
 from onyxq.node.extension_duties import supervise
-from onyxq.node.log_check import Look, check_record, check_snapshot, cluster_of, mark_of, read_again, stored_mark, watch
+from onyxq.node.log_check import (
+    Look,
+    check_record,
+    check_snapshot,
+    cluster_of,
+    mark_of,
+    read_again,
+    stored_mark,
+    watch,
+)
 from onyxq.node.node import Node
 from onyxq.node.periodic_duty import fire
 from onyxq.store.interface import PEERS_META, Batch, Store

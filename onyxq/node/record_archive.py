@@ -1,4 +1,4 @@
-"""Archiving records before they are trimmed (design: garbage collection); see `onyxq.history.archive`."""
+"""Archiving records before they are trimmed (design: log collection); see `onyxq.history.archive`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing records to the table of records before they are trimmed (design: garbage collection).
+"""Writing records to the table of records before they are trimmed (design: log collection).
 
 A collector does so before it replaces the origin. So the present origin always leads to records that are
 still in the log. If a collector dies, the next one writes the missing records with the same verdicts.

@@ -7,7 +7,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / "onyxq/dashboard"
+FOLDER = ROOT / "onyxq/interfaces/dashboard"
 
 
 def test_every_file_of_the_pages_is_installed() -> None:

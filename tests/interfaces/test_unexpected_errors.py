@@ -322,10 +322,11 @@ CALLS: dict[str, Callable[[World], Awaitable[dict[str, Any]]]] = {
 
 ELSEWHERE = frozenset(
     """
-    backup.hold backup.rows cohort.keys cohort.pending cohort.position cohort.push cohort.reach cohort.rows
+    backup.hold backup.rows cohort.keys cohort.pending cohort.position cohort.push cohort.reach
+    cohort.rows
     cohort.step cohort.write extension gc job.told job.wait lead.bodies lead.claim lead.counts lead.dead lead.depended
-    lead.head
-    lead.list lead.offer lead.prepare lead.rates lead.rows lead.timer.cancel lead.timer.find lead.timer.set lead.told
+    lead.head lead.list lead.offer lead.prepare lead.rates lead.rows lead.timer.cancel lead.timer.find lead.timer.set
+    lead.told
     lead.waiting leave partition.force peer.leave submit
     """.split()
 )

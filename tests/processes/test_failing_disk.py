@@ -90,9 +90,10 @@ def test_an_unreadable_page_ends_a_process_once(tmp_path: Path, disk: FailingDis
     run("store", directory, disk, [(0, 0)] * 4)
     assert os.path.exists(directory / DATA)
     disk.spoil(directory / DATA, 3)
-    code = "import sys, trio; from pathlib import Path; from onyxq.store import soundness, lmdb_store\n"
+    code = "import sys, trio; from pathlib import Path; from onyxq.store import lmdb_store\n"
+    code += "from onyxq.store.integrity import lmdb_check\n"
     code += "async def main():\n    lmdb_store.LmdbStore.open(Path(sys.argv[1]))\n"
-    code += "with soundness.fatal_signals_noted(Path(sys.argv[1])): trio.run(main)"
+    code += "with lmdb_check.fatal_signals_noted(Path(sys.argv[1])): trio.run(main)"
     ends = []
     for _ in range(2):
         done = subprocess.run(

@@ -85,7 +85,7 @@ MAY_IMPORT = {
     "simulation": (*SERVER_ORDER, "onyxq.client", "onyxq.worker", "onyxq.spark"),
     "onyxq.testing": (*SERVER_ORDER, "onyxq.client", "onyxq.worker", "simulation"),
 }
-"""Which packages of the project each package may import, besides itself. `docs/design.rst` draws it.
+"""Which packages of the project each package may import, besides itself. `docs/decisions.rst` says why.
 
 The root of `onyxq` is the facade: it may import everything, and nothing imports it but for ``__version__``.
 """

@@ -1,7 +1,4 @@
-"""Frees a lock whose holder died: its lease ran out. Owed by the ring's first peer.
-
-Log time moves with records, so the first peer has the duty to let it pass while locks are held.
-"""
+"""Frees a lock whose lease ran out. The ring's first peer owes it, and lets log time pass while locks are held."""
 
 from attrs import frozen
 

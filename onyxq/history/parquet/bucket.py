@@ -162,7 +162,7 @@ class BucketReader:
                 yield from self._progress(run)
 
     def _gave_way(self, first: TaskId, header: dict[str, Any]) -> bool:
-        """Return whether another task owns the unique key; then this task was never visible to clients."""
+        """Return whether another task owns the unique key; then this task does not exist for clients."""
         key = header.get("unique_key")
         if key is None:
             return False

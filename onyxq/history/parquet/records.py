@@ -1,8 +1,8 @@
 """Records of the log as a table, by day: the entries, and their verdicts.
 
-``records/day=<YYYY-MM-DD>/<first position>-<last position>.parquet`` has a row for each entry of the records
-from the first to the last position in its name, with its verdict, and one for each record that was a no-op as
-a whole. The day is that of the log's clock, UTC. Files follow each other without overlap. A file appears only
+``records/day=<YYYY-MM-DD>/<first position>-<last position>.parquet`` holds the records from the
+first to the last position in its name. Each entry has a row with its verdict. A record that was a no-op as a whole
+has one row. The day is that of the log's clock, UTC. Files follow each other without overlap. A file appears only
 when it is complete, and records that are in a file are not written again.
 
 Verdicts are computed by applying the log, so reading starts at a known origin.

@@ -8,9 +8,9 @@ called, so simulations and tests use a host in memory.
 Messages are maps. Orders have ``do`` (``start``, ``stop``, ``seal``, ``slots``, ``idle``, ``forget``). Events
 have ``event`` (``up``, ``alive``, ``down``, ``ready``, ``progress``, ``idle``, ``completed``, ``failed``,
 ``stopped``, ``forgotten``); all but the first three name their ``job`` and its ``version``. The host answers
-``idle`` with the same word at the next moment at which the job has no batch under way, and ``stop`` with the
-event that ended the query. If ``up`` contains ``alive_s``, the host sends ``alive`` that often, in seconds. It
-is then killed after `SILENT_S` without a message.
+``idle`` with the same word as soon as the job has no batch under way. It answers ``stop`` with the event that
+ended the query. If ``up`` contains ``alive_s``, the host sends ``alive`` that often, in seconds. It is then
+killed after `SILENT_S` without a message.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class HostEnded(Exception):
 
 
 class HostStopped(HostEnded):
-    """The peer stopped the host, or another job killed it: this job has not failed."""
+    """The peer stopped the host, or its death does not count against this job: the job has not failed."""
 
 
 @frozen

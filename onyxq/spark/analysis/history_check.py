@@ -111,7 +111,7 @@ def _rows(session: Any, directories: Sequence[str]) -> Any:
         F.unix_millis("ended").alias("ended"),
         "until",
         F.xxhash64("worker").alias("worker"),
-        # If an entry ended the claim, its completion was found later: no client had an answer that it counts.
+        # If an entry ended the claim, its completion was found later: no client had an acknowledgement of it.
         (F.col("outcome") == "completed").alias("completed"),
     )
     updates = read_table(session, directories, UPDATES).select(

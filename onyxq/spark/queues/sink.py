@@ -1,7 +1,7 @@
 """Queues as a sink of Spark: executors prepare, one entry of the log commits (design: jobs on Spark).
 
 Rows that an executor writes are stored as pending facts, which clients cannot see. One entry commits a batch of a
-job together with the completion of the tasks that it has read and with its offsets, once, under the job's present
+job, with its offsets and the completion of the tasks that it has read. It applies once, under the job's present
 version. Writers whose attempt died, replaced drivers and repeated commits have no visible effect. A batch
 without a job is a group that is identified by its query and number.
 """

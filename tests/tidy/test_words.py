@@ -1,0 +1,56 @@
+"""Text is written in plain English: the words that make it hard to read are not used."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.tidy import rules, words
+
+LEFT = ("simulation/", "onyxq/leader/", "onyxq/interfaces/", "onyxq/operations/", "tests/", "bench/", "examples/")
+"""Packages whose docstrings are not held to the list yet."""
+
+PAGES = [*sorted((rules.ROOT / "docs").glob("*.rst")), *sorted(rules.ROOT.glob("*.rst"))]
+
+
+def test_pages_use_plain_words() -> None:
+    """No page of the documentation uses a word of the list."""
+    found = [
+        f"{page.relative_to(rules.ROOT)}:{line}: {what}"
+        for page in PAGES
+        for line, what in words.found_in(words.prose_of_page(page.read_text("utf-8")))
+    ]
+    assert not found, "\n" + "\n".join(found)
+
+
+def test_docstrings_use_plain_words() -> None:
+    """No docstring does, but in the packages that are left."""
+    found = [
+        f"{source.path}:{start + line - 1}: {what}"
+        for source in rules.sources()
+        if not source.path.startswith(LEFT)
+        for start, text in words.texts_of_module(source.tree)
+        for line, what in words.found_in(text)
+    ]
+    assert not found, "\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("bad", "good"),
+    [
+        ("Whoever asks waits.", "The client waits."),
+        ("What happens behind a crash.", "The peer lags behind; it stands behind a proxy."),
+        ("The task is no dead letter.", "The task is no longer due, and is not a dead letter."),
+        ("A look goes on.", "The setting is ``goes on``."),
+        ("Twice, of which\none counts.", "A `whoever` in code."),
+    ],
+)
+def test_a_word_is_found_in_prose_only(bad: str, good: str) -> None:
+    """The list finds a word of prose, and nothing in code or in a phrase that is allowed."""
+    assert list(words.found_in(bad))
+    assert not list(words.found_in(good))
+
+
+def test_blocks_of_code_are_not_prose() -> None:
+    """A page's blocks of code keep their words, and lines keep their numbers."""
+    page = "Text::\n\n    whoever\n\nwhoever\n"
+    assert [line for line, _ in words.found_in(words.prose_of_page(page))] == [5]

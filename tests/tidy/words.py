@@ -1,0 +1,66 @@
+"""Words that make text hard to read for people to whom English is a second language.
+
+Each is a pattern with what to write instead.  Text is checked without code: literals, names in
+backquotes and blocks of code may hold anything.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+WORDS = {
+    r"who(?:m)?ever": "name the component",
+    r"how manieth": "the number of",
+    r"so many(?! that)": "a number",
+    r"of which": "begin a second sentence",
+    r"(?<!lags )(?<!lag )(?<!falls )(?<!fall )(?<!fell )(?<!records )(?<!far )(?<!is )(?<!are )(?<!left )"
+    r"behind(?! (?:a|the|one) (?:proxy|firewall|interface))": "after",
+    r"(?:can|could|to|may|must) be had": "available",
+    r"is told|are told|was told|were told|be told": "is reported, or name who sends it",
+    r"stands? for": "means",
+    r"goes on|go on|went on|going on": "continues",
+    r"by itself": "automatically, or on its own",
+    r"nothing of it": "none",
+    r"what bec(?:ame|omes) of": "the outcome of",
+    r"one that is": "begin a second sentence",
+    r"comes? to (?:be|lie)": "is",
+    r"with commas between them": "comma-separated",
+    r"be it by": "by",
+    r"(?<!there )is no (?!longer|more|limit)[a-z]+": "is not a",
+}
+"""Pattern -> what to write instead."""
+
+_PATTERNS = [(re.compile(rf"\b(?:{pattern})\b", re.IGNORECASE), pattern, instead) for pattern, instead in WORDS.items()]
+_LITERALS = re.compile(r"``.+?``|`[^`]+`_{0,2}|\"[^\"\n]{1,80}\"", re.DOTALL)
+
+
+def found_in(text: str) -> Iterator[tuple[int, str]]:
+    """``(line, complaint)`` of each word in a text that should be another."""
+    plain = _LITERALS.sub(lambda match: re.sub(r"[^\n]", "_", match[0]), text)
+    for pattern, _, instead in _PATTERNS:
+        for match in pattern.finditer(plain):
+            yield plain.count("\n", 0, match.start()) + 1, f"{match[0]!r}: {instead}"
+
+
+def prose_of_page(text: str) -> str:
+    """A page of reStructuredText without its blocks of code; lines keep their numbers."""
+    out: list[str] = []
+    code_indent: int | None = None
+    for line in text.split("\n"):
+        indent = len(line) - len(line.lstrip())
+        if code_indent is not None and line.strip() and indent <= code_indent:
+            code_indent = None
+        out.append("" if code_indent is not None else line)
+        stripped = line.rstrip()
+        if code_indent is None and (stripped.endswith("::") or stripped.lstrip().startswith(".. code-block")):
+            code_indent = indent
+    return "\n".join(out)
+
+
+def texts_of_module(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """``(first line, text)`` of the docstrings of a module, those of constants included."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, node.value.value
