@@ -24,7 +24,7 @@ from onyxq.client.flows import Enqueued, Flow, Part, chain, group
 from onyxq.client.held_claims import Holder, completion_items, extend, items_of, renewal_items
 from onyxq.client.jobs import Jobs
 from onyxq.client.management import Managing
-from onyxq.client.options import known, takes
+from onyxq.client.options import refuse_unknown, takes
 from onyxq.client.policy import ENQUEUE_DEFAULTS, EnqueueOptions, Policy, When, with_keys
 from onyxq.client.pool import Pool
 from onyxq.client.taskstore import AsyncTaskStore
@@ -135,7 +135,7 @@ class AsyncClient(Managing, Batching, Jobs):
         See `enqueue_many`. ``unique_key``: if the queue holds an unfinished or remembered task of that key, the id of
         that task is returned. Until it is first claimed, that task gets the new payload.
         """
-        known(options, "AsyncClient.enqueue", ENQUEUE_DEFAULTS)
+        refuse_unknown(options, "AsyncClient.enqueue", ENQUEUE_DEFAULTS)
         with enqueuing(queue, 1) as trace:
             keys = {"ordering_key": ordering_key, "unique_key": unique_key}
             policy, when = Policy.of(queue, {**options, **keys, "w": w, "trace": trace})
@@ -163,7 +163,7 @@ class AsyncClient(Managing, Batching, Jobs):
         Raises `Unknown` if fewer nodes have stored them before the timeout; its ``copies`` is their number. After any
         error some of the tasks may be stored: repeat the call with the error's ``ids``.
         """
-        known(options, "AsyncClient.enqueue_many", ENQUEUE_DEFAULTS)
+        refuse_unknown(options, "AsyncClient.enqueue_many", ENQUEUE_DEFAULTS)
         payloads = list(payloads)
         with enqueuing(queue, len(payloads)) as trace:
             policy, when = Policy.of(queue, {**options, "w": w, "trace": trace})

@@ -38,9 +38,14 @@ def takes(options: type, defaults: Mapping[str, Any]) -> Callable[[F], F]:
     return show
 
 
+def refuse_unknown(given: Mapping[str, object], call: str, options: Mapping[str, object]) -> None:
+    """Raise `TypeError` for an option that ``call`` does not have."""
+    if not given.keys() <= options.keys():
+        name = min(given.keys() - options.keys())
+        raise TypeError(f"{call}() got an unexpected keyword argument {name!r}")
+
+
 def known(given: Mapping[str, object], call: str, defaults: Given) -> Given:
     """Return all options of a call, defaults included; raise `TypeError` for an unknown one."""
-    if not given.keys() <= defaults.keys():
-        name = min(given.keys() - defaults.keys())
-        raise TypeError(f"{call}() got an unexpected keyword argument {name!r}")
+    refuse_unknown(given, call, defaults)
     return cast(Given, {**defaults, **given})

@@ -178,8 +178,9 @@ class RunningNode:
                 offload=self._platform.offload,
             )
             node = self.node = Node(world, node_settings(self.config, node_id, self._entries))
-            hosted = spark_settings(self.config) if self.config.spark else None
-            driver = Driving(node, hosted, self._platform.launch_host) if hosted else None
+            driver = None
+            if self.config.spark:
+                driver = Driving(node, spark_settings(self.config), self._platform.launch_host)
             service = self.service = Service(
                 node, random_64=lambda: self._random.getrandbits(64), backend=self._backend, driver=driver
             )

@@ -27,12 +27,13 @@ def named_or_pickled(fn: Callable[..., Any]) -> str | Pickled:
     if name is not None:
         return name
     try:
-        return Pickled(_called(fn), _pickled(fn))
+        from pyspark import cloudpickle
     except ModuleNotFoundError as error:
         raise Incomplete(
             f"{_called(fn)} cannot be imported by name and is pickled with pyspark, which is not installed ({error})",
             hint="Put the function in a module that can be imported, or: pip install 'onyxq[spark]'",
         ) from None
+    return Pickled(_called(fn), _pickled(fn, cloudpickle))
 
 
 def importable_name(fn: Callable[..., Any]) -> str | None:
@@ -61,11 +62,8 @@ def _called(fn: Callable[..., Any]) -> str:
     return str(getattr(fn, "__qualname__", type(fn).__name__))
 
 
-def _pickled(fn: Callable[..., Any]) -> bytes:
+def _pickled(fn: Callable[..., Any], cloudpickle: Any) -> bytes:
     """Return the function pickled with all that it uses of its module, whether importable elsewhere or not."""
-    from pyspark import cloudpickle as _cloudpickle
-
-    cloudpickle: Any = _cloudpickle
     module = sys.modules.get(getattr(fn, "__module__", None) or "")
     if module is None or module.__name__ == "__main__":
         return bytes(cloudpickle.dumps(fn))

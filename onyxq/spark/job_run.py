@@ -21,7 +21,6 @@ from onyxq.jobs.key_state import later
 from onyxq.jobs.model import Job
 from onyxq.spark import pools, progress
 from onyxq.spark.checkpoint import Checkpoints, mark_of
-from onyxq.spark.connection import connection
 from onyxq.spark.failures import of_exception, with_full_disks
 from onyxq.spark.files import file_sink
 from onyxq.spark.places import check_place, located
@@ -296,6 +295,8 @@ def _recent(query: Any) -> list[Any]:
 
 def _queue_is_done(connect: str | None, queue: str) -> bool:
     """Return whether all tasks of a queue are finished; False while that is unknown."""
+    from onyxq.spark.connection import connection  # the client is loaded for jobs that read queues
+
     if connect is None:
         raise Unavailable("a job that reads a queue needs a peer to connect to", field="connect")
     try:

@@ -19,6 +19,9 @@ from onyxq.core.ids import ID_BYTES
 
 PREFIX_BYTES = 16
 """Bytes of an id without its counter."""
+HASH_BYTES = 8
+START = bytes(HASH_BYTES)
+"""The path that the first edge of a source segment continues."""
 
 
 def source_prefix(prefix: bytes, time_ms: int) -> bytes:
@@ -39,12 +42,7 @@ def made_prefix(lineage: bytes, output: str, *, time_ms: int, partitions: int, p
 
 
 def _hash(data: bytes) -> bytes:
-    return blake2b(data, digest_size=8).digest()
-
-
-PATH_BYTES = 8
-START = bytes(PATH_BYTES)
-"""The path of a source segment."""
+    return blake2b(data, digest_size=HASH_BYTES).digest()
 
 
 def child(lineage: bytes, edge: int, ordinal: int) -> bytes:
@@ -57,12 +55,6 @@ def source_of(lineage: bytes) -> bytes:
     return lineage[:ID_BYTES]
 
 
-def path_of(lineage: bytes) -> bytes:
-    """Return the 8 bytes of the path."""
-    return lineage[ID_BYTES:] or START
-
-
 @lru_cache(maxsize=1 << 16)
 def _longer(path: bytes, edge: int, ordinal: int) -> bytes:
-    said = (path or START) + edge.to_bytes(4, "big") + ordinal.to_bytes(8, "big")
-    return blake2b(said, digest_size=PATH_BYTES).digest()
+    return _hash((path or START) + edge.to_bytes(4, "big") + ordinal.to_bytes(8, "big"))

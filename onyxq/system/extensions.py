@@ -23,7 +23,6 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Protocol
 
 import attrs
-from pyrsistent import PMap, pmap
 
 from log_entries.registry import ENTRIES
 from onyxq.core.entry import Entries, Entry, Verdict, check_fields, describe
@@ -33,7 +32,6 @@ from onyxq.core.replica import Replica
 GROUP = "onyxq.entries"
 NAME_CHARACTERS_MAX = 100
 _NAME = re.compile(r"[a-z][a-z0-9_]*\.[a-z][a-z0-9_]*")
-NOTHING: PMap[Any, Any] = pmap()
 SHIPPED = tuple(
     EntryPoint(f"taskstore.{name}", f"onyxq.core.taskstore.{name}", GROUP) for name in ("claim", "set_limits", "update")
 )

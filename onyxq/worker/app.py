@@ -24,7 +24,7 @@ from onyxq.client import Client, Enqueued, Flow
 from onyxq.client.asynchronous import ADDRESS
 from onyxq.client.flows import Part, chain, group
 from onyxq.client.management import SCHEDULE, ScheduleOptions
-from onyxq.client.options import known, takes
+from onyxq.client.options import known, refuse_unknown, takes
 from onyxq.core import cron
 from onyxq.core.errors import BadRequest
 from onyxq.wire.network import Network
@@ -157,7 +157,7 @@ class App:
         self, queues: Sequence[str] | None = None, concurrency: int = 10, **options: Unpack[WorkerOptions]
     ) -> AppWorker:
         """Return a worker for tasks in ``queues``; default: all queues of this application's tasks. See `Worker`."""
-        known(options, "App.worker", WORKER_DEFAULTS)
+        refuse_unknown(options, "App.worker", WORKER_DEFAULTS)
         names = sorted({task.queue for task in self.tasks.values()}) if queues is None else list(queues)
         if not names:
             raise BadRequest("the application has no tasks", field="queues")

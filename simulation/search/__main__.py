@@ -20,7 +20,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--probes", action="store_true", help="print the probes; fail if one was not reached")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first failing seed")
     parser.add_argument("--no-trace", action="store_true", help="do not cut a failing run down")
-    parser.add_argument("--twice-every", type=int, default=0, help="repeat every so manieth run in another interpreter")
+    parser.add_argument(
+        "--twice-every", type=int, default=0, help="repeat one of this many runs in another interpreter"
+    )
     asked = parser.parse_args(arguments)
     print(f"seed {asked.seed}", flush=True)
     totals = search_many(asked.seed, asked.runs, asked.steps, stop_at=1_000_000 if asked.keep_going else 1)

@@ -149,7 +149,7 @@ def test_what_was_done_is_written_down(caplog: pytest.LogCaptureFixture) -> None
 
     assert logging.getLogger().getEffectiveLevel() == logging.WARNING
     done()
-    (said,) = [one.getMessage() for one in caplog.records if one.name == "onyxq.interfaces.dashboard"]
+    (said,) = [one.getMessage() for one in caplog.records if one.name == "onyxq.dashboard"]
     assert said == "pause by the dashboard: {'queue': ['a'], 'by': ['ann'], 'why': ['so']}"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
@@ -150,6 +151,7 @@ def parse(path: str, text: str) -> Source:
     return Source(path=path, text=text, tree=ast.parse(text))
 
 
+@cache
 def sources() -> list[Source]:
     """Every Python file of the project."""
     tops = ("onyxq", "log_entries", "simulation", "tests", "bench", "examples")

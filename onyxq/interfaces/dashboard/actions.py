@@ -31,7 +31,7 @@ Members: TypeAlias = dict[str, Any]
 
 _PAUSING = ("by", "why", "paused")
 _DECIMAL = re.compile(r"[0-9]{1,18}(\.[0-9]{1,9})?")
-_log = logging.getLogger("onyxq.interfaces.dashboard")
+_log = logging.getLogger("onyxq.dashboard")
 _log.setLevel(logging.INFO)  # what was done is written down whatever else is
 
 
