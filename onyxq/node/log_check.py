@@ -8,14 +8,14 @@ before it appends anything, after every reconnection, and every few seconds whil
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import msgpack
 import trio
 from attrs import frozen
 
 from onyxq.core.entry import Entries
-from onyxq.core.errors import LogUnavailable, LogWentBack
+from onyxq.core.errors import LogUnavailable, LogWentBack, OnyxqError
 from onyxq.core.log.digest import ReadMark, chained, trail_at
 from onyxq.core.log.interface import START, LogSession, Record, SessionLost, Trimmed
 from onyxq.core.replica import EMPTY, Cluster, Replica
@@ -109,14 +109,98 @@ async def cluster_of(session: LogSession, entries: Entries) -> Cluster | None:
     return replica.cluster
 
 
-class WatchedNode(Protocol):
-    """What `watch` needs of a node."""
+class Reader(Protocol):
+    """The members of a node that checks of its log use."""
 
+    node_id: str
     replica: Replica
     records: RecentRecords
+    went_back: LogWentBack | None
+
+    async def moved(self) -> None:
+        """Wait for the next step of the log."""
+        ...
+
+    async def call(self, node: str, method: str, args: dict[str, Any], *, timeout_s: float) -> Any:
+        """Call a method of another node; raises `Unavailable`."""
+        ...
 
 
-async def watch(node: WatchedNode, session: LogSession, look: Look) -> None:
+class Testimony(NamedTuple):
+    """How far a node has read the log, and what it read there."""
+
+    position: int
+    """Position of the last record that the node has read."""
+    step: bytes | None
+    """The node's `step_of` the position that it was asked for."""
+    record: bytes | None
+    """Digest of the last record; None if the node has its replica from a snapshot."""
+
+
+def testimony(node: Reader, position: int) -> Testimony:
+    """Return what a node has read; ``position``: how far the node that asks has read."""
+    newest = node.records.newest
+    return Testimony(node.replica.position, step_of(node.replica, position), _digest(newest) if newest else None)
+
+
+async def testimony_of(node: Reader, other: str, position: int) -> Testimony:
+    """Ask another node for its `testimony`; raises `Unavailable`."""
+    return Testimony(*await node.call(other, "cohort.log", {"position": position}, timeout_s=READ_TIMEOUT_S))
+
+
+def _digest(record: Record) -> bytes:
+    return chained(b"", record.position, record.ctime_ms, record.data)
+
+
+class Witnesses:
+    """The other nodes, which may have read more of the log than this node has.
+
+    A node that lost the log before an older copy was made finds nothing missing in that copy. Only the nodes that
+    read on know that the copy is not the log. So a node asks them after each reconnection before it reads on, and
+    then every few seconds until half of them have answered.
+    """
+
+    def __init__(self, node: Reader) -> None:
+        self._node = node
+        self._asked_over = -1
+        """The session's connection over which half of the others have confirmed the log."""
+
+    async def ask(self, session: LogSession) -> None:
+        """Ask all other nodes at once, unless half of them answered over this connection; raises `LogWentBack`."""
+        connection, replica = session.connections, self._node.replica
+        if connection == self._asked_over or replica.cluster is None:
+            return
+        others = [other for other, node in sorted(replica.nodes.items()) if not node.replaced]
+        if self._node.node_id in others:
+            others.remove(self._node.node_id)
+        heard: dict[str, Testimony] = {}
+
+        async def hear(other: str) -> None:
+            try:
+                heard[other] = await testimony_of(self._node, other, replica.position)
+            except OnyxqError:
+                return  # it is asked again
+
+        with trio.move_on_after(READ_TIMEOUT_S):
+            async with trio.open_nursery() as nursery:
+                for other in others:
+                    nursery.start_soon(hear, other)
+        for other, told in sorted(heard.items()):
+            await self._check(session, other, told)
+        if 2 * len(heard) >= len(others) and connection == session.connections:
+            self._asked_over = connection
+
+    async def _check(self, session: LogSession, other: str, told: Testimony) -> None:
+        """Raise `LogWentBack` if the log lacks what another node read after all that this node has read."""
+        replica = self._node.replica
+        if told.position <= replica.position or told.step not in (None, step_of(replica, replica.position)):
+            return
+        found = await session.look(told.position)
+        if found is None or (isinstance(found, Record) and told.record not in (None, _digest(found))):
+            raise LogWentBack(f"the log lacks the record at position {told.position}, which node {other} has read")
+
+
+async def watch(node: Reader, session: LogSession, look: Look, witnesses: Witnesses) -> None:
     """Check every few seconds that the log is the one that was read; raises `LogWentBack`, `SessionLost`.
 
     ``look``: `LogBackend.look`. A log that was set back refuses this session for ever, because the session saw
@@ -130,9 +214,13 @@ async def watch(node: WatchedNode, session: LogSession, look: Look) -> None:
         try:
             if session.connected:
                 connected_at = trio.current_time()
+                fits = False
                 with trio.move_on_after(SESSION_LOOK_S):
-                    if _fits(position, known, await session.look(position)):
-                        continue
+                    fits = _fits(position, known, await session.look(position))
+                if fits:
+                    with trio.move_on_after(LOOK_TIMEOUT_S):
+                        await witnesses.ask(session)
+                    continue
             with trio.move_on_after(LOOK_TIMEOUT_S) as looking:
                 found = await look(position)
         except LogUnavailable:
@@ -155,27 +243,12 @@ def _fits(position: int, known: Record | None, found: Record | Trimmed | None) -
     return True
 
 
-class Member(Protocol):
-    """The members of a node that `confirm_leader` uses."""
-
-    replica: Replica
-    went_back: LogWentBack | None
-
-    async def moved(self) -> None:
-        """Wait for the next step of the log."""
-        ...
-
-    async def call(self, node: str, method: str, args: dict[str, Any], *, timeout_s: float) -> Any:
-        """Call a method of another node; raises `Unavailable`."""
-        ...
-
-
 def step_of(replica: Replica, position: int) -> bytes | None:
     """Return the trail's bytes of the digest at a position; None if the replica does not cover it."""
     return trail_at(replica.trail, position)
 
 
-async def confirm_leader(node: Member, leader: str, position: int, step: bytes | None) -> None:
+async def confirm_leader(node: Reader, leader: str, position: int, step: bytes | None) -> None:
     """Raise `LogUnavailable` unless a leader that asks for a promise reads the same log as this node.
 
     ``leader``: the leader's node, which has read up to ``position``; ``step``: its `step_of` there. Peers of a
@@ -190,7 +263,7 @@ async def confirm_leader(node: Member, leader: str, position: int, step: bytes |
     mine = node.replica
     if mine.position < position:  # This node lags or cannot reach the log: the leader has read more.
         position, step = mine.position, step_of(mine, mine.position)
-        known = await node.call(leader, "cohort.step", {"position": position}, timeout_s=READ_TIMEOUT_S)
+        known = (await testimony_of(node, leader, position)).step
     else:
         known = step_of(mine, position)
     if known != step:

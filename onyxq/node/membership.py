@@ -37,6 +37,7 @@ from onyxq.node.collector import Collector, unpacked
 from onyxq.node.extension_duties import supervise
 from onyxq.node.log_check import (
     Look,
+    Witnesses,
     check_record,
     check_snapshot,
     cluster_of,
@@ -144,6 +145,7 @@ class Peer:
         """When the log's clock was last seen to move."""
         self._clock_doubted_since: float | None = None
         self._clock_off_since = 0.0
+        self._witnesses = Witnesses(node)
         self._connection = 0
         """The session's connection over which the log was last checked."""
         self._heard: set[str] = set()
@@ -171,7 +173,7 @@ class Peer:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._lost, session)
                 await self._catch_up(session)
-                nursery.start_soon(watch, node, session, self._look)
+                nursery.start_soon(watch, node, session, self._look, self._witnesses)
                 nursery.start_soon(outbox.run)
                 await self._create_if_new(session, outbox)
                 self._check_cluster(node.replica.cluster)
@@ -205,10 +207,12 @@ class Peer:
             await self._read_again(session)
         else:
             await self._resume(session)
-        node.went_back = None
+        await self._witnesses.ask(session)
         end = await session.tail()
         while self.node.replica.position < end:
             await self._read(session)
+        await self._witnesses.ask(session)  # A new node knows the others only now.
+        node.went_back = None
 
     async def _read_again(self, session: LogSession) -> None:
         """Read what this node had read when it ended; raises `LogWentBack` before it acts on another log."""
@@ -332,6 +336,7 @@ class Peer:
         while session.connections != self._connection:
             connection = session.connections
             await self._resume(session)
+            await self._witnesses.ask(session)
             if node.replica is not before:
                 return
             # The older connection may have read the record, and the log went back by just this one.

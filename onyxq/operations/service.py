@@ -24,7 +24,7 @@ from onyxq.node import arguments as check
 from onyxq.node.all_leaders import AllLeaders
 from onyxq.node.extension_duties import Extending
 from onyxq.node.jobs.driver import Driving
-from onyxq.node.log_check import confirm_leader, step_of
+from onyxq.node.log_check import confirm_leader, testimony
 from onyxq.node.log_view import LogView
 from onyxq.node.membership import Peer
 from onyxq.node.node import Node
@@ -64,8 +64,8 @@ READS = frozenset(
     backup.rows cluster count dead extension get health ids job.get job.list job.wait list log log.raw metrics origin
     partition partitions peers periodic.get periodic.list queue.get queues queues.page rates replica ring routes
     task_history task_log taskstore.group taskstore.groups taskstore.tasks tasks.bodies timer.get timer.list workers
-    cohort.covering cohort.hours cohort.keys cohort.leaves cohort.pending cohort.position cohort.rows
-    cohort.step job.told
+    cohort.covering cohort.hours cohort.keys cohort.leaves cohort.log cohort.pending cohort.position cohort.rows
+    job.told
     lead.bodies lead.counts lead.dead lead.depended lead.head lead.list lead.outcomes lead.rates lead.rows
     lead.timer.find lead.told lead.view lead.waiting
     """.split()
@@ -281,7 +281,7 @@ class Service:
         return {
             "cohort.write": lambda a: cohort.write(a["writes"], early=a.get("early", False)),
             "cohort.reach": self._cohort_reach,
-            "cohort.step": _sync(lambda a: step_of(node.replica, a["position"])),
+            "cohort.log": _sync(lambda a: testimony(node, a["position"])),
             "cohort.push": self._cohort_push,
             "cohort.pending": _sync(lambda a: cohort.pending(a["partition"], a["known"], a["want"])),
             "cohort.hours": _sync(lambda a: cohort.hours(a["partition"])),

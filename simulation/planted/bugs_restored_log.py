@@ -32,7 +32,7 @@ RESTORED_LOG_BUGS: tuple[Planted, ...] = (
     Planted(
         "a running node does not look at the log",
         "onyxq/node/membership.py",
-        "nursery.start_soon(watch, node, session, self._look)",
+        "nursery.start_soon(watch, node, session, self._look, self._witnesses)",
         "nursery.start_soon(trio.sleep_forever)",
         "a node whose session is refused says nothing",
         "restored_log",
@@ -43,6 +43,14 @@ RESTORED_LOG_BUGS: tuple[Planted, ...] = (
         "while session.connections != self._connection:",
         "while session.connections < self._connection:",
         "records of another log follow on those of the one that was read",
+        "restored_log",
+    ),
+    Planted(
+        "a node that reconnects does not ask the others how far they have read",
+        "onyxq/node/log_check.py",
+        "if connection == self._asked_over or replica.cluster is None:",
+        "if connection == connection:",
+        "a node that has read no more than the older copy leads and grants on it",
         "restored_log",
     ),
     Planted(

@@ -201,10 +201,17 @@ async def successor_knew_nothing(world: World) -> None:
 
 
 async def moved_away(world: World) -> None:
-    """One of three holders missed what was acknowledged, another goes for good: a third takes its place."""
+    """One of three holders missed what was acknowledged, another goes for good: a third takes its place.
+
+    The disks of all that may take the place are slow, so that a leader must wait for the copy.
+    """
+    draw = world.random
     async with world.client() as client:
         placed = world.audit.replica.partitions[0]
         holders = [node for node in world.nodes if node.node_id in placed.members]
+        for node in world.nodes:
+            if node not in holders:
+                node.disk.delay_ms = lambda: draw.randint(300, 1_200)
         missing, gone = world.random.sample([node for node in holders if node is not leader_of(world)], 2)
         world.isolate(missing)
         async with world.client(nodes=[node for node in world.nodes if node is not missing]) as served:

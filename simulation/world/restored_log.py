@@ -35,6 +35,8 @@ STORED_S = 6.0
 """After this time without a fault every store has how far its node has read."""
 NOTICE_S = 8.0
 """Within this time every node must have said that the log went back."""
+LOST_BEFORE_S = 0.2
+"""How long before the copy a node loses the log."""
 NOISE = b"not a record"
 
 
@@ -50,6 +52,10 @@ class Plan:
     """When the copy is made."""
     damage_s: float
     """How long after it the log is damaged."""
+    behind: int | None
+    """A node that loses the log just before the copy is made, so that it has read no more than the copy has."""
+    evicted: bool
+    """Whether the others notice that, so that it leads nothing in the true log."""
     killed: tuple[int, ...]
     """Nodes that are killed when the log is damaged."""
     killed_at_once: bool
@@ -65,18 +71,29 @@ class Plan:
 def plan_of(draw: random.Random, nodes: int) -> Plan:
     """The run that a seed stands for."""
     damage = draw.choice((SET_BACK, SET_BACK, WIPED, OVERTAKEN, OVERTAKEN))
+    behind = draw.choice((None, draw.randrange(nodes)))
     return Plan(
         damage=damage,
         sessions=draw.choice((REFUSED, REFUSED, LOST, KEPT)),
         records_first=draw.choice((0, 0, 0, 2_100)),
         copy_s=draw.uniform(0.5, 12.0),
         damage_s=STORED_S + draw.uniform(0.5, 12.0),
-        killed=tuple(sorted(draw.sample(range(nodes), draw.choice((0, 0, 1, nodes - 1, nodes))))),
+        behind=behind,
+        evicted=draw.random() < 0.5,
+        killed=_killed(draw, nodes, behind),
         killed_at_once=draw.random() < 0.5,
         newcomer=draw.random() < 0.4,
         ahead=draw.choice((1, 3, 50, 3_000)),
         recovered=draw.random() < 0.5,
     )
+
+
+def _killed(draw: random.Random, nodes: int, behind: int | None) -> tuple[int, ...]:
+    """Return the nodes to kill: any, but if one is behind, half of the others live, as only they can tell it."""
+    others = [number for number in range(nodes) if number != behind]
+    most = nodes if behind is None else len(others) // 2
+    killed = draw.sample(others, min(most, draw.choice((0, 0, 1, nodes - 1, nodes))))
+    return tuple(sorted(killed))
 
 
 class RestoredLog:
@@ -87,6 +104,10 @@ class RestoredLog:
         self.plan = plan
         self._true = world.backend
         self._granted = world.audit.claimed
+        self._behind: MemorySession | None = None
+        """The session of the node that is behind: no log refuses it, as it has seen less than each has."""
+        self._pulses: dict[str, tuple[MemorySession, bytes]] = {}
+        """Its pulses, which the copy has."""
 
     async def run(self) -> None:
         """Work, damage the log, judge, bring it back, work everything off."""
@@ -97,7 +118,12 @@ class RestoredLog:
             for _ in range(plan.records_first):
                 self._true.inject(NOISE)
             await trio.sleep(plan.copy_s)
+            if plan.behind is not None:
+                await self._lose_log(world.nodes[plan.behind])
+                if plan.evicted:
+                    nursery.start_soon(self._time_out)
             copy = _copied(self._true, wiped=plan.damage == WIPED)
+            self._true.inject(NOISE)  # if the node that is behind leads everything, nothing else is written
             await trio.sleep(plan.damage_s)
             await self._damage(copy)
             await self._judge(copy)
@@ -111,6 +137,22 @@ class RestoredLog:
             await self._recover()
 
     # --- the log goes back
+
+    async def _lose_log(self, node: SimulatedNode) -> None:
+        """Cut a node off from the log, which goes on; its session is in the copy that is made then."""
+        session = self._behind = node.log.session_now
+        if session is None:
+            return
+        self._true.disconnect(session)
+        self._pulses = {peer: said for peer, said in self._true.pulse_owners.items() if said[0] is session}
+        await trio.sleep(LOST_BEFORE_S)
+
+    async def _time_out(self) -> None:
+        """End the pulse of the node that is behind in the true log, of which the node does not hear."""
+        await trio.sleep(self.world.options.session_timeout_ms / 1000)
+        for peer in self._pulses:
+            self._true.pulse_owners.pop(peer, None)
+        self._true.notify()
 
     async def _damage(self, damaged: MemoryBackend) -> None:
         world, plan = self.world, self.plan
@@ -144,10 +186,11 @@ class RestoredLog:
         """A session that the true log had meets the damaged one."""
         if self.plan.sessions == LOST:
             self._true.expire(session)
-        elif self.plan.sessions == KEPT and not session.lost.is_set():
+        elif (self.plan.sessions == KEPT or session is self._behind) and not session.lost.is_set():
             self._true.sessions.remove(session)
             damaged.sessions.append(session)
-            damaged.pulse_owners |= {peer: said for peer, said in self._true.pulse_owners.items() if said[0] is session}
+            pulses = self._pulses if session is self._behind else self._true.pulse_owners
+            damaged.pulse_owners |= {peer: said for peer, said in pulses.items() if said[0] is session}
             session.backend = damaged
             damaged.reconnect(session)
             self._true.notify()  # calls that wait for the session to reconnect look at it again
@@ -165,6 +208,7 @@ class RestoredLog:
         if plan.newcomer:
             node = world.add_node()
             node.log.backend, node.astray = damaged, True
+            node.may_end += 1
             world.start_node(node)
         if not plan.killed_at_once:
             await trio.sleep(5.0)
@@ -200,7 +244,8 @@ class RestoredLog:
     async def _part_with_newcomers(self) -> None:
         world = self.world
         for node in world.nodes[world.options.nodes :]:
-            await world.crash_node(node)
+            if node.running is not None:
+                await world.crash_node(node)
             world.nodes.remove(node)
 
     async def _bring_back(self, damaged: MemoryBackend) -> None:

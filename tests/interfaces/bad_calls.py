@@ -340,8 +340,8 @@ BAD_JOBS: list[tuple[str, Any, str, str | None]] = [
 BAD_CALLS = BAD_ENQUEUES + BAD_CLAIMS + BAD_ITEMS + BAD_READS + BAD_MANAGING + BAD_JOBS
 
 PEER_METHODS = (
-    "cohort.covering", "cohort.hours", "cohort.keys", "cohort.leaves", "cohort.pending",
-    "cohort.position", "cohort.push", "cohort.reach", "cohort.rows", "cohort.step", "cohort.write", "job.told",
+    "cohort.covering", "cohort.hours", "cohort.keys", "cohort.leaves", "cohort.log", "cohort.pending",
+    "cohort.position", "cohort.push", "cohort.reach", "cohort.rows", "cohort.write", "job.told",
     "lead.bodies",
     "lead.cancel", "lead.rows", "lead.claim", "lead.complete", "lead.counts", "lead.dead", "lead.depended",
     "lead.discard", "lead.enqueue", "lead.fail", "lead.finished", "lead.head", "lead.list", "lead.offer",

@@ -316,6 +316,7 @@ CALLS: dict[str, Callable[[World], Awaitable[dict[str, Any]]]] = {
     "lead.view": task(lambda first: {"id": first}),
     "cohort.hours": args(partition=1),
     "cohort.leaves": args(partition=1, hour=1),
+    "cohort.log": args(position=1),
     "cohort.covering": task(lambda first: {"id": first}),
 }  # fmt: skip
 """Calls that succeed if nothing is injected."""
@@ -324,7 +325,7 @@ ELSEWHERE = frozenset(
     """
     backup.hold backup.rows cohort.keys cohort.pending cohort.position cohort.push cohort.reach
     cohort.rows
-    cohort.step cohort.write extension gc job.told job.wait lead.bodies lead.claim lead.counts lead.dead lead.depended
+    cohort.write extension gc job.told job.wait lead.bodies lead.claim lead.counts lead.dead lead.depended
     lead.head lead.list lead.offer lead.prepare lead.rates lead.rows lead.timer.cancel lead.timer.find lead.timer.set
     lead.told
     lead.waiting leave partition.force peer.leave submit

@@ -82,9 +82,9 @@ async def cluster(own: Restorable, tmp_path: Path) -> AsyncIterator[Cluster]:
         yield found
 
 
-async def churn(cluster: Cluster, times: int) -> None:
-    """Enqueue a task and complete another, so that tokens rise and tasks are done."""
-    async with cluster.client() as client:
+async def churn(cluster: Cluster, times: int, *peers: str) -> None:
+    """Enqueue a task and complete another, so that tokens rise and tasks are done; ``peers``: those that serve."""
+    async with cluster.client(*peers) as client:
         for number in range(times):
             await client.enqueue("q", b"%d" % number)
             for claim in await client.claim(["q"], wait_ms=10_000, worker="w"):
@@ -143,6 +143,27 @@ async def test_running_peers_say_that_the_log_went_back_and_grant_nothing(cluste
         await cluster.whole(*PEERS)
         claims = await client.claim(["q"], wait_ms=10_000, worker="w")
         assert [claim.data for claim in claims] == [b"meanwhile"]
+
+
+@bounded(240)
+async def test_a_peer_that_had_read_no_more_than_the_older_copy_hears_of_it(cluster: Cluster, own: Restorable) -> None:
+    """It stood still before the copy was made, so the log lacks nothing that it knows: the others tell it."""
+    await cluster.start(*PEERS)
+    await cluster.whole(*PEERS)
+    await churn(cluster, 3)
+    still, *others = PEERS
+    cluster[still].freeze()
+    own.down()
+    own.copy("older")
+    own.up()
+    await cluster.whole(*others)
+    await churn(cluster, 20, *others)
+    own.down()
+    own.restore("older")
+    cluster[still].thaw()
+    own.up()
+    for name in PEERS:
+        await cluster.until("noticed", lambda peer=cluster[name]: says_so(cluster, peer), seconds=NOTICED_S)
 
 
 @bounded(240)
