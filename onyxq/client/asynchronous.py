@@ -48,8 +48,6 @@ POLLS_PER_LEASE = 4
 A lease counts from when the request was sent: a claim granted at the end of a long wait would be worthless.
 """
 LEASES_KNOWN_MAX = 1_000
-OLDER_PEERS_S = 60.0
-"""How long nothing is claimed ahead after a peer of an older version refused it, in seconds."""
 UNKNOWN_LEASE_MS = 4_000
 """Assumed lease of queues that were never claimed from, if the caller names none, in milliseconds."""
 SLOW = ("gc", "leave")
@@ -91,8 +89,6 @@ class AsyncClient(Managing, Batching, Jobs):
             split_address(each)
         self._hello = Hello(credential=token)
         self._timeout_ms = timeout_ms
-        self._ahead_at = float("-inf")
-        """Monotonic second from which peers are asked again for tasks that are not due yet."""
         self._leases: dict[frozenset[str], int] = {}
         """Shortest lease last granted by each set of queues that was claimed from without a given lease."""
         self._network = network or (Certificates.from_environment() if tls is None else tls).network()
@@ -295,25 +291,24 @@ class AsyncClient(Managing, Batching, Jobs):
             sent_at = clock()
             left_ms = int((wait_until - sent_at) * 1000)
             now_wait_ms = min(left_ms, poll_ms) if left_ms > 0 else 0
-            said = worker or self._worker
-            asked = {"queues": names, "max": max, "lease_ms": lease_ms, "wait_ms": now_wait_ms, "worker": said}
-            return {**asked, "ahead_ms": ahead_ms} if ahead_ms and clock() >= self._ahead_at else asked
+            return {
+                "queues": names,
+                "max": max,
+                "lease_ms": lease_ms,
+                "wait_ms": now_wait_ms,
+                "worker": worker or self._worker,
+                "ahead_ms": ahead_ms,
+            }
 
         while True:
-            try:
-                answer = await self._pool.call(
-                    "claim",
-                    args,
-                    until=wait_until + self._seconds(timeout_ms),
-                    wait_ms=poll_ms,
-                    retry_until=wait_until,
-                    late=self._give_back,
-                )
-            except BadRequest as error:
-                if error.field != "ahead_ms":
-                    raise
-                self._ahead_at = clock() + OLDER_PEERS_S  # a peer of an older version
-                continue
+            answer = await self._pool.call(
+                "claim",
+                args,
+                until=wait_until + self._seconds(timeout_ms),
+                wait_ms=poll_ms,
+                retry_until=wait_until,
+                late=self._give_back,
+            )
             if answer["claims"] or clock() >= wait_until:
                 batch = ClaimBatch.of(answer, sent_at=sent_at, lease_ms=lease_ms, now=clock())
                 if lease_ms is None and batch:

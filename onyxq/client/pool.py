@@ -266,9 +266,9 @@ class Pool:
         return answer
 
     def _take_routes(self, answer: dict[str, Any]) -> None:
-        peers = tuple(answer.get("peers", ()))
-        self.routes = Routes(int(answer["partitions"]), dict(answer.get("leaders", {})), peers)
-        if self._hello.cluster_id is None and answer.get("cluster_id"):
+        peers = tuple(answer["peers"])
+        self.routes = Routes(int(answer["partitions"]), dict(answer["leaders"]), peers)
+        if self._hello.cluster_id is None and answer["cluster_id"]:
             self._hello = evolve(self._hello, cluster_id=answer["cluster_id"])
         self._known += [peer for peer in peers if peer not in self._known]
         for gone in [address for address in self._clocks if peers and address not in peers]:

@@ -43,8 +43,8 @@ class Index:
         """Return the index of such bytes; without bytes, that of a group that has seen nothing."""
         if data is None:
             return cls({}, [None, None])
-        notes, newest, *late = msgpack.unpackb(data)  # state of older versions has no count of late segments
-        return cls(dict(map(tuple, notes)), newest, *late)
+        notes, newest, late = msgpack.unpackb(data)
+        return cls(dict(map(tuple, notes)), newest, late)
 
 
 @frozen

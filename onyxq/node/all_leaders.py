@@ -22,7 +22,7 @@ from onyxq.core.ids import PARTITIONS_MAX
 from onyxq.core.placement import holders
 from onyxq.core.replica import Replica, majority
 from onyxq.node.node import Node
-from onyxq.node.routing import RETRY_PAUSE_MAX_S, RETRY_PAUSE_S, is_passing, leader_of
+from onyxq.node.routing import RETRY_PAUSE_MAX_S, RETRY_PAUSE_S, is_passing
 
 LEADERS_TIMEOUT_S = 1.0
 """Time limit for partitions that move or are being taken over, in seconds.
@@ -33,8 +33,6 @@ READ_TIMEOUT_S = 5.0
 LANDED_TIMEOUT_S = 1.0
 """Longest wait of a read until acknowledged rows are on disk, in seconds."""
 EPOCHS = 1 << 62
-WORD = "partitions"
-"""An argument that peers of an older version do not know: they answer for all partitions that they lead."""
 
 Cohort: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]
 """Members and target."""
@@ -196,22 +194,8 @@ class AllLeaders:
         return asked
 
     async def _call(self, name: str, method: str, args: dict[str, Any], epochs: Mapping[int, int]) -> Part:
-        try:
-            told = await self._node.call(name, method, args | {WORD: epochs}, timeout_s=READ_TIMEOUT_S)
-        except BadRequest as error:
-            if error.field != WORD:
-                raise
-            return await self._call_older(name, method, args, epochs)
-        return Part(told["answer"], told[WORD], told["past"])
-
-    async def _call_older(self, name: str, method: str, args: dict[str, Any], epochs: Mapping[int, int]) -> Part:
-        """Ask a peer of an older version, which reports neither what it leads nor what it has promised."""
-        leads = [number for number in self._node.replica.partitions if leader_of(self._node, number) == name]
-        if not epochs.keys() & leads:
-            return Part(None, (), ())
-        if not epochs.keys() >= set(leads):
-            raise Unavailable("a peer of an older version cannot be asked again for some partitions alone")
-        return Part(await self._node.call(name, method, args, timeout_s=READ_TIMEOUT_S), leads, ())
+        told = await self._node.call(name, method, args | {"partitions": epochs}, timeout_s=READ_TIMEOUT_S)
+        return Part(told["answer"], told["partitions"], told["past"])
 
     # --- the node that is asked
 
@@ -219,12 +203,9 @@ class AllLeaders:
         """Return the handler of the method for calls of other nodes."""
 
         async def handler(args: dict[str, Any]) -> Any:
-            rest = {name: value for name, value in args.items() if name != WORD}
-            if WORD not in args:  # A peer of an older version asks.
-                await self._node.settled()
-                return await look(rest, self.led())
-            part = await self._look(rest, _epochs(args[WORD]), look)
-            return {"answer": part.answer, WORD: list(part.partitions), "past": list(part.past)}
+            rest = {name: value for name, value in args.items() if name != "partitions"}
+            part = await self._look(rest, _epochs(args.get("partitions")), look)
+            return {"answer": part.answer, "partitions": list(part.partitions), "past": list(part.past)}
 
         return handler
 
@@ -257,7 +238,7 @@ def _epochs(value: Any) -> dict[int, int]:
     """Return partitions and their epochs from another node's arguments."""
     whole = isinstance(value, dict) and all(type(one) is int for pair in value.items() for one in pair)
     if not whole or not all(0 <= number < PARTITIONS_MAX and 0 <= epoch < EPOCHS for number, epoch in value.items()):
-        raise BadRequest(f"{WORD} must be a map of partitions and their epochs", field=WORD)
+        raise BadRequest("partitions must be a map of partitions and their epochs", field="partitions")
     return dict(value)
 
 

@@ -14,7 +14,6 @@ from onyxq.client.held_claims import merged, narrowed, requests_of
 from onyxq.core.facts import pack_task
 from onyxq.core.ids import TaskId, make_id
 from onyxq.errors import (
-    BadRequest,
     BatchRefused,
     LogUnavailable,
     NotLeader,
@@ -310,31 +309,3 @@ def test_large_results_are_spread_over_requests() -> None:
     requests = requests_of([item(0, 10, None, results)])
     assert sum(one[1] for request in requests for one in request) == 10
     assert all(sum(len(one[4]) for one in request) <= 4 for request in requests)
-
-
-def test_a_peer_of_an_older_version_is_asked_without_what_it_does_not_know() -> None:
-    """Once it has refused to claim ahead, for a while."""
-
-    async def scenario(cluster: FakeCluster, network: SimulatedNetwork) -> None:
-        peer = await cluster.start(network.host("a"), "a:1")
-        asked: list[bool] = []
-
-        def refuse(request: Request) -> bool:
-            if request.method != "claim":
-                return False
-            asked.append("ahead_ms" in request.args)
-            if asked[-1]:
-                request.fail(BadRequest("no such argument", field="ahead_ms"))
-            return asked[-1]
-
-        peer.intercept = refuse
-        async with client_of(network) as client:
-            await client.enqueue_many("mail", [b"x"] * 3)
-            for _ in range(2):
-                assert len(await client.claim("mail", ahead_ms=500)) == 1
-            assert asked == [True, False, False]
-            await anyio.sleep(61)
-            assert len(await client.claim("mail", ahead_ms=500)) == 1
-            assert asked == [True, False, False, True, False]
-
-    play(scenario)

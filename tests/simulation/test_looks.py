@@ -10,7 +10,6 @@ import pytest
 
 from log_entries import yield_partition
 from onyxq.errors import Unavailable
-from onyxq.node import arguments as check
 from onyxq.node.all_leaders import AllLeaders
 from onyxq.node.node import Node
 from simulation.scenes.base import leader_of
@@ -184,34 +183,6 @@ def test_a_node_that_does_not_know_the_cluster_yet_counts_nothing() -> None:
         assert await total(node) == TASKS
 
     simulate(workload, seed=5, options=EIGHT)
-
-
-def test_peers_of_an_older_version_ask_and_are_asked_without_partitions() -> None:
-    """They answer for all that they lead, and are answered so."""
-
-    async def workload(world: World) -> None:
-        await fill(world)
-        older, newer = leader_of(world), next(node for node in world.nodes if node is not leader_of(world))
-        counts, found = 0, list[bytes]()
-        for node in world.nodes:
-            assert node.running is not None and node.running.service is not None
-            methods = node.running.service.peer_methods
-            counts += (await methods["lead.counts"]({"queue": "q"}))["q"][0][0]
-            found += [task["id"] for task in (await methods["lead.list"]({"queue": "q"}))["found"]]
-        assert counts == TASKS == len(set(found)) == len(found)
-
-        assert older.running is not None and older.running.service is not None
-        methods = older.running.service.peer_methods
-        now = methods["lead.counts"]
-
-        async def before(args: dict[str, Any]) -> Any:
-            check.only(args, ("queue",))
-            return await now(args)
-
-        methods["lead.counts"] = before
-        assert await total(newer) == TASKS
-
-    simulate(workload, seed=6, options=EIGHT)
 
 
 @pytest.mark.slow

@@ -268,23 +268,6 @@ class AnyValue:
 
 
 @frozen
-class Later:
-    """A member kept for a later version: only empty values are taken."""
-
-    kind: str
-
-    def check(self, value: Any) -> None:
-        """None, for an empty value."""
-        if value not in ("", [], {}):
-            raise Invalid("is not supported yet by this version", hint="Leave the field out.")
-
-    def schema(self) -> Schema:
-        """The JSON schema of the value."""
-        sizes = {"string": "maxLength", "array": "maxItems", "object": "maxProperties"}
-        return {"type": self.kind, sizes[self.kind]: 0, "description": "Not supported yet by this version."}
-
-
-@frozen
 class Array:
     """An array of alike items; sizes are inclusive."""
 

@@ -36,7 +36,6 @@ from onyxq.interfaces.http.shapes import (
     Field,
     HexId,
     Integer,
-    Later,
     Object,
     Text,
 )
@@ -97,7 +96,6 @@ NEW_TASK = Object(
         "trace": Field(
             Text(pattern=tracing.TRACEPARENT.pattern), doc="W3C traceparent of who enqueues it; attempts follow on it."
         ),
-        "callback": Field(Later("object")),
     },
 )
 NEW_TASKS = Object(
